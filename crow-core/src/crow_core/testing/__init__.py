@@ -1,0 +1,22 @@
+"""Doubles for the two ends of an agent, shipped so that your tests can use what ours use.
+
+`ScriptedModel` plays a model in the same process, `ScriptedServer` plays a chat-completions endpoint over real HTTP.
+"""
+
+from typing import TYPE_CHECKING
+
+from crow_core.testing.model import ScriptedModel
+from crow_core.testing.script import Failure, Raw, Reply, Script, ScriptEnded, ToolCall
+
+if TYPE_CHECKING:
+    from crow_core.testing.server import ScriptedServer
+
+__all__ = ["Failure", "Raw", "Reply", "Script", "ScriptEnded", "ScriptedModel", "ScriptedServer", "ToolCall"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "ScriptedServer":
+        from crow_core.testing.server import ScriptedServer  # brings Starlette and uvicorn: only for those who serve
+
+        return ScriptedServer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
