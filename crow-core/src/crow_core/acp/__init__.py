@@ -1,0 +1,1 @@
+"""The Agent Client Protocol: its vocabulary, the connection, the transports."""
