@@ -29,7 +29,8 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def client_of(server: ScriptedServer) -> openai.AsyncOpenAI:
+def client_of(server: ScriptedServer) -> Any:
+    """An AsyncOpenAI client; untyped, because what it is asked here are plain dicts."""
     return openai.AsyncOpenAI(base_url=server.url, api_key="any", max_retries=0)
 
 
@@ -45,7 +46,8 @@ def merged(deltas: list[dict[str, Any]]) -> dict[str, Any]:
     for delta in deltas:
         message["content"] += delta.get("content") or ""
         message["reasoning"] += delta.get("reasoning_content") or ""
-        for part in delta.get("tool_calls") or []:
+        parts: list[dict[str, Any]] = delta.get("tool_calls") or []
+        for part in parts:
             call = message["calls"].setdefault(part["index"], {"id": "", "name": "", "arguments": ""})
             call["id"] += part.get("id") or ""
             call["name"] += part["function"].get("name") or ""
@@ -96,7 +98,8 @@ async def test_request_without_stream_is_answered_in_one_object() -> None:
     assert said.usage
     assert said.usage.total_tokens == 8
     assert called.choices[0].finish_reason == "tool_calls"
-    assert [call.id for call in called.choices[0].message.tool_calls or []] == ["call_2_0", "mine"]
+    tool_calls: list[Any] = called.choices[0].message.tool_calls
+    assert [call.id for call in tool_calls] == ["call_2_0", "mine"]
 
 
 async def test_models_are_listed() -> None:
