@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -108,7 +109,9 @@ UNSET stands for an absent field, None for null. Decode and encode with `crow_co
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET as UNSET
+from msgspec import Struct, field
+from msgspec import UnsetType as UnsetType
 
 PROTOCOL_VERSION = 1
 
@@ -167,7 +170,6 @@ class Field:
     """One attribute of a struct."""
 
     name: str
-    wire: str
     annotation: str
     default: str
     marks: set[str]
@@ -220,6 +222,7 @@ class Generator:
         self.literals: dict[str, str] = {}
         self.written: dict[str, str] = {}
         self.writing: set[str] = set()
+        self.properties: dict[str, set[str]] = {}
         self.marks: dict[str, dict[str, list[str]]] = {}
         self.unknown: dict[str, str] = {}
 
@@ -250,7 +253,7 @@ class Generator:
                 *self.written.values(),
                 FOOTER,
                 *(table(f"{side.upper()}_METHODS", "dict[str, Method]", rows(sides[side])) for side in sides),
-                *(self.lenience(mark) for mark in self.marks),
+                *(self.lenience(mark) for mark in sorted(self.marks)),
                 table(
                     "UNKNOWN_VARIANTS",
                     "dict[type[Struct], type[Unknown]]",
@@ -349,6 +352,8 @@ class Generator:
         return shape
 
     def struct(self, name: str, shape: Shape, doc: str | None = None) -> str:
+        if not shape.properties.keys() <= self.properties.setdefault(name, set(shape.properties)):
+            raise SystemExit(f"two different objects would be called {name}: give one another name")
         if name in self.writing or name in self.written:
             return name
         self.writing.add(name)
@@ -389,6 +394,8 @@ class Generator:
             if consts:  # the tag of a flattened union: any other value is the variant without a tag
                 members = [f"Literal[{', '.join(consts)}]"]
                 marks.add("DEFAULT_ON_ERROR")
+            if required and "DEFAULT_ON_ERROR" in marks and not members[0].startswith("list["):
+                raise SystemExit(f"{struct}.{wire}: what does a required field fall back to when it is no list?")
             if wire in SKIP_INVALID_ITEMS:
                 marks.add("SKIP_INVALID_ITEMS")
             fields.append(self.field(wire, members, shape, marks))
@@ -415,7 +422,7 @@ class Generator:
         annotation = " | ".join(members)
         if any(re.search(rf"\b{name}\b", annotation) for name in self.writing):
             annotation = quoted(annotation)
-        return Field(name, wire, annotation, f" = {default}" if default else "", marks)
+        return Field(name, annotation, f" = {default}" if default else "", marks)
 
     def members(self, schema: Schema) -> list[str]:
         """The members of a property's type; a constant is its JSON text, quotes included."""
@@ -449,7 +456,7 @@ def rows(methods: dict[str, dict[str, str]]) -> list[str]:
     return [f"{quoted(wire)}: Method({method['params']}, {method.get('result')})" for wire, method in methods.items()]
 
 
-def table(name: str, annotation: str, entries: Any, doc: str | None = None) -> str:
+def table(name: str, annotation: str, entries: Iterable[str], doc: str | None = None) -> str:
     text = "".join(f"    {entry},\n" for entry in entries)
     return f"{name}: {annotation} = {{\n{text}}}\n" + (f'"""{doc}"""\n' if doc else "") + "\n"
 
@@ -458,7 +465,7 @@ def generate(schema: Schema) -> str:
     """The text of schema.py, formatted; the same schema gives the same text."""
     command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(GENERATED), "-"]
     source = Generator(schema).source()
-    return subprocess.run(command, input=source, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    return subprocess.run(command, input=source, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT).stdout
 
 
 def strip(schema: Any, names: bool = False) -> Any:

@@ -29,6 +29,8 @@ def decode(raw: bytes | msgspec.Raw, type: type[T]) -> T:
         return decoder(type).decode(raw)
     except ValidationError:
         return lenient(msgspec.json.decode(raw), type)
+    except RecursionError:
+        raise ValidationError("message: nested too deeply") from None
 
 
 def from_builtins(value: Any, type: type[T]) -> T:

@@ -6,7 +6,9 @@ UNSET stands for an absent field, None for null. Decode and encode with `crow_co
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET as UNSET
+from msgspec import Struct, field
+from msgspec import UnsetType as UnsetType
 
 PROTOCOL_VERSION = 1
 
