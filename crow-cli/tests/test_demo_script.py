@@ -1,0 +1,150 @@
+"""The demo's model: what it makes of good tools, and of broken ones."""
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crow_cli.demo import unpack
+from crow_cli.demo.script import BUG, FAILING, FIX, TASK, TESTS, play
+from crow_core.testing.script import Reply, deltas
+
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("file_editor", "terminal")]
+
+RED = f"""\
+======================================================================
+FAIL: {FAILING} (test_pancakes.Pancakes.{FAILING})
+----------------------------------------------------------------------
+Traceback (most recent call last):
+  File "/tmp/demo/test_pancakes.py", line 13, in {FAILING}
+    self.assertEqual(pancakes.amounts(6)["eggs"], 3)
+AssertionError: 2 != 3
+
+----------------------------------------------------------------------
+Ran 7 tests in 0.001s
+
+FAILED (failures=1)
+[exit code 1]"""
+GREEN = "----------------------------------------------------------------------\nRan 7 tests in 0.001s\n\nOK\n"
+CODE = f"    12\t    return {{name: amount * ({BUG}) for name, amount in RECIPE.items()}}"
+EDITED = "Replaced 1 occurrence in pancakes.py."
+
+
+def after(*results: Any, earlier: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """A request in which the tools have returned these results."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "You are crow."}, *earlier]
+    messages.append({"role": "user", "content": TASK})
+    for number, result in enumerate(results):
+        call = {"id": f"call_{number}", "type": "function", "function": {"name": "any", "arguments": "{}"}}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+    return {"model": "scripted", "tools": TOOLS, "stream": True, "messages": messages}
+
+
+def test_it_runs_the_tests_first() -> None:
+    assert play(after()).tool_calls == [{"name": "terminal", "arguments": {"command": TESTS}}]
+
+
+def test_it_reads_the_code_once_it_saw_the_failure() -> None:
+    reply = play(after(RED))
+
+    assert reply.content == "One of 7 tests fails, with `2 != 3`. I look at `pancakes.py`."
+    assert reply.tool_calls == [{"name": "file_editor", "arguments": {"command": "view", "path": "pancakes.py"}}]
+
+
+def test_it_edits_the_line_it_saw() -> None:
+    assert play(after(RED, CODE)).tool_calls == [
+        {
+            "name": "file_editor",
+            "arguments": {"command": "str_replace", "path": "pancakes.py", "old_str": BUG, "new_str": FIX},
+        }
+    ]
+
+
+def test_it_runs_the_tests_again_after_the_edit() -> None:
+    assert play(after(RED, CODE, EDITED)).tool_calls == [{"name": "terminal", "arguments": {"command": TESTS}}]
+
+
+def test_it_reports_what_it_saw() -> None:
+    reply = play(after(RED, CODE, EDITED, GREEN))
+
+    assert reply.tool_calls == []
+    assert "`2 != 3`" in reply.content
+    assert reply.content.endswith("Before, one of 7 tests failed. Now **all 7 pass**.")
+
+
+def test_results_in_parts_in_colour_and_with_carriage_returns_are_read() -> None:
+    red = [{"type": "text", "text": RED.replace("FAIL:", "\x1b[1;31mFAIL\x1b[0m:").replace("\n", "\r\n")}]
+    green = [{"type": "text", "text": GREEN.replace("OK", "\x1b[1;32mOK\x1b[0m").replace("\n", "\r\n")}]
+
+    assert "all 7 pass" in play(after(red, CODE, EDITED, green)).content
+
+
+def test_an_earlier_turn_does_not_count() -> None:
+    earlier = after(RED, CODE, EDITED, GREEN)["messages"][1:]
+
+    assert play(after(earlier=earlier)).tool_calls == play(after()).tool_calls
+
+
+@pytest.mark.parametrize(
+    ("results", "complaint"),
+    [
+        (["bash: python3: command not found\n[exit code 127]"], "The terminal tool did not show a run of the tests"),
+        ([""], "The terminal tool did not show a run of the tests"),
+        ([GREEN], "The terminal tool did not show the one failing test"),
+        ([RED.replace(FAILING, "test_other")], "The terminal tool did not show the one failing test"),
+        ([RED.replace("failures=1", "failures=2")], "The terminal tool did not show the one failing test"),
+        ([RED, "def amounts(people): ..."], f"The file_editor tool did not show the line with `{BUG}`"),
+        ([RED, CODE, "Error: old_str was not found in pancakes.py"], "The file_editor tool did not edit"),
+        ([RED, CODE, "The user rejected this call."], "The file_editor tool did not edit"),
+        ([RED, CODE, EDITED, ""], "The terminal tool did not show the second run"),
+        ([RED, CODE, EDITED, RED], f"The tests do not pass after the edit, of which file_editor said “{EDITED}”"),
+        ([RED, CODE, EDITED, GREEN + "[exit code 1]"], "The tests do not pass after the edit"),
+        ([RED, CODE, EDITED, GREEN.replace("7", "3")], "The first run had 7 tests and the second 3"),
+    ],
+)
+def test_a_tool_that_does_not_do_its_work_ends_the_demo_in_plain_words(results: list[str], complaint: str) -> None:
+    reply = play(after(*results))
+
+    assert reply.tool_calls == []
+    assert reply.content.startswith(complaint)
+    assert ", so I stop here." in reply.content
+    assert results[-1].strip()[-50:] in reply.content
+    assert "Fixed" not in reply.content
+
+
+def test_a_tool_that_is_not_offered_is_named() -> None:
+    reply = play(after() | {"tools": TOOLS[:1]})
+
+    assert reply.content == ("I was not given the tool terminal, so I stop here. What I got:\n\n```\nfile_editor\n```")
+
+
+def test_the_project_as_shipped_is_fixed_by_what_the_model_asks_for(tmp_path: Path) -> None:
+    unpack(tmp_path)
+    results: list[str] = []
+    replies: list[Reply] = []
+    while not replies or replies[-1].tool_calls:
+        replies.append(play(after(*results)))
+        results += [use(call["arguments"], tmp_path) for call in replies[-1].tool_calls]
+
+    assert "Now **all 4 pass**." in replies[-1].content
+    assert FIX in (tmp_path / "pancakes.py").read_text()
+    assert sum(reply.pace for turn, reply in enumerate(replies) for _ in deltas(reply, turn)) < 4
+
+
+def use(arguments: Any, folder: Path) -> str:
+    """The four calls of the script, done with nothing but the standard library."""
+    match arguments:
+        case {"command": "view", "path": str(path)}:
+            return (folder / path).read_text()
+        case {"command": "str_replace", "path": str(path), "old_str": str(old), "new_str": str(new)}:
+            text = (folder / path).read_text()
+            assert text.count(old) == 1
+            (folder / path).write_text(text.replace(old, new))
+            return "Edited."
+        case {"command": str(command)}:
+            done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, check=False)
+            return done.stdout + done.stderr + (f"\n[exit code {done.returncode}]" if done.returncode else "")
+        case _:
+            raise AssertionError(arguments)
