@@ -1,0 +1,208 @@
+"""The ACP agent: protocol in, protocol out, no decisions."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from typing import Any
+
+from msgspec import UNSET, Struct
+
+from crow_core.acp.connection import Connection, RpcError
+from crow_core.acp.schema import (
+    AGENT_METHODS,
+    AUTH_REQUIRED,
+    CLIENT_METHODS,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    NOT_FOUND,
+    PROTOCOL_VERSION,
+    AgentCapabilities,
+    AuthenticateRequest,
+    AuthenticateResponse,
+    AuthMethod,
+    CancelNotification,
+    ClientCapabilities,
+    CloseSessionRequest,
+    CloseSessionResponse,
+    Implementation,
+    InitializeRequest,
+    InitializeResponse,
+    McpCapabilities,
+    NewSessionRequest,
+    NewSessionResponse,
+    PromptCapabilities,
+    PromptRequest,
+    PromptResponse,
+    SessionAdditionalDirectoriesCapabilities,
+    SessionCapabilities,
+    SessionCloseCapabilities,
+    SetSessionConfigOptionRequest,
+    SetSessionConfigOptionResponse,
+    SetSessionModeRequest,
+    SetSessionModeResponse,
+)
+from crow_core.acp.transports import Transport
+from crow_core.app import Crow
+from crow_core.content import to_message
+from crow_core.stream import ModelError
+from crow_core.session import Option, Session
+from crow_core.toolbox import from_acp
+
+
+class Agent:
+    """One client's connection to an app; its sessions see the client through this."""
+
+    def __init__(self, transport: Transport, crow: "Crow | Callable[[], Awaitable[Crow]]") -> None:
+        self.source = crow
+        """The app, or what makes it when the first session asks for it; raises ModelError when there is no model."""
+        self.capabilities = ClientCapabilities()
+        self.sessions: dict[str, Session] = {}
+        self.connection = Connection(
+            transport,
+            AGENT_METHODS,
+            CLIENT_METHODS,
+            {
+                "initialize": self.initialize,
+                "authenticate": self.authenticate,
+                "session/new": self.new_session,
+                "session/prompt": self.prompt,
+                "session/cancel": self.cancel,
+                "session/close": self.close_session,
+                "session/set_mode": self.set_mode,
+                "session/set_config_option": self.set_config_option,
+            },
+        )
+        self._making = asyncio.Lock()
+        self._aside: set[asyncio.Task[None]] = set()
+
+    async def serve(self) -> None:
+        """Answer until the client is gone, then end its sessions."""
+        try:
+            await self.connection.serve()
+        finally:
+            if isinstance(self.source, Crow):
+                for session in list(self.sessions.values()):
+                    await self.source.close(session)
+
+    async def request(self, method: str, params: Struct) -> Any:
+        return await self.connection.request(method, params)
+
+    async def notify(self, method: str, params: Struct) -> None:
+        await self.connection.notify(method, params)
+
+    async def crow(self) -> Crow:
+        """The app; an error that asks for credentials when it has no model."""
+        async with self._making:
+            if not isinstance(self.source, Crow):
+                try:
+                    self.source = await self.source()
+                except ModelError as error:
+                    raise RpcError(AUTH_REQUIRED, "No model is configured", details=str(error)) from error
+            return self.source
+
+    async def initialize(self, params: InitializeRequest) -> InitializeResponse:
+        self.capabilities = params.client_capabilities or ClientCapabilities()
+        return InitializeResponse(
+            protocol_version=PROTOCOL_VERSION,
+            agent_info=Implementation(name="crow", title="Crow", version=version("crow-core")),
+            agent_capabilities=AgentCapabilities(
+                prompt_capabilities=PromptCapabilities(image=True, embedded_context=True),
+                mcp_capabilities=McpCapabilities(http=True, sse=True),
+                session_capabilities=SessionCapabilities(
+                    close=SessionCloseCapabilities(),
+                    additional_directories=SessionAdditionalDirectoriesCapabilities(),
+                ),
+            ),
+            auth_methods=[
+                AuthMethod(
+                    id="configured",
+                    name="The configured model",
+                    description="Uses crow's configuration file, or OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL",
+                )
+            ],
+        )
+
+    async def authenticate(self, params: AuthenticateRequest) -> AuthenticateResponse:
+        if params.method_id != "configured":
+            raise RpcError(INVALID_PARAMS, "Unknown authentication method", details="The only method is 'configured'.")
+        await self.crow()
+        return AuthenticateResponse()
+
+    async def new_session(self, params: NewSessionRequest) -> NewSessionResponse:
+        crow = await self.crow()
+        roots = [folder(root) for root in params.additional_directories or []]
+        cwd = folder(params.cwd)
+        servers = [from_acp(server, cwd) for server in params.mcp_servers or []]
+        session = await crow.open(self, cwd, roots=roots, servers=servers)
+        self.sessions[session.id] = session
+        # The client knows the session's id only once it has the answer; see Connection on the order.
+        asyncio.get_running_loop().call_soon(self.announce, session)
+        return NewSessionResponse(
+            session_id=session.id, modes=session.modes() or UNSET, config_options=[*session.config_options()]
+        )
+
+    def announce(self, session: Session) -> None:
+        """Tell the client about a new session's commands, aside."""
+        task = asyncio.ensure_future(session.announce_commands())
+        self._aside.add(task)
+        task.add_done_callback(self._aside.discard)
+
+    async def prompt(self, params: PromptRequest) -> PromptResponse:
+        session = self.session(params.session_id)
+        try:
+            return PromptResponse(stop_reason=await session.crow.prompt(session, to_message(params.prompt)))
+        except asyncio.CancelledError:
+            return PromptResponse(stop_reason="cancelled")
+        except ModelError as error:
+            raise RpcError(INTERNAL_ERROR, "The model did not answer", details=str(error)) from error
+
+    async def cancel(self, params: CancelNotification) -> None:
+        if session := self.sessions.get(params.session_id):
+            await session.crow.cancel(session)
+
+    async def close_session(self, params: CloseSessionRequest) -> CloseSessionResponse:
+        session = self.session(params.session_id)
+        del self.sessions[session.id]
+        await session.crow.close(session)
+        return CloseSessionResponse()
+
+    async def set_mode(self, params: SetSessionModeRequest) -> SetSessionModeResponse:
+        session = self.session(params.session_id)
+        option = next((option for option in session.options if option.category == "mode"), None)
+        choose(option, params.mode_id)
+        await session.announce_options()
+        return SetSessionModeResponse()
+
+    async def set_config_option(self, params: SetSessionConfigOptionRequest) -> SetSessionConfigOptionResponse:
+        session = self.session(params.session_id)
+        option = session.option(params.config_id)
+        choose(option, params.value)
+        if option and option.category == "mode":
+            await session.announce_options()
+        return SetSessionConfigOptionResponse(config_options=[*session.config_options()])
+
+    def session(self, id: str) -> Session:
+        try:
+            return self.sessions[id]
+        except KeyError:
+            raise RpcError(NOT_FOUND, "Unknown session", {"sessionId": id, "details": f"No session {id!r}."}) from None
+
+
+def choose(option: Option | None, value: str | bool) -> None:
+    """Set an option to one of its choices."""
+    if option is None:
+        raise RpcError(INVALID_PARAMS, "Unknown option", details="No such option in this session.")
+    values = [choice.value for choice in option.choices]
+    if value not in values:
+        raise RpcError(INVALID_PARAMS, "Unknown value", details=f"{option.id} takes one of: {', '.join(values)}.")
+    option.set(str(value))
+
+
+def folder(path: str) -> str:
+    """An absolute path of a folder that exists."""
+    if not os.path.isabs(path):
+        raise RpcError(INVALID_PARAMS, "Not an absolute path", details=f"{path!r} is not an absolute path.")
+    if not os.path.isdir(path):
+        raise RpcError(INVALID_PARAMS, "No such folder", details=f"The folder {path!r} does not exist.")
+    return path

@@ -1,0 +1,149 @@
+"""What is configured, what is registered, who is in."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from secrets import token_hex
+from typing import Concatenate, ParamSpec
+
+from crow_core.acp.schema import StopReason
+from crow_core.messages import Message
+from crow_core.model import ChatModel, Model
+from crow_core.prompts import Prompt
+from crow_core.react import react
+from crow_core.session import Choice, Client, EndTurn, Hooks, Option, Session
+from crow_core.toolbox import Server
+
+P = ParamSpec("P")
+
+SERVERS_WAIT = 5.0
+"""Seconds the first prompt waits for MCP servers that are still starting; later tools join at a later turn."""
+
+
+class Crow(Hooks):
+    """An agent: its models, its extensions, its sessions. Several can live in one process."""
+
+    def __init__(
+        self,
+        model: Model | Mapping[str, Model],
+        *,
+        servers: Sequence[Server] = (),
+        system: Prompt | None = None,
+        max_steps: int = 200,
+    ) -> None:
+        super().__init__()
+        self.models: dict[str, Model] = dict(model) if isinstance(model, Mapping) else {model.name: model}
+        """By the name a user picks; the first is the default."""
+        self.servers = list(servers)
+        """MCP servers shared by all sessions."""
+        self.system = system or Prompt.packaged("system")
+        self.max_steps = max_steps
+        self.sessions: dict[str, Session] = {}
+        self.options(self.model_option)
+
+    def use(self, extension: "Callable[Concatenate[Crow, P], None]", *args: P.args, **options: P.kwargs) -> "Crow":
+        """Let an extension register its hooks; the order of use is the order of the hooks."""
+        extension(self, *args, **options)
+        return self
+
+    def model_option(self, session: Session) -> Option:
+        """The choice of a model, as a session option."""
+
+        def current() -> str:
+            return next((name for name, model in self.models.items() if model is session.model), "")
+
+        def choose(name: str) -> None:
+            session.model = self.models[name]
+
+        choices = [Choice(name, name, "" if name == m.name else m.name) for name, m in self.models.items()]
+        return Option("model", "Model", "model", choices, current, choose)
+
+    @staticmethod
+    def new_id() -> str:
+        """128 random bits, in hexadecimal."""
+        return token_hex(16)
+
+    async def open(
+        self, client: Client, cwd: str, *, roots: Sequence[str] = (), servers: Sequence[Server] = ()
+    ) -> Session:
+        """Start a session. Its MCP servers start in the background; the first prompt waits for them."""
+        self.seal()
+        model = next(iter(self.models.values()))
+        session = Session(self, client, self.new_id(), cwd, model, roots=[cwd, *roots], max_steps=self.max_steps)
+        session.options = await self.options.run(session)
+        session.commands = {command.name: command for found in await self.commands.run(session) for command in found}
+        brought = [server for found in await self.mcp_servers.run(session) for server in found]
+        session.toolbox.add([*self.servers, *brought, *servers])
+        self.sessions[session.id] = session
+        await self.session_start.run(session)
+        return session
+
+    async def prompt(self, session: Session, message: Message) -> StopReason:
+        """Run a turn; prompts to a busy session wait their turn, first in, first out."""
+        turn = asyncio.ensure_future(self.turn(session, message))
+        session.turns.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # whoever waits for the turn was cancelled, not the turn alone
+            return "cancelled"
+        finally:
+            session.turns.remove(turn)
+
+    async def turn(self, session: Session, message: Message) -> StopReason:
+        """One prompt from the user's message to its stop reason."""
+        async with session.lock:
+            outcome: StopReason | Exception = "cancelled"
+            try:
+                await self.gather_tools(session)
+                outcome = stop_reason = await react(session, await self.before_prompt.run(message, session))
+            except EndTurn as end:
+                outcome = stop_reason = end.stop_reason
+                if end.text:
+                    await session.say(end.text)
+            except Exception as error:
+                outcome = error
+                raise
+            finally:
+                await self.turn_end.run_all(session, outcome)
+                await session.written()
+            return stop_reason
+
+    async def gather_tools(self, session: Session) -> None:
+        """Take in the tools of servers that have come up, and say which have not."""
+        first = not session.log
+        for server in await session.toolbox.gather(SERVERS_WAIT if first else 0):
+            if server.error:
+                await session.notice(server.error, "warning")
+            elif not first:
+                session.append({"crow": {"kind": "tools", "server": server.name}})
+                await session.notice(f"The tools of {server.name!r} have joined.")
+
+    async def cancel(self, session: Session) -> None:
+        """Cancel the running turn and those that wait for it; nothing running is fine."""
+        for turn in session.turns:
+            if not turn.cancelling():
+                turn.cancel()
+
+    async def close(self, session: Session) -> None:
+        """End a session: its work is cancelled, its servers stop."""
+        if self.sessions.pop(session.id, None) is None:
+            return
+        await self.cancel(session)
+        if session.turns:
+            await asyncio.wait(session.turns)
+        try:
+            await self.session_end.run_all(session)
+        finally:
+            await session.close()
+
+    async def shut_down(self) -> None:
+        """End every session and let go of everything shared."""
+        for session in list(self.sessions.values()):
+            await self.close(session)
+        for server in self.servers:
+            await server.close()
+        for model in self.models.values():
+            if isinstance(model, ChatModel):
+                await model.close()

@@ -1,0 +1,202 @@
+"""The doorstep: ACP's blocks to message content, and what tools return to both the model and the client."""
+
+from base64 import b64decode
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from msgspec import UNSET
+
+from crow_core.acp.schema import (
+    AudioBlock,
+    BlockContent,
+    ContentBlock,
+    DiffContent,
+    ImageBlock,
+    ResourceBlock,
+    ResourceLinkBlock,
+    TextBlock,
+    ToolCall,
+    ToolCallContent,
+    ToolCallLocation,
+    ToolCallUpdate,
+    ToolKind,
+)
+from crow_core.messages import Message, ToolUse, arguments_of
+
+
+@dataclass
+class ToolResult:
+    """What a tool returned, or what was answered in its place."""
+
+    content: list[dict[str, Any]]
+    """MCP content blocks."""
+    is_error: bool = False
+    meta: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The built-in tools' word on what they did: `crow/changes` [{path, old, new}], `crow/locations` [{path, line}]."""
+
+    @classmethod
+    def text(cls, text: str, *, is_error: bool = False) -> "ToolResult":
+        return cls([{"type": "text", "text": text}], is_error)
+
+    @classmethod
+    def error(cls, text: str) -> "ToolResult":
+        """An error the model can act on."""
+        return cls.text(text, is_error=True)
+
+
+def to_message(blocks: Sequence[ContentBlock]) -> Message:
+    """A prompt's blocks as one user message; its content is a string unless it holds images."""
+    parts: list[dict[str, Any]] = []
+    for block in blocks:
+        match block:
+            case TextBlock(text=text):
+                parts.append(text_part(text))
+            case ImageBlock(data=data, mime_type=mime_type):
+                parts.append(image_part(data, mime_type))
+            case ResourceLinkBlock():
+                parts.append(text_part(link_text(block)))
+            case ResourceBlock(resource=resource):
+                name = path_of(resource.uri)
+                if resource.text is not UNSET:
+                    parts.append(text_part(f'<resource uri="{name}">\n{resource.text}\n</resource>'))
+                elif str(resource.mime_type or "").startswith("image/") and resource.blob is not UNSET:
+                    parts.append(image_part(str(resource.blob), str(resource.mime_type)))
+                else:
+                    size = len(b64decode(str(resource.blob), validate=False)) if resource.blob is not UNSET else 0
+                    parts.append(text_part(f"[attached: {name}, {size} bytes that are neither text nor an image]"))
+            case AudioBlock():
+                parts.append(text_part("[attached: audio, which this agent cannot hear]"))
+            case _:
+                parts.append(text_part("[attached: something this agent does not know]"))
+    if all(part["type"] == "text" for part in parts):
+        return {"role": "user", "content": "\n\n".join(part["text"] for part in parts)}
+    return {"role": "user", "content": parts}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def image_part(data: str, mime_type: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": f"data:{mime_type};base64,{data}"}}
+
+
+def link_text(link: ResourceLinkBlock) -> str:
+    """A link as a person would write it; a local file is named by its path, for the model to open."""
+    name = path_of(link.uri)
+    title = link.title if isinstance(link.title, str) else link.name
+    return f"[{title}]({name})" if title and title != name else name
+
+
+def path_of(uri: str) -> str:
+    """The path behind a `file:` URI, with a line range if it has one; any other URI as it is."""
+    split = urlsplit(uri)
+    if split.scheme != "file":
+        return uri
+    return unquote(split.path) + (f"#{split.fragment}" if split.fragment else "")
+
+
+def describe(call: ToolUse, kind: ToolKind, cwd: str) -> ToolCall:
+    """A call as the client first sees it. `rawInput` holds what will run, whole."""
+    arguments = arguments_of(call)
+    name = call["function"]["name"]
+    path = (arguments or {}).get("path")
+    locations = [ToolCallLocation(path=str(Path(cwd, path)))] if isinstance(path, str) and path else UNSET
+    return ToolCall(
+        tool_call_id=call["id"],
+        title=title_of(name, arguments or {}),
+        name=name,
+        kind=kind,
+        status="pending",
+        locations=locations,
+        raw_input=call["function"]["arguments"] if arguments is None else arguments,
+    )
+
+
+def title_of(name: str, arguments: dict[str, Any]) -> str:
+    """A line that tells a person what the call does."""
+    command, path = arguments.get("command"), arguments.get("path")
+    if isinstance(path, str) and isinstance(command, str):
+        return f"{command} {path}"
+    if isinstance(command, str) and command.strip():
+        first, *more = command.strip().splitlines()
+        return f"{first[:200]} …" if more or len(first) > 200 else first
+    detail = ", ".join(f"{key}={str(value)[:60]}" for key, value in arguments.items())
+    return clean(f"{name}({detail})"[:200])
+
+
+def clean(text: str) -> str:
+    """Text without control characters, for a title or another place that is one line."""
+    return "".join(" " if ord(char) < 32 or 127 <= ord(char) < 160 else char for char in text)
+
+
+def shown(result: ToolResult, call: ToolUse, kind: ToolKind) -> ToolCallUpdate:
+    """A result as the client sees it: diffs of what really changed, else what the tool said."""
+    content: list[ToolCallContent] = [
+        DiffContent(path=change["path"], old_text=change["old"], new_text=change["new"])
+        for change in result.meta.get("crow/changes", [])
+    ]
+    if result.is_error or not content:
+        content += [BlockContent(content=to_block(block, kind)) for block in result.content]
+    locations = [
+        ToolCallLocation(path=place["path"], line=place.get("line", UNSET))
+        for place in result.meta.get("crow/locations", [])
+    ]
+    return ToolCallUpdate(
+        tool_call_id=call["id"],
+        status="failed" if result.is_error else "completed",
+        content=content,
+        locations=locations or UNSET,
+    )
+
+
+def to_block(block: dict[str, Any], kind: ToolKind) -> ContentBlock:
+    """An MCP content block as an ACP one; what a command printed is shown as it is, not as Markdown."""
+    match block:
+        case {"type": "text", "text": str(text)}:
+            return TextBlock(text=fenced(text) if kind == "execute" else text)
+        case {"type": "image", "data": str(data), "mimeType": str(mime_type)}:
+            return ImageBlock(data=data, mime_type=mime_type)
+        case {"type": "audio", "data": str(data), "mimeType": str(mime_type)}:
+            return AudioBlock(data=data, mime_type=mime_type)
+        case {"type": "resource_link", "uri": uri, "name": str(name)}:
+            return ResourceLinkBlock(uri=str(uri), name=name)
+        case _:
+            return TextBlock(text=block_text(block))
+
+
+def fenced(text: str) -> str:
+    """A Markdown code block that its own content cannot close."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}\n{text}\n{fence}"
+
+
+def told(result: ToolResult) -> str | list[dict[str, Any]]:
+    """A result as the model reads it: text, or parts when it holds images."""
+    parts = [
+        image_part(block["data"], block["mimeType"]) if block.get("type") == "image" else text_part(block_text(block))
+        for block in result.content
+    ]
+    if all(part["type"] == "text" for part in parts):
+        return "\n\n".join(part["text"] for part in parts if part["text"]) or "(no output)"
+    return parts
+
+
+def block_text(block: dict[str, Any]) -> str:
+    """An MCP content block in words."""
+    match block:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case {"type": "resource", "resource": {"text": str(text)}}:
+            return text
+        case {"type": "resource_link", "uri": uri}:
+            return f"[{block.get('name', uri)}]({uri})"
+        case {"type": kind}:
+            return f"[{kind} content that cannot be shown as text]"
+        case _:
+            return str(block)

@@ -1,0 +1,1 @@
+"""Extensions that ship with the core; each joins in by the same moments as anyone's."""

@@ -1,0 +1,60 @@
+"""Slash commands: `/name words` at the start of a prompt runs a command in place of the model."""
+
+from crow_core.app import Crow
+from crow_core.messages import Message
+from crow_core.session import Command, EndTurn, Option, Session
+
+
+def commands(crow: Crow) -> None:
+    """Dispatch slash commands, and bring /help, /model and /mode."""
+
+    @crow.commands
+    def builtin(session: Session) -> list[Command]:
+        found = [Command("help", "What you can type here", show_help)]
+        for option in session.options:
+            found.append(setting(option))
+        return found
+
+    @crow.before_prompt
+    async def dispatch(message: Message, session: Session) -> Message | None:
+        text = first_text(message)
+        if not text.startswith("/"):
+            return None
+        name, _, words = text[1:].partition(" ")
+        command = session.commands.get(name.strip())
+        if command is None:
+            return None  # a path, perhaps; the model may make sense of it
+        answer = await command.run(session, words.strip())
+        if isinstance(answer, str):
+            raise EndTurn("end_turn", answer)
+        return answer
+
+
+def first_text(message: Message) -> str:
+    """The first words of a prompt, whatever is attached to it."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return next((part["text"] for part in content if part["type"] == "text"), "")
+
+
+async def show_help(session: Session, words: str) -> str:
+    lines = [f"- `/{c.name}{' ' + c.hint if c.hint else ''}`: {c.description}" for c in session.commands.values()]
+    return "\n".join(lines)
+
+
+def setting(option: Option) -> Command:
+    """A command that shows or changes an option."""
+
+    async def run(session: Session, words: str) -> str:
+        values = [choice.value for choice in option.choices]
+        if not words:
+            marks = [f"- {'**' + v + '**' if v == option.get() else v}" for v in values]
+            return f"{option.name}:\n" + "\n".join(marks)
+        if words not in values:
+            return f"There is no {option.name.lower()} {words!r}. Choose one of: {', '.join(values)}."
+        option.set(words)
+        await session.announce_options()
+        return f"{option.name} is now {words}."
+
+    return Command(option.id, f"Show or choose the {option.name.lower()}", run, hint=f"[{option.id}]")

@@ -1,0 +1,275 @@
+"""What is remembered: chat-completions messages, how a reply grows, and how the log becomes a valid request.
+
+The log is append-only. It holds messages, in the shape the model reads, and markers (entries with only `crow`).
+`merge` folds a streamed reply into one message; `settle` closes it; `view` derives the request from the log.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypedDict
+
+import msgspec
+
+INTERRUPTED = "Interrupted before it finished; it may have had effects. Check before you repeat it."
+"""What the model reads as the result of a call that never got one."""
+
+
+class Function(TypedDict):
+    name: str
+    arguments: str
+    """JSON text, exactly as the model wrote it."""
+
+
+class ToolUse(TypedDict):
+    """A tool call of an assistant message."""
+
+    id: str
+    type: Literal["function"]
+    function: Function
+
+
+class Message(TypedDict, total=False):
+    """A chat-completions message, or with only `crow` a marker. `crow` holds our notes and is never sent."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: "str | list[dict[str, Any]] | None"
+    reasoning_content: str
+    tool_calls: list[ToolUse]
+    tool_call_id: str
+    crow: dict[str, Any]
+
+
+class Delta(TypedDict, total=False):
+    """A fragment of a streamed reply, in one spelling whatever the provider's."""
+
+    content: str
+    reasoning_content: str
+    tool_calls: list[dict[str, Any]]
+    finish_reason: str
+    usage: dict[str, Any]
+    thought_ends: bool
+    """The content before this delta was thought, as it turns out: only the closing tag was sent."""
+    notice: str
+    """A sentence for the person who waits (a retry, say); no part of the message."""
+
+
+def merge(reply: Message, delta: Delta) -> None:
+    """Fold one fragment into the reply it belongs to."""
+    if delta.get("thought_ends"):
+        reply["reasoning_content"] = reply.get("reasoning_content", "") + str(reply.pop("content", ""))
+    if text := delta.get("reasoning_content"):
+        reply["reasoning_content"] = reply.get("reasoning_content", "") + text
+    if text := delta.get("content"):
+        reply["content"] = str(reply.get("content") or "") + text
+    for fragment in delta.get("tool_calls") or ():
+        merge_call(reply, fragment)
+
+
+def merge_call(reply: Message, fragment: dict[str, Any]) -> None:
+    """Fold one fragment of a tool call. `crow.indexes` remembers each call's index until the reply is settled."""
+    calls = reply.setdefault("tool_calls", [])
+    indexes: list[Any] = reply.setdefault("crow", {}).setdefault("indexes", [])
+    function: dict[str, Any] = fragment.get("function") or {}
+    at = find_call(calls, indexes, fragment, function)
+    if at is None:
+        at = len(calls)
+        calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+        indexes.append(fragment.get("index"))
+    call = calls[at]
+    call["id"] = call["id"] or str(fragment.get("id") or "")
+    if (name := function.get("name")) and name != call["function"]["name"]:
+        call["function"]["name"] += str(name)
+    if (arguments := function.get("arguments")) is not None:
+        text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+        call["function"]["arguments"] += text
+
+
+def find_call(
+    calls: list[ToolUse], indexes: list[Any], fragment: dict[str, Any], function: dict[str, Any]
+) -> int | None:
+    """A known id wins, else a new id starts a call, else the index decides, else the current call goes on."""
+    if id := fragment.get("id"):
+        known = [at for at, call in enumerate(calls) if call["id"] == id]
+        # An index whose call has no id yet: the id came late.
+        late = [at for at, call in enumerate(calls) if not call["id"] and indexes[at] == fragment.get("index")]
+        return known[-1] if known else late[-1] if late and not function.get("name") else None
+    if (index := fragment.get("index")) is not None:
+        candidates = [at for at, other in enumerate(indexes) if other == index]
+        at = candidates[-1] if candidates else None
+    else:
+        at = len(calls) - 1 if calls else None
+    if at is not None and function.get("name") and is_complete(calls[at]):
+        return None  # parallel calls without ids that share an index: a name after whole arguments starts the next
+    return at
+
+
+def is_complete(call: ToolUse) -> bool:
+    """Whether a name and whole arguments have arrived."""
+    return bool(call["function"]["name"]) and arguments_of(call) is not None
+
+
+def arguments_of(call: ToolUse) -> dict[str, Any] | None:
+    """The arguments as an object; None when the text is not the JSON of one. No text at all means no arguments."""
+    text = call["function"]["arguments"]
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def settle(reply: Message, *, used: set[str], whole: bool = True) -> Message:
+    """Close a reply: every call gets an id unlike any in `used`; the calls of a reply cut short are dropped.
+
+    `used` holds the call ids of the session so far and grows by this reply's: providers reuse ids in later turns,
+    and towards the client a call's id is unique in its session (ACP, tool calls).
+    """
+    notes = reply.get("crow", {})
+    notes.pop("indexes", None)
+    calls = reply.pop("tool_calls", []) if "tool_calls" in reply else []
+    calls = [call for call in calls if call["function"]["name"]]
+    if not whole:
+        # Half a call cannot be run, and what is not run must not look asked for.
+        notes["dropped_calls"] = [call["function"]["name"] for call in calls]
+        calls = []
+    for call in calls:
+        call["function"]["arguments"] = call["function"]["arguments"] or "{}"
+        call["id"] = unique(call["id"] or "call", used)
+        used.add(call["id"])
+    if calls:
+        reply["tool_calls"] = calls
+    if notes:
+        reply["crow"] = notes
+    else:
+        reply.pop("crow", None)
+    return reply
+
+
+def unique(name: str, used: set[str]) -> str:
+    """`name`, or `name_2`, `name_3` … when it is taken."""
+    candidate, n = name, 1
+    while candidate in used:
+        n += 1
+        candidate = f"{name}_{n}"
+    return candidate
+
+
+def answer(call: ToolUse, content: "str | list[dict[str, Any]]", **notes: Any) -> Message:
+    """The tool message that answers a call."""
+    message: Message = {"role": "tool", "tool_call_id": call["id"], "content": content}
+    if notes:
+        message["crow"] = notes
+    return message
+
+
+Pass = Callable[[list[Message]], list[Message]]
+
+
+def view(log: Iterable[Message]) -> list[Message]:
+    """The messages of a valid chat-completions request (without the system prompt), derived from the log."""
+    messages = list(log)
+    for step in PASSES:
+        messages = step(messages)
+    return messages
+
+
+def without_markers(messages: list[Message]) -> list[Message]:
+    """Only what a model may read."""
+    return [message for message in messages if "role" in message]
+
+
+def without_thoughts(messages: list[Message]) -> list[Message]:
+    """Reasoning stays in the log; a reply of nothing else leaves the request, as most servers refuse an empty one."""
+    kept: list[Message] = []
+    for message in messages:
+        if message.get("role") == "assistant" and not (message.get("content") or message.get("tool_calls")):
+            continue
+        kept.append(message)
+    return kept
+
+
+def with_valid_arguments(messages: list[Message]) -> list[Message]:
+    """A call whose arguments are not a JSON object is sent with a stand-in that shows the raw text."""
+    return [with_stand_ins(m) if m.get("tool_calls") else m for m in messages]
+
+
+def with_stand_ins(message: Message) -> Message:
+    calls = message.get("tool_calls", [])
+    if all(arguments_of(call) is not None for call in calls):
+        return message
+    return {**message, "tool_calls": [stand_in(call) for call in calls]}
+
+
+def stand_in(call: ToolUse) -> ToolUse:
+    if arguments_of(call) is not None:
+        return call
+    raw = call["function"]["arguments"]
+    text = msgspec.json.encode({"invalid_json": raw}).decode() if raw else "{}"
+    return {**call, "function": {**call["function"], "arguments": text}}
+
+
+def with_answers(messages: list[Message]) -> list[Message]:
+    """Each call has exactly one answer, in the order asked, right behind its message; stray answers go."""
+    kept: list[Message] = []
+    answers: dict[str, Message] = {}
+    for message in reversed(messages):
+        # Walking backwards, the answers that follow a call are known when its message is reached.
+        if message.get("role") == "tool":
+            answers[message.get("tool_call_id", "")] = message
+            continue
+        calls = message.get("tool_calls") or []
+        kept += reversed([answers.pop(call["id"], None) or answer(call, INTERRUPTED) for call in calls])
+        kept.append(message)
+        if message.get("role") == "assistant":
+            answers.clear()
+    return kept[::-1]
+
+
+def with_joined_users(messages: list[Message]) -> list[Message]:
+    """Two user messages in a row (the first was cancelled, say) become one: many chat templates insist on turns."""
+    kept: list[Message] = []
+    for message in messages:
+        if kept and message.get("role") == "user" and kept[-1].get("role") == "user":
+            kept[-1] = {"role": "user", "content": joined(kept[-1].get("content"), message.get("content"))}
+        else:
+            kept.append(message)
+    return kept
+
+
+def joined(first: "str | list[dict[str, Any]] | None", second: "str | list[dict[str, Any]] | None") -> Any:
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    return [*parts(first), *parts(second)]
+
+
+def parts(content: "str | list[dict[str, Any]] | None") -> list[dict[str, Any]]:
+    """Content as a list of parts."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return list(content or [])
+
+
+def without_notes(messages: list[Message]) -> list[Message]:
+    """Only the keys of the chat-completions schema, in one order, so that equal messages have equal bytes."""
+    return [bare(message) for message in messages]
+
+
+def bare(message: Message) -> Message:
+    kept: Message = {"role": message.get("role", "user")}
+    if (id := message.get("tool_call_id")) is not None:
+        kept["tool_call_id"] = id
+    kept["content"] = message.get("content") or ""
+    if calls := message.get("tool_calls"):
+        kept["tool_calls"] = calls
+    return kept
+
+
+PASSES: tuple[Pass, ...] = (
+    without_markers,
+    without_thoughts,
+    with_valid_arguments,
+    with_answers,
+    with_joined_users,
+    without_notes,
+)
+"""In this order; each is pure, and tested alone."""

@@ -1,0 +1,242 @@
+"""Who may do what: modes, rules, and the question to the person.
+
+An extension like any other: `crow.use(permissions, mode="ask", allow=["terminal:git status"], deny=["terminal:rm *"])`.
+
+A rule is `TOOL` or `TOOL:PATTERN`. The pattern is matched (as in a shell: `*`, `?`) against the command of `terminal`,
+the path of a file tool (relative to the working directory), or the whole arguments of any other tool. Deny beats ask,
+ask beats allow, and both beat what the mode would have allowed.
+
+This is a guard against accidents, not a sandbox: a person who lets a command run lets it do whatever it can.
+"""
+
+import asyncio
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import msgspec
+
+from crow_core.acp.connection import ConnectionClosed, RpcError
+from crow_core.acp.schema import (
+    PermissionOption,
+    RequestPermissionRequest,
+    RequestPermissionResponse,
+    SelectedOutcome,
+    ToolCallContent,
+    ToolCallFields,
+)
+from crow_core.app import Crow
+from crow_core.content import ToolResult, describe, shown
+from crow_core.messages import ToolUse, arguments_of
+from crow_core.session import Choice, Option, Session
+
+Mode = Literal["ask", "accept-edits", "plan", "yolo"]
+Verdict = Literal["allow", "ask", "deny"]
+
+MODES = (
+    Choice("ask", "Ask", "Reads freely; asks before it changes a file or runs a command"),
+    Choice(
+        "accept-edits", "Accept edits", "Changes files in the project without asking; asks before it runs a command"
+    ),
+    Choice("plan", "Plan", "Only reads: changes nothing and runs nothing"),
+    Choice("yolo", "Yolo", "Asks nothing"),
+)
+
+OPERATORS = re.compile(r"[;&|\n\r`()<>]|\$\(")
+"""What joins commands, substitutes or redirects: a command with any of it is more than one simple command."""
+SIMPLE = re.compile(r"[\w ./:=@,+%-]*")
+"""A command made of these alone does what its words say."""
+TOUCHY = re.compile(
+    r"(^|/)(\.git|\.crow|\.vscode|\.idea|\.zed|\.ssh|\.github)(/|$)"
+    r"|(^|/)\.(bashrc|bash_profile|profile|zshrc|zshenv|zprofile|envrc|env|mcp\.json|gitconfig|npmrc|pypirc)$"
+)
+"""Files that change what runs later (shells, hooks, editors, this agent): always asked for, in every mode but yolo."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One line of the configuration."""
+
+    tool: str
+    pattern: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> "Rule":
+        tool, colon, pattern = text.partition(":")
+        return cls(tool.strip(), pattern.strip() if colon else None)
+
+    def matches(self, name: str, subject: str) -> bool:
+        return fnmatchcase(name, self.tool) and (self.pattern is None or fnmatchcase(subject, self.pattern))
+
+
+@dataclass
+class Rules:
+    """The rules of one session; a project's rules may tighten them."""
+
+    allow: list[Rule] = field(default_factory=list[Rule])
+    ask: list[Rule] = field(default_factory=list[Rule])
+    deny: list[Rule] = field(default_factory=list[Rule])
+
+    def verdict(self, name: str, subject: str, *, is_command: bool) -> tuple[Verdict, Rule] | None:
+        """What the rules say of a call, and which rule; None when none matches."""
+        pieces = [piece.strip() for piece in OPERATORS.split(subject)] if is_command else []
+        everywhere = [subject, *pieces]
+        for verdict, rules in (("deny", self.deny), ("ask", self.ask)):
+            for rule in rules:
+                if any(rule.matches(name, piece) for piece in everywhere):
+                    return ("deny" if verdict == "deny" else "ask"), rule
+        for rule in self.allow:
+            if rule.matches(name, subject) and (not is_command or rule.pattern is None or SIMPLE.fullmatch(subject)):
+                return "allow", rule
+        return None
+
+
+@dataclass
+class Desk:
+    """What permissions keeps for one session."""
+
+    mode: Mode
+    rules: Rules
+    always: dict[tuple[str, str], bool] = field(default_factory=dict[tuple[str, str], bool])
+    """Answers that hold for the rest of the session: (tool, scope) to allowed or not."""
+    queue: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One question at a time, in the order of the calls."""
+
+
+def permissions(
+    crow: Crow,
+    *,
+    mode: Mode = "ask",
+    allow: Sequence[str] = (),
+    ask: Sequence[str] = (),
+    deny: Sequence[str] = (),
+    project: Callable[[str], tuple[Sequence[str], Sequence[str]]] | None = None,
+) -> None:
+    """Ask before tools act. `project` gives a trusted folder's own `ask` and `deny` rules, which can only tighten."""
+
+    def desk(session: Session) -> Desk:
+        found: Desk | None = session.state.get("permissions")
+        if found is None:
+            more_ask, more_deny = project(session.cwd) if project else ((), ())
+            rules = Rules(parse(allow), parse([*ask, *more_ask]), parse([*deny, *more_deny]))
+            found = session.state["permissions"] = Desk(mode, rules)
+        return found
+
+    @crow.options
+    def mode_option(session: Session) -> Option:
+        def choose(value: str) -> None:
+            desk(session).mode = value  # pyright: ignore[reportAttributeAccessIssue] - an option takes only its choices
+
+        return Option("mode", "Mode", "mode", MODES, lambda: desk(session).mode, choose)
+
+    @crow.before_tool
+    async def gate(session: Session, call: ToolUse) -> ToolResult | None:
+        verdict, why = judge(session, desk(session), call)
+        if verdict == "ask":
+            async with desk(session).queue:
+                # The answer before this one may have settled it, or the mode may have changed meanwhile.
+                verdict, why = judge(session, desk(session), call)
+                if verdict == "ask":
+                    verdict, why = await question(session, desk(session), call)
+        name = call["function"]["name"]
+        session.append({"crow": {"kind": "decision", "call": call["id"], "tool": name, "is": verdict, "by": why}})
+        if verdict == "deny":
+            return ToolResult.error(f"This was not run: {why}. Do not try to reach the same by another way; ask.")
+        return None
+
+
+def parse(rules: Sequence[str]) -> list[Rule]:
+    return [Rule.parse(rule) for rule in rules]
+
+
+def judge(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
+    """What rules, earlier answers and the mode say of a call, and which of them said it."""
+    name, subject, kind = call["function"]["name"], subject_of(session, call), session.toolbox.kind(call)
+    found = desk.rules.verdict(name, subject, is_command=kind == "execute")
+    if found and found[0] != "allow":
+        return found[0], f"the rule {text_of(found[1])!r} says {found[0]}"
+    if desk.mode == "plan" and kind not in ("read", "search", "think"):
+        return "deny", "plan mode only reads. Describe the change instead"
+    if desk.mode == "yolo":
+        return "allow", "mode yolo"
+    if kind == "edit" and TOUCHY.search(subject):
+        return "ask", "it changes what runs later"
+    if found:
+        return "allow", f"the rule {text_of(found[1])!r}"
+    if (answered := desk.always.get((name, scope_of(session, call)))) is not None:
+        return ("allow" if answered else "deny"), "the user answered so for this session"
+    if kind in ("read", "search", "think"):
+        return "allow", "reading is allowed"
+    if kind == "edit" and desk.mode == "accept-edits":
+        return "allow", "mode accept-edits"
+    return "ask", "nobody has decided yet"
+
+
+async def question(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
+    """Ask the person; without an answer the call is denied."""
+    kind = session.toolbox.kind(call)
+    start = describe(call, kind, session.cwd)
+    preview = await dry_run(session, call) if kind == "edit" else msgspec.UNSET
+    fields = ToolCallFields(
+        tool_call_id=call["id"],
+        title=start.title,
+        name=start.name,
+        kind=kind,
+        status="pending",
+        locations=start.locations,
+        raw_input=start.raw_input,
+        content=preview,
+    )
+    scope = scope_of(session, call)
+    what = {"execute": "this command", "edit": "changes to files here"}.get(kind, call["function"]["name"])
+    options = [
+        PermissionOption(option_id="allow", name="Allow", kind="allow_once"),
+        PermissionOption(option_id="always", name=f"Allow {what} for this session", kind="allow_always"),
+        PermissionOption(option_id="reject", name="Reject", kind="reject_once"),
+        PermissionOption(option_id="never", name=f"Reject {what} for this session", kind="reject_always"),
+    ]
+    request = RequestPermissionRequest(session_id=session.id, tool_call=fields, options=options)
+    await session.written()
+    try:
+        response: RequestPermissionResponse = await session.client.request("session/request_permission", request)
+    except (RpcError, ConnectionClosed):
+        return "deny", "it needs a permission, and nobody is there to give it"
+    outcome = response.outcome
+    answer = outcome.option_id if isinstance(outcome, SelectedOutcome) else ""
+    if answer in ("always", "never"):
+        desk.always[(call["function"]["name"], scope)] = answer == "always"
+    if answer in ("allow", "always"):
+        return "allow", "the user"
+    return "deny", "the user rejected it"
+
+
+async def dry_run(session: Session, call: ToolUse) -> "list[ToolCallContent] | msgspec.UnsetType":
+    """The diff that an edit would make, worked out by the tool itself; nothing when the edit cannot succeed."""
+    result = await session.toolbox.call(call, session.meta(call, **{"crow/dry_run": True}))
+    content = shown(result, call, "edit").content
+    return msgspec.UNSET if result.is_error or content is None else content
+
+
+def subject_of(session: Session, call: ToolUse) -> str:
+    """What a rule's pattern is matched against."""
+    arguments = arguments_of(call) or {}
+    command, path = arguments.get("command"), arguments.get("path")
+    if isinstance(path, str) and session.toolbox.kind(call) in ("read", "edit"):
+        full = os.path.realpath(os.path.join(session.cwd, os.path.expanduser(path.replace("\0", "?"))))
+        here = os.path.realpath(session.cwd)
+        return os.path.relpath(full, here) if full.startswith(here + os.sep) else full
+    if isinstance(command, str) and session.toolbox.kind(call) == "execute":
+        return command.strip()
+    return call["function"]["arguments"]
+
+
+def scope_of(session: Session, call: ToolUse) -> str:
+    """How far an "always" reaches: this very command, all edits in the project, or the tool."""
+    return subject_of(session, call) if session.toolbox.kind(call) == "execute" else ""
+
+
+def text_of(rule: Rule) -> str:
+    return rule.tool if rule.pattern is None else f"{rule.tool}:{rule.pattern}"

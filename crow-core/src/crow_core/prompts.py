@@ -1,0 +1,46 @@
+"""Prompts: named templates whose every render is written down.
+
+Words that come from outside (the user, project files, skills, tools) are only ever variables: a template is never made
+of them, so nothing in them is evaluated.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A Jinja2 template under a name; its version is its content."""
+
+    name: str
+    template: str
+
+    @classmethod
+    def packaged(cls, name: str) -> "Prompt":
+        """The template of that name that ships with crow."""
+        return cls(name, (files("crow_core") / "templates" / f"{name}.md.j2").read_text("utf-8"))
+
+    @classmethod
+    def from_file(cls, name: str, path: Path) -> "Prompt":
+        """A template of the user's own. Raises OSError."""
+        return cls(name, path.read_text("utf-8"))
+
+    @cached_property
+    def version(self) -> str:
+        """The template's content hash, twelve hexadecimal digits."""
+        return hashlib.sha256(self.template.encode()).hexdigest()[:12]
+
+    def render(self, **variables: Any) -> str:
+        """The finished text. Raises jinja2.TemplateError (an undefined variable is an error, never an empty string)."""
+        # Here and not above: 5 % of start-up, needed only when the first prompt of a session is rendered.
+        from jinja2 import StrictUndefined
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(
+            undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=False
+        )
+        return environment.from_string(self.template).render(variables).strip()

@@ -1,0 +1,75 @@
+"""Ask, act, repeat."""
+
+import asyncio
+
+from crow_core.acp.schema import StopReason, ToolCallUpdate
+from crow_core.content import describe, shown, told
+from crow_core.messages import INTERRUPTED, Message, ToolUse, answer
+from crow_core.model import Call
+from crow_core.session import Session
+
+STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "content_filter": "refusal"}
+
+
+async def react(session: Session, prompt: Message) -> StopReason:
+    """Run one turn; whatever happens is appended to the session's log."""
+    session.append(prompt)
+    for _ in range(session.max_steps):
+        call = await ask(session)
+        calls = call.reply.get("tool_calls", [])
+        if calls:
+            await act(session, calls)
+        await session.hooks.after_model.run(session, call)
+        if calls:
+            continue
+        stop_reason = STOP_REASONS.get(call.finish_reason, "end_turn")
+        more = await session.hooks.before_end.run(session, stop_reason)
+        if more is None:
+            return stop_reason
+        session.append(more)
+    return "max_turn_requests"
+
+
+async def ask(session: Session) -> Call:
+    """Stream one reply to the client; what the user saw is what the log holds, even when cut short."""
+    call = Call(session.model, await session.request())
+    whole = False
+    try:
+        await call.listen(lambda delta: session.show(delta, call.id))
+        whole = call.finish_reason not in STOP_REASONS
+    finally:
+        session.keep(call, whole=whole)
+    return call
+
+
+async def act(session: Session, calls: list[ToolUse]) -> None:
+    """Run the calls together, answer them in the order asked, leave none unanswered."""
+    tasks: list[asyncio.Task[Message]] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks += [group.create_task(use_tool(session, call)) for call in calls]
+    except (
+        BaseExceptionGroup
+    ) as errors:  # a tool's own failure is a result; this is a hook that failed or ended the turn
+        raise errors.exceptions[0] from None
+    finally:
+        for call, task in zip(calls, tasks, strict=True):
+            finished = task.done() and not task.cancelled() and not task.exception()
+            session.append(task.result() if finished else answer(call, INTERRUPTED))
+
+
+async def use_tool(session: Session, call: ToolUse) -> Message:
+    """One call from its first sight to its answer; the client sees it end, whatever happens."""
+    kind = session.toolbox.kind(call)
+    await session.update(describe(call, kind, session.cwd))
+    end = ToolCallUpdate(tool_call_id=call["id"], status="failed")
+    try:
+        result = session.toolbox.reject(call) or await session.hooks.before_tool.run(session, call)
+        if result is None:
+            await session.update(ToolCallUpdate(tool_call_id=call["id"], status="in_progress"))
+            result = await session.toolbox.call(call, session.meta(call))
+        result = await session.hooks.after_tool.run(result, session, call)
+        end = shown(result, call, kind)
+        return answer(call, told(result), **({"failed": True} if result.is_error else {}))
+    finally:
+        await session.update(end)

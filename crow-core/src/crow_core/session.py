@@ -1,0 +1,333 @@
+"""One conversation, and the moments at which extensions may join it."""
+
+import asyncio
+import platform
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from msgspec import UNSET, Struct
+
+from crow_core.acp.schema import (
+    AgentMessageChunk,
+    AgentThoughtChunk,
+    AvailableCommand,
+    AvailableCommandInput,
+    AvailableCommandsUpdate,
+    ClientCapabilities,
+    ConfigOptionUpdate,
+    CurrentModeUpdate,
+    NoticeUpdate,
+    SelectConfigOption,
+    SelectEntry,
+    SessionConfigOption,
+    SessionMode,
+    SessionModeState,
+    SessionNotification,
+    SessionUpdate,
+    StopReason,
+    TextBlock,
+)
+from crow_core.content import ToolResult
+from crow_core.hooks import Collect, First, Observe, Pipe
+from crow_core.messages import Delta, Message, ToolUse, settle, view
+from crow_core.model import Call, Model, Request
+from crow_core.prompts import Prompt
+from crow_core.toolbox import Server, Toolbox
+
+if TYPE_CHECKING:
+    from crow_core.app import Crow
+
+
+class Client(Protocol):
+    """Who looks at a session: an editor, a terminal, a program; the client's side of an ACP connection."""
+
+    capabilities: ClientCapabilities
+
+    async def request(self, method: str, params: Struct) -> Any:
+        """Ask the client. Raises RpcError."""
+        ...
+
+    async def notify(self, method: str, params: Struct) -> None:
+        """Tell the client; returns when there is room for more."""
+        ...
+
+
+class EndTurn(Exception):
+    """Raised in a hook to end the turn in good order: a command was answered, a budget is spent."""
+
+    def __init__(self, stop_reason: StopReason = "end_turn", text: str = "") -> None:
+        super().__init__(text or stop_reason)
+        self.stop_reason: StopReason = stop_reason
+        self.text = text
+        """What the user is told."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A slash command. `run` receives the session and the words after the command's name."""
+
+    name: str
+    description: str
+    run: "Callable[[Session, str], Awaitable[str | Message]]"
+    """Gives a text that ends the turn without asking the model, or the user message to go on with."""
+    hint: str = ""
+    """What may follow the name, shown while the user types."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value an option can have."""
+
+    value: str
+    name: str
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A setting of a session that its user can change at any time (ACP, session config options)."""
+
+    id: str
+    name: str
+    category: Literal["mode", "model", "thought_level"]
+    choices: Sequence[Choice]
+    get: "Callable[[], str]"
+    set: "Callable[[str], None]"
+
+
+class Hooks:
+    """The moments. A function registered at one is called with what the moment's type says."""
+
+    def __init__(self) -> None:
+        self.session_start = Observe[[Session]]()
+        """A session has opened; its servers are starting."""
+        self.session_end = Observe[[Session]]()
+        """A session closes; last registered first, and all run."""
+        self.mcp_servers = Collect[[Session], Sequence[Server]]()
+        """Servers to connect for a session."""
+        self.instructions = Collect[[Session], str]()
+        """Text for the system prompt, asked for once a session."""
+        self.before_prompt = Pipe[Message, [Session]]()
+        """The user's message before it is appended; may replace it, or raise EndTurn."""
+        self.before_model = Pipe[Request, [Session]]()
+        """The request before it is sent; may replace it."""
+        self.after_model = Observe[[Session, Call]]()
+        """A reply is complete and its tool calls, if any, are answered."""
+        self.before_tool = First[[Session, ToolUse], ToolResult]()
+        """A call before it runs; an answer given here stands in for the tool's."""
+        self.after_tool = Pipe[ToolResult, [Session, ToolUse]]()
+        """A result before the client and the model see it; may replace it."""
+        self.message = Observe[[Session, Message]]()
+        """The entry just appended to the log: a message, or a marker. What follows is shown only when all have run."""
+        self.before_end = First[[Session, StopReason], Message]()
+        """The model is done; a user message given here makes the turn go on."""
+        self.turn_end = Observe[[Session, StopReason | Exception]]()
+        """The turn is over, well or not; last registered first, and all run."""
+        self.commands = Collect[[Session], Sequence[Command]]()
+        """Slash commands."""
+        self.options = Collect[[Session], Option]()
+        """Settings of a session, the most important first."""
+
+    def seal(self) -> None:
+        """Take no more functions: from now on a latecomer would miss moments that have passed."""
+        for hook in vars(self).values():
+            if isinstance(hook, Observe | Collect | First | Pipe):
+                hook.closed = True
+
+
+@dataclass(eq=False)
+class Session:
+    """One conversation: its log, its tools, and the client that looks at it."""
+
+    crow: "Crow"
+    client: Client
+    id: str
+    cwd: str
+    model: Model
+    roots: list[str] = field(default_factory=list[str])
+    """Absolute folders the file tools may touch; the first is `cwd`."""
+    log: list[Message] = field(default_factory=list[Message])
+    """Messages and markers; only ever appended to."""
+    toolbox: Toolbox = field(default_factory=Toolbox)
+    max_steps: int = 200
+    """Model requests a turn may take."""
+    system: str | None = None
+    """The system prompt, rendered once, at the first request."""
+    state: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What extensions keep for this session, each under its own name."""
+    options: list[Option] = field(default_factory=list[Option])
+    commands: dict[str, Command] = field(default_factory=dict[str, Command])
+    turns: "list[asyncio.Task[StopReason]]" = field(default_factory=list["asyncio.Task[StopReason]"])
+    """The running turn and those that wait for it, in order."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the running turn."""
+    _call_ids: set[str] = field(default_factory=set[str])
+    _writing: "asyncio.Task[None] | None" = None
+    _scratch: "tempfile.TemporaryDirectory[str] | None" = None
+
+    @property
+    def hooks(self) -> Hooks:
+        return self.crow
+
+    def append(self, entry: Message) -> None:
+        """Extend the log at once, and let the `message` hooks write it down behind; `written` waits for them."""
+        self.log.append(entry)
+        if self.hooks.message:
+            self._writing = asyncio.ensure_future(self._write(entry, self._writing))
+
+    async def _write(self, entry: Message, before: "asyncio.Task[None] | None") -> None:
+        if before is not None:
+            await before
+        await self.hooks.message.run(self, entry)
+
+    async def written(self) -> None:
+        """Wait until every entry has been through the `message` hooks; raises what one of them raised."""
+        if (writing := self._writing) is not None:
+            try:
+                await asyncio.shield(writing)
+            finally:
+                if writing.done() and self._writing is writing:
+                    self._writing = None
+
+    async def update(self, update: SessionUpdate) -> None:
+        """Show the client something, after everything before it has been written down."""
+        if self._writing is not None:
+            await self.written()
+        await self.client.notify("session/update", SessionNotification(session_id=self.id, update=update))
+
+    async def say(self, text: str) -> None:
+        """Show the client a message that is not the model's."""
+        await self.update(AgentMessageChunk(content=TextBlock(text=text), message_id=self.crow.new_id()))
+
+    async def notice(self, title: str, severity: Literal["info", "warning", "error"] = "info") -> None:
+        """Tell the person something that is no part of the conversation."""
+        wanted = self.client.capabilities.session
+        if wanted and wanted.notices:
+            await self.update(NoticeUpdate(severity=severity, title=title))
+        else:
+            await self.update(AgentThoughtChunk(content=TextBlock(text=f"{title}\n"), message_id=self.crow.new_id()))
+
+    async def show(self, delta: Delta, message_id: str) -> None:
+        """Show a fragment of a reply."""
+        if text := delta.get("reasoning_content"):
+            await self.update(AgentThoughtChunk(content=TextBlock(text=text), message_id=message_id))
+        if text := delta.get("content"):
+            await self.update(AgentMessageChunk(content=TextBlock(text=text), message_id=message_id))
+        if text := delta.get("notice"):
+            await self.notice(text, "warning")
+
+    def keep(self, call: Call, *, whole: bool) -> None:
+        """Append a reply to the log, unless it is empty. Its calls are kept only when it came whole."""
+        notes: dict[str, Any] = {"id": call.id}
+        if not whole:
+            notes["cut"] = call.error or call.finish_reason
+        reply = settle(call.reply, used=self._call_ids, whole=whole)
+        if any(reply.get(key) for key in ("content", "reasoning_content", "tool_calls")):
+            reply["crow"] = reply.get("crow", {}) | notes
+            self.append(reply)
+
+    async def request(self) -> Request:
+        """The next request to the model. What it begins with never changes, so that servers can reuse their cache."""
+        if self.system is None:
+            self.system = await self.render_system()
+        tools = self.toolbox.schemas()
+        system: Message = {"role": "system", "content": self.system}
+        request: Request = {**({"tools": tools} if tools else {}), "messages": [system, *view(self.log)]}
+        return await self.hooks.before_model.run(request, self)
+
+    async def render_system(self) -> str:
+        """The system prompt, from the app's template and the extensions' instructions."""
+        return self.render(
+            self.crow.system,
+            "system",
+            cwd=self.cwd,
+            roots=self.roots,
+            platform=f"{platform.system()} {platform.machine()}",
+            date=date.today().isoformat(),
+            instructions=await self.hooks.instructions.run(self),
+        )
+
+    def render(self, prompt: Prompt, purpose: str, **variables: Any) -> str:
+        """Render a prompt and write down which version became what. Raises jinja2.TemplateError."""
+        text = prompt.render(**variables)
+        self.append(
+            {
+                "crow": {
+                    "kind": "render",
+                    "purpose": purpose,
+                    "prompt": prompt.name,
+                    "version": prompt.version,
+                    "template": prompt.template,
+                    "variables": variables,
+                    "text": text,
+                }
+            }
+        )
+        return text
+
+    def meta(self, call: ToolUse, **more: Any) -> dict[str, Any]:
+        """What the built-in tools are told along with a call."""
+        roots = [*self.roots, self._scratch.name] if self._scratch else self.roots
+        return {"crow/session": self.id, "crow/call": call["id"], "crow/cwd": self.cwd, "crow/roots": roots, **more}
+
+    def scratch(self) -> Path:
+        """A folder that lives as long as the session, for what is too long to tell the model; it may read it."""
+        self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="crow-")
+        return Path(self._scratch.name)
+
+    def option(self, id: str) -> Option | None:
+        return next((option for option in self.options if option.id == id), None)
+
+    def config_options(self) -> list[SessionConfigOption]:
+        """All options with their current values."""
+        return [
+            SelectConfigOption(
+                id=option.id,
+                name=option.name,
+                category=option.category,
+                current_value=option.get(),
+                options=[
+                    SelectEntry(value=choice.value, name=choice.name, description=choice.description or UNSET)
+                    for choice in option.choices
+                ],
+            )
+            for option in self.options
+        ]
+
+    def modes(self) -> SessionModeState | None:
+        """The option of category `mode` in the older words that some clients read."""
+        option = next((option for option in self.options if option.category == "mode"), None)
+        if option is None:
+            return None
+        modes = [SessionMode(id=c.value, name=c.name, description=c.description or UNSET) for c in option.choices]
+        return SessionModeState(current_mode_id=option.get(), available_modes=modes)
+
+    async def announce_options(self) -> None:
+        """Tell the client that an option has changed from this side."""
+        if modes := self.modes():
+            await self.update(CurrentModeUpdate(current_mode_id=modes.current_mode_id))
+        await self.update(ConfigOptionUpdate(config_options=self.config_options()))
+
+    async def announce_commands(self) -> None:
+        """Tell the client which slash commands there are."""
+        commands = [
+            AvailableCommand(
+                name=command.name,
+                description=command.description,
+                input=AvailableCommandInput(hint=command.hint) if command.hint else UNSET,
+            )
+            for command in self.commands.values()
+        ]
+        await self.update(AvailableCommandsUpdate(available_commands=commands))
+
+    async def close(self) -> None:
+        """Stop the session's servers and remove its scratch folder."""
+        await self.toolbox.close()
+        if self._scratch is not None:
+            with suppress(OSError):
+                self._scratch.cleanup()

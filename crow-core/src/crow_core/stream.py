@@ -1,0 +1,232 @@
+"""From the bytes of a provider's event stream to deltas of one spelling.
+
+Read as the WHATWG's server-sent events, as leniently as real servers need; any split into pieces gives the same deltas.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from crow_core.messages import Delta
+
+OBJECT = msgspec.json.Decoder(dict[str, Any])
+
+
+class ModelError(Exception):
+    """The endpoint did not answer as it should; the text is a sentence for a person."""
+
+    def __init__(self, sentence: str, *, retry: bool = False, after: float | None = None) -> None:
+        super().__init__(sentence)
+        self.retry = retry
+        """Whether the same request may succeed a little later."""
+        self.after = after
+        """Seconds the server asked to wait."""
+
+
+class Reader:
+    """Turns the bytes of an event stream into deltas, whatever the provider's spelling. Fed in any split."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        """The endpoint as a person would name it."""
+        self.rest = b""
+        self.stray = b""
+        """What was no event: an error page, or an answer that is not streamed."""
+        self.half = b""
+        """A `data:` line whose JSON goes on in the next one."""
+        self.thoughts = Thoughts()
+        self.done = False
+        self.finished = False
+        self.answered = False
+        self.called = False
+
+    def feed(self, data: bytes) -> list[Delta]:
+        lines = (self.rest + data).split(b"\n")
+        self.rest = lines.pop()
+        deltas: list[Delta] = []
+        for line in lines:
+            self.read_line(line, deltas)
+        return deltas
+
+    def read_line(self, line: bytes, deltas: list[Delta]) -> None:
+        line = line.rstrip(b"\r")
+        if line.startswith(b"data:"):
+            payload = line[5:].strip()
+            if payload == b"[DONE]":
+                self.done = True
+            elif payload:
+                self.read_payload(payload, deltas)
+        elif line and not line.startswith((b":", b"event:", b"id:", b"retry:")) and len(self.stray) < 1 << 20:
+            self.stray += line + b"\n"
+
+    def read_payload(self, payload: bytes, deltas: list[Delta]) -> None:
+        try:
+            chunk = OBJECT.decode(self.half + payload)
+        except msgspec.ValidationError:
+            return  # JSON, but no object: nothing a chunk could be
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self.half += payload
+            return
+        self.half = b""
+        self.read_chunk(chunk, deltas)
+
+    def read_chunk(self, chunk: dict[str, Any], deltas: list[Delta]) -> None:
+        """One parsed event becomes at most one delta."""
+        if error := chunk.get("error"):
+            raise ModelError(f"{self.where} reported an error: {sentence_of(error)}.")
+        delta: Delta = {}
+        choices = chunk.get("choices")
+        if choices:
+            self.read_choice(choices[0], delta)
+        x_groq = chunk.get("x_groq")
+        if usage := chunk.get("usage") or (x_groq and x_groq.get("usage")):
+            delta["usage"] = usage
+        if delta:
+            deltas.append(delta)
+
+    def read_choice(self, choice: dict[str, Any], delta: Delta) -> None:
+        part: dict[str, Any] = choice.get("delta") or choice.get("message") or {}
+        content = part.get("content") or part.get("refusal")
+        thought = part.get("reasoning_content") or part.get("reasoning")
+        if content and not isinstance(content, str):
+            content, thought = flatten(content)
+        if thought and isinstance(thought, str):
+            self.answered = True
+            self.thoughts.seen = True
+            delta["reasoning_content"] = thought
+        if content:
+            self.answered = True
+            self.thoughts.feed(content, delta)
+        if calls := part.get("tool_calls"):
+            self.answered = self.called = True
+            delta["tool_calls"] = calls
+        if usage := choice.get("usage"):
+            delta["usage"] = usage
+        if reason := choice.get("finish_reason"):
+            self.finished = True
+            delta["finish_reason"] = reason
+
+    def end(self) -> list[Delta]:
+        """What was held back; raises ModelError when the stream was no whole answer."""
+        deltas: list[Delta] = []
+        if self.rest:
+            self.read_line(self.rest, deltas)
+        if not self.answered and not self.finished and self.stray:
+            self.read_stray(deltas)
+        if self.half or (self.called and not self.finished and not self.done):
+            raise ModelError(f"{self.where} broke off in the middle of its answer.")
+        if not self.answered and not self.finished:
+            raise ModelError(f"{self.where} closed the connection without an answer.")
+        held: Delta = {}
+        self.thoughts.end(held)
+        return [*deltas, held] if held else deltas
+
+    def read_stray(self, deltas: list[Delta]) -> None:
+        """An answer that was no event stream: one whole completion, an error object, or some web page."""
+        try:
+            chunk = OBJECT.decode(self.stray)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            said = explain(self.stray, "")
+            raise ModelError(f"{self.where} did not answer as a chat-completions endpoint: {said}.") from error
+        self.read_chunk(chunk, deltas)
+
+
+class Thoughts:
+    """Splits `<think>…</think>` off content that arrives in pieces; a tag cut in two is held back."""
+
+    OPEN, CLOSE = "<think>", "</think>"
+
+    def __init__(self) -> None:
+        self.held: str = ""
+        self.inside = False
+        self.begun = False
+        """Something other than white space has been content."""
+        self.seen = False
+        """Reasoning has come by another way, or has ended: what looks like a tag now is text."""
+
+    def feed(self, text: str, delta: Delta) -> None:
+        if self.begun and not self.inside and (self.seen or ("<" not in text and not self.held)):
+            delta["content"] = delta.get("content", "") + text
+            return
+        text, self.held = self.held + text, ""
+        if not self.begun and not self.inside and not self.seen:
+            bare = text.lstrip()
+            if bare.startswith(self.OPEN):
+                self.inside, text = True, bare[len(self.OPEN) :]
+            elif self.OPEN.startswith(bare):
+                self.held = text
+                return
+        self.split(text, delta)
+
+    def split(self, text: str, delta: Delta) -> None:
+        """Look for the closing tag: what stands before it was thought, also when no opening tag was sent."""
+        before, tag, after = text.partition(self.CLOSE) if not self.seen else (text, "", "")
+        if tag:
+            self.add("reasoning_content", before, delta)
+            if not self.inside:
+                delta["thought_ends"] = True
+            self.inside, self.seen = False, True
+            self.add("content", after, delta)
+            return
+        keep = 0 if self.seen else overlap(text, self.CLOSE)
+        self.held = text[len(text) - keep :]
+        self.add("reasoning_content" if self.inside else "content", text[: len(text) - keep], delta)
+
+    def add(self, key: Literal["content", "reasoning_content"], text: str, delta: Delta) -> None:
+        if key == "content" and self.seen and not self.begun:
+            text = text.lstrip()  # the white space between thinking and answer
+        if text:
+            self.begun = self.begun or (key == "content" and not text.isspace())
+            delta[key] = delta.get(key, "") + text
+
+    def end(self, delta: Delta) -> None:
+        """Give out what was held back: it was no tag after all."""
+        self.add("reasoning_content" if self.inside else "content", self.held, delta)
+        self.held = ""
+
+
+def overlap(text: str, tag: str) -> int:
+    """How many characters at the end of `text` may be the beginning of `tag`."""
+    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
+
+
+def flatten(parts: Any) -> tuple[str, str]:
+    """Content sent as a list of parts: its text, and its thoughts."""
+    text = thought = ""
+    for part in parts:
+        match part:
+            case {"type": "text", "text": str(piece)}:
+                text += piece
+            case {"type": "thinking", "thinking": str(piece)}:
+                thought += piece
+            case {"type": "thinking", "thinking": pieces}:
+                thought += flatten(pieces)[0]
+            case _:
+                pass
+    return text, thought
+
+
+def explain(body: bytes, kind: str) -> str:
+    """What an error body says, as part of one sentence."""
+    text = body.decode("utf-8", "replace").strip()
+    try:
+        return sentence_of(msgspec.json.decode(body))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        if "html" in kind or text[:1] == "<":
+            return "it sent a web page instead of JSON; base_url usually ends in /v1"
+        return " ".join(text.split())[:300] or "it sent nothing"
+
+
+def sentence_of(error: Any) -> str:
+    """The words inside an error object, wherever the provider put them."""
+    match error:
+        case str(text):
+            return " ".join(text.split())[:300].rstrip(".")
+        case {"error": inner} if inner:
+            return sentence_of(inner)
+        case {"message": inner} | {"detail": inner} | {"msg": inner} if inner:
+            return sentence_of(inner)
+        case [first, *_]:
+            return sentence_of(first)
+        case _:
+            return msgspec.json.encode(error).decode()[:300]
