@@ -25,7 +25,6 @@ FIX = "people / SERVES"
 FAILING = "test_six_people_need_half_as_much_again"
 
 RAN = re.compile(r"^Ran (\d+) tests? in ", re.M)
-REFUSAL = re.compile(r"\b(error|failed|refused|rejected|denied|cancelled|not found|no match|cannot|could not)\b", re.I)
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -62,9 +61,9 @@ def play(request: dict[str, Any]) -> Reply:
                 _expect_edit(edit)
                 return _say("Now the tests again.", "terminal", command=TESTS)
             case results:
-                tests, _, edit, again, *_ = results
+                tests, _, _, again, *_ = results
                 failure = _failure(tests)
-                _expect_success(again, failure.ran, edit)
+                _expect_success(again, failure.ran)
                 return Reply(_report(failure), pace=PACE)
     except Surprise as surprise:
         return Reply(str(surprise), pace=PACE)
@@ -113,16 +112,16 @@ def _expect_bug(code: str) -> None:
 
 
 def _expect_edit(edit: str) -> None:
-    if REFUSAL.search(edit.lstrip().partition("\n")[0]):
-        raise Surprise(f"The file_editor tool did not edit `{FILE}`", edit)
+    if FIX not in edit:
+        raise Surprise(f"The file_editor tool did not show `{FILE}` with `{FIX}` after the edit", edit)
 
 
-def _expect_success(tests: str, before: str, edit: str) -> None:
+def _expect_success(tests: str, before: str) -> None:
     ran = RAN.search(tests)
     if not ran:
         raise Surprise("The terminal tool did not show the second run of the tests", tests)
     if not re.search(r"^OK\s*$", tests, re.M) or "[exit code" in tests:
-        raise Surprise(f"The tests do not pass after the edit, of which file_editor said “{edit.strip()}”", tests)
+        raise Surprise("The tests do not pass after the edit", tests)
     if ran[1] != before:
         raise Surprise(f"The first run had {before} tests and the second {ran[1]}", tests)
 

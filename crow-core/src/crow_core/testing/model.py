@@ -19,13 +19,16 @@ class ScriptedModel:
         self,
         script: Callable[[dict[str, Any]], Reply | Awaitable[Reply]] | Sequence[Reply],
         name: str = "scripted",
+        window: int | None = None,
     ) -> None:
         self.name = name
+        self.window = window
+        """Tokens it pretends to have room for; None when nobody said."""
         self.requests: list[dict[str, Any]] = []
         """Copies of the requests, oldest first: what was asked, whatever became of the messages since."""
         self._script = script if callable(script) else in_order(script)
 
-    async def stream(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def stream(self, request: dict[str, Any]) -> AsyncIterator[Any]:
         """Yield the reply's deltas, then `{"finish_reason": ..., "usage": ...}`; raises the reply's `error`."""
         self.requests.append(copy.deepcopy(request))
         turn = len(self.requests)
