@@ -29,8 +29,6 @@ FAILED (failures=1)
 GREEN = "----------------------------------------------------------------------\nRan 7 tests in 0.001s\n\nOK\n"
 CODE = f"    12\t    return {{name: amount * ({BUG}) for name, amount in RECIPE.items()}}"
 EDITED = f"Edited /tmp/demo/pancakes.py:\n{CODE.replace(BUG, FIX)}"
-    f"Edited /tmp/demo/pancakes.py:\n    12\t    return {{name: amount * ({FIX}) for name, amount in RECIPE.items()}}"
-)
 
 
 def after(*results: Any, earlier: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
