@@ -1,17 +1,30 @@
 """Doubles for the two ends of an agent, shipped so that your tests can use what ours use.
 
 `ScriptedModel` plays a model in the same process, `ScriptedServer` plays a chat-completions endpoint over real HTTP.
+`connect(crow)` gives an `Editor` in conversation with an agent, over ACP in memory.
 """
 
 from typing import TYPE_CHECKING
 
+from crow_core.testing.editor import Editor, connect
 from crow_core.testing.model import ScriptedModel
 from crow_core.testing.script import Failure, Raw, Reply, Script, ScriptEnded, ToolCall
 
 if TYPE_CHECKING:
     from crow_core.testing.server import ScriptedServer
 
-__all__ = ["Failure", "Raw", "Reply", "Script", "ScriptEnded", "ScriptedModel", "ScriptedServer", "ToolCall"]
+__all__ = [
+    "Editor",
+    "Failure",
+    "Raw",
+    "Reply",
+    "Script",
+    "ScriptEnded",
+    "ScriptedModel",
+    "ScriptedServer",
+    "ToolCall",
+    "connect",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,91 @@
+"""The client's half of the protocol: what an editor, a terminal or a program says to an agent."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from crow_core.acp.connection import Connection, Handler
+from crow_core.acp.schema import (
+    AGENT_METHODS,
+    CLIENT_METHODS,
+    PROTOCOL_VERSION,
+    CancelNotification,
+    ClientCapabilities,
+    ContentBlock,
+    Implementation,
+    InitializeRequest,
+    InitializeResponse,
+    McpServer,
+    NewSessionRequest,
+    NewSessionResponse,
+    PromptRequest,
+    PromptResponse,
+    SetSessionConfigOptionRequest,
+    SetSessionConfigOptionResponse,
+    SetSessionModeRequest,
+    TextBlock,
+)
+from crow_core.acp.transports import Transport
+
+
+class AcpClient:
+    """Talks to any ACP agent. `handlers` answer what the agent asks, by method; `session/update` is one of them.
+
+    Its calls raise RpcError when the agent refuses, ConnectionClosed when it is gone.
+    """
+
+    def __init__(self, transport: Transport, handlers: Mapping[str, Handler]) -> None:
+        self.connection = Connection(transport, CLIENT_METHODS, AGENT_METHODS, handlers)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[None]:
+        """Listen to the agent meanwhile, and hang up at the end."""
+        task = asyncio.ensure_future(self.connection.serve())
+        try:
+            yield
+        finally:
+            await self.connection.close()
+            await asyncio.wait([task])
+
+    async def initialize(self, name: str, capabilities: ClientCapabilities) -> InitializeResponse:
+        """Agree on the protocol and on what each side can do."""
+        return await self.connection.request(
+            "initialize",
+            InitializeRequest(
+                protocol_version=PROTOCOL_VERSION,
+                client_info=Implementation(name=name, version="0"),
+                client_capabilities=capabilities,
+            ),
+        )
+
+    async def new_session(
+        self, cwd: str, servers: Sequence[McpServer] = (), roots: Sequence[str] = ()
+    ) -> NewSessionResponse:
+        """Open a session in a folder, with MCP servers for the agent to connect."""
+        request = NewSessionRequest(cwd=cwd, mcp_servers=list(servers), additional_directories=list(roots))
+        return await self.connection.request("session/new", request)
+
+    async def prompt(self, session_id: str, prompt: str | Sequence[ContentBlock]) -> PromptResponse:
+        """Say something, and wait for the turn to end."""
+        blocks = [TextBlock(text=prompt)] if isinstance(prompt, str) else list(prompt)
+        return await self.connection.request("session/prompt", PromptRequest(session_id=session_id, prompt=blocks))
+
+    async def cancel(self, session_id: str) -> None:
+        """Stop the turn; its prompt answers `cancelled`."""
+        await self.connection.notify("session/cancel", CancelNotification(session_id=session_id))
+
+    async def set_mode(self, session_id: str, mode_id: str) -> None:
+        """Choose a mode by its id."""
+        await self.connection.request(
+            "session/set_mode", SetSessionModeRequest(session_id=session_id, mode_id=mode_id)
+        )
+
+    async def set_option(self, session_id: str, option_id: str, value: str) -> SetSessionConfigOptionResponse:
+        """Set a config option; gives all options as they are now."""
+        request = SetSessionConfigOptionRequest(session_id=session_id, config_id=option_id, value=value)
+        return await self.connection.request("session/set_config_option", request)
+
+    async def request(self, method: str, params: Any) -> Any:
+        """Any other call."""
+        return await self.connection.request(method, params)
