@@ -3,11 +3,11 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from importlib.metadata import version
 from typing import Any
 
 from msgspec import UNSET, Struct
 
+from crow_core import __version__
 from crow_core.acp.connection import Connection, RpcError
 from crow_core.acp.schema import (
     AGENT_METHODS,
@@ -44,9 +44,10 @@ from crow_core.acp.schema import (
 )
 from crow_core.acp.transports import Transport
 from crow_core.app import Crow
+from crow_core.config import ConfigError
 from crow_core.content import to_message
-from crow_core.stream import ModelError
 from crow_core.session import Option, Session
+from crow_core.stream import ModelError
 from crow_core.toolbox import from_acp
 
 
@@ -99,13 +100,15 @@ class Agent:
                     self.source = await self.source()
                 except ModelError as error:
                     raise RpcError(AUTH_REQUIRED, "No model is configured", details=str(error)) from error
+                except ConfigError as error:
+                    raise RpcError(INTERNAL_ERROR, "The configuration cannot be used", details=str(error)) from error
             return self.source
 
     async def initialize(self, params: InitializeRequest) -> InitializeResponse:
         self.capabilities = params.client_capabilities or ClientCapabilities()
         return InitializeResponse(
             protocol_version=PROTOCOL_VERSION,
-            agent_info=Implementation(name="crow", title="Crow", version=version("crow-core")),
+            agent_info=Implementation(name="crow", title="Crow", version=__version__),
             agent_capabilities=AgentCapabilities(
                 prompt_capabilities=PromptCapabilities(image=True, embedded_context=True),
                 mcp_capabilities=McpCapabilities(http=True, sse=True),

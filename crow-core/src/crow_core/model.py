@@ -1,6 +1,8 @@
-"""The only file that knows how a language model is asked: chat completions over server-sent events."""
+"""The only file that knows how a language model is asked: chat completions over server-sent events.
 
-import ssl
+The HTTP client is imported where it is used: it is a third of start-up, and `initialize` is answered without it.
+"""
+
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -9,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-import httpx2
 import msgspec
 
 from crow_core.messages import Delta, Message, merge
 from crow_core.stream import ModelError, Reader, explain
 
 if TYPE_CHECKING:
+    import httpx2
     from openai import AsyncOpenAI
 
 Request = dict[str, Any]
@@ -98,11 +100,11 @@ class ChatModel:
     """A ready client of the openai SDK (AsyncAzureOpenAI too) to ask through, in place of `base_url` and `api_key`."""
     refused: set[str] = field(default_factory=set[str])
     """Parameters this endpoint refused; they are not sent again."""
-    _http: httpx2.AsyncClient | None = field(default=None, repr=False)
+    _http: "httpx2.AsyncClient | None" = field(default=None, repr=False)
 
     async def stream(self, request: Request) -> AsyncGenerator[Delta]:
         """Yield the reply in fragments. Raises ModelError; sends again only while nothing has been answered yet."""
-        # Here and not above: 2 % of start-up, needed when the first request is on its way.
+        import httpx2
         import stamina
 
         body = {"model": self.name, **self.parameters, "stream": True, "stream_options": {"include_usage": True}}
@@ -144,6 +146,8 @@ class ChatModel:
             async with self.post_through(self.client, body) as chunks:
                 yield chunks
             return
+        import httpx2
+
         http = self._http = self._http or self.connect()
         url = self.base_url.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
         try:
@@ -174,21 +178,30 @@ class ChatModel:
         except openai.APIConnectionError as error:
             raise self.unreachable(error.__cause__ or error) from error
 
-    def connect(self) -> httpx2.AsyncClient:
+    def connect(self) -> "httpx2.AsyncClient":
         """An HTTP client with this endpoint's address, key and patience."""
+        import ssl
+
+        import httpx2
+
         local = urlsplit(self.base_url).hostname in LOOPBACK
         patience = self.idle_timeout or (600.0 if local else 120.0)
         key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return httpx2.AsyncClient(
             headers={"Content-Type": "application/json", "Accept": "text/event-stream", **key, **self.headers},
             timeout=httpx2.Timeout(patience, connect=10.0),
-            # Reading the system's certificates takes longer than all else here; plain HTTP needs none of them.
-            verify=ssl.create_default_context() if self.base_url.startswith("https:") else bare_context(),
+            # Reading the system's certificates takes longer than all else here; plain HTTP needs none of them, and a
+            # context that trusts nobody is safe if a redirect leads elsewhere.
+            verify=ssl.create_default_context()
+            if self.base_url.startswith("https:")
+            else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             trust_env=not local,
         )
 
     def unreachable(self, error: BaseException) -> ModelError:
         """The sentence for an endpoint that gave no answer at all."""
+        import httpx2
+
         local = urlsplit(self.where).hostname in LOOPBACK
         if isinstance(error, httpx2.ConnectError) and local:
             return ModelError(f"Nothing answers at {self.where}. Start the model server, or set OPENAI_BASE_URL.")
@@ -242,8 +255,3 @@ def seconds(header: str | None) -> float | None:
 def name_of(error: BaseException) -> str:
     """An exception as a few words."""
     return str(error) or type(error).__name__
-
-
-def bare_context() -> ssl.SSLContext:
-    """A context that trusts nobody: enough for plain HTTP, safe if a redirect leads elsewhere."""
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

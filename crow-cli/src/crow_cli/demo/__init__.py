@@ -1,12 +1,47 @@
-"""The material of `crow demo`: a small project with one bug, and a scripted model that finds it with the real tools."""
+"""`crow demo`: a real piece of work on a small project, with a script in the place of the model."""
 
-from pathlib import Path
+import asyncio
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping
+from importlib.resources import as_file, files
 
-PROJECT = Path(__file__).parent / "project"
+import click
+from crow_core.model import ChatModel
+from crow_core.testing import ScriptedServer
+
+from crow_cli.demo.script import TASK, TESTS, play
+from crow_cli.house import build
+from crow_cli.run import is_interactive, run
+
+HONEST = "The model here is a script, served on this machine; crow, its tools, the files and the tests are real."
 
 
-def unpack(folder: Path) -> None:
-    """Copy the project into an existing folder, writable, so that the one we ship keeps its bug."""
-    for file in PROJECT.iterdir():
-        if file.is_file():  # an installer may have left __pycache__ beside them
-            (folder / file.name).write_bytes(file.read_bytes())
+async def show(env: Mapping[str, str], model: str = "") -> int:
+    """Fix the demo's bug in a copy of its project; gives 0 only if the tests pass afterwards."""
+    with tempfile.TemporaryDirectory(prefix="crow-demo-") as folder, as_file(files("crow_cli.demo") / "project") as kit:
+        shutil.copytree(kit, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        click.secho(f"crow demo in {folder}", bold=True, err=True)
+        click.secho(f"{f'Model: {model}.' if model else HONEST}\n\n> {TASK}\n", dim=True, err=True)
+        if model:
+            crow = await build(env, model=model, mode="accept-edits")
+            code = await run(crow, TASK, folder, interactive=is_interactive())
+        else:
+            async with ScriptedServer(play) as server:
+                scripted = ChatModel(name="script", base_url=server.url, window=32_768)
+                code = await run(await build(env, mode="yolo", models={"script": scripted}), TASK, folder)
+        works = await tests_pass(folder)
+    if works and code == 0:
+        click.secho("\nChecked once more, by this command: the tests pass.", fg="green", err=True)
+        return 0
+    click.secho("\nThe tests do not pass." if not works else "\nThe turn did not end well.", fg="red", err=True)
+    return 1
+
+
+async def tests_pass(folder: str) -> bool:
+    """Run the project's tests, without the agent."""
+    process = await asyncio.create_subprocess_exec(
+        *shlex.split(TESTS), cwd=folder, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+    )
+    return await process.wait() == 0

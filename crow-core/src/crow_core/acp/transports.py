@@ -37,7 +37,7 @@ class Transport(Protocol):
         """The next line that is not empty, with or without its newline; `b""` at the end. Raises LineTooLong."""
         ...
 
-    def write(self, line: bytes) -> None:
+    def write(self, line: bytes, /) -> None:
         """Take one line, newline included, in the order of the calls. Never raises: `drain` tells."""
         ...
 

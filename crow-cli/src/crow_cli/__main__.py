@@ -1,0 +1,19 @@
+"""The door of the command `crow`. An editor's `crow acp` goes straight through; all else is Click's."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted."""
+    if sys.argv[1:] == ["acp"]:
+        from crow_cli.acp import serve  # not above: an editor waits for this process to answer
+
+        serve()
+    else:
+        from crow_cli.commands import cli
+
+        cli(prog_name="crow")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""`crow acp`: the agent on standard input and output, for an editor."""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable
+
+from crow_core.acp.transports import stdio
+from crow_core.agent import Agent
+from crow_core.app import Crow
+
+
+def serve(model: str = "") -> None:
+    """Serve one client until it hangs up."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="crow: %(message)s")
+    try:
+        asyncio.run(talk(model))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+async def talk(model: str) -> None:
+    agent = Agent(await stdio(), maker(model))
+    try:
+        await agent.serve()
+    finally:
+        if isinstance(agent.source, Crow):
+            await agent.source.shut_down()
+
+
+def maker(model: str) -> Callable[[], Awaitable[Crow]]:
+    """What makes the app when the first session asks for it: by then the client has its answer to `initialize`."""
+
+    async def make() -> Crow:
+        from crow_cli.house import build  # not above, for the reason just given
+
+        return await build(os.environ, model=model)
+
+    return make

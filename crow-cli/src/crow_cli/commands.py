@@ -1,0 +1,106 @@
+"""The command line, except for the short way of `crow acp`."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+from crow_core import __version__
+from crow_core.config import ConfigError, Home
+from crow_core.stream import ModelError
+from crow_core.trust import Trust, settings_in
+
+MODEL = click.option("-m", "--model", default="", help="A configured model, or the endpoint's name for one.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "--version", prog_name="crow", message="%(prog)s %(version)s")
+def cli() -> None:
+    """crow: an agent between two protocols, ACP outside and MCP inside."""
+
+
+@cli.command()
+@MODEL
+def acp(model: str) -> None:
+    """Speak ACP on standard input and output, for an editor."""
+    from crow_cli.acp import serve
+
+    serve(model)
+
+
+@cli.command()
+@click.argument("prompt", required=False)
+@MODEL
+@click.option("--cwd", type=click.Path(), default=".", help="The folder to work in.")
+@click.option("--yolo", is_flag=True, help="Ask for no permission.")
+@click.option("--mode", type=click.Choice(["ask", "accept-edits", "plan", "yolo"]), help="What is asked for.")
+@click.option("--output-format", type=click.Choice(["text", "json", "stream-json"]), default="text", show_default=True)
+@click.option("--max-turns", type=click.IntRange(min=1), help="Model requests the prompt may take.")
+def run(
+    prompt: str | None, model: str, cwd: str, yolo: bool, mode: Any, output_format: Any, max_turns: int | None
+) -> None:
+    """Say one PROMPT and print the answer. What is piped in comes after the prompt."""
+    words = whole_prompt(prompt)
+    folder = Path(cwd).expanduser().absolute()
+    if not folder.is_dir():
+        wrong(f"--cwd: the folder {folder} does not exist.")
+    leave(run_prompt(words, str(folder), model, "yolo" if yolo else mode, output_format, max_turns))
+
+
+async def run_prompt(words: str, cwd: str, model: str, mode: Any, style: Any, max_turns: int | None) -> int:
+    from crow_cli.house import build
+    from crow_cli.run import is_interactive, run
+
+    crow = await build(os.environ, model=model, mode=mode, max_turns=max_turns)
+    return await run(crow, words, cwd, style, interactive=is_interactive())
+
+
+@cli.command()
+@MODEL
+def demo(model: str) -> None:
+    """Watch crow fix a small bug. Offline: the model is a script, everything else is real."""
+    from crow_cli.demo import show
+
+    leave(show(os.environ, model))
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".")
+def trust(folder: Path) -> None:
+    """Let a FOLDER's .mcp.json and .crow/config.toml count, as they are now."""
+    folder = folder.absolute()
+    files = settings_in(folder)
+    for file in files:
+        click.echo(f"--- {file}\n{file.read_text('utf-8', errors='replace').rstrip()}")
+    if not files:
+        wrong(f"{folder} has neither .mcp.json nor .crow/config.toml: there is nothing to trust.")
+    Trust(Home.find(os.environ).data).remember(folder)
+    click.echo(f"Trusted as they are now; after a change you are asked again: {folder}")
+
+
+def whole_prompt(prompt: str | None) -> str:
+    """The prompt's words, with what was piped in behind them."""
+    piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
+    words = "\n\n".join(part for part in (prompt, piped.strip()) if part)
+    if not words:
+        wrong('nothing to say. Give a prompt: crow run "explain this project"')
+    return words
+
+
+def leave(work: Coroutine[Any, Any, int]) -> NoReturn:
+    """Run to the end and exit with its code; what a person has to know is one sentence."""
+    try:
+        sys.exit(asyncio.run(work))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (ConfigError, ModelError) as error:
+        wrong(str(error))
+
+
+def wrong(sentence: str) -> NoReturn:
+    """Wrong usage or configuration: say it, exit code 2."""
+    click.secho(f"crow: {sentence}", fg="red", err=True)
+    sys.exit(2)

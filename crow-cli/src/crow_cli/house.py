@@ -1,0 +1,123 @@
+"""Puts the house together: configuration in, a `Crow` with its models, tools and extensions out."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import crow_mcp_server
+from crow_core.app import Crow
+from crow_core.config import Config, ConfigError, Home, load, load_project, to_acp
+from crow_core.discovery import find_models
+from crow_core.extensions.commands import commands
+from crow_core.extensions.nudge import nudge
+from crow_core.extensions.titles import titles
+from crow_core.extensions.truncate import truncate
+from crow_core.extensions.usage import usage
+from crow_core.model import Model
+from crow_core.permissions import permissions
+from crow_core.prompts import Prompt
+from crow_core.session import Session
+from crow_core.toolbox import Server, from_acp
+from crow_core.trust import Trust, settings_in
+
+Mode = Literal["ask", "accept-edits", "plan", "yolo"]
+
+
+async def build(
+    env: Mapping[str, str],
+    *,
+    model: str = "",
+    mode: Mode | None = None,
+    max_turns: int | None = None,
+    models: Mapping[str, Model] | None = None,
+) -> Crow:
+    """An app as the user's files, the environment and the command line want it.
+
+    Raises ConfigError for a setting that cannot be used, ModelError when there is no model to ask.
+    """
+    home = Home.find(env)
+    config = load(home, env)
+    crow = Crow(
+        models or await find_models(config, env, model),
+        servers=[built_in_tools(hidden(env, config))],
+        system=system_prompt(config, home),
+        max_steps=max_turns or config.max_turns,
+    )
+    rules = config.permissions
+    trust = Trust(home.data)
+    crow.use(
+        permissions,
+        mode=mode or rules.mode,
+        allow=rules.allow,
+        ask=rules.ask,
+        deny=rules.deny,
+        project=lambda cwd: project_rules(trust, cwd, env),
+    )
+    crow.use(configured_servers, config=config)
+    crow.use(project_servers, trust=trust, env=env)
+    return crow.use(commands).use(usage).use(nudge).use(truncate).use(titles)
+
+
+def built_in_tools(hidden_env: Sequence[str]) -> Server:
+    """Our own tools, in this process; described by a file, so that they are loaded only when one is called."""
+
+    def source() -> Any:
+        return crow_mcp_server.create_server(hidden_env=hidden_env)
+
+    return Server("crow", source, definitions=crow_mcp_server.tools(), trusted=True, shared=True)
+
+
+def hidden(env: Mapping[str, str], config: Config) -> list[str]:
+    """The names of the variables that hold this agent's own keys; no command it runs sees them."""
+    keys = {settings.api_key for settings in config.models.values()} | {env.get("OPENAI_API_KEY", "")}
+    return [name for name, value in env.items() if value and value in keys]
+
+
+def system_prompt(config: Config, home: Home) -> Prompt:
+    """The user's own template if there is one. Raises ConfigError."""
+    if not config.prompts.system:
+        return Prompt.packaged("system")
+    path = home.config / Path(config.prompts.system).expanduser()
+    try:
+        return Prompt.from_file("system", path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"prompts.system: {path} cannot be read: {error}.") from error
+
+
+def configured_servers(crow: Crow, *, config: Config) -> None:
+    """Connect the user's own MCP servers in every session."""
+    wanted = [to_acp(name, settings) for name, settings in config.mcp.servers.items() if not settings.disabled]
+
+    @crow.mcp_servers
+    def servers(session: Session) -> Sequence[Server]:
+        return [from_acp(server, session.cwd) for server in wanted]
+
+
+def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str]) -> None:
+    """Connect a trusted folder's MCP servers, and say so where a folder is not trusted."""
+
+    @crow.mcp_servers
+    def servers(session: Session) -> Sequence[Server]:
+        folder = Path(session.cwd)
+        files = settings_in(folder)
+        if files and not trust.trusts(folder):
+            names = " and ".join(str(file.relative_to(folder)) for file in files)
+            session.state["untrusted"] = f"{names} in {folder} ignored until you trust it: crow trust {folder}"
+            return []
+        project = load_project(folder, env)
+        wanted = [to_acp(name, settings) for name, settings in project.mcp.servers.items() if not settings.disabled]
+        return [from_acp(server, session.cwd) for server in wanted]
+
+    @crow.before_prompt
+    async def say(message: Any, session: Session) -> None:
+        if text := session.state.pop("untrusted", ""):
+            await session.notice(text, "warning")
+
+
+def project_rules(trust: Trust, cwd: str, env: Mapping[str, str]) -> tuple[Sequence[str], Sequence[str]]:
+    """A trusted folder's own rules; they can only tighten."""
+    folder = Path(cwd)
+    if not settings_in(folder) or not trust.trusts(folder):
+        return (), ()
+    rules = load_project(folder, env).permissions
+    return rules.ask, rules.deny

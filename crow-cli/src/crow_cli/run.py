@@ -1,0 +1,117 @@
+"""`crow run`: one prompt, as an ACP client in the same process."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, Literal
+
+import click
+import msgspec
+from crow_core.acp.connection import RpcError
+from crow_core.acp.decoding import encode
+from crow_core.acp.schema import ClientCapabilities, ClientSessionCapabilities, NoticeCapabilities, SessionNotification
+from crow_core.acp.transports import memory_pair
+from crow_core.agent import Agent
+from crow_core.app import Crow
+
+from crow_cli.screen import Screen
+
+Format = Literal["text", "json", "stream-json"]
+
+CAPABILITIES = ClientCapabilities(session=ClientSessionCapabilities(notices=NoticeCapabilities()))
+
+
+class Lines(Screen):
+    """Prints every update as it came over the wire, a JSON object a line."""
+
+    async def on_update(self, notification: SessionNotification) -> None:
+        await super().on_update(notification)
+        click.echo(encode(notification.update))
+
+
+@asynccontextmanager
+async def screen(crow: Crow, style: Format, *, interactive: bool) -> AsyncGenerator[Screen]:
+    """A screen in conversation with an agent of this app."""
+    ours, theirs = memory_pair()
+    agent = asyncio.ensure_future(Agent(theirs, crow).serve())
+    kind = Lines if style == "stream-json" else Screen
+    client = kind(ours, interactive=interactive, quiet=style != "text")
+    try:
+        async with client.serving():
+            await client.initialize("crow run", CAPABILITIES)
+            yield client
+    finally:
+        await asyncio.wait([agent])
+        await crow.shut_down()
+
+
+async def run(crow: Crow, prompt: str, cwd: str, style: Format = "text", *, interactive: bool = False) -> int:
+    """Say the prompt and print what comes; gives the exit code."""
+    async with screen(crow, style, interactive=interactive) as client:
+        session = await client.new_session(cwd)
+        with cancelling_on_interrupt(client, session.session_id):
+            outcome: dict[str, Any] = {"sessionId": session.session_id}
+            try:
+                response = await client.prompt(session.session_id, prompt)
+            except RpcError as error:
+                outcome["error"] = details(error)
+            else:
+                outcome["stopReason"] = response.stop_reason
+        client.end_line()
+        report(client, outcome, style)
+    stop_reason = outcome.get("stopReason")
+    return {"end_turn": 0, "cancelled": 130}.get(str(stop_reason), 1)
+
+
+def report(client: Screen, outcome: dict[str, Any], style: Format) -> None:
+    """How it ended: a JSON object, or a sentence where it did not end well."""
+    if style != "text":
+        outcome["text"] = client.text
+        if client.usage:
+            outcome["usage"] = {"used": client.usage.used, "size": client.usage.size}
+        click.echo(msgspec.json.encode(outcome))
+        return
+    sentences = {
+        "max_tokens": "The model's answer was cut at its length limit.",
+        "max_turn_requests": "Stopped: the prompt took as many model requests as allowed (--max-turns).",
+        "refusal": "The model refused.",
+        "cancelled": "Cancelled.",
+    }
+    sentence = outcome.get("error") or sentences.get(outcome["stopReason"])
+    if sentence:
+        click.secho(f"crow: {sentence}", fg="red", err=True)
+
+
+def details(error: RpcError) -> str:
+    """The words for a person in an error answer."""
+    match error.data:
+        case {"details": str(text)}:
+            return text
+        case _:
+            return error.message
+
+
+@contextmanager
+def cancelling_on_interrupt(client: Screen, session_id: str) -> Generator[None]:
+    """The first Ctrl-C cancels the turn; the second ends the process as usual."""
+    loop = asyncio.get_running_loop()
+    tasks: list[asyncio.Task[None]] = []
+
+    def cancel() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        tasks.append(asyncio.ensure_future(client.cancel(session_id)))
+
+    with suppress(NotImplementedError, RuntimeError, ValueError):  # not on this platform, or not in this thread
+        loop.add_signal_handler(signal.SIGINT, cancel)
+    try:
+        yield
+    finally:
+        with suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.remove_signal_handler(signal.SIGINT)
+
+
+def is_interactive() -> bool:
+    """Whether a person can be asked."""
+    return sys.stdin.isatty() and sys.stderr.isatty()

@@ -1,0 +1,148 @@
+"""What a person sees of a turn in the terminal: the answer on standard output, all else on standard error."""
+
+import asyncio
+import difflib
+import sys
+from typing import IO
+
+import click
+from crow_core.acp.client import AcpClient
+from crow_core.acp.connection import Handler
+from crow_core.acp.schema import (
+    AgentMessageChunk,
+    AgentThoughtChunk,
+    BlockContent,
+    CancelledOutcome,
+    DiffContent,
+    NoticeUpdate,
+    RequestPermissionRequest,
+    RequestPermissionResponse,
+    SelectedOutcome,
+    SessionNotification,
+    TextBlock,
+    ToolCall,
+    ToolCallContent,
+    ToolCallUpdate,
+    UsageUpdate,
+)
+from crow_core.acp.transports import Transport
+
+LINES = 12
+"""How much of a tool's output is shown."""
+
+CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""Models and tools may not steer the terminal: escape and control characters are left out."""
+
+ANSWERS = {"y": "allow_once", "a": "allow_always", "n": "reject_once"}
+
+
+class Screen(AcpClient):
+    """An ACP client that prints. Only an `interactive` one asks the person for permissions."""
+
+    def __init__(self, transport: Transport, *, interactive: bool = False, quiet: bool = False) -> None:
+        handlers: dict[str, Handler] = {"session/update": self.on_update}
+        if interactive:
+            handlers["session/request_permission"] = self.on_permission
+        super().__init__(transport, handlers)
+        self.quiet = quiet
+        """Print nothing while the turn runs."""
+        self.text = ""
+        """All that the agent said."""
+        self.usage: UsageUpdate | None = None
+        self.titles: dict[str, str] = {}
+        """What was last shown of each tool call."""
+        self.message = ""
+        """The message being printed: another one starts on a line of its own."""
+        self.column: IO[str] | None = None
+        """Where a line has been begun and not ended."""
+
+    async def on_update(self, notification: SessionNotification) -> None:
+        match notification.update:
+            case AgentMessageChunk(content=TextBlock(text=text), message_id=message_id):
+                if self.text and message_id != self.message:
+                    self.say("\n\n" if self.column else "\n", sys.stdout)
+                    self.text += "\n\n"
+                self.message = str(message_id)
+                self.text += text
+                self.say(text, sys.stdout)
+            case AgentThoughtChunk(content=TextBlock(text=text)):
+                self.say(text, sys.stderr, dim=True)
+            case ToolCall() as call:
+                self.titles[call.tool_call_id] = call.title
+                self.line(f"● {call.title}", fg="cyan")
+            case ToolCallUpdate(status="completed" | "failed" as status) as update:
+                self.result(update.content or [], failed=status == "failed")
+            case NoticeUpdate(title=title, severity=severity):
+                self.line(f"! {title}", fg="yellow" if severity != "info" else None)
+            case UsageUpdate() as usage:
+                self.usage = usage
+            case _:
+                pass
+
+    async def on_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
+        call = question.tool_call
+        self.result(call.content or [], failed=False)
+        match call.raw_input:
+            case {"command": str(command)} if call.kind == "execute":
+                self.line(command)  # whole: the title shows one line of it
+            case _:
+                pass
+        ask = f"Allow {clean(str(call.title))}? [y]es, [n]o, [a]lways in this session"
+        self.end_line()
+        answer = await asyncio.to_thread(ask_person, ask)
+        chosen = next((option for option in question.options if option.kind == ANSWERS.get(answer)), None)
+        if chosen is None:
+            return RequestPermissionResponse(outcome=CancelledOutcome())
+        return RequestPermissionResponse(outcome=SelectedOutcome(option_id=chosen.option_id))
+
+    def result(self, content: list[ToolCallContent], *, failed: bool) -> None:
+        """What a tool did: diffs, or the end of what it said."""
+        for part in content:
+            match part:
+                case DiffContent():
+                    self.diff(part)
+                case BlockContent(content=TextBlock(text=text)):
+                    lines = [line for line in text.strip().splitlines() if not line.startswith("```")]
+                    if len(lines) > LINES:
+                        lines = [f"… {len(lines) - LINES} lines before", *lines[-LINES:]]
+                    for line in lines:
+                        self.line(f"  {line}", fg="red" if failed else None, dim=not failed)
+                case _:
+                    pass
+
+    def diff(self, change: DiffContent) -> None:
+        old, new = (change.old_text or "").splitlines(), change.new_text.splitlines()
+        for line in list(difflib.unified_diff(old, new, lineterm="", n=2))[2:]:
+            colour = {"+": "green", "-": "red"}.get(line[:1])
+            self.line(f"  {line}", fg=colour, dim=colour is None)
+
+    def line(self, text: str, *, fg: str | None = None, dim: bool = False) -> None:
+        """A line of its own, beside the answer."""
+        self.end_line()
+        self.say(f"{text}\n", sys.stderr, fg=fg, dim=dim)
+
+    def end_line(self) -> None:
+        if self.column is not None:
+            self.say("\n", self.column)
+
+    def say(self, text: str, file: IO[str], *, fg: str | None = None, dim: bool = False) -> None:
+        if self.quiet or not (text := clean(text)):
+            return
+        if self.column not in (None, file):
+            click.echo(file=self.column)
+        styled = click.style(text, fg=fg, dim=dim) if fg or dim else text
+        click.echo(styled, file=file, nl=False)
+        self.column = None if text.endswith("\n") else file
+
+
+def clean(text: str) -> str:
+    """Text that cannot steer the terminal."""
+    return text.translate(CONTROL)
+
+
+def ask_person(question: str) -> str:
+    """One of y, n, a; n at the end of input."""
+    try:
+        return click.prompt(question, type=click.Choice(list(ANSWERS)), default="n", show_choices=False, err=True)
+    except (click.Abort, EOFError):
+        return "n"

@@ -1,0 +1,235 @@
+"""Files and environment become settings, checked; nothing here starts anything.
+
+The order, each stronger than the one before: `config.toml` and `mcp.json` in crow's home, the project's `.mcp.json` and
+`.crow/config.toml` (a trusted folder only, and only to add servers and to tighten), the environment, the command line.
+"""
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Struct, field
+
+from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
+
+T = TypeVar("T")
+
+
+class ConfigError(Exception):
+    """A setting that cannot be used; the text names the file, the line, the key, and what to do."""
+
+
+class ModelSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`[models.NAME]`"""
+
+    base_url: str
+    model: str
+    """What the endpoint calls it."""
+    api_key: str = ""
+    """Usually `"${SOME_KEY}"`, so that the key itself stays in the environment."""
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    parameters: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Added to every request, such as `temperature`."""
+    window: int | None = None
+    """Tokens that fit."""
+    idle_timeout: float | None = None
+    """Seconds of silence after which the endpoint counts as hung."""
+
+
+class ServerSettings(Struct, kw_only=True):
+    """`[mcp.servers.NAME]`, and an entry of `mcpServers` in mcp.json; keys of other programs are ignored."""
+
+    command: str = ""
+    args: list[str] = field(default_factory=list[str])
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    url: str = ""
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    type: str = ""
+    """`sse` for the old transport; everything else with a URL is streamable HTTP."""
+    disabled: bool = False
+
+
+class PermissionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`[permissions]`"""
+
+    mode: Literal["ask", "accept-edits", "plan", "yolo"] = "ask"
+    allow: list[str] = field(default_factory=list[str])
+    ask: list[str] = field(default_factory=list[str])
+    deny: list[str] = field(default_factory=list[str])
+
+
+class McpSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`[mcp]`"""
+
+    servers: dict[str, ServerSettings] = field(default_factory=dict[str, ServerSettings])
+
+
+class PromptSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`[prompts]`"""
+
+    system: str = ""
+    """A Jinja2 template in place of crow's own; relative to the configuration's folder."""
+
+
+class Config(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`config.toml`"""
+
+    model: str = ""
+    """The name of one of `models`."""
+    max_turns: int = 200
+    """Model requests one prompt may take."""
+    models: dict[str, ModelSettings] = field(default_factory=dict[str, ModelSettings])
+    permissions: PermissionSettings = field(default_factory=PermissionSettings)
+    mcp: McpSettings = field(default_factory=McpSettings)
+    prompts: PromptSettings = field(default_factory=PromptSettings)
+
+
+class ProjectConfig(Struct, kw_only=True):
+    """`.crow/config.toml`: a project may bring servers and tighten permissions, nothing more."""
+
+    permissions: PermissionSettings = field(default_factory=PermissionSettings)
+    mcp: McpSettings = field(default_factory=McpSettings)
+
+
+class McpFile(Struct, kw_only=True):
+    """`mcp.json` and `.mcp.json`, as other programs write them."""
+
+    servers: dict[str, ServerSettings] = field(name="mcpServers", default_factory=dict[str, ServerSettings])
+
+
+class Home(Struct, frozen=True):
+    """Where crow keeps its own files."""
+
+    config: Path
+    data: Path
+
+    @classmethod
+    def find(cls, env: Mapping[str, str]) -> "Home":
+        """`$CROW_HOME` for both, else the XDG folders."""
+        if home := env.get("CROW_HOME"):
+            path = Path(home).expanduser().absolute()
+            return cls(path, path)
+        user = Path(env.get("HOME") or Path.home())
+        config = Path(env.get("XDG_CONFIG_HOME") or user / ".config")
+        data = Path(env.get("XDG_DATA_HOME") or user / ".local" / "share")
+        return cls(config / "crow", data / "crow")
+
+
+def load(home: Home, env: Mapping[str, str]) -> Config:
+    """The user's own settings, with `${NAME}` filled in from the environment and `.env` in crow's home.
+
+    Raises ConfigError.
+    """
+    variables = {**read_env(home.config / ".env"), **env}
+    config = read_toml(home.config / "config.toml", Config, variables) or Config()
+    for name, server in read_servers(home.config / "mcp.json", variables).items():
+        config.mcp.servers.setdefault(name, server)
+    if config.model and config.model not in config.models:
+        known = ", ".join(config.models) or "none"
+        raise ConfigError(
+            f"{home.config / 'config.toml'}: model = {config.model!r} names no [models.{config.model}]. "
+            f"Configured are: {known}."
+        )
+    return config
+
+
+def load_project(folder: Path, env: Mapping[str, str]) -> ProjectConfig:
+    """A trusted folder's settings. Raises ConfigError."""
+    config = read_toml(folder / ".crow" / "config.toml", ProjectConfig, env) or ProjectConfig()
+    for name, server in read_servers(folder / ".mcp.json", env).items():
+        config.mcp.servers.setdefault(name, server)
+    return config
+
+
+def to_acp(name: str, settings: ServerSettings) -> McpServer:
+    """A configured server in the words in which a client would name it. Raises ConfigError."""
+    if settings.url:
+        return McpServer(
+            name=name,
+            type="sse" if settings.type == "sse" else "http",
+            url=settings.url,
+            headers=[HttpHeader(name=key, value=value) for key, value in settings.headers.items()],
+        )
+    if not settings.command:
+        raise ConfigError(f"MCP server {name!r} has neither command nor url. Give it one of them.")
+    env = [EnvVariable(name=key, value=value) for key, value in settings.env.items()]
+    return McpServer(name=name, command=settings.command, args=settings.args, env=env, type=UNSET)
+
+
+def read_env(path: Path) -> dict[str, str]:
+    """The variables of a `.env` file; none when there is no such file."""
+    if not path.is_file():
+        return {}
+    from dotenv import dotenv_values  # few have the file; the import costs more than reading the rest
+
+    return {name: value for name, value in dotenv_values(path, interpolate=False).items() if value is not None}
+
+
+def read_toml(path: Path, kind: type[T], env: Mapping[str, str]) -> T | None:
+    """A TOML file as settings; None when there is no such file. Raises ConfigError."""
+    return read(path, kind, env, tomllib.loads, tomllib.TOMLDecodeError)
+
+
+def read_servers(path: Path, env: Mapping[str, str]) -> dict[str, ServerSettings]:
+    """The servers of an mcp.json. Raises ConfigError."""
+    found = read(path, McpFile, env, msgspec.json.decode, msgspec.DecodeError)
+    return found.servers if found else {}
+
+
+def read(
+    path: Path, kind: type[T], env: Mapping[str, str], parse: Callable[[str], Any], fault: type[Exception]
+) -> T | None:
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from error
+    try:
+        return msgspec.convert(filled(parse(text), env), kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}{wrong_key(text, str(error))}.") from error
+    except fault as error:
+        raise ConfigError(f"{path} is not valid {path.suffix[1:].upper()}: {error}.") from error
+    except KeyError as error:
+        name = error.args[0]
+        where = line_of(text, "${" + name + "}")
+        raise ConfigError(
+            f"{path}{where} uses ${{{name}}}, which is not set. Set {name} or change the line."
+        ) from error
+
+
+def filled(value: Any, env: Mapping[str, str]) -> Any:
+    """Every `${NAME}` replaced by the variable's value; raises KeyError for one that is not set or is empty."""
+    match value:
+        case str(text):
+            return re.sub(r"\$\{(\w+)\}", lambda match: env.get(match[1]) or missing(match[1]), text)
+        case dict():
+            return {key: filled(inner, env) for key, inner in value.items()}  # pyright: ignore[reportUnknownVariableType]
+        case list():
+            return [filled(inner, env) for inner in value]  # pyright: ignore[reportUnknownVariableType]
+        case _:
+            return value
+
+
+def missing(name: str) -> str:
+    raise KeyError(name)
+
+
+def line_of(text: str, needle: str) -> str:
+    """`, line N` where the needle first stands; nothing when it does not."""
+    at = text.find(needle)
+    return f", line {text.count(chr(10), 0, at) + 1}," if at >= 0 else ""
+
+
+def wrong_key(text: str, complaint: str) -> str:
+    """What the checker said of a value, as `, line N, key: complaint`."""
+    said, _, where = complaint.partition(" - at `$.")
+    key = where.rstrip("`")
+    unknown = re.search(r"unknown field `(.+?)`", said)
+    if unknown:
+        return f"{line_of(text, unknown[1]) or ':'} unknown key {'.'.join(filter(None, [key, unknown[1]]))!r}"
+    return f"{line_of(text, key.rpartition('.')[2]) or ':'} {key}: {said[:1].lower()}{said[1:]}"

@@ -1,0 +1,103 @@
+"""Which model to ask: the one configured, the one the environment names, or one that runs on this machine."""
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+from msgspec import Struct
+
+from crow_core.config import Config, ModelSettings
+from crow_core.model import ChatModel, Model
+from crow_core.stream import ModelError
+
+LOCAL = {
+    "Ollama": "http://127.0.0.1:11434/v1",
+    "LM Studio": "http://127.0.0.1:1234/v1",
+    "llama.cpp": "http://127.0.0.1:8080/v1",
+    "vLLM": "http://127.0.0.1:8000/v1",
+}
+"""Where the usual local servers listen."""
+
+PATIENCE = 0.7
+"""Seconds a local server may take to list its models."""
+
+NOTHING = """No model is configured, and no local server (Ollama, LM Studio, llama.cpp, vLLM) answers.
+Set OPENAI_BASE_URL and CROW_MODEL, for example http://localhost:11434/v1 and qwen3:8b,
+or OPENAI_API_KEY and CROW_MODEL for OpenAI, or write [models.NAME] into the configuration file.
+`crow demo` works right now, without any model."""
+
+
+class Listed(Struct):
+    id: str
+
+
+class Listing(Struct):
+    """What `/v1/models` answers."""
+
+    data: list[Listed]
+
+
+async def find_models(config: Config, env: Mapping[str, str], wanted: str = "") -> dict[str, Model]:
+    """The models a user can choose from, the default first. `wanted` overrides every setting.
+
+    Raises ModelError, with what to set, when there is none.
+    """
+    models: dict[str, Model] = {name: from_settings(settings) for name, settings in config.models.items()}
+    name = wanted or env.get("CROW_MODEL", "") or config.model
+    base_url, key = env.get("OPENAI_BASE_URL", ""), env.get("OPENAI_API_KEY", "")
+    if name in models:
+        return {name: models[name], **models}
+    if base_url or (key and name):
+        base_url = base_url or "https://api.openai.com/v1"
+        name = name or await first_model(base_url, key)
+        return {name: ChatModel(name=name, base_url=base_url, api_key=key), **models}
+    if models and not name:
+        return models
+    if models:
+        raise ModelError(f"There is no model {name!r}. Configured are: {', '.join(models)}.")
+    if key:
+        raise ModelError("OPENAI_API_KEY is set, but no model is named. Set CROW_MODEL, or pass -m.")
+    return await probe(name)
+
+
+def from_settings(settings: ModelSettings) -> ChatModel:
+    return ChatModel(
+        name=settings.model,
+        base_url=settings.base_url,
+        api_key=settings.api_key,
+        headers=settings.headers,
+        parameters=settings.parameters,
+        window=settings.window,
+        idle_timeout=settings.idle_timeout,
+    )
+
+
+async def probe(name: str) -> dict[str, Model]:
+    """The models of the first local server that answers. Raises ModelError when none does."""
+    for base_url, found in zip(LOCAL.values(), await asyncio.gather(*map(list_models, LOCAL.values())), strict=True):
+        if found and (not name or name in found):
+            names = [name or found[0], *found]
+            return {name: ChatModel(name=name, base_url=base_url) for name in names}
+    raise ModelError(f"No local server offers the model {name!r}, and no endpoint is set." if name else NOTHING)
+
+
+async def first_model(base_url: str, key: str) -> str:
+    """The first model an endpoint lists. Raises ModelError."""
+    found = await list_models(base_url, key, patience=10.0)
+    if not found:
+        raise ModelError(f"{base_url} does not list its models. Set CROW_MODEL, or pass -m.")
+    return found[0]
+
+
+async def list_models(base_url: str, key: str = "", patience: float = PATIENCE) -> list[str]:
+    """The models an endpoint says it has; none when it does not answer as such an endpoint."""
+    import httpx2  # as in model.py: not before it is needed
+
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        async with httpx2.AsyncClient(timeout=patience, headers=headers) as http:
+            response = await http.get(f"{base_url.rstrip('/')}/models")
+        listing = msgspec.json.decode(response.content, type=Listing)
+    except (httpx2.HTTPError, httpx2.InvalidURL, msgspec.DecodeError):
+        return []
+    return [model.id for model in listing.data]

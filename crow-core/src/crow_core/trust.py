@@ -1,0 +1,51 @@
+"""Which folders may bring settings that run things: none until the user says so, and only as they were then."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+FILES = (".mcp.json", ".crow/config.toml")
+"""A project's files that can start programs or change what is asked."""
+
+
+class Trust:
+    """The trusted folders, in a file of crow's own."""
+
+    def __init__(self, data: Path) -> None:
+        self.file = data / "trust.json"
+
+    def trusts(self, folder: Path) -> bool:
+        """Whether the user trusted this folder with its settings exactly as they are now."""
+        return self.read().get(str(folder.resolve())) == fingerprint(folder)
+
+    def remember(self, folder: Path) -> None:
+        """Trust a folder's settings as they are. Raises OSError."""
+        trusted = {**self.read(), str(folder.resolve()): fingerprint(folder)}
+        self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        new = self.file.with_suffix(f".{os.getpid()}.tmp")
+        new.write_bytes(msgspec.json.encode(trusted))
+        new.chmod(0o600)
+        new.replace(self.file)
+
+    def read(self) -> Mapping[str, str]:
+        try:
+            return msgspec.json.decode(self.file.read_bytes(), type=dict[str, str])
+        except (OSError, msgspec.DecodeError):
+            return {}  # no list, no trust
+
+
+def settings_in(folder: Path) -> list[Path]:
+    """The settings a folder would bring."""
+    return [folder / name for name in FILES if (folder / name).is_file()]
+
+
+def fingerprint(folder: Path) -> str:
+    """A digest of all the settings a folder would bring."""
+    digest = hashlib.sha256()
+    for path in settings_in(folder):
+        content = path.read_bytes()
+        digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()

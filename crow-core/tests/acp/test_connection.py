@@ -1,0 +1,689 @@
+"""The JSON-RPC peer, seen through the lines it writes and the requests it carries."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from anyio import wait_all_tasks_blocked
+from crow_core.acp.connection import Connection, ConnectionClosed, Handler, RpcError
+from crow_core.acp.schema import (
+    AGENT_METHODS,
+    AUTH_REQUIRED,
+    CLIENT_METHODS,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    PARSE_ERROR,
+    REQUEST_CANCELLED,
+    AgentMessageChunk,
+    CancelNotification,
+    ListSessionsRequest,
+    ListSessionsResponse,
+    NewSessionRequest,
+    NewSessionResponse,
+    PromptRequest,
+    PromptResponse,
+    ReadTextFileRequest,
+    ReadTextFileResponse,
+    SessionNotification,
+    TextBlock,
+)
+from crow_core.acp.transports import HIGH_WATER, Memory, memory_pair
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = PromptRequest(session_id="s", prompt=[TextBlock(text="hi")])
+NEW = NewSessionRequest(cwd="/tmp", mcp_servers=[])
+
+
+def update(text: str) -> SessionNotification:
+    return SessionNotification(session_id="s", update=AgentMessageChunk(content=TextBlock(text=text)))
+
+
+def said(update: SessionNotification) -> str:
+    assert isinstance(update.update, AgentMessageChunk)
+    assert isinstance(update.update.content, TextBlock)
+    return update.update.content.text
+
+
+async def list_nothing(params: ListSessionsRequest) -> ListSessionsResponse:
+    return ListSessionsResponse(sessions=[])
+
+
+async def wait_forever(params: Any) -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+class Wire:
+    """The other end of a connection, in lines."""
+
+    def __init__(self, transport: Memory) -> None:
+        self.transport = transport
+
+    async def say(self, line: bytes | dict[str, Any]) -> None:
+        raw = line if isinstance(line, bytes) else json.dumps(line).encode()
+        self.transport.write(raw + b"\n")
+        await self.transport.drain()
+
+    async def ask(self, id: Any, method: str, params: Any) -> None:
+        await self.say({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+
+    async def tell(self, method: str, params: Any) -> None:
+        await self.say({"jsonrpc": "2.0", "method": method, "params": params})
+
+    async def hear(self) -> dict[str, Any]:
+        line = await self.transport.readline()
+        assert line.endswith(b"\n")
+        assert line.count(b"\n") == 1
+        message = json.loads(line)
+        assert message.pop("jsonrpc") == "2.0"
+        return message
+
+    async def hear_before(self, id: Any) -> list[dict[str, Any]]:
+        """Everything that comes before the answer to `id`."""
+        heard: list[dict[str, Any]] = []
+        while (message := await self.hear()).get("id") != id:
+            heard.append(message)
+        return heard
+
+
+@asynccontextmanager
+async def serving(handlers: Mapping[str, Handler]) -> AsyncIterator[tuple[Connection, Wire]]:
+    """An agent's connection and its other end in lines."""
+    ours, theirs = memory_pair()
+    connection = Connection(ours, AGENT_METHODS, CLIENT_METHODS, handlers)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(connection.serve())
+        yield connection, Wire(theirs)
+        await theirs.close()
+
+
+@asynccontextmanager
+async def connected(
+    agent_handlers: Mapping[str, Handler], client_handlers: Mapping[str, Handler]
+) -> AsyncIterator[tuple[Connection, Connection]]:
+    """An agent and a client that serve each other."""
+    one, other = memory_pair()
+    agent = Connection(one, AGENT_METHODS, CLIENT_METHODS, agent_handlers)
+    client = Connection(other, CLIENT_METHODS, AGENT_METHODS, client_handlers)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(agent.serve())
+        group.create_task(client.serve())
+        yield agent, client
+        await client.close()
+
+
+async def test_a_request_travels_as_structs_both_ways():
+    async def new(params: NewSessionRequest) -> NewSessionResponse:
+        file = await agent.request("fs/read_text_file", ReadTextFileRequest(session_id="s", path=params.cwd))
+        return NewSessionResponse(session_id=file.content)
+
+    async def read(params: ReadTextFileRequest) -> ReadTextFileResponse:
+        return ReadTextFileResponse(content=f"what is in {params.path}")
+
+    async with connected({"session/new": new}, {"fs/read_text_file": read}) as (agent, client):
+        assert await client.request("session/new", NEW) == NewSessionResponse(session_id="what is in /tmp")
+
+
+@pytest.mark.parametrize("id", [0, 1, -1, 2**70, "1", "", "\u00e9\U0001f426", None])
+async def test_an_id_comes_back_with_its_type(id: Any):
+    async with serving({"session/list": list_nothing}) as (_, wire):
+        await wire.ask(id, "session/list", {})
+        answer = await wire.hear()
+        assert answer == {"id": id, "result": {"sessions": []}}
+        assert type(answer["id"]) is type(id)
+
+
+@pytest.mark.parametrize("params", ["", ',"params":{}', ',"params":null'])
+async def test_params_that_hold_nothing_required_may_be_left_out(params: str):
+    async with serving({"session/list": list_nothing}) as (_, wire):
+        await wire.say(b'{"jsonrpc":"2.0","id":1,"method":"session/list"%b}' % params.encode())
+        assert await wire.hear() == {"id": 1, "result": {"sessions": []}}
+
+
+async def test_a_handler_that_returns_nothing_answers_an_empty_object():
+    async def load(params: Any) -> None: ...
+
+    async with serving({"session/load": load}) as (_, wire):
+        await wire.ask(1, "session/load", {"sessionId": "s", "cwd": "/", "mcpServers": []})
+        assert await wire.hear() == {"id": 1, "result": {}}
+
+
+@pytest.mark.parametrize(
+    ("line", "id", "code"),
+    [
+        (b"hello", None, PARSE_ERROR),
+        (b'{"jsonrpc":"2.0","id":1,"method":"session/list"', None, PARSE_ERROR),
+        (b'{"jsonrpc":"2.0","id":1,"method":"session/list"} {}', None, PARSE_ERROR),
+        (b'{"jsonrpc":1,"id":1,"method":"session/list",}', None, PARSE_ERROR),
+        (b'{"jsonrpc":"2.0","id":1,"method":"session/list","params":{"cwd":"\xff"}}', None, PARSE_ERROR),
+        (b'{"jsonrpc":"2.0","id":1,"method":"session/list","\xc3\x28":0}', None, PARSE_ERROR),
+        (b"[" * 100_000, None, PARSE_ERROR),
+        (b'{"jsonrpc":"2.0","id":1,"method":"session/list","params":' + b"[" * 100_000, None, PARSE_ERROR),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, None, PARSE_ERROR),
+        (b"[]", None, INVALID_REQUEST),
+        (b'[{"jsonrpc":"2.0","id":1,"method":"session/list"}]', None, INVALID_REQUEST),
+        (b"12", None, INVALID_REQUEST),
+        (b'"text"', None, INVALID_REQUEST),
+        (b"null", None, INVALID_REQUEST),
+        (b"{}", None, INVALID_REQUEST),
+        (b'{"jsonrpc":"2.0","id":7}', 7, INVALID_REQUEST),
+        (b'{"id":7,"method":"session/list"}', 7, INVALID_REQUEST),
+        (b'{"jsonrpc":"1.0","id":"7","method":"session/list"}', "7", INVALID_REQUEST),
+        (b'{"jsonrpc":"2.0","id":7,"method":5}', 7, INVALID_REQUEST),
+        (b'{"jsonrpc":"2.0","method":5}', None, INVALID_REQUEST),
+        (b'{"jsonrpc":"2.0","id":1.5,"method":"session/list"}', None, INVALID_REQUEST),
+        (b'{"jsonrpc":"2.0","id":true,"method":"session/list"}', None, INVALID_REQUEST),
+        (b'{"jsonrpc":"2.0","id":{},"method":"session/list"}', None, INVALID_REQUEST),
+        (b'{"jsonrpc":"2.0","id":%b,"method":"session/list"}' % (b"9" * 5000), None, INVALID_REQUEST),
+        (b'{"jsonrpc":"2.0","id":7,"error":5}', None, INVALID_REQUEST),
+        (b'{"jsonrpc":"2.0","id":7,"method":"no/such"}', 7, METHOD_NOT_FOUND),
+        (b'{"jsonrpc":"2.0","id":7,"method":"$/no/such"}', 7, METHOD_NOT_FOUND),
+        (b'{"jsonrpc":"2.0","id":7,"method":"_no/such","params":{}}', 7, METHOD_NOT_FOUND),
+        (b'{"jsonrpc":"2.0","id":7,"method":"logout","params":{}}', 7, METHOD_NOT_FOUND),
+        (b'{"jsonrpc":"2.0","id":7,"method":"session/cancel","params":{"sessionId":"s"}}', 7, METHOD_NOT_FOUND),
+        (b'{"jsonrpc":"2.0","id":7,"method":"session/prompt"}', 7, INVALID_PARAMS),
+        (b'{"jsonrpc":"2.0","id":7,"method":"session/prompt","params":5}', 7, INVALID_PARAMS),
+        (b'{"jsonrpc":"2.0","id":7,"method":"session/prompt","params":[]}', 7, INVALID_PARAMS),
+    ],
+)
+async def test_a_bad_line_gets_one_error_and_the_next_line_works(line: bytes, id: Any, code: int):
+    async def cancel(params: CancelNotification) -> None: ...
+
+    async with serving({"session/list": list_nothing, "session/prompt": wait_forever, "session/cancel": cancel}) as (
+        _,
+        wire,
+    ):
+        await wire.say(line)
+        refusal = await wire.hear()
+        assert (refusal["id"], refusal["error"]["code"]) == (id, code)
+        assert "\n" not in refusal["error"]["message"]
+        await wire.ask("next", "session/list", {})
+        assert await wire.hear() == {"id": "next", "result": {"sessions": []}}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b" \t\r",
+        b'{"jsonrpc":"2.0","method":"no/such","params":{}}',
+        b'{"jsonrpc":"2.0","method":"$/no/such"}',
+        b'{"jsonrpc":"2.0","method":"_no/such"}',
+        b'{"jsonrpc":"2.0","method":"session/cancel","params":{"sessionId":5}}',
+        b'{"jsonrpc":"2.0","method":"session/list","params":{}}',
+        b'{"jsonrpc":"2.0","method":"$/cancel_request","params":{"requestId":"no such"}}',
+        b'{"jsonrpc":"2.0","id":99,"result":{}}',
+        b'{"jsonrpc":"2.0","id":"99","error":{"code":1,"message":"no"}}',
+        b'{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"no"}}',
+    ],
+)
+async def test_what_is_no_request_is_never_answered(line: bytes, caplog: pytest.LogCaptureFixture):
+    async def cancel(params: CancelNotification) -> None: ...
+
+    async with serving({"session/list": list_nothing, "session/cancel": cancel}) as (_, wire):
+        await wire.say(line)
+        await wire.ask(1, "session/list", {})
+        assert await wire.hear_before(1) == []
+
+
+async def test_bad_params_are_refused_with_their_path():
+    async with serving({"session/prompt": wait_forever}) as (_, wire):
+        await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": [{"type": "text", "text": 5}]})
+        error = (await wire.hear())["error"]
+        assert error == {"code": INVALID_PARAMS, "message": "Invalid params: prompt[0].text: expected str, got int"}
+
+
+async def test_an_error_a_handler_raises_is_answered_as_it_is():
+    async def prompt(params: PromptRequest) -> None:
+        raise RpcError(AUTH_REQUIRED, "Authentication required", {"hint": 1}, details="Run crow auth.")
+
+    async with connected({"session/prompt": prompt}, {}) as (_, client):
+        with pytest.raises(RpcError) as raised:
+            await client.request("session/prompt", PROMPT)
+        assert (raised.value.code, raised.value.message) == (AUTH_REQUIRED, "Authentication required")
+        assert raised.value.data == {"hint": 1, "details": "Run crow auth."}
+
+
+async def test_a_failing_handler_is_answered_with_a_sentence_and_logged_with_its_traceback(
+    caplog: pytest.LogCaptureFixture,
+):
+    async def prompt(params: PromptRequest) -> None:
+        raise RuntimeError("the disk is full\nand \udcff more")
+
+    async with serving({"session/prompt": prompt}) as (_, wire):
+        await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": []})
+        assert await wire.hear() == {
+            "id": 1,
+            "error": {
+                "code": INTERNAL_ERROR,
+                "message": "Internal error",
+                "data": {"details": "the disk is full\nand ? more"},
+            },
+        }
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error", [RpcError(1, "no\njson\udcff", {"path": object()}), RpcError(1, "no json ?", "\udcff")]
+)
+async def test_an_error_whose_data_is_no_json_is_answered_without_it(error: RpcError):
+    async def prompt(params: PromptRequest) -> None:
+        raise error
+
+    async with serving({"session/prompt": prompt}) as (_, wire):
+        await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": []})
+        answer = await wire.hear()
+        assert answer["error"]["code"] == 1
+        assert "data" not in answer["error"]
+
+
+async def test_a_result_that_is_no_json_is_an_internal_error(caplog: pytest.LogCaptureFixture):
+    async def list_objects(params: ListSessionsRequest) -> object:
+        return object()
+
+    async with serving({"session/list": list_objects}) as (_, wire):
+        await wire.ask(1, "session/list", {})
+        assert (await wire.hear())["error"]["code"] == INTERNAL_ERROR
+
+
+async def test_the_answer_leaves_before_what_the_handler_gave_to_call_soon():
+    async def new(params: NewSessionRequest) -> NewSessionResponse:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(lambda: tasks.append(loop.create_task(agent.notify("session/update", update("welcome")))))
+        return NewSessionResponse(session_id="s")
+
+    tasks: list[asyncio.Task[None]] = []
+    async with serving({"session/new": new}) as (agent, wire):
+        await wire.ask(1, "session/new", {"cwd": "/", "mcpServers": []})
+        assert (await wire.hear())["id"] == 1
+        assert (await wire.hear())["method"] == "session/update"
+
+
+async def test_a_cancel_right_behind_its_prompt_finds_it_started():
+    running: dict[str, asyncio.Task[Any]] = {}
+
+    async def prompt(params: PromptRequest) -> PromptResponse:
+        task = running[params.session_id] = asyncio.current_task()  # type: ignore[assignment]
+        assert task is not None
+        try:
+            await wait_forever(params)
+        except asyncio.CancelledError:
+            return PromptResponse(stop_reason="cancelled")
+        raise AssertionError
+
+    async def cancel(params: CancelNotification) -> None:
+        running[params.session_id].cancel()
+
+    async with serving({"session/prompt": prompt, "session/cancel": cancel}) as (_, wire):
+        for id in range(100):
+            await wire.ask(id, "session/prompt", {"sessionId": "s", "prompt": []})
+            await wire.tell("session/cancel", {"sessionId": "s"})
+            assert await wire.hear() == {"id": id, "result": {"stopReason": "cancelled"}}
+
+
+async def test_every_update_before_an_answer_has_reached_its_handler_when_the_request_returns():
+    async def prompt(params: PromptRequest) -> PromptResponse:
+        for number in range(3000):
+            await agent.notify("session/update", update(str(number)))
+        return PromptResponse(stop_reason="end_turn")
+
+    async def show(params: SessionNotification) -> None:
+        shown.append(said(params))
+        await asyncio.sleep(0)
+
+    shown: list[str] = []
+    async with connected({"session/prompt": prompt}, {"session/update": show}) as (agent, client):
+        await client.request("session/prompt", PROMPT)
+        assert shown == [str(number) for number in range(3000)]
+
+
+async def test_requests_run_side_by_side():
+    async def prompt(params: PromptRequest) -> PromptResponse:
+        await released.wait()
+        return PromptResponse(stop_reason="end_turn")
+
+    released = asyncio.Event()
+    async with serving({"session/prompt": prompt, "session/list": list_nothing}) as (_, wire):
+        await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": []})
+        await wire.ask(2, "session/list", {})
+        assert (await wire.hear())["id"] == 2
+        released.set()
+        assert (await wire.hear())["id"] == 1
+
+
+async def test_a_cancelled_request_is_answered_cancelled():
+    async with serving({"session/prompt": wait_forever}) as (_, wire):
+        await wire.ask("a", "session/prompt", {"sessionId": "s", "prompt": []})
+        await wire.tell("$/cancel_request", {"requestId": "a"})
+        assert await wire.hear() == {"id": "a", "error": {"code": REQUEST_CANCELLED, "message": "Request cancelled"}}
+
+
+async def test_a_request_that_survives_its_cancellation_is_answered_with_its_result():
+    async def prompt(params: PromptRequest) -> PromptResponse:
+        try:
+            await wait_forever(params)
+        except asyncio.CancelledError:
+            await agent.notify("session/update", update("the last words"))
+        return PromptResponse(stop_reason="cancelled")
+
+    async with serving({"session/prompt": prompt}) as (agent, wire):
+        await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": []})
+        await wire.tell("$/cancel_request", {"requestId": 1})
+        assert (await wire.hear())["method"] == "session/update"
+        assert await wire.hear() == {"id": 1, "result": {"stopReason": "cancelled"}}
+
+
+async def test_a_request_whose_caller_is_cancelled_is_cancelled_on_the_other_side():
+    async def read(params: ReadTextFileRequest) -> None:
+        started.set()
+        try:
+            await wait_forever(params)
+        finally:
+            cancelled.set()
+
+    started, cancelled = asyncio.Event(), asyncio.Event()
+    async with connected({}, {"fs/read_text_file": read}) as (agent, _):
+        asking = asyncio.create_task(
+            agent.request("fs/read_text_file", ReadTextFileRequest(session_id="s", path="/never"))
+        )
+        await started.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await cancelled.wait()
+
+
+async def test_a_late_answer_to_a_cancelled_request_is_ignored():
+    async with serving({"session/list": list_nothing}) as (connection, wire):
+        asking = asyncio.create_task(
+            connection.request("fs/read_text_file", ReadTextFileRequest(session_id="s", path="/"))
+        )
+        id = (await wire.hear())["id"]
+        asking.cancel()
+        assert await wire.hear() == {"method": "$/cancel_request", "params": {"requestId": id}}
+        await wire.say({"jsonrpc": "2.0", "id": id, "result": {"content": "late"}})
+        await wire.ask(1, "session/list", {})
+        assert await wire.hear_before(1) == []
+        assert asking.cancelled()
+
+
+async def test_an_id_in_use_is_refused_and_one_that_is_answered_may_come_again():
+    async def prompt(params: PromptRequest) -> PromptResponse:
+        await released.wait()
+        return PromptResponse(stop_reason="end_turn")
+
+    released = asyncio.Event()
+    async with serving({"session/prompt": prompt, "session/list": list_nothing}) as (_, wire):
+        await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": []})
+        await wire.ask(1, "session/list", {})
+        assert (await wire.hear())["error"]["code"] == INVALID_REQUEST
+        await wire.ask("1", "session/list", {})
+        assert (await wire.hear())["id"] == "1"
+        released.set()
+        assert await wire.hear() == {"id": 1, "result": {"stopReason": "end_turn"}}
+        await wire.ask(1, "session/list", {})
+        assert await wire.hear() == {"id": 1, "result": {"sessions": []}}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '"result":{"content":5}',
+        '"result":[]',
+        '"error":5',
+        '"error":null',
+        '"error":{"code":"x","message":5}',
+        '"result":{"content":"x"},"jsonrpc":"1.0"',
+    ],
+)
+async def test_an_answer_that_cannot_be_read_fails_the_request(answer: str):
+    async with serving({}) as (connection, wire):
+        asking = asyncio.create_task(
+            connection.request("fs/read_text_file", ReadTextFileRequest(session_id="s", path="/"))
+        )
+        id = (await wire.hear())["id"]
+        await wire.say(b'{"jsonrpc":"2.0","id":%d,%b}' % (id, answer.encode()))
+        with pytest.raises(RpcError) as raised:
+            await asking
+        assert raised.value.code == INTERNAL_ERROR
+        assert raised.value.data["details"]
+
+
+async def test_null_is_a_result_where_nothing_is_required():
+    async with serving({}) as (connection, wire):
+        asking = asyncio.create_task(connection.request("fs/write_text_file", {"sessionId": "s"}))
+        await wire.say({"jsonrpc": "2.0", "id": (await wire.hear())["id"], "result": None})
+        assert type(await asking) is CLIENT_METHODS["fs/write_text_file"].result
+
+
+async def test_methods_of_ones_own_take_and_return_plain_json():
+    async def count(params: dict[str, Any]) -> dict[str, Any]:
+        return {"n": params["n"] + 1}
+
+    async def note(params: dict[str, Any]) -> None:
+        noted.append(params)
+
+    noted: list[Any] = []
+    async with connected({"_crow/count": count, "_crow/note": note}, {}) as (_, client):
+        await client.notify("_crow/note", {"a": 1})
+        assert await client.request("_crow/count", {"n": 1}) == {"n": 2}
+        assert noted == [{"a": 1}]
+
+
+async def test_a_handler_for_a_method_nobody_knows_is_a_mistake_found_at_once():
+    with pytest.raises(KeyError, match="session/pormpt"):
+        Connection(memory_pair()[0], AGENT_METHODS, CLIENT_METHODS, {"session/pormpt": wait_forever})
+
+
+async def test_a_failing_notification_is_logged_and_hurts_nobody(caplog: pytest.LogCaptureFixture):
+    async def cancel(params: CancelNotification) -> None:
+        raise RuntimeError("boom")
+
+    async with serving({"session/cancel": cancel, "session/list": list_nothing}) as (_, wire):
+        await wire.tell("session/cancel", {"sessionId": "s"})
+        await wire.ask(1, "session/list", {})
+        assert await wire.hear_before(1) == []
+    assert "boom" in caplog.text
+
+
+async def test_the_end_of_input_cancels_what_runs_fails_what_waits_and_ends_serve():
+    async def prompt(params: PromptRequest) -> None:
+        try:
+            await wait_forever(params)
+        finally:
+            ended.append(params.session_id)
+
+    ended: list[str] = []
+    read = ReadTextFileRequest(session_id="s", path="/")
+    ours, theirs = memory_pair()
+    connection, wire = Connection(ours, AGENT_METHODS, CLIENT_METHODS, {"session/prompt": prompt}), Wire(theirs)
+    asking = asyncio.create_task(connection.request("fs/read_text_file", read))
+    assert (await wire.hear())["method"] == "fs/read_text_file"
+    await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": []})
+    await theirs.close()
+    await connection.serve()
+    assert ended == ["s"]
+    with pytest.raises(ConnectionClosed):
+        await asking
+    with pytest.raises(ConnectionClosed):
+        await connection.request("fs/read_text_file", read)
+    with pytest.raises(ConnectionClosed):
+        await connection.notify("session/update", update("too late"))
+
+
+async def test_a_handler_may_close_the_connection():
+    async def logout(params: Any) -> None:
+        await connection.close()
+
+    async with serving({"logout": logout}) as (connection, wire):
+        await wire.ask(1, "logout", {})
+        assert await wire.transport.readline() == b""
+
+
+async def test_a_handler_that_ignores_its_cancellation_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture):
+    async def prompt(params: PromptRequest) -> None:
+        while not released.is_set():
+            try:
+                await released.wait()
+            except asyncio.CancelledError:
+                continue
+
+    released = asyncio.Event()
+    async with serving({"session/prompt": prompt}) as (connection, wire):
+        await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": []})
+        await wait_all_tasks_blocked()
+        await connection.close()
+    assert "did not end" in caplog.text
+    released.set()
+    await wait_all_tasks_blocked()
+
+
+async def test_a_sender_waits_for_a_peer_that_does_not_read():
+    async def talk() -> None:
+        nonlocal sent
+        while True:
+            await connection.notify("session/update", update("x" * 1000))
+            sent += 1000
+
+    sent = 0
+    async with serving({}) as (connection, wire):
+        talking = asyncio.create_task(talk())
+        await wait_all_tasks_blocked()
+        assert HIGH_WATER / 2 < sent < HIGH_WATER * 2
+        await wire.hear()
+        before = sent
+        for _ in range(10):
+            await wire.hear()
+        await wait_all_tasks_blocked()
+        assert sent > before
+        talking.cancel()
+
+
+async def test_a_sender_that_waits_learns_that_the_peer_is_gone():
+    async def talk() -> None:
+        while True:
+            await connection.notify("session/update", update("x" * 1000))
+
+    ours, theirs = memory_pair()
+    connection = Connection(ours, AGENT_METHODS, CLIENT_METHODS, {})
+    talking = asyncio.create_task(talk())
+    await wait_all_tasks_blocked()
+    await theirs.close()
+    with pytest.raises(ConnectionClosed):
+        await talking
+    await connection.close()
+
+
+async def test_who_sends_rubbish_and_does_not_read_has_to_wait():
+    async def babble() -> None:
+        nonlocal sent
+        while True:
+            await wire.say(b"[]")
+            sent += 1
+
+    sent = 0
+    async with serving({}) as (_, wire):
+        babbling = asyncio.create_task(babble())
+        await wait_all_tasks_blocked()
+        assert 0 < sent < 2 * HIGH_WATER
+        babbling.cancel()
+
+
+async def test_twenty_mebibytes_pass_both_ways():
+    async def read(params: ReadTextFileRequest) -> ReadTextFileResponse:
+        return ReadTextFileResponse(content=params.path)
+
+    text = "\u00e9x" * (10 * 1024 * 1024)
+    async with connected({}, {"fs/read_text_file": read}) as (agent, _):
+        answer = await agent.request("fs/read_text_file", ReadTextFileRequest(session_id="s", path=text))
+        assert answer.content == text
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+METHODS = st.sampled_from(["session/list", "session/prompt", "session/new", "session/cancel", "$/cancel_request", "_x"])
+KEYS = {
+    "jsonrpc": st.sampled_from(["2.0", "2.0", "2.0", "1.0", 2]) | JSON,
+    "id": st.integers() | st.text() | st.none() | JSON,
+    "method": METHODS | METHODS | JSON,
+    "params": st.fixed_dictionaries({"sessionId": st.text(), "cwd": st.text(), "requestId": st.text()}) | JSON,
+    "result": JSON,
+    "error": st.fixed_dictionaries({"code": st.integers(), "message": st.text()}) | JSON,
+}
+FIELDS = st.lists(st.sampled_from(list(KEYS)).flatmap(lambda key: st.tuples(st.just(key), KEYS[key])), max_size=7)
+REQUEST = st.fixed_dictionaries({key: KEYS[key] for key in ("id", "method", "params")}).map(
+    lambda fields: {"jsonrpc": "2.0", **fields}
+)
+LINES = st.one_of(
+    st.binary(max_size=200),
+    JSON.map(json.dumps).map(str.encode),
+    REQUEST.map(json.dumps).map(str.encode),
+    REQUEST.map(lambda fields: json.dumps(fields, ensure_ascii=False).encode(errors="surrogatepass")),
+    FIELDS.map(lambda pairs: ("{" + ",".join(f'"{k}":{json.dumps(v)}' for k, v in pairs) + "}").encode()),
+    st.tuples(REQUEST.map(json.dumps).map(str.encode), st.integers(0, 400), st.binary(max_size=3)).map(
+        lambda cut: cut[0][: cut[1]] + cut[2] + cut[0][cut[1] :]
+    ),
+    st.tuples(st.sampled_from([b"[", b'{"a":', b'"', b"9"]), st.integers(1, 100_000)).map(lambda run: run[0] * run[1]),
+).map(lambda line: line.replace(b"\n", b" "))
+
+
+def is_request(line: bytes) -> bool:
+    """Whether nobody can doubt that the line is a request."""
+    try:
+        pairs = json.loads(line.decode(), object_pairs_hook=list, parse_constant=float)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
+        return False
+    fields = dict(pairs)
+    return (
+        len(fields) == len(pairs)
+        and fields.get("jsonrpc") == "2.0"
+        and isinstance(fields.get("method"), str)
+        and "id" in fields
+        and type(fields["id"]) in (int, str, type(None))
+        and not {"result", "error"} & set(fields)
+        and "NaN" not in (text := line.decode())
+        and "Infinity" not in text
+        and "\\ud" not in text.lower()
+    )
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(LINES, max_size=8))
+def test_no_line_ends_the_connection_and_each_request_gets_one_answer(lines: list[bytes]):
+    async def run() -> None:
+        async def prompt(params: PromptRequest) -> PromptResponse:
+            return PromptResponse(stop_reason="end_turn")
+
+        async def echo(params: dict[str, Any]) -> dict[str, Any]:
+            return params
+
+        handlers: dict[str, Handler] = {"session/list": list_nothing, "session/prompt": prompt, "_x": echo}
+        async with serving(handlers) as (_, wire):
+            for number, line in enumerate(lines):
+                await wire.say(line)
+                await wire.ask(f"probe {number}", "session/list", {})
+                heard = await wire.hear_before(f"probe {number}")
+                assert all(("result" in answer) != ("error" in answer) for answer in heard)
+                if is_request(line):
+                    assert [answer["id"] for answer in heard] == [json.loads(line)["id"]]
+                else:
+                    assert len(heard) <= 1
+
+    logging.disable(logging.CRITICAL)
+    try:
+        asyncio.run(run())
+    finally:
+        logging.disable(logging.NOTSET)
