@@ -1,0 +1,198 @@
+"""Files below the roots of a workspace, and no others: also when a link is swapped in between check and use."""
+
+import os
+import secrets
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.workspace import Workspace
+
+MAX_BYTES = 10 * 1024 * 1024  # of a file the editor opens
+MAX_ENTRIES = 400  # of a folder listing
+MAX_ENTRIES_BELOW = 50  # of each folder in it
+NOT_ENTERED = {"node_modules", "__pycache__"}  # nor hidden folders
+FOLDER = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A path that the roots allow."""
+
+    path: str
+    """Absolute, symbolic links resolved."""
+    root: str
+    """The root it lies in, resolved."""
+
+    @property
+    def steps(self) -> list[str]:
+        """The names that lead from the root to it; of the root itself, its own dot."""
+        return os.path.relpath(self.path, self.root).split(os.sep)
+
+
+@dataclass(frozen=True)
+class Content:
+    """A file as it was read."""
+
+    data: bytes
+    stamp: tuple[int, ...]
+    """Changes when the file does."""
+
+
+def locate(path: str, workspace: Workspace) -> Place:
+    """Where a path given by the model leads. Raises Refusal when that is outside of every root."""
+    if not path.strip() or "\0" in path:
+        raise Refusal(f"{path!r} is not a path. Give one that is absolute or relative to {workspace.cwd}.")
+    resolved = os.path.realpath(os.path.join(workspace.cwd, os.path.expanduser(path)))
+    for root in map(os.path.realpath, workspace.roots):
+        if os.path.commonpath([root, resolved]) == root:
+            return Place(resolved, root)
+    raise Refusal(
+        f"{path} leads to {resolved}, outside of the folders open to this tool: {', '.join(workspace.roots)}. "
+        "Use a path inside one of them."
+    )
+
+
+def read(place: Place) -> Content | None:
+    """The content of a file, None when there is no such file.
+
+    Raises IsADirectoryError for a folder, Refusal for what is neither and for a file too large to edit.
+    """
+    try:
+        with _parent(place) as (folder, name):
+            opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    try:
+        status = os.fstat(opened)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(place.path)
+        if not stat.S_ISREG(status.st_mode):
+            raise Refusal(f"{place.path} is a device, pipe or socket, not a file.")
+        if status.st_size > MAX_BYTES:
+            raise Refusal(
+                f"{place.path} has {status.st_size:,} bytes, more than the {MAX_BYTES:,} this tool opens. "
+                "Read parts of it in the terminal (sed -n '1,200p', grep -n, head, tail)."
+            )
+        with open(opened, "rb", closefd=False) as file:
+            return Content(file.read(MAX_BYTES), _stamp(status))
+    finally:
+        os.close(opened)
+
+
+def write(place: Place, data: bytes, stamp: tuple[int, ...] | None) -> None:
+    """Put the whole content in place at once, keeping the mode; folders above are made.
+
+    `stamp` is what `read` told, None for a file that did not exist. Raises Refusal when that is no longer so.
+    """
+    with _parent(place, make=True) as (folder, name):
+        before = _status(folder, name)
+        if (before and _stamp(before)) != stamp:
+            raise Refusal(f"{place.path} changed at this very moment. View it again, then repeat the edit.")
+        if before and not os.access(name, os.W_OK, dir_fd=folder):
+            raise Refusal(f"{place.path} is read-only. If it should be edited, make it writable first (chmod u+w).")
+        temporary = f".{secrets.token_hex(8)}.tmp"
+        opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        try:
+            with open(opened, "wb") as file:
+                file.write(data)
+                if before:
+                    _keep_owner_and_mode(opened, before)
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            os.unlink(temporary, dir_fd=folder)
+            raise
+
+
+def make_parents(place: Place) -> None:
+    """Make the folders above a file."""
+    with _parent(place, make=True):
+        pass
+
+
+def remove(place: Place) -> None:
+    """Remove a file."""
+    with _parent(place) as (folder, name):
+        os.unlink(name, dir_fd=folder)
+
+
+def list_folder(place: Place) -> list[str]:
+    """What lies in a folder and in the folders in it, sorted, one line each; no more than a model wants to read."""
+    with _parent(place) as (above, name):
+        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    try:
+        lines: list[str] = []
+        for entry in _entries(folder, MAX_ENTRIES):
+            lines.append(entry)
+            inner = entry.removesuffix("/")
+            if inner != entry and not inner.startswith(".") and inner not in NOT_ENTERED and len(lines) < MAX_ENTRIES:
+                lines += [f"  {below}" for below in _entries_below(folder, inner)]
+        return lines
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def _parent(place: Place, *, make: bool = False) -> Generator[tuple[int, str]]:
+    """The folder a file lies in, as a descriptor, and the file's name in it.
+
+    Walked from the root step by step without following a link: `locate` resolved them all, so a link found now was put
+    there since, and fails.
+    """
+    *folders, name = place.steps
+    here = os.open(place.root, FOLDER)
+    try:
+        for step in folders:
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(step, dir_fd=here)
+            below = os.open(step, FOLDER | os.O_NOFOLLOW, dir_fd=here)
+            os.close(here)
+            here = below
+        yield here, name
+    finally:
+        os.close(here)
+
+
+def _status(folder: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _keep_owner_and_mode(file: int, before: os.stat_result) -> None:
+    with suppress(PermissionError):  # only root gives files away; a group one is no member of stays behind
+        os.fchown(file, before.st_uid, before.st_gid)
+    os.fchmod(file, stat.S_IMODE(before.st_mode))
+
+
+def _entries(folder: int, limit: int) -> list[str]:
+    """The names in a folder, sorted, folders with a slash and links with an at sign."""
+    with os.scandir(folder) as found:
+        marks = {entry.name: "@" if entry.is_symlink() else "/" if entry.is_dir() else "" for entry in found}
+    names = [_printable(name) + marks[name] for name in sorted(marks)[:limit]]
+    return names if len(marks) <= limit else [*names, f"({len(marks) - limit:,} more)"]
+
+
+def _entries_below(folder: int, name: str) -> list[str]:
+    try:
+        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except OSError as error:
+        return [f"({error.strerror})"]
+    try:
+        return _entries(inner, MAX_ENTRIES_BELOW)
+    finally:
+        os.close(inner)
+
+
+def _printable(name: str) -> str:
+    """A file name that can be sent as UTF-8 and stays on its line."""
+    text = os.fsencode(name).decode("utf-8", "replace")
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)

@@ -1,0 +1,95 @@
+"""A text file as the tools see it, and its way from bytes and back without losing one."""
+
+import codecs
+import hashlib
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+BYTE_ORDER_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, whose mark is its beginning
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+NOT_IN_TEXT = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")  # control bytes that no 8-bit text holds
+C1_CONTROLS = re.compile(r"[\x80-\x9f]")  # in Latin-1 controls, in Windows-1252 quotes and dashes
+
+
+@dataclass(frozen=True)
+class Document:
+    """The text of a file and how it is written down."""
+
+    text: str
+    """Without the byte order mark, with the line endings of the file."""
+    encoding: str = "utf-8"
+    """A codec that gives back exactly the bytes it was read from."""
+    mark: bytes = b""
+    """The byte order mark."""
+
+    @property
+    def plain(self) -> bool:
+        """UTF-8 without a mark: what an editor on the other side of a protocol can be trusted with."""
+        return self.encoding == "utf-8" and not self.mark
+
+    @property
+    def newline(self) -> str:
+        """The line ending most lines have."""
+        return "\r\n" if self.text.count("\r\n") * 2 > self.text.count("\n") else "\n"
+
+    @property
+    def flat(self) -> str:
+        """The text as a model reads and writes it: every line ends in a line feed."""
+        return self.text.replace("\r\n", "\n")
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines without their endings; the end of the last line starts no new one."""
+        lines = self.flat.split("\n")
+        return lines[:-1] if lines[-1] == "" else lines
+
+    @cached_property
+    def version(self) -> bytes:
+        """Equal for equal content."""
+        return hashlib.blake2b(self.encode(), digest_size=16).digest()
+
+    def encode(self) -> bytes:
+        """The bytes of the file. Raises UnicodeEncodeError when the encoding lacks a character."""
+        return self.mark + self.text.encode(self.encoding)
+
+    def with_text(self, text: str) -> "Document":
+        return replace(self, text=text)
+
+
+def decode(data: bytes) -> Document | None:
+    """The document some bytes hold, or None when they are no text. `decode(data).encode() == data`, always."""
+    for mark, encoding in BYTE_ORDER_MARKS:
+        if data.startswith(mark):
+            text = _decoded(data[len(mark) :], encoding)
+            return None if text is None else Document(text, encoding, mark)
+    if b"\0" in data:
+        return None
+    if (text := _decoded(data, "utf-8")) is not None:
+        return Document(text)
+    if NOT_IN_TEXT.search(data):
+        return None
+    latin = data.decode("latin-1")
+    if C1_CONTROLS.search(latin) and (text := _decoded(data, "cp1252")) is not None:
+        return Document(text, "cp1252")
+    return Document(latin, "latin-1")
+
+
+def _decoded(data: bytes, encoding: str) -> str | None:
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError:
+        return None
+
+
+def reconcile(disk: Document, text: str) -> Document:
+    """The document when an editor shows `text` for a file: some editors turn every line ending into a line feed."""
+    shown = disk.with_text(text)
+    if shown.flat == disk.flat:
+        return disk
+    return disk.with_text(text.replace("\n", disk.newline)) if "\r" not in text else shown

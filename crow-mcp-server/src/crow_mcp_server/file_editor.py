@@ -1,0 +1,337 @@
+"""The tool `file_editor`: views, creates and edits files, and remembers per session what was seen and what was done."""
+
+import asyncio
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Literal, TypedDict, TypeVar
+from weakref import WeakValueDictionary
+
+from anyio import from_thread, to_thread
+
+from crow_mcp_server import disk
+from crow_mcp_server.disk import Place
+from crow_mcp_server.document import Document, decode, reconcile
+from crow_mcp_server.edits import Edit, changed_lines, insert_after, number, replace_once, shorten_line
+from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.workspace import Files, Workspace
+
+T = TypeVar("T")
+Command = Literal["view", "create", "str_replace", "insert", "undo_edit"]
+
+MAX_SHOWN = 30_000  # characters of a view
+MAX_SESSIONS = 100
+MAX_SEEN = 2_000  # files a session remembers
+MAX_STEPS = 500  # edits a session can take back
+MAX_STEP_CHARACTERS = 4_000_000  # of all the texts it can go back to
+
+
+class Change(TypedDict):
+    path: str
+    old: str | None
+    """None for a file that did not exist."""
+    new: str
+    """Empty for a file that was removed."""
+
+
+class Location(TypedDict):
+    path: str
+    line: int
+    """From 1."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model reads, and what a client can show of it."""
+
+    text: str
+    location: Location
+    changes: list[Change] = field(default_factory=list[Change])
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A document and what the disk said about its file."""
+
+    document: Document
+    stamp: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One edit that can be taken back."""
+
+    path: str
+    before: Document | None
+    """None when the edit made the file."""
+    version: bytes
+    """Of the file after the edit."""
+
+
+class Memory:
+    """What one session has seen and done."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[str, bytes] = OrderedDict()
+        self._steps: deque[Step] = deque(maxlen=MAX_STEPS)
+
+    def saw(self, path: str, version: bytes) -> None:
+        self._seen[path] = version
+        self._seen.move_to_end(path)
+        if len(self._seen) > MAX_SEEN:
+            self._seen.popitem(last=False)
+
+    def seen(self, path: str) -> bytes | None:
+        """The version the session saw last."""
+        return self._seen.get(path)
+
+    def forget(self, path: str) -> None:
+        self._seen.pop(path, None)
+
+    def did(self, step: Step) -> None:
+        self._steps.append(step)
+        while sum(len(old.before.text) for old in self._steps if old.before) > MAX_STEP_CHARACTERS:
+            self._steps.popleft()
+
+    def last_step(self, path: str) -> Step | None:
+        return next((step for step in reversed(self._steps) if step.path == path), None)
+
+    def undid(self, step: Step) -> None:
+        self._steps.remove(step)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the model gave."""
+
+    command: Command
+    path: str
+    file_text: str | None = None
+    old_str: str | None = None
+    new_str: str | None = None
+    insert_line: int | None = None
+    view_range: list[int] | None = None
+
+
+class FileEditor:
+    """The tool, for all sessions of a server."""
+
+    def __init__(self) -> None:
+        self._memories: OrderedDict[str, Memory] = OrderedDict()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def run(self, workspace: Workspace, arguments: Arguments, *, dry_run: bool = False) -> Answer:
+        """Carry out one command; when `dry_run`, only tell what it would change.
+
+        Raises Refusal, with what to do next, when it cannot be done.
+        """
+        path = arguments.path
+        try:
+            place = await to_thread.run_sync(disk.locate, path, workspace)
+            async with self._locks.setdefault(place.path, asyncio.Lock()):
+                call = Call(place, workspace.files, self._memory(workspace.session), dry_run)
+                return await to_thread.run_sync(call.run, arguments)
+        except UnicodeEncodeError as error:
+            raise Refusal(
+                f"{path} is written in {error.encoding}, which has no {error.object[error.start : error.end]!r}. "
+                "Nothing was changed. Use characters it has, or convert the file first (iconv)."
+            ) from None
+        except OSError as error:
+            raise Refusal(f"{arguments.command} {path}: {error.strerror or error}. Nothing was changed.") from None
+
+    def _memory(self, session: str) -> Memory:
+        memory = self._memories.setdefault(session, Memory())
+        self._memories.move_to_end(session)
+        if len(self._memories) > MAX_SESSIONS:
+            self._memories.popitem(last=False)
+        return memory
+
+
+@dataclass(frozen=True)
+class Call:
+    """One command on one file. It runs in a worker thread, and goes back to the event loop for the host's files."""
+
+    place: Place
+    files: Files | None
+    memory: Memory
+    dry_run: bool
+
+    def run(self, given: Arguments) -> Answer:
+        match given.command:
+            case "view":
+                return self.view(given.view_range)
+            case "create":
+                return self.create(_needed("file_text", given.file_text, given))
+            case "str_replace":
+                return self.str_replace(_needed("old_str", given.old_str, given), given.new_str or "")
+            case "insert":
+                line, text = _needed("insert_line", given.insert_line, given), _needed("new_str", given.new_str, given)
+                return self.insert(line, text)
+            case "undo_edit":
+                return self.undo_edit()
+
+    def view(self, view_range: list[int] | None) -> Answer:
+        path = self.place.path
+        try:
+            document = self._existing().document
+        except IsADirectoryError:
+            entries = disk.list_folder(self.place)
+            return Answer("\n".join([f"{path}/", *(f"  {entry}" for entry in entries)]), Location(path=path, line=1))
+        if not self.dry_run:
+            self.memory.saw(path, document.version)
+        lines = document.lines
+        first, last = _range(path, view_range, len(lines))
+        shown, end = _page(lines[first - 1 : last], first)
+        rest = f"\n[lines {first}-{end} of {len(lines)}; view_range [{end + 1}, -1] shows more]" if end < last else ""
+        return Answer(f"{path} ({_described(document)})\n{shown}{rest}", Location(path=path, line=first))
+
+    def create(self, file_text: str) -> Answer:
+        path = self.place.path
+        loaded = self._load()
+        if loaded is None:
+            after = Document(file_text)
+            return self._change(None, Edit(after, 1, 1), f"Created {path} ({_described(after)}).")
+        before = loaded.document
+        if before.text and self.memory.seen(path) is None:
+            raise Refusal(
+                f"{path} exists, and has not been viewed in this session. Nothing was written. View it first; "
+                "after that, create overwrites it and str_replace changes parts of it."
+            )
+        self._refuse_stale(before)
+        text = file_text if "\r" in file_text else file_text.replace("\n", before.newline)
+        after = before.with_text(text)
+        if after == before:
+            return Answer(f"{path} holds exactly this text already; nothing was written.", Location(path=path, line=1))
+        first, last = changed_lines(before, after)
+        return self._change(loaded, Edit(after, first, last), f"Overwrote {path} ({_described(after)}).")
+
+    def str_replace(self, old: str, new: str) -> Answer:
+        loaded = self._existing()
+        self._refuse_stale(loaded.document)
+        edit = replace_once(self.place.path, loaded.document, old, new)
+        return self._change(loaded, edit, f"Edited {self.place.path}:\n{edit.snippet()}")
+
+    def insert(self, line: int, text: str) -> Answer:
+        loaded = self._existing()
+        self._refuse_stale(loaded.document)
+        edit = insert_after(self.place.path, loaded.document, line, text)
+        return self._change(loaded, edit, f"Edited {self.place.path}:\n{edit.snippet()}")
+
+    def undo_edit(self) -> Answer:
+        path = self.place.path
+        step = self.memory.last_step(path)
+        if step is None:
+            raise Refusal(f"There is no edit of {path} in this session to take back.")
+        loaded = self._existing()
+        if loaded.document.version != step.version:
+            raise Refusal(
+                f"{path} changed after your last edit, so taking that back would lose the change. "
+                "Nothing was written. View the file and edit it instead."
+            )
+        if step.before is None:
+            return self._remove(loaded, step)
+        edit = Edit(step.before, *changed_lines(loaded.document, step.before))
+        return self._change(loaded, edit, f"Took back the last edit of {path}:\n{edit.snippet()}", undone=step)
+
+    def _change(self, before: Loaded | None, edit: Edit, text: str, *, undone: Step | None = None) -> Answer:
+        """Write, remember, tell."""
+        path, after = self.place.path, edit.document
+        old = before.document if before else None
+        if self.dry_run:
+            after.encode()
+        else:
+            after = self._store(before, after)
+            self.memory.saw(path, after.version)
+            if undone:
+                self.memory.undid(undone)
+            else:
+                self.memory.did(Step(path, old, after.version))
+        change = Change(path=path, old=old.text if old else None, new=after.text)
+        return self._answer(text, change, edit.first)
+
+    def _remove(self, loaded: Loaded, step: Step) -> Answer:
+        path = self.place.path
+        if not self.dry_run:
+            disk.remove(self.place)
+            self.memory.forget(path)
+            self.memory.undid(step)
+        change = Change(path=path, old=loaded.document.text, new="")
+        return self._answer(f"Took back the creation of {path}: the file is gone.", change, 1)
+
+    def _answer(self, text: str, change: Change, line: int) -> Answer:
+        said = f"Dry run, nothing was written. {text}" if self.dry_run else text
+        return Answer(said, Location(path=self.place.path, line=line), [change])
+
+    def _refuse_stale(self, document: Document) -> None:
+        seen = self.memory.seen(self.place.path)
+        if seen is not None and seen != document.version:
+            raise Refusal(
+                f"{self.place.path} changed since you last saw it in this session (by a command, the user or another "
+                "program). Nothing was written. View it again, then repeat the edit if it still fits."
+            )
+
+    def _existing(self) -> Loaded:
+        if (loaded := self._load()) is None:
+            raise Refusal(f"{self.place.path} does not exist. View its folder for the right name, or use create.")
+        return loaded
+
+    def _load(self) -> Loaded | None:
+        """The file as the host shows it, None when there is none. Raises IsADirectoryError, Refusal for no text."""
+        content = disk.read(self.place)
+        if content is None:
+            return None
+        document = decode(content.data)
+        if document is None:
+            raise Refusal(
+                f"{self.place.path} is a binary file of {len(content.data):,} bytes, which this tool does not open. "
+                "Look into it in the terminal (file, xxd, strings)."
+            )
+        if self.files and document.plain:
+            document = reconcile(document, from_thread.run(self.files.read_text, self.place.path))
+        return Loaded(document, content.stamp)
+
+    def _store(self, before: Loaded | None, after: Document) -> Document:
+        """Write, and tell what is there now: a host may format what it saves."""
+        if self.files and after.plain:
+            after.encode()
+            disk.make_parents(self.place)
+            from_thread.run(self.files.write_text, self.place.path, after.text)
+            written = self._load()
+            return written.document if written else after
+        disk.write(self.place, after.encode(), before.stamp if before else None)
+        return after
+
+
+def _needed(name: str, value: T | None, given: Arguments) -> T:
+    if value is None:
+        raise Refusal(f"The command {given.command} needs {name}. Call it again with {name}.")
+    return value
+
+
+def _range(path: str, view_range: list[int] | None, count: int) -> tuple[int, int]:
+    """The first and last line to show, from 1."""
+    if view_range is None:
+        return 1, count
+    first, last = view_range
+    last = count if last == -1 else min(last, count)
+    if not 1 <= first <= max(last, 1):
+        raise Refusal(f"view_range {view_range} does not fit {path}, whose lines are 1 to {count}. -1 means the end.")
+    return first, last
+
+
+def _page(lines: list[str], first: int) -> tuple[str, int]:
+    """As many numbered lines as fit one answer, and the number of the last of them."""
+    size = 0
+    for count, line in enumerate(lines):
+        size += len(shorten_line(line)) + 8
+        if size > MAX_SHOWN and count:
+            return number(lines[:count], first), first + count - 1
+    return number(lines, first), first + len(lines) - 1
+
+
+def _described(document: Document) -> str:
+    """How many lines, and what is unusual about the file."""
+    count = len(document.lines)
+    said = "empty" if not document.text else f"{count} line" if count == 1 else f"{count} lines"
+    endings = ", CRLF" if document.newline == "\r\n" else ""
+    encoding = "" if document.encoding == "utf-8" else f", {document.encoding}"
+    return said + endings + encoding + (", byte order mark" if document.mark else "")

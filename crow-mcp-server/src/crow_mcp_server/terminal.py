@@ -1,0 +1,79 @@
+"""The tool `terminal`: runs one shell command and tells what it printed."""
+
+import os
+
+from anyio import to_thread
+
+from crow_mcp_server.output import clean, shorten
+from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.workspace import Outcome, Terminals, Workspace
+
+MAX_OUTPUT = 30_000  # characters the model is shown
+DEFAULT_TIMEOUT = 120.0  # seconds
+MAX_TIMEOUT = 600.0
+
+ENVIRONMENT = {
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "MANPAGER": "cat",
+    "SYSTEMD_PAGER": "cat",
+    "AWS_PAGER": "",
+    "EDITOR": "false",  # fails at once, where an editor would wait for somebody
+    "VISUAL": "false",
+    "GIT_EDITOR": "false",
+    "GIT_SEQUENCE_EDITOR": "false",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GCM_INTERACTIVE": "never",
+    "SSH_ASKPASS_REQUIRE": "never",
+    "DEBIAN_FRONTEND": "noninteractive",
+    "PIP_NO_INPUT": "1",
+    "PYTHONUNBUFFERED": "1",
+    "TERM": "dumb",
+    "NO_COLOR": "1",
+}
+"""Laid over the environment of every command: nothing waits for a person, nothing decorates."""
+
+
+async def run_command(
+    workspace: Workspace, terminals: Terminals, command: str, *, timeout: float, cwd: str | None
+) -> str:
+    """Run a command and tell what it printed and how it ended. Raises Refusal when it cannot start."""
+    if not command.strip():
+        raise Refusal("command is empty. Give the shell command to run.")
+    if timeout <= 0:
+        raise Refusal(f"timeout {timeout:g} is not positive. Give seconds, at most {MAX_TIMEOUT:g}.")
+    folder = await to_thread.run_sync(_folder, workspace, cwd or "")
+    limit = min(timeout, MAX_TIMEOUT)
+    try:
+        outcome = await terminals.run(command, cwd=folder, env=ENVIRONMENT, timeout=limit, output_limit=MAX_OUTPUT)
+    except (OSError, ValueError) as error:  # longer than the system takes, or with a NUL in it
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise Refusal(f"The command could not start: {reason}. Write a long script to a file and run that.") from None
+    return report(outcome, limit)
+
+
+def _folder(workspace: Workspace, cwd: str) -> str:
+    folder = os.path.normpath(os.path.join(workspace.cwd, os.path.expanduser(cwd)))
+    if not os.path.isdir(folder):
+        what = "is not a folder" if os.path.exists(folder) else "does not exist"
+        raise Refusal(f"The folder {folder} {what}, so the command was not run. Leave out cwd for {workspace.cwd}.")
+    return folder
+
+
+def report(outcome: Outcome, timeout: float) -> str:
+    """What the model reads: the output, and one line for each thing that was not as usual."""
+    said: list[str] = []
+    if outcome.background:
+        pids = " ".join(map(str, outcome.background))
+        said.append(f"[still running in the background: {pids}; their further output is lost unless redirected]")
+    if outcome.timed_out:
+        said.append(
+            f"[timed out after {timeout:g} s and was killed; the output so far is above. Give a longer timeout "
+            f"(at most {MAX_TIMEOUT:g}), or run it in the background with its output in a file]"
+        )
+    elif outcome.signal:
+        said.append(f"[killed by {outcome.signal}]")
+    elif outcome.exit_code:
+        said.append(f"[exit code {outcome.exit_code}]")
+    output = shorten(clean(outcome.output), MAX_OUTPUT).rstrip()
+    return "\n".join([output, *said] if output else said or ["[no output]"])

@@ -1,0 +1,540 @@
+"""What `file_editor` does for a model, and what it refuses."""
+
+import asyncio
+import codecs
+import os
+import re
+import shutil
+
+import pytest
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_view_numbers_the_lines(tools, folder):
+    (folder / "a.txt").write_text("one\ntwo\n")
+    result = await tools.edit("view", "a.txt")
+    assert result.text == f"{folder}/a.txt (2 lines)\n     1\tone\n     2\ttwo"
+    assert result.meta["crow/locations"] == [{"path": f"{folder}/a.txt", "line": 1}]
+    assert result.changes == []
+
+
+async def test_view_range_shows_a_part_and_minus_one_means_the_end(tools, folder):
+    (folder / "a.txt").write_text("".join(f"l{n}\n" for n in range(1, 10)))
+    part = await tools.edit("view", "a.txt", view_range=[2, 3])
+    assert part.text.splitlines()[1:] == ["     2\tl2", "     3\tl3"]
+    assert part.meta["crow/locations"][0]["line"] == 2
+    end = await tools.edit("view", "a.txt", view_range=[8, -1])
+    assert end.text.splitlines()[1:] == ["     8\tl8", "     9\tl9"]
+    beyond = await tools.edit("view", "a.txt", view_range=[9, 100])
+    assert beyond.text.splitlines()[1:] == ["     9\tl9"]
+
+
+@pytest.mark.parametrize("wrong", [[0, 1], [4, 2], [10, 11], [-3, -1]])
+async def test_view_range_outside_of_the_file_is_told_the_lines(tools, folder, wrong):
+    (folder / "a.txt").write_text("one\ntwo\nthree\nfour\n")
+    assert "whose lines are 1 to 4" in await tools.refused("view", "a.txt", view_range=wrong)
+
+
+async def test_long_view_is_cut_and_says_how_to_go_on(tools, folder):
+    (folder / "long.txt").write_text("".join(f"line {n} {'x' * 50}\n" for n in range(1, 3001)))
+    text = (await tools.edit("view", "long.txt")).text
+    assert len(text) < 31_000
+    last = text.splitlines()[-1]
+    end, start = map(int, re.fullmatch(r"\[lines 1-(\d+) of 3000; view_range \[(\d+), -1] shows more]", last).groups())
+    assert start == end + 1
+    following = await tools.edit("view", "long.txt", view_range=[start, -1])
+    assert f"line {start} " in following.text and f"line {start - 1} " not in following.text
+
+
+async def test_one_huge_line_is_cut_with_a_count(tools, folder):
+    (folder / "one.json").write_text("x" * 1_000_000)
+    text = (await tools.edit("view", "one.json")).text
+    assert len(text) < 3_000 and "998,000 more characters in this line" in text
+
+
+async def test_view_of_a_folder_goes_two_levels_deep_sorted(tools, folder):
+    for name in ("b/inner/deep.txt", "b/file.py", "a.txt", ".git/config", "node_modules/x.js"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    (folder / "link").symlink_to("a.txt")
+    result = await tools.edit("view", ".")
+    assert result.text == "\n".join(
+        [f"{folder}/", "  .git/", "  a.txt", "  b/", "    file.py", "    inner/", "  link@", "  node_modules/"]
+    )
+
+
+async def test_view_of_a_crowded_folder_is_bounded_and_counts_the_rest(tools, folder):
+    (folder / "many").mkdir()
+    for n in range(600):
+        (folder / "many" / f"{n:03}").touch()
+    inner = (await tools.edit("view", ".")).text
+    assert "    049\n    (550 more)" in inner
+    assert (await tools.edit("view", "many")).text.endswith("  399\n  (200 more)")
+
+
+async def test_folder_with_names_that_are_no_text_can_be_viewed(tools, folder):
+    try:
+        (folder / os.fsdecode(b"bad\xff\nname")).touch()
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    assert "  bad\ufffd\ufffdname" in (await tools.edit("view", ".")).text
+
+
+async def test_binary_file_is_said_to_be_one(tools, folder):
+    (folder / "x.bin").write_bytes(b"\x7fELF\0\0\1")
+    assert "binary file of 7 bytes" in await tools.refused("view", "x.bin")
+    assert "binary" in await tools.refused("str_replace", "x.bin", old_str="ELF", new_str="x")
+    assert (folder / "x.bin").read_bytes() == b"\x7fELF\0\0\1"
+
+
+async def test_empty_file_says_so_and_takes_an_insert(tools, folder):
+    (folder / "e").touch()
+    assert "(empty)" in (await tools.edit("view", "e")).text
+    await tools.edit("insert", "e", insert_line=0, new_str="x")
+    assert (folder / "e").read_text() == "x\n"
+
+
+async def test_missing_file_is_an_error_that_says_what_to_do(tools):
+    assert "does not exist. View its folder" in await tools.refused("view", "nothing.txt")
+    assert "use create" in await tools.refused("str_replace", "nothing.txt", old_str="a", new_str="b")
+
+
+async def test_huge_file_is_sent_to_the_terminal(tools, folder):
+    with (folder / "huge").open("wb") as file:
+        file.truncate(11 * 1024 * 1024)
+    assert "in the terminal" in await tools.refused("view", "huge")
+
+
+async def test_pipe_does_not_hang_the_tool(tools, folder):
+    os.mkfifo(folder / "pipe")
+    assert "not a file" in await tools.refused("view", "pipe")
+
+
+async def test_create_makes_parents_and_tells_the_change(tools, folder):
+    result = await tools.edit("create", "new/deep/a.txt", file_text="hé\n")
+    path = folder / "new/deep/a.txt"
+    assert path.read_text() == "hé\n"
+    assert result.changes == [{"path": str(path), "old": None, "new": "hé\n"}]
+    assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+async def test_create_refuses_to_overwrite_what_was_not_viewed(tools, folder):
+    (folder / "a.txt").write_text("precious")
+    assert "View it first" in await tools.refused("create", "a.txt", file_text="x")
+    assert (folder / "a.txt").read_text() == "precious"
+    other = await tools.call("file_editor", {"command": "view", "path": "a.txt"}, session="other")
+    assert not other.is_error
+    await tools.refused("create", "a.txt", file_text="x")
+    await tools.edit("view", "a.txt")
+    result = await tools.edit("create", "a.txt", file_text="x")
+    assert result.changes == [{"path": str(folder / "a.txt"), "old": "precious", "new": "x"}]
+
+
+async def test_create_overwrites_what_it_wrote_itself(tools, folder):
+    await tools.edit("create", "a.txt", file_text="1")
+    await tools.edit("create", "a.txt", file_text="2")
+    assert (folder / "a.txt").read_text() == "2"
+    assert (await tools.edit("create", "a.txt", file_text="2")).changes == []
+
+
+async def test_create_over_a_folder_is_refused(tools, folder):
+    (folder / "sub").mkdir()
+    assert "sub" in await tools.refused("create", "sub", file_text="x")
+
+
+async def test_overwriting_keeps_line_endings_and_byte_order_mark(tools, folder):
+    (folder / "a.txt").write_bytes(codecs.BOM_UTF8 + b"a\r\nb\r\n")
+    assert "2 lines, CRLF, byte order mark" in (await tools.edit("view", "a.txt")).text
+    await tools.edit("create", "a.txt", file_text="c\nd\n")
+    assert (folder / "a.txt").read_bytes() == codecs.BOM_UTF8 + b"c\r\nd\r\n"
+
+
+async def test_str_replace_changes_the_one_match_and_shows_it(tools, folder):
+    (folder / "a.py").write_text("".join(f"line{n}\n" for n in range(1, 21)))
+    result = await tools.edit("str_replace", "a.py", old_str="line10\n", new_str="new\nlines\n")
+    shown = result.text.splitlines()
+    assert shown[0] == f"Edited {folder}/a.py:"
+    assert shown[1] == "     6\tline6" and "    10\tnew" in shown and shown[-1] == "    15\tline14"
+    assert result.meta["crow/locations"] == [{"path": f"{folder}/a.py", "line": 10}]
+    [change] = result.changes
+    assert change["new"] == (folder / "a.py").read_text() == change["old"].replace("line10", "new\nlines")
+
+
+async def test_str_replace_without_new_str_deletes(tools, folder):
+    (folder / "a").write_text("keep drop keep2")
+    await tools.edit("str_replace", "a", old_str=" drop")
+    assert (folder / "a").read_text() == "keep keep2"
+
+
+async def test_str_replace_takes_new_str_literally(tools, folder):
+    (folder / "a").write_text("x = .*\n")
+    await tools.edit("str_replace", "a", old_str=".*", new_str=r"\1\g<0>{{7*7}}%s")
+    assert (folder / "a").read_text() == "x = \\1\\g<0>{{7*7}}%s\n"
+
+
+async def test_ambiguous_old_str_gets_the_line_of_every_match(tools, folder):
+    (folder / "a").write_text("x\ny\nx\nz\nx\n")
+    assert "3 times in" in (text := await tools.refused("str_replace", "a", old_str="x", new_str="w"))
+    assert "at lines 1, 3, 5" in text
+    assert (folder / "a").read_text() == "x\ny\nx\nz\nx\n"
+
+
+async def test_overlapping_matches_are_ambiguous(tools, folder):
+    (folder / "a").write_text("aaa")
+    assert "2 times" in await tools.refused("str_replace", "a", old_str="aa", new_str="b")
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\n", "\t\r\n "])
+async def test_blank_old_str_is_refused(tools, folder, blank):
+    (folder / "a").write_text("a b\n")
+    assert "blank" in await tools.refused("str_replace", "a", old_str=blank, new_str="x")
+    assert (folder / "a").read_text() == "a b\n"
+
+
+async def test_equal_old_and_new_are_refused(tools, folder):
+    (folder / "a").write_text("a b\n")
+    assert "nothing to change" in await tools.refused("str_replace", "a", old_str="a", new_str="a")
+
+
+async def test_miss_shows_the_closest_lines_with_their_numbers(tools, folder):
+    (folder / "a.py").write_text("import os\n\n\ndef compute_total(items):\n    return sum(items)\n")
+    text = await tools.refused("str_replace", "a.py", old_str="def compute_totals(item):\n    return sum(item)")
+    assert "closest lines" in text
+    assert "     4\tdef compute_total(items):\n     5\t    return sum(items)" in text
+
+
+async def test_miss_by_white_space_alone_says_so(tools, folder):
+    (folder / "a.py").write_text("if x:\n\treturn  1\n")
+    text = await tools.refused("str_replace", "a.py", old_str="if x:\n    return 1", new_str="")
+    assert "only in white space" in text and "     1\tif x:\n     2\t\treturn  1" in text
+
+
+async def test_miss_because_of_line_numbers_says_so(tools, folder):
+    (folder / "a.py").write_text("one\ntwo\n")
+    assert "leave them out" in await tools.refused("str_replace", "a.py", old_str="     2\ttwo", new_str="x")
+
+
+async def test_miss_because_the_edit_was_made_already_says_so(tools, folder):
+    (folder / "a.py").write_text("one\nnew text\n")
+    text = await tools.refused("str_replace", "a.py", old_str="old text", new_str="new text")
+    assert "at line 2" in text and "already" in text
+
+
+async def test_crlf_file_is_edited_with_line_feeds_and_stays_crlf(tools, folder):
+    (folder / "a").write_bytes(b"a\r\nb\r\nc\r\n")
+    await tools.edit("str_replace", "a", old_str="a\nb\n", new_str="1\n2\n3\n")
+    assert (folder / "a").read_bytes() == b"1\r\n2\r\n3\r\nc\r\n"
+    await tools.edit("insert", "a", insert_line=1, new_str="x\ny")
+    assert (folder / "a").read_bytes() == b"1\r\nx\r\ny\r\n2\r\n3\r\nc\r\n"
+
+
+async def test_mixed_line_endings_outside_of_the_match_stay(tools, folder):
+    (folder / "a").write_bytes(b"a\r\nb\nc\r\nd\n")
+    await tools.edit("str_replace", "a", old_str="b\nc", new_str="B\nC")
+    assert (folder / "a").read_bytes() == b"a\r\nB\nC\r\nd\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (codecs.BOM_UTF8 + b"caf\xc3\xa9\n", codecs.BOM_UTF8 + b"th\xc3\xa9\n"),
+        (codecs.BOM_UTF16_LE + "café\n".encode("utf-16-le"), codecs.BOM_UTF16_LE + "thé\n".encode("utf-16-le")),
+        (codecs.BOM_UTF16_BE + "café\r\n".encode("utf-16-be"), codecs.BOM_UTF16_BE + "thé\r\n".encode("utf-16-be")),
+        (codecs.BOM_UTF32_LE + "café".encode("utf-32-le"), codecs.BOM_UTF32_LE + "thé".encode("utf-32-le")),
+        (b"caf\xe9 \xfc\n", b"th\xe9 \xfc\n"),
+        (b"caf\xe9 \x93quoted\x94", b"th\xe9 \x93quoted\x94"),
+    ],
+)
+async def test_encoding_and_byte_order_mark_stay(tools, folder, before, after):
+    (folder / "a").write_bytes(before)
+    assert "café" in (await tools.edit("view", "a")).text
+    await tools.edit("str_replace", "a", old_str="café", new_str="thé")
+    assert (folder / "a").read_bytes() == after
+
+
+async def test_character_the_encoding_lacks_is_refused(tools, folder):
+    (folder / "a").write_bytes(b"caf\xe9\n")
+    assert "latin-1, which has no '→'" in await tools.refused("str_replace", "a", old_str="caf", new_str="→")
+    assert (folder / "a").read_bytes() == b"caf\xe9\n"
+
+
+async def test_missing_final_newline_stays_missing(tools, folder):
+    (folder / "a").write_text("one\ntwo")
+    await tools.edit("str_replace", "a", old_str="two", new_str="2")
+    await tools.edit("insert", "a", insert_line=2, new_str="three\n")
+    assert (folder / "a").read_text() == "one\n2\nthree"
+
+
+async def test_insert_goes_to_the_top_the_middle_and_the_end(tools, folder):
+    (folder / "a").write_text("one\n")
+    await tools.edit("insert", "a", insert_line=0, new_str="top")
+    await tools.edit("insert", "a", insert_line=2, new_str="end\n")
+    result = await tools.edit("insert", "a", insert_line=1, new_str="mid")
+    assert (folder / "a").read_text() == "top\nmid\none\nend\n"
+    assert result.meta["crow/locations"][0]["line"] == 2
+
+
+async def test_insert_beyond_the_end_names_the_last_line(tools, folder):
+    (folder / "a").write_text("one\n")
+    assert "from 0 (the top) to 1" in await tools.refused("insert", "a", insert_line=2, new_str="x")
+    assert "from 0 (the top) to 1" in await tools.refused("insert", "a", insert_line=-1, new_str="x")
+
+
+async def test_missing_argument_is_named(tools, folder):
+    (folder / "a").write_text("one\n")
+    assert "needs file_text" in await tools.refused("create", "b")
+    assert "needs old_str" in await tools.refused("str_replace", "a")
+    assert "needs insert_line" in await tools.refused("insert", "a", new_str="x")
+    assert "needs new_str" in await tools.refused("insert", "a", insert_line=0)
+
+
+async def test_wrong_arguments_are_told_in_a_line(tools):
+    text = await tools.refused("destroy", "a")
+    assert "'view', 'create'" in text and "pydantic" not in text and "\n" not in text
+    assert "view_range" in await tools.refused("view", "a", view_range=[1])
+    assert "surprise" in await tools.refused("view", "a", surprise=1)
+
+
+async def test_null_stands_for_an_argument_left_out(tools, folder):
+    (folder / "a").write_text("one\n")
+    await tools.edit("view", "a", view_range=None, old_str=None, insert_line=None)
+
+
+async def test_mode_survives_an_edit(tools, folder):
+    script = folder / "run.sh"
+    script.write_text("#!/bin/sh\necho 1\n")
+    script.chmod(0o751)
+    await tools.edit("str_replace", "run.sh", old_str="echo 1", new_str="echo 2")
+    assert script.stat().st_mode & 0o7777 == 0o751
+
+
+async def test_symbolic_link_stays_a_link(tools, folder):
+    (folder / "real.txt").write_text("one\n")
+    (folder / "link.txt").symlink_to("real.txt")
+    await tools.edit("str_replace", "link.txt", old_str="one", new_str="two")
+    assert (folder / "link.txt").is_symlink() and (folder / "real.txt").read_text() == "two\n"
+
+
+async def test_hard_link_outside_of_the_roots_is_not_written_through(tools, folder):
+    outside = folder.parent / "outside"
+    outside.write_text("one\n")
+    os.link(outside, folder / "inside")
+    await tools.edit("str_replace", "inside", old_str="one", new_str="two")
+    assert outside.read_text() == "one\n" and (folder / "inside").read_text() == "two\n"
+
+
+async def test_edit_leaves_no_temporary_file(tools, folder):
+    (folder / "a").write_text("one\n")
+    await tools.edit("str_replace", "a", old_str="one", new_str="two")
+    assert os.listdir(folder) == ["a"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+async def test_read_only_file_is_refused(tools, folder):
+    (folder / "a").write_text("one\n")
+    (folder / "a").chmod(0o444)
+    assert "read-only" in await tools.refused("str_replace", "a", old_str="one", new_str="two")
+
+
+async def test_file_changed_since_it_was_seen_is_refused_until_viewed_again(tools, folder):
+    (folder / "a").write_text("one\ntwo\n")
+    await tools.edit("view", "a")
+    (folder / "a").write_text("one\ntwo\nthree\n")
+    for command, arguments in (
+        ("str_replace", {"old_str": "one", "new_str": "1"}),
+        ("insert", {"insert_line": 0, "new_str": "1"}),
+        ("create", {"file_text": "1"}),
+    ):
+        assert "changed since you last saw it" in await tools.refused(command, "a", **arguments)
+    assert (folder / "a").read_text() == "one\ntwo\nthree\n"
+    await tools.edit("view", "a")
+    await tools.edit("str_replace", "a", old_str="one", new_str="1")
+
+
+async def test_file_never_seen_may_be_edited_by_its_text(tools, folder):
+    (folder / "a").write_text("one\n")
+    await tools.edit("str_replace", "a", old_str="one", new_str="1")
+
+
+async def test_undo_takes_back_edit_after_edit_and_then_the_creation(tools, folder):
+    path = folder / "a.txt"
+    await tools.edit("create", "a.txt", file_text="one\n")
+    await tools.edit("str_replace", "a.txt", old_str="one", new_str="two")
+    await tools.edit("insert", "a.txt", insert_line=1, new_str="three")
+    first = await tools.edit("undo_edit", "a.txt")
+    assert path.read_text() == "two\n"
+    assert first.changes == [{"path": str(path), "old": "two\nthree\n", "new": "two\n"}]
+    await tools.edit("undo_edit", "a.txt")
+    assert path.read_text() == "one\n"
+    last = await tools.edit("undo_edit", "a.txt")
+    assert not path.exists() and last.changes == [{"path": str(path), "old": "one\n", "new": ""}]
+    assert "no edit" in await tools.refused("undo_edit", "a.txt")
+
+
+async def test_undo_refuses_when_the_file_changed_since(tools, folder):
+    await tools.edit("create", "a", file_text="one\n")
+    (folder / "a").write_text("mine\n")
+    assert "changed after your last edit" in await tools.refused("undo_edit", "a")
+    await tools.edit("view", "a")
+    assert "changed after your last edit" in await tools.refused("undo_edit", "a")
+    assert (folder / "a").read_text() == "mine\n"
+
+
+async def test_sessions_do_not_undo_each_other(tools, folder):
+    await tools.edit("create", "a", file_text="one\n")
+    other = await tools.call("file_editor", {"command": "undo_edit", "path": "a"}, session="other")
+    assert other.is_error and (folder / "a").exists()
+
+
+async def test_dry_run_tells_the_change_and_writes_nothing(tools, folder):
+    (folder / "a").write_text("one\n")
+    before = sorted(folder.rglob("*"))
+    edits = [
+        {"command": "str_replace", "path": "a", "old_str": "one", "new_str": "two"},
+        {"command": "insert", "path": "a", "insert_line": 1, "new_str": "two"},
+        {"command": "create", "path": "deep/b", "file_text": "two\n"},
+    ]
+    for arguments in edits:
+        dry = await tools.call("file_editor", arguments, dry_run=True)
+        assert not dry.is_error and "nothing was written" in dry.text
+        assert sorted(folder.rglob("*")) == before and (folder / "a").read_text() == "one\n"
+        wet = await tools.call("file_editor", arguments)
+        assert wet.changes == dry.changes
+        undone = await tools.call("file_editor", {"command": "undo_edit", "path": arguments["path"]}, dry_run=True)
+        assert undone.changes[0]["old"] == wet.changes[0]["new"]
+        await tools.edit("undo_edit", arguments["path"])
+        if (folder / "deep").exists():
+            (folder / "deep").rmdir()
+
+
+async def test_dry_view_does_not_count_as_seen(tools, folder):
+    (folder / "a").write_text("precious")
+    await tools.call("file_editor", {"command": "view", "path": "a"}, dry_run=True)
+    assert "View it first" in await tools.refused("create", "a", file_text="x")
+
+
+async def test_edits_of_one_file_at_once_all_arrive(tools, folder):
+    (folder / "a").write_text("".join(f"<{n}>\n" for n in range(30)))
+    await asyncio.gather(*(tools.edit("str_replace", "a", old_str=f"<{n}>", new_str=f"[{n}]") for n in range(30)))
+    assert (folder / "a").read_text() == "".join(f"[{n}]\n" for n in range(30))
+
+
+async def test_relative_absolute_and_home_paths_lead_to_the_same_file(tools, folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder))
+    (folder / "a").write_text("one\n")
+    for path in ("a", "./a", "x/../a", folder / "a", "~/a"):
+        if path == "x/../a":
+            (folder / "x").mkdir()
+        assert (await tools.edit("view", path)).text.startswith(f"{folder}/a ")
+
+
+@pytest.mark.parametrize("path", ["", "  ", "a\0b"])
+async def test_what_is_no_path_is_refused(tools, path):
+    assert "is not a path" in await tools.refused("view", path)
+
+
+async def test_outside_of_the_roots_nothing_opens(tools, folder):
+    outside = folder.parent
+    (outside / "secret").write_text("secret")
+    (outside / "project-twin").mkdir()
+    (outside / "project-twin" / "secret").write_text("secret")
+    (folder / "to_file").symlink_to(outside / "secret")
+    (folder / "to_folder").symlink_to(outside)
+    (folder / "dangling").symlink_to(outside / "not-yet")
+    (folder / "loop").symlink_to("loop")
+    paths = [
+        outside / "secret",
+        "../secret",
+        "x/../../secret",
+        "../project-twin/secret",
+        f"{folder}/../secret",
+        f"{folder}-twin/secret",
+        "to_file",
+        "to_folder/secret",
+        "dangling",
+        "~root/secret",
+        "/etc/passwd",
+        f"/proc/self/root{outside}/secret",
+        "/proc/self/environ",
+        "/dev/null",
+    ]
+    for path in paths:
+        text = await tools.refused("view", path)
+        assert "outside of the folders" in text and str(folder) in text
+        assert "outside of the folders" in await tools.refused("create", path, file_text="owned")
+        assert "outside of the folders" in await tools.refused("str_replace", path, old_str="secret", new_str="owned")
+    await tools.refused("view", "loop")
+    assert (outside / "secret").read_text() == "secret" and not (outside / "not-yet").exists()
+
+
+async def test_every_root_is_open(tools, folder):
+    second = folder.parent / "second"
+    second.mkdir()
+    (second / "a").write_text("one\n")
+    result = await tools.call(
+        "file_editor", {"command": "view", "path": str(second / "a")}, roots=[str(folder), str(second)]
+    )
+    assert not result.is_error
+
+
+async def test_link_swapped_in_between_check_and_use_does_not_lead_outside(tools, folder):
+    outside = folder.parent / "outside"
+    outside.mkdir()
+    (outside / "a").write_text("secret\n")
+    inside, parked = folder / "sub", folder / "parked"
+    inside.mkdir()
+    (inside / "a").write_text("open\n")
+    stop = asyncio.Event()
+
+    def swap() -> object:
+        inside.rename(parked)
+        inside.symlink_to(outside)
+        inside.unlink()
+        while True:
+            try:
+                return parked.rename(inside)
+            except OSError:  # create has made the folder anew just now
+                shutil.rmtree(inside)
+
+    async def attack() -> None:
+        while not stop.is_set():
+            await asyncio.to_thread(lambda: [swap() for _ in range(20)])
+
+    attacker = asyncio.create_task(attack())
+    for n in range(500):
+        viewed = await tools.call("file_editor", {"command": "view", "path": "sub/a"}, session=str(n))
+        assert "secret" not in viewed.text
+        await tools.call(
+            "file_editor",
+            {"command": "str_replace", "path": "sub/a", "old_str": "e", "new_str": "E"},
+            session=str(n),
+        )
+        await tools.call("file_editor", {"command": "create", "path": "sub/new", "file_text": "x"}, session=str(n))
+    stop.set()
+    await attacker
+    assert (outside / "a").read_text() == "secret\n" and os.listdir(outside) == ["a"]
+
+
+async def test_the_oldest_session_is_forgotten_when_there_are_too_many(tools, folder):
+    (folder / "a").write_text("one")
+    await tools.edit("view", "a")
+    for n in range(100):
+        await tools.call("file_editor", {"command": "view", "path": "a"}, session=f"later {n}")
+    assert "has not been viewed" in await tools.refused("create", "a", file_text="x")
+
+
+async def test_edits_beyond_the_bound_cannot_be_taken_back(tools, folder):
+    (folder / "a").write_text("0" + "x" * 1_500_000)
+    for n in range(5):
+        await tools.edit("str_replace", "a", old_str=f"{n}x", new_str=f"{n + 1}x")
+    undone = 0
+    while not (await tools.call("file_editor", {"command": "undo_edit", "path": "a"})).is_error:
+        undone += 1
+    assert undone == 2
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
