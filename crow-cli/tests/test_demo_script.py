@@ -1,12 +1,13 @@
 """The demo's model: what it makes of good tools, and of broken ones."""
 
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from crow_cli.demo import unpack
+from crow_cli.demo import script
 from crow_cli.demo.script import BUG, FAILING, FIX, TASK, TESTS, play
 from crow_core.testing.script import Reply, deltas
 
@@ -121,7 +122,7 @@ def test_a_tool_that_is_not_offered_is_named() -> None:
 
 
 def test_the_project_as_shipped_is_fixed_by_what_the_model_asks_for(tmp_path: Path) -> None:
-    unpack(tmp_path)
+    shutil.copytree(Path(script.__file__).parent / "project", tmp_path, dirs_exist_ok=True)
     results: list[str] = []
     replies: list[Reply] = []
     while not replies or replies[-1].tool_calls:
