@@ -16,7 +16,7 @@ TASK = (
 )
 """What the person asks; it is enough for a real model too."""
 
-PACE = 0.01
+PACE = 0.007
 """Seconds between fragments: alive to the eye, over within a few seconds."""
 
 FILE = "pancakes.py"
