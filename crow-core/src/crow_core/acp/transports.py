@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from io import FileIO
-from pathlib import Path
 from typing import IO, Protocol, cast
 
 MAX_MESSAGE = 50 * 1024 * 1024
@@ -98,8 +97,10 @@ class Streams:
         return line
 
     async def close(self) -> None:
-        self._source.close()
-        await self._sink.close()
+        try:
+            await self._sink.close()
+        finally:
+            self._source.close()
 
     def _split(self, chunk: bytes) -> None:
         end, *others = chunk.split(b"\n")
@@ -147,7 +148,8 @@ class PipeSink:
                 await asyncio.wait_for(self._flush(), GRACE)
         finally:
             self._share()
-            self._writer.transport.abort()
+            if not self._writer.is_closing():  # asyncio's pipes cannot be aborted twice
+                self._writer.transport.abort()
         with suppress(OSError):
             await self._writer.wait_closed()
 
@@ -256,12 +258,16 @@ class Child(Streams):
     def __init__(self, source: Source, sink: Sink, process: subprocess.Popen[bytes]) -> None:
         super().__init__(source, sink)
         self.process = process
+        self._closed = False
 
     async def close(self) -> None:
         """End its input, wait, terminate, wait, and kill what is left of its process group."""
-        await self._sink.close()
+        if self._closed:  # by now, its number may be another's
+            return
+        self._closed = True
         exit = asyncio.create_task(asyncio.to_thread(self.process.wait))
         try:
+            await self._sink.close()
             await asyncio.wait({exit}, timeout=GRACE)
             if not exit.done():
                 self._signal(signal.SIGTERM)
@@ -280,7 +286,7 @@ async def spawn(
     command: str,
     args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
-    cwd: str | Path | None = None,
+    cwd: str | os.PathLike[str] | None = None,
     stderr: IO[bytes] | None = None,
 ) -> Child:
     """Start a program that speaks the protocol on its standard streams, in a process group of its own.
