@@ -34,8 +34,10 @@ from hypothesis import strategies as st
 
 pytestmark = pytest.mark.anyio
 
+needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory of a process there")
+
 AGENT = """
-import asyncio, os, resource, subprocess, sys
+import asyncio, os, subprocess, sys
 from crow_core.acp.connection import Connection
 from crow_core.acp.schema import *
 from crow_core.acp.transports import stdio
@@ -73,7 +75,9 @@ async def main():
         return PromptResponse(stop_reason="end_turn")
 
     async def memory(params):
-        return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)}
+        with open("/proc/self/status") as status:
+            kibibytes = {line.split()[0]: int(line.split()[1]) for line in status if line.startswith("Vm")}
+        return {"now": kibibytes["VmRSS:"] * 1024, "peak": kibibytes["VmHWM:"] * 1024}
 
     handlers = {"session/prompt": prompt, "_memory": memory}
     agent = Connection(await stdio(), AGENT_METHODS, CLIENT_METHODS, handlers)
@@ -165,11 +169,16 @@ async def test_twenty_mebibytes_pass_through_pipes_both_ways(agent: str):
         assert talk.heard() == [text]
 
 
+async def memory_of(child: Child) -> dict[str, int]:
+    """Bytes of the process, now and at their peak."""
+    await send(child, b'{"jsonrpc":"2.0","id":"memory","method":"_memory","params":{}}\n')
+    return json.loads(await child.readline())["result"]
+
+
+@needs_proc
 async def test_a_line_beyond_the_limit_costs_little_memory_and_one_error(agent: str):
     child = await spawn(sys.executable, [agent])
-    memory = b'{"jsonrpc":"2.0","id":2,"method":"_memory","params":{}}\n'
-    await send(child, memory)
-    before = json.loads(await child.readline())["result"]["peak"]
+    before = await memory_of(child)
     piece = b"x" * 1024 * 1024
     await send(child, b'{"jsonrpc":"2.0","id":1,"method":"session/prompt","params":"')
     for _ in range(150):
@@ -178,8 +187,20 @@ async def test_a_line_beyond_the_limit_costs_little_memory_and_one_error(agent: 
     refusal = json.loads(await child.readline())
     assert refusal["id"] is None
     assert refusal["error"]["code"] == INVALID_REQUEST
-    await send(child, memory)
-    assert json.loads(await child.readline())["result"]["peak"] - before < 1.5 * MAX_MESSAGE
+    assert (await memory_of(child))["peak"] - before["now"] < 1.5 * MAX_MESSAGE
+    await child.close()
+
+
+@needs_proc
+async def test_a_large_message_is_forgotten_while_its_handler_runs(agent: str):
+    child = await spawn(sys.executable, [agent])
+    before = await memory_of(child)
+    unread = b',"unread":"' + b"x" * (MAX_MESSAGE - 1000) + b'"}}\n'
+    await send(child, request(1, "wait").replace(b"}}\n", unread))
+    assert json.loads(await child.readline())["method"] == "session/update"
+    after = await memory_of(child)
+    assert after["peak"] - before["now"] > MAX_MESSAGE / 2
+    assert after["now"] - before["now"] < MAX_MESSAGE / 2
     await child.close()
 
 

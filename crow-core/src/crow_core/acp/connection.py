@@ -148,6 +148,7 @@ class Connection:
                     break
                 if not line.isspace():
                     await self._receive(line)
+                del line  # it may be large, and the next one may take its time
         finally:
             await self.close()
 
@@ -273,6 +274,7 @@ class Connection:
         except (ValueError, RecursionError) as error:
             self._refuse(id, RpcError(INVALID_PARAMS, f"Invalid params: {error}"))
             return
+        del params  # it holds the whole line, and the handler may take its time
         try:
             result = await handler(arguments)
             self._write(Answer(id, {} if result is None else result))  # no await between these two
