@@ -1,0 +1,104 @@
+"""The whole idea in one file: connect an MCP server, stream a reply, call the tools it asks for, and go on.
+
+    uv run streaming_async_react.py                 # a scripted model on loopback, real tools
+    uv run streaming_async_react.py "What is in this folder?" --model qwen3:8b --base-url http://localhost:11434/v1
+
+No agent, no session, no protocol: only the functions that crow itself is made of. `merge` folds a stream into a
+message, `settle` closes it, `view` derives a valid request from the log, and `Toolbox` speaks MCP.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+
+import crow_mcp_server
+from crow_core.content import ToolResult, told
+from crow_core.messages import Message, ToolUse, answer, merge, settle, view
+from crow_core.model import ChatModel, Model
+from crow_core.testing import Reply, ScriptedServer
+from crow_core.toolbox import Server, Toolbox
+
+SYSTEM: Message = {"role": "system", "content": "You answer by looking. Use the tools, then say what you saw."}
+
+
+async def react(model: Model, toolbox: Toolbox, log: list[Message], *, max_steps: int = 20) -> str:
+    """Ask, act, repeat: until a reply asks for no tool, or `max_steps` replies have come."""
+    for _ in range(max_steps):
+        reply = await ask(model, toolbox, log)
+        log.append(reply)
+        calls = reply.get("tool_calls", [])
+        if not calls:
+            return str(reply.get("content") or "")
+        log += await act(toolbox, calls)
+    return "stopped: too many steps"
+
+
+async def ask(model: Model, toolbox: Toolbox, log: list[Message]) -> Message:
+    """Stream one reply, printing it as it comes."""
+    request = {"tools": toolbox.schemas(), "messages": [SYSTEM, *view(log)]}
+    reply: Message = {"role": "assistant"}
+    async for delta in model.stream(request):
+        merge(reply, delta)
+        print(delta.get("reasoning_content", "") + delta.get("content", ""), end="", flush=True)
+    print()
+    used = {call["id"] for message in log for call in message.get("tool_calls", [])}
+    return settle(reply, used=used)
+
+
+async def act(toolbox: Toolbox, calls: list[ToolUse]) -> list[Message]:
+    """Run the calls together; give the answers in the order asked."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(use_tool(toolbox, call)) for call in calls]
+    return [answer(call, told(task.result())) for call, task in zip(calls, tasks, strict=True)]
+
+
+async def use_tool(toolbox: Toolbox, call: ToolUse) -> ToolResult:
+    """One call. A tool's failure is a result too: the model reads it and does better."""
+    print(f"● {call['function']['name']} {call['function']['arguments']}")
+    result = toolbox.reject(call) or await toolbox.call(call, {"crow/cwd": os.getcwd()})
+    print("\n".join(f"  {line}" for line in str(told(result)).splitlines()[:8]))
+    return result
+
+
+def built_in_tools() -> Server:
+    """crow's own tools, an MCP server like any other. Yours: `Server("mine", lambda: "http://localhost:9000/mcp")`."""
+    return Server("crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), trusted=True)
+
+
+async def converse(model: Model, prompt: str) -> str:
+    """One prompt with the built-in tools, from connecting to closing."""
+    toolbox = Toolbox()
+    toolbox.add([built_in_tools()])
+    await toolbox.gather(wait=5.0)
+    try:
+        return await react(model, toolbox, [{"role": "user", "content": prompt}])
+    finally:
+        await toolbox.close()
+
+
+SCRIPT = [
+    Reply(
+        "I look around.", tool_calls=[{"name": "terminal", "arguments": {"command": "echo hello from a real shell"}}]
+    ),
+    Reply("A real shell said hello. The model was a script, the tool was not."),
+]
+
+
+async def main(prompt: str, model: str, base_url: str) -> None:
+    if model:
+        await converse(ChatModel(name=model, base_url=base_url, api_key=os.environ.get("OPENAI_API_KEY", "")), prompt)
+        return
+    async with ScriptedServer(SCRIPT) as server:
+        scripted = ChatModel(name="scripted", base_url=server.url)
+        await converse(scripted, prompt)
+        await scripted.close()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=sys.modules[__name__].__doc__, add_help=True)
+    parser.add_argument("prompt", nargs="?", default="Say hello through a shell.")
+    parser.add_argument("--model", default="")
+    parser.add_argument("--base-url", default="http://localhost:11434/v1")
+    options = parser.parse_args()
+    asyncio.run(main(options.prompt, options.model, options.base_url))
