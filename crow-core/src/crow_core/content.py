@@ -27,6 +27,10 @@ from crow_core.acp.schema import (
 from crow_core.messages import Message, ToolUse, arguments_of
 
 
+CONTROL = dict.fromkeys((*range(32), *range(127, 160)), " ")
+"""The C0 and C1 characters: what a terminal or an editor might obey rather than show."""
+
+
 @dataclass
 class ToolResult:
     """What a tool returned, or what was answered in its place."""
@@ -130,7 +134,7 @@ def title_of(name: str, arguments: dict[str, Any]) -> str:
 
 def clean(text: str) -> str:
     """Text without control characters, for a title or another place that is one line."""
-    return "".join(" " if ord(char) < 32 or 127 <= ord(char) < 160 else char for char in text)
+    return text.translate(CONTROL)
 
 
 def shown(result: ToolResult, call: ToolUse, kind: ToolKind) -> ToolCallUpdate:

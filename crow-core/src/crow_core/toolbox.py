@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,7 +32,7 @@ CALL_TIMEOUT = 600.0
 """Seconds a call to a server of the user's may take."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Tool:
     """One tool under the name the model knows it by."""
 
@@ -40,6 +41,7 @@ class Tool:
     definition: dict[str, Any]
     """As its server's tools/list gave it."""
 
+    @cached_property
     def schema(self) -> dict[str, Any]:
         """The tool in the shape of chat completions."""
         function: dict[str, Any] = {
@@ -159,7 +161,7 @@ class Toolbox:
 
     def schemas(self) -> list[dict[str, Any]]:
         """All tools in the shape of chat completions, in an order that never changes."""
-        return [tool.schema() for tool in self.tools.values()]
+        return [tool.schema for tool in self.tools.values()]
 
     def kind(self, call: ToolUse) -> ToolKind:
         """What a call does, as far as its tool's word can be taken."""
@@ -173,7 +175,7 @@ class Toolbox:
         if tool is None:
             return ToolResult.error(f"There is no tool {name!r}. The tools are: {', '.join(self.tools) or 'none'}.")
         if arguments_of(call) is None:
-            schema = msgspec.json.encode(tool.schema()["function"]["parameters"]).decode()
+            schema = msgspec.json.encode(tool.schema["function"]["parameters"]).decode()
             return ToolResult.error(
                 f"The call was not run: its arguments are not a JSON object ({fault(call)}). The schema is: {schema}"
             )
