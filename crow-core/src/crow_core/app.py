@@ -97,6 +97,7 @@ class Crow(Hooks):
             outcome: StopReason | Exception = "cancelled"
             try:
                 await self.gather_tools(session)
+                session.toolbox.warm()
                 outcome = stop_reason = await react(session, await self.before_prompt.run(message, session))
             except EndTurn as end:
                 outcome = stop_reason = end.stop_reason

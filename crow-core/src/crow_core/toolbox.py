@@ -10,11 +10,12 @@ import importlib
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -26,6 +27,10 @@ from crow_core.messages import ToolUse, arguments_of
 if TYPE_CHECKING:
     from fastmcp import Client
 
+T = TypeVar("T")
+
+WARM_AFTER = 0.2
+"""Seconds after a turn's start until the built-in tools are loaded: by then the request is on its way."""
 START_TIMEOUT = 30.0
 """Seconds a server may take to start and list its tools."""
 CALL_TIMEOUT = 600.0
@@ -78,16 +83,27 @@ class Server:
     """Why it did not start, as a sentence."""
     _client: "Client[Any] | None" = field(default=None, repr=False)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+    _warming: "asyncio.Task[None] | None" = field(default=None, repr=False)
 
     async def connected(self) -> "Client[Any]":
         """The client, connected. Raises what FastMCP raises."""
         async with self._lock:
             if self._client is not None and self._client.is_connected():
                 return self._client
-            client_class = await asyncio.to_thread(fastmcp_client)
-            self._client = client_class(self.source(), name=self.name, init_timeout=START_TIMEOUT)
+            client_class = await aside(fastmcp_client)
+            self._client = client_class(await aside(self.source), name=self.name, init_timeout=START_TIMEOUT)
             await self._client.__aenter__()
             return self._client
+
+    def warm(self) -> None:
+        """Connect before anyone calls, but not before the model has been asked: loading FastMCP takes a second."""
+        if self._client is None and self._warming is None:
+            self._warming = asyncio.ensure_future(self._warm())
+
+    async def _warm(self) -> None:
+        await asyncio.sleep(WARM_AFTER)
+        with suppress(Exception):  # whoever calls a tool will meet the same error, and can tell it
+            await self.connected()
 
     async def list(self) -> list[dict[str, Any]]:
         """Its tools as tools/list gives them; none when it does not start, and `error` says why."""
@@ -123,6 +139,10 @@ class Server:
 
     async def close(self) -> None:
         """Disconnect; a command's process ends."""
+        if self._warming is not None:
+            self._warming.cancel()
+            await asyncio.wait([self._warming])
+            self._warming = None
         client, self._client = self._client, None
         if client is not None:
             with suppress(Exception):  # it is going away; what it says now helps nobody
@@ -158,6 +178,12 @@ class Toolbox:
                 name = tool_name(server, definition["name"], self.tools)
                 self.tools[name] = Tool(name, server, definition)
         return joined
+
+    def warm(self) -> None:
+        """Have ready what a call will need."""
+        for server in self.servers:
+            if server.definitions is not None:
+                server.warm()
 
     def schemas(self) -> list[dict[str, Any]]:
         """All tools in the shape of chat completions, in an order that never changes."""
@@ -217,6 +243,27 @@ def from_acp(config: McpServer, cwd: str) -> Server:
         )
 
     return Server(config.name, source)
+
+
+async def aside(function: Callable[[], T]) -> T:
+    """Run a slow import in a thread that nobody has to wait for: a process that is done may leave while it runs."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, error: BaseException | None) -> None:
+        if not future.done():
+            future.set_exception(error) if error else future.set_result(value)  # pyright: ignore[reportArgumentType]
+
+    def work() -> None:
+        try:
+            outcome = function(), None
+        except BaseException as error:
+            outcome = None, error
+        with suppress(RuntimeError):  # the loop has closed
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=work, daemon=True, name="crow-import").start()
+    return await future
 
 
 def fastmcp_client() -> "type[Client[Any]]":

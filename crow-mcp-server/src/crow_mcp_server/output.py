@@ -37,9 +37,11 @@ class Capture:
         if not self._dropped:
             text = clean((self._head + self._tail).decode("utf-8", "replace"))
             return shorten(text, limit), len(text) > limit
-        head = codecs.getincrementaldecoder("utf-8")("replace").decode(self._head)  # without the character cut in two
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        head = decoder.decode(self._head)
+        cut = 1 if decoder.getstate()[0] else 0  # a character whose end was dropped
         tail = self._tail.lstrip(CONTINUATION_BYTES).decode("utf-8", "replace")
-        return _join(clean(head), clean(tail), self._dropped, limit), True
+        return _join(clean(head), clean(tail), self._dropped + cut, limit), True
 
     def _drop(self, size: int) -> None:
         self._dropped += len(self._tail[:size].translate(None, CONTINUATION_BYTES))
