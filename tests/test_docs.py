@@ -1,0 +1,69 @@
+"""What the documents show runs."""
+
+import asyncio
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+READMES = ["README.md", "crow-core/README.md", "crow-cli/README.md", "crow-mcp-server/README.md"]
+
+
+def python_blocks(path: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", path.read_text("utf-8"), re.M | re.S)
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_the_python_of_every_readme_runs(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("CROW_HOME", str(tmp_path))
+    blocks = python_blocks(ROOT / name)
+    assert blocks
+    for block in blocks:
+        names: dict[str, object] = {"__name__": "readme"}
+        exec(compile(block, name, "exec"), names)
+        main = names["main"]
+        assert callable(main)
+        asyncio.run(main())
+    assert capsys.readouterr().out.strip()
+
+
+def test_the_idea_in_one_file_runs_and_stays_short():
+    file = ROOT / "streaming_async_react.py"
+    assert len(file.read_text("utf-8").splitlines()) <= 200
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=50, check=True)
+    assert "● terminal" in done.stdout
+    assert "  hello from a real shell" in done.stdout
+
+
+def test_the_settings_in_the_readme_are_settings_that_crow_takes(tmp_path: Path):
+    from crow_core.config import Home, load
+
+    text = (ROOT / "README.md").read_text("utf-8")
+    blocks = re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
+    assert blocks
+    (tmp_path / "config.toml").write_text(blocks[0])
+    config = load(Home(tmp_path, tmp_path), {})
+    assert config.models["local"].window == 32768
+    assert config.permissions.deny == ["terminal:rm *"]
+
+
+def test_the_agents_page_is_short_and_its_map_is_true():
+    text = (ROOT / "AGENTS.md").read_text("utf-8")
+    assert len(text.splitlines()) < 100
+    source = ROOT / "crow-core" / "src" / "crow_core"
+    rows = re.findall(r"^\| (`.+?) \|", text, re.M)
+    for name in re.findall(r"`([\w./]+)`", " ".join(rows)):
+        assert (source / name).exists(), name
+
+
+def test_every_package_has_the_same_version():
+    from crow_core import __version__
+
+    files = [ROOT / "pyproject.toml", *ROOT.glob("crow-*/pyproject.toml")]
+    versions = {re.search(r'^version = "(.+?)"', file.read_text("utf-8"), re.M)[1] for file in files}  # type: ignore[index]
+    assert versions == {__version__}
