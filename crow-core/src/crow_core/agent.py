@@ -152,9 +152,9 @@ class Agent:
         task.add_done_callback(self._aside.discard)
 
     async def prompt(self, params: PromptRequest) -> PromptResponse:
-        session = self.session(params.session_id)
+        session, crow = self.session(params.session_id), await self.crow()
         try:
-            return PromptResponse(stop_reason=await session.crow.prompt(session, to_message(params.prompt)))
+            return PromptResponse(stop_reason=await crow.prompt(session, to_message(params.prompt)))
         except asyncio.CancelledError:
             return PromptResponse(stop_reason="cancelled")
         except ModelError as error:
@@ -162,12 +162,12 @@ class Agent:
 
     async def cancel(self, params: CancelNotification) -> None:
         if session := self.sessions.get(params.session_id):
-            await session.crow.cancel(session)
+            await (await self.crow()).cancel(session)
 
     async def close_session(self, params: CloseSessionRequest) -> CloseSessionResponse:
-        session = self.session(params.session_id)
+        session, crow = self.session(params.session_id), await self.crow()
         del self.sessions[session.id]
-        await session.crow.close(session)
+        await crow.close(session)
         return CloseSessionResponse()
 
     async def set_mode(self, params: SetSessionModeRequest) -> SetSessionModeResponse:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from secrets import token_hex
 from typing import Concatenate, ParamSpec
 
 from crow_core.acp.schema import StopReason
@@ -10,7 +9,7 @@ from crow_core.messages import Message
 from crow_core.model import ChatModel, Model
 from crow_core.prompts import Prompt
 from crow_core.react import react
-from crow_core.session import Choice, Client, EndTurn, Hooks, Option, Session
+from crow_core.session import Choice, Client, EndTurn, Hooks, Option, Session, new_id
 from crow_core.toolbox import Server
 
 P = ParamSpec("P")
@@ -57,18 +56,15 @@ class Crow(Hooks):
         choices = [Choice(name, name, "" if name == m.name else m.name) for name, m in self.models.items()]
         return Option("model", "Model", "model", choices, current, choose)
 
-    @staticmethod
-    def new_id() -> str:
-        """128 random bits, in hexadecimal."""
-        return token_hex(16)
-
     async def open(
         self, client: Client, cwd: str, *, roots: Sequence[str] = (), servers: Sequence[Server] = ()
     ) -> Session:
         """Start a session. Its MCP servers start in the background; the first prompt waits for them."""
         self.seal()
         model = next(iter(self.models.values()))
-        session = Session(self, client, self.new_id(), cwd, model, roots=[cwd, *roots], max_steps=self.max_steps)
+        session = Session(
+            self, client, new_id(), cwd, model, self.system, roots=[cwd, *roots], max_steps=self.max_steps
+        )
         session.options = await self.options.run(session)
         session.commands = {command.name: command for found in await self.commands.run(session) for command in found}
         brought = [server for found in await self.mcp_servers.run(session) for server in found]

@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from secrets import token_hex
+from typing import Any, Literal, Protocol
 
 from msgspec import UNSET, Struct
 
@@ -39,8 +40,10 @@ from crow_core.model import Call, Model, Request
 from crow_core.prompts import Prompt
 from crow_core.toolbox import Server, Toolbox
 
-if TYPE_CHECKING:
-    from crow_core.app import Crow
+
+def new_id() -> str:
+    """128 random bits, in hexadecimal."""
+    return token_hex(16)
 
 
 class Client(Protocol):
@@ -144,11 +147,14 @@ class Hooks:
 class Session:
     """One conversation: its log, its tools, and the client that looks at it."""
 
-    crow: "Crow"
+    hooks: Hooks
+    """The app's; its extensions join in here."""
     client: Client
     id: str
     cwd: str
     model: Model
+    template: Prompt
+    """Of the system prompt."""
     roots: list[str] = field(default_factory=list[str])
     """Absolute folders the file tools may touch; the first is `cwd`."""
     log: list[Message] = field(default_factory=list[Message])
@@ -169,10 +175,6 @@ class Session:
     _call_ids: set[str] = field(default_factory=set[str])
     _writing: "asyncio.Task[None] | None" = None
     _scratch: "tempfile.TemporaryDirectory[str] | None" = None
-
-    @property
-    def hooks(self) -> Hooks:
-        return self.crow
 
     def append(self, entry: Message) -> None:
         """Extend the log at once, and let the `message` hooks write it down behind; `written` waits for them."""
@@ -202,7 +204,7 @@ class Session:
 
     async def say(self, text: str) -> None:
         """Show the client a message that is not the model's."""
-        await self.update(AgentMessageChunk(content=TextBlock(text=text), message_id=self.crow.new_id()))
+        await self.update(AgentMessageChunk(content=TextBlock(text=text), message_id=new_id()))
 
     async def notice(self, title: str, severity: Literal["info", "warning", "error"] = "info") -> None:
         """Tell the person something that is no part of the conversation."""
@@ -210,7 +212,7 @@ class Session:
         if wanted and wanted.notices:
             await self.update(NoticeUpdate(severity=severity, title=title))
         else:
-            await self.update(AgentThoughtChunk(content=TextBlock(text=f"{title}\n"), message_id=self.crow.new_id()))
+            await self.update(AgentThoughtChunk(content=TextBlock(text=f"{title}\n"), message_id=new_id()))
 
     async def show(self, delta: Delta, message_id: str) -> None:
         """Show a fragment of a reply."""
@@ -243,7 +245,7 @@ class Session:
     async def render_system(self) -> str:
         """The system prompt, from the app's template and the extensions' instructions."""
         return self.render(
-            self.crow.system,
+            self.template,
             "system",
             cwd=self.cwd,
             roots=self.roots,

@@ -68,7 +68,7 @@ class AcpClient:
 
     async def prompt(self, session_id: str, prompt: str | Sequence[ContentBlock]) -> PromptResponse:
         """Say something, and wait for the turn to end."""
-        blocks = [TextBlock(text=prompt)] if isinstance(prompt, str) else list(prompt)
+        blocks: list[ContentBlock] = [TextBlock(text=prompt)] if isinstance(prompt, str) else list(prompt)
         return await self.connection.request("session/prompt", PromptRequest(session_id=session_id, prompt=blocks))
 
     async def cancel(self, session_id: str) -> None:
