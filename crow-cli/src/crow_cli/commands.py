@@ -44,9 +44,12 @@ def run(
 ) -> None:
     """Say one PROMPT and print the answer. What is piped in comes after the prompt."""
     words = whole_prompt(prompt)
-    folder = Path(cwd).expanduser().absolute()
+    try:
+        folder = Path(cwd).expanduser().resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        wrong(f"--cwd: the folder {cwd} does not exist ({error}).")
     if not folder.is_dir():
-        wrong(f"--cwd: the folder {folder} does not exist.")
+        wrong(f"--cwd: {folder} is not a folder.")
     leave(run_prompt(words, str(folder), model, "yolo" if yolo else mode, output_format, max_turns))
 
 

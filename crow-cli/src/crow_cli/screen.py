@@ -2,6 +2,7 @@
 
 import asyncio
 import difflib
+import os
 import sys
 from typing import IO
 
@@ -49,8 +50,8 @@ class Screen(AcpClient):
         self.text = ""
         """All that the agent said."""
         self.usage: UsageUpdate | None = None
-        self.titles: dict[str, str] = {}
-        """What was last shown of each tool call."""
+        self.previewed: set[str] = set()
+        """The calls whose diff was shown when they were asked about."""
         self.message = ""
         """The message being printed: another one starts on a line of its own."""
         self.column: IO[str] | None = None
@@ -67,11 +68,11 @@ class Screen(AcpClient):
                 self.say(text, sys.stdout)
             case AgentThoughtChunk(content=TextBlock(text=text)):
                 self.say(text, sys.stderr, dim=True)
-            case ToolCall() as call:
-                self.titles[call.tool_call_id] = call.title
-                self.line(f"● {call.title}", fg="cyan")
+            case ToolCall(title=title):
+                self.line(f"● {title}", fg="cyan")
             case ToolCallUpdate(status="completed" | "failed" as status) as update:
-                self.result(update.content or [], failed=status == "failed")
+                if update.tool_call_id not in self.previewed or status == "failed":
+                    self.result(update.content or [], failed=status == "failed")
             case NoticeUpdate(title=title, severity=severity):
                 self.line(f"! {title}", fg="yellow" if severity != "info" else None)
             case UsageUpdate() as usage:
@@ -81,15 +82,18 @@ class Screen(AcpClient):
 
     async def on_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
         call = question.tool_call
-        self.result(call.content or [], failed=False)
+        if call.content:
+            self.result(call.content, failed=False)
+            self.previewed.add(call.tool_call_id)
         match call.raw_input:
-            case {"command": str(command)} if call.kind == "execute":
+            case {"command": str(command)} if call.kind == "execute" and command != call.title:
                 self.line(command)  # whole: the title shows one line of it
             case _:
                 pass
-        ask = f"Allow {clean(str(call.title))}? [y]es, [n]o, [a]lways in this session"
         self.end_line()
-        answer = await asyncio.to_thread(ask_person, ask)
+        self.say(f"Allow {call.title}? [y]es, [n]o, [a]lways in this session: ", sys.stderr, fg="yellow")
+        answer = await read_answer()
+        self.column = None
         chosen = next((option for option in question.options if option.kind == ANSWERS.get(answer)), None)
         if chosen is None:
             return RequestPermissionResponse(outcome=CancelledOutcome())
@@ -140,9 +144,15 @@ def clean(text: str) -> str:
     return text.translate(CONTROL)
 
 
-def ask_person(question: str) -> str:
-    """One of y, n, a; n at the end of input."""
+async def read_answer() -> str:
+    """The first letter of the next line typed, in lower case; empty at the end of input.
+
+    Not `input` in a thread: a cancelled question must not keep the process waiting for a key.
+    """
+    loop, line = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sys.stdin, line.set)
     try:
-        return click.prompt(question, type=click.Choice(list(ANSWERS)), default="n", show_choices=False, err=True)
-    except (click.Abort, EOFError):
-        return "n"
+        await line.wait()
+        return os.read(sys.stdin.fileno(), 1024).decode(errors="replace").strip().lower()[:1]
+    finally:
+        loop.remove_reader(sys.stdin)
