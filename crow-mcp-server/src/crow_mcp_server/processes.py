@@ -18,6 +18,7 @@ from typing import IO
 import anyio
 
 from crow_mcp_server.output import Capture
+from crow_mcp_server.watchdog import Watchdog
 from crow_mcp_server.workspace import Outcome
 
 MARK = "CROW_COMMAND"  # in the environment of all that a command starts: how those that leave its group are found
@@ -42,6 +43,7 @@ class LocalTerminals:
         """`hidden_env` names variables that commands never see, such as the API keys of the agent."""
         self._hidden = frozenset(hidden_env)
         self._shell = shutil.which("bash") or "/bin/sh"
+        self._watchdog = Watchdog()
 
     async def run(
         self, command: str, *, cwd: str, env: Mapping[str, str], timeout: float, output_limit: int
@@ -52,7 +54,8 @@ class LocalTerminals:
         cancelled, cancel = os.pipe()
 
         def work() -> Outcome:
-            with Run([self._shell, "-c", command], cwd, environment, mark, cancelled) as run:
+            arguments = [self._shell, "-c", command]
+            with Run(arguments, cwd, environment, mark, cancelled) as run, self._watchdog.over(run.group, mark):
                 return run.outcome(timeout, output_limit)
 
         thread = ThreadPoolExecutor(1, thread_name_prefix="command")  # its own: commands never wait for one another
@@ -107,6 +110,7 @@ class Run:
         except BaseException:
             os.close(cancelled)
             raise
+        self.group = self._process.pid
         assert self._process.stdout
         self._output: IO[bytes] = self._process.stdout
         os.set_blocking(self._output.fileno(), False)
@@ -120,6 +124,8 @@ class Run:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:  # something went wrong on our side
+            self._kill()
         self._selector.close()
         os.close(self._cancelled)
         if not self._open:
@@ -148,7 +154,7 @@ class Run:
             output=text,
             truncated=truncated,
             timed_out=timed_out,
-            background=tuple(family(self._process.pid, self._mark)) if self._open else (),
+            background=tuple(family(self.group, self._mark)) if self._open else (),
         )
 
     def _follow(self, seconds: float) -> bool:
@@ -189,8 +195,8 @@ class Run:
     def _signal(self, number: signal.Signals) -> None:
         """To the group, and to those that left it."""
         with suppress(ProcessLookupError, PermissionError):  # macOS: PermissionError when only zombies are left
-            os.killpg(self._process.pid, number)
-        for pid in family(self._process.pid, self._mark):
+            os.killpg(self.group, number)
+        for pid in family(self.group, self._mark):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 
@@ -198,7 +204,7 @@ class Run:
         """Kill until nothing is left, half a second at most: what has not died then waits in the kernel."""
         for _ in range(50):
             self._signal(signal.SIGKILL)
-            if self._process.poll() is not None and not family(self._process.pid, self._mark):
+            if self._process.poll() is not None and not family(self.group, self._mark):
                 return
             time.sleep(0.01)
 

@@ -1,0 +1,71 @@
+"""Ends the running commands when this process ends without having done so, killed for instance."""
+
+import os
+import subprocess
+import weakref
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from threading import Lock
+
+SCRIPT = r"""
+running=
+while read -r what one; do
+    kept=
+    for other in $running; do
+        [ "$other" = "$one" ] || kept="$kept $other"
+    done
+    running=$kept
+    [ "$what" = start ] && running="$running $one"
+done
+for one in $running; do
+    kill -KILL -- "-${one%%:*}"
+    for file in $(grep -lsF -- "${one#*:}" /proc/[0-9]*/environ); do
+        pid=${file#/proc/}
+        kill -KILL "${pid%/environ}"
+    done
+done
+"""
+"""Reads `start GROUP:MARK` and `end GROUP:MARK` until its input closes, then kills what has started and not ended."""
+
+
+class Watchdog:
+    """A small shell, started with the first command, that listens to us: when we are gone, its input ends."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._listener: int | None = None
+
+    @contextmanager
+    def over(self, group: int, mark: str) -> Generator[None]:
+        """Have a process group, and the processes that carry the mark, killed if we end inside of this block."""
+        self._tell(f"start {group}:{mark}\n")
+        try:
+            yield
+        finally:
+            self._tell(f"end {group}:{mark}\n")
+
+    def _tell(self, line: str) -> None:
+        with self._lock, suppress(BrokenPipeError):  # somebody killed it: then commands run without
+            if self._listener is None:
+                self._listener = self._start()
+            os.write(self._listener, line.encode())
+
+    def _start(self) -> int:
+        shell = subprocess.Popen(
+            ["/bin/sh", "-c", SCRIPT],
+            env={"PATH": os.defpath},
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert shell.stdin
+        weakref.finalize(self, _end, shell)
+        return shell.stdin.fileno()
+
+
+def _end(shell: subprocess.Popen[bytes]) -> None:
+    assert shell.stdin
+    shell.stdin.close()
+    shell.wait()

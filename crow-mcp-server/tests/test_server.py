@@ -1,0 +1,258 @@
+"""The server as a host meets it: its tools, its workspaces, its process."""
+
+import asyncio
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import crow_mcp_server
+import pytest
+from crow_mcp_server import create_server
+from crow_mcp_server.workspace import Outcome, Workspace, local_workspace
+from fastmcp import Client
+from fastmcp.client.transports import StdioTransport
+
+pytestmark = pytest.mark.anyio
+
+GENERATOR = Path(__file__).parents[2] / "scripts" / "generate_tools.py"
+
+
+async def test_tools_json_is_what_the_server_lists():
+    generator = runpy.run_path(str(GENERATOR))
+    fresh = generator["render"](await generator["listed"]())
+    written = await anyio.Path(generator["TARGET"]).read_text(encoding="utf-8")
+    assert written == fresh, "tools.json is stale: run scripts/generate_tools.py"
+    assert crow_mcp_server.tools() == json.loads(fresh)
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_both_eras_of_the_protocol_list_the_same_tools(mode):
+    async with Client(create_server(), mode=mode) as client:
+        listed = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in await client.list_tools()]
+    known = {tool["name"]: tool for tool in crow_mcp_server.tools()}
+    assert {tool["name"]: {key: tool[key] for key in known[tool["name"]]} for tool in listed} == known
+
+
+def test_every_command_says_whether_it_only_reads():
+    editor, terminal = crow_mcp_server.tools()
+    assert set(editor["_meta"]["crow/kind"]) == set(editor["inputSchema"]["properties"]["command"]["enum"])
+    assert editor["_meta"]["crow/kind"]["view"] == "read"
+    assert terminal["_meta"]["crow/kind"] == "execute"
+
+
+def test_schemas_stay_small():
+    shown = [{key: tool[key] for key in ("name", "description", "inputSchema")} for tool in crow_mcp_server.tools()]
+    assert len(json.dumps(shown)) < 2_600
+
+
+def test_telling_the_tools_loads_nothing_heavy():
+    script = "import sys, crow_mcp_server; crow_mcp_server.tools(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"fastmcp", "mcp", "pydantic", "anyio", "asyncio"} & set(loaded)
+
+
+def test_protocols_can_be_imported_without_fastmcp():
+    script = "import sys, crow_mcp_server.workspace; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert "fastmcp" not in loaded
+
+
+async def test_without_meta_the_process_folder_is_the_workspace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").write_text("one\n")
+    async with Client(create_server()) as client:
+        viewed = await client.call_tool("file_editor", {"command": "view", "path": "a"})
+        assert viewed.content[0].text.startswith(f"{tmp_path}/a (1 line)")
+        outside = await client.call_tool_mcp("file_editor", {"command": "view", "path": ".."})
+        assert outside.is_error
+        assert (await client.call_tool("terminal", {"command": "pwd"})).content[0].text == str(tmp_path)
+
+
+async def test_relative_folder_in_the_meta_is_an_error(tmp_path):
+    async with Client(create_server()) as client:
+        for meta in ({"crow/cwd": "here"}, {"crow/roots": ["here"]}):
+            result = await client.call_tool_mcp("file_editor", {"command": "view", "path": "."}, meta=meta)
+            assert result.is_error
+            assert "must be absolute" in result.content[0].text
+
+
+@dataclass
+class Editor:
+    """A host with open buffers and a terminal of its own; like some editors, it shows line feeds only."""
+
+    buffers: dict[str, str] = field(default_factory=dict)
+    saved: list[str] = field(default_factory=list)
+    commands: list[dict[str, Any]] = field(default_factory=list)
+    on_save: Callable[[str], str] = str
+
+    async def read_text(self, path: str) -> str:
+        if path in self.buffers:
+            return self.buffers[path]
+        return await anyio.Path(path).read_text(encoding="utf-8")  # universal newlines: the carriage returns are gone
+
+    async def write_text(self, path: str, text: str) -> None:
+        self.saved.append(path)
+        self.buffers.pop(path, None)
+        await anyio.Path(path).write_bytes(self.on_save(text).encode())
+
+    async def run(self, command: str, **how: Any) -> Outcome:
+        self.commands.append({"command": command} | how)
+        return Outcome(exit_code=2, signal=None, output="\x1b[31mfrom the editor\x1b[0m\n")
+
+    def workspace(self, meta: dict[str, Any]) -> Workspace:
+        here = local_workspace(meta)
+        return Workspace(here.session, here.cwd, here.roots, files=self, terminals=self)
+
+
+async def edit(client: Client[Any], folder: Path, command: str, path: str, **arguments: Any) -> Any:
+    return await client.call_tool_mcp(
+        "file_editor", {"command": command, "path": path} | arguments, meta={"crow/cwd": str(folder)}
+    )
+
+
+async def test_unsaved_changes_of_the_host_are_seen_and_edited(folder):
+    (folder / "a").write_text("on disk\n")
+    editor = Editor({str(folder / "a"): "unsaved\n"})
+    async with Client(create_server(editor.workspace)) as client:
+        assert "unsaved" in (await edit(client, folder, "view", "a")).content[0].text
+        result = await edit(client, folder, "str_replace", "a", old_str="unsaved", new_str="edited")
+    assert result.meta["crow/changes"] == [{"path": str(folder / "a"), "old": "unsaved\n", "new": "edited\n"}]
+    assert (folder / "a").read_text() == "edited\n"
+    assert editor.saved == [str(folder / "a")]
+
+
+async def test_new_file_goes_through_the_host(folder):
+    editor = Editor()
+    async with Client(create_server(editor.workspace)) as client:
+        result = await edit(client, folder, "create", "deep/a", file_text="new\n")
+        assert not result.is_error
+        undone = await edit(client, folder, "undo_edit", "deep/a")
+        assert not undone.is_error
+    assert editor.saved == [str(folder / "deep/a")]
+    assert not (folder / "deep/a").exists()
+
+
+async def test_host_that_formats_on_save_is_told_as_it_is(folder):
+    (folder / "a").write_text("x=1\n")
+    editor = Editor(on_save=lambda text: text.replace("=", " = "))
+    async with Client(create_server(editor.workspace)) as client:
+        result = await edit(client, folder, "str_replace", "a", old_str="1", new_str="2")
+        assert result.meta["crow/changes"][0]["new"] == "x = 2\n"
+        again = await edit(client, folder, "str_replace", "a", old_str="x = 2", new_str="y = 2")
+        assert not again.is_error
+
+
+async def test_line_endings_survive_a_host_that_shows_line_feeds_only(folder):
+    (folder / "a").write_bytes(b"one\r\ntwo\r\n")
+    editor = Editor()
+    async with Client(create_server(editor.workspace)) as client:
+        await edit(client, folder, "str_replace", "a", old_str="one\ntwo", new_str="1\n2")
+    assert (folder / "a").read_bytes() == b"1\r\n2\r\n"
+
+
+async def test_other_encodings_stay_on_the_disk(folder):
+    (folder / "latin").write_bytes(b"caf\xe9\n")
+    (folder / "mark").write_bytes(b"\xef\xbb\xbfone\n")
+    editor = Editor()
+    async with Client(create_server(editor.workspace)) as client:
+        await edit(client, folder, "str_replace", "latin", old_str="caf", new_str="th")
+        await edit(client, folder, "str_replace", "mark", old_str="one", new_str="two")
+    assert editor.saved == []
+    assert (folder / "latin").read_bytes() == b"th\xe9\n"
+    assert (folder / "mark").read_bytes() == b"\xef\xbb\xbftwo\n"
+
+
+async def test_failing_host_is_a_tool_error_and_nothing_is_remembered(folder):
+    (folder / "a").write_text("one\n")
+
+    class Broken(Editor):
+        async def write_text(self, path: str, text: str) -> None:
+            raise RuntimeError("the editor went away")
+
+    async with Client(create_server(Broken().workspace)) as client:
+        result = await edit(client, folder, "str_replace", "a", old_str="one", new_str="two")
+        assert result.is_error
+        assert "the editor went away" in result.content[0].text
+        undo = await edit(client, folder, "undo_edit", "a")
+        assert "no edit" in undo.content[0].text
+
+
+async def test_commands_run_in_the_terminal_of_the_host(folder):
+    editor = Editor()
+    async with Client(create_server(editor.workspace)) as client:
+        result = await client.call_tool_mcp(
+            "terminal", {"command": "make", "timeout": 9999}, meta={"crow/cwd": str(folder)}
+        )
+    assert result.content[0].text == "from the editor\n[exit code 2]"
+    [call] = editor.commands
+    assert (call["command"], call["cwd"], call["timeout"]) == ("make", str(folder), 600)
+    assert call["env"]["PAGER"] == "cat"
+    assert "PATH" not in call["env"]
+
+
+def stdio(folder: Path, log: Path, *arguments: str) -> StdioTransport:
+    return StdioTransport(
+        sys.executable,
+        ["-m", "crow_mcp_server", *arguments],
+        cwd=str(folder),
+        env=dict(os.environ),
+        keep_alive=False,
+        log_file=log,
+    )
+
+
+async def test_over_stdio_it_serves_a_folder_and_ignores_the_env_file_there(folder, tmp_path):
+    (folder / ".env").write_text("FASTMCP_MASK_ERROR_DETAILS=true\nFASTMCP_LOG_LEVEL=nonsense\n")
+    (folder / "a").write_text("one\n")
+    async with Client(stdio(tmp_path, tmp_path / "log", "--root", str(folder))) as client:
+        assert [tool.name for tool in await client.list_tools()] == ["file_editor", "terminal"]
+        viewed = await client.call_tool("file_editor", {"command": "view", "path": "a"})
+        assert viewed.content[0].text.endswith("     1\tone")
+        outside = await client.call_tool_mcp("file_editor", {"command": "view", "path": str(tmp_path)})
+        assert outside.is_error
+        assert (await client.call_tool("terminal", {"command": "pwd -P"})).content[0].text == str(folder.resolve())
+    assert (tmp_path / "log").read_text() == ""
+
+
+@pytest.mark.parametrize("end", ["close", signal.SIGTERM, signal.SIGKILL])
+async def test_running_command_ends_with_the_server(folder, end):
+    async with await anyio.open_process(
+        [sys.executable, "-m", "crow_mcp_server"], cwd=folder, stderr=subprocess.DEVNULL
+    ) as server:
+        assert server.stdin
+        hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+        command = "trap '' TERM; echo $$ > pid; mv pid ready; sleep 999"
+        for message in (
+            {"id": 1, "method": "initialize", "params": hello},
+            {"method": "notifications/initialized"},
+            {"id": 2, "method": "tools/call", "params": {"name": "terminal", "arguments": {"command": command}}},
+        ):
+            await server.stdin.send(json.dumps({"jsonrpc": "2.0"} | message).encode() + b"\n")
+        ready = anyio.Path(folder / "ready")
+        while not await ready.exists():
+            await asyncio.sleep(0.01)
+        pid = await ready.read_text()
+        if end == "close":
+            await server.stdin.aclose()
+        else:
+            server.send_signal(end)
+        await server.wait()
+    while (await anyio.run_process(["ps", "-o", "stat=", "-p", pid.strip()], check=False)).stdout.strip(b" Z\n"):
+        await asyncio.sleep(0.01)
+
+
+def test_version_and_a_wrong_root_are_told(tmp_path):
+    run = [sys.executable, "-m", "crow_mcp_server"]
+    told = subprocess.run([*run, "--version"], capture_output=True, text=True, check=True)
+    assert told.stdout.count(".") == 2
+    wrong = subprocess.run([*run, "--root", str(tmp_path / "gone")], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "No such file" in wrong.stderr

@@ -1,0 +1,306 @@
+"""How `terminal` runs commands: what the model reads, and that nothing is left behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.anyio
+
+LINUX = sys.platform == "linux"
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be reaped does not."""
+    stat = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return bool(stat.strip()) and not stat.startswith("Z")
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def pids(folder: Path, count: int) -> list[int]:
+    """The process ids that commands have written to files named *.pid, once there are `count`."""
+
+    def written() -> list[int]:
+        return [int(text) for file in folder.glob("*.pid") if (text := file.read_text()).endswith("\n")]
+
+    await until(lambda: len(written()) == count)
+    return written()
+
+
+async def test_output_and_errors_come_merged_in_order(tools):
+    assert await tools.run("echo 1; echo 2 >&2; echo 3") == "1\n2\n3"
+
+
+async def test_exit_code_is_told_when_it_is_not_zero(tools):
+    assert await tools.run("echo out; exit 3") == "out\n[exit code 3]"
+    assert await tools.run("false") == "[exit code 1]"
+    assert await tools.run("true") == "[no output]"
+    assert "[exit code 127]" in await tools.run("no-such-command-here")
+
+
+async def test_a_signal_is_named(tools):
+    assert await tools.run("kill -SEGV $$") == "[killed by SIGSEGV]"
+
+
+async def test_command_runs_in_the_working_folder_or_the_one_given(tools, folder):
+    (folder / "sub").mkdir()
+    assert await tools.run("pwd -P") == str(folder.resolve())
+    assert await tools.run("pwd -P", cwd="sub") == str((folder / "sub").resolve())
+    assert await tools.run("pwd -P", cwd="/") == "/"
+
+
+async def test_missing_folder_is_a_clear_error(tools, folder):
+    (folder / "file").touch()
+    missing = await tools.call("terminal", {"command": "touch ran", "cwd": "gone"})
+    assert missing.is_error
+    assert f"The folder {folder}/gone does not exist, so the command was not run" in missing.text
+    no_folder = await tools.call("terminal", {"command": "touch ran", "cwd": "file"})
+    assert no_folder.is_error
+    assert "is not a folder" in no_folder.text
+    assert not list(folder.rglob("ran"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"command": ""},
+        {"command": " \n"},
+        {"command": "a\0b"},
+        {"command": "x", "timeout": 0},
+        {"command": "x", "z": 1},
+    ],
+)
+async def test_what_cannot_run_is_an_error_that_says_why(tools, arguments):
+    result = await tools.call("terminal", arguments)
+    assert result.is_error
+    assert "Traceback" not in result.text
+
+
+async def test_command_longer_than_the_system_takes_is_an_error(tools):
+    result = await tools.call("terminal", {"command": "echo " + "x" * 5_000_000})
+    assert result.is_error
+    assert "Write a long script to a file" in result.text
+
+
+async def test_input_is_empty_and_nothing_asks_or_pages(tools):
+    assert await tools.run("cat; read answer; echo $?") == "1"
+    shown = await tools.run("echo $PAGER $GIT_PAGER $GIT_TERMINAL_PROMPT $EDITOR $TERM $NO_COLOR $PYTHONUNBUFFERED")
+    assert shown == "cat cat 0 false dumb 1 1"
+    assert "no tty" in await tools.run("(: < /dev/tty) 2>/dev/null || echo no tty")
+
+
+async def test_an_editor_fails_at_once(tools):
+    await tools.run("git init -q . && git config user.email a@b.c && git config user.name n && touch a && git add a")
+    assert "[exit code 1]" in await tools.run("git commit")
+
+
+async def test_hidden_variables_never_reach_a_command(tools, monkeypatch):
+    monkeypatch.setenv("CROW_TEST_KEY", "canary-4711")
+    monkeypatch.setenv("CROW_TEST_OTHER", "visible")
+    shown = await tools.run("env")
+    assert "canary-4711" not in shown
+    assert "CROW_TEST_OTHER=visible" in shown
+    if LINUX:
+        assert "canary-4711" not in await tools.run("tr '\\0' '\\n' < /proc/self/environ")
+
+
+async def test_the_servers_own_python_is_not_the_commands(tools, monkeypatch):
+    own = Path(sys.prefix)
+    if sys.prefix == sys.base_prefix:
+        pytest.skip("these tests run outside of a virtual environment")
+    monkeypatch.setenv("VIRTUAL_ENV", str(own))
+    monkeypatch.setenv("PATH", f"{own}/bin{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FASTMCP_LOG_ENABLED", "false")
+    assert await tools.run("echo [$VIRTUAL_ENV] [$FASTMCP_LOG_ENABLED]") == "[] []"
+    assert f"{own}/bin" not in (await tools.run("echo $PATH")).split(":")
+
+
+async def test_the_projects_own_environment_stays(tools, monkeypatch, folder):
+    monkeypatch.setenv("VIRTUAL_ENV", str(folder / ".venv"))
+    assert await tools.run("echo $VIRTUAL_ENV") == str(folder / ".venv")
+
+
+async def test_long_output_keeps_both_ends_and_counts_what_is_left_out(tools):
+    text = await tools.run("seq 1 200000")
+    assert len(text) <= 30_000
+    assert text.startswith("1\n2\n3\n")
+    assert text.endswith("\n199999\n200000")
+    before, after = text.split("\n[… ")
+    count, rest = after.split(" characters left out here", 1)
+    whole = len("".join(f"{n}\n" for n in range(1, 200_001)))
+    assert len(before) + int(count.replace(",", "")) + len(rest.split("…]\n", 1)[1]) + 1 == whole
+
+
+async def test_a_character_is_never_cut_in_two(tools):
+    text = await tools.run("""python3 -c 'print("x" + "日本語ü" * 400000)'""")
+    assert "\ufffd" not in text
+    left_out = int(text.split("[… ")[1].split(" ")[0].replace(",", ""))
+    front, back = text.split("\n[… ")[0], text.split("…]\n")[1]
+    assert len(front) + left_out + len(back) + 1 == 1 + 4 * 400_000 + 1
+
+
+async def test_bytes_that_are_no_text_are_replaced(tools):
+    assert await tools.run(r"printf 'a\377\376b\000c\n'") == "a\ufffd\ufffdbc"
+
+
+async def test_escape_sequences_and_control_characters_are_removed(tools):
+    printed = (
+        r"printf '\033[1;31mred\033[0m \033]0;title\007\033]8;;http://x\033\\link\033]8;;\033\\ \033(B\033=\007bell\n'"
+    )
+    assert await tools.run(printed) == "red link bell"
+
+
+async def test_progress_bars_show_their_last_state(tools):
+    assert await tools.run(r"printf ' 10%%\r 50%%\r100%%\ndone\r\nnext\n'") == "100%\ndone\nnext"
+    assert await tools.run(r"printf 'N\bNA\bA |\b/\b-\b\n'") == "NA"
+    bar = await tools.run("""python3 -c 'for i in range(200001): print(f"\\r{i/2000:.1f}%", end="")'""")
+    assert bar.endswith("100.0%")
+    assert len(bar) < 1000
+
+
+async def test_timeout_kills_and_keeps_what_was_printed(tools, folder):
+    text = await tools.run("echo begun; echo $$ > a.pid; sleep 999", timeout=0.3)
+    assert text.startswith("begun\n[timed out after 0.3 s and was killed")
+    [pid] = await pids(folder, 1)
+    assert not alive(pid)
+
+
+async def test_timeout_lets_a_command_clean_up(tools):
+    text = await tools.run("trap 'echo cleaned; exit 0' TERM; echo begun; sleep 999 & wait", timeout=0.3)
+    assert text.startswith("begun\ncleaned\n[timed out")
+
+
+async def test_timeout_kills_what_ignores_being_asked(tools, folder):
+    text = await tools.run("trap '' TERM; echo $$ > a.pid; (echo $BASHPID > b.pid; sleep 999); sleep 999", timeout=0.3)
+    assert "timed out" in text
+    for pid in [int(file.read_text()) for file in folder.glob("*.pid")]:
+        assert not alive(pid)
+
+
+async def test_endless_output_is_stopped_by_the_timeout(tools):
+    text = await tools.run("yes", timeout=0.5)
+    assert text.startswith("y\ny\n")
+    assert "characters left out" in text
+    assert "timed out after 0.5 s" in text
+    assert len(text) < 31_000
+
+
+async def test_background_process_does_not_hold_the_call_and_is_told(tools, folder):
+    text = await tools.run("sleep 999 & echo $! > a.pid; echo started")
+    [pid] = await pids(folder, 1)
+    try:
+        assert text.startswith(f"started\n[still running in the background: {pid};")
+        assert alive(pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+async def test_background_process_survives_writing_after_the_call(tools, folder):
+    await tools.run(
+        "(while [ ! -e go ]; do sleep 0.01; done; echo more; echo written > result; echo $BASHPID > a.pid) &"
+    )
+    (folder / "go").touch()
+    await pids(folder, 1)
+    assert (folder / "result").read_text() == "written\n"
+
+
+async def test_shell_that_closes_its_output_early_is_waited_for(tools, folder):
+    assert (
+        await tools.run("exec >&- 2>&-; while [ ! -e never ]; do touch never; sleep 0.1; done; exit 4")
+        == "[exit code 4]"
+    )
+
+
+async def test_cancelled_call_kills_the_whole_family(tools, folder):
+    leave = "setsid" if LINUX else "command"
+    command = (
+        "echo $$ > shell.pid; (echo $BASHPID > deaf.pid; trap '' TERM INT HUP; while :; do sleep 999; done) &\n"
+        f"{leave} sh -c 'echo $$ > left.pid; sleep 999' &\n"
+        "trap '' TERM; sleep 999"
+    )
+    call = asyncio.create_task(tools.call("terminal", {"command": command}))
+    family = await pids(folder, 3)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await until(lambda: not any(alive(pid) for pid in family))
+    assert await tools.run("echo next") == "next"
+
+
+async def test_cancelled_calls_leave_the_server_working(tools, folder):
+    for n in range(20):
+        call = asyncio.create_task(tools.call("terminal", {"command": f"echo $$ > {n}.pid; sleep 999"}))
+        if n % 2:
+            await until((folder / f"{n}.pid").exists)
+        else:
+            await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    running = [int(text) for file in folder.glob("*.pid") if (text := file.read_text())]
+    assert len(running) >= 10
+    await until(lambda: not any(alive(pid) for pid in running))
+    assert await tools.run("echo next") == "next"
+
+
+async def test_commands_run_side_by_side(tools):
+    meet = "touch {0}; while [ ! -e {1} ]; do sleep 0.01; done; echo met"
+    answers = await asyncio.gather(tools.run(meet.format("a", "b")), tools.run(meet.format("b", "a")))
+    assert answers == ["met", "met"]
+
+
+async def test_event_loop_stays_free_while_a_command_floods(tools):
+    flood = asyncio.create_task(tools.run("yes | head -c 100000000"))
+    turns = 0
+    while not flood.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert turns > 20
+    assert "characters left out" in await flood
+
+
+async def test_dry_run_runs_nothing(tools, folder):
+    result = await tools.call("terminal", {"command": "touch ran"}, dry_run=True)
+    assert not result.is_error
+    assert "was not run" in result.text
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        "head -c 100000000 /dev/zero | tr '\\\\0' x",  # one line
+        "yes | head -c 100000000",
+        "head -c 100000000 /dev/urandom",
+    ],
+)
+def test_a_hundred_megabytes_cost_little_memory(flood):
+    script = f"""
+import asyncio, resource
+from crow_mcp_server import create_server
+from fastmcp import Client
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+async def main():
+    async with Client(create_server()) as client:
+        await client.call_tool("terminal", {{"command": "echo warm"}})
+        before = peak()
+        result = await client.call_tool("terminal", {{"command": "{flood}"}})
+        assert len(result.content[0].text) <= 30_000 and "characters left out" in result.content[0].text
+        print((peak() - before) * (1024 if {LINUX} else 1) // 2**20)
+
+asyncio.run(main())
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(ran.stdout) < 32
