@@ -3,12 +3,13 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from msgspec import UNSET, Struct
 
 from crow_core import __version__
-from crow_core.acp.connection import Connection, RpcError
+from crow_core.acp.connection import Connection, ConnectionClosed, RpcError
 from crow_core.acp.schema import (
     AGENT_METHODS,
     AUTH_REQUIRED,
@@ -82,9 +83,8 @@ class Agent:
         try:
             await self.connection.serve()
         finally:
-            if isinstance(self.source, Crow):
-                for session in list(self.sessions.values()):
-                    await self.source.close(session)
+            if isinstance(crow := self.source, Crow):
+                await asyncio.gather(*(crow.close(session) for session in self.sessions.values()))
 
     async def request(self, method: str, params: Struct) -> Any:
         return await self.connection.request(method, params)
@@ -140,16 +140,20 @@ class Agent:
         session = await crow.open(self, cwd, roots=roots, servers=servers)
         self.sessions[session.id] = session
         # The client knows the session's id only once it has the answer; see Connection on the order.
-        asyncio.get_running_loop().call_soon(self.announce, session)
+        asyncio.get_running_loop().call_soon(self.start_announcing, session)
         return NewSessionResponse(
             session_id=session.id, modes=session.modes() or UNSET, config_options=[*session.config_options()]
         )
 
-    def announce(self, session: Session) -> None:
-        """Tell the client about a new session's commands, aside."""
-        task = asyncio.ensure_future(session.announce_commands())
+    def start_announcing(self, session: Session) -> None:
+        task = asyncio.ensure_future(self.announce(session))
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
+
+    async def announce(self, session: Session) -> None:
+        """Tell the client about a new session's commands, if it is still there."""
+        with suppress(ConnectionClosed):
+            await session.announce_commands()
 
     async def prompt(self, params: PromptRequest) -> PromptResponse:
         session, crow = self.session(params.session_id), await self.crow()

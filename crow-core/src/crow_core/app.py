@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Concatenate, ParamSpec
 
 from crow_core.acp.schema import StopReason
@@ -70,22 +71,30 @@ class Crow(Hooks):
         brought = [server for found in await self.mcp_servers.run(session) for server in found]
         session.toolbox.add([*self.servers, *brought, *servers])
         self.sessions[session.id] = session
-        await self.session_start.run(session)
+        try:
+            await self.session_start.run(session)
+        except BaseException:
+            await self.close(session)
+            raise
         return session
 
     async def prompt(self, session: Session, message: Message) -> StopReason:
-        """Run a turn; prompts to a busy session wait their turn, first in, first out."""
+        """Run a turn; prompts to a busy session wait their turn, first in, first out.
+
+        Raises CancelledError, once the turn has ended, when the waiting task is cancelled; `cancel` is no error.
+        """
         turn = asyncio.ensure_future(self.turn(session, message))
         session.turns.append(turn)
         try:
-            return await turn
+            await asyncio.wait([turn])
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise  # whoever waits for the turn was cancelled, not the turn alone
-            return "cancelled"
+            stop(session, turn)
+            await outlast(turn)
+            raise
         finally:
-            session.turns.remove(turn)
+            if turn in session.turns:  # cancelled before it began
+                session.turns.remove(turn)
+        return "cancelled" if turn.cancelled() else turn.result()
 
     async def turn(self, session: Session, message: Message) -> StopReason:
         """One prompt from the user's message to its stop reason."""
@@ -94,15 +103,20 @@ class Crow(Hooks):
             try:
                 await self.gather_tools(session)
                 session.toolbox.warm()
-                outcome = stop_reason = await react(session, await self.before_prompt.run(message, session))
+                stop_reason = await react(session, await self.before_prompt.run(message, session))
+                await session.written()
+                outcome = stop_reason
             except EndTurn as end:
                 outcome = stop_reason = end.stop_reason
+                await session.flush()
                 if end.text:
                     await session.say(end.text)
             except Exception as error:
                 outcome = error
+                await session.flush()
                 raise
             finally:
+                session.turns = [turn for turn in session.turns if turn is not asyncio.current_task()]
                 await self.turn_end.run_all(session, outcome)
                 await session.written()
             return stop_reason
@@ -120,27 +134,38 @@ class Crow(Hooks):
     async def cancel(self, session: Session) -> None:
         """Cancel the running turn and those that wait for it; nothing running is fine."""
         for turn in session.turns:
-            if not turn.cancelling():
-                turn.cancel()
+            stop(session, turn)
 
     async def close(self, session: Session) -> None:
         """End a session: its work is cancelled, its servers stop."""
         if self.sessions.pop(session.id, None) is None:
             return
         await self.cancel(session)
-        if session.turns:
-            await asyncio.wait(session.turns)
-        try:
-            await self.session_end.run_all(session)
-        finally:
-            await session.close()
+        async with session.lock:
+            try:
+                await self.session_end.run_all(session)
+            finally:
+                await session.close()
 
     async def shut_down(self) -> None:
         """End every session and let go of everything shared."""
-        for session in list(self.sessions.values()):
-            await self.close(session)
-        for server in self.servers:
-            await server.close()
+        await asyncio.gather(*(self.close(session) for session in list(self.sessions.values())))
+        await asyncio.gather(*(server.close() for server in self.servers))
         for model in self.models.values():
             if isinstance(model, ChatModel):
                 await model.close()
+
+
+def stop(session: Session, turn: "asyncio.Task[StopReason]") -> None:
+    """Cancel a turn, once: a second time would break into its clean-up."""
+    if turn in session.turns and not turn.cancelling():
+        turn.cancel()
+
+
+async def outlast(turn: "asyncio.Task[StopReason]") -> None:
+    """Wait for the end of a cancelled turn, however often whoever waits is cancelled."""
+    while not turn.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([turn])
+    if not turn.cancelled():
+        turn.exception()  # nobody is left to hear it

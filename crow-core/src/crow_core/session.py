@@ -169,9 +169,9 @@ class Session:
     options: list[Option] = field(default_factory=list[Option])
     commands: dict[str, Command] = field(default_factory=dict[str, Command])
     turns: "list[asyncio.Task[StopReason]]" = field(default_factory=list["asyncio.Task[StopReason]"])
-    """The running turn and those that wait for it, in order."""
+    """The running turn and those that wait for it, in order; a turn that is ending can no longer be cancelled."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the running turn."""
+    """Held by the running turn until it has ended."""
     _call_ids: set[str] = field(default_factory=set[str])
     _writing: "asyncio.Task[None] | None" = None
     _scratch: "tempfile.TemporaryDirectory[str] | None" = None
@@ -184,8 +184,12 @@ class Session:
 
     async def _write(self, entry: Message, before: "asyncio.Task[None] | None") -> None:
         if before is not None:
-            await before
-        await self.hooks.message.run(self, entry)
+            await asyncio.wait([before])
+        try:
+            await self.hooks.message.run(self, entry)
+        finally:
+            if before is not None:
+                before.result()  # whoever waits for this entry hears the first failure
 
     async def written(self) -> None:
         """Wait until every entry has been through the `message` hooks; raises what one of them raised."""
@@ -195,6 +199,13 @@ class Session:
             finally:
                 if writing.done() and self._writing is writing:
                     self._writing = None
+
+    async def flush(self) -> None:
+        """Wait for the `message` hooks without raising: their failure has been heard, what follows starts afresh."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            await asyncio.wait([writing])
+            writing.exception()
 
     async def update(self, update: SessionUpdate) -> None:
         """Show the client something, after everything before it has been written down."""
@@ -328,7 +339,8 @@ class Session:
         await self.update(AvailableCommandsUpdate(available_commands=commands))
 
     async def close(self) -> None:
-        """Stop the session's servers and remove its scratch folder."""
+        """Finish writing, stop the session's servers, and remove its scratch folder."""
+        await self.flush()
         await self.toolbox.close()
         if self._scratch is not None:
             with suppress(OSError):

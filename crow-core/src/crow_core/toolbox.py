@@ -7,22 +7,27 @@ it is imported when the first server has to be connected, in a thread, while the
 import asyncio
 import hashlib
 import importlib
+import json
+import logging
 import os
 import re
+import signal
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
 
 import msgspec
 from msgspec import UNSET
 
 from crow_core.acp.schema import McpServer, ToolKind
 from crow_core.content import ToolResult, clean
-from crow_core.messages import ToolUse, arguments_of
+from crow_core.messages import ToolUse, arguments_of, unique
 
 if TYPE_CHECKING:
     from fastmcp import Client
@@ -35,6 +40,14 @@ START_TIMEOUT = 30.0
 """Seconds a server may take to start and list its tools."""
 CALL_TIMEOUT = 600.0
 """Seconds a call to a server of the user's may take."""
+STOP_GRACE = 3.0
+"""Seconds a server may take to end; then all its processes are killed."""
+DESCRIPTION_LIMIT = 8_000
+"""Characters of a tool's description that the model is shown."""
+MARK = "CROW_MCP_SERVER"
+"""In the environment of all that a server's command starts: so those are found that outlive it."""
+IMPORT = threading.Lock()
+"""FastMCP is imported under changed environment variables, which two threads must not restore to each other's."""
 
 
 @dataclass(eq=False)
@@ -51,7 +64,7 @@ class Tool:
         """The tool in the shape of chat completions."""
         function: dict[str, Any] = {
             "name": self.name,
-            "description": clean_text(self.definition.get("description") or ""),
+            "description": clean_text(self.definition.get("description") or "")[:DESCRIPTION_LIMIT],
             "parameters": self.definition.get("inputSchema") or {"type": "object", "properties": {}},
         }
         return {"type": "function", "function": function}
@@ -63,12 +76,12 @@ class Tool:
             case str(kind):
                 return kind  # pyright: ignore[reportReturnType] - our own tools' word
             case kinds:
-                return kinds.get(arguments.get("command"), "other")
+                return kinds.get(str(arguments.get("command")), "other")
 
 
 @dataclass(eq=False)
 class Server:
-    """One MCP server. Its client is connected at the first need, and again after it died."""
+    """One MCP server. It is connected at the first need, and again after it died."""
 
     name: str
     source: Callable[[], Any]
@@ -79,56 +92,68 @@ class Server:
     """Its tools keep their bare names, and its word on what it did is taken."""
     shared: bool = False
     """It serves many sessions and outlives each of them."""
+    mark: str = ""
+    """The value of MARK for its processes, if it is a command."""
     error: str = ""
     """Why it did not start, as a sentence."""
-    _client: "Client[Any] | None" = field(default=None, repr=False)
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
-    _warming: "asyncio.Task[None] | None" = field(default=None, repr=False)
-
-    async def connected(self) -> "Client[Any]":
-        """The client, connected. Raises what FastMCP raises."""
-        async with self._lock:
-            if self._client is not None and self._client.is_connected():
-                return self._client
-            client_class = await aside(fastmcp_client)
-            self._client = client_class(await aside(self.source), name=self.name, init_timeout=START_TIMEOUT)
-            await self._client.__aenter__()
-            return self._client
+    _connection: "asyncio.Task[Client[Any]] | None" = field(default=None, repr=False)
+    _ending: "asyncio.Task[None] | None" = field(default=None, repr=False)
+    """The end of the connection before."""
+    _warming: asyncio.TimerHandle | None = field(default=None, repr=False)
 
     def warm(self) -> None:
         """Connect before anyone calls, but not before the model has been asked: loading FastMCP takes a second."""
-        if self._client is None and self._warming is None:
-            self._warming = asyncio.ensure_future(self._warm())
+        if self._warming is None:
+            self._warming = asyncio.get_running_loop().call_later(WARM_AFTER, self.connect)
 
-    async def _warm(self) -> None:
-        await asyncio.sleep(WARM_AFTER)
-        with suppress(Exception):  # whoever calls a tool will meet the same error, and can tell it
-            await self.connected()
+    def connect(self) -> "asyncio.Task[Client[Any]]":
+        """What gives the connected client, begun if need be. It fails with a ConnectionError for a person to read."""
+        self._connection = self._connection or asyncio.ensure_future(self._connect(self._ending))
+        return self._connection
+
+    async def _connect(self, before: "asyncio.Task[None] | None") -> "Client[Any]":
+        if before is not None:
+            await asyncio.wait([before])
+        client_class = await aside(fastmcp_client)
+        client = client_class(await aside(self.source), name=self.name, init_timeout=START_TIMEOUT)
+        try:
+            return await client.__aenter__()
+        except Exception as error:
+            raise ConnectionError(f"{reason(error)}{last_words(client)}") from error
+        finally:
+            if not client.is_connected():
+                close_log(client)
 
     async def list(self) -> list[dict[str, Any]]:
         """Its tools as tools/list gives them; none when it does not start, and `error` says why."""
-        if self.definitions is None:
-            try:
-                async with asyncio.timeout(START_TIMEOUT):
-                    tools = await (await self.connected()).list_tools()
-                self.definitions = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in tools]
-            except TimeoutError:
-                self.error = f"MCP server {self.name!r} did not answer within {START_TIMEOUT:.0f} s."
-                await self.close()
-            except Exception as error:
-                self.error = f"MCP server {self.name!r} did not start: {reason(error)}."
-                await self.close()
-        return self.definitions or []
+        if self.definitions is not None:
+            return self.definitions
+        connection, self.error = self.connect(), ""
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                tools = await (await asyncio.shield(connection)).list_tools()
+        except TimeoutError:
+            self.error = f"MCP server {clean(self.name)!r} did not answer within {START_TIMEOUT:.0f} s."
+        except Exception as error:
+            self.error = f"MCP server {clean(self.name)!r} did not start: {reason(error)}."
+        else:
+            self.definitions = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in tools]
+            return self.definitions
+        self.let_go(connection)
+        return []
 
     async def call(self, tool: str, arguments: dict[str, Any], meta: dict[str, Any]) -> ToolResult:
         """Call a tool; every failure is a result that the model can read."""
+        connection = self.connect()
+        timeout = None if self.trusted else CALL_TIMEOUT
+        # Only our own tools are told where the session lives; to others it would be a leak.
+        ours = meta if self.trusted else None
         try:
-            client = await self.connected()
-            timeout = None if self.trusted else CALL_TIMEOUT
-            # Only our own tools are told where the session lives; to others it would be a leak.
-            ours = meta if self.trusted else None
+            client = await asyncio.shield(connection)
             result = await client.call_tool_mcp(tool, arguments, timeout=timeout, meta=ours)
         except Exception as error:
+            if is_broken(connection, error):
+                self.let_go(connection)
             return ToolResult.error(f"The tool failed: {reason(error)}.")
         dump = result.model_dump(mode="json", by_alias=True, exclude_none=True)
         content: list[dict[str, Any]] = dump.get("content") or []
@@ -137,16 +162,20 @@ class Server:
         meta = dump.get("_meta") or {} if self.trusted else {}
         return ToolResult(content, bool(dump.get("isError")), meta)
 
+    def let_go(self, connection: "asyncio.Task[Client[Any]] | None") -> None:
+        """Begin to end a connection, if it still is this server's; the next call makes a new one."""
+        if connection is not None and connection is self._connection:
+            self._connection = None
+            self._ending = asyncio.ensure_future(end(connection, self.mark, self._ending))
+
     async def close(self) -> None:
-        """Disconnect; a command's process ends."""
+        """Disconnect; a command's processes end, all of them."""
         if self._warming is not None:
             self._warming.cancel()
-            await asyncio.wait([self._warming])
             self._warming = None
-        client, self._client = self._client, None
-        if client is not None:
-            with suppress(Exception):  # it is going away; what it says now helps nobody
-                await client.close()
+        self.let_go(self._connection)
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
 
 
 @dataclass(eq=False)
@@ -221,8 +250,67 @@ class Toolbox:
         await asyncio.gather(*(server.close() for server in self.servers if not server.shared))
 
 
+async def end(connection: "asyncio.Task[Client[Any]]", mark: str, before: "asyncio.Task[None] | None") -> None:
+    """End a connection, whatever became of it; `before` is the end of another that may not be over."""
+    ending = asyncio.ensure_future(hang_up(connection))
+    await asyncio.wait([ending], timeout=STOP_GRACE)
+    if mark:
+        await asyncio.to_thread(kill, mark)
+    await asyncio.wait([ending] if before is None else [ending, before])
+
+
+async def hang_up(connection: "asyncio.Task[Client[Any]]") -> None:
+    """Disconnect a client that may still be connecting."""
+    connection.cancel()
+    await asyncio.wait([connection])
+    if not connection.cancelled() and not connection.exception():
+        client = connection.result()
+        with suppress(Exception):  # it is going away; what it says now helps nobody
+            await client.close()
+        close_log(client)
+
+
+def kill(mark: str) -> None:
+    """Kill every process that a server's command has started and not ended (Linux; elsewhere such ones live on)."""
+    killed = True
+    while killed:
+        killed = False
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # ended meanwhile, or somebody else's
+                if mark.encode() in (process / "environ").read_bytes():
+                    os.kill(int(process.name), signal.SIGKILL)
+                    killed = True
+
+
+def last_words(client: "Client[Any]") -> str:
+    """What a command that did not start wrote last to its standard error, as the end of a sentence."""
+    log = getattr(client.transport, "log_file", None)
+    if log is None:
+        return ""
+    written = os.pread(log.fileno(), 4096, max(os.fstat(log.fileno()).st_size - 4096, 0))
+    lines = written.decode(errors="replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return f". It said: {clean(last.strip())[:300]}" if last else ""
+
+
+def close_log(client: "Client[Any]") -> None:
+    """Let go of the file that holds a command's standard error."""
+    if (log := getattr(client.transport, "log_file", None)) is not None:
+        log.close()
+
+
+def is_broken(connection: "asyncio.Task[Client[Any]]", error: Exception) -> bool:
+    """Whether a connection is of no more use after an error; one that the server answered leaves it be."""
+    from mcp_types import CONNECTION_CLOSED  # loaded with FastMCP
+
+    if connection.cancelled() or connection.exception() or not connection.result().is_connected():
+        return True
+    return getattr(error, "code", None) == CONNECTION_CLOSED
+
+
 def from_acp(config: McpServer, cwd: str) -> Server:
     """A server as the client or the configuration names it."""
+    mark = uuid4().hex if config.url is UNSET else ""
 
     def source() -> Any:
         from fastmcp.client import transports  # loaded by `connected` already
@@ -233,6 +321,7 @@ def from_acp(config: McpServer, cwd: str) -> Server:
         if config.url is not UNSET:
             return transports.StreamableHttpTransport(str(config.url), headers=pairs)
         env = {} if config.env is UNSET else {variable.name: variable.value for variable in config.env or ()}
+        env[MARK] = f"{os.environ.get(MARK, '')}:{mark}"
         return transports.StdioTransport(
             str(config.command),
             [] if config.args is UNSET else list(config.args or ()),
@@ -242,7 +331,7 @@ def from_acp(config: McpServer, cwd: str) -> Server:
             log_file=tempfile.TemporaryFile("w+"),
         )
 
-    return Server(config.name, source)
+    return Server(config.name, source, mark=mark)
 
 
 async def aside(function: Callable[[], T]) -> T:
@@ -274,16 +363,19 @@ def fastmcp_client() -> "type[Client[Any]]":
         "FASTMCP_LOG_ENABLED": "false",
         "PY_KEY_VALUE_DISABLE_BEARTYPE": "true",
     }
-    before = {name: os.environ.get(name) for name in quiet}
-    os.environ.update(quiet)
-    try:
-        return importlib.import_module("fastmcp").Client
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    with IMPORT:
+        before = {name: os.environ.get(name) for name in quiet}
+        os.environ.update(quiet)
+        try:
+            client: type[Client[Any]] = importlib.import_module("fastmcp").Client
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+    logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)  # it logs every line that is no message
+    return client
 
 
 def tool_name(server: Server, name: str, taken: dict[str, Tool]) -> str:
@@ -291,10 +383,10 @@ def tool_name(server: Server, name: str, taken: dict[str, Tool]) -> str:
     provider (letters, digits, `_`, `-`, at most 64) and unique."""
     full = name if server.trusted else f"{server.name}_{name}"
     legal = re.sub(r"[^a-zA-Z0-9_-]", "_", full)
-    if len(legal) <= 64 and legal not in taken:
-        return legal
-    digest = hashlib.sha256(f"{server.name}\n{name}".encode()).hexdigest()[:8]
-    return f"{legal[:55]}_{digest}"
+    if len(legal) > 64 or legal in taken:
+        digest = hashlib.sha256(f"{server.name}\n{name}".encode(errors="replace")).hexdigest()[:8]
+        legal = f"{legal[:50]}_{digest}"
+    return unique(legal, set(taken))
 
 
 def clean_text(text: str) -> str:
@@ -305,30 +397,38 @@ def clean_text(text: str) -> str:
 def unquoted(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     """Decode what the model sent as a string where the schema wants only an object or an array."""
     properties: dict[str, Any] = schema.get("properties") or {}
-    wanted = {key for key, value in properties.items() if type_of(value) in ("object", "array")}
+    definitions: dict[str, Any] = schema.get("$defs") or {}
     decoded = dict(arguments)
     for key, value in arguments.items():
-        if key in wanted and isinstance(value, str):
-            with suppress(msgspec.DecodeError):
-                decoded[key] = msgspec.json.decode(value)
+        if isinstance(value, str) and types_of(properties.get(key), definitions) - {"null"} <= {"object", "array"}:
+            with suppress(msgspec.DecodeError, RecursionError):
+                inner = msgspec.json.decode(value)
+                decoded[key] = inner if isinstance(inner, dict | list) else value
     return decoded
 
 
-def type_of(schema: Any) -> Any:
-    """What a property's schema says of its type; true and false are schemas too."""
+def types_of(schema: Any, definitions: dict[str, Any]) -> set[str]:
+    """The types a property's schema allows; "any" where it does not say."""
     match schema:
-        case {"type": kind}:
-            return kind
+        case {"type": str(kind)}:
+            return {kind}
+        case {"type": [*kinds]}:
+            return set(map(str, kinds))
+        case {"anyOf": [*choices]} | {"oneOf": [*choices]}:
+            return {kind for choice in choices for kind in types_of(choice, definitions)}
+        case {"$ref": str(name)} if (target := definitions.get(name.removeprefix("#/$defs/"))) is not None:
+            return types_of(target, {})  # one step: what refers to itself never ends
         case _:
-            return None
+            return {"any"}
 
 
 def fault(call: ToolUse) -> str:
-    """Where the arguments stop being JSON."""
+    """Where the arguments stop being a JSON object."""
     text = call["function"]["arguments"]
     try:
+        json.loads(text)  # its complaints name line and column
         msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         return str(error)
     return "empty"
 
@@ -338,8 +438,9 @@ def reason(error: BaseException) -> str:
     match error:
         case BaseExceptionGroup(exceptions=[first, *_]):
             return reason(first)
+        case FileNotFoundError(filename=str(command)):
+            return f"the command {clean(command)!r} was not found; check its name, or give its full path"
+        case Exception(__cause__=FileNotFoundError() as cause):  # FastMCP wraps it
+            return reason(cause)
         case _:
-            pass
-    if isinstance(error, FileNotFoundError) and error.filename:
-        return f"the command {error.filename!r} was not found; check its name, or give its full path"
-    return (str(error) or type(error).__name__).rstrip(".")
+            return clean(str(error) or type(error).__name__).strip().rstrip(".")

@@ -1,0 +1,428 @@
+"""The moments at which extensions join in, and what becomes of a turn when one of them fails."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from anyio import wait_all_tasks_blocked
+from crow_core.acp.connection import RpcError
+from crow_core.acp.schema import AgentMessageChunk, StopReason, ToolCall, ToolCallUpdate
+from crow_core.app import Crow
+from crow_core.content import ToolResult
+from crow_core.messages import Message, ToolUse
+from crow_core.model import Call, Request
+from crow_core.session import EndTurn, Hooks, Session
+from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_core.toolbox import Server
+from fastmcp import FastMCP
+
+pytestmark = pytest.mark.anyio
+
+USE_ECHO = Reply("Looking.", tool_calls=[{"name": "demo_echo", "arguments": {"text": "as asked"}}])
+
+MOMENTS = (
+    "before_prompt",
+    "instructions",
+    "before_model",
+    "message",
+    "before_tool",
+    "after_tool",
+    "after_model",
+    "before_end",
+)
+
+
+def echo_server() -> Server:
+    server = FastMCP("demo")
+
+    @server.tool
+    def echo(text: str) -> str:
+        return text
+
+    return Server("demo", lambda: server, shared=True)
+
+
+def crow_with(model: ScriptedModel) -> Crow:
+    return Crow(model, servers=[echo_server()])
+
+
+def only_session(crow: Crow) -> Session:
+    (session,) = crow.sessions.values()
+    return session
+
+
+def asked(request: dict[str, Any]) -> str:
+    """The last words of the user in a request."""
+    return next(message["content"] for message in reversed(request["messages"]) if message["role"] == "user")
+
+
+def assert_valid(request: dict[str, Any]) -> None:
+    """Each call has its one answer right behind it, and nothing else is a tool message."""
+    open_calls: list[str] = []
+    for message in request["messages"]:
+        if message["role"] == "tool":
+            assert message["tool_call_id"] == open_calls.pop(0)
+            continue
+        assert not open_calls
+        open_calls = [call["id"] for call in message.get("tool_calls", [])]
+        assert message["role"] != "assistant" or message["content"] or open_calls
+    assert not open_calls
+
+
+def join(crow: Crow, moment: str, act: Any) -> None:
+    """Register a function that does `act()` at a moment, whatever that moment hands over."""
+
+    async def function(*_: Any) -> None:
+        act()
+
+    getattr(crow, moment)(function)
+
+
+async def test_plain_and_async_functions_pass_a_value_along_in_the_order_of_registration():
+    model = ScriptedModel([Reply("Hello.")])
+    crow = Crow(model)
+
+    @crow.before_prompt
+    def first(message: Message, session: Session) -> Message:
+        return {**message, "content": f"{message.get('content')} one"}
+
+    @crow.before_prompt
+    def silent(message: Message, session: Session) -> None:
+        """None leaves the value as it is."""
+
+    @crow.before_prompt
+    async def second(message: Message, session: Session) -> Message:
+        await asyncio.sleep(0)
+        return {**message, "content": f"{message.get('content')} two"}
+
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "zero")
+    assert asked(model.requests[0]) == "zero one two"
+
+
+async def test_the_first_answer_settles_it_and_stands_in_for_the_tool():
+    model = ScriptedModel([USE_ECHO, Reply("Done.")])
+    crow = crow_with(model)
+    asked_in_vain: list[str] = []
+
+    @crow.before_tool
+    def silent(session: Session, call: ToolUse) -> None: ...
+
+    @crow.before_tool
+    async def answer(session: Session, call: ToolUse) -> ToolResult:
+        return ToolResult.text("from the hook")
+
+    @crow.before_tool
+    def too_late(session: Session, call: ToolUse) -> None:
+        asked_in_vain.append(call["id"])
+
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert model.requests[1]["messages"][-1]["content"] == "from the hook"
+    assert asked_in_vain == []
+    assert list(editor.calls().values()) == [["pending", "completed"]]
+
+
+async def test_after_tool_may_replace_what_the_client_and_the_model_see():
+    model = ScriptedModel([USE_ECHO, Reply("Done.")])
+    crow = crow_with(model)
+
+    @crow.after_tool
+    def shout(result: ToolResult, session: Session, call: ToolUse) -> ToolResult:
+        return ToolResult.text(result.content[0]["text"].upper())
+
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert model.requests[1]["messages"][-1]["content"] == "AS ASKED"
+    assert "AS ASKED" in repr(editor.of(ToolCallUpdate)[-1].content)
+
+
+async def test_before_model_may_change_the_request_but_not_the_log():
+    model = ScriptedModel([Reply("Hello.")])
+    crow = Crow(model)
+
+    @crow.before_model
+    def cooler(request: Request, session: Session) -> Request:
+        return {"temperature": 0, **request}
+
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "hi")
+        assert "temperature" not in repr(only_session(crow).log)
+    assert model.requests[0]["temperature"] == 0
+
+
+async def test_before_end_goes_on_with_a_message_until_it_has_none():
+    model = ScriptedModel([Reply("Half."), Reply("Whole.")])
+    crow = Crow(model)
+
+    @crow.before_end
+    def go_on(session: Session, stop_reason: StopReason) -> Message | None:
+        return {"role": "user", "content": "And the rest?"} if session.log[-1].get("content") == "Half." else None
+
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        answer = await editor.prompt(session.session_id, "do it")
+    assert answer.stop_reason == "end_turn"
+    assert asked(model.requests[1]) == "And the rest?"
+    assert editor.text == "Half.Whole."
+
+
+async def test_every_answer_counts_where_answers_are_collected():
+    model = ScriptedModel([Reply("Hello.")])
+    crow = Crow(model)
+    crow.instructions(lambda session: "First rule.")
+    crow.instructions(lambda session: None)
+    crow.instructions(lambda session: "Second rule.")
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "hi")
+    system = model.requests[0]["messages"][0]["content"]
+    assert 0 < system.index("First rule.") < system.index("Second rule.")
+
+
+async def test_what_ends_something_runs_in_reverse_and_a_failure_stops_nobody(caplog: pytest.LogCaptureFixture):
+    crow = Crow(ScriptedModel([Reply("Hello.")]))
+    order: list[str] = []
+
+    def failing(*_: object) -> None:
+        raise ValueError("the disk of the diary is full")
+
+    for hook in (crow.turn_end, crow.session_end):
+        hook(lambda *_: order.append("registered first"))
+        hook(failing)
+        hook(lambda *_: order.append("registered last"))
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        answer = await editor.prompt(session.session_id, "hi")
+        assert answer.stop_reason == "end_turn"
+        assert order == ["registered last", "registered first"]
+    assert order == ["registered last", "registered first"] * 2
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+
+
+@pytest.mark.parametrize("moment", sorted(vars(Hooks())))
+async def test_registering_after_the_first_session_has_opened_is_refused(moment: str):
+    crow = Crow(ScriptedModel([]))
+    async with connect(crow) as editor:
+        await editor.new_session("/")
+        with pytest.raises(RuntimeError, match="before the first session opens"):
+            getattr(crow, moment)(lambda *_: None)
+
+
+async def test_two_apps_in_one_process_do_not_share_their_hooks():
+    first, second = (Crow(ScriptedModel([Reply("Hello.")])) for _ in range(2))
+    heard: list[str] = []
+    first.turn_end(lambda *_: heard.append("first"))
+    async with connect(first), connect(second) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "hi")
+    assert heard == []
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_a_failing_hook_ends_the_turn_loudly_and_the_next_prompt_works(moment: str):
+    model = ScriptedModel(lambda request: Reply("Done.") if request["messages"][-1]["role"] == "tool" else USE_ECHO)
+    crow = crow_with(model)
+    broken = True
+
+    def fail() -> None:
+        if broken:
+            raise ValueError(f"{moment} tripped over a cable")
+
+    join(crow, moment, fail)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        with pytest.raises(RpcError) as caught:
+            await editor.prompt(session.session_id, "go")
+        assert caught.value.data == {"details": f"{moment} tripped over a cable"}
+        assert all(states[-1] in ("completed", "failed") for states in editor.calls().values())
+        broken = False
+        answer = await editor.prompt(session.session_id, "again")
+    assert answer.stop_reason == "end_turn"
+    for request in model.requests:
+        assert_valid(request)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_any_hook_may_end_the_turn_in_good_order(moment: str):
+    model = ScriptedModel(lambda request: Reply("Done.") if request["messages"][-1]["role"] == "tool" else USE_ECHO)
+    crow = crow_with(model)
+    enough = True
+    outcomes: list[object] = []
+
+    def end() -> None:
+        if enough:
+            raise EndTurn("refusal", "That is enough.")
+
+    join(crow, moment, end)
+    crow.turn_end(lambda session, outcome: outcomes.append(outcome))
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        answer = await editor.prompt(session.session_id, "go")
+        assert answer.stop_reason == "refusal"
+        assert editor.text.endswith("That is enough.")
+        assert outcomes == ["refusal"]
+        enough = False
+        answer = await editor.prompt(session.session_id, "again")
+    assert answer.stop_reason == "end_turn"
+    for request in model.requests:
+        assert_valid(request)
+
+
+async def test_turn_end_hears_how_the_turn_ended():
+    model = ScriptedModel([Reply("Hello."), Reply("Hel", error=ValueError("cut"))])
+    crow = Crow(model)
+    outcomes: list[object] = []
+    crow.turn_end(lambda session, outcome: outcomes.append(outcome))
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "one")
+        with pytest.raises(RpcError):
+            await editor.prompt(session.session_id, "two")
+    assert outcomes[0] == "end_turn"
+    assert isinstance(outcomes[1], ValueError)
+
+
+async def test_after_model_comes_when_the_calls_have_been_answered():
+    model = ScriptedModel([USE_ECHO, Reply("Done.")])
+    crow = crow_with(model)
+    logs: list[list[str | None]] = []
+
+    @crow.after_model
+    def look(session: Session, call: Call) -> None:
+        logs.append([entry.get("role") for entry in session.log if "role" in entry])
+
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert logs == [["user", "assistant", "tool"], ["user", "assistant", "tool", "assistant"]]
+
+
+async def test_the_model_is_asked_while_the_message_is_still_being_written():
+    asked_for_one = asyncio.Event()
+
+    def script(request: dict[str, Any]) -> Reply:
+        asked_for_one.set()
+        return Reply("Hello.")
+
+    crow = Crow(ScriptedModel(script))
+
+    @crow.message
+    async def slow(session: Session, entry: Message) -> None:
+        if entry.get("role") == "user":
+            await asked_for_one.wait()
+
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "hi")
+    assert editor.text == "Hello."
+
+
+async def test_nothing_is_shown_before_all_that_precedes_it_is_written():
+    """The hooks of one entry after the other, and only then what follows them."""
+    crow = crow_with(ScriptedModel([USE_ECHO, Reply("Done.")]))
+    waiting: asyncio.Queue[tuple[Message, asyncio.Event]] = asyncio.Queue()
+    writing = 0
+
+    @crow.message
+    async def write(session: Session, entry: Message) -> None:
+        nonlocal writing
+        assert writing == 0, "two entries are written at once"
+        writing += 1
+        release = asyncio.Event()
+        waiting.put_nowait((entry, release))
+        await release.wait()
+        writing -= 1
+
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        turn = asyncio.ensure_future(editor.prompt(session.session_id, "go"))
+        shown_before: dict[str, int] = {}
+        while not turn.done():
+            getting = asyncio.ensure_future(waiting.get())
+            await asyncio.wait([turn, getting], return_when=asyncio.FIRST_COMPLETED)
+            if not getting.done():
+                getting.cancel()
+                break
+            entry, release = getting.result()
+            await wait_all_tasks_blocked()
+            name = entry.get("role") or entry.get("crow", {})["kind"]
+            shown_before.setdefault(name, shown(editor))
+            release.set()
+        await turn
+        roles = [entry.get("role") or entry.get("crow", {})["kind"] for entry in only_session(crow).log]
+    assert roles == ["user", "render", "assistant", "tool", "assistant"]
+    chunks = len("Looking.") // 4
+    # Neither the first text before the user's words, nor the call before the reply, nor the end before the answer.
+    assert shown_before["user"] == shown_before["render"] == 0
+    assert shown_before["assistant"] == chunks
+    assert shown_before["tool"] == chunks + 3  # pending, in progress, completed
+
+
+def shown(editor: Editor) -> int:
+    """How many fragments of text and states of calls."""
+    return len([*editor.of(AgentMessageChunk), *editor.of(ToolCall), *editor.of(ToolCallUpdate)])
+
+
+async def test_what_a_turn_could_not_write_fails_the_turn_even_at_its_very_end():
+    """Also when an extension's last word is the first to run into it."""
+    crow = Crow(ScriptedModel([Reply("Hello."), Reply("Welcome back.")]))
+    broken = True
+
+    @crow.message
+    async def write(session: Session, entry: Message) -> None:
+        if broken and entry.get("role") == "assistant":
+            raise OSError("no space left")
+
+    @crow.turn_end
+    async def last_word(session: Session, outcome: object) -> None:
+        await session.say("Bye.")
+
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        with pytest.raises(RpcError) as caught:
+            await editor.prompt(session.session_id, "hi")
+        assert caught.value.data == {"details": "no space left"}
+        broken = False
+        answer = await editor.prompt(session.session_id, "again")
+    assert answer.stop_reason == "end_turn"
+
+
+async def test_entries_that_follow_a_failed_one_are_still_handed_to_the_hooks():
+    """So that who writes them down can catch up."""
+    crow = Crow(ScriptedModel([Reply("Hello.")]))
+    seen: list[str] = []
+
+    @crow.message
+    async def write(session: Session, entry: Message) -> None:
+        seen.append(entry.get("role") or entry.get("crow", {})["kind"])
+        if seen[-1] == "user":
+            raise OSError("no space left")
+
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        with pytest.raises(RpcError):
+            await editor.prompt(session.session_id, "hi")
+        assert seen == [entry.get("role") or entry.get("crow", {})["kind"] for entry in only_session(crow).log]
+    assert seen[:2] == ["user", "render"]
+
+
+async def test_a_session_that_an_extension_refuses_leaves_nothing_behind():
+    crow = Crow(ScriptedModel([]))
+    ended: list[str] = []
+
+    @crow.session_start
+    def refuse(session: Session) -> None:
+        raise ValueError("the archive is closed")
+
+    crow.session_end(lambda session: ended.append(session.id))
+    async with connect(crow) as editor:
+        with pytest.raises(RpcError) as caught:
+            await editor.new_session("/")
+        assert caught.value.data == {"details": "the archive is closed"}
+        assert crow.sessions == {}
+        assert len(ended) == 1
