@@ -10,23 +10,26 @@ from crow_core.acp.transports import stdio
 from crow_core.agent import Agent
 from crow_core.app import Crow
 
+from crow_cli.ending import orderly
+
 
 def serve(model: str = "") -> None:
     """Serve one client until it hangs up."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="crow: %(message)s")
     try:
-        asyncio.run(talk(model))
+        sys.exit(asyncio.run(orderly(talk(model))))
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-async def talk(model: str) -> None:
+async def talk(model: str) -> int:
     agent = Agent(await stdio(), maker(model))
     try:
         await agent.serve()
     finally:
         if isinstance(agent.source, Crow):
             await agent.source.shut_down()
+    return 0
 
 
 def maker(model: str) -> Callable[[], Awaitable[Crow]]:

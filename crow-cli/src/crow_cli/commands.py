@@ -13,6 +13,8 @@ from crow_core.config import ConfigError, Home
 from crow_core.stream import ModelError
 from crow_core.trust import Trust, settings_in
 
+from crow_cli.ending import orderly
+
 MODEL = click.option("-m", "--model", default="", help="A configured model, or the endpoint's name for one.")
 
 
@@ -96,7 +98,7 @@ def whole_prompt(prompt: str | None) -> str:
 def leave(work: Coroutine[Any, Any, int]) -> NoReturn:
     """Run to the end and exit with its code; what a person has to know is one sentence."""
     try:
-        sys.exit(asyncio.run(work))
+        sys.exit(asyncio.run(orderly(work)))
     except KeyboardInterrupt:
         sys.exit(130)
     except (ConfigError, ModelError) as error:

@@ -1,0 +1,32 @@
+"""How a command's process ends, so that a signal leaves nothing behind of what was started."""
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+
+async def orderly(work: Coroutine[Any, Any, int]) -> int:
+    """Run to the end; gives the exit code, which after SIGTERM or SIGHUP is 128 and the signal's number.
+
+    The first such signal cancels the work, so that it cleans up; the second ends the process at once.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+    received: list[int] = []
+
+    def end(number: int) -> None:
+        loop.remove_signal_handler(number)
+        received.append(number)
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # under nohup, a hang-up is ignored
+            with suppress(NotImplementedError):  # on this platform
+                loop.add_signal_handler(number, end, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        return 128 + received[0]

@@ -1,0 +1,145 @@
+"""A machine of its own for every test: an empty home, a project, a clean environment, and the real command on it."""
+
+import asyncio
+import os
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from crow_core.acp.schema import ClientCapabilities
+from crow_core.acp.transports import Child, Transport, spawn
+from crow_core.discovery import LOCAL
+from crow_core.testing import Editor
+
+CROW = (sys.executable, "-m", "crow_cli")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class Machine:
+    """Where a command runs."""
+
+    home: Path
+    project: Path
+    env: dict[str, str]
+    """All that the command finds in its environment."""
+    stderr: Path
+    """What `crow acp` said beside the protocol."""
+
+    def ask(self, url: str, key: str = "key") -> None:
+        """Let crow ask the model at this address, as a person sets it up."""
+        self.env |= {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, "CROW_MODEL": "scripted"}
+
+    def configure(self, toml: str) -> Path:
+        """Write crow's configuration file."""
+        file = Path(self.env["CROW_HOME"], "config.toml")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(toml)
+        return file
+
+    async def start(self, *args: str) -> Process:
+        """Start `crow` with these arguments in the project."""
+        return await asyncio.create_subprocess_exec(
+            *CROW, *args, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=self.env, cwd=self.project
+        )
+
+    async def crow(self, *args: str, stdin: str = "") -> Finished:
+        """Run `crow` to its end."""
+        process = await self.start(*args)
+        return await finished(process, stdin)
+
+    async def agent(self) -> Child:
+        """Start `crow acp`, away from the project: an editor does not start it there either."""
+        with self.stderr.open("ab") as stderr:
+            command, *args = CROW
+            return await spawn(command, [*args, "acp"], self.env, self.home, stderr)
+
+    @asynccontextmanager
+    async def editor(self, transport: Transport | None = None, *, permit: str | None = None) -> AsyncGenerator[Editor]:
+        """An editor in conversation with `crow acp`, past `initialize`."""
+        editor = Editor(transport or await self.agent(), permit=permit)
+        async with editor.serving():
+            await editor.initialize("editor", ClientCapabilities())
+            yield editor
+
+
+async def finished(process: Process, stdin: str = "") -> Finished:
+    out, err = await process.communicate(stdin.encode())
+    assert process.returncode is not None
+    return Finished(process.returncode, out.decode(), err.decode())
+
+
+@dataclass
+class Ear:
+    """The reading end of a named pipe: it hears what a process writes, and when the last one that held it is gone."""
+
+    path: Path
+    reader: asyncio.StreamReader
+
+    async def line(self) -> str:
+        return (await self.reader.readline()).decode().strip()
+
+    async def silence(self) -> None:
+        """Wait until no process is left that has the pipe open."""
+        await self.reader.read()
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    home, project, scratch = (tmp_path / name for name in ("home", "project", "scratch"))
+    for folder in (home, project, scratch):
+        folder.mkdir()
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "CROW_HOME": str(home / "crow"),
+        "TMPDIR": str(scratch),
+        "LANG": "C.UTF-8",
+    }
+    return Machine(home, project, env, tmp_path / "stderr.txt")
+
+
+@pytest.fixture
+def no_local_model() -> None:
+    """For what happens where no model is found: crow looks for local servers at their usual ports."""
+    for name, url in LOCAL.items():
+        address = urlsplit(url)
+        with suppress(OSError), socket.create_connection((address.hostname, address.port), 1):
+            pytest.skip(f"{name} seems to run on this machine, at {url}")
+
+
+@pytest.fixture
+async def listen(tmp_path: Path) -> AsyncIterator[Callable[[str], Awaitable[Ear]]]:
+    """Opens an ear by its name."""
+    async with AsyncExitStack() as stack:
+
+        async def listen(name: str) -> Ear:
+            path = tmp_path / name
+            os.mkfifo(path)
+            pipe = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
+            reader = asyncio.StreamReader()
+            loop = asyncio.get_running_loop()
+            transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+            stack.callback(transport.close)
+            return Ear(path, reader)
+
+        yield listen

@@ -1,0 +1,336 @@
+"""`crow acp` as an editor sees it: a process, its standard streams, and a model behind HTTP."""
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from crow_core.acp.connection import ConnectionClosed, RpcError
+from crow_core.acp.schema import (
+    AUTH_REQUIRED,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    NOT_FOUND,
+    PARSE_ERROR,
+    DiffContent,
+    McpServer,
+    ToolCallUpdate,
+)
+from crow_core.acp.transports import Child, spawn
+from crow_core.testing import Failure, Raw, Reply, ScriptedServer, ToolCall
+
+if TYPE_CHECKING:
+    from conftest import Ear, Machine
+
+pytestmark = pytest.mark.anyio
+
+Listen = Callable[[str], Awaitable["Ear"]]
+
+SERVER = """
+import os, sys
+held = os.open(sys.argv[1], os.O_WRONLY)
+os.write(held, b"started\\n")
+
+from fastmcp import FastMCP
+server = FastMCP("keeper")
+
+@server.tool
+def keep(what: str) -> str:
+    "Keep something."
+    print("noise", file=sys.stderr, flush=True)
+    return f"kept {what}"
+
+server.run(show_banner=False)
+"""
+
+
+def command(line: str) -> ToolCall:
+    return {"name": "terminal", "arguments": {"command": line}}
+
+
+def lasting(ear: "Ear") -> Reply:
+    """Asks for a command that holds the ear open, as do two children of its own, one of them deaf to SIGTERM."""
+    line = f'exec 9>{ear.path}; (trap "" TERM; while :; do sleep 600; done) & sleep 600 & echo $$ >&9; wait'
+    return Reply(tool_calls=[command(line)])
+
+
+def keeper(machine: "Machine", ear: "Ear") -> McpServer:
+    """An MCP server on standard streams that holds the ear open."""
+    script = machine.home / "keeper.py"
+    script.write_text(SERVER)
+    return McpServer(name="keeper", command=sys.executable, args=[str(script), str(ear.path)])
+
+
+async def ask(agent: Child, line: bytes) -> Any:
+    """The answer to one line."""
+    agent.write(line + b"\n")
+    return json.loads(await agent.readline())
+
+
+async def test_a_permitted_command_runs_and_the_model_reads_its_output(machine: "Machine") -> None:
+    line = "echo $((6 * 7)) | tee answer"
+    async with ScriptedServer([Reply("I look.", tool_calls=[command(line)]), Reply("It is 42.")]) as server:
+        machine.ask(server.url)
+        async with machine.editor(permit="allow_once") as editor:
+            session = await editor.new_session(str(machine.project))
+            response = await editor.prompt(session.session_id, "What is six times seven?")
+
+    assert response.stop_reason == "end_turn"
+    assert editor.text == "I look.It is 42."
+    [question] = editor.questions
+    assert question.tool_call.raw_input == {"command": line}
+    assert editor.calls() == {question.tool_call.tool_call_id: ["pending", "in_progress", "completed"]}
+    assert (machine.project / "answer").read_text() == "42\n"
+    assert server.requests[1]["messages"][-1]["content"].strip() == "42"
+    assert server.headers[0]["authorization"] == "Bearer key"
+    assert machine.stderr.read_text() == ""
+
+
+async def test_a_rejected_command_does_not_run(machine: "Machine") -> None:
+    async with ScriptedServer([Reply(tool_calls=[command("touch ran")]), Reply("Then not.")]) as server:
+        machine.ask(server.url)
+        async with machine.editor(permit="reject_once") as editor:
+            session = await editor.new_session(str(machine.project))
+            response = await editor.prompt(session.session_id, "Touch it.")
+
+    assert response.stop_reason == "end_turn"
+    assert not (machine.project / "ran").exists()
+    assert list(editor.calls().values()) == [["pending", "failed"]]
+    assert "rejected" in server.requests[1]["messages"][-1]["content"]
+
+
+async def test_an_edit_is_a_diff_in_the_question_and_in_the_result(machine: "Machine") -> None:
+    poem = machine.project / "poem.txt"
+    poem.write_text("roses are blue\n")
+    arguments = {"command": "str_replace", "path": "poem.txt", "old_str": "roses", "new_str": "violets"}
+    edit: ToolCall = {"name": "file_editor", "arguments": arguments}
+    async with ScriptedServer([Reply(tool_calls=[edit]), Reply("Done.")]) as server:
+        machine.ask(server.url)
+        async with machine.editor(permit="allow_once") as editor:
+            session = await editor.new_session(str(machine.project))
+            await editor.prompt(session.session_id, "Correct the poem.")
+
+    diff = DiffContent(path=str(poem), old_text="roses are blue\n", new_text="violets are blue\n")
+    assert editor.questions[0].tool_call.content == [diff]
+    assert editor.of(ToolCallUpdate)[-1].content == [diff]
+    assert poem.read_text() == "violets are blue\n"
+
+
+async def test_a_tool_of_the_clients_mcp_server_is_called_where_it_is_permitted(
+    machine: "Machine", listen: Listen
+) -> None:
+    ear = await listen("ear")
+    call: ToolCall = {"name": "keeper_keep", "arguments": {"what": "a promise"}}
+    async with ScriptedServer([Reply(tool_calls=[call]), Reply("Kept.")]) as server:
+        machine.ask(server.url)
+        async with machine.editor(permit="allow_once") as editor:
+            session = await editor.new_session(str(machine.project), [keeper(machine, ear)])
+            await editor.prompt(session.session_id, "Keep a promise.")
+
+    assert [question.tool_call.name for question in editor.questions] == ["keeper_keep"]
+    assert server.requests[1]["messages"][-1]["content"] == "kept a promise"
+
+
+async def test_cancel_ends_a_running_command_and_all_its_children(machine: "Machine", listen: Listen) -> None:
+    ear = await listen("ear")
+    async with ScriptedServer([lasting(ear), Reply("Still here.")]) as server:
+        machine.ask(server.url)
+        async with machine.editor(permit="allow_once") as editor:
+            session = await editor.new_session(str(machine.project))
+            turn = asyncio.create_task(editor.prompt(session.session_id, "Wait for me."))
+            assert (await ear.line()).isdigit()
+
+            await editor.cancel(session.session_id)
+
+            assert (await turn).stop_reason == "cancelled"
+            await ear.silence()
+            assert list(editor.calls().values()) == [["pending", "in_progress", "failed"]]
+            assert (await editor.prompt(session.session_id, "And now?")).stop_reason == "end_turn"
+
+
+async def test_cancel_while_a_permission_is_asked_for_takes_the_question_back(machine: "Machine") -> None:
+    async with ScriptedServer([Reply(tool_calls=[command("touch ran")])]) as server:
+        machine.ask(server.url)
+        async with machine.editor(permit=None) as editor:
+            session = await editor.new_session(str(machine.project))
+            turn = asyncio.create_task(editor.prompt(session.session_id, "Touch it."))
+            await editor.until(lambda editor: editor.questions)
+
+            await editor.cancel(session.session_id)
+
+            assert (await turn).stop_reason == "cancelled"
+            await editor.request("session/close", {"sessionId": session.session_id})
+
+    assert editor.cancelled_questions == 1
+    assert not (machine.project / "ran").exists()
+
+
+async def test_every_malformed_line_is_answered_and_the_next_one_works(machine: "Machine") -> None:
+    agent = await machine.agent()
+    try:
+        for line, id, code in [
+            (b'{"jsonrpc":"2.0","id":1,"method":"initialize"', None, PARSE_ERROR),
+            (b"\xff\xfe{}", None, PARSE_ERROR),
+            (b"[]", None, INVALID_REQUEST),
+            (b"42", None, INVALID_REQUEST),
+            (b'{"jsonrpc":"2.0","id":2}', 2, INVALID_REQUEST),
+            (b'{"jsonrpc":"2.0","id":"a","method":"no/such"}', "a", METHOD_NOT_FOUND),
+            (b'{"jsonrpc":"2.0","id":3,"method":"_vendor/thing","params":{}}', 3, METHOD_NOT_FOUND),
+            (b'{"jsonrpc":"2.0","id":4,"method":"session/prompt","params":{"sessionId":5}}', 4, INVALID_PARAMS),
+            (
+                b'{"jsonrpc":"2.0","id":5,"method":"session/prompt","params":{"sessionId":"x","prompt":[]}}',
+                5,
+                NOT_FOUND,
+            ),
+        ]:
+            answer = await ask(agent, line)
+            assert (answer["jsonrpc"], answer["id"], answer["error"]["code"]) == ("2.0", id, code), line
+        agent.write(b'{"jsonrpc":"2.0","method":"no/such"}\n')  # nobody answers a notification
+
+        answer = await ask(agent, b'{"jsonrpc":"2.0","id":6,"method":"initialize","params":{"protocolVersion":65535}}')
+    finally:
+        await agent.close()
+
+    assert (answer["id"], answer["result"]["protocolVersion"]) == (6, 1)
+    assert agent.process.returncode == 0
+
+
+async def test_standard_output_carries_json_lines_only(machine: "Machine", listen: Listen) -> None:
+    ear, log = await listen("ear"), machine.home / "log"
+    (machine.home / "sitecustomize.py").write_text("import atexit\natexit.register(print, 'a library says goodbye')\n")
+    machine.env["PYTHONPATH"] = str(machine.home)
+    keep: ToolCall = {"name": "keeper_keep", "arguments": {"what": "still"}}
+    calls = [command("echo aloud; echo aside >&2"), keep]
+    async with ScriptedServer([Reply(tool_calls=calls), Reply("Quiet.")]) as server:
+        machine.ask(server.url)
+        with machine.stderr.open("wb") as stderr:
+            line = f"{shlex.quote(sys.executable)} -m crow_cli acp | tee {log}"
+            agent = await spawn("/bin/sh", ["-c", line], machine.env, machine.home, stderr)
+        async with machine.editor(agent, permit="allow_once") as editor:
+            session = await editor.new_session(str(machine.project), [keeper(machine, ear)])
+            await editor.prompt(session.session_id, "Make noise.")
+
+    assert editor.text == "Quiet."
+    assert "a library says goodbye" in machine.stderr.read_text()
+    assert all(json.loads(line)["jsonrpc"] == "2.0" for line in log.read_text().splitlines())
+
+
+async def test_the_end_of_input_ends_the_process_and_all_it_started(machine: "Machine", listen: Listen) -> None:
+    server_ear, command_ear = await listen("server"), await listen("command")
+    async with ScriptedServer([lasting(command_ear)]) as server:
+        machine.ask(server.url)
+        agent = await machine.agent()
+        async with machine.editor(agent, permit="allow_once") as editor:
+            session = await editor.new_session(str(machine.project), [keeper(machine, server_ear)])
+            turn = asyncio.create_task(editor.prompt(session.session_id, "Wait for me."))
+            assert await server_ear.line() == "started"
+            assert await command_ear.line()
+
+        with pytest.raises(ConnectionClosed):
+            await turn
+        await server_ear.silence()
+        await command_ear.silence()
+
+    assert agent.process.returncode == 0  # by itself: after two seconds it would have been terminated
+    assert machine.stderr.read_text() == ""
+    assert os.listdir(machine.env["TMPDIR"]) == []
+
+
+async def test_sigterm_ends_the_process_and_all_it_started(machine: "Machine", listen: Listen) -> None:
+    server_ear, command_ear = await listen("server"), await listen("command")
+    async with ScriptedServer([lasting(command_ear)]) as server:
+        machine.ask(server.url)
+        agent = await machine.agent()
+        async with machine.editor(agent, permit="allow_once") as editor:
+            session = await editor.new_session(str(machine.project), [keeper(machine, server_ear)])
+            turn = asyncio.create_task(editor.prompt(session.session_id, "Wait for me."))
+            assert await server_ear.line() == "started"
+            assert await command_ear.line()
+
+            agent.process.send_signal(signal.SIGTERM)
+
+            assert (await turn).stop_reason == "cancelled"
+            await server_ear.silence()
+            await command_ear.silence()
+
+    assert agent.process.returncode == 128 + signal.SIGTERM
+    assert machine.stderr.read_text() == ""
+    assert os.listdir(machine.env["TMPDIR"]) == []
+
+
+@pytest.mark.usefixtures("no_local_model")
+async def test_without_a_model_the_first_session_says_what_to_set_and_the_next_one_can_work(machine: "Machine") -> None:
+    async with machine.editor() as editor:
+        with pytest.raises(RpcError) as refusal:
+            await editor.new_session(str(machine.project))
+        machine.configure('[models.mine]\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "mine"\n')
+
+        session = await editor.new_session(str(machine.project))
+
+    assert refusal.value.code == AUTH_REQUIRED
+    assert refusal.value.data["details"].startswith("No model is configured")
+    assert "Set OPENAI_BASE_URL and CROW_MODEL" in refusal.value.data["details"]
+    assert session.session_id
+
+
+async def test_a_configuration_that_cannot_be_used_is_named_by_file_line_and_key(machine: "Machine") -> None:
+    file = machine.configure('[permissions]\nmode = "ask"\n\n[models.mine]\nbase_ulr = "http://127.0.0.1:9/v1"\n')
+    async with machine.editor() as editor:
+        with pytest.raises(RpcError) as refusal:
+            await editor.new_session(str(machine.project))
+
+    assert refusal.value.code == INTERNAL_ERROR
+    assert refusal.value.data["details"].startswith(f"{file}, line 5, unknown key ")
+    assert "base_ulr" in refusal.value.data["details"]
+
+
+async def test_a_refused_key_is_told_with_the_setting_to_check_and_the_next_prompt_works(machine: "Machine") -> None:
+    refusal = Failure(401, {"error": {"message": "Incorrect API key provided"}})
+    async with ScriptedServer([refusal, Reply("Better.")]) as server:
+        machine.ask(server.url, key="wrong")
+        async with machine.editor() as editor:
+            session = await editor.new_session(str(machine.project))
+            with pytest.raises(RpcError) as error:
+                await editor.prompt(session.session_id, "Hello")
+            await editor.prompt(session.session_id, "Hello again")
+
+    assert error.value.code == INTERNAL_ERROR
+    assert error.value.data["details"] == (
+        f"{server.url} refused the key (401): Incorrect API key provided. Check the model's api_key, or OPENAI_API_KEY."
+    )
+    assert editor.text == "Better."
+    assert "wrong" not in machine.stderr.read_text()
+
+
+async def test_a_web_page_in_place_of_an_answer_is_told(machine: "Machine") -> None:
+    page = Raw([b"<!doctype html><title>Welcome to nginx!</title>\n"], {"content-type": "text/html"})
+    async with ScriptedServer([page]) as server:
+        machine.ask(server.url)
+        async with machine.editor() as editor:
+            session = await editor.new_session(str(machine.project))
+            with pytest.raises(RpcError) as error:
+                await editor.prompt(session.session_id, "Hello")
+
+    assert error.value.code == INTERNAL_ERROR
+    assert "it sent a web page instead of JSON; base_url usually ends in /v1" in error.value.data["details"]
+
+
+async def test_a_refused_connection_is_told_with_the_address(machine: "Machine") -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+    machine.ask(url)
+    async with machine.editor() as editor:
+        session = await editor.new_session(str(machine.project))
+        with pytest.raises(RpcError) as error:
+            await editor.prompt(session.session_id, "Hello")
+
+    assert error.value.code == INTERNAL_ERROR
+    assert error.value.data["details"].startswith(f"Nothing answers at {url}.")
