@@ -23,6 +23,9 @@ def nudge(crow: Crow) -> None:
         if stop_reason != "end_turn" or not session.state.get("silent"):
             return None
         if session.state["silent"] > 1:
-            session.state["silent"] = 0
             raise ModelError(f"The model {session.model.name!r} answered nothing, twice.")
         return {"role": "user", "content": NUDGE}
+
+    @crow.turn_end
+    def forget(session: Session, outcome: StopReason | Exception) -> None:
+        session.state.pop("silent", None)

@@ -1,0 +1,354 @@
+"""The loop: ask, act, repeat; seen by the editor, in the log, and in what the model is asked next."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from crow_core.acp.connection import RpcError
+from crow_core.acp.schema import AgentMessageChunk, AgentThoughtChunk, ToolCall, ToolCallUpdate
+from crow_core.app import Crow
+from crow_core.extensions.nudge import nudge
+from crow_core.messages import Message
+from crow_core.testing import Reply, ScriptedModel, connect
+from crow_core.testing.script import ToolCall as Use
+from crow_core.toolbox import Server
+from fastmcp import FastMCP
+
+pytestmark = pytest.mark.anyio
+
+TOOLS = FastMCP("demo")
+
+
+@TOOLS.tool
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@TOOLS.tool
+def fail(why: str) -> str:
+    raise ValueError(why)
+
+
+@TOOLS.tool
+def remember(note: dict[str, Any], tags: list[str] | None = None, text: str = "", maybe: str | list[str] = "") -> str:
+    return json.dumps({"note": note, "tags": tags, "text": text, "maybe": maybe})
+
+
+def crow_with(model: ScriptedModel, *tools: FastMCP, max_steps: int = 200) -> Crow:
+    servers = [Server(server.name, lambda server=server: server, shared=True) for server in tools or (TOOLS,)]
+    return Crow(model, servers=servers, max_steps=max_steps)
+
+
+def use(name: str, arguments: dict[str, Any] | str, **more: Any) -> Use:
+    return {"name": name, "arguments": arguments, **more}
+
+
+def log_of(crow: Crow) -> list[Message]:
+    """The messages of the only session, without markers and notes."""
+    (session,) = crow.sessions.values()
+    return [
+        {key: value for key, value in entry.items() if key != "crow"}  # type: ignore[misc]
+        for entry in session.log
+        if "role" in entry
+    ]
+
+
+def results(request: dict[str, Any]) -> list[str]:
+    """What the tools answered, as the model reads it."""
+    return [message["content"] for message in request["messages"] if message["role"] == "tool"]
+
+
+async def test_text_alone_is_streamed_under_one_id_and_remembered():
+    model = ScriptedModel([Reply("Good morning.", reasoning="A greeting.")])
+    crow = crow_with(model)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        answer = await editor.prompt(session.session_id, "hi")
+        assert answer.stop_reason == "end_turn"
+        assert editor.text == "Good morning."
+        assert editor.thoughts == "A greeting."
+        chunks = [*editor.of(AgentThoughtChunk), *editor.of(AgentMessageChunk)]
+        assert len({chunk.message_id for chunk in chunks}) == 1
+        assert log_of(crow) == [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "reasoning_content": "A greeting.", "content": "Good morning."},
+        ]
+
+
+async def test_a_tools_result_goes_back_to_the_model_and_to_the_client():
+    model = ScriptedModel([Reply("Let me see.", tool_calls=[use("demo_add", {"a": 2, "b": 3})]), Reply("Five.")])
+    crow = crow_with(model)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "2 + 3?")
+        first = log_of(crow)[1]
+    (call,) = editor.of(ToolCall)
+    assert (call.name, call.raw_input, call.status) == ("demo_add", {"a": 2, "b": 3}, "pending")
+    assert editor.calls() == {call.tool_call_id: ["pending", "in_progress", "completed"]}
+    # Text and call of one reply are one message, with one result behind it.
+    assert model.requests[1]["messages"][-2:] == [
+        first,
+        {"role": "tool", "tool_call_id": call.tool_call_id, "content": "5"},
+    ]
+    assert first["content"] == "Let me see."
+    assert model.requests[1]["messages"][: len(model.requests[0]["messages"])] == model.requests[0]["messages"]
+
+
+async def test_parallel_calls_run_together_and_are_answered_in_the_order_asked():
+    server, second_is_done = FastMCP("demo"), asyncio.Event()
+
+    @server.tool
+    async def first() -> str:
+        await second_is_done.wait()
+        return "one"
+
+    @server.tool
+    async def second() -> str:
+        second_is_done.set()
+        return "two"
+
+    model = ScriptedModel([Reply(tool_calls=[use("demo_first", {}), use("demo_second", {})]), Reply("Done.")])
+    async with connect(crow_with(model, server)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert results(model.requests[1]) == ["one", "two"]
+    ended = [update.tool_call_id for update in editor.of(ToolCallUpdate) if update.status == "completed"]
+    begun = [call.tool_call_id for call in editor.of(ToolCall)]
+    assert ended == begun[::-1]
+
+
+async def test_a_failing_tool_is_a_result_and_does_not_hurt_its_siblings():
+    calls = [use("demo_fail", {"why": "no such bird"}), use("demo_add", {"a": 1, "b": 1})]
+    model = ScriptedModel([Reply(tool_calls=calls), Reply("I see.")])
+    async with connect(crow_with(model)) as editor:
+        session = await editor.new_session("/")
+        answer = await editor.prompt(session.session_id, "go")
+    assert answer.stop_reason == "end_turn"
+    failed, added = results(model.requests[1])
+    assert "no such bird" in failed
+    assert added == "2"
+    assert [states[-1] for states in editor.calls().values()] == ["failed", "completed"]
+
+
+async def test_the_word_error_in_a_result_is_no_failure():
+    server = FastMCP("demo")
+    server.tool(lambda: "Error: 0 errors found", name="lint")
+    model = ScriptedModel([Reply(tool_calls=[use("demo_lint", {})]), Reply("Clean.")])
+    async with connect(crow_with(model, server)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert [states[-1] for states in editor.calls().values()] == ["completed"]
+
+
+async def test_an_unknown_tool_is_answered_with_those_there_are():
+    model = ScriptedModel([Reply(tool_calls=[use("demo_fly", {})]), Reply("I cannot.")])
+    async with connect(crow_with(model)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "fly")
+    (said,) = results(model.requests[1])
+    assert said == "There is no tool 'demo_fly'. The tools are: demo_add, demo_fail, demo_remember."
+    assert [states[-1] for states in editor.calls().values()] == ["failed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        ('{"a": 1, "b": }', "char 14"),
+        ('{"a": 1, "b"', "char 12"),
+        ('{"a": 1} {"b": 2}', "char 9"),
+        ("add 1 and 2", "char 0"),
+        ("[1, 2]", "got `array`"),
+        ("null", "got `null`"),
+        ('{"a": NaN, "b": 1}', "byte 6"),
+        ('{"a": "\\ud800", "b": 1}', "surrogate"),
+    ],
+)
+async def test_arguments_that_are_no_json_object_are_never_run_but_answered(arguments: str, where: str):
+    """With where they go wrong and the schema; the request that follows holds a stand-in that every server takes."""
+    model = ScriptedModel([Reply(tool_calls=[use("demo_add", arguments)]), Reply("Sorry.")])
+    crow = crow_with(model)
+    ran: list[str] = []
+    crow.before_tool(lambda session, call: ran.append(call["id"]))
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        answer = await editor.prompt(session.session_id, "add")
+    assert answer.stop_reason == "end_turn"
+    assert ran == []
+    (said,) = results(model.requests[1])
+    assert said.startswith("The call was not run: its arguments are not a JSON object (")
+    assert where in said
+    assert '"required":["a","b"]' in said
+    (call,) = model.requests[1]["messages"][-2]["tool_calls"]
+    assert isinstance(json.loads(call["function"]["arguments"]), dict)
+    assert list(editor.calls().values()) == [["pending", "failed"]]
+
+
+async def test_arguments_sent_as_strings_are_decoded_only_where_the_schema_wants_no_string():
+    quoted = {"note": '{"a": 1}', "tags": '["x"]', "text": '{"a": 1}', "maybe": '["x"]'}
+    model = ScriptedModel([Reply(tool_calls=[use("demo_remember", quoted)]), Reply("Noted.")])
+    async with connect(crow_with(model)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "note that")
+    (said,) = results(model.requests[1])
+    assert json.loads(said) == {"note": {"a": 1}, "tags": ["x"], "text": '{"a": 1}', "maybe": '["x"]'}
+
+
+async def test_what_is_quoted_but_no_object_reaches_the_tool_as_it_was_sent():
+    model = ScriptedModel([Reply(tool_calls=[use("demo_remember", {"note": '"just a string"'})]), Reply("Oh.")])
+    async with connect(crow_with(model)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "note that")
+    (said,) = results(model.requests[1])
+    assert "validation error" in said
+    assert [states[-1] for states in editor.calls().values()] == ["failed"]
+
+
+@pytest.mark.parametrize(("finish_reason", "stop_reason"), [("length", "max_tokens"), ("content_filter", "refusal")])
+async def test_a_call_of_a_reply_that_was_cut_is_not_run(finish_reason: str, stop_reason: str):
+    half = use("demo_add", '{"a": 1, "b": 2')
+    whole = use("demo_add", {"a": 1, "b": 2})
+    model = ScriptedModel([Reply("So I", tool_calls=[whole, half], finish_reason=finish_reason), Reply("On.")])
+    crow = crow_with(model)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        answer = await editor.prompt(session.session_id, "add")
+        assert answer.stop_reason == stop_reason
+        assert editor.of(ToolCall) == []
+        assert log_of(crow)[-1] == {"role": "assistant", "content": "So I"}
+        answer = await editor.prompt(session.session_id, "go on")
+        assert answer.stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize("silence", [Reply(), Reply(reasoning="Hm.")])
+async def test_an_empty_reply_is_nudged_once(silence: Reply):
+    model = ScriptedModel([silence, Reply("Here I am.")])
+    async with connect(crow_with(model).use(nudge)) as editor:
+        session = await editor.new_session("/")
+        answer = await editor.prompt(session.session_id, "hello?")
+    assert answer.stop_reason == "end_turn"
+    assert editor.text == "Here I am."
+    assert "empty" in model.requests[1]["messages"][-1]["content"]
+
+
+async def test_two_empty_replies_are_an_error_and_the_next_prompt_is_nudged_afresh():
+    model = ScriptedModel([Reply(), Reply(), Reply(), Reply("Here I am.")])
+    async with connect(crow_with(model).use(nudge)) as editor:
+        session = await editor.new_session("/")
+        with pytest.raises(RpcError) as caught:
+            await editor.prompt(session.session_id, "hello?")
+        assert "answered nothing" in caught.value.data["details"]
+        await editor.prompt(session.session_id, "hello again?")
+    assert editor.text == "Here I am."
+
+
+async def test_a_turn_that_fell_silent_and_was_cancelled_does_not_count_against_the_next():
+    nudged = asyncio.Event()
+
+    def script(request: dict[str, Any]) -> Reply:
+        match len(model.requests):
+            case 2:
+                nudged.set()
+                return Reply(hang=True)
+            case 4:
+                return Reply("Here I am.")
+            case _:
+                return Reply()
+
+    model = ScriptedModel(script)
+    async with connect(crow_with(model).use(nudge)) as editor:
+        session = await editor.new_session("/")
+        turn = asyncio.ensure_future(editor.prompt(session.session_id, "hello?"))
+        await nudged.wait()
+        await editor.cancel(session.session_id)
+        assert (await turn).stop_reason == "cancelled"
+        await editor.prompt(session.session_id, "hello again?")
+    assert editor.text == "Here I am."
+
+
+async def test_a_turn_takes_no_more_requests_than_it_may():
+    model = ScriptedModel(lambda request: Reply("Once more.", tool_calls=[use("demo_add", {"a": 1, "b": 1})]))
+    crow = crow_with(model, max_steps=3)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        answer = await editor.prompt(session.session_id, "go")
+        assert answer.stop_reason == "max_turn_requests"
+        assert len(model.requests) == 3
+        assert log_of(crow)[-1]["content"] == "2"  # the last call is answered, too
+        await editor.prompt(session.session_id, "go on")
+    assert len(model.requests) == 6
+
+
+async def test_a_model_that_breaks_off_is_an_error_and_its_text_is_kept():
+    half = use("demo_add", '{"a": 1')
+    model = ScriptedModel([Reply("I was about", tool_calls=[half], error=OSError("line cut")), Reply("Right.")])
+    crow = crow_with(model)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        with pytest.raises(RpcError) as caught:
+            await editor.prompt(session.session_id, "go")
+        assert caught.value.data == {"details": "line cut"}
+        assert editor.text == "I was about"
+        assert log_of(crow) == [{"role": "user", "content": "go"}, {"role": "assistant", "content": "I was about"}]
+        answer = await editor.prompt(session.session_id, "go on")
+        assert answer.stop_reason == "end_turn"
+    assert model.requests[1]["messages"][1:] == [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "I was about"},
+        {"role": "user", "content": "go on"},
+    ]
+
+
+async def test_a_model_that_fails_at_once_leaves_only_the_prompt():
+    model = ScriptedModel([Reply(error=OSError("no route")), Reply("Right.")])
+    crow = crow_with(model)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        with pytest.raises(RpcError):
+            await editor.prompt(session.session_id, "go")
+        assert log_of(crow) == [{"role": "user", "content": "go"}]
+        await editor.prompt(session.session_id, "again")
+    assert model.requests[1]["messages"][-1] == {"role": "user", "content": "go\n\nagain"}
+
+
+async def test_a_call_id_that_comes_again_is_another_towards_the_client():
+    again = Reply(tool_calls=[use("demo_add", {"a": 1, "b": 1}, id="call_0")])
+    model = ScriptedModel([again, again, Reply("Done.")])
+    async with connect(crow_with(model)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert list(editor.calls()) == ["call_0", "call_0_2"]
+    answers = [m["tool_call_id"] for m in model.requests[2]["messages"] if m["role"] == "tool"]
+    assert answers == ["call_0", "call_0_2"]
+
+
+async def test_a_tools_arguments_may_be_anything_the_model_thinks_of():
+    """What a tool says of itself by its `command` is looked up with whatever the model sent as one."""
+    server = FastMCP("crow")
+
+    @server.tool(meta={"crow/kind": {"view": "read"}})
+    def file_editor(command: Any, path: Any = "") -> str:
+        return f"{command} {path}"
+
+    strange = [{"command": ["view"]}, {"command": {"a": 1}, "path": 7}, {"command": None, "path": "a\0b"}]
+    model = ScriptedModel([Reply(tool_calls=[use("file_editor", each) for each in strange]), Reply("Done.")])
+    crow = Crow(model, servers=[Server("crow", lambda: server, trusted=True, shared=True)])
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        answer = await editor.prompt(session.session_id, "go")
+    assert answer.stop_reason == "end_turn"
+    assert [call.kind for call in editor.of(ToolCall)] == ["other", "other", "other"]
+
+
+async def test_system_prompt_and_tools_stay_byte_for_byte_what_they_were():
+    calls = Reply(tool_calls=[use("demo_add", {"a": 1, "b": 1})])
+    model = ScriptedModel([calls, Reply("Two."), Reply("Bye.")])
+    crow = crow_with(model)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+        await editor.prompt(session.session_id, "bye")
+    first, *later = (json.dumps(request, ensure_ascii=False).removesuffix("]}") for request in model.requests)
+    for request in later:
+        assert request.startswith(first)
+        first = request
