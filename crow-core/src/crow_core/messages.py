@@ -5,6 +5,7 @@ The log is append-only. It holds messages, in the shape the model reads, and mar
 """
 
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from typing import Any, Literal, TypedDict
 
 import msgspec
@@ -68,13 +69,13 @@ def merge_call(reply: Message, fragment: dict[str, Any]) -> None:
     """Fold one fragment of a tool call. `crow.indexes` remembers each call's index until the reply is settled."""
     calls = reply.setdefault("tool_calls", [])
     indexes: list[Any] = reply.setdefault("crow", {}).setdefault("indexes", [])
-    function: dict[str, Any] = fragment.get("function") or {}
-    at = find_call(calls, indexes, fragment, function)
+    at = find_call(calls, indexes, fragment)
     if at is None:
         at = len(calls)
         calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
         indexes.append(fragment.get("index"))
     call = calls[at]
+    function: dict[str, Any] = fragment.get("function") or {}
     call["id"] = call["id"] or str(fragment.get("id") or "")
     if (name := function.get("name")) and name != call["function"]["name"]:
         call["function"]["name"] += str(name)
@@ -83,22 +84,27 @@ def merge_call(reply: Message, fragment: dict[str, Any]) -> None:
         call["function"]["arguments"] += text
 
 
-def find_call(
-    calls: list[ToolUse], indexes: list[Any], fragment: dict[str, Any], function: dict[str, Any]
-) -> int | None:
+def find_call(calls: list[ToolUse], indexes: list[Any], fragment: dict[str, Any]) -> int | None:
     """A known id wins, else a new id starts a call, else the index decides, else the current call goes on."""
-    if id := fragment.get("id"):
-        known = [at for at, call in enumerate(calls) if call["id"] == id]
-        # An index whose call has no id yet: the id came late.
-        late = [at for at, call in enumerate(calls) if not call["id"] and indexes[at] == fragment.get("index")]
-        return known[-1] if known else late[-1] if late and not function.get("name") else None
-    if (index := fragment.get("index")) is not None:
-        candidates = [at for at, other in enumerate(indexes) if other == index]
-        at = candidates[-1] if candidates else None
+    id, index = fragment.get("id"), fragment.get("index")
+    function: dict[str, Any] = fragment.get("function") or {}
+    name = function.get("name")
+    latest_first = range(len(calls))[::-1]
+    if id:
+        at = next((at for at in latest_first if calls[at]["id"] == id), None)
+        if at is None:  # a new call's, or that of a call which had none yet
+            without = (at for at in latest_first if not calls[at]["id"] and indexes[at] == index)
+            return next((at for at in without if not (name and calls[at]["function"]["name"])), None)
+        if index is None or index == indexes[at]:
+            return at
+    elif index is not None:
+        at = next((at for at in latest_first if indexes[at] == index), None)
     else:
         at = len(calls) - 1 if calls else None
-    if at is not None and function.get("name") and is_complete(calls[at]):
-        return None  # parallel calls without ids that share an index: a name after whole arguments starts the next
+    if at is not None and name and is_complete(calls[at]):
+        return (
+            None  # parallel calls under one index or id, or without any: a name after whole arguments starts the next
+        )
     return at
 
 
@@ -126,9 +132,9 @@ def settle(reply: Message, *, used: set[str], whole: bool = True) -> Message:
     """
     notes = reply.get("crow", {})
     notes.pop("indexes", None)
-    calls = reply.pop("tool_calls", []) if "tool_calls" in reply else []
-    calls = [call for call in calls if call["function"]["name"]]
-    if not whole:
+    calls = [call for call in reply.pop("tool_calls", []) if call["function"]["name"]]
+    calls = [call for before, call in zip([None, *calls], calls, strict=False) if not is_echo(call, before)]
+    if calls and not whole:
         # Half a call cannot be run, and what is not run must not look asked for.
         notes["dropped_calls"] = [call["function"]["name"] for call in calls]
         calls = []
@@ -143,6 +149,13 @@ def settle(reply: Message, *, used: set[str], whole: bool = True) -> Message:
     else:
         reply.pop("crow", None)
     return reply
+
+
+def is_echo(call: ToolUse, before: ToolUse | None) -> bool:
+    """Whether it is no call, but the name of the one before once more, behind its arguments."""
+    if before is None or call["function"]["arguments"].strip():
+        return False
+    return call["function"]["name"] == before["function"]["name"] and call["id"] in ("", before["id"])
 
 
 def unique(name: str, used: set[str]) -> str:
@@ -182,10 +195,15 @@ def without_thoughts(messages: list[Message]) -> list[Message]:
     """Reasoning stays in the log; a reply of nothing else leaves the request, as most servers refuse an empty one."""
     kept: list[Message] = []
     for message in messages:
-        if message.get("role") == "assistant" and not (message.get("content") or message.get("tool_calls")):
+        if message.get("role") == "assistant" and not message.get("tool_calls") and is_blank(message):
             continue
         kept.append(message)
     return kept
+
+
+def is_blank(message: Message) -> bool:
+    """Whether there is nothing in it that could be read."""
+    return all(part.get("type") == "text" and not part["text"].strip() for part in parts(message.get("content")))
 
 
 def with_valid_arguments(messages: list[Message]) -> list[Message]:
@@ -225,6 +243,29 @@ def with_answers(messages: list[Message]) -> list[Message]:
     return kept[::-1]
 
 
+def with_images_apart(messages: list[Message]) -> list[Message]:
+    """Images that tools returned follow behind the answers as the user's: most servers refuse them inside a tool's."""
+    runs = groupby(messages, lambda message: message.get("role") == "tool")
+    return [message for are_answers, run in runs for message in (images_apart(run) if are_answers else run)]
+
+
+def images_apart(answers: Iterable[Message]) -> list[Message]:
+    """Answers of text alone, and a user message with what was no text, numbered in both places."""
+    kept: list[Message] = []
+    images: list[dict[str, Any]] = []
+    for message in answers:
+        texts: list[str] = []
+        for part in parts(message.get("content")):
+            if part.get("type") == "text":
+                texts.append(part["text"])
+                continue
+            label = f"[image {len(images) // 2 + 1} of these tool results]"
+            texts.append(label)
+            images += [{"type": "text", "text": label}, part]
+        kept.append({**message, "content": "\n\n".join(texts)})
+    return [*kept, {"role": "user", "content": images}] if images else kept
+
+
 def with_joined_users(messages: list[Message]) -> list[Message]:
     """Two user messages in a row (the first was cancelled, say) become one: many chat templates insist on turns."""
     kept: list[Message] = []
@@ -238,7 +279,7 @@ def with_joined_users(messages: list[Message]) -> list[Message]:
 
 def joined(first: "str | list[dict[str, Any]] | None", second: "str | list[dict[str, Any]] | None") -> Any:
     if isinstance(first, str) and isinstance(second, str):
-        return f"{first}\n\n{second}"
+        return "\n\n".join(filter(None, (first, second)))
     return [*parts(first), *parts(second)]
 
 
@@ -269,6 +310,7 @@ PASSES: tuple[Pass, ...] = (
     without_thoughts,
     with_valid_arguments,
     with_answers,
+    with_images_apart,
     with_joined_users,
     without_notes,
 )

@@ -3,10 +3,14 @@
 The HTTP client is imported where it is used: it is a third of start-up, and `initialize` is answered without it.
 """
 
+import json
+import re
+from asyncio import timeout
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from time import monotonic
+from math import ceil
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -14,7 +18,7 @@ from uuid import uuid4
 import msgspec
 
 from crow_core.messages import Delta, Message, merge
-from crow_core.stream import ModelError, Reader, explain
+from crow_core.stream import LOOK, PASSING, ModelError, Reader, explain
 
 if TYPE_CHECKING:
     import httpx2
@@ -24,6 +28,15 @@ Request = dict[str, Any]
 """The body of a chat-completions request; `messages` is its last key, so that what stays equal comes first."""
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "0.0.0.0"})
+
+CONNECT = 10.0
+"""Seconds a connection may take."""
+
+LINGER = 0.5
+"""Seconds an endpoint may take to end a response after its last event."""
+
+LONGEST_WAIT = 60.0
+"""Seconds an endpoint may ask to wait; for more, the person decides."""
 
 
 class Model(Protocol):
@@ -65,9 +78,11 @@ class Call:
         However it ends, `reply` holds what was told.
         """
         self.started = monotonic()
+        deltas = self.model.stream(self.request)
         try:
-            async for delta in self.model.stream(self.request):
-                self.first = self.first or monotonic()
+            async for delta in deltas:
+                if "notice" not in delta:
+                    self.first = self.first or monotonic()
                 merge(self.reply, delta)
                 self.finish_reason = delta.get("finish_reason", self.finish_reason)
                 self.usage = delta.get("usage", self.usage)
@@ -78,6 +93,8 @@ class Call:
             raise
         finally:
             self.ended = monotonic()
+            if isinstance(deltas, AsyncGenerator):
+                await deltas.aclose()  # hangs up at once, where the rest is not wanted any more
 
 
 @dataclass(kw_only=True)
@@ -104,57 +121,75 @@ class ChatModel:
 
     async def stream(self, request: Request) -> AsyncGenerator[Delta]:
         """Yield the reply in fragments. Raises ModelError; sends again only while nothing has been answered yet."""
-        import httpx2
         import stamina
 
+        body, begun = self.body(request), False
+        # Not once a fragment has been shown: it would be shown twice.
+        retries = stamina.retry_context(lambda error: not begun and wait_for(error), self.attempts, timeout=None)
+        async for attempt in retries:
+            with attempt:
+                try:
+                    async with aclosing(self.ask(body)) as deltas:
+                        async for delta in deltas:
+                            begun = True
+                            yield delta
+                except ModelError as error:
+                    if error.retry and not begun and attempt.num < self.attempts:
+                        wait = ceil(attempt.next_wait if error.after is None else error.after)
+                        yield {"notice": f"{error} Asking again {f'in {wait} s' if wait else 'now'}."}
+                    raise
+
+    def body(self, request: Request) -> Request:
+        """What is sent: the request's messages last, the parameters before, without those that were refused."""
         body = {"model": self.name, **self.parameters, "stream": True, "stream_options": {"include_usage": True}}
         body |= request
         body["messages"] = body.pop("messages")
         for parameter in self.refused:
             body.pop(parameter, None)
+        return body
+
+    async def ask(self, body: Request) -> AsyncGenerator[Delta]:
+        """Ask once. Raises ModelError."""
+        import httpx2
+
         reader = Reader(self.where)
-        async with AsyncExitStack() as stack:
-            chunks: AsyncIterator[bytes] | None = None
-            async for attempt in stamina.retry_context(on=wait_for, attempts=self.attempts, timeout=300):
-                with attempt:
-                    try:
-                        chunks = await stack.enter_async_context(self.post(body))
-                    except ModelError as error:
-                        if error.retry and attempt.num < self.attempts:
-                            wait = attempt.next_wait if error.after is None else error.after
-                            yield {"notice": f"{error} Trying again in {max(wait, 1):.0f} s."}
-                        raise
-            assert chunks is not None
-            try:
+        try:
+            async with self.post(body) as chunks:
                 async for data in chunks:
                     for delta in reader.feed(data):
                         yield delta
-            except httpx2.HTTPError as error:
-                raise ModelError(f"{self.where} broke off in the middle of its answer ({name_of(error)}).") from error
-            for delta in reader.end():
-                yield delta
+                    if reader.done:
+                        break
+                for delta in reader.end():
+                    yield delta
+                with suppress(httpx2.HTTPError, TimeoutError):
+                    async with timeout(LINGER):
+                        async for _ in chunks:
+                            pass  # a connection can be used again once its last answer has been read to the end
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise self.fault(error) from error
 
     @property
     def where(self) -> str:
-        """The endpoint as a person would name it."""
-        return str(self.client.base_url) if self.client else self.base_url
+        """The endpoint as a person would name it, without what may be secret in an address."""
+        url = str(self.client.base_url) if self.client else self.base_url
+        return re.sub(r"(?<=//)[^/@]*@|\?.*", "", url)
+
+    @property
+    def patience(self) -> float:
+        """Seconds without a byte before the endpoint counts as hung."""
+        return self.idle_timeout or (600.0 if is_local(self.where) else 120.0)
 
     @asynccontextmanager
     async def post(self, body: Request) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """The bytes of the endpoint's answer. Raises ModelError for every answer that is not a success."""
+        """The bytes of the endpoint's answer. Raises ModelError when it is no success, and httpx2's errors."""
         if self.client is not None:
             async with self.post_through(self.client, body) as chunks:
                 yield chunks
             return
-        import httpx2
-
-        http = self._http = self._http or self.connect()
-        url = self.base_url.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
-        try:
-            request = http.build_request("POST", url, content=msgspec.json.encode(body))
-            response = await http.send(request, stream=True)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise self.unreachable(error) from error
+        self._http = self._http or self.connect()
+        url = endpoint(self.base_url, "chat/completions")
+        response = await self._http.send(self._http.build_request("POST", url, content=encode(body)), stream=True)
         try:
             if response.status_code != 200:
                 raise await self.refusal(response, body)
@@ -165,70 +200,89 @@ class ChatModel:
     @asynccontextmanager
     async def post_through(self, client: "AsyncOpenAI", body: Request) -> AsyncGenerator[AsyncIterator[bytes]]:
         """The same through an SDK client: its URL, its authentication, its headers; our reader."""
+        import httpx2
         import openai  # the person who handed a client in has imported it already
 
         ours = {key: body[key] for key in ("model", "messages", "stream")}
         rest = {key: value for key, value in body.items() if key not in ours}
-        create: Any = client.with_options(max_retries=0).chat.completions.with_streaming_response.create
+        patience = httpx2.Timeout(self.patience, connect=CONNECT)
+        create: Any = client.with_options(
+            max_retries=0, timeout=patience
+        ).chat.completions.with_streaming_response.create
         try:
             async with create(**ours, extra_body=rest) as response:
                 yield response.iter_bytes()
         except openai.APIStatusError as error:
             raise await self.refusal(error.response, body) from error
         except openai.APIConnectionError as error:
-            raise self.unreachable(error.__cause__ or error) from error
+            raise self.fault(error.__cause__ or error) from error
 
     def connect(self) -> "httpx2.AsyncClient":
-        """An HTTP client with this endpoint's address, key and patience."""
-        import ssl
+        """An HTTP client with this endpoint's key and patience. Raises ModelError."""
+        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        try:
+            return http_client(self.base_url, self.api_key, self.patience, {**headers, **self.headers})
+        except UnicodeEncodeError as error:
+            raise ModelError(
+                f"The api_key or a header for {self.where} holds {error.object[error.start]!r}."
+            ) from error
 
+    def fault(self, error: BaseException) -> ModelError:
+        """The sentence for an endpoint that gave no answer, or not the whole."""
         import httpx2
 
-        local = urlsplit(self.base_url).hostname in LOOPBACK
-        patience = self.idle_timeout or (600.0 if local else 120.0)
-        key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        return httpx2.AsyncClient(
-            headers={"Content-Type": "application/json", "Accept": "text/event-stream", **key, **self.headers},
-            timeout=httpx2.Timeout(patience, connect=10.0),
-            # Reading the system's certificates takes longer than all else here; plain HTTP needs none of them, and a
-            # context that trusts nobody is safe if a redirect leads elsewhere.
-            verify=ssl.create_default_context()
-            if self.base_url.startswith("https:")
-            else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-            trust_env=not local,
-        )
-
-    def unreachable(self, error: BaseException) -> ModelError:
-        """The sentence for an endpoint that gave no answer at all."""
-        import httpx2
-
-        local = urlsplit(self.where).hostname in LOOPBACK
-        if isinstance(error, httpx2.ConnectError) and local:
-            return ModelError(f"Nothing answers at {self.where}. Start the model server, or set OPENAI_BASE_URL.")
-        if isinstance(error, httpx2.InvalidURL | httpx2.UnsupportedProtocol):
-            return ModelError(f"{self.where!r} is no web address. Set base_url, for example http://localhost:11434/v1.")
-        return ModelError(f"{self.where} cannot be reached ({name_of(error)}).", retry=True)
+        match error:
+            case httpx2.InvalidURL() | httpx2.UnsupportedProtocol():
+                example = "http://localhost:11434/v1"
+                return ModelError(f"{self.where!r} is no web address. Set base_url, for example {example}.")
+            case httpx2.ConnectError() if is_local(self.where):
+                return ModelError(f"Nothing answers at {self.where}. Start the model server, or set OPENAI_BASE_URL.")
+            case httpx2.ConnectError() | httpx2.ConnectTimeout():
+                said = f"{self.where} cannot be reached ({name_of(error)}). Check base_url and the network."
+            case httpx2.ReadTimeout():
+                said = f"{self.where} sent nothing for {self.patience:g} s. Set idle_timeout if it needs longer."
+            case _:
+                said = f"{self.where} broke off ({name_of(error)}). {LOOK}"
+        return ModelError(self.redacted(said), retry=True)
 
     async def refusal(self, response: Any, body: Request) -> ModelError:
         """The sentence for a status that is not 200, with what the server said about it."""
         status: int = response.status_code
-        said = explain(await response.aread(), response.headers.get("content-type", ""))
-        after = seconds(response.headers.get("retry-after"))
-        key = "the model's api_key, or OPENAI_API_KEY"
+        raw: bytes = await response.aread()
+        said = self.redacted(explain(raw, response.headers.get("content-type", "")))
         match status:
             case 401 | 403:
+                key = "the model's api_key, or OPENAI_API_KEY"
                 return ModelError(f"{self.where} refused the key ({status}): {said}. Check {key}.")
             case 404:
-                return ModelError(f"{self.where} knows no model {body.get('model')!r}, or base_url is wrong: {said}.")
-            case 400 | 422 if "stream_options" in said and "stream_options" in body:
+                model = f"no model {body.get('model')!r}"
+                return ModelError(f"{self.where} knows {model}, or has another address: {said}. Check both.")
+            case 400 | 422 if b"stream_options" in raw and "stream_options" in body:
                 self.refused.add("stream_options")
-                body.pop("stream_options")
+                del body["stream_options"]
                 return ModelError(f"{self.where} does not take stream_options.", retry=True, after=0)
-            case 408 | 409 | 425 | 429 | 500 | 502 | 503 | 504 | 529:
+            case 402 | 429 if status == 402 or b"insufficient_quota" in raw:
+                return ModelError(f"{self.where} wants to be paid ({status}): {said}. Check your account there.")
+            case _ if status in PASSING:
+                after = seconds(response.headers.get("retry-after"))
                 busy = "is limiting requests" if status == 429 else "has trouble"
-                return ModelError(f"{self.where} {busy} ({status}): {said}.", retry=True, after=after)
+                soon = after is None or after <= LONGEST_WAIT
+                wait = "a little" if soon else f"{after:.0f} s"
+                sentence = f"{self.where} {busy} ({status}): {said}. Wait {wait}, or choose another model."
+                return ModelError(sentence, retry=soon, after=after)
+            case 301 | 302 | 303 | 307 | 308:
+                place = response.headers.get("location", "")
+                return ModelError(f"{self.where} has moved ({status}) to {place}. Set base_url accordingly.")
             case _:
-                return ModelError(f"{self.where} refused the request ({status}): {said}.")
+                advice = "Check the model's settings, or go on in a new session."
+                return ModelError(f"{self.where} refused the request ({status}): {said}. {advice}")
+
+    def redacted(self, text: str) -> str:
+        """Without the keys: servers quote them, and what is told here is also remembered."""
+        for key in (self.api_key, self.client.api_key if self.client else "", *self.headers.values()):
+            if len(key) > 7:
+                text = text.replace(key, "…")
+        return text
 
     async def close(self) -> None:
         """Let go of the connections."""
@@ -238,18 +292,62 @@ class ChatModel:
 
 
 def wait_for(error: Exception) -> bool | float:
-    """Whether, or after how many seconds at least, a failed request is sent again."""
+    """Whether, or after how many seconds, a failed request is sent again."""
     if not isinstance(error, ModelError) or not error.retry:
         return False
-    return True if error.after is None else min(error.after, 60.0)
+    return True if error.after is None else error.after
 
 
 def seconds(header: str | None) -> float | None:
-    """A Retry-After header in seconds; a date counts as absent."""
+    """A Retry-After header in seconds: a number, or a date (RFC 9110, section 10.2.3). None for anything else."""
     try:
         return max(float(header or ""), 0.0)
     except ValueError:
+        from email.utils import parsedate_to_datetime  # milliseconds of start-up, for what is seldom needed
+    try:
+        return max(parsedate_to_datetime(header or "").timestamp() - time(), 0.0)
+    except ValueError:
         return None
+
+
+def endpoint(base_url: str, path: str) -> str:
+    """An address below `base_url`, which may also be the whole address of the chat completions."""
+    root, mark, query = base_url.partition("?")
+    return f"{root.rstrip('/').removesuffix('/chat/completions')}/{path}{mark}{query}"
+
+
+def is_local(url: str) -> bool:
+    """Whether it is a server on this machine."""
+    try:
+        return urlsplit(url).hostname in LOOPBACK
+    except ValueError:
+        return False
+
+
+def http_client(base_url: str, key: str, patience: float, headers: Mapping[str, str]) -> "httpx2.AsyncClient":
+    """A client for one endpoint; `patience` is in seconds. Raises UnicodeEncodeError for a key no header can hold."""
+    import ssl
+
+    import httpx2
+
+    return httpx2.AsyncClient(
+        headers={**({"Authorization": f"Bearer {key}"} if key else {}), **headers},
+        timeout=httpx2.Timeout(patience, connect=min(patience, CONNECT)),
+        # Reading the system's certificates takes longer than all else here; plain HTTP needs none of them, and a
+        # context that trusts nobody is safe if a redirect leads elsewhere.
+        verify=ssl.create_default_context()
+        if base_url.lower().startswith("https:")
+        else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+        trust_env=not is_local(base_url),
+    )
+
+
+def encode(body: Request) -> bytes:
+    """The body as JSON. Half a surrogate pair (of a file name that is no UTF-8, say) becomes `?`."""
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError:
+        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def name_of(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 Read as the WHATWG's server-sent events, as leniently as real servers need; any split into pieces gives the same deltas.
 """
 
+import json
 from typing import Any, Literal
 
 import msgspec
@@ -10,6 +11,11 @@ import msgspec
 from crow_core.messages import Delta
 
 OBJECT = msgspec.json.Decoder(dict[str, Any])
+
+PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+"""HTTP statuses of troubles that may be over in a moment."""
+
+LOOK = "If that goes on, look into the server's log."
 
 
 class ModelError(Exception):
@@ -56,40 +62,47 @@ class Reader:
                 self.done = True
             elif payload:
                 self.read_payload(payload, deltas)
-        elif line and not line.startswith((b":", b"event:", b"id:", b"retry:")) and len(self.stray) < 1 << 20:
+        elif not line:
+            if self.half:  # the event has ended, and is no JSON
+                raise self.broken("sent an event that is not JSON")
+        elif line.startswith(b"error:"):  # llama.cpp's own field, in older versions
+            raise self.reported(explain(line[6:], ""))
+        elif not line.startswith((b":", b"event:", b"id:", b"retry:")) and len(self.stray) < 1 << 20:
             self.stray += line + b"\n"
 
     def read_payload(self, payload: bytes, deltas: list[Delta]) -> None:
-        try:
-            chunk = OBJECT.decode(self.half + payload)
-        except msgspec.ValidationError:
-            return  # JSON, but no object: nothing a chunk could be
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        chunk = parse(self.half + payload)
+        if chunk is not None:
+            self.half = b""
+            try:
+                self.read_chunk(chunk, deltas)
+            except (AttributeError, TypeError, LookupError) as error:
+                raise ModelError(f"{self.where} sent something unknown: {explain(payload, '')}.") from error
+        elif self.half or payload.startswith(b"{"):  # anything else is a server's way to say that it is still there
             self.half += payload
-            return
-        self.half = b""
-        self.read_chunk(chunk, deltas)
 
     def read_chunk(self, chunk: dict[str, Any], deltas: list[Delta]) -> None:
         """One parsed event becomes at most one delta."""
-        if error := chunk.get("error"):
-            raise ModelError(f"{self.where} reported an error: {sentence_of(error)}.")
         delta: Delta = {}
         choices = chunk.get("choices")
-        if choices:
-            self.read_choice(choices[0], delta)
+        choice: dict[str, Any] = choices[0] if choices else {}
+        if error := chunk.get("error") or choice.get("error") or (chunk.get("object") == "error" and chunk):
+            raise self.reported(sentence_of(error), retry=is_passing(error))
+        self.read_choice(choice, delta)
         x_groq = chunk.get("x_groq")
-        if usage := chunk.get("usage") or (x_groq and x_groq.get("usage")):
-            delta["usage"] = usage
+        usage: dict[str, Any] | None = chunk.get("usage") or choice.get("usage") or (x_groq and x_groq.get("usage"))
+        if usage and (told := {name: count for name, count in usage.items() if count is not None}):
+            delta["usage"] = told
         if delta:
             deltas.append(delta)
 
     def read_choice(self, choice: dict[str, Any], delta: Delta) -> None:
-        part: dict[str, Any] = choice.get("delta") or choice.get("message") or {}
+        part: dict[str, Any] = choice.get("delta", choice.get("message")) or {}
         content = part.get("content") or part.get("refusal")
         thought = part.get("reasoning_content") or part.get("reasoning")
         if content and not isinstance(content, str):
-            content, thought = flatten(content)
+            content, inner = flatten(content)
+            thought = thought or inner
         if thought and isinstance(thought, str):
             self.answered = True
             self.thoughts.seen = True
@@ -100,8 +113,6 @@ class Reader:
         if calls := part.get("tool_calls"):
             self.answered = self.called = True
             delta["tool_calls"] = calls
-        if usage := choice.get("usage"):
-            delta["usage"] = usage
         if reason := choice.get("finish_reason"):
             self.finished = True
             delta["finish_reason"] = reason
@@ -111,24 +122,48 @@ class Reader:
         deltas: list[Delta] = []
         if self.rest:
             self.read_line(self.rest, deltas)
-        if not self.answered and not self.finished and self.stray:
+        if self.stray and not (self.answered or self.finished):
             self.read_stray(deltas)
         if self.half or (self.called and not self.finished and not self.done):
-            raise ModelError(f"{self.where} broke off in the middle of its answer.")
+            raise self.broken("broke off in the middle of its answer")
         if not self.answered and not self.finished:
-            raise ModelError(f"{self.where} closed the connection without an answer.")
+            raise self.broken("closed the connection without an answer")
         held: Delta = {}
         self.thoughts.end(held)
+        if not self.finished and not self.done:
+            held["notice"] = f"{self.where} did not say that its answer is complete; it may be cut short."
         return [*deltas, held] if held else deltas
+
+    def broken(self, what: str) -> ModelError:
+        return ModelError(f"{self.where} {what}. {LOOK}", retry=True)
+
+    def reported(self, said: str, retry: bool = False) -> ModelError:
+        return ModelError(f"{self.where} reported an error: {said}. Try again, or choose another model.", retry=retry)
 
     def read_stray(self, deltas: list[Delta]) -> None:
         """An answer that was no event stream: one whole completion, an error object, or some web page."""
-        try:
-            chunk = OBJECT.decode(self.stray)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        chunk = parse(self.stray)
+        if chunk is not None:
+            self.done = True
+            self.read_chunk(chunk, deltas)
+        if not self.answered and not self.finished:
             said = explain(self.stray, "")
-            raise ModelError(f"{self.where} did not answer as a chat-completions endpoint: {said}.") from error
-        self.read_chunk(chunk, deltas)
+            raise ModelError(f"{self.where} did not answer as a chat-completions endpoint: {said}. Check base_url.")
+
+
+def parse(text: bytes) -> dict[str, Any] | None:
+    """A JSON object; an empty one for other JSON, None for what is none. Characters cut in two become `?`."""
+    try:
+        return OBJECT.decode(text)
+    except msgspec.ValidationError:
+        return {}
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    try:
+        lenient = json.dumps(json.loads(text.decode("utf-8", "replace")), ensure_ascii=False)
+        return OBJECT.decode(lenient.encode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
 
 
 class Thoughts:
@@ -145,7 +180,7 @@ class Thoughts:
         """Reasoning has come by another way, or has ended: what looks like a tag now is text."""
 
     def feed(self, text: str, delta: Delta) -> None:
-        if self.begun and not self.inside and (self.seen or ("<" not in text and not self.held)):
+        if self.begun and not self.inside and not self.held and (self.seen or "<" not in text):
             delta["content"] = delta.get("content", "") + text
             return
         text, self.held = self.held + text, ""
@@ -161,14 +196,16 @@ class Thoughts:
     def split(self, text: str, delta: Delta) -> None:
         """Look for the closing tag: what stands before it was thought, also when no opening tag was sent."""
         before, tag, after = text.partition(self.CLOSE) if not self.seen else (text, "", "")
+        if self.OPEN in before and not self.inside:
+            self.seen, self.begun, tag = True, True, ""  # in the middle of a text: it speaks about such tags
         if tag:
             self.add("reasoning_content", before, delta)
             if not self.inside:
                 delta["thought_ends"] = True
-            self.inside, self.seen = False, True
+            self.inside, self.seen, self.begun = False, True, False
             self.add("content", after, delta)
             return
-        keep = 0 if self.seen else overlap(text, self.CLOSE)
+        keep = 0 if self.seen else max(overlap(text, self.CLOSE), overlap(text, self.OPEN))
         self.held = text[len(text) - keep :]
         self.add("reasoning_content" if self.inside else "content", text[: len(text) - keep], delta)
 
@@ -210,23 +247,42 @@ def explain(body: bytes, kind: str) -> str:
     """What an error body says, as part of one sentence."""
     text = body.decode("utf-8", "replace").strip()
     try:
-        return sentence_of(msgspec.json.decode(body))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return sentence_of(json.loads(text))
+    except (ValueError, RecursionError):
         if "html" in kind or text[:1] == "<":
             return "it sent a web page instead of JSON; base_url usually ends in /v1"
-        return " ".join(text.split())[:300] or "it sent nothing"
+        return one_line(text) or "it sent nothing"
 
 
 def sentence_of(error: Any) -> str:
     """The words inside an error object, wherever the provider put them."""
     match error:
         case str(text):
-            return " ".join(text.split())[:300].rstrip(".")
-        case {"error": inner} if inner:
+            return one_line(text)
+        case {"error": {} | [*_] as inner} if inner:
             return sentence_of(inner)
-        case {"message": inner} | {"detail": inner} | {"msg": inner} if inner:
+        case {"message": str(text), "metadata": {"raw": str(raw)}}:
+            return f"{one_line(text)}: {explain(raw.encode(), '')}"
+        case {"loc": [*path], "msg": str(text)}:
+            return f"{'.'.join(map(str, path))}: {one_line(text)}"
+        case {"message": inner} | {"detail": inner} | {"msg": inner} | {"error": inner} if inner:
             return sentence_of(inner)
         case [first, *_]:
             return sentence_of(first)
         case _:
-            return msgspec.json.encode(error).decode()[:300]
+            return one_line(json.dumps(error))
+
+
+def one_line(text: str) -> str:
+    """The beginning of a text from elsewhere, without what a terminal might obey."""
+    printable = "".join(c if c.isprintable() else " " for c in text)
+    return " ".join(printable.split())[:300].rstrip(" .")
+
+
+def is_passing(error: Any) -> bool:
+    """Whether an error object speaks of a trouble that may be over in a moment."""
+    match error:
+        case {"code": code} | {"status": code}:
+            return str(code) in map(str, PASSING)
+        case _:
+            return False

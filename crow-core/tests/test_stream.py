@@ -1,0 +1,472 @@
+"""What a provider's bytes become: the reader, and the message that its deltas fold into."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crow_core.messages import Message, merge, settle
+from crow_core.stream import ModelError, Reader, explain
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+RECORDINGS = Path(__file__).parents[2].parent / "shared" / "recordings"
+"""Real streams, in a folder beside the checkout."""
+
+
+@dataclass
+class Answer:
+    """All that a reader of a stream ends up with."""
+
+    message: Message = field(default_factory=lambda: Message(role="assistant"))
+    finish_reason: str = ""
+    usage: dict[str, Any] = field(default_factory=dict[str, Any])
+    notices: list[str] = field(default_factory=list[str])
+    error: str = ""
+
+    @property
+    def content(self) -> Any:
+        return self.message.get("content")
+
+    @property
+    def thought(self) -> str | None:
+        return self.message.get("reasoning_content")
+
+    @property
+    def calls(self) -> list[tuple[str, str, str]]:
+        calls = self.message.get("tool_calls", [])
+        return [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
+
+
+def read(*pieces: bytes) -> Answer:
+    """Fold a stream that arrives in these pieces; an error is kept beside what came before it."""
+    reader, answer = Reader("http://model/v1"), Answer()
+
+    def fold(deltas: Iterable[Any]) -> None:
+        for delta in deltas:
+            merge(answer.message, delta)
+            answer.finish_reason = delta.get("finish_reason", answer.finish_reason)
+            answer.usage = delta.get("usage", answer.usage)
+            answer.notices += [delta["notice"]] if "notice" in delta else []
+
+    try:
+        for piece in pieces:
+            fold(reader.feed(piece))
+        fold(reader.end())
+    except ModelError as error:
+        answer.error = str(error)
+    settle(answer.message, used=set())
+    return answer
+
+
+def event(delta: Any = None, **more: Any) -> bytes:
+    """A chunk whose only choice holds `delta`; `more` goes beside it, into the choice."""
+    return chunk(choices=[{"index": 0, "delta": delta or {}, **more}])
+
+
+def chunk(**fields: Any) -> bytes:
+    return b"data: " + json.dumps(fields, ensure_ascii=False).encode() + b"\n\n"
+
+
+def call(name: str | None = None, arguments: Any = None, **more: Any) -> bytes:
+    """A chunk with one fragment of a tool call."""
+    return event({"tool_calls": [{**more, "function": {"name": name, "arguments": arguments}}]})
+
+
+STOP = event(finish_reason="stop") + b"data: [DONE]\n\n"
+CALLS = event(finish_reason="tool_calls") + b"data: [DONE]\n\n"
+
+
+def test_one_delta_may_hold_thought_text_and_tool_call_at_once() -> None:
+    fragment = {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}
+    answer = read(event({"reasoning_content": "Hm.", "content": "So:", "tool_calls": [fragment]}), CALLS)
+
+    assert answer.message == {
+        "role": "assistant",
+        "reasoning_content": "Hm.",
+        "content": "So:",
+        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+    }
+    assert answer.finish_reason == "tool_calls"
+
+
+def test_reasoning_content_that_is_null_does_not_hide_the_content() -> None:
+    answer = read(event({"reasoning_content": None, "content": "Hi"}), STOP)
+    assert (answer.content, answer.thought) == ("Hi", None)
+
+
+def test_content_that_is_null_does_not_hide_the_reasoning() -> None:
+    answer = read(event({"reasoning_content": "Hm.", "content": None}), event({"content": "Hi"}), STOP)
+    assert (answer.content, answer.thought) == ("Hi", "Hm.")
+
+
+@pytest.mark.parametrize("spelling", ["reasoning_content", "reasoning"])
+def test_reasoning_is_read_in_both_spellings(spelling: str) -> None:
+    answer = read(event({spelling: "Let "}), event({spelling: "me see."}), event({"content": "Yes"}), STOP)
+    assert (answer.content, answer.thought) == ("Yes", "Let me see.")
+
+
+def test_reasoning_in_both_spellings_at_once_is_read_once() -> None:
+    answer = read(event({"reasoning_content": "Hm.", "reasoning": "Hm."}), event({"content": "Yes"}), STOP)
+    assert answer.thought == "Hm."
+
+
+def test_content_as_a_list_of_parts_is_its_text_and_its_thoughts() -> None:
+    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}, {"type": "text", "text": "Yes"}]
+    answer = read(event({"content": parts}), event({"content": [{"type": "text", "text": "!"}]}), STOP)
+    assert (answer.content, answer.thought) == ("Yes!", "Hm.")
+
+
+def test_content_as_a_list_does_not_hide_the_reasoning_beside_it() -> None:
+    answer = read(event({"reasoning_content": "Hm.", "content": [{"type": "text", "text": "Yes"}]}), STOP)
+    assert (answer.content, answer.thought) == ("Yes", "Hm.")
+
+
+def test_refusal_is_shown_as_text() -> None:
+    assert read(event({"content": None, "refusal": "I cannot."}), STOP).content == "I cannot."
+
+
+def test_delta_that_is_empty_wins_over_the_whole_message_beside_it() -> None:
+    last = chunk(choices=[{"delta": {}, "message": {"content": "Hi"}, "finish_reason": "stop"}])
+    assert read(event({"content": "Hi"}, message={"content": "Hi"}), last).content == "Hi"
+
+
+@pytest.mark.parametrize("missing", [{}, {"choices": None}, {"choices": []}], ids=["absent", "null", "empty"])
+def test_usage_comes_in_the_last_chunk_without_choices(missing: dict[str, Any]) -> None:
+    answer = read(event({"content": "Hi"}), STOP, chunk(**missing, usage={"prompt_tokens": 3}))
+    assert answer.usage == {"prompt_tokens": 3}
+
+
+def test_usage_on_every_chunk_means_the_last() -> None:
+    counts = [chunk(choices=[{"delta": {"content": "x"}}], usage={"completion_tokens": n}) for n in (1, 2, 3)]
+    answer = read(*counts, STOP)
+    assert (answer.content, answer.usage) == ("xxx", {"completion_tokens": 3})
+
+
+def test_usage_without_numbers_does_not_replace_numbers() -> None:
+    last = {"prompt_tokens": None, "completion_tokens": None}
+    answer = read(event({"content": "Hi"}), chunk(usage={"prompt_tokens": 3, "x": None}), chunk(usage=last), STOP)
+    assert answer.usage == {"prompt_tokens": 3}
+
+
+def test_usage_may_stand_inside_the_choice() -> None:
+    assert read(event({"content": "Hi"}, usage={"prompt_tokens": 3}), STOP).usage == {"prompt_tokens": 3}
+
+
+def test_usage_may_stand_in_x_groq() -> None:
+    answer = read(chunk(choices=[{"delta": {"content": "Hi"}}], x_groq={"id": "r"}), chunk(x_groq={"usage": {"a": 1}}))
+    assert answer.usage == {"a": 1}
+
+
+def test_stream_without_usage_reports_none() -> None:
+    assert read(event({"content": "Hi"}), STOP).usage == {}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
+@pytest.mark.parametrize("text", ["<think>Hm.\n</think>\n\nYes", "\n <think>Hm.\n</think>Yes", "Hm.\n</think>\n\nYes"])
+def test_think_tags_split_anywhere_are_split_off(text: str, size: int) -> None:
+    answer = read(*(event({"content": text[at : at + size]}) for at in range(0, len(text), size)), STOP)
+    assert (answer.content, answer.thought) == ("Yes", "Hm.\n")
+
+
+def test_closing_tag_without_an_opening_one_makes_a_thought_of_what_came_before() -> None:
+    answer = read(event({"content": "Let me "}), event({"content": "see.</thi"}), event({"content": "nk>Yes"}), STOP)
+    assert (answer.content, answer.thought) == ("Yes", "Let me see.")
+
+
+def test_thought_that_is_never_closed_stays_a_thought() -> None:
+    answer = read(event({"content": "<think>Hm"}), event({"content": " </thin"}), STOP)
+    assert (answer.content, answer.thought) == (None, "Hm </thin")
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+@pytest.mark.parametrize(
+    "text", ["1 < 2", "<", "<thi", "<thinker>", "a <b>c</b>", "</thinking>", "List<int", "x </think"]
+)
+def test_text_with_angle_brackets_stays_text(text: str, size: int) -> None:
+    answer = read(*(event({"content": text[at : at + size]}) for at in range(0, len(text), size)), STOP)
+    assert (answer.content, answer.thought) == (text, None)
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_text_about_think_tags_stays_text(size: int) -> None:
+    text = "Models write <think> before and </think> behind."
+    answer = read(*(event({"content": text[at : at + size]}) for at in range(0, len(text), size)), STOP)
+    assert (answer.content, answer.thought) == (text, None)
+
+
+def test_tags_are_text_where_reasoning_came_in_its_own_field() -> None:
+    answer = read(event({"reasoning_content": "Hm."}), event({"content": "Use </think> to close."}), STOP)
+    assert (answer.content, answer.thought) == ("Use </think> to close.", "Hm.")
+
+
+def test_reasoning_that_comes_between_two_pieces_of_text_does_not_reorder_them() -> None:
+    answer = read(event({"content": "<"}), event({"reasoning": "Hm."}), event({"content": "b> is bold"}), STOP)
+    assert (answer.content, answer.thought) == ("<b> is bold", "Hm.")
+
+
+def test_second_thought_in_one_reply_is_text() -> None:
+    answer = read(event({"content": "<think>a</think>b<think>c</think>d"}), STOP)
+    assert (answer.content, answer.thought) == ("b<think>c</think>d", "a")
+
+
+PIECES = ["<think>", "</think>", "<", "<thi", "nk>", "</", ">", " ", "\n", "a", "bc"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12), st.data())
+def test_any_split_of_a_text_gives_the_same_thoughts_and_content(pieces: list[str], data: st.DataObject) -> None:
+    text = "".join(pieces)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
+    split = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+    one, many = read(event({"content": text}), STOP), read(*(event({"content": piece}) for piece in split), STOP)
+    assert many == one
+    kept, given = ("".join(re.sub("</?think>", "", said).split()) for said in (shown(one), text))
+    assert kept == given, "nothing but tags and white space is lost"
+
+
+def shown(answer: Answer) -> str:
+    return (answer.thought or "") + str(answer.content or "")
+
+
+def test_error_object_in_the_middle_is_an_error_and_keeps_what_came_before() -> None:
+    answer = read(event({"content": "Hal"}), chunk(error={"message": "CUDA out of memory.", "code": 500}), STOP)
+    assert answer.content == "Hal"
+    assert answer.error == (
+        "http://model/v1 reported an error: CUDA out of memory. Try again, or choose another model."
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        chunk(error="overloaded"),
+        chunk(object="error", message="overloaded", code=503),
+        chunk(choices=[{"delta": {"content": ""}, "finish_reason": "error", "error": {"message": "overloaded"}}]),
+        b'error: {"code": 503, "message": "overloaded"}\n\n',
+        b'event: error\ndata: {"error": {"message": "overloaded"}}\n\n',
+        b'{"error": {"message": "overloaded"}}',
+    ],
+    ids=["text", "object", "choice", "field", "event", "no-event"],
+)
+def test_error_is_heard_in_whatever_shape_it_comes(data: bytes) -> None:
+    assert "reported an error: overloaded." in read(data).error
+
+
+@pytest.mark.parametrize(("code", "passing"), [(429, True), ("503", True), (400, False), (None, False)])
+def test_error_object_says_by_its_code_whether_it_passes(code: Any, passing: bool) -> None:
+    with pytest.raises(ModelError) as caught:
+        Reader("x").feed(chunk(error={"message": "no", "code": code}))
+    assert caught.value.retry == passing
+
+
+def test_tool_call_that_died_halfway_is_an_error() -> None:
+    answer = read(call("rm", '{"path": "/ho', index=0, id="a"))
+    assert answer.error.startswith("http://model/v1 broke off in the middle of its answer.")
+
+
+def test_tool_call_whose_end_nobody_confirmed_is_an_error_even_where_it_looks_whole() -> None:
+    assert "broke off" in read(call("rm", '{"path": "/home"}', index=0, id="a")).error
+
+
+def test_event_that_died_halfway_is_an_error() -> None:
+    answer = read(event({"content": "Hal"}), b'data: {"choices": [{"delta": {"con')
+    assert answer.content == "Hal"
+    assert "broke off" in answer.error
+
+
+def test_text_whose_end_nobody_confirmed_is_kept_and_said_to_be_perhaps_incomplete() -> None:
+    answer = read(event({"content": "Half a sen"}))
+    assert (answer.content, answer.error) == ("Half a sen", "")
+    assert answer.notices == ["http://model/v1 did not say that its answer is complete; it may be cut short."]
+
+
+@pytest.mark.parametrize("end", [event(finish_reason="stop"), b"data: [DONE]\n\n", b"data: [DONE]"])
+def test_finish_reason_or_done_alone_makes_an_answer_whole(end: bytes) -> None:
+    answer = read(event({"content": "Hi"}), call("f", "{}", index=0, id="a"), end)
+    assert (answer.content, answer.calls, answer.error, answer.notices) == ("Hi", [("a", "f", "{}")], "", [])
+
+
+def test_keep_alive_comments_and_other_fields_are_passed_over() -> None:
+    noise = (
+        b": OPENROUTER PROCESSING\n\n",
+        b"event: message\nid: 7\nretry: 10\n",
+        b"data:\n\ndata: ping\n\ndata: null\n\n",
+    )
+    assert read(noise[0], event({"content": "H"}), *noise, event({"content": "i"}), noise[0], STOP).content == "Hi"
+
+
+def test_lines_may_end_in_crlf() -> None:
+    answer = read((event({"content": "Hi"}) + STOP).replace(b"\n", b"\r\n"))
+    assert (answer.content, answer.finish_reason) == ("Hi", "stop")
+
+
+def test_data_may_come_without_a_space() -> None:
+    answer = read((event({"content": "Hi"}) + STOP).replace(b"data: ", b"data:"))
+    assert (answer.content, answer.notices) == ("Hi", [])
+
+
+def test_events_may_come_without_blank_lines_between() -> None:
+    stream = event({"content": "H"}) + event({"content": "i"}) + STOP
+    assert read(stream.replace(b"\n\n", b"\n")).content == "Hi"
+
+
+def test_json_of_an_event_may_stretch_over_data_lines() -> None:
+    body = json.dumps({"choices": [{"delta": {"content": "Hi"}}]}, indent=1)
+    assert read(b"".join(b"data: " + line.encode() + b"\n" for line in body.splitlines()), b"\n", STOP).content == "Hi"
+
+
+def test_event_that_is_no_json_is_an_error_and_not_lost_silently() -> None:
+    answer = read(
+        event({"content": "a"}), b'data: {"choices": [{"delta": {"content": "b}}]}\n\n', event({"content": "c"})
+    )
+    assert answer.content == "a"
+    assert "sent an event that is not JSON" in answer.error
+
+
+@pytest.mark.parametrize("odd", [{"choices": [None]}, {"choices": {"a": 1}}, {"choices": [{"delta": "Hi"}]}])
+def test_event_of_an_unknown_shape_is_an_error_that_shows_it(odd: dict[str, Any]) -> None:
+    assert read(chunk(**odd)).error.startswith('http://model/v1 sent something unknown: {"choices": ')
+
+
+def test_character_split_between_two_pieces_is_whole_again() -> None:
+    stream = event({"content": "Zürich 🐦"}) + STOP
+    for cut in range(len(stream)):
+        assert read(stream[:cut], stream[cut:]).content == "Zürich 🐦"
+
+
+@pytest.mark.parametrize("half", [b'"a\\ud83d"', b'"a\xf0\x9f"'], ids=["surrogate", "bytes"])
+def test_half_a_character_inside_an_event_does_not_break_the_stream(half: bytes) -> None:
+    answer = read(b'data: {"choices": [{"delta": {"content": ' + half + b"}}]}\n\n", event({"content": "b"}), STOP)
+    assert answer.error == ""
+    assert str(answer.content)[0] + str(answer.content)[-1] == "ab"
+    str(answer.content).encode()
+
+
+def test_web_page_with_200_is_an_error_that_tells_what_to_check() -> None:
+    assert read(b"<!DOCTYPE html>\n<html>Hello</html>").error == (
+        "http://model/v1 did not answer as a chat-completions endpoint: it sent a web page instead of JSON; base_url "
+        "usually ends in /v1. Check base_url."
+    )
+
+
+def test_plain_json_completion_with_200_is_read_like_a_stream() -> None:
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    message = {"content": "<think>Hm.</think>Hi", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+    completion = {"choices": [{"message": message, "finish_reason": "tool_calls"}], "usage": {"prompt_tokens": 3}}
+    for body in (json.dumps(completion), json.dumps(completion, indent=2)):
+        answer = read(body.encode())
+        assert (answer.content, answer.thought, answer.error) == ("Hi", "Hm.", "")
+        assert answer.calls == [("a", "f", '{"a": 1}')]
+        assert (answer.finish_reason, answer.usage) == ("tool_calls", {"prompt_tokens": 3})
+
+
+def test_other_json_with_200_is_an_error_that_quotes_it() -> None:
+    assert "endpoint: Not Found. Check base_url." in read(b'{"detail": "Not Found"}').error
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\n", b": ping\n\n", b"data: [DONE]\n\n", event({"role": "assistant"})])
+def test_empty_answer_with_200_is_an_error(data: bytes) -> None:
+    assert read(data).error == (
+        "http://model/v1 closed the connection without an answer. If that goes on, look into the server's log."
+    )
+
+
+def test_reply_that_finished_without_a_word_is_no_broken_stream() -> None:
+    answer = read(event({"role": "assistant", "content": ""}), STOP)
+    assert (answer.message, answer.finish_reason, answer.error) == ({"role": "assistant"}, "stop", "")
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b'{"error": {"message": "No such model.\\nReally.", "code": 404}}', "No such model. Really"),
+        (b'{"error": "at capacity", "code": "unavailable"}', "at capacity"),
+        (b'{"error": true, "message": "at capacity"}', "at capacity"),
+        (b'{"statusCode": 401, "message": "Who are you?", "error": "Unauthorized"}', "Who are you?"),
+        (b'{"detail": "Unauthorized"}', "Unauthorized"),
+        (b'{"detail": [{"loc": ["body", "tools", 0], "msg": "Field required"}]}', "body.tools.0: Field required"),
+        (b'[{"error": {"message": "quota", "status": "X"}}]', "quota"),
+        (
+            b'{"error": {"message": "Provider error", "metadata": {"raw": "{\\"detail\\": \\"slow\\"}"}}}',
+            "Provider error: slow",
+        ),
+        (b"upstream  connect\nerror", "upstream connect error"),
+        (b"", "it sent nothing"),
+        (b'{"error": {"message": "\\u001b[31mred\\u0007"}}', "[31mred"),
+        (b'{"foo": 1}', '{"foo": 1}'),
+        (b"<html>", "it sent a web page instead of JSON; base_url usually ends in /v1"),
+    ],
+)
+def test_words_of_an_error_are_found_wherever_the_provider_put_them(body: bytes, sentence: str) -> None:
+    assert explain(body, "") == sentence
+
+
+def test_long_error_body_is_cut() -> None:
+    assert len(explain(b"x" * 10_000, "")) == 300
+
+
+def recorded(kind: str) -> Sequence[Any]:
+    """The recordings of a kind, as parameters; a skipped one where there are none."""
+    if not RECORDINGS.is_dir():
+        reason = f"{RECORDINGS} is not there: recorded streams are compared only where they are"
+        return [pytest.param({}, marks=pytest.mark.skip(reason=reason))]
+    expected = json.loads((RECORDINGS / "expected.json").read_text())
+    found = {name: json.loads((RECORDINGS / name).read_text()) for name in sorted(expected)}
+    return [pytest.param({**r, "expected": expected[n]}, id=n) for n, r in found.items() if r["kind"] == kind]
+
+
+@pytest.mark.parametrize("recording", recorded("stream"))
+def test_recorded_stream_is_read_as_an_independent_reader_did(recording: dict[str, Any]) -> None:
+    expected = recording["expected"]
+    answer = read(recording["response_sse"].encode())
+    content, reasoning = expected["content"], expected["reasoning"]
+    if content.startswith("<think>"):  # we split the tags off
+        reasoning, _, content = content.removeprefix("<think>").partition("</think>")
+    if reasoning:  # we drop the white space between thought and answer
+        content = content.lstrip()
+    if "I'm sorry, I can't assist" in str(answer.content):  # we show the text of a refusal
+        content = "I'm sorry, I can't assist with that request."
+    calls = [(c["id"] or "call", c["name"], c["arguments"] or "{}") for c in expected["calls"]]  # we make up both
+
+    assert (answer.content or "", answer.thought or "") == (content, reasoning)
+    assert answer.calls == calls
+    assert answer.finish_reason == (expected["finish"] or "")
+    usage: dict[str, Any] = expected["usage"] or {}
+    assert answer.usage == {name: count for name, count in usage.items() if count is not None}
+    assert (answer.error, answer.notices) == ("", [])
+
+
+@pytest.mark.parametrize("recording", recorded("stream"))
+def test_recorded_stream_cut_into_single_bytes_is_read_the_same(recording: dict[str, Any]) -> None:
+    stream: bytes = recording["response_sse"].encode()
+    assert read(*(stream[at : at + 1] for at in range(len(stream)))) == read(stream)
+
+
+@pytest.mark.parametrize("recording", recorded("stream"))
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_any_split_of_a_recorded_stream_gives_the_same_message(recording: dict[str, Any], data: st.DataObject) -> None:
+    stream: bytes = recording["response_sse"].encode()
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(stream)), max_size=20)))
+    assert read(*(stream[start:end] for start, end in zip([0, *cuts], [*cuts, None], strict=True))) == read(stream)
+
+
+@pytest.mark.parametrize("recording", recorded("stream"))
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_recorded_stream_cut_short_never_ends_in_a_half_call(recording: dict[str, Any], data: st.DataObject) -> None:
+    stream: bytes = recording["response_sse"].encode()
+    whole = read(stream)
+    answer = read(stream[: data.draw(st.integers(0, len(stream)))])
+    assert answer.error or answer.notices or answer.calls == whole.calls
+
+
+@pytest.mark.parametrize("recording", recorded("error"))
+def test_recorded_error_is_told_in_words(recording: dict[str, Any]) -> None:
+    said = explain(recording["response_sse"].encode(), "")
+    assert said
+    assert said[0] not in "{[", "no JSON is left"
