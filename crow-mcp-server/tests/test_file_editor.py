@@ -143,7 +143,7 @@ async def test_create_overwrites_what_it_wrote_itself(tools, folder):
 
 async def test_create_over_a_folder_is_refused(tools, folder):
     (folder / "sub").mkdir()
-    assert "sub" in await tools.refused("create", "sub", file_text="x")
+    assert "Is a directory" in await tools.refused("create", "sub", file_text="x")
 
 
 async def test_overwriting_keeps_line_endings_and_byte_order_mark(tools, folder):
@@ -264,6 +264,8 @@ async def test_character_the_encoding_lacks_is_refused(tools, folder):
     (folder / "a").write_bytes(b"caf\xe9\n")
     assert "latin-1, which has no '→'" in await tools.refused("str_replace", "a", old_str="caf", new_str="→")
     assert (folder / "a").read_bytes() == b"caf\xe9\n"
+    (folder / "b").write_bytes(b"\x93caf\xe9\x94\n")
+    assert "cp1252, which has no '→'" in await tools.refused("str_replace", "b", old_str="caf", new_str="→")
 
 
 async def test_missing_final_newline_stays_missing(tools, folder):
@@ -382,6 +384,15 @@ async def test_undo_takes_back_edit_after_edit_and_then_the_creation(tools, fold
     assert not path.exists()
     assert last.changes == [{"path": str(path), "old": "one\n", "new": ""}]
     assert "no edit" in await tools.refused("undo_edit", "a.txt")
+
+
+async def test_undo_tells_edits_apart_that_are_alike(tools, folder):
+    await tools.edit("create", "a", file_text="one\n")
+    for old, new in (("one", "two"), ("two", "one"), ("one", "two")):
+        await tools.edit("str_replace", "a", old_str=old, new_str=new)
+    for text in ("one\n", "two\n", "one\n"):
+        await tools.edit("undo_edit", "a")
+        assert (folder / "a").read_text() == text
 
 
 async def test_undo_refuses_when_the_file_changed_since(tools, folder):

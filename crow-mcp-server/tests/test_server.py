@@ -185,6 +185,26 @@ async def test_failing_host_is_a_tool_error_and_nothing_is_remembered(folder):
         assert "no edit" in undo.content[0].text
 
 
+async def test_cancelled_call_lets_go_of_a_file_the_host_does_not_answer_for(folder):
+    (folder / "a").write_text("one\n")
+    asked = asyncio.Event()
+
+    class Deaf(Editor):
+        async def read_text(self, path: str) -> str:
+            if not asked.is_set():
+                asked.set()
+                await asyncio.Event().wait()
+            return await super().read_text(path)
+
+    async with Client(create_server(Deaf().workspace)) as client:
+        call = asyncio.create_task(edit(client, folder, "view", "a"))
+        await asked.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert not (await edit(client, folder, "view", "a")).is_error
+
+
 async def test_commands_run_in_the_terminal_of_the_host(folder):
     editor = Editor()
     async with Client(create_server(editor.workspace)) as client:

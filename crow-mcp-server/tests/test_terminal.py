@@ -56,6 +56,8 @@ async def test_command_runs_in_the_working_folder_or_the_one_given(tools, folder
     assert await tools.run("pwd -P") == str(folder.resolve())
     assert await tools.run("pwd -P", cwd="sub") == str((folder / "sub").resolve())
     assert await tools.run("pwd -P", cwd="/") == "/"
+    (folder / "link").symlink_to("sub")
+    assert await tools.run("pwd", cwd="link") == f"{folder}/link"
 
 
 async def test_missing_folder_is_a_clear_error(tools, folder):
@@ -202,6 +204,13 @@ async def test_background_process_does_not_hold_the_call_and_is_told(tools, fold
         assert alive(pid)
     finally:
         os.kill(pid, signal.SIGKILL)
+
+
+async def test_background_process_with_its_output_in_a_file_is_told_too(tools, folder):
+    text = await tools.run("sleep 999 > log 2>&1 & echo $! > a.pid")
+    [pid] = await pids(folder, 1)
+    os.kill(pid, signal.SIGKILL)
+    assert text.startswith(f"[still running in the background: {pid};")
 
 
 async def test_background_process_survives_writing_after_the_call(tools, folder):

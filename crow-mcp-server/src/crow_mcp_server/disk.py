@@ -1,5 +1,6 @@
 """Files below the roots of a workspace, and no others: also when a link is swapped in between check and use."""
 
+import errno
 import os
 import secrets
 import stat
@@ -68,16 +69,17 @@ def read(place: Place) -> Content | None:
     try:
         status = os.fstat(opened)
         if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(place.path)
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), place.path)
         if not stat.S_ISREG(status.st_mode):
             raise Refusal(f"{place.path} is a device, pipe or socket, not a file.")
-        if status.st_size > MAX_BYTES:
+        with open(opened, "rb", closefd=False) as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
             raise Refusal(
-                f"{place.path} has {status.st_size:,} bytes, more than the {MAX_BYTES:,} this tool opens. "
+                f"{place.path} has more than the {MAX_BYTES:,} bytes this tool opens. "
                 "Read parts of it in the terminal (sed -n '1,200p', grep -n, head, tail)."
             )
-        with open(opened, "rb", closefd=False) as file:
-            return Content(file.read(MAX_BYTES), _stamp(status))
+        return Content(data, _stamp(status))
     finally:
         os.close(opened)
 

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections import OrderedDict, deque
+from contextlib import suppress
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Literal, TypedDict, TypeVar
 from weakref import WeakValueDictionary
 
@@ -56,7 +58,7 @@ class Loaded:
     stamp: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # two edits may be alike, and are still two
 class Step:
     """One edit that can be taken back."""
 
@@ -68,35 +70,42 @@ class Step:
 
 
 class Memory:
-    """What one session has seen and done."""
+    """What one session has seen and done. Calls on several files use it from several threads."""
 
     def __init__(self) -> None:
+        self._lock = Lock()
         self._seen: OrderedDict[str, bytes] = OrderedDict()
         self._steps: deque[Step] = deque(maxlen=MAX_STEPS)
 
     def saw(self, path: str, version: bytes) -> None:
-        self._seen[path] = version
-        self._seen.move_to_end(path)
-        if len(self._seen) > MAX_SEEN:
-            self._seen.popitem(last=False)
+        with self._lock:
+            self._seen[path] = version
+            self._seen.move_to_end(path)
+            if len(self._seen) > MAX_SEEN:
+                self._seen.popitem(last=False)
 
     def seen(self, path: str) -> bytes | None:
         """The version the session saw last."""
-        return self._seen.get(path)
+        with self._lock:
+            return self._seen.get(path)
 
     def forget(self, path: str) -> None:
-        self._seen.pop(path, None)
+        with self._lock:
+            self._seen.pop(path, None)
 
     def did(self, step: Step) -> None:
-        self._steps.append(step)
-        while sum(len(old.before.text) for old in self._steps if old.before) > MAX_STEP_CHARACTERS:
-            self._steps.popleft()
+        with self._lock:
+            self._steps.append(step)
+            while sum(len(old.before.text) for old in self._steps if old.before) > MAX_STEP_CHARACTERS:
+                self._steps.popleft()
 
     def last_step(self, path: str) -> Step | None:
-        return next((step for step in reversed(self._steps) if step.path == path), None)
+        with self._lock:
+            return next((step for step in reversed(self._steps) if step.path == path), None)
 
     def undid(self, step: Step) -> None:
-        self._steps.remove(step)
+        with self._lock, suppress(ValueError):  # so old that it was dropped meanwhile
+            self._steps.remove(step)
 
 
 @dataclass(frozen=True)
@@ -130,11 +139,6 @@ class FileEditor:
             async with self._locks.setdefault(place.path, asyncio.Lock()):
                 call = Call(place, workspace.files, self._memory(workspace.session), dry_run)
                 return await to_thread.run_sync(call.run, arguments)
-        except UnicodeEncodeError as error:
-            raise Refusal(
-                f"{path} is written in {error.encoding}, which has no {error.object[error.start : error.end]!r}. "
-                "Nothing was changed. Use characters it has, or convert the file first (iconv)."
-            ) from None
         except OSError as error:
             raise Refusal(f"{arguments.command} {path}: {error.strerror or error}. Nothing was changed.") from None
 
@@ -182,7 +186,8 @@ class Call:
         first, last = _range(path, view_range, len(lines))
         shown, end = _page(lines[first - 1 : last], first)
         rest = f"\n[lines {first}-{end} of {len(lines)}; view_range [{end + 1}, -1] shows more]" if end < last else ""
-        return Answer(f"{path} ({_described(document)})\n{shown}{rest}", Location(path=path, line=first))
+        text = f"{path} ({_described(document)})\n{shown}{rest}"
+        return Answer(text.rstrip("\n"), Location(path=path, line=first))
 
     def create(self, file_text: str) -> Answer:
         path = self.place.path
@@ -236,10 +241,9 @@ class Call:
         """Write, remember, tell."""
         path, after = self.place.path, edit.document
         old = before.document if before else None
-        if self.dry_run:
-            after.encode()
-        else:
-            after = self._store(before, after)
+        data = self._encoded(after)
+        if not self.dry_run:
+            after = self._store(before, after, data)
             self.memory.saw(path, after.version)
             if undone:
                 self.memory.undid(undone)
@@ -289,15 +293,24 @@ class Call:
             document = reconcile(document, from_thread.run(self.files.read_text, self.place.path))
         return Loaded(document, content.stamp)
 
-    def _store(self, before: Loaded | None, after: Document) -> Document:
+    def _encoded(self, document: Document) -> bytes:
+        try:
+            return document.encode()
+        except UnicodeEncodeError as error:
+            raise Refusal(
+                f"{self.place.path} is written in {document.encoding}, which has no "
+                f"{error.object[error.start : error.end]!r}. Nothing was changed. "
+                "Use characters it has, or convert the file first (iconv)."
+            ) from None
+
+    def _store(self, before: Loaded | None, after: Document, data: bytes) -> Document:
         """Write, and tell what is there now: a host may format what it saves."""
         if self.files and after.plain:
-            after.encode()
             disk.make_parents(self.place)
             from_thread.run(self.files.write_text, self.place.path, after.text)
             written = self._load()
             return written.document if written else after
-        disk.write(self.place, after.encode(), before.stamp if before else None)
+        disk.write(self.place, data, before.stamp if before else None)
         return after
 
 

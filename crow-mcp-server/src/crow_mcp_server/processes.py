@@ -50,7 +50,8 @@ class LocalTerminals:
     ) -> Outcome:
         """See `Terminals.run`. When cancelled, it returns once nothing of the command is left."""
         mark = uuid.uuid4().hex
-        environment = {**inherited_environment(self._hidden), **env, MARK: f"{os.environ.get(MARK, '')}:{mark}"}
+        marks = f"{os.environ.get(MARK, '')}:{mark}"  # ours may be a command's child itself
+        environment = {**inherited_environment(self._hidden), **env, "PWD": cwd, MARK: marks}
         cancelled, cancel = os.pipe()
 
         def work() -> Outcome:
@@ -154,7 +155,7 @@ class Run:
             output=text,
             truncated=truncated,
             timed_out=timed_out,
-            background=tuple(family(self.group, self._mark)) if self._open else (),
+            background=tuple(family(self.group, self._mark)) if self._open or self._group_lives() else (),
         )
 
     def _follow(self, seconds: float) -> bool:
@@ -165,9 +166,16 @@ class Run:
             left = end - time.monotonic()
             if left <= 0 or self._is_cancelled():
                 return False
-            # The end of the output usually is the end of the shell: look soon then, and ever less often after.
-            pause = POLL if self._open else min(pause * 2, POLL)
-            self._read(min(pause, left))
+            self._read(min(POLL if self._open else pause, left))
+            if not self._open:  # usually the end of the shell as well: look soon, and ever less often after
+                pause = min(pause * 2, POLL)
+        return True
+
+    def _group_lives(self) -> bool:
+        try:
+            os.killpg(self.group, 0)
+        except (ProcessLookupError, PermissionError):
+            return False
         return True
 
     def _drain(self) -> None:
@@ -233,7 +241,7 @@ def _belongs(pid: str, group: int, mark: bytes) -> bool:
 
 
 def _signal_name(number: int) -> str:
-    return signal.Signals(number).name if number in signal.valid_signals() else str(number)
+    return next((known.name for known in signal.Signals if known == number), f"signal {number}")
 
 
 def _discard(output: IO[bytes]) -> None:

@@ -53,7 +53,7 @@ async def run_command(
 
 
 def _folder(workspace: Workspace, cwd: str) -> str:
-    folder = os.path.normpath(os.path.join(workspace.cwd, os.path.expanduser(cwd)))
+    folder = os.path.join(workspace.cwd, os.path.expanduser(cwd)) if cwd else workspace.cwd
     if not os.path.isdir(folder):
         what = "is not a folder" if os.path.exists(folder) else "does not exist"
         raise Refusal(f"The folder {folder} {what}, so the command was not run. Leave out cwd for {workspace.cwd}.")

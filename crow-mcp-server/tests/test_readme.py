@@ -1,0 +1,15 @@
+"""The README is true."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_example_prints_what_it_says(tmp_path):
+    [example] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    ran = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ran.stdout == "42\n"
+    assert (tmp_path / "a.py").exists()
