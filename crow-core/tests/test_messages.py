@@ -1,0 +1,539 @@
+"""How a reply grows, how it is closed, and how a log becomes a request that every server takes."""
+
+import copy
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from crow_core.messages import (
+    INTERRUPTED,
+    PASSES,
+    Delta,
+    Message,
+    ToolUse,
+    answer,
+    arguments_of,
+    merge,
+    settle,
+    view,
+    with_answers,
+    with_images_apart,
+    with_joined_users,
+    with_valid_arguments,
+    without_markers,
+    without_notes,
+    without_thoughts,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+Fragment = dict[str, Any]
+
+
+def fragment(name: Any = None, arguments: Any = None, **more: Any) -> Fragment:
+    """A fragment of a tool call; `more` is its id and index."""
+    return {**more, "function": {"name": name, "arguments": arguments}}
+
+
+def folded(*fragments: Fragment, used: set[str] | None = None) -> list[tuple[str, str, str]]:
+    """What these fragments, one a delta, settle into: id, name and arguments of each call."""
+    reply: Message = {"role": "assistant"}
+    for piece in fragments:
+        merge(reply, {"tool_calls": [piece]})
+    calls = settle(reply, used=set() if used is None else used).get("tool_calls", [])
+    return [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
+
+
+def use(id: str, name: str = "f", arguments: str = "{}") -> ToolUse:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def asks(*calls: ToolUse, **more: Any) -> Message:
+    return Message(role="assistant", tool_calls=list(calls), **more)
+
+
+def user(content: Any) -> Message:
+    return {"role": "user", "content": content}
+
+
+def says(content: str) -> Message:
+    return {"role": "assistant", "content": content}
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def test_text_and_reasoning_grow_side_by_side() -> None:
+    reply: Message = {"role": "assistant"}
+    pieces: list[Delta] = [{"reasoning_content": "H"}, {"content": "Y", "reasoning_content": "m"}, {"content": "es"}]
+    for delta in pieces:
+        merge(reply, delta)
+    assert reply == {"role": "assistant", "reasoning_content": "Hm", "content": "Yes"}
+
+
+def test_delta_of_notice_and_usage_alone_leaves_the_reply_as_it_is() -> None:
+    reply: Message = {"role": "assistant"}
+    merge(reply, {"notice": "wait", "usage": {"a": 1}, "finish_reason": "stop"})
+    assert reply == {"role": "assistant"}
+
+
+def test_thought_that_ends_takes_the_content_before_it() -> None:
+    reply: Message = {"role": "assistant", "reasoning_content": "a", "content": "b"}
+    merge(reply, {"thought_ends": True, "reasoning_content": "c", "content": "d"})
+    assert reply == {"role": "assistant", "reasoning_content": "abc", "content": "d"}
+
+
+def test_fragments_with_index_and_one_id_make_one_call() -> None:
+    pieces = (
+        fragment("f", "", index=0, id="a"),
+        fragment(arguments='{"x"', index=0),
+        fragment(arguments=": 1}", index=0),
+    )
+    assert folded(*pieces) == [("a", "f", '{"x": 1}')]
+
+
+def test_id_repeated_on_every_fragment_is_the_same_call() -> None:
+    pieces = fragment("f", '{"x"', index=0, id="a"), fragment("f", ": 1}", index=0, id="a"), fragment("f", "", id="a")
+    assert folded(*pieces) == [("a", "f", '{"x": 1}')]
+
+
+@pytest.mark.parametrize("id", [None, ""])
+def test_call_whose_id_is_missing_or_empty_gets_one(id: str | None) -> None:
+    assert folded(fragment("f", "{}", index=0, id=id), fragment("g", "{}", index=1, id=id)) == [
+        ("call", "f", "{}"),
+        ("call_2", "g", "{}"),
+    ]
+
+
+def test_empty_id_on_later_fragments_does_not_end_the_call() -> None:
+    pieces = fragment("f", '{"x"', index=0, id="a"), fragment("", ": 1}", index=0, id="")
+    assert folded(*pieces) == [("a", "f", '{"x": 1}')]
+
+
+def test_id_that_comes_late_belongs_to_the_call_of_its_index() -> None:
+    pieces = fragment("f", "", index=0), fragment("g", "", index=1), fragment(arguments="{}", index=0, id="a")
+    assert folded(*pieces) == [("a", "f", "{}"), ("call", "g", "{}")]
+
+
+def test_id_that_comes_late_with_its_name_takes_the_arguments_before_it() -> None:
+    assert folded(fragment(arguments='{"x": ', index=0), fragment("f", "1}", index=0, id="a")) == [
+        ("a", "f", '{"x": 1}')
+    ]
+
+
+def test_id_used_in_an_earlier_turn_becomes_another() -> None:
+    used: set[str] = set()
+    turns = [folded(fragment("f", "{}", id="a"), used=used) for _ in range(3)]
+    assert [calls[0][0] for calls in turns] == ["a", "a_2", "a_3"]
+    assert used == {"a", "a_2", "a_3"}
+
+
+def test_ids_made_up_in_later_turns_are_unlike_the_earlier_ones() -> None:
+    used: set[str] = set()
+    ids = [folded(fragment("f", "{}"), fragment("g", "{}"), used=used) for _ in range(2)]
+    assert [call[0] for calls in ids for call in calls] == ["call", "call_2", "call_3", "call_4"]
+
+
+def test_parallel_calls_under_one_id_are_two_and_told_apart() -> None:
+    pieces = (
+        fragment("f", "{}", index=0, id="a"),
+        fragment("f", '{"x"', index=1, id="a"),
+        fragment(arguments=": 1}", index=1),
+    )
+    assert folded(*pieces) == [("a", "f", "{}"), ("a_2", "f", '{"x": 1}')]
+
+
+def test_parallel_calls_that_share_an_index_are_told_apart_by_id() -> None:
+    pieces = [fragment("f", '{"x"', index=0, id="a"), fragment(arguments=": 1}", index=0)]
+    pieces += [fragment("f", '{"x"', index=0, id="b"), fragment(arguments=": 2}", index=0)]
+    assert folded(*pieces) == [("a", "f", '{"x": 1}'), ("b", "f", '{"x": 2}')]
+
+
+@pytest.mark.parametrize("place", [{}, {"index": 0}, {"index": 0, "id": ""}, {"index": None, "id": None}])
+def test_parallel_calls_without_ids_that_share_an_index_are_told_apart_by_name(place: Fragment) -> None:
+    pieces = [fragment("f", "", **place), fragment(None, '{"x": 1}', **place), fragment("f", '{"x": 2}', **place)]
+    pieces += [fragment("g", None, **place), fragment(None, '{"x"', **place), fragment(None, ": 3}", **place)]
+    assert folded(*pieces) == [("call", "f", '{"x": 1}'), ("call_2", "f", '{"x": 2}'), ("call_3", "g", '{"x": 3}')]
+
+
+@pytest.mark.parametrize("place", [{}, {"index": 0}, {"id": "a"}, {"index": 0, "id": "a"}])
+def test_name_repeated_on_every_fragment_starts_no_call(place: Fragment) -> None:
+    pieces = fragment("f", '{"x"', **place), fragment("f", ": 1}", **place), fragment("f", "", **place)
+    assert [call[1:] for call in folded(*pieces)] == [("f", '{"x": 1}')]
+
+
+def test_name_may_come_in_pieces() -> None:
+    assert folded(fragment("get_", index=0, id="a"), fragment("weather", "{}", index=0)) == [("a", "get_weather", "{}")]
+
+
+def test_fragments_of_parallel_calls_may_alternate() -> None:
+    pieces = [fragment("f", "", index=0, id="a"), fragment("g", "", index=1, id="b")]
+    pieces += [fragment(arguments=piece, index=index) for piece in ('{"x"', ": 1}") for index in (0, 1)]
+    assert folded(*pieces) == [("a", "f", '{"x": 1}'), ("b", "g", '{"x": 1}')]
+
+
+def test_name_and_first_arguments_may_be_null_and_the_function_too() -> None:
+    pieces = fragment("f", None, index=0, id="a"), {"index": 0, "function": None}, fragment(None, "{}", index=0)
+    assert folded(*pieces) == [("a", "f", "{}")]
+
+
+def test_arguments_may_come_as_an_object() -> None:
+    assert folded(fragment("f", {"x": [1, None, "ü"]}, id="a")) == [("a", "f", '{"x":[1,null,"ü"]}')]
+
+
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_no_arguments_at_all_become_an_empty_object(nothing: str | None) -> None:
+    assert folded(fragment("f", nothing, id="a")) == [("a", "f", "{}")]
+
+
+@pytest.mark.parametrize(
+    "broken", ['{"x": ', "[1]", '"x"', "null", "x", '{"x": 1}{"x": 1}', "[" * 100_000, '{"x": NaN}']
+)
+def test_arguments_that_are_no_object_are_kept_as_they_came_and_read_as_none(broken: str) -> None:
+    ((id, name, arguments),) = folded(fragment("f", broken, id="a"))
+    assert (id, name, arguments) == ("a", "f", broken)
+    assert arguments_of(use("a", arguments=broken)) is None
+
+
+def test_call_without_a_name_is_no_call() -> None:
+    assert folded(fragment(arguments="{}", index=0, id="a")) == []
+
+
+def test_calls_of_a_reply_cut_short_are_dropped_and_noted() -> None:
+    reply: Message = {"role": "assistant", "content": "Let me"}
+    merge(reply, {"tool_calls": [fragment("rm", '{"path": "/', index=0, id="a")]})
+    assert settle(reply, used=set(), whole=False) == {
+        "role": "assistant",
+        "content": "Let me",
+        "crow": {"dropped_calls": ["rm"]},
+    }
+
+
+def test_text_cut_short_settles_into_itself() -> None:
+    reply: Message = {"role": "assistant", "content": "Half"}
+    assert settle(reply, used=set(), whole=False) == {"role": "assistant", "content": "Half"}
+
+
+def test_settled_reply_holds_nothing_of_its_making() -> None:
+    reply: Message = {"role": "assistant"}
+    merge(reply, {"tool_calls": [fragment("f", "{}", index=0, id="a")]})
+    assert settle(reply, used=set()) == asks(use("a"))
+
+
+OBJECTS = st.sampled_from(["{}", '{"x": 1}', '{"path": "a b", "y": {"z": []}}', '{"ü": "}{"}', '{"x": "\\"}"}'])
+
+
+@st.composite
+def replies(draw: st.DrawFn) -> tuple[list[tuple[str, str]], list[Fragment], bool]:
+    """Calls as (name, arguments), their fragments in a legal order, and whether the fragments carry ids."""
+    calls = draw(st.lists(st.tuples(st.sampled_from(["f", "get_weather"]), OBJECTS), min_size=1, max_size=4))
+    ids = draw(st.sampled_from(["every", "first", "none"]))
+    indexes = draw(st.sampled_from(["own", "shared", "none"]))
+    said_again = draw(st.booleans())
+    lines: list[list[Fragment]] = []
+    for at, (name, arguments) in enumerate(calls):
+        cuts = sorted(draw(st.sets(st.integers(1, len(arguments) - 1), max_size=3)))
+        first: list[str | None] = draw(st.sampled_from([[], [""], [None]]))
+        pieces = first + [arguments[start:end] for start, end in zip([0, *cuts], [*cuts, None], strict=True)]
+        line = [fragment(name if n == 0 or said_again else None, piece) for n, piece in enumerate(pieces)]
+        for n, here in enumerate(line):
+            if ids == "every" or (ids == "first" and n == 0):
+                here["id"] = f"id{at}"
+            if indexes != "none":
+                here["index"] = at if indexes == "own" else 0
+        lines.append(line)
+    order = [at for at, line in enumerate(lines) for _ in line]
+    if indexes == "own" or ids == "every":  # else only their order tells the calls apart
+        order = draw(st.permutations(order))
+    return calls, [lines[at].pop(0) for at in order], ids != "none"
+
+
+@given(replies(), st.data())
+def test_any_legal_interleaving_of_fragments_gives_the_same_calls(
+    drawn: tuple[list[tuple[str, str]], list[Fragment], bool], data: st.DataObject
+) -> None:
+    calls, fragments, with_ids = drawn
+    reply: Message = {"role": "assistant"}
+    while fragments:
+        count = data.draw(st.integers(1, len(fragments)), label="fragments in this delta")
+        merge(reply, {"tool_calls": fragments[:count]})
+        del fragments[:count]
+    found = settle(reply, used=set()).get("tool_calls", [])
+
+    assert sorted((call["function"]["name"], call["function"]["arguments"]) for call in found) == sorted(calls)
+    assert len({call["id"] for call in found}) == len(calls)
+    if with_ids:
+        by_id = {call["id"]: (call["function"]["name"], call["function"]["arguments"]) for call in found}
+        assert by_id == {f"id{at}": call for at, call in enumerate(calls)}
+
+
+def test_markers_are_not_sent() -> None:
+    log: list[Message] = [{"crow": {"kind": "title"}}, user("Hi"), {"crow": {"kind": "render"}}]
+    assert without_markers(log) == [user("Hi")]
+
+
+@pytest.mark.parametrize(
+    "silent",
+    [
+        {"role": "assistant", "reasoning_content": "Hm."},
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": " \n"},
+        {"role": "assistant", "content": [{"type": "text", "text": ""}]},
+        {"role": "assistant", "content": "", "tool_calls": []},
+    ],
+)
+def test_reply_without_words_or_calls_is_not_sent(silent: Message) -> None:
+    assert without_thoughts([user("Hi"), silent, says("Yes")]) == [user("Hi"), says("Yes")]
+
+
+def test_reply_of_calls_alone_is_sent() -> None:
+    assert without_thoughts([asks(use("a"), content=None)]) == [asks(use("a"), content=None)]
+
+
+def test_invalid_arguments_are_sent_as_an_object_that_shows_them() -> None:
+    log = [asks(use("a", arguments='{"x": '), use("b", arguments='{"x": 1}'))]
+    assert with_valid_arguments(log) == [
+        asks(use("a", arguments='{"invalid_json":"{\\"x\\": "}'), use("b", arguments='{"x": 1}'))
+    ]
+
+
+def test_missing_arguments_are_sent_as_an_empty_object() -> None:
+    assert with_valid_arguments([asks(use("a", arguments=""))]) == [asks(use("a", arguments="{}"))]
+
+
+def test_unanswered_call_is_sent_with_a_word_that_it_was_interrupted() -> None:
+    log = [asks(use("a"), use("b")), answer(use("b"), "done"), user("Go on")]
+    assert with_answers(log) == [asks(use("a"), use("b")), answer(use("a"), INTERRUPTED), *log[1:]]
+
+
+def test_answers_follow_their_call_in_the_order_asked_whatever_stands_between() -> None:
+    log = [asks(use("a"), use("b")), answer(use("b"), "2"), user("Hi"), answer(use("a"), "1"), says("Yes")]
+    assert with_answers(log) == [log[0], log[3], log[1], log[2], log[4]]
+
+
+def test_stray_and_second_answers_are_not_sent() -> None:
+    a, x = use("a"), use("x")
+    log = [answer(x, "?"), asks(a), answer(a, "1"), answer(x, "?"), answer(a, "2"), says("Yes"), answer(a, "3")]
+    assert with_answers(log) == [asks(a), answer(a, "1"), says("Yes")]
+
+
+def test_ids_reused_in_a_later_turn_keep_their_own_answers() -> None:
+    log = [asks(use("a")), answer(use("a"), "1"), asks(use("a")), answer(use("a"), "2")]
+    assert with_answers(log) == log
+
+
+def test_images_of_tools_follow_behind_the_answers_and_are_numbered_in_both_places() -> None:
+    a, b, c = use("a"), use("b"), use("c")
+    results = [answer(a, [text("One:"), IMAGE, IMAGE]), answer(b, "no image"), answer(c, [IMAGE])]
+    one, two, three = (f"[image {n} of these tool results]" for n in (1, 2, 3))
+    assert with_images_apart([asks(a, b, c), *results, says("I see.")]) == [
+        asks(a, b, c),
+        answer(a, f"One:\n\n{one}\n\n{two}"),
+        answer(b, "no image"),
+        answer(c, three),
+        user([text(one), IMAGE, text(two), IMAGE, text(three), IMAGE]),
+        says("I see."),
+    ]
+
+
+def test_images_of_the_last_answers_are_sent_too() -> None:
+    *_, last = with_images_apart([asks(use("a")), answer(use("a"), [IMAGE])])
+    assert last.get("role") == "user"
+
+
+def test_tool_message_is_always_one_text() -> None:
+    assert with_images_apart([answer(use("a"), [text("x"), text("y")])]) == [answer(use("a"), "x\n\ny")]
+
+
+def test_images_of_tools_join_the_users_next_words() -> None:
+    label = "[image 1 of these tool results]"
+    log = [user("Look"), asks(use("a")), answer(use("a"), [IMAGE]), user("Well?")]
+    assert view(log)[-2:] == [
+        {"role": "tool", "tool_call_id": "a", "content": label},
+        user([text(label), IMAGE, text("Well?")]),
+    ]
+
+
+def test_users_own_images_stay_where_they_are() -> None:
+    assert view([user([text("What is this?"), IMAGE])]) == [user([text("What is this?"), IMAGE])]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "both"),
+    [
+        ("a", "b", "a\n\nb"),
+        ("a", [IMAGE], [text("a"), IMAGE]),
+        ([IMAGE], "b", [IMAGE, text("b")]),
+        ("", "b", "b"),
+        ("", [IMAGE], [IMAGE]),
+    ],
+)
+def test_two_user_messages_in_a_row_become_one(first: Any, second: Any, both: Any) -> None:
+    assert with_joined_users([user(first), user(second)]) == [user(both)]
+
+
+def test_only_keys_of_the_protocol_are_sent_always_in_one_order() -> None:
+    log: list[Message] = [
+        {"crow": {"id": "1"}, "content": "Hi", "role": "user"},
+        {"reasoning_content": "Hm.", "tool_calls": [use("a")], "role": "assistant", "crow": {"cut": "x"}},
+        {"content": "ok", "crow": {"failed": True}, "tool_call_id": "a", "role": "tool"},
+    ]
+    sent = without_notes(log)
+    assert sent == [user("Hi"), asks(use("a"), content=""), {"role": "tool", "tool_call_id": "a", "content": "ok"}]
+    assert [list(message) for message in sent] == [
+        ["role", "content"],
+        ["role", "content", "tool_calls"],
+        ["role", "tool_call_id", "content"],
+    ]
+
+
+def test_whole_log_becomes_a_whole_request() -> None:
+    log: list[Message] = [
+        {"crow": {"kind": "render"}},
+        user("Do it"),
+        {"role": "assistant", "reasoning_content": "How?", "crow": {"id": "1"}},
+        user("Well?"),
+        asks(use("a", "look", '{"path": "'), use("b"), content="Looking.", reasoning_content="Hm.", crow={"id": "2"}),
+        answer(use("b"), [text("seen"), IMAGE], failed=True),
+        {"crow": {"kind": "decision"}},
+        user("Stop"),
+    ]
+    label = "[image 1 of these tool results]"
+    assert view(log) == [
+        user("Do it\n\nWell?"),
+        asks(use("a", "look", '{"invalid_json":"{\\"path\\": \\""}'), use("b"), content="Looking."),
+        answer(use("a"), INTERRUPTED),
+        answer(use("b"), f"seen\n\n{label}"),
+        user([text(label), IMAGE, text("Stop")]),
+    ]
+
+
+def assert_valid(messages: Sequence[Message]) -> None:
+    """The rules of chat completions, as the strictest servers and templates hold them."""
+    awaited: list[str] = []
+    before = ""
+    for message in messages:
+        role = message.get("role")
+        assert set(message) <= {"role", "content", "tool_calls", "tool_call_id"}, "only the protocol's keys"
+        if role == "tool":
+            assert awaited, "no stray answer"
+            assert message.get("tool_call_id") == awaited.pop(0), "answers in the order asked"
+            assert isinstance(message.get("content"), str), "an answer is a text"
+        else:
+            assert not awaited, "each call is answered directly behind its message"
+            assert role in ("user", "assistant")
+            assert "tool_call_id" not in message
+        if role == "user":
+            assert before != "user", "no two user messages in a row"
+        if role == "assistant":
+            calls = message.get("tool_calls", [])
+            assert calls or str(message.get("content")).strip(), "no empty reply"
+            assert isinstance(message.get("content"), str)
+            assert all(isinstance(json.loads(call["function"]["arguments"]), dict) for call in calls)
+            awaited = [call["id"] for call in calls]
+        else:
+            assert "tool_calls" not in message
+        before = role
+    assert not awaited, "no call is left without an answer"
+
+
+contents = st.one_of(
+    st.sampled_from(["", " ", "words", "Zürich"]),
+    st.lists(st.sampled_from([IMAGE, text(""), text("words")]), max_size=3),
+)
+arguments_texts = st.sampled_from(["{}", '{"x": 1}', '{"x": ', "[]", "null", "", "  ", '{"x": 1}}', '{"\\ud800": 1}'])
+notes: st.SearchStrategy[Any] = st.sampled_from([{}, {"crow": {"id": "7"}}])
+rarely = st.sampled_from([False, False, False, True])
+
+
+@st.composite
+def turns(draw: st.DrawFn, number: int) -> list[Message]:
+    """One reply and what came of its calls: answered, failed, twice, not at all, by somebody else, in any order."""
+    names = draw(st.lists(st.tuples(st.sampled_from(["f", "g"]), arguments_texts), max_size=3))
+    calls = [use(f"{number}-{at}", *call) for at, call in enumerate(names)]
+    reply = Message(role="assistant", **draw(notes))
+    if draw(st.booleans()):
+        reply["content"] = draw(st.sampled_from([None, "", "\n", "words"]))
+    if draw(st.booleans()):
+        reply["reasoning_content"] = "Hm."
+    if calls or draw(st.booleans()):
+        reply["tool_calls"] = calls
+    answers = [answer(call, draw(contents), **draw(notes)) for call in calls if not draw(rarely)]
+    if draw(rarely):
+        answers += [answer(use("nobody"), "?"), *answers[:1]]
+    return [reply, *draw(st.permutations(answers))]
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[Message]:
+    log: list[Message] = []
+    for number, kind in enumerate(draw(st.lists(st.sampled_from(["reply", "user", "marker"]), max_size=6))):
+        match kind:
+            case "reply":
+                log += draw(turns(number))
+            case "user":
+                log.append(Message(role="user", content=draw(contents), **draw(notes)))
+            case _:
+                log.append({"crow": {"kind": "decision"}})
+    return log
+
+
+@given(logs(), st.data())
+def test_log_cut_at_any_row_gives_a_valid_request(log: list[Message], data: st.DataObject) -> None:
+    assert_valid(view(log[: data.draw(st.integers(0, len(log)))]))
+
+
+@given(logs())
+def test_view_never_edits_the_log(log: list[Message]) -> None:
+    before = copy.deepcopy(log)
+    view(log)
+    assert log == before
+    for step in PASSES:
+        step(log)
+        assert log == before
+
+
+@given(logs())
+def test_view_of_a_view_is_the_same(log: list[Message]) -> None:
+    assert view(view(log)) == view(log)
+
+
+@given(logs())
+def test_no_call_is_lost_and_none_is_made_up(log: list[Message]) -> None:
+    asked = [call["id"] for message in log for call in message.get("tool_calls", [])]
+    sent = [call["id"] for message in view(log) for call in message.get("tool_calls", [])]
+    assert sent == asked
+
+
+def test_bytes_of_a_request_up_to_its_last_message_begin_the_next_request() -> None:
+    a, b, c = use("a", "look"), use("b", "look", '{"broken'), use("c", "look")
+    log: list[Message] = [{"crow": {"kind": "render"}}]
+    turns: list[list[Message]] = [
+        [user("Hi")],
+        [says("Hello."), user([text("What is this?"), IMAGE])],
+        [
+            asks(a, b, content="Let me look.", reasoning_content="Hm."),
+            answer(b, "failed"),
+            answer(a, [text("x"), IMAGE]),
+        ],
+        [{"role": "assistant", "reasoning_content": "Hm."}, user("Well?")],
+        [{"crow": {"kind": "decision"}}, asks(c), user("Stop. Do something else.")],
+        [{"role": "assistant", "content": "Half a sen", "crow": {"cut": "CancelledError"}}, user("Go on")],
+        [asks(use("d")), answer(use("d"), "done")],
+    ]
+    before = b""
+    for rows in turns:
+        log += rows
+        sent = view(log)
+        assert_valid(sent)
+        body = msgspec.json.encode({"model": "m", "tools": [], "messages": sent})
+        assert body.startswith(before)
+        before = body[: body.rindex(msgspec.json.encode(sent[-1]))]
+        assert len(before) > 30
