@@ -1,0 +1,481 @@
+"""Cancelling a turn: always answered, nothing left open, and the next prompt works."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from crow_core.acp.schema import (
+    AgentMessageChunk,
+    CancelRequestNotification,
+    ClientCapabilities,
+    CloseSessionRequest,
+    PromptResponse,
+    SessionNotification,
+    TextBlock,
+    ToolCall,
+)
+from crow_core.acp.transports import Memory, memory_pair
+from crow_core.agent import Agent
+from crow_core.app import Crow
+from crow_core.content import ToolResult
+from crow_core.messages import INTERRUPTED, Message, ToolUse
+from crow_core.permissions import permissions
+from crow_core.session import Session
+from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_core.toolbox import Server
+from fastmcp import FastMCP
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.anyio
+
+
+class Waiting:
+    """A tool that waits until it is told to go on, or until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        server = FastMCP("demo")
+
+        @server.tool
+        async def wait() -> str:
+            self.started.set()
+            try:
+                await self.go_on.wait()
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+            return "waited"
+
+        @server.tool
+        def quick() -> str:
+            return "quick"
+
+        self.server = Server("demo", lambda: server, shared=True)
+
+
+def calling(*names: str) -> Reply:
+    return Reply("Calling.", tool_calls=[{"name": f"demo_{name}", "arguments": {}} for name in names])
+
+
+def after_tools(first: Reply, then: Reply | None = None) -> Callable[[dict[str, Any]], Reply]:
+    """Answer the word "go" with `first` and everything else with `then`."""
+    return lambda request: first if request["messages"][-1]["content"].endswith("go") else then or Reply("Done.")
+
+
+def assert_valid(request: dict[str, Any]) -> None:
+    """Each call has its one answer right behind it, and no two of the same speaker follow one another."""
+    open_calls: list[str] = []
+    before = ""
+    for message in request["messages"]:
+        if message["role"] == "tool":
+            assert message["tool_call_id"] == open_calls.pop(0)
+        else:
+            assert not open_calls
+            assert message["role"] != before
+            assert message["content"] or message.get("tool_calls")
+            open_calls = [call["id"] for call in message.get("tool_calls", [])]
+        before = message["role"]
+    assert not open_calls
+
+
+def log_of(crow: Crow) -> list[Message]:
+    (session,) = crow.sessions.values()
+    return [entry for entry in session.log if "role" in entry]
+
+
+async def assert_usable(editor: Editor, model: ScriptedModel, session_id: str) -> None:
+    """Nothing of the cancelled turn is left open, and the next prompt works."""
+    assert all(states[-1] in ("completed", "failed") for states in editor.calls().values())
+    answer = await editor.prompt(session_id, "and now?")
+    assert answer.stop_reason == "end_turn"
+    for request in model.requests:
+        assert_valid(request)
+
+
+@asynccontextmanager
+async def begun(editor: Editor, session_id: str) -> AsyncGenerator["asyncio.Task[PromptResponse]"]:
+    """A turn that will be cancelled, and how it must end."""
+    turn = asyncio.ensure_future(editor.prompt(session_id, "go"))
+    yield turn
+    assert (await turn).stop_reason == "cancelled"
+
+
+async def test_cancelled_in_mid_stream_keeps_the_text_that_was_shown():
+    model = ScriptedModel(after_tools(Reply("Once upon a time", hang=True)))
+    crow = Crow(model)
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        async with begun(editor, id):
+            await editor.until(lambda editor: editor.text == "Once upon a time")
+            await editor.cancel(id)
+        assert [m.get("content") for m in log_of(crow)] == ["go", "Once upon a time"]
+        await assert_usable(editor, model, id)
+
+
+async def test_cancelled_in_the_midst_of_a_call_the_call_is_forgotten():
+    """The client has not seen it yet, and half a call cannot be answered."""
+    half = Reply("I will", tool_calls=[{"name": "demo_quick", "arguments": "{"}], hang=True)
+    model = ScriptedModel(after_tools(half))
+    crow = Crow(model, servers=[Waiting().server])
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        async with begun(editor, id):
+            await editor.until(lambda editor: editor.text == "I will")
+            await editor.cancel(id)
+        assert editor.of(ToolCall) == []
+        assert "tool_calls" not in log_of(crow)[-1]
+        await assert_usable(editor, model, id)
+
+
+async def test_cancelled_before_the_tools_every_call_is_answered():
+    asked = asyncio.Event()
+    model = ScriptedModel(after_tools(calling("quick", "quick")))
+    crow = Crow(model, servers=[Waiting().server])
+
+    @crow.before_tool
+    async def think(session: Session, call: ToolUse) -> ToolResult | None:
+        asked.set()
+        if log_of(crow)[0].get("content") == "go" and len(model.requests) == 1:
+            await asyncio.Event().wait()
+        return None
+
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        async with begun(editor, id):
+            await asked.wait()
+            await editor.cancel(id)
+        assert list(editor.calls().values()) == [["pending", "failed"]] * 2
+        assert [m.get("content") for m in log_of(crow)[-2:]] == [INTERRUPTED, INTERRUPTED]
+        await assert_usable(editor, model, id)
+
+
+async def test_cancelled_during_an_mcp_tool_the_server_hears_of_it():
+    tool = Waiting()
+    model = ScriptedModel(after_tools(calling("quick", "wait")))
+    crow = Crow(model, servers=[tool.server])
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        async with begun(editor, id):
+            await tool.started.wait()
+            await editor.until(lambda editor: "completed" in repr(editor.calls()))
+            await editor.cancel(id)
+        await tool.cancelled.wait()
+        # What a sibling had found by then is kept.
+        assert [m.get("content") for m in log_of(crow)[-2:]] == ["quick", INTERRUPTED]
+        assert [states[-1] for states in editor.calls().values()] == ["completed", "failed"]
+        await assert_usable(editor, model, id)
+
+
+async def test_cancelled_during_a_question_the_question_is_taken_back():
+    model = ScriptedModel(after_tools(calling("quick", "quick")))
+    crow = Crow(model, servers=[Waiting().server]).use(permissions)
+    async with connect(crow, permit=None) as editor:
+        id = (await editor.new_session("/")).session_id
+        async with begun(editor, id):
+            await editor.until(lambda editor: editor.questions)
+            await editor.cancel(id)
+        assert editor.cancelled_questions == len(editor.questions) == 1
+        assert list(editor.calls().values()) == [["pending", "failed"]] * 2
+        await assert_usable(editor, model, id)
+
+
+async def test_cancelled_between_two_steps_the_answers_stay():
+    between = asyncio.Event()
+    model = ScriptedModel(after_tools(calling("quick")))
+    crow = Crow(model, servers=[Waiting().server])
+
+    @crow.after_model
+    async def pause(session: Session, call: object) -> None:
+        if not between.is_set():
+            between.set()
+            await asyncio.Event().wait()
+
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        async with begun(editor, id):
+            await between.wait()
+            await editor.cancel(id)
+        assert log_of(crow)[-1].get("content") == "quick"
+        await assert_usable(editor, model, id)
+
+
+async def test_cancelled_twice_and_more_the_clean_up_goes_on():
+    """However the client says it: by the session, by the request, and again."""
+    tool = Waiting()
+    model = ScriptedModel(after_tools(calling("wait")))
+    crow = Crow(model, servers=[tool.server])
+    cleaning, clean = asyncio.Event(), asyncio.Event()
+    outcomes: list[object] = []
+
+    @crow.message
+    async def slow(session: Session, entry: Message) -> None:
+        if entry.get("content") == INTERRUPTED:
+            cleaning.set()
+            await clean.wait()
+
+    @crow.turn_end
+    def ended(session: Session, outcome: object) -> None:
+        outcomes.append(outcome)
+
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        async with begun(editor, id):
+            await tool.started.wait()
+            for happened in (tool.cancelled, cleaning):
+                await editor.cancel(id)
+                await editor.connection.notify("$/cancel_request", CancelRequestNotification(request_id=3))
+                await editor.cancel(id)
+                await happened.wait()
+            await editor.set_option(id, "model", model.name)  # its answer says that all before it has arrived
+            clean.set()
+        assert outcomes == ["cancelled"]
+        assert list(editor.calls().values()) == [["pending", "in_progress", "failed"]]
+        await assert_usable(editor, model, id)
+
+
+async def test_a_turn_whose_work_is_done_cannot_be_cancelled_any_more():
+    """What extensions do at its end runs to the end, all of it."""
+    crow = Crow(ScriptedModel([Reply("Done.")]))
+    ending, end = asyncio.Event(), asyncio.Event()
+    told: list[str] = []
+
+    @crow.turn_end
+    def last(session: Session, outcome: object) -> None:
+        told.append("last")
+
+    @crow.turn_end
+    async def first(session: Session, outcome: object) -> None:
+        ending.set()
+        await end.wait()
+        told.append("first")
+
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        turn = asyncio.ensure_future(editor.prompt(id, "go"))
+        await ending.wait()
+        await editor.cancel(id)
+        await editor.connection.notify("$/cancel_request", CancelRequestNotification(request_id=3))
+        await editor.set_option(id, "model", "scripted")
+        end.set()
+        # The request was withdrawn, so it may say so; the session's turn had ended.
+        assert (await turn).stop_reason in ("end_turn", "cancelled")
+    assert told == ["first", "last"]
+
+
+async def test_cancelled_right_after_the_prompt():
+    model = ScriptedModel([Reply("Hello.")])
+    async with connect(Crow(model)) as editor:
+        id = (await editor.new_session("/")).session_id
+        async with begun(editor, id):
+            await asyncio.sleep(0)  # the prompt is written, and nothing more
+            await editor.cancel(id)
+        await assert_usable(editor, model, id)
+
+
+async def test_cancelled_with_nothing_running_it_does_not_reach_the_next_prompt():
+    model = ScriptedModel([Reply("Hello."), Reply("Hello again.")])
+    async with connect(Crow(model)) as editor:
+        id = (await editor.new_session("/")).session_id
+        await editor.cancel(id)
+        assert (await editor.prompt(id, "hi")).stop_reason == "end_turn"
+        await editor.cancel(id)
+        await editor.cancel("no such session")
+        assert (await editor.prompt(id, "hi")).stop_reason == "end_turn"
+
+
+async def test_a_withdrawn_request_is_a_cancelled_prompt():
+    model = ScriptedModel(after_tools(Reply("Once", hang=True)))
+    async with connect(Crow(model)) as editor:
+        id = (await editor.new_session("/")).session_id
+        async with begun(editor, id):
+            await editor.until(lambda editor: editor.text == "Once")
+            await editor.connection.notify("$/cancel_request", CancelRequestNotification(request_id=3))
+        await assert_usable(editor, model, id)
+
+
+async def test_withdrawing_a_queued_prompt_leaves_the_running_one_alone():
+    tool = Waiting()
+    model = ScriptedModel(after_tools(calling("wait")))
+    async with connect(Crow(model, servers=[tool.server])) as editor:
+        id = (await editor.new_session("/")).session_id
+        running = asyncio.ensure_future(editor.prompt(id, "go"))
+        await tool.started.wait()
+        queued = asyncio.ensure_future(editor.prompt(id, "and then"))
+        await asyncio.sleep(0)
+        await editor.connection.notify("$/cancel_request", CancelRequestNotification(request_id=4))
+        assert (await queued).stop_reason == "cancelled"
+        tool.go_on.set()
+        assert (await running).stop_reason == "end_turn"
+    assert len(model.requests) == 2
+
+
+async def test_cancelling_a_session_cancels_the_prompts_that_wait_too():
+    tool = Waiting()
+    model = ScriptedModel(after_tools(calling("wait")))
+    async with connect(Crow(model, servers=[tool.server])) as editor:
+        id = (await editor.new_session("/")).session_id
+        turns = [asyncio.ensure_future(editor.prompt(id, words)) for words in ("go", "one", "two")]
+        await tool.started.wait()
+        await editor.cancel(id)
+        assert [answer.stop_reason for answer in await asyncio.gather(*turns)] == ["cancelled"] * 3
+        assert len(model.requests) == 1
+        await assert_usable(editor, model, id)
+
+
+async def test_closing_a_session_cancels_its_turns():
+    tool = Waiting()
+    crow = Crow(ScriptedModel(after_tools(calling("wait"))), servers=[tool.server])
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        turns = [asyncio.ensure_future(editor.prompt(id, words)) for words in ("go", "one")]
+        await tool.started.wait()
+        await editor.request("session/close", CloseSessionRequest(session_id=id))
+        assert [answer.stop_reason for answer in await asyncio.gather(*turns)] == ["cancelled"] * 2
+        await tool.cancelled.wait()
+        assert crow.sessions == {}
+
+
+async def test_a_client_that_hangs_up_cancels_what_it_had_begun():
+    tool = Waiting()
+    crow = Crow(ScriptedModel(after_tools(calling("wait"))), servers=[tool.server])
+    logs: list[list[Message]] = []
+    crow.turn_end(lambda session, outcome: logs.append(session.log))
+    ours, theirs = memory_pair()
+    agent = asyncio.ensure_future(Agent(theirs, crow).serve())
+    editor = Editor(ours)
+    async with editor.serving():
+        await editor.initialize("editor", ClientCapabilities())
+        id = (await editor.new_session("/")).session_id
+        turn = asyncio.ensure_future(editor.prompt(id, "go"))
+        await tool.started.wait()
+    await asyncio.wait([turn])
+    assert turn.exception() is not None
+    await agent
+    assert tool.cancelled.is_set()
+    assert crow.sessions == {}
+    assert [log[-1].get("content") for log in logs] == [INTERRUPTED]
+    await crow.shut_down()
+
+
+async def test_a_program_that_stops_waiting_ends_the_turn():
+    """Who awaits `Crow.prompt` and is cancelled gets its CancelledError once the turn has ended."""
+    tool = Waiting()
+    crow = Crow(ScriptedModel(after_tools(calling("wait"))), servers=[tool.server])
+    async with connect(crow) as editor:
+        await editor.new_session("/")
+        (session,) = crow.sessions.values()
+        waiting = asyncio.ensure_future(crow.prompt(session, {"role": "user", "content": "go"}))
+        await tool.started.wait()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+        assert log_of(crow)[-1].get("content") == INTERRUPTED
+        assert session.turns == []
+
+
+class Tapped:
+    """A transport that keeps what came over it."""
+
+    def __init__(self, transport: Memory) -> None:
+        self.write, self.drain, self.close = transport.write, transport.drain, transport.close
+        self._transport = transport
+        self.lines: list[dict[str, Any]] = []
+
+    async def readline(self) -> bytes:
+        line = await self._transport.readline()
+        if line:
+            self.lines.append(msgspec.json.decode(line))
+        return line
+
+
+def play(request: dict[str, Any]) -> Reply:
+    """Say the session's name, and do what the last prompt wants: answer, call, wait in a tool, or hang."""
+    words: list[str] = [m["content"] for m in request["messages"] if m["role"] == "user"][-1].split()
+    name, want = words[-2:]
+    if request["messages"][-1]["role"] == "tool":
+        return Reply(f"{name} done")
+    match want:
+        case "hang":
+            return Reply(f"{name} hangs", hang=True)
+        case "call" | "wait":
+            tools = ["quick", "quick"] if want == "call" else ["quick", "wait"]
+            return Reply(f"{name} calls", tool_calls=[{"name": f"demo_{tool}", "arguments": {}} for tool in tools])
+        case _:
+            return Reply(f"{name} says")
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("prompt"), st.integers(0, 2), st.sampled_from(["say", "call", "wait", "hang"])),
+        st.tuples(st.just("cancel"), st.integers(0, 2), st.just("")),
+        st.tuples(st.just("withdraw"), st.integers(0, 20), st.just("")),
+        st.tuples(st.just("let run"), st.integers(1, 30), st.just("")),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+async def test_whatever_the_order_of_prompts_and_cancels_each_prompt_has_one_answer(
+    steps: list[tuple[str, int, str]],
+):
+    model = ScriptedModel(play)
+    crow = Crow(model, servers=[Waiting().server])
+    ours, theirs = memory_pair()
+    tapped = Tapped(ours)
+    agent = asyncio.ensure_future(Agent(theirs, crow).serve())
+    editor = Editor(tapped)
+    async with editor.serving():
+        await editor.initialize("editor", ClientCapabilities())
+        ids = [(await editor.new_session("/")).session_id for _ in range(3)]
+        turns: list[asyncio.Task[PromptResponse]] = []
+        disturbed: set[int] = set()
+        whose: list[int] = []
+        for what, number, want in steps:
+            match what:
+                case "prompt":
+                    turns.append(asyncio.ensure_future(editor.prompt(ids[number], f"session{number} {want}")))
+                    whose.append(number)
+                    disturbed |= {number} if want in ("wait", "hang") else set()
+                    await asyncio.sleep(0)  # so that requests are numbered in this order
+                case "cancel":
+                    disturbed.add(number)
+                    await editor.cancel(ids[number])
+                case "withdraw" if number < len(turns):
+                    disturbed.add(whose[number])
+                    first = 1 + 1 + len(ids)  # requests are numbered from 1: initialize, the sessions, the prompts
+                    await editor.connection.notify(
+                        "$/cancel_request", CancelRequestNotification(request_id=first + number)
+                    )
+                case _:
+                    for _ in range(number):
+                        await asyncio.sleep(0)
+        for number in disturbed:
+            await editor.cancel(ids[number])
+        answers = await asyncio.gather(*turns)
+        for number, answer in zip(whose, answers, strict=True):
+            assert answer.stop_reason in (("end_turn", "cancelled") if number in disturbed else ("end_turn",))
+        for number, id in enumerate(ids):
+            assert (await editor.prompt(id, f"session{number} call")).stop_reason == "end_turn"
+        assert all(session.turns == [] for session in crow.sessions.values())
+    await agent
+    await crow.shut_down()
+    assert all(states[-1] in ("completed", "failed") for states in editor.calls().values())
+    for request in model.requests:
+        assert_valid(request)
+        assert len({word for word in repr(request["messages"][1:]).replace("'", " ").split() if "session" in word}) == 1
+    answered = [line["id"] for line in tapped.lines if "result" in line or "error" in line]
+    assert sorted(answered) == list(range(1, len(answered) + 1))
+    for line in tapped.lines:
+        if line.get("method") == "session/update":
+            note = msgspec.convert(line["params"], SessionNotification)
+            if isinstance(note.update, AgentMessageChunk) and isinstance(note.update.content, TextBlock):
+                spoken = note.update.content.text
+                assert "session" not in spoken or f"session{ids.index(note.session_id)}" in spoken
