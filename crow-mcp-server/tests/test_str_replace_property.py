@@ -4,6 +4,7 @@ import asyncio
 import codecs
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,7 @@ def test_any_file_gets_exactly_the_change_or_none(tmp_path, replace, data, old, 
     [change] = result.meta["crow/changes"]
     before_text, after_text = change["old"], change["new"]
     # The texts told are those of the file, byte for byte,
-    encoding = encoding_of(data, before_text)
-    mark = data[: len(data) - len(before_text.encode(encoding))]
+    mark, encoding = encoding_of(data, before_text)
     assert after == mark + after_text.encode(encoding)
     # the match was the only one,
     flat, needle = line_feeds(before_text), line_feeds(old)
@@ -87,14 +87,19 @@ def test_any_file_gets_exactly_the_change_or_none(tmp_path, replace, data, old, 
     )
 
 
-def encoding_of(data: bytes, text: str) -> str:
-    """The encoding in which a text is the end of the data."""
-    marks = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, b"")
-    for encoding in ("utf-8", "latin-1", "cp1252", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
-        for mark in marks:
-            try:
-                if data == mark + text.encode(encoding):
-                    return encoding
-            except UnicodeEncodeError:
-                continue
+def encoding_of(data: bytes, text: str) -> tuple[bytes, str]:
+    """The byte order mark of the data, and the encoding in which a text is the rest of them."""
+    for mark, encoding in (
+        (codecs.BOM_UTF8, "utf-8"),
+        (codecs.BOM_UTF32_LE, "utf-32-le"),
+        (codecs.BOM_UTF32_BE, "utf-32-be"),
+        (codecs.BOM_UTF16_LE, "utf-16-le"),
+        (codecs.BOM_UTF16_BE, "utf-16-be"),
+        (b"", "utf-8"),
+        (b"", "latin-1"),
+        (b"", "cp1252"),
+    ):
+        with suppress(UnicodeEncodeError):
+            if data == mark + text.encode(encoding):
+                return mark, encoding
     raise AssertionError(f"{text!r} is not what {data!r} holds")
