@@ -1,6 +1,5 @@
 """The doorstep: ACP's blocks to message content, and what tools return to both the model and the client."""
 
-from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,9 +25,12 @@ from crow_core.acp.schema import (
 )
 from crow_core.messages import Message, ToolUse, arguments_of
 
-
-CONTROL = dict.fromkeys((*range(32), *range(127, 160)), " ")
-"""The C0 and C1 characters: what a terminal or an editor might obey rather than show."""
+CONTROL: dict[int, str | None] = {
+    **dict.fromkeys((*range(32), *range(127, 160), 0x2028, 0x2029), " "),
+    **dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xE0000, 0xE0080)), None),
+}
+"""What a terminal or an editor might obey rather than show (C0, C1, line separators), and what hides or turns text
+around (directions, Unicode tags)."""
 
 
 @dataclass
@@ -69,12 +71,13 @@ def to_message(blocks: Sequence[ContentBlock]) -> Message:
                 elif str(resource.mime_type or "").startswith("image/") and resource.blob is not UNSET:
                     parts.append(image_part(str(resource.blob), str(resource.mime_type)))
                 else:
-                    size = len(b64decode(str(resource.blob), validate=False)) if resource.blob is not UNSET else 0
+                    size = len(str(resource.blob or "")) * 3 // 4
                     parts.append(text_part(f"[attached: {name}, {size} bytes that are neither text nor an image]"))
             case AudioBlock():
                 parts.append(text_part("[attached: audio, which this agent cannot hear]"))
             case _:
                 parts.append(text_part("[attached: something this agent does not know]"))
+    parts = [part for part in parts if part != text_part("")]  # which some servers refuse
     if all(part["type"] == "text" for part in parts):
         return {"role": "user", "content": "\n\n".join(part["text"] for part in parts)}
     return {"role": "user", "content": parts}
@@ -97,7 +100,10 @@ def link_text(link: ResourceLinkBlock) -> str:
 
 def path_of(uri: str) -> str:
     """The path behind a `file:` URI, with a line range if it has one; any other URI as it is."""
-    split = urlsplit(uri)
+    try:
+        split = urlsplit(uri)
+    except ValueError:
+        return uri
     if split.scheme != "file":
         return uri
     return unquote(split.path) + (f"#{split.fragment}" if split.fragment else "")
@@ -124,10 +130,10 @@ def title_of(name: str, arguments: dict[str, Any]) -> str:
     """A line that tells a person what the call does."""
     command, path = arguments.get("command"), arguments.get("path")
     if isinstance(path, str) and isinstance(command, str):
-        return f"{command} {path}"
+        return clean(f"{command} {path}"[:200])
     if isinstance(command, str) and command.strip():
         first, *more = command.strip().splitlines()
-        return f"{first[:200]} …" if more or len(first) > 200 else first
+        return clean(f"{first[:200]} …" if more or len(first) > 200 else first)
     detail = ", ".join(f"{key}={str(value)[:60]}" for key, value in arguments.items())
     return clean(f"{name}({detail})"[:200])
 

@@ -174,8 +174,9 @@ class Server:
             self._warming.cancel()
             self._warming = None
         self.let_go(self._connection)
-        if self._ending is not None:
-            await asyncio.shield(self._ending)
+        if (ending := self._ending) is not None:
+            await asyncio.shield(ending)
+            self._ending = None if self._ending is ending else self._ending
 
 
 @dataclass(eq=False)
