@@ -1,6 +1,7 @@
 """The JSON-RPC peer, seen through the lines it writes and the requests it carries."""
 
 import asyncio
+import gc
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping
@@ -296,15 +297,17 @@ async def test_a_result_that_is_no_json_is_an_internal_error(caplog: pytest.LogC
 
 async def test_the_answer_leaves_before_what_the_handler_gave_to_call_soon():
     async def new(params: NewSessionRequest) -> NewSessionResponse:
-        loop = asyncio.get_running_loop()
-        loop.call_soon(lambda: tasks.append(loop.create_task(agent.notify("session/update", update("welcome")))))
+        asyncio.get_running_loop().call_soon(ours.write, b'{"jsonrpc":"2.0","method":"next"}\n')
         return NewSessionResponse(session_id="s")
 
-    tasks: list[asyncio.Task[None]] = []
-    async with serving({"session/new": new}) as (agent, wire):
+    ours, theirs = memory_pair()
+    connection, wire = Connection(ours, AGENT_METHODS, CLIENT_METHODS, {"session/new": new}), Wire(theirs)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(connection.serve())
         await wire.ask(1, "session/new", {"cwd": "/", "mcpServers": []})
-        assert (await wire.hear())["id"] == 1
-        assert (await wire.hear())["method"] == "session/update"
+        assert await wire.hear() == {"id": 1, "result": {"sessionId": "s"}}
+        assert await wire.hear() == {"method": "next"}
+        await connection.close()
 
 
 async def test_a_cancel_right_behind_its_prompt_finds_it_started():
@@ -519,13 +522,31 @@ async def test_the_end_of_input_cancels_what_runs_fails_what_waits_and_ends_serv
         await connection.notify("session/update", update("too late"))
 
 
+async def test_an_error_that_nobody_waits_for_any_more_is_not_reported(caplog: pytest.LogCaptureFixture):
+    read = ReadTextFileRequest(session_id="s", path="x" * 2 * HIGH_WATER)
+    async with serving({}) as (connection, wire):
+        asking = asyncio.create_task(connection.request("fs/read_text_file", read))  # waits until it is read
+        await wait_all_tasks_blocked()
+        await wire.say({"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "no"}})
+        await wait_all_tasks_blocked()
+        await wire.transport.close()
+        with pytest.raises(ConnectionClosed):
+            await asking
+    del asking
+    gc.collect()
+    assert caplog.text == ""
+
+
 async def test_a_handler_may_close_the_connection():
     async def logout(params: Any) -> None:
         await connection.close()
+        closed.append(True)
 
+    closed: list[bool] = []
     async with serving({"logout": logout}) as (connection, wire):
         await wire.ask(1, "logout", {})
         assert await wire.transport.readline() == b""
+    assert closed == [True]
 
 
 async def test_a_handler_that_ignores_its_cancellation_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture):

@@ -214,6 +214,16 @@ async def test_the_end_of_input_ends_the_agent_after_the_answer_to_what_ran(agen
     assert await child.readline() == b""
 
 
+async def test_what_was_written_before_the_end_arrives_whole(agent: str):
+    text = "x" * 4 * 1024 * 1024
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, agent], input=request(1, text), stdout=subprocess.PIPE, check=True
+    )
+    update, answer = map(json.loads, done.stdout.splitlines())
+    assert update["params"]["update"]["content"]["text"] == text
+    assert answer["id"] == 1
+
+
 async def test_the_last_line_needs_no_newline(agent: str):
     answer = await asyncio.to_thread(
         subprocess.run, [sys.executable, agent], input=request(1, "hi")[:-1], stdout=subprocess.PIPE, check=True
@@ -271,7 +281,7 @@ async def test_a_terminal_serves_and_is_left_as_it_was(agent: str):
         os.close(theirs)
 
 
-async def test_a_sender_waits_for_a_process_that_does_not_read(tmp_path: Path):
+async def test_a_sender_waits_for_a_process_that_does_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     async def talk(connection: Connection) -> None:
         nonlocal sent
         while True:
@@ -280,7 +290,7 @@ async def test_a_sender_waits_for_a_process_that_does_not_read(tmp_path: Path):
 
     sent = 0
     deaf = tmp_path / "deaf.py"
-    deaf.write_text("import sys, signal; print('up', flush=True); signal.pause()")
+    deaf.write_text("import signal; signal.alarm(60); print('up', flush=True); signal.pause()")
     child = await spawn(sys.executable, [str(deaf)])
     assert await child.readline() == b"up"
     connection = Connection(child, CLIENT_METHODS, AGENT_METHODS, {})
@@ -290,6 +300,9 @@ async def test_a_sender_waits_for_a_process_that_does_not_read(tmp_path: Path):
     os.killpg(child.process.pid, signal.SIGKILL)
     with pytest.raises(ConnectionClosed):
         await sending
+    for _ in range(10):
+        child.write(b"to nobody\n")
+    assert caplog.text == ""
     await connection.close()
 
 
@@ -297,6 +310,7 @@ async def test_closing_kills_whoever_is_left_of_the_process_group(tmp_path: Path
     stubborn = tmp_path / "stubborn.py"
     stubborn.write_text(
         "import os, signal, subprocess, sys\n"
+        "signal.alarm(60)\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "if len(sys.argv) == 1:\n"
         "    subprocess.Popen([sys.executable, __file__, 'grandchild'])\n"
