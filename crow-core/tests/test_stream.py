@@ -213,9 +213,15 @@ def test_second_thought_in_one_reply_is_text() -> None:
     assert (answer.content, answer.thought) == ("b<think>c</think>d", "a")
 
 
+def test_white_space_behind_a_thought_is_dropped_even_before_a_second_tag() -> None:
+    answer = read(event({"content": "a</think>"}), event({"content": "\n<think>"}), STOP)
+    assert (answer.content, answer.thought) == ("<think>", "a")
+
+
 PIECES = ["<think>", "</think>", "<", "<thi", "nk>", "</", ">", " ", "\n", "a", "bc"]
 
 
+@settings(max_examples=500)
 @given(st.lists(st.sampled_from(PIECES), max_size=12), st.data())
 def test_any_split_of_a_text_gives_the_same_thoughts_and_content(pieces: list[str], data: st.DataObject) -> None:
     text = "".join(pieces)

@@ -196,7 +196,7 @@ class Thoughts:
     def split(self, text: str, delta: Delta) -> None:
         """Look for the closing tag: what stands before it was thought, also when no opening tag was sent."""
         before, tag, after = text.partition(self.CLOSE) if not self.seen else (text, "", "")
-        if self.OPEN in before and not self.inside:
+        if self.OPEN in before and not self.inside and not self.seen:
             self.seen, self.begun, tag = True, True, ""  # in the middle of a text: it speaks about such tags
         if tag:
             self.add("reasoning_content", before, delta)
