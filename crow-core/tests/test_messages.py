@@ -26,7 +26,7 @@ from crow_core.messages import (
     without_notes,
     without_thoughts,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 Fragment = dict[str, Any]
@@ -254,6 +254,7 @@ def replies(draw: st.DrawFn) -> tuple[list[tuple[str, str]], list[Fragment], boo
     return calls, [lines[at].pop(0) for at in order], ids != "none"
 
 
+@settings(deadline=None)
 @given(replies(), st.data())
 def test_any_legal_interleaving_of_fragments_gives_the_same_calls(
     drawn: tuple[list[tuple[str, str]], list[Fragment], bool], data: st.DataObject
@@ -485,11 +486,13 @@ def logs(draw: st.DrawFn) -> list[Message]:
     return log
 
 
+@settings(deadline=None)
 @given(logs(), st.data())
 def test_log_cut_at_any_row_gives_a_valid_request(log: list[Message], data: st.DataObject) -> None:
     assert_valid(view(log[: data.draw(st.integers(0, len(log)))]))
 
 
+@settings(deadline=None)
 @given(logs())
 def test_view_never_edits_the_log(log: list[Message]) -> None:
     before = copy.deepcopy(log)
@@ -500,11 +503,13 @@ def test_view_never_edits_the_log(log: list[Message]) -> None:
         assert log == before
 
 
+@settings(deadline=None)
 @given(logs())
 def test_view_of_a_view_is_the_same(log: list[Message]) -> None:
     assert view(view(log)) == view(log)
 
 
+@settings(deadline=None)
 @given(logs())
 def test_no_call_is_lost_and_none_is_made_up(log: list[Message]) -> None:
     asked = [call["id"] for message in log for call in message.get("tool_calls", [])]
