@@ -20,11 +20,11 @@ def commands(crow: Crow) -> None:
         text = first_text(message)
         if not text.startswith("/"):
             return None
-        name, _, words = text[1:].partition(" ")
-        command = session.commands.get(name.strip())
+        name, *words = text[1:].split(maxsplit=1) or [""]
+        command = session.commands.get(name)
         if command is None:
             return None  # a path, perhaps; the model may make sense of it
-        answer = await command.run(session, words.strip())
+        answer = await command.run(session, "".join(words).strip())
         if isinstance(answer, str):
             raise EndTurn("end_turn", answer)
         return answer

@@ -1,0 +1,215 @@
+"""The extensions that ship with the core, through the front door."""
+
+from pathlib import Path
+from typing import Any
+
+import crow_mcp_server
+import pytest
+from crow_core.acp.schema import (
+    AvailableCommandsUpdate,
+    ConfigOptionUpdate,
+    CurrentModeUpdate,
+    ResourceLinkBlock,
+    SelectConfigOption,
+    SessionInfoUpdate,
+    TextBlock,
+    ToolCallUpdate,
+    UsageUpdate,
+)
+from crow_core.app import Crow
+from crow_core.extensions.commands import commands
+from crow_core.extensions.titles import titles
+from crow_core.extensions.truncate import truncate
+from crow_core.extensions.usage import UNKNOWN_WINDOW, usage
+from crow_core.permissions import permissions
+from crow_core.testing import Reply, ScriptedModel, connect
+from crow_core.toolbox import Server
+from fastmcp import FastMCP
+from fastmcp.tools.base import ToolResult
+from fastmcp.utilities.types import Image
+from mcp_types import EmbeddedResource, TextContent, TextResourceContents
+
+pytestmark = pytest.mark.anyio
+
+
+def two_models() -> dict[str, ScriptedModel]:
+    return {
+        "small": ScriptedModel(lambda request: Reply("I am small."), name="small-1b"),
+        "large": ScriptedModel(lambda request: Reply("I am large."), name="large-70b"),
+    }
+
+
+async def test_the_client_learns_which_commands_there_are():
+    crow = Crow(two_models()).use(permissions).use(commands).use(usage)
+    async with connect(crow) as editor:
+        await editor.new_session("/")
+        await editor.until(lambda editor: editor.of(AvailableCommandsUpdate))
+    (update,) = editor.of(AvailableCommandsUpdate)
+    assert [command.name for command in update.available_commands] == ["help", "model", "mode", "usage"]
+
+
+async def test_help_says_what_can_be_typed_and_the_model_is_not_asked():
+    models = two_models()
+    async with connect(Crow(models).use(commands).use(usage)) as editor:
+        session = await editor.new_session("/")
+        answer = await editor.prompt(session.session_id, "/help")
+        assert answer.stop_reason == "end_turn"
+    assert "`/model [model]`" in editor.text
+    assert "`/usage`" in editor.text
+    assert models["small"].requests == []
+
+
+@pytest.mark.parametrize("typed", ["/model large", "/model\nlarge", "/model   large  "])
+async def test_model_chooses_another_model_and_tells_the_client(typed: str):
+    async with connect(Crow(two_models()).use(commands)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, typed)
+        (update,) = editor.of(ConfigOptionUpdate)
+        (option,) = update.config_options
+        assert isinstance(option, SelectConfigOption)
+        assert option.current_value == "large"
+        await editor.prompt(session.session_id, "who are you?")
+    assert editor.text.endswith("I am large.")
+
+
+async def test_mode_shows_the_modes_and_refuses_one_that_is_none():
+    crow = Crow(two_models()).use(permissions).use(commands)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "/mode")
+        assert "- **ask**" in editor.text
+        await editor.prompt(session.session_id, "/mode god")
+        assert "There is no mode 'god'. Choose one of: ask, accept-edits, plan, yolo." in editor.text
+        assert editor.of(CurrentModeUpdate) == []
+        await editor.prompt(session.session_id, "/mode plan")
+        assert [update.current_mode_id for update in editor.of(CurrentModeUpdate)] == ["plan"]
+
+
+@pytest.mark.parametrize("typed", ["/etc/passwd looks odd", "/", "//", " /help", "/helpful", "/help/me"])
+async def test_what_is_no_command_goes_to_the_model(typed: str):
+    models = two_models()
+    async with connect(Crow(models).use(commands)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, typed)
+    assert models["small"].requests[0]["messages"][-1]["content"] == typed
+
+
+async def test_a_command_is_recognised_with_something_attached():
+    models = two_models()
+    async with connect(Crow(models).use(commands).use(usage)) as editor:
+        session = await editor.new_session("/")
+        link = ResourceLinkBlock(uri="file:///a.py", name="a.py")
+        await editor.prompt(session.session_id, [TextBlock(text="/usage"), link])
+    assert editor.text == "The model has not been asked yet."
+
+
+async def test_usage_is_told_after_each_reply_and_adds_up():
+    counts = {"prompt_tokens": 1000, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 900}}
+    model = ScriptedModel([Reply("One.", usage=counts), Reply("Two.", usage=counts)], window=8192)
+    async with connect(Crow(model).use(commands).use(usage)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "hi")
+        await editor.prompt(session.session_id, "hi")
+        assert [(update.used, update.size) for update in editor.of(UsageUpdate)] == [(1020, 8192)] * 2
+        await editor.prompt(session.session_id, "/usage")
+    assert "Context: 1,020 of 8,192 tokens." in editor.text
+    assert "2 model calls: 2,000 tokens in (1,800 from the cache), 40 out." in editor.text
+
+
+@pytest.mark.parametrize("counts", [{}, {"prompt_tokens": None, "completion_tokens": None}])
+async def test_usage_that_nobody_counted_is_estimated_or_nothing(counts: dict[str, Any]):
+    model = ScriptedModel([Reply("One.", usage=counts)])
+    async with connect(Crow(model).use(commands).use(usage)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "hi")
+        (update,) = editor.of(UsageUpdate)
+        assert update.size == UNKNOWN_WINDOW
+        await editor.prompt(session.session_id, "/usage")
+    assert "(assumed)" in editor.text
+    assert ("about" in editor.text) == (not counts)
+
+
+async def test_a_session_is_named_once_after_its_first_words():
+    model = ScriptedModel([Reply("Hello."), Reply("Hello again.")])
+    async with connect(Crow(model).use(titles)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "Please  fix\nthe \x1b[31mred\x1b[0m bird" + " and the others" * 9)
+        await editor.prompt(session.session_id, "And now?")
+    (update,) = editor.of(SessionInfoUpdate)
+    assert isinstance(update.title, str)
+    assert update.title.startswith("Please fix the  [31mred")
+    assert update.title.endswith("…")
+    assert len(update.title) <= 60
+
+
+async def test_a_command_does_not_name_the_session():
+    async with connect(Crow(two_models()).use(commands).use(titles)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "/help")
+        assert editor.of(SessionInfoUpdate) == []
+        await editor.prompt(session.session_id, "Hello")
+        assert [update.title for update in editor.of(SessionInfoUpdate)] == ["Hello"]
+
+
+def contents(path: str) -> str | None:
+    return Path(path).read_text() if Path(path).exists() else None
+
+
+def flood(content: Any) -> Server:
+    server = FastMCP("demo")
+    server.tool(lambda: ToolResult(content), name="flood")
+    return Server("demo", lambda: server, shared=True)
+
+
+async def test_what_a_tool_says_too_much_is_cut_in_the_middle_and_kept_in_a_file():
+    """For the model and the client alike; the model can read the file with its own tools, and only while it lives."""
+    text = "".join(f"{number}\n" for number in range(30_000))
+    strange = {"name": "demo_flood", "arguments": {}, "id": "../../outside/call"}
+    built_in = Server(
+        "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), trusted=True, shared=True
+    )
+    paths: list[str] = []
+
+    def script(request: dict[str, Any]) -> Reply:
+        said = request["messages"][-1]["content"]
+        if "left out" in said:
+            paths.append(said.partition("the whole is in ")[2].partition("]")[0])
+            view = {"command": "view", "path": paths[0], "view_range": [15_001, 15_001]}
+            return Reply(tool_calls=[{"name": "file_editor", "arguments": view}])
+        return Reply("Done.") if request["messages"][-1]["role"] == "tool" else Reply(tool_calls=[strange])
+
+    model = ScriptedModel(script)
+    async with connect(Crow(model, servers=[flood(text), built_in]).use(truncate, limit=1000)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+        said = model.requests[1]["messages"][-1]["content"]
+        assert len(said) < 1300
+        assert said.startswith("0\n1\n")
+        assert said.endswith("29999\n")
+        assert f"{len(text) - 1000:,} of {len(text):,} characters left out" in said
+        assert contents(paths[0]) == text
+        assert "15000" in model.requests[2]["messages"][-1]["content"]
+        assert len(repr(editor.of(ToolCallUpdate)[1].content)) < 3000
+    assert contents(paths[0]) is None
+
+
+async def test_many_small_texts_are_too_much_together():
+    page = TextResourceContents(uri="memory://page", text="p" * 400)
+    pieces = [TextContent(type="text", text="x" * 400), EmbeddedResource(type="resource", resource=page)] * 5
+    model = ScriptedModel([Reply(tool_calls=[{"name": "demo_flood", "arguments": {}}]), Reply("Done.")])
+    image = Image(data=b"pixels", format="png").to_image_content()
+    async with connect(Crow(model, servers=[flood([*pieces, image])]).use(truncate, limit=1000)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    read = repr(model.requests[1]["messages"])
+    assert "left out" in read
+    assert read.count("p") + read.count("x") < 1300
+    assert "data:image/png;base64," in read
+
+
+async def test_what_fits_is_left_as_it_is():
+    model = ScriptedModel([Reply(tool_calls=[{"name": "demo_flood", "arguments": {}}]), Reply("Done.")])
+    async with connect(Crow(model, servers=[flood("x" * 1000)]).use(truncate, limit=1000)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert model.requests[1]["messages"][-1]["content"] == "x" * 1000
