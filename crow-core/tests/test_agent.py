@@ -1,0 +1,242 @@
+"""The agent as any client sees it, down to the lines on the wire."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from crow_core import __version__
+from crow_core.acp.schema import AUTH_REQUIRED, INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
+from crow_core.acp.transports import Memory, memory_pair
+from crow_core.agent import Agent
+from crow_core.app import Crow
+from crow_core.config import ConfigError
+from crow_core.extensions.commands import commands
+from crow_core.stream import ModelError
+from crow_core.testing import Reply, ScriptedModel
+
+pytestmark = pytest.mark.anyio
+
+
+class Wire:
+    """The client's end, in lines."""
+
+    def __init__(self, transport: Memory) -> None:
+        self.transport = transport
+        self.last_id = 0
+        self.heard: list[dict[str, Any]] = []
+        """Everything that came, in order."""
+
+    def tell(self, method: str, params: Any) -> None:
+        self.transport.write(msgspec.json.encode({"jsonrpc": "2.0", "method": method, "params": params}) + b"\n")
+
+    async def ask(self, method: str, params: Any) -> dict[str, Any]:
+        """The whole answer to a request, an error too."""
+        self.last_id = id = self.last_id + 1
+        request = {"jsonrpc": "2.0", "id": id, "method": method, "params": params}
+        self.transport.write(msgspec.json.encode(request) + b"\n")
+        while True:
+            message = await self.hear()
+            if message.get("id") == id and "method" not in message:
+                return message
+
+    async def hear(self) -> dict[str, Any]:
+        self.heard.append(msgspec.json.decode(await self.transport.readline()))
+        return self.heard[-1]
+
+
+@asynccontextmanager
+async def wired(crow: "Crow | Callable[[], Awaitable[Crow]]") -> AsyncGenerator[Wire]:
+    ours, theirs = memory_pair()
+    agent = Agent(theirs, crow)
+    serving = asyncio.ensure_future(agent.serve())
+    try:
+        yield Wire(ours)
+    finally:
+        await ours.close()
+        await serving
+        if isinstance(agent.source, Crow):
+            await agent.source.shut_down()
+
+
+def greeter() -> Crow:
+    return Crow(ScriptedModel(lambda request: Reply("Hello."))).use(commands)
+
+
+async def test_initialize_says_who_and_what_it_is():
+    async with wired(greeter()) as wire:
+        answer = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]
+    assert answer["protocolVersion"] == 1
+    assert answer["agentInfo"] == {"name": "crow", "title": "Crow", "version": __version__}
+    capabilities = answer["agentCapabilities"]
+    assert capabilities["promptCapabilities"] == {"image": True, "embeddedContext": True}
+    assert capabilities["mcpCapabilities"] == {"http": True, "sse": True}
+    assert not capabilities.get("loadSession")  # nobody has registered anything that could load one
+    assert "list" not in capabilities["sessionCapabilities"]
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 65535])
+async def test_it_answers_with_the_version_it_speaks(version: int):
+    async with wired(greeter()) as wire:
+        answer = await wire.ask("initialize", {"protocolVersion": version})
+        assert answer["result"]["protocolVersion"] == 1
+
+
+async def test_initialize_may_come_again_and_with_other_capabilities():
+    async with wired(greeter()) as wire:
+        for known in ({}, {"session": {"notices": {}}}):
+            answer = await wire.ask("initialize", {"protocolVersion": 1, "clientCapabilities": known})
+            assert answer["result"]["protocolVersion"] == 1
+        assert "result" in await wire.ask("session/new", {"cwd": "/", "mcpServers": []})
+
+
+@pytest.mark.parametrize(
+    "capabilities",
+    [
+        None,
+        {"fs": None, "terminal": "yes", "session": 7, "elicitation": [], "auth": None},
+        {"fs": {"readTextFile": True, "rename": True}, "telepathy": {"deep": [1, 2]}, "_meta": {"x": 1}},
+        {"session": {"notices": True, "configOptions": {"boolean": {}}}},
+    ],
+)
+async def test_capabilities_of_any_shape_are_no_error(capabilities: Any):
+    async with wired(greeter()) as wire:
+        answer = await wire.ask("initialize", {"protocolVersion": 1, "clientCapabilities": capabilities})
+        assert "result" in answer
+        session = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]
+        prompt = {"sessionId": session["sessionId"], "prompt": [{"type": "text", "text": "hi"}]}
+        assert (await wire.ask("session/prompt", prompt))["result"] == {"stopReason": "end_turn"}
+        assert {option["type"] for option in session["configOptions"]} == {"select"}
+
+
+@pytest.mark.parametrize(
+    "servers", [None, "absent", [], [{"name": "half"}, 7, {"type": "carrier-pigeon", "name": "x", "url": "y"}]]
+)
+async def test_a_session_opens_whatever_the_list_of_servers_looks_like(servers: Any):
+    params = {"cwd": "/"} if servers == "absent" else {"cwd": "/", "mcpServers": servers}
+    async with wired(greeter()) as wire:
+        answer = await wire.ask("session/new", params)
+        assert answer["result"]["sessionId"]
+
+
+async def test_the_answer_to_session_new_comes_before_any_update_of_that_session():
+    async with wired(greeter()) as wire:
+        for _ in range(5):
+            session = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
+            assert session not in repr(wire.heard[:-1])
+            update = await wire.hear()
+            assert update["method"] == "session/update"
+            assert update["params"]["sessionId"] == session
+            assert update["params"]["update"]["sessionUpdate"] == "available_commands_update"
+
+
+async def test_all_updates_of_a_turn_come_before_its_answer_and_none_after():
+    async with wired(greeter()) as wire:
+        session = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
+        await wire.hear()
+        at = len(wire.heard)
+        prompt = {"sessionId": session, "prompt": [{"type": "text", "text": "hi"}]}
+        await wire.ask("session/prompt", prompt)
+        said = [message["params"]["update"]["content"]["text"] for message in wire.heard[at:-1]]
+        assert "".join(said) == "Hello."
+        await wire.ask("session/set_config_option", {"sessionId": session, "configId": "model", "value": "scripted"})
+        assert len(wire.heard) == at + len(said) + 2
+
+
+async def test_the_configured_model_is_the_only_way_to_authenticate():
+    async with wired(greeter()) as wire:
+        methods = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["authMethods"]
+        assert [method["id"] for method in methods] == ["configured"]
+        assert (await wire.ask("authenticate", {"methodId": "configured"}))["result"] == {}
+        assert (await wire.ask("authenticate", {"methodId": "magic"}))["error"]["code"] == INVALID_PARAMS
+
+
+async def test_without_a_model_the_client_is_asked_to_log_in_and_may_try_again():
+    configured = False
+
+    async def make() -> Crow:
+        if not configured:
+            raise ModelError("No model is configured. Set CROW_MODEL.")
+        return greeter()
+
+    async with wired(make) as wire:
+        assert "result" in await wire.ask("initialize", {"protocolVersion": 1})
+        for method, params in (("session/new", {"cwd": "/"}), ("authenticate", {"methodId": "configured"})):
+            error = (await wire.ask(method, params))["error"]
+            assert error["code"] == AUTH_REQUIRED
+            assert error["data"] == {"details": "No model is configured. Set CROW_MODEL."}
+        configured = True
+        assert "result" in await wire.ask("session/new", {"cwd": "/"})
+
+
+async def test_a_configuration_that_cannot_be_used_is_said_in_its_own_words():
+    async def make() -> Crow:
+        raise ConfigError("config.toml, line 3: unknown key 'modle'.")
+
+    async with wired(make) as wire:
+        error = (await wire.ask("session/new", {"cwd": "/"}))["error"]
+    assert error["code"] == INTERNAL_ERROR
+    assert error["data"] == {"details": "config.toml, line 3: unknown key 'modle'."}
+
+
+async def test_the_app_is_made_once_however_many_ask_for_it():
+    made: list[Crow] = []
+
+    async def make() -> Crow:
+        await asyncio.sleep(0)
+        made.append(greeter())
+        return made[-1]
+
+    async with wired(make) as wire:
+        for number in (1, 2):
+            request = {"jsonrpc": "2.0", "id": f"new {number}", "method": "session/new", "params": {"cwd": "/"}}
+            wire.transport.write(msgspec.json.encode(request) + b"\n")
+        answers = 0
+        while answers < 2:
+            answers += "result" in await wire.hear()
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    "method", ["session/load", "session/list", "session/fork", "session/resume", "nonsense", "_x/y"]
+)
+async def test_what_it_did_not_promise_it_does_not_know(method: str):
+    async with wired(greeter()) as wire:
+        assert (await wire.ask(method, {}))["error"]["code"] == METHOD_NOT_FOUND
+
+
+async def test_a_model_that_does_not_answer_is_an_error_with_its_own_words():
+    model = ScriptedModel([Reply("Hel", error=ModelError("Nothing answers at http://localhost:1/v1. Start it."))])
+    async with wired(Crow(model)) as wire:
+        session = (await wire.ask("session/new", {"cwd": "/"}))["result"]["sessionId"]
+        prompt = {"sessionId": session, "prompt": [{"type": "text", "text": "hi"}]}
+        error = (await wire.ask("session/prompt", prompt))["error"]
+    assert error == {
+        "code": INTERNAL_ERROR,
+        "message": "The model did not answer",
+        "data": {"details": "Nothing answers at http://localhost:1/v1. Start it."},
+    }
+
+
+async def test_a_client_that_leaves_right_after_opening_a_session_leaves_nothing_behind():
+    crow = greeter()
+    async with wired(crow) as wire:
+        wire.transport.write(b'{"jsonrpc": "2.0", "id": 1, "method": "session/new", "params": {"cwd": "/"}}\n')
+        await asyncio.sleep(0)
+    assert crow.sessions == {}
+
+
+async def test_a_client_that_leaves_while_a_session_opens_leaves_nothing_behind():
+    crow, opening = greeter(), asyncio.Event()
+
+    @crow.session_start
+    async def slow(session: object) -> None:
+        opening.set()
+        await asyncio.Event().wait()
+
+    async with wired(crow) as wire:
+        wire.transport.write(b'{"jsonrpc": "2.0", "id": 1, "method": "session/new", "params": {"cwd": "/"}}\n')
+        await opening.wait()
+    assert crow.sessions == {}
