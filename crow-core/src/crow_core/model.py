@@ -9,7 +9,7 @@ from asyncio import timeout
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, isfinite
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
@@ -37,6 +37,8 @@ LINGER = 0.5
 
 LONGEST_WAIT = 60.0
 """Seconds an endpoint may ask to wait; for more, the person decides."""
+
+UNFIT = "A request header would hold characters that none can hold."
 
 
 class Model(Protocol):
@@ -173,7 +175,7 @@ class ChatModel:
     def where(self) -> str:
         """The endpoint as a person would name it, without what may be secret in an address."""
         url = str(self.client.base_url) if self.client else self.base_url
-        return re.sub(r"(?<=//)[^/@]*@|\?.*", "", url)
+        return re.sub(r"(?<=//)[^/@]*@|/*(\?.*)?$", "", url)
 
     @property
     def patience(self) -> float:
@@ -223,9 +225,7 @@ class ChatModel:
         try:
             return http_client(self.base_url, self.api_key, self.patience, {**headers, **self.headers})
         except UnicodeEncodeError as error:
-            raise ModelError(
-                f"The api_key or a header for {self.where} holds {error.object[error.start]!r}."
-            ) from error
+            raise ModelError(f"{UNFIT} Look at the api_key and the headers for {self.where}.") from error
 
     def fault(self, error: BaseException) -> ModelError:
         """The sentence for an endpoint that gave no answer, or not the whole."""
@@ -235,6 +235,8 @@ class ChatModel:
             case httpx2.InvalidURL() | httpx2.UnsupportedProtocol():
                 example = "http://localhost:11434/v1"
                 return ModelError(f"{self.where!r} is no web address. Set base_url, for example {example}.")
+            case httpx2.LocalProtocolError():
+                return ModelError(f"{UNFIT} Look at the api_key and the headers for {self.where}.")  # it quotes them
             case httpx2.ConnectError() if is_local(self.where):
                 return ModelError(f"Nothing answers at {self.where}. Start the model server, or set OPENAI_BASE_URL.")
             case httpx2.ConnectError() | httpx2.ConnectTimeout():
@@ -301,7 +303,8 @@ def wait_for(error: Exception) -> bool | float:
 def seconds(header: str | None) -> float | None:
     """A Retry-After header in seconds: a number, or a date (RFC 9110, section 10.2.3). None for anything else."""
     try:
-        return max(float(header or ""), 0.0)
+        wait = float(header or "")
+        return max(wait, 0.0) if isfinite(wait) else None
     except ValueError:
         from email.utils import parsedate_to_datetime  # milliseconds of start-up, for what is seldom needed
     try:
@@ -331,7 +334,7 @@ def http_client(base_url: str, key: str, patience: float, headers: Mapping[str, 
     import httpx2
 
     return httpx2.AsyncClient(
-        headers={**({"Authorization": f"Bearer {key}"} if key else {}), **headers},
+        headers={**({"Authorization": f"Bearer {key.strip()}"} if key else {}), **headers},
         timeout=httpx2.Timeout(patience, connect=min(patience, CONNECT)),
         # Reading the system's certificates takes longer than all else here; plain HTTP needs none of them, and a
         # context that trusts nobody is safe if a redirect leads elsewhere.

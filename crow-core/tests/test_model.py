@@ -1,0 +1,649 @@
+"""The model client against real HTTP: what is sent, what comes back, and what a person reads when it does not."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import openai
+import pytest
+import stamina
+from crow_core.messages import Delta, Message, answer, settle, view
+from crow_core.model import Call, ChatModel, Request, seconds
+from crow_core.stream import ModelError
+from crow_core.testing import Failure, Raw, Reply, ScriptedServer
+from stamina.instrumentation import RetryDetails, set_on_retry_hooks
+
+pytestmark = pytest.mark.anyio
+
+Make = Callable[..., ChatModel]
+
+ASK: Request = {"messages": [{"role": "user", "content": "Will it rain?"}]}
+BUSY = Failure(429, {"error": {"message": "Slow down."}}, {"Retry-After": "0"})
+
+
+@pytest.fixture(autouse=True)
+def no_waiting() -> Iterator[None]:
+    """Attempts as many as in earnest, without the time between."""
+    with stamina.set_testing(True, attempts=100, cap=True):
+        yield
+
+
+@pytest.fixture(params=["own client", "openai SDK"])
+async def make(request: pytest.FixtureRequest) -> AsyncGenerator[Make]:
+    """A model for a URL, asked over our own HTTP client and over the SDK's."""
+    made: list[ChatModel] = []
+
+    def model(url: str, **settings: Any) -> ChatModel:
+        if request.param == "own client":
+            made.append(ChatModel(name="m", base_url=url, **settings))
+        else:
+            client = openai.AsyncOpenAI(base_url=url, api_key=settings.pop("api_key", "x"))
+            made.append(ChatModel(name="m", client=client, **settings))
+        return made[-1]
+
+    yield model
+    for one in made:
+        await one.close()
+        if one.client is not None:
+            await one.client.close()
+
+
+@asynccontextmanager
+async def own(url: str, **settings: Any) -> AsyncGenerator[ChatModel]:
+    """A model over our own client alone."""
+    model = ChatModel(name="m", base_url=url, **settings)
+    try:
+        yield model
+    finally:
+        await model.close()
+
+
+async def asked(model: ChatModel, request: Request = ASK) -> tuple[Call, list[str]]:
+    """A finished call, and the notices on its way."""
+    call, notices = Call(model, request), list[str]()
+
+    async def tell(delta: Delta) -> None:
+        notices.extend([delta["notice"]] if "notice" in delta else [])
+
+    await call.listen(tell)
+    return call, notices
+
+
+async def error_of(model: ChatModel) -> str:
+    with pytest.raises(ModelError) as caught:
+        await asked(model)
+    return str(caught.value)
+
+
+async def test_reply_is_streamed_with_reasoning_calls_finish_and_usage(make: Make) -> None:
+    reply = Reply(
+        "Let me look.",
+        reasoning="About the weather.",
+        tool_calls=[{"name": "weather", "arguments": {"city": "Zürich"}, "id": "a"}],
+        usage={"prompt_tokens": 7, "completion_tokens": 9},
+    )
+    async with ScriptedServer([reply]) as server:
+        call, notices = await asked(make(server.url))
+
+    assert settle(call.reply, used=set()) == {
+        "role": "assistant",
+        "reasoning_content": "About the weather.",
+        "content": "Let me look.",
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Zürich"}'}}
+        ],
+    }
+    assert (call.finish_reason, call.usage) == ("tool_calls", {"prompt_tokens": 7, "completion_tokens": 9})
+    assert notices == []
+    assert call.started <= call.first <= call.ended
+
+
+async def test_fragments_come_one_by_one_while_the_reply_is_being_made(make: Make) -> None:
+    async with (
+        ScriptedServer([Reply("four by four", hang=True)]) as server,
+        aclosing(make(server.url).stream(ASK)) as deltas,
+    ):
+        assert [await anext(deltas) for _ in range(3)] == [{"content": c} for c in ("four", " by ", "four")]
+
+
+async def test_request_carries_tools_and_images_as_they_are(make: Make) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    request: Request = {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}],
+    }
+    async with ScriptedServer([Reply("A bird.")]) as server:
+        await asked(make(server.url), request)
+    sent = server.requests[0]
+    assert (sent["tools"], sent["messages"]) == (request["tools"], request["messages"])
+    assert (sent["model"], sent["stream"], sent["stream_options"]) == ("m", True, {"include_usage": True})
+
+
+async def test_parameters_are_added_and_the_request_wins(make: Make) -> None:
+    async with ScriptedServer([Reply("Hi")]) as server:
+        model = make(server.url, parameters={"temperature": 0.5, "max_tokens": 9, "chat_template_kwargs": {"x": 1}})
+        await asked(model, {**ASK, "max_tokens": 5})
+    sent = server.requests[0]
+    assert (sent["temperature"], sent["max_tokens"], sent["chat_template_kwargs"]) == (0.5, 5, {"x": 1})
+
+
+async def test_messages_are_the_last_key_of_the_body() -> None:
+    async with ScriptedServer([Reply("Hi")]) as server, own(server.url, parameters={"temperature": 0}) as model:
+        await asked(model, {**ASK, "tools": [], "max_tokens": 5})
+    assert list(json.loads(server.bodies[0]))[-1] == "messages"
+
+
+async def test_asking_leaves_the_request_as_it_is(make: Make) -> None:
+    request: Request = {"messages": list(ASK["messages"]), "tools": []}
+    async with ScriptedServer([Reply("Hi")]) as server:
+        await asked(make(server.url, parameters={"temperature": 0}), request)
+    assert request == {"messages": ASK["messages"], "tools": []}
+
+
+async def test_text_with_half_a_character_is_sent_all_the_same() -> None:
+    async with ScriptedServer([Reply("Hi")]) as server, own(server.url) as model:
+        await asked(model, {"messages": [{"role": "user", "content": "caf\udce9 ü"}]})
+    assert server.requests[0]["messages"][0]["content"] == "caf? ü"
+
+
+async def test_without_a_key_no_authorization_is_sent() -> None:
+    async with ScriptedServer([Reply("Hi")]) as server, own(server.url) as model:
+        await asked(model)
+    assert "authorization" not in server.headers[0]
+
+
+async def test_key_and_headers_are_sent() -> None:
+    async with (
+        ScriptedServer([Reply("Hi")]) as server,
+        own(server.url, api_key="k", headers={"X-Title": "crow"}) as model,
+    ):
+        await asked(model)
+    assert server.headers[0]["authorization"] == "Bearer k"
+    assert server.headers[0]["x-title"] == "crow"
+    assert server.headers[0]["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("tail", ["", "/", "/chat/completions", "/chat/completions/", "?a=b", "/chat/completions?a=b"])
+async def test_base_url_may_end_in_a_slash_or_be_the_whole_address(tail: str) -> None:
+    async with ScriptedServer([Reply("Hi")]) as server, own(server.url + tail) as model:
+        call, _ = await asked(model)
+    assert call.reply.get("content") == "Hi"
+
+
+async def test_azure_client_reaches_its_deployment() -> None:
+    seen: list[httpx2.Request] = []
+
+    def azure(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request)
+        chunk = b'data: {"choices": [{"delta": {"content": "Hi"}, "finish_reason": "stop"}]}\n\n'
+        return httpx2.Response(200, content=b'data: {"choices": []}\n\n' + chunk + b"data: [DONE]\n\n")
+
+    client = openai.AsyncAzureOpenAI(
+        azure_endpoint="https://house.example",
+        api_key="k",
+        api_version="2026-01-01",
+        http_client=httpx2.AsyncClient(transport=httpx2.MockTransport(azure)),
+    )
+    async with client:
+        call, _ = await asked(ChatModel(name="gpt", client=client))
+
+    assert call.reply.get("content") == "Hi"
+    assert str(seen[0].url) == "https://house.example/openai/deployments/gpt/chat/completions?api-version=2026-01-01"
+    assert seen[0].headers["api-key"] == "k"
+
+
+@asynccontextmanager
+async def counted(url: str) -> AsyncGenerator[tuple[str, list[int]]]:
+    """The same server at another address, and a list that grows with each connection made to it."""
+    connections: list[int] = []
+    host, port = urlsplit(url).hostname, urlsplit(url).port
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+        writer.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(len(connections))
+        inner, outer = await asyncio.open_connection(host, port)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(pump(reader, outer))
+            group.create_task(pump(inner, writer))
+        await asyncio.gather(writer.wait_closed(), outer.wait_closed())
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as listener:
+        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1", connections
+
+
+async def test_connection_is_used_again_from_request_to_request(make: Make) -> None:
+    replies = [Reply("one"), BUSY, Reply("two", tool_calls=[{"name": "f", "arguments": {}}]), Reply("three")]
+    async with ScriptedServer(replies) as server, counted(server.url) as (url, connections):
+        model = make(url)
+        for _ in range(3):
+            await asked(model)
+        await model.close()
+        if model.client is not None:
+            await model.client.close()
+    assert len(server.requests) == 4
+    assert len(connections) == 1
+
+
+@asynccontextmanager
+async def endless(body: bytes) -> AsyncGenerator[str]:
+    """A server that answers with this and then says nothing, without ending its response."""
+    gone = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(f"{len(body):x}\r\n".encode() + body + b"\r\n")
+        while await reader.read(1 << 16):
+            pass
+        writer.close()
+        await writer.wait_closed()
+        gone.set()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
+        await gone.wait()
+
+
+async def test_answer_is_whole_at_done_even_where_the_response_never_ends() -> None:
+    chunk = b'data: {"choices": [{"delta": {"content": "Hi"}, "finish_reason": "stop"}]}\n\n'
+    async with endless(chunk + b"data: [DONE]\n\n") as url, own(url) as model:
+        call, notices = await asked(model)
+        await model.close()
+    assert (call.reply.get("content"), notices) == ("Hi", [])
+
+
+async def test_consumer_that_stops_hangs_up_at_the_server(make: Make) -> None:
+    async with ScriptedServer([Reply("four by four", hang=True)]) as server:
+        deltas = make(server.url).stream(ASK)
+        await anext(deltas)
+        await deltas.aclose()
+        await server.until(lambda: server.hangups == 1)
+
+
+async def test_call_cancelled_in_mid_reply_hangs_up_and_keeps_what_was_told(make: Make) -> None:
+    told = asyncio.Event()
+
+    async def tell(delta: Delta) -> None:
+        told.set()
+
+    async with ScriptedServer([Reply("four", hang=True)]) as server:
+        call = Call(make(server.url), ASK)
+        listening = asyncio.create_task(call.listen(tell))
+        await told.wait()
+        listening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await listening
+        await server.until(lambda: server.hangups == 1)
+    assert call.reply == {"role": "assistant", "content": "four"}
+    assert call.error == "CancelledError"
+
+
+async def test_call_whose_listener_fails_hangs_up(make: Make) -> None:
+    async def tell(delta: Delta) -> None:
+        raise RuntimeError("the screen is gone")
+
+    async with ScriptedServer([Reply("four", hang=True)]) as server:
+        call = Call(make(server.url), ASK)
+        with pytest.raises(RuntimeError) as caught:
+            await call.listen(tell)
+        await server.until(lambda: server.hangups == 1)
+        del caught
+    assert call.error == "the screen is gone"
+
+
+async def test_call_cancelled_before_the_first_fragment_hangs_up_and_is_not_sent_again(make: Make) -> None:
+    async with ScriptedServer([Reply(hang=True), Reply("Hi")]) as server:
+        listening = asyncio.create_task(asked(make(server.url)))
+        await server.until(lambda: len(server.requests) == 1)
+        listening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await listening
+        await server.until(lambda: server.hangups == 1)
+        assert len(server.requests) == 1
+
+
+async def test_call_cancelled_while_it_waits_is_not_sent_again(make: Make) -> None:
+    noticed = asyncio.Event()
+
+    async def tell(delta: Delta) -> None:
+        noticed.set()
+
+    async with ScriptedServer([Failure(503, "down", {"Retry-After": "60"}), Reply("Hi")]) as server:
+        with stamina.set_testing(False):
+            listening = asyncio.create_task(Call(make(server.url), ASK).listen(tell))
+            await noticed.wait()
+            listening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await listening
+        assert len(server.requests) == 1
+
+
+async def test_consumer_that_stops_at_a_notice_ends_the_asking(make: Make) -> None:
+    async with ScriptedServer([BUSY, Reply("Hi")]) as server:
+        async with aclosing(make(server.url).stream(ASK)) as deltas:
+            assert "notice" in await anext(deltas)
+        assert len(server.requests) == 1
+
+
+TRANSIENT = [
+    BUSY,
+    *(Failure(status, "down") for status in (408, 409, 425, 429, 500, 502, 503, 504, 529)),
+    Raw([], abort=True),
+    Raw([b": still here\n\n"], abort=True),
+    Raw([b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n'], abort=True),
+    Raw([b""]),
+    Raw([b'data: {"error": {"message": "overloaded", "code": 503}}\n\n']),
+]
+
+
+@pytest.mark.parametrize("trouble", TRANSIENT, ids=lambda trouble: repr(trouble)[:60])
+async def test_trouble_before_the_first_fragment_is_told_and_the_third_try_works(
+    make: Make, trouble: Failure | Raw
+) -> None:
+    async with ScriptedServer([trouble, trouble, Reply("Hi")]) as server:
+        call, notices = await asked(make(server.url))
+
+    assert call.reply == {"role": "assistant", "content": "Hi"}
+    assert len(server.requests) == 3
+    assert len(notices) == 2
+    assert server.url in notices[0]
+    assert notices[0].endswith("Asking again now.")
+
+
+async def test_requests_sent_again_are_the_same(make: Make) -> None:
+    async with ScriptedServer([BUSY, BUSY, Reply("Hi")]) as server:
+        await asked(make(server.url))
+    assert server.bodies[0] == server.bodies[1] == server.bodies[2]
+
+
+@pytest.mark.parametrize("trouble", [Failure(500, "boom"), Raw([], abort=True)], ids=["500", "cut"])
+async def test_endpoint_that_stays_in_trouble_is_given_up_after_some_attempts(make: Make, trouble: Any) -> None:
+    async with ScriptedServer(lambda request: trouble) as server:
+        model = make(server.url, attempts=3)
+        call = Call(model, ASK)
+        with pytest.raises(ModelError) as caught:
+            await call.listen()
+        assert len(server.requests) == 3
+    assert str(caught.value).startswith(server.url)
+    assert call.error == str(caught.value)
+    assert call.first == 0, "a notice is no fragment of the reply"
+
+
+async def test_wait_is_as_long_as_the_endpoint_asks(make: Make) -> None:
+    waits: list[float] = []
+
+    def note(details: RetryDetails) -> None:
+        waits.append(details.wait_for)
+
+    set_on_retry_hooks([note])
+    try:
+        async with ScriptedServer([Failure(429, "", {"Retry-After": "0.01"}), BUSY, Reply("Hi")]) as server:
+            with stamina.set_testing(False):
+                _, notices = await asked(make(server.url))
+    finally:
+        set_on_retry_hooks(None)
+    assert waits == pytest.approx([0.01, 0])  # pyright: ignore[reportUnknownMemberType]
+    assert [notice.rpartition(". ")[2] for notice in notices] == ["Asking again in 1 s.", "Asking again now."]
+
+
+async def test_wait_of_more_than_a_minute_is_left_to_the_person(make: Make) -> None:
+    async with ScriptedServer([Failure(429, "", {"Retry-After": "3600"})]) as server:
+        assert await error_of(make(server.url)) == (
+            f"{server.url} is limiting requests (429): it sent nothing. Wait 3600 s, or choose another model."
+        )
+
+
+@pytest.mark.parametrize(
+    ("header", "wait"),
+    [("7", 7), ("0.5", 0.5), ("-1", 0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0), ("soon", None), ("", None), (None, None)],
+)
+def test_retry_after_is_seconds_or_a_date(header: str | None, wait: float | None) -> None:
+    assert seconds(header) == wait
+
+
+@pytest.mark.parametrize("header", ["nan", "inf", "1e400"])
+def test_retry_after_that_is_no_number_is_as_if_absent(header: str) -> None:
+    assert seconds(header) is None
+
+
+@pytest.mark.parametrize(
+    ("failure", "sentence"),
+    [
+        (
+            Failure(401, {"error": {"message": "No auth credentials found."}}),
+            "refused the key (401): No auth credentials found. Check the model's api_key, or OPENAI_API_KEY.",
+        ),
+        (
+            Failure(403, "<html>Forbidden</html>"),
+            "refused the key (403): it sent a web page instead of JSON; base_url usually ends in /v1. "
+            "Check the model's api_key, or OPENAI_API_KEY.",
+        ),
+        (
+            Failure(404, {"error": {"message": "model not found"}}),
+            "knows no model 'm', or has another address: model not found. Check both.",
+        ),
+        (
+            Failure(400, {"error": {"message": "messages[2]: no images\nin tool messages"}}),
+            "refused the request (400): messages[2]: no images in tool messages. "
+            "Check the model's settings, or go on in a new session.",
+        ),
+        (
+            Failure(402, {"error": {"message": "Insufficient credits"}}),
+            "wants to be paid (402): Insufficient credits. Check your account there.",
+        ),
+        (
+            Failure(429, {"error": {"message": "You exceeded your quota.", "code": "insufficient_quota"}}),
+            "wants to be paid (429): You exceeded your quota. Check your account there.",
+        ),
+        (
+            Failure(418, "short and stout"),
+            "refused the request (418): short and stout. Check the model's settings, or go on in a new session.",
+        ),
+    ],
+    ids=lambda value: str(value.status) if isinstance(value, Failure) else "",
+)
+async def test_refusal_is_one_sentence_of_what_and_where_and_what_to_do(
+    make: Make, failure: Failure, sentence: str
+) -> None:
+    async with ScriptedServer(lambda request: failure) as server:
+        error = await error_of(make(server.url))
+        assert len(server.requests) == 1, "what was refused for good is not sent again"
+    assert error == f"{server.url} {sentence}"
+
+
+async def test_endpoint_that_has_moved_says_where_to() -> None:
+    async with ScriptedServer([Failure(308, "", {"Location": "https://x.example/v1"})]) as server, own(server.url) as m:
+        assert await error_of(m) == (f"{server.url} has moved (308) to https://x.example/v1. Set base_url accordingly.")
+
+
+async def test_web_page_with_200_is_an_error_that_is_not_sent_again(make: Make) -> None:
+    page = Raw([b"<!DOCTYPE html>", b"<html>Welcome</html>"], {"content-type": "text/html"})
+    async with ScriptedServer(lambda request: page) as server:
+        error = await error_of(make(server.url))
+        assert len(server.requests) == 1
+    assert "it sent a web page instead of JSON; base_url usually ends in /v1" in error
+
+
+async def test_plain_json_completion_is_read_like_a_stream(make: Make) -> None:
+    body = {"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 3}}
+    plain = Raw([json.dumps(body, indent=2).encode()], {"content-type": "application/json"})
+    async with ScriptedServer([plain]) as server:
+        call, _ = await asked(make(server.url))
+    assert (call.reply, call.usage) == ({"role": "assistant", "content": "Hi"}, {"prompt_tokens": 3})
+
+
+def refused_url() -> str:
+    """An address on this machine where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+
+
+async def test_refused_connection_on_this_machine_says_to_start_the_server(make: Make) -> None:
+    model = make(refused_url())
+    assert await error_of(model) == (
+        f"Nothing answers at {model.where}. Start the model server, or set OPENAI_BASE_URL."
+    )
+
+
+async def test_host_without_an_address_is_tried_again_and_then_told() -> None:
+    async with own("http://no-such-host.invalid/v1", attempts=2) as model:
+        with pytest.raises(
+            ModelError, match=r"^http://no-such-host\.invalid/v1 cannot be reached \(.+\)\. Check base_url"
+        ):
+            await asked(model)
+
+
+@pytest.mark.parametrize("url", ["localhost:11434/v1", "", "http://[::1/v1", "http:///v1"])
+async def test_base_url_that_is_none_says_what_one_looks_like(url: str) -> None:
+    async with own(url) as model:
+        assert await error_of(model) == (
+            f"{url!r} is no web address. Set base_url, for example http://localhost:11434/v1."
+        )
+
+
+async def test_white_space_around_a_key_is_dropped() -> None:
+    async with ScriptedServer([Reply("Hi")]) as server, own(server.url, api_key=" k\n") as model:
+        await asked(model)
+    assert server.headers[0]["authorization"] == "Bearer k"
+
+
+@pytest.mark.parametrize("key", ["sk-…", "sk-123\n4567890"])
+async def test_key_that_no_header_can_hold_is_an_error_that_does_not_quote_it(key: str) -> None:
+    async with ScriptedServer([Reply("Hi")]) as server, own(server.url, api_key=key) as model:
+        error = await error_of(model)
+    assert "api_key" in error
+    assert "sk-" not in error
+
+
+async def test_key_that_the_server_quotes_is_not_told(make: Make) -> None:
+    async with ScriptedServer([Failure(401, {"error": "Wrong key: sk-1234567890!"})]) as server:
+        error = await error_of(make(server.url, api_key="sk-1234567890"))
+    assert "Wrong key: …!" in error
+
+
+async def test_secrets_in_an_address_are_not_told() -> None:
+    url = refused_url().replace("//", "//user:secret@") + "?key=secret"
+    async with own(url) as model:
+        error = await error_of(model)
+    assert error.startswith("Nothing answers at http://127.0.0.1:")
+    assert "secret" not in error
+    assert "secret" not in repr(ChatModel(name="m", api_key="secret", headers={"X-Key": "secret"}))
+
+
+async def test_death_in_mid_stream_is_an_error_keeps_the_text_and_is_not_sent_again(make: Make) -> None:
+    async with ScriptedServer([Reply("Half a sentence", error=ConnectionError()), Reply("Hi")]) as server:
+        call = Call(make(server.url), ASK)
+        with pytest.raises(ModelError) as caught:
+            await call.listen()
+        assert len(server.requests) == 1, "what was shown is not shown twice"
+    assert call.reply == {"role": "assistant", "content": "Half a sentence"}
+    assert str(caught.value).startswith(f"{server.url} broke off (")
+    assert call.error == str(caught.value)
+
+
+async def test_error_object_in_mid_stream_keeps_the_text_and_is_not_sent_again(make: Make) -> None:
+    chunk = b'data: {"choices": [{"delta": {"content": "Half"}}]}\n\n'
+    error = b'data: {"error": {"message": "overloaded", "code": 503}}\n\n'
+    async with ScriptedServer([Raw([chunk, error]), Reply("Hi")]) as server:
+        call = Call(make(server.url), ASK)
+        with pytest.raises(ModelError, match="reported an error: overloaded"):
+            await call.listen()
+        assert len(server.requests) == 1
+    assert call.reply == {"role": "assistant", "content": "Half"}
+
+
+async def test_silence_before_the_first_fragment_is_told_and_asked_again(make: Make) -> None:
+    silent = asyncio.Event()
+
+    async def script(request: dict[str, Any]) -> Reply:
+        if not silent.is_set():
+            silent.set()
+            await asyncio.Event().wait()
+        return Reply("Hi")
+
+    async with ScriptedServer(script) as server:
+        model = make(server.url, idle_timeout=1)
+        call, notices = await asked(model)
+    assert call.reply.get("content") == "Hi"
+    assert notices == [f"{model.where} sent nothing for 1 s. Set idle_timeout if it needs longer. Asking again now."]
+
+
+async def test_silence_in_mid_stream_is_an_error_that_keeps_the_text(make: Make) -> None:
+    async with ScriptedServer([Reply("Half", hang=True)]) as server:
+        call = Call(make(server.url, idle_timeout=0.5), ASK)
+        with pytest.raises(ModelError, match=r"sent nothing for 0\.5 s\. Set idle_timeout if it needs longer\.$"):
+            await call.listen()
+        await server.until(lambda: server.hangups == 1)
+        assert len(server.requests) == 1
+    assert call.reply == {"role": "assistant", "content": "Half"}
+
+
+def test_server_on_this_machine_may_think_longer() -> None:
+    assert ChatModel(name="m", base_url="http://localhost:8080/v1").patience == 600
+    assert ChatModel(name="m", base_url="https://api.openai.com/v1").patience == 120
+    assert ChatModel(name="m", base_url="https://api.openai.com/v1", idle_timeout=5).patience == 5
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Failure(400, {"error": {"message": "Unknown parameter: 'stream_options'."}}),
+        Failure(422, {"detail": [{"loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}]}),
+    ],
+    ids=["400", "422"],
+)
+async def test_stream_options_that_are_refused_are_dropped_and_remembered(make: Make, refusal: Failure) -> None:
+    async with ScriptedServer(lambda request: refusal if "stream_options" in request else Reply("Hi")) as server:
+        model = make(server.url)
+        first, _ = await asked(model)
+        second, notices = await asked(model)
+        assert ["stream_options" in request for request in server.requests] == [True, False, False]
+    assert first.reply == second.reply == {"role": "assistant", "content": "Hi"}
+    assert notices == []
+    assert model.refused == {"stream_options"}
+
+
+async def test_bytes_of_a_request_up_to_its_last_message_begin_the_next_request(make: Make) -> None:
+    """What servers cache is the beginning of a request: it only ever grows."""
+    weather = Reply(
+        "Let me look.",
+        reasoning="Hm.",
+        tool_calls=[{"name": "look", "arguments": {"city": "Zürich"}}, {"name": "look", "arguments": '{"city'}],
+    )
+    replies = [weather, Reply("", reasoning="Hm."), weather, Reply("Sun.")]
+    results: list[Any] = ["sunny", [{"type": "image_url", "image_url": {"url": "data:,"}}]]
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    log: list[Message] = [{"crow": {"kind": "render"}}, {"role": "user", "content": "Will it rain?"}]
+    used: set[str] = set()
+    async with ScriptedServer(replies) as server:
+        model = make(server.url, parameters={"temperature": 0})
+        for _ in replies:
+            system: Message = {"role": "system", "content": "You are crow."}
+            call, _ = await asked(model, {"tools": tools, "messages": [system, *view(log)]})
+            reply = settle(call.reply, used=used)
+            log.append(reply)
+            calls = reply.get("tool_calls", [])
+            log += [answer(call, result) for call, result in zip(calls, results, strict=False)]
+            if not calls:
+                log.append({"role": "user", "content": "Well?"})
+    for request, body, following in zip(server.requests, server.bodies, server.bodies[1:], strict=False):
+        last = json.dumps(request["messages"][-1], ensure_ascii=False, separators=(",", ":")).encode()
+        assert following.startswith(body[: body.rindex(last)])
+        assert body.rindex(last) > 60
+
+
+async def test_iterating_alone_is_enough_to_use_a_model(make: Make) -> None:
+    async def words(deltas: AsyncIterator[Delta]) -> list[str]:
+        return [delta["content"] async for delta in deltas if "content" in delta]
+
+    async with ScriptedServer([Reply("Hi")]) as server:
+        assert await words(make(server.url).stream(ASK)) == ["Hi"]
