@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from crow_core.content import ToolResult
     from crow_core.messages import Message, merge, view
     from crow_core.model import ChatModel, Model
+    from crow_core.prompts import Prompt
     from crow_core.session import Command, EndTurn, Option, Session
     from crow_core.stream import ModelError
     from crow_core.toolbox import Server, Toolbox
@@ -28,6 +29,7 @@ __all__ = [
     "Model",
     "ModelError",
     "Option",
+    "Prompt",
     "Server",
     "Session",
     "ToolResult",
@@ -42,6 +44,7 @@ HOMES = {
     "content": ("ToolResult",),
     "messages": ("Message", "merge", "view"),
     "model": ("ChatModel", "Model"),
+    "prompts": ("Prompt",),
     "session": ("Command", "EndTurn", "Option", "Session"),
     "stream": ("ModelError",),
     "toolbox": ("Server", "Toolbox"),

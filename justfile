@@ -1,0 +1,32 @@
+# The verbs of this repository. `just` is optional: each line works without it.
+
+default:
+    @just --list
+
+# install everything, as locked
+sync:
+    uv sync --locked
+
+# format, and mend what can be mended
+fmt:
+    uv run ruff format
+    uv run ruff check --fix
+
+# lint, format and types
+check:
+    uv run ruff check
+    uv run ruff format --check
+    uv run pyright
+
+# all tests; arguments go to pytest
+test *args:
+    uv run pytest {{args}}
+
+# compare, in one run each; nothing else should run on the machine
+bench:
+    uv run benchmarks/stream.py
+
+# regenerate what is generated: the ACP structs, and the tools' descriptions
+schema:
+    uv run scripts/generate_acp_schema.py
+    uv run scripts/generate_tools.py
