@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -51,16 +51,30 @@ class Machine:
         file.write_text(toml)
         return file
 
-    async def start(self, *args: str) -> Process:
+    async def start(self, *args: str, stdin: int = DEVNULL) -> Process:
         """Start `crow` with these arguments in the project."""
         return await asyncio.create_subprocess_exec(
-            *CROW, *args, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=self.env, cwd=self.project
+            *CROW, *args, stdin=stdin, stdout=PIPE, stderr=PIPE, env=self.env, cwd=self.project
         )
+
+    async def start_on(self, terminal: int, *args: str) -> Process:
+        """The same where a person sits; takes the terminal's descriptor over."""
+        try:
+            return await asyncio.create_subprocess_exec(
+                *CROW, *args, stdin=terminal, stdout=terminal, stderr=terminal, env=self.env, cwd=self.project
+            )
+        finally:
+            os.close(terminal)
 
     async def crow(self, *args: str, stdin: str = "") -> Finished:
         """Run `crow` to its end."""
-        process = await self.start(*args)
-        return await finished(process, stdin)
+        return await self.finish(await self.start(*args, stdin=PIPE), stdin.encode())
+
+    async def finish(self, process: Process, stdin: bytes | None = None) -> Finished:
+        """Wait for a command's end."""
+        out, err = await process.communicate(stdin)
+        assert process.returncode is not None
+        return Finished(process.returncode, out.decode(), err.decode())
 
     async def agent(self) -> Child:
         """Start `crow acp`, away from the project: an editor does not start it there either."""
@@ -75,12 +89,6 @@ class Machine:
         async with editor.serving():
             await editor.initialize("editor", ClientCapabilities())
             yield editor
-
-
-async def finished(process: Process, stdin: str = "") -> Finished:
-    out, err = await process.communicate(stdin.encode())
-    assert process.returncode is not None
-    return Finished(process.returncode, out.decode(), err.decode())
 
 
 @dataclass

@@ -76,10 +76,12 @@ def demo(model: str) -> None:
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".")
 def trust(folder: Path) -> None:
     """Let a FOLDER's .mcp.json and .crow/config.toml count, as they are now."""
+    from crow_cli.screen import spelled_out
+
     folder = folder.absolute()
     files = settings_in(folder)
     for file in files:
-        click.echo(f"--- {file}\n{file.read_text('utf-8', errors='replace').rstrip()}")
+        click.echo(f"--- {file}\n{spelled_out(file.read_text('utf-8', errors='replace').rstrip())}")
     if not files:
         wrong(f"{folder} has neither .mcp.json nor .crow/config.toml: there is nothing to trust.")
     Trust(Home.find(os.environ).data).remember(folder)

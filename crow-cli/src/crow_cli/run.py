@@ -16,7 +16,7 @@ from crow_core.acp.transports import memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
 
-from crow_cli.screen import Screen
+from crow_cli.screen import Screen, spelled_out
 
 Format = Literal["text", "json", "stream-json"]
 
@@ -28,7 +28,7 @@ class Lines(Screen):
 
     async def on_update(self, notification: SessionNotification) -> None:
         await super().on_update(notification)
-        click.echo(encode(notification.update))
+        click.echo(spelled_out(encode(notification.update).decode()))
 
 
 @asynccontextmanager
@@ -50,15 +50,15 @@ async def screen(crow: Crow, style: Format, *, interactive: bool) -> AsyncGenera
 async def run(crow: Crow, prompt: str, cwd: str, style: Format = "text", *, interactive: bool = False) -> int:
     """Say the prompt and print what comes; gives the exit code."""
     async with screen(crow, style, interactive=interactive) as client:
-        session = await client.new_session(cwd)
-        with cancelling_on_interrupt(client, session.session_id):
-            outcome: dict[str, Any] = {"sessionId": session.session_id}
-            try:
+        outcome: dict[str, Any] = {}
+        try:
+            session = await client.new_session(cwd)
+            outcome["sessionId"] = session.session_id
+            with cancelling_on_interrupt(client, session.session_id):
                 response = await client.prompt(session.session_id, prompt)
-            except RpcError as error:
-                outcome["error"] = details(error)
-            else:
-                outcome["stopReason"] = response.stop_reason
+            outcome["stopReason"] = response.stop_reason
+        except RpcError as error:
+            outcome["error"] = details(error)
         client.end_line()
         report(client, outcome, style)
     stop_reason = outcome.get("stopReason")
@@ -71,7 +71,7 @@ def report(client: Screen, outcome: dict[str, Any], style: Format) -> None:
         outcome["text"] = client.text
         if client.usage:
             outcome["usage"] = {"used": client.usage.used, "size": client.usage.size}
-        click.echo(msgspec.json.encode(outcome))
+        click.echo(spelled_out(msgspec.json.encode(outcome).decode()))
         return
     sentences = {
         "max_tokens": "The model's answer was cut at its length limit.",

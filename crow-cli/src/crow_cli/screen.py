@@ -144,6 +144,11 @@ def clean(text: str) -> str:
     return text.translate(CONTROL)
 
 
+def spelled_out(text: str) -> str:
+    """Text that cannot steer the terminal and hides nothing: its control characters as JSON writes them."""
+    return text.translate({code: f"\\u{code:04x}" for code in CONTROL})
+
+
 async def read_answer() -> str:
     """The first letter of the next line typed, in lower case; empty at the end of input.
 

@@ -21,17 +21,19 @@ import msgspec
 
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
+    CancelledOutcome,
     PermissionOption,
     RequestPermissionRequest,
     RequestPermissionResponse,
     SelectedOutcome,
     ToolCallContent,
     ToolCallFields,
+    ToolKind,
 )
 from crow_core.app import Crow
 from crow_core.content import ToolResult, describe, shown
 from crow_core.messages import ToolUse, arguments_of
-from crow_core.session import Choice, Option, Session
+from crow_core.session import Choice, EndTurn, Option, Session
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 Verdict = Literal["allow", "ask", "deny"]
@@ -47,13 +49,25 @@ MODES = (
 
 OPERATORS = re.compile(r"[;&|\n\r`()<>]|\$\(")
 """What joins commands, substitutes or redirects: a command with any of it is more than one simple command."""
-SIMPLE = re.compile(r"[\w ./:=@,+%-]*")
-"""A command made of these alone does what its words say."""
+SIMPLE = re.compile(r"(?!\w+\+?=)[\w ./:=@,+%-]*", re.ASCII)
+"""A command made of these alone, and that sets no variable, does what its words say."""
+QUOTING = re.compile(r"\\\n|[\"'\\]")
+"""What the shell takes out of a word before it looks at it."""
+WRAPPING = re.compile(
+    r"((\w+\+?=\S*|[{!]|if|then|elif|else|while|until|do|time|command|builtin|exec|eval|nohup|nice|timeout|xargs|sudo"
+    r"|doas|env|(\S*/)?(ba|da|z|k)?sh)( -\S+| [\d.]+[smhd]?)* )*(\S*/)?"
+)
+"""What may stand before the command that is really meant."""
 TOUCHY = re.compile(
-    r"(^|/)(\.git|\.crow|\.vscode|\.idea|\.zed|\.ssh|\.github)(/|$)"
-    r"|(^|/)\.(bashrc|bash_profile|profile|zshrc|zshenv|zprofile|envrc|env|mcp\.json|gitconfig|npmrc|pypirc)$"
+    r"(^|/)(\.git|\.crow|\.config/crow|\.local/share/crow|\.vscode|\.idea|\.zed|\.fleet|\.cursor|\.claude|\.devcontainer"
+    r"|\.ssh|\.github|\.husky|\.config/(fish|autostart|systemd)|LaunchAgents)(/|$)"
+    r"|(^|/)(\.(bashrc|bash_profile|bash_login|bash_logout|bash_aliases|profile|zshrc|zshenv|zprofile|zlogin|xprofile"
+    r"|envrc|env|mcp\.json|gitconfig|gitmodules|npmrc|pypirc|pre-commit-config\.yaml|gitlab-ci\.yml)|crontab)$",
+    re.IGNORECASE,
 )
 """Files that change what runs later (shells, hooks, editors, this agent): always asked for, in every mode but yolo."""
+UNDECIDED = "nobody has decided yet"
+"""The only reason to ask that an answer for the whole session takes away."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +94,21 @@ class Rules:
     ask: list[Rule] = field(default_factory=list[Rule])
     deny: list[Rule] = field(default_factory=list[Rule])
 
-    def verdict(self, name: str, subject: str, *, is_command: bool) -> tuple[Verdict, Rule] | None:
-        """What the rules say of a call, and which rule; None when none matches."""
-        pieces = [piece.strip() for piece in OPERATORS.split(subject)] if is_command else []
-        everywhere = [subject, *pieces]
-        for verdict, rules in (("deny", self.deny), ("ask", self.ask)):
-            for rule in rules:
-                if any(rule.matches(name, piece) for piece in everywhere):
-                    return ("deny" if verdict == "deny" else "ask"), rule
+    def verdict(self, name: str, subject: str, others: Sequence[str], *, simple: bool) -> tuple[Verdict, Rule] | None:
+        """What the rules say of a call, and which rule; None when none matches.
+
+        `others` are further spellings of the subject, which are looked at to forbid, never to allow. A call that is
+        not `simple` is allowed only by a rule without a pattern.
+        """
+        everywhere = [subject, *others]
+        for rule in self.deny:
+            if any(rule.matches(name, spelling) for spelling in everywhere):
+                return "deny", rule
+        for rule in self.ask:
+            if any(rule.matches(name, spelling) for spelling in everywhere):
+                return "ask", rule
         for rule in self.allow:
-            if rule.matches(name, subject) and (not is_command or rule.pattern is None or SIMPLE.fullmatch(subject)):
+            if rule.matches(name, subject) and (simple or rule.pattern is None):
                 return "allow", rule
         return None
 
@@ -140,7 +159,7 @@ def permissions(
                 # The answer before this one may have settled it, or the mode may have changed meanwhile.
                 verdict, why = judge(session, desk(session), call)
                 if verdict == "ask":
-                    verdict, why = await question(session, desk(session), call)
+                    verdict, why = await question(session, desk(session), call, lasting=why == UNDECIDED)
         name = call["function"]["name"]
         session.append({"crow": {"kind": "decision", "call": call["id"], "tool": name, "is": verdict, "by": why}})
         if verdict == "deny":
@@ -155,7 +174,8 @@ def parse(rules: Sequence[str]) -> list[Rule]:
 def judge(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
     """What rules, earlier answers and the mode say of a call, and which of them said it."""
     name, subject, kind = call["function"]["name"], subject_of(session, call), session.toolbox.kind(call)
-    found = desk.rules.verdict(name, subject, is_command=kind == "execute")
+    simple = kind != "execute" or SIMPLE.fullmatch(subject) is not None
+    found = desk.rules.verdict(name, subject, spellings(session, subject, kind), simple=simple)
     if found and found[0] != "allow":
         return found[0], f"the rule {text_of(found[1])!r} says {found[0]}"
     if desk.mode == "plan" and kind not in ("read", "search", "think"):
@@ -170,13 +190,16 @@ def judge(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
         return ("allow" if answered else "deny"), "the user answered so for this session"
     if kind in ("read", "search", "think"):
         return "allow", "reading is allowed"
-    if kind == "edit" and desk.mode == "accept-edits":
+    if kind == "edit" and desk.mode == "accept-edits" and in_roots(session, subject):
         return "allow", "mode accept-edits"
-    return "ask", "nobody has decided yet"
+    return "ask", UNDECIDED
 
 
-async def question(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
-    """Ask the person; without an answer the call is denied."""
+async def question(session: Session, desk: Desk, call: ToolUse, *, lasting: bool) -> tuple[Verdict, str]:
+    """Ask the person; without an answer the call is denied. `lasting` offers answers for the whole session.
+
+    Raises EndTurn when the client answers that the turn is cancelled.
+    """
     kind = session.toolbox.kind(call)
     start = describe(call, kind, session.cwd)
     preview = await dry_run(session, call) if kind == "edit" else msgspec.UNSET
@@ -198,14 +221,16 @@ async def question(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict
         PermissionOption(option_id="reject", name="Reject", kind="reject_once"),
         PermissionOption(option_id="never", name=f"Reject {what} for this session", kind="reject_always"),
     ]
-    request = RequestPermissionRequest(session_id=session.id, tool_call=fields, options=options)
+    offered = options if lasting else [option for option in options if option.kind.endswith("_once")]
+    request = RequestPermissionRequest(session_id=session.id, tool_call=fields, options=offered)
     await session.written()
     try:
         response: RequestPermissionResponse = await session.client.request("session/request_permission", request)
     except (RpcError, ConnectionClosed):
         return "deny", "it needs a permission, and nobody is there to give it"
-    outcome = response.outcome
-    answer = outcome.option_id if isinstance(outcome, SelectedOutcome) else ""
+    if isinstance(response.outcome, CancelledOutcome):
+        raise EndTurn("cancelled")
+    answer = response.outcome.option_id if isinstance(response.outcome, SelectedOutcome) else ""
     if answer in ("always", "never"):
         desk.always[(call["function"]["name"], scope)] = answer == "always"
     if answer in ("allow", "always"):
@@ -222,15 +247,40 @@ async def dry_run(session: Session, call: ToolUse) -> "list[ToolCallContent] | m
 
 def subject_of(session: Session, call: ToolUse) -> str:
     """What a rule's pattern is matched against."""
-    arguments = arguments_of(call) or {}
+    arguments, kind = arguments_of(call) or {}, session.toolbox.kind(call)
     command, path = arguments.get("command"), arguments.get("path")
-    if isinstance(path, str) and session.toolbox.kind(call) in ("read", "edit"):
-        full = os.path.realpath(os.path.join(session.cwd, os.path.expanduser(path.replace("\0", "?"))))
-        here = os.path.realpath(session.cwd)
+    here = os.path.realpath(session.cwd)
+    if isinstance(path, str) and kind in ("read", "edit"):
+        full = resolved(session, path)
         return os.path.relpath(full, here) if full.startswith(here + os.sep) else full
-    if isinstance(command, str) and session.toolbox.kind(call) == "execute":
-        return command.strip()
-    return call["function"]["arguments"]
+    if isinstance(command, str) and kind == "execute":
+        elsewhere = str(arguments.get("cwd") or "")
+        moves = elsewhere and resolved(session, elsewhere) != here
+        return f"cd {elsewhere} && {command}" if moves else command.strip(" \t\n")
+    return msgspec.json.encode(arguments).decode()  # in one spelling, whatever the model escaped
+
+
+def spellings(session: Session, subject: str, kind: ToolKind) -> list[str]:
+    """What a rule that forbids is matched against too: the whole path; the pieces that a command joins, and the same
+    without quotes and without what only wraps a command."""
+    if kind in ("read", "edit"):
+        return [resolved(session, subject)]
+    if kind != "execute":
+        return []
+    pieces = [piece for text in (subject, QUOTING.sub("", subject)) for piece in OPERATORS.split(text)]
+    words = [" ".join(piece.split()) for piece in pieces]
+    return [*words, *(WRAPPING.sub("", piece, count=1) for piece in words)]
+
+
+def resolved(session: Session, path: str) -> str:
+    """Where a path leads from the working directory, symbolic links resolved."""
+    return os.path.realpath(os.path.join(session.cwd, os.path.expanduser(path.replace("\0", "?"))))
+
+
+def in_roots(session: Session, subject: str) -> bool:
+    """Whether a path lies in a folder that is open to the session."""
+    full = resolved(session, subject)
+    return any(os.path.commonpath([root, full]) == root for root in map(os.path.realpath, session.roots))
 
 
 def scope_of(session: Session, call: ToolUse) -> str:
