@@ -1,0 +1,336 @@
+"""The command line, as a person and as a script use it: real processes, a model behind HTTP."""
+
+import asyncio
+import json
+import os
+import pty
+import re
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import crow_core
+import pytest
+from crow_core.testing import Failure, Reply, ScriptedServer, ToolCall
+
+if TYPE_CHECKING:
+    from conftest import Ear, Machine
+
+pytestmark = pytest.mark.anyio
+
+Listen = Callable[[str], Awaitable["Ear"]]
+
+STEERING = "up \x1b[31mred\x1b]0;title\x07 \x9b2J\x9d52;c;aGk=\x9c\x08\x7f\rdown"
+"""Text with escape sequences in both their spellings, and with what moves the cursor."""
+
+
+def command(line: str) -> ToolCall:
+    return {"name": "terminal", "arguments": {"command": line}}
+
+
+def controls(text: str) -> list[str]:
+    """The characters a terminal obeys, but for the newline."""
+    return re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
+
+
+class Terminal:
+    """Where a person sits."""
+
+    def __init__(self) -> None:
+        self.here, self.there = pty.openpty()
+
+    async def shown(self, until: str = "") -> str:
+        """What is shown up to these words, else to the end; without our own colours."""
+        loop, data = asyncio.get_running_loop(), b""
+        while not until or until.encode() not in data:
+            ready = asyncio.Event()
+            loop.add_reader(self.here, ready.set)
+            await ready.wait()
+            loop.remove_reader(self.here)
+            try:
+                data += os.read(self.here, 4096)
+            except OSError:  # nobody is left who could write
+                os.close(self.here)
+                break
+        return re.sub(r"\x1b\[\d+m", "", data.decode()).replace("\r\n", "\n")
+
+    def type(self, text: str) -> None:
+        os.write(self.here, text.encode())
+
+
+async def test_the_answer_and_nothing_else_is_on_standard_output(machine: "Machine") -> None:
+    script = [Reply("I look. ", "Hm.", [command("echo found")]), Reply("There it is.")]
+    async with ScriptedServer(script) as server:
+        machine.ask(server.url)
+        done = await machine.crow("run", "--yolo", "Find it.")
+
+    assert (done.code, done.out) == (0, "I look. \n\nThere it is.\n")
+    assert "Hm." in done.err
+    assert "● echo found\n  found\n" in done.err
+
+
+async def test_json_is_one_object(machine: "Machine") -> None:
+    async with ScriptedServer([Reply("Hello.", usage={"prompt_tokens": 100, "completion_tokens": 5})]) as server:
+        machine.ask(server.url)
+        done = await machine.crow("run", "--output-format", "json", "Say hello.")
+
+    outcome = json.loads(done.out)
+    assert done.code == 0
+    assert (outcome["text"], outcome["stopReason"], outcome["usage"]["used"]) == ("Hello.", "end_turn", 105)
+
+
+async def test_stream_json_is_every_update_and_then_the_outcome(machine: "Machine") -> None:
+    async with ScriptedServer([Reply(tool_calls=[command("echo found")]), Reply("There it is.")]) as server:
+        machine.ask(server.url)
+        done = await machine.crow("run", "--yolo", "--output-format", "stream-json", "Find it.")
+
+    *updates, outcome = map(json.loads, done.out.splitlines())
+    assert done.code == 0
+    assert [update["status"] for update in updates if "status" in update] == ["pending", "in_progress", "completed"]
+    pieces = [update["content"]["text"] for update in updates if update["sessionUpdate"] == "agent_message_chunk"]
+    assert "".join(pieces) == outcome["text"] == "There it is."
+    assert outcome["stopReason"] == "end_turn"
+
+
+async def test_what_is_piped_in_follows_the_prompt(machine: "Machine") -> None:
+    async with ScriptedServer([Reply("Short.")]) as server:
+        machine.ask(server.url)
+        await machine.crow("run", "Summarise this:", stdin="a long story\n")
+
+    assert server.requests[0]["messages"][-1] == {"role": "user", "content": "Summarise this:\n\na long story"}
+
+
+async def test_what_is_piped_in_can_be_the_prompt(machine: "Machine") -> None:
+    async with ScriptedServer([Reply("Hello.")]) as server:
+        machine.ask(server.url)
+        await machine.crow("run", stdin="Say hello.\n")
+
+    assert server.requests[0]["messages"][-1]["content"] == "Say hello."
+
+
+async def test_without_a_prompt_it_says_how_to_give_one(machine: "Machine") -> None:
+    done = await machine.crow("run")
+
+    assert (done.code, done.out) == (2, "")
+    assert done.err == 'crow: nothing to say. Give a prompt: crow run "explain this project"\n'
+
+
+async def test_a_missing_folder_is_wrong_usage(machine: "Machine") -> None:
+    done = await machine.crow("run", "--cwd", "no/such/folder", "Hello")
+
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("crow: --cwd: the folder no/such/folder does not exist")
+
+
+async def test_the_folder_is_where_commands_run(machine: "Machine") -> None:
+    (machine.project / "inner").mkdir()
+    async with ScriptedServer([Reply(tool_calls=[command("pwd")]), Reply("There.")]) as server:
+        machine.ask(server.url)
+        await machine.crow("run", "--yolo", "--cwd", "inner", "Where are you?")
+
+    assert server.requests[1]["messages"][-1]["content"].strip() == str((machine.project / "inner").resolve())
+
+
+@pytest.mark.usefixtures("no_local_model")
+async def test_without_a_model_four_lines_say_what_to_do(machine: "Machine") -> None:
+    done = await machine.crow("run", "Hello")
+
+    assert (done.code, done.out) == (2, "")
+    first, *rest = done.err.splitlines()
+    assert first.startswith("crow: No model is configured")
+    assert len(rest) == 3
+    assert all(name in done.err for name in ("OPENAI_BASE_URL", "CROW_MODEL", "OPENAI_API_KEY", "crow demo"))
+
+
+async def test_a_refused_key_is_one_sentence(machine: "Machine") -> None:
+    async with ScriptedServer([Failure(401, {"error": {"message": "Incorrect API key provided"}})]) as server:
+        machine.ask(server.url, key="sk-wrong")
+        done = await machine.crow("run", "Hello")
+
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        f"crow: {server.url} refused the key (401): Incorrect API key provided. "
+        "Check the model's api_key, or OPENAI_API_KEY.\n"
+    )
+
+
+async def test_an_error_is_in_the_json_too(machine: "Machine") -> None:
+    async with ScriptedServer([Failure(401, {"error": {"message": "Incorrect API key provided"}})]) as server:
+        machine.ask(server.url)
+        done = await machine.crow("run", "--output-format", "json", "Hello")
+
+    assert done.code == 1
+    assert "refused the key (401)" in json.loads(done.out)["error"]
+
+
+async def test_a_model_that_is_not_there_is_one_sentence(machine: "Machine") -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+    machine.ask(url)
+    done = await machine.crow("run", "Hello")
+
+    assert (done.code, done.out) == (1, "")
+    assert done.err == f"crow: Nothing answers at {url}. Start the model server, or set OPENAI_BASE_URL.\n"
+
+
+async def test_the_limit_of_requests_ends_the_prompt(machine: "Machine") -> None:
+    async with ScriptedServer(lambda _: Reply(tool_calls=[command("echo again")])) as server:
+        machine.ask(server.url)
+        done = await machine.crow("run", "--yolo", "--max-turns", "2", "Go on.")
+
+    assert done.code == 1
+    assert len(server.requests) == 2
+    assert "as many model requests as allowed (--max-turns)" in done.err
+
+
+async def test_where_nobody_can_be_asked_nothing_is_permitted(machine: "Machine") -> None:
+    async with ScriptedServer([Reply(tool_calls=[command("touch ran")]), Reply("I may not.")]) as server:
+        machine.ask(server.url)
+        done = await machine.crow("run", "Touch it.")
+
+    assert (done.code, done.out) == (0, "I may not.\n")
+    assert not (machine.project / "ran").exists()
+    assert "nobody is there to give it" in server.requests[1]["messages"][-1]["content"]
+
+
+async def test_an_interrupt_cancels_the_turn_and_its_command(machine: "Machine", listen: Listen) -> None:
+    ear = await listen("ear")
+    call = command(f"exec 9>{ear.path}; echo ready >&9; sleep 600")
+    async with ScriptedServer([Reply("I wait.", tool_calls=[call])]) as server:
+        machine.ask(server.url)
+        process = await machine.start("run", "--yolo", "Wait.")
+        assert await ear.line() == "ready"
+
+        process.send_signal(signal.SIGINT)
+
+        done = await machine.finish(process)
+        await ear.silence()
+    assert (done.code, done.out) == (130, "I wait.\n")
+    assert done.err.endswith("crow: Cancelled.\n")
+    assert "Traceback" not in done.err
+
+
+async def test_sigterm_ends_the_command_that_runs(machine: "Machine", listen: Listen) -> None:
+    ear = await listen("ear")
+    call = command(f"exec 9>{ear.path}; echo ready >&9; sleep 600")
+    async with ScriptedServer([Reply(tool_calls=[call])]) as server:
+        machine.ask(server.url)
+        process = await machine.start("run", "--yolo", "Wait.")
+        assert await ear.line() == "ready"
+
+        process.send_signal(signal.SIGTERM)
+
+        done = await machine.finish(process)
+        await ear.silence()
+    assert done.code == 128 + signal.SIGTERM
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("style", ["text", "json", "stream-json"])
+async def test_what_models_and_tools_say_does_not_steer_the_terminal(machine: "Machine", style: str) -> None:
+    (machine.project / "evil").write_text(STEERING)
+    calls = [
+        command("cat evil"),
+        command(f"echo '{STEERING}'"),
+        ToolCall(name=STEERING, arguments={STEERING: STEERING}),
+    ]
+    async with ScriptedServer([Reply(STEERING, STEERING, calls), Failure(400, STEERING)]) as server:
+        machine.ask(server.url)
+        done = await machine.crow("run", "--yolo", "--output-format", style, "Steer.")
+
+    assert done.code == 1
+    assert controls(done.out) == []
+    assert controls(done.err) == []
+
+
+async def test_a_person_at_a_terminal_is_asked_and_not_steered(machine: "Machine") -> None:
+    calls = [command(f"echo '{STEERING}' > ran")]
+    async with ScriptedServer([Reply(STEERING, STEERING, calls), Failure(400, STEERING)]) as server:
+        machine.ask(server.url)
+        terminal = Terminal()
+        process = await machine.start_on(terminal.there, "run", "Steer.")
+        question = await terminal.shown(until="[a]lways in this session: ")
+        terminal.type("y\n")
+        rest = await terminal.shown()
+        code = await process.wait()
+
+    assert code == 1
+    assert "[31mred" in question
+    assert (machine.project / "ran").read_bytes().decode() == STEERING + "\n"
+    assert controls(question + rest) == []
+
+
+async def test_the_version_is_that_of_the_package(machine: "Machine") -> None:
+    done = await machine.crow("--version")
+
+    assert (done.code, done.out) == (0, f"crow {crow_core.__version__}\n")
+
+
+async def test_the_demo_works_without_a_model_and_says_that_its_model_is_a_script(machine: "Machine") -> None:
+    done = await machine.crow("demo")
+
+    assert done.code == 0
+    assert "The model here is a script" in done.err
+    assert "all 4 pass" in done.out
+    assert os.listdir(machine.env["TMPDIR"]) == []
+    assert list(machine.project.iterdir()) == []
+
+
+async def test_a_projects_servers_start_only_after_trust(machine: "Machine") -> None:
+    started = machine.home / "started"
+    server = {"command": "/bin/sh", "args": ["-c", f"touch {started}"]}
+    (machine.project / ".mcp.json").write_text(json.dumps({"mcpServers": {"theirs": server}}))
+    async with ScriptedServer(lambda _: Reply("Hello.")) as model:
+        machine.ask(model.url)
+        before = await machine.crow("run", "Hello")
+        assert not started.exists()
+        trusted = await machine.crow("trust")
+        after = await machine.crow("run", "Hello")
+
+    assert before.code == trusted.code == after.code == 0
+    assert f".mcp.json in {machine.project} ignored until you trust it: crow trust {machine.project}" in before.err
+    assert f"touch {started}" in trusted.out
+    assert started.exists()
+    assert "MCP server 'theirs' did not start" in after.err
+
+
+async def test_a_change_of_a_trusted_projects_settings_ends_the_trust(machine: "Machine") -> None:
+    settings = machine.project / ".mcp.json"
+    settings.write_text('{"mcpServers": {}}')
+    await machine.crow("trust")
+    settings.write_text('{"mcpServers": {"new": {"command": "/bin/false"}}}')
+    async with ScriptedServer([Reply("Hello.")]) as model:
+        machine.ask(model.url)
+        done = await machine.crow("run", "Hello")
+
+    assert "ignored until you trust it" in done.err
+
+
+async def test_settings_to_be_trusted_cannot_hide_behind_control_characters(machine: "Machine") -> None:
+    (machine.project / ".mcp.json").write_text('{"mcpServers": {"x": {"command": "' + STEERING + '"}}}')
+    done = await machine.crow("trust")
+
+    assert controls(done.out) == []
+    assert r"\u001b[31mred" in done.out
+
+
+async def test_there_is_nothing_to_trust_without_settings(machine: "Machine") -> None:
+    done = await machine.crow("trust")
+
+    assert done.code == 2
+    assert "there is nothing to trust" in done.err
+
+
+async def test_a_trusted_projects_broken_settings_are_one_sentence(machine: "Machine") -> None:
+    folder = machine.project / ".crow"
+    folder.mkdir()
+    (folder / "config.toml").write_text("[permissions]\nask = 3\n")
+    await machine.crow("trust")
+    async with ScriptedServer([Reply("Hello.")]) as model:
+        machine.ask(model.url)
+        done = await machine.crow("run", "Hello")
+
+    assert done.code in (1, 2)
+    assert f"{folder / 'config.toml'}, line 2, permissions.ask:" in done.err
+    assert "fault in crow" not in done.err
