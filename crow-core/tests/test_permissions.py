@@ -1,0 +1,724 @@
+"""Who may do what: modes, rules, memory, and the question, with the real tools behind them."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import crow_mcp_server
+import pytest
+from crow_core.acp.client import AcpClient
+from crow_core.acp.schema import (
+    CancelledOutcome,
+    ClientCapabilities,
+    DiffContent,
+    RequestPermissionRequest,
+    RequestPermissionResponse,
+    SelectedOutcome,
+    ToolCallUpdate,
+)
+from crow_core.acp.transports import Transport, memory_pair
+from crow_core.agent import Agent
+from crow_core.app import Crow
+from crow_core.messages import Message
+from crow_core.permissions import permissions
+from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_core.testing.script import ToolCall as Use
+from crow_core.toolbox import Server
+from fastmcp import FastMCP
+
+pytestmark = pytest.mark.anyio
+
+Mode = Literal["ask", "accept-edits", "plan", "yolo"]
+
+
+def built_in() -> Server:
+    return Server("crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), trusted=True, shared=True)
+
+
+def run(command: str, **more: Any) -> Use:
+    return {"name": "terminal", "arguments": {"command": command, **more}}
+
+
+def view(path: str) -> Use:
+    return {"name": "file_editor", "arguments": {"command": "view", "path": path}}
+
+
+def create(path: str, text: str = "new\n") -> Use:
+    return {"name": "file_editor", "arguments": {"command": "create", "path": path, "file_text": text}}
+
+
+def together(*uses: Use) -> ScriptedModel:
+    """A model that makes all these calls at once."""
+    return ScriptedModel([Reply(tool_calls=list(uses)), Reply("Done.")])
+
+
+def in_turn(*uses: Use) -> ScriptedModel:
+    """A model that makes one call a prompt."""
+    return ScriptedModel([reply for use in uses for reply in (Reply(tool_calls=[use]), Reply("Done."))])
+
+
+def answers(model: ScriptedModel) -> list[str]:
+    """What came back from the last calls, as the model reads it."""
+    answered: list[str] = []
+    for message in reversed(model.requests[-1]["messages"]):
+        if message["role"] != "tool":
+            break
+        answered.insert(0, message["content"])
+    return answered
+
+
+def commands_asked(editor: Editor) -> list[Any]:
+    return [question.tool_call.raw_input["command"] for question in editor.questions]  # type: ignore[index, call-overload]
+
+
+def decisions(crow: Crow) -> list[tuple[str, str]]:
+    (session,) = crow.sessions.values()
+    return [
+        (note["is"], note["by"]) for entry in session.log if (note := entry.get("crow", {})).get("kind") == "decision"
+    ]
+
+
+def crow_with(model: ScriptedModel, *servers: Server, **options: Any) -> Crow:
+    return Crow(model, servers=[built_in(), *servers]).use(permissions, **options)
+
+
+Answer = Callable[[RequestPermissionRequest], Awaitable[RequestPermissionResponse]]
+
+
+class Person(Editor):
+    """Answers each question as a function says."""
+
+    def __init__(self, transport: Transport, answer: Answer) -> None:
+        super().__init__(transport)
+        self.answer = answer
+
+    async def on_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
+        self.questions.append(question)
+        return await self.answer(question)
+
+
+@asynccontextmanager
+async def connect_person(crow: Crow, answer: Answer) -> AsyncGenerator[Person]:
+    ours, theirs = memory_pair()
+    agent = asyncio.ensure_future(Agent(theirs, crow).serve())
+    person = Person(ours, answer)
+    async with person.serving():
+        await person.initialize("person", ClientCapabilities())
+        yield person
+    await agent
+    await crow.shut_down()
+
+
+@pytest.mark.parametrize(
+    ("mode", "verdicts"),
+    [
+        ("ask", ["free", "asked", "asked", "asked"]),
+        ("accept-edits", ["free", "free", "asked", "asked"]),
+        ("plan", ["free", "denied", "denied", "denied"]),
+        ("yolo", ["free", "free", "free", "free"]),
+    ],
+)
+async def test_each_mode_asks_for_what_it_says(mode: Mode, verdicts: list[str], tmp_path: Path):
+    (tmp_path / "a.txt").write_text("one\n")
+    server = FastMCP("demo")
+    server.tool(lambda: "told", name="tell")
+    model = together(view("a.txt"), create("b.txt"), run("true"), {"name": "demo_tell", "arguments": {}})
+    crow = crow_with(model, Server("demo", lambda: server, shared=True), mode=mode)
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+        asked = {question.tool_call.tool_call_id for question in editor.questions}
+        denied = {id for id, states in editor.calls().items() if states[-1] == "failed"}
+        found = ["asked" if id in asked else "denied" if id in denied else "free" for id in editor.calls()]
+        assert found == verdicts
+        assert [verdict for verdict, _ in decisions(crow)] == ["deny" if v == "denied" else "allow" for v in verdicts]
+    assert (tmp_path / "b.txt").exists() == (mode != "plan")
+
+
+async def test_plan_mode_tells_the_model_what_to_do_instead(tmp_path: Path):
+    model = together(create("b.txt"))
+    async with connect(crow_with(model, mode="plan", allow=["file_editor", "terminal"])) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    (said,) = answers(model)
+    assert said.startswith("This was not run: plan mode only reads. Describe the change instead.")
+
+
+async def test_a_mode_chosen_in_mid_session_holds_from_the_next_call_on(tmp_path: Path):
+    model = in_turn(create("a.txt"), create("b.txt"))
+    async with connect(crow_with(model, mode="plan")) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+        await editor.set_mode(session.session_id, "accept-edits")
+        await editor.prompt(session.session_id, "go")
+    assert not (tmp_path / "a.txt").exists()
+    assert (tmp_path / "b.txt").exists()
+    assert editor.questions == []
+
+
+@pytest.mark.parametrize(
+    ("permit", "runs", "questions"),
+    [("allow_once", 2, 2), ("allow_always", 2, 1), ("reject_once", 0, 2), ("reject_always", 0, 1)],
+)
+async def test_each_answer_does_what_it_says(permit: str, runs: int, questions: int, tmp_path: Path):
+    command = "echo x >> out.txt"
+    model = in_turn(run(command), run(command))
+    async with connect(crow_with(model), permit=permit) as editor:
+        session = await editor.new_session(str(tmp_path))
+        for _ in range(2):
+            await editor.prompt(session.session_id, "go")
+    assert len(editor.questions) == questions
+    assert [option.kind for option in editor.questions[0].options] == [
+        "allow_once",
+        "allow_always",
+        "reject_once",
+        "reject_always",
+    ]
+    assert ((tmp_path / "out.txt").read_text() if runs else "") == "x\n" * runs
+    assert answers(model) == (["[no output]"] if runs else [answers(model)[0]])
+    if not runs:
+        assert answers(model)[0].startswith("This was not run: the user ")
+
+
+async def test_an_answer_for_the_session_reaches_as_far_as_it_says_and_no_further(tmp_path: Path):
+    """This very command in this very folder; all edits; but not another session."""
+    (tmp_path / "sub").mkdir()
+    uses = [run("true"), run("true"), run("true "), run("true x"), run("true", cwd="sub"), create("a"), create("b")]
+    model = in_turn(*uses, run("true"))
+    async with connect(crow_with(model), permit="allow_always") as editor:
+        session = await editor.new_session(str(tmp_path))
+        for _ in uses:
+            await editor.prompt(session.session_id, "go")
+        asked = [question.tool_call.raw_input for question in editor.questions]
+        assert asked == [uses[at]["arguments"] for at in (0, 3, 4, 5)]
+        names = [question.options[1].name for question in editor.questions]
+        assert names == ["Allow this command for this session"] * 3 + ["Allow changes to files here for this session"]
+        other = await editor.new_session(str(tmp_path))
+        await editor.prompt(other.session_id, "go")
+    assert len(editor.questions) == len(asked) + 1
+
+
+async def test_where_an_answer_for_the_session_would_not_last_none_is_offered(tmp_path: Path):
+    """A rule that asks, and files that change what runs later, ask each time."""
+    model = in_turn(run("git push"), create(".envrc"))
+    async with connect(crow_with(model, ask=["terminal:git push*"])) as editor:
+        session = await editor.new_session(str(tmp_path))
+        for _ in range(2):
+            await editor.prompt(session.session_id, "go")
+    for question in editor.questions:
+        assert [option.kind for option in question.options] == ["allow_once", "reject_once"]
+    assert len(editor.questions) == 2
+
+
+async def test_deny_beats_ask_beats_allow(tmp_path: Path):
+    rules = {
+        "allow": ["terminal:echo *"],
+        "ask": ["terminal:echo b*", "terminal:echo c*"],
+        "deny": ["terminal:echo c*"],
+    }
+    model = together(run("echo a"), run("echo b"), run("echo c"))
+    crow = crow_with(model, **rules)
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+        assert [verdict for verdict, _ in decisions(crow)] == ["allow", "deny", "allow"]  # as they were decided
+    assert commands_asked(editor) == ["echo b"]
+    first, second, third = answers(model)
+    assert (first, second) == ("a", "b")
+    assert third.startswith("This was not run: the rule 'terminal:echo c*' says deny.")
+
+
+async def test_deny_and_ask_rules_hold_in_yolo_mode_too(tmp_path: Path):
+    model = together(run("echo a"), run("echo b"), create("secret.txt"))
+    rules = {"ask": ["terminal:echo b"], "deny": ["file_editor:secret*"]}
+    async with connect(crow_with(model, mode="yolo", **rules)) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert commands_asked(editor) == ["echo b"]
+    assert [states[-1] for states in editor.calls().values()] == ["completed", "completed", "failed"]
+
+
+SIMPLE = [
+    "git status",
+    "  git status \n",
+    "ls -la src/a_b.py",
+    "python3.11 -m pytest -x tests",
+    "make a=b c@d +e ,f :g %h",
+]
+
+DANGEROUS = [
+    # what joins commands
+    "git status; rm -rf x",
+    "git status;rm -rf x",
+    "git status && rm -rf x",
+    "git status || rm -rf x",
+    "git status | sh",
+    "git status |& sh",
+    "git status & rm -rf x",
+    "git status &",
+    "git status\nrm -rf x",
+    "git status\r\nrm -rf x",
+    "git status\rrm -rf x",
+    "\ngit status\n;rm x",
+    "(rm -rf x)",
+    "{ rm -rf x; }",
+    "! git status",
+    "f() { rm x; }",
+    "coproc (rm x)",
+    # substitution and expansion
+    "git status $(rm -rf x)",
+    "git status `rm -rf x`",
+    "git status $((1+1))",
+    "git status $[1+1]",
+    "git status ${x:-y}",
+    "git status $HOME",
+    "git$IFS-status",
+    "git status $'\\x3b'",
+    'git status $"x"',
+    "git status <(rm x)",
+    "git status >(rm x)",
+    "ls *",
+    "ls ?",
+    "ls [ab]",
+    "ls ~",
+    "ls ~root",
+    "ls {a,b}",
+    "echo !!",
+    "echo !$",
+    "ls ^a^b",
+    # redirection
+    "git status > x",
+    "git status >x",
+    "git status >> .bashrc",
+    "git status 2> x",
+    "git status &> x",
+    "git status >| x",
+    "git status >&2",
+    "git status < x",
+    "git status <<< x",
+    "git status <<EOF\nx\nEOF",
+    # quotes, escapes, comments
+    "git 'status'",
+    'git "status"',
+    "git status '; rm x'",
+    "git st\\atus",
+    "git status \\\n; rm x",
+    "'rm' -rf x",
+    "r\\m -rf x",
+    "git status #",
+    "git status 'unclosed",
+    # characters that are not what they seem
+    "git status\trm",
+    "git status\x0brm x",
+    "git status\x0crm x",
+    "git status\x00; rm x",
+    "git status\x1b[2K",
+    "git status\x07",
+    "git status\x7f",
+    "git status\x85rm x",
+    "git status\u2028rm x",
+    "git status\u2029rm x",
+    "git\u00a0status",
+    "git\u3000status",
+    "git status\u200b",
+    "git status\u202e",
+    "git status\ufeff",
+    "git status\U000e0041",
+    "git status\uff1b rm x",
+    "g\u0456t status",
+    "git sta\u0301tus",
+    # variables that change what runs
+    "LD_PRELOAD=./x.so git status",
+    "PATH=. git status",
+    "GIT_PAGER=x git status",
+    "PYTHONPATH+=. git status",
+    "A= git status",
+    "A=b",
+]
+
+
+@pytest.mark.parametrize("rule", ["terminal:*", "terminal:*git status*"])
+async def test_an_allow_rule_matches_only_a_simple_command(rule: str, tmp_path: Path):
+    assert len(DANGEROUS) >= 60
+    model = together(*map(run, DANGEROUS))
+    async with connect(crow_with(model, allow=[rule]), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert commands_asked(editor) == DANGEROUS
+    assert all(states[-1] == "failed" for states in editor.calls().values())
+
+
+async def test_a_simple_command_that_an_allow_rule_matches_is_not_asked_about(tmp_path: Path):
+    model = together(*map(run, SIMPLE))
+    crow = crow_with(model, allow=["terminal:*"])
+    async with connect(crow, permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+        assert decisions(crow) == [("allow", "the rule 'terminal:*'")] * len(SIMPLE)
+    assert editor.questions == []
+
+
+async def test_a_rule_without_a_wildcard_means_exactly_that_and_here(tmp_path: Path):
+    twins = [
+        "git status --short",
+        "git statusx",
+        "xgit status",
+        "GIT STATUS",
+        "sudo git status",
+        "./git status",
+        "git  status",
+    ]
+    model = together(*map(run, twins), run("git status", cwd="/"), run("git status", cwd="../.."))
+    async with connect(crow_with(model, allow=["terminal:git status"]), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert commands_asked(editor) == [*twins, "git status", "git status"]
+
+
+async def test_a_folder_that_is_the_working_folder_by_another_name_is_still_here(tmp_path: Path):
+    model = together(run("true", cwd="."), run("true", cwd=str(tmp_path)), run("true", cwd=""))
+    async with connect(crow_with(model, allow=["terminal:true"])) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert editor.questions == []
+
+
+FORBIDDEN = [
+    "rm -rf x",
+    "  rm -rf x",
+    "rm  -rf x",
+    "rm\t-rf x",
+    "ls; rm -rf x",
+    "ls && rm -rf x",
+    "ls || rm -rf x",
+    "ls | rm -rf x",
+    "ls & rm -rf x",
+    "ls\nrm -rf x",
+    "ls\r\nrm -rf x",
+    "echo $(rm -rf x)",
+    "echo `rm -rf x`",
+    'echo "$(rm -rf x)"',
+    "diff <(rm -rf x) y",
+    "(rm -rf x)",
+    "{ rm -rf x; }",
+    "! rm -rf x",
+    "if true; then rm -rf x; fi",
+    "while true; do rm -rf x; done",
+    "A=b rm -rf x",
+    "A=b C= rm -rf x",
+    "sudo rm -rf x",
+    "sudo -n rm -rf x",
+    "env A=b rm -rf x",
+    "command rm -rf x",
+    "time -p rm -rf x",
+    "nohup rm -rf x &",
+    "timeout 5s rm -rf x",
+    "ls | xargs -0 rm -rf x",
+    "/bin/rm -rf x",
+    "../../bin/rm -rf x",
+    "'rm' -rf x",
+    '"rm" -rf x',
+    "r''m -rf x",
+    "\\rm -rf x",
+    "r\\m -rf x",
+    "r\\\nm -rf x",
+    "bash -c 'rm -rf x'",
+    "/bin/sh -c 'ls; rm -rf x'",
+    "eval 'rm -rf x'",
+    "true; " * 50 + "rm -rf x",
+    "true; " * 5000 + "rm -rf x",
+]
+
+
+@pytest.mark.parametrize("mode", ["yolo", "ask"])
+async def test_a_deny_rule_finds_its_command_in_whatever_it_is_wrapped(mode: Mode, tmp_path: Path):
+    model = together(*map(run, FORBIDDEN), run("rm -rf x", cwd="/"))
+    rules = {"allow": ["terminal"], "deny": ["terminal:rm *"]}
+    async with connect(crow_with(model, mode=mode, **rules)) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    for command, said in zip([*FORBIDDEN, "elsewhere"], answers(model), strict=True):
+        assert said.startswith("This was not run: the rule 'terminal:rm *' says deny."), command
+    assert editor.questions == []
+
+
+async def test_a_deny_rule_leaves_other_commands_alone(tmp_path: Path):
+    others = ["echo farm x", "printf 'arm x'", "ls", "true # rmdir"]
+    model = together(*map(run, others))
+    async with connect(crow_with(model, mode="yolo", deny=["terminal:rm *"])) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert [states[-1] for states in editor.calls().values()] == ["completed"] * len(others)
+
+
+async def test_a_path_is_judged_where_it_leads(tmp_path: Path):
+    """Through links, dots and absolute spellings, for rules written either way."""
+    project, secrets = tmp_path / "project", tmp_path / "project" / "secrets"
+    secrets.mkdir(parents=True)
+    (secrets / "key").write_text("hunter2\n")
+    (project / "link").symlink_to(secrets)
+    paths = ["secrets/key", "./a/../secrets/key", "link/key", str(secrets / "key"), "link/../secrets/key"]
+    for rule in ("file_editor:secrets/*", f"file_editor:{secrets}/*", "file_*:*key"):
+        model = together(*map(view, paths))
+        async with connect(crow_with(model, mode="yolo", deny=[rule])) as editor:
+            session = await editor.new_session(str(project))
+            await editor.prompt(session.session_id, "go")
+        assert all("says deny" in said for said in answers(model)), rule
+
+
+async def test_a_rule_on_the_project_does_not_match_its_namesake(tmp_path: Path):
+    for name in ("proj", "proj2"):
+        (tmp_path / name).mkdir()
+    model = together(create(str(tmp_path / "proj2" / "a.txt")), create("../proj2/b.txt"))
+    async with connect(crow_with(model, mode="accept-edits"), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path / "proj"), roots=[])
+        await editor.prompt(session.session_id, "go")
+    assert len(editor.questions) == 2
+
+
+async def test_additional_folders_belong_to_the_project(tmp_path: Path):
+    for name in ("proj", "proj2"):
+        (tmp_path / name).mkdir()
+    model = together(create(str(tmp_path / "proj2" / "a.txt")))
+    async with connect(crow_with(model, mode="accept-edits")) as editor:
+        session = await editor.new_session(str(tmp_path / "proj"), roots=[str(tmp_path / "proj2")])
+        await editor.prompt(session.session_id, "go")
+    assert editor.questions == []
+    assert (tmp_path / "proj2" / "a.txt").exists()
+
+
+TOUCHY = [
+    ".git/hooks/pre-commit",
+    ".git/config",
+    "sub/.git/config",
+    ".GIT/hooks/post-merge",
+    "a/../.git/config",
+    ".crow/config.toml",
+    ".config/crow/config.toml",
+    ".local/share/crow/trust.json",
+    ".mcp.json",
+    ".vscode/tasks.json",
+    ".vscode/settings.json",
+    ".idea/workspace.xml",
+    ".zed/tasks.json",
+    ".cursor/mcp.json",
+    ".claude/settings.json",
+    ".devcontainer/devcontainer.json",
+    ".husky/pre-push",
+    ".github/workflows/ci.yml",
+    ".ssh/authorized_keys",
+    ".bashrc",
+    ".bash_profile",
+    ".profile",
+    ".zshrc",
+    ".zshenv",
+    ".config/fish/config.fish",
+    ".envrc",
+    ".env",
+    ".gitconfig",
+    ".npmrc",
+    "link/hooks/pre-commit",
+]
+
+
+async def test_files_that_change_what_runs_later_are_always_asked_about(tmp_path: Path):
+    """Whatever the mode, the rules, and the answers before say."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / ".git")
+    model = in_turn(create("a.txt"), *map(create, TOUCHY))
+    crow = crow_with(model, mode="accept-edits", allow=["file_editor", "file_editor:*"])
+    async with connect(crow, permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        for _ in range(1 + len(TOUCHY)):
+            await editor.prompt(session.session_id, "go")
+    asked = [question.tool_call.raw_input["path"] for question in editor.questions]  # type: ignore[index, call-overload]
+    assert asked == TOUCHY
+    assert sorted(os.listdir(tmp_path)) == [".git", "a.txt", "link"]
+
+
+@pytest.mark.parametrize("path", [".gitignore", "github/a", "crow/a.py", "env.py", "my.bashrc.txt", ".environment"])
+async def test_files_that_only_look_like_it_are_not(path: str, tmp_path: Path):
+    model = together(create(path))
+    async with connect(crow_with(model, mode="accept-edits")) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert editor.questions == []
+
+
+async def test_with_nobody_to_answer_the_model_is_told_why(tmp_path: Path):
+    model = together(run("true"))
+
+    async def ignore(_: Any) -> None: ...
+
+    ours, theirs = memory_pair()
+    crow = crow_with(model)
+    agent = asyncio.ensure_future(Agent(theirs, crow).serve())
+    client = AcpClient(ours, {"session/update": ignore})  # answers the question with -32601
+    async with client.serving():
+        await client.initialize("deaf", ClientCapabilities())
+        session = await client.new_session(str(tmp_path))
+        answer = await client.prompt(session.session_id, "go")
+        assert answer.stop_reason == "end_turn"
+        assert decisions(crow) == [("deny", "it needs a permission, and nobody is there to give it")]
+    await agent
+    await crow.shut_down()
+    assert "nobody is there to give it" in answers(model)[0]
+
+
+async def test_questions_come_one_at_a_time_in_the_order_of_the_calls(tmp_path: Path):
+    open_questions = 0
+    commands = [f"echo {number}" for number in range(8)]
+
+    async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
+        nonlocal open_questions
+        open_questions += 1
+        assert open_questions == 1
+        await asyncio.sleep(0)
+        open_questions -= 1
+        return RequestPermissionResponse(outcome=SelectedOutcome(option_id="allow"))
+
+    model = together(*map(run, commands))
+    async with connect_person(crow_with(model), answer) as person:
+        session = await person.new_session(str(tmp_path))
+        await person.prompt(session.session_id, "go")
+    assert commands_asked(person) == commands
+    assert answers(model) == [str(number) for number in range(8)]
+
+
+async def test_an_answer_for_the_session_settles_the_questions_that_wait(tmp_path: Path):
+    model = together(*[run("true")] * 5)
+    crow = crow_with(model)
+    async with connect(crow, permit="allow_always") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+        assert decisions(crow) == [("allow", "the user")] + [("allow", "the user answered so for this session")] * 4
+    assert len(editor.questions) == 1
+
+
+async def test_the_question_holds_the_whole_command(tmp_path: Path):
+    long = "echo harmless" + " " * 4000 + "; rm -rf /tmp/nothing\n# and more"
+    model = together(run(long, timeout=5))
+    async with connect(crow_with(model), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    (question,) = editor.questions
+    assert question.session_id == session.session_id
+    assert question.tool_call.tool_call_id in editor.calls()
+    assert question.tool_call.raw_input == {"command": long, "timeout": 5}
+    assert (question.tool_call.kind, question.tool_call.name) == ("execute", "terminal")
+
+
+async def test_the_question_about_an_edit_shows_the_diff_it_would_make(tmp_path: Path):
+    """As the tool works it out, not as the arguments claim; and nothing is changed meanwhile."""
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    arguments = {"command": "str_replace", "path": "a.txt", "old_str": "two", "new_str": "2"}
+    model = together({"name": "file_editor", "arguments": arguments})
+    seen: list[str] = []
+
+    async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
+        seen.append((tmp_path / "a.txt").read_text())
+        return RequestPermissionResponse(outcome=SelectedOutcome(option_id="allow"))
+
+    async with connect_person(crow_with(model), answer) as person:
+        session = await person.new_session(str(tmp_path))
+        await person.prompt(session.session_id, "go")
+    diff = DiffContent(path=str(tmp_path / "a.txt"), old_text="one\ntwo\nthree\n", new_text="one\n2\nthree\n")
+    assert person.questions[0].tool_call.content == [diff]
+    assert person.of(ToolCallUpdate)[-1].content == [diff]
+    assert seen == ["one\ntwo\nthree\n"]
+    assert (tmp_path / "a.txt").read_text() == "one\n2\nthree\n"
+
+
+async def test_a_question_answered_with_cancelled_ends_the_turn_so(tmp_path: Path):
+    async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
+        return RequestPermissionResponse(outcome=CancelledOutcome())
+
+    model = ScriptedModel([Reply(tool_calls=[run("true"), run("true x")]), Reply("Well.")])
+    crow = crow_with(model)
+    async with connect_person(crow, answer) as person:
+        session = await person.new_session(str(tmp_path))
+        ended = await person.prompt(session.session_id, "go")
+        assert ended.stop_reason == "cancelled"
+        assert [states[-1] for states in person.calls().values()] == ["failed", "failed"]
+        ended = await person.prompt(session.session_id, "and now?")
+        assert ended.stop_reason == "end_turn"
+
+
+async def test_an_answer_that_was_not_offered_is_a_no(tmp_path: Path):
+    async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
+        return RequestPermissionResponse(outcome=SelectedOutcome(option_id="sure, whatever"))
+
+    model = together(run("touch x"))
+    async with connect_person(crow_with(model), answer) as person:
+        session = await person.new_session(str(tmp_path))
+        await person.prompt(session.session_id, "go")
+    assert not (tmp_path / "x").exists()
+
+
+async def test_every_decision_is_in_the_log_with_who_made_it(tmp_path: Path):
+    written: list[Message] = []
+    model = in_turn(view("a.txt"), run("true"), run("false"))
+    crow = crow_with(model, deny=["terminal:false"])
+    crow.message(lambda session, entry: written.append(entry))
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        for _ in range(3):
+            await editor.prompt(session.session_id, "go")
+        assert decisions(crow) == [
+            ("allow", "reading is allowed"),
+            ("allow", "the user"),
+            ("deny", "the rule 'terminal:false' says deny"),
+        ]
+    notes = [entry["crow"] for entry in written if "crow" in entry and entry["crow"].get("kind") == "decision"]
+    assert [note["call"] for note in notes] == list(editor.calls())
+
+
+async def test_a_strangers_tool_is_asked_about_whatever_it_calls_itself(tmp_path: Path):
+    server = FastMCP("demo")
+    server.tool(lambda: "done", name="peek", meta={"crow/kind": "read"}, annotations={"readOnlyHint": True})
+    model = together({"name": "demo_peek", "arguments": {}})
+    crow = Crow(model, servers=[Server("demo", lambda: server, shared=True)]).use(permissions)
+    async with connect(crow, permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    (question,) = editor.questions
+    assert question.options[1].name == "Allow demo_peek for this session"
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"sql": "DROP TABLE birds"}', '{"sql": "\\u0044ROP TABLE birds"}', '{ "sql":"DROP"}']
+)
+async def test_a_rule_on_another_tool_sees_through_how_its_arguments_are_spelled(arguments: str, tmp_path: Path):
+    server = FastMCP("db")
+
+    @server.tool
+    def query(sql: str) -> str:
+        return "done"
+
+    model = together({"name": "db_query", "arguments": arguments})
+    crow = Crow(model, servers=[Server("db", lambda: server, shared=True)])
+    crow.use(permissions, mode="yolo", deny=['db_query:{"sql":"DROP*'])
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert "says deny" in answers(model)[0]
+
+
+async def test_a_project_may_tighten_the_rules_of_its_own_sessions(tmp_path: Path):
+    def project(cwd: str) -> tuple[Sequence[str], Sequence[str]]:
+        return (["terminal:echo a"], ["terminal:echo b"]) if cwd == str(tmp_path) else ((), ())
+
+    uses = [run("echo a"), run("echo b")]
+    model = ScriptedModel([Reply(tool_calls=uses), Reply("Done."), Reply(tool_calls=uses), Reply("Done.")])
+    async with connect(crow_with(model, mode="yolo", project=project)) as editor:
+        here = await editor.new_session(str(tmp_path))
+        await editor.prompt(here.session_id, "go")
+        assert commands_asked(editor) == ["echo a"]
+        assert "says deny" in answers(model)[1]
+        there = await editor.new_session("/")
+        await editor.prompt(there.session_id, "go")
+    assert len(editor.questions) == 1
+    assert answers(model) == ["a", "b"]
