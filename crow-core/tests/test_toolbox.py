@@ -1,0 +1,623 @@
+"""A session's MCP servers: good ones, slow ones, dead ones and hostile ones, as processes and in this one."""
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from crow_core import app, toolbox
+from crow_core.acp.schema import (
+    ClientCapabilities,
+    ClientSessionCapabilities,
+    CloseSessionRequest,
+    EnvVariable,
+    HttpHeader,
+    McpServer,
+    NoticeCapabilities,
+    NoticeUpdate,
+    ToolCall,
+)
+from crow_core.app import Crow
+from crow_core.testing import Reply, ScriptedModel, connect
+from crow_core.testing.script import ToolCall as Use
+from crow_core.toolbox import Server
+from fastmcp import Context, FastMCP
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc"),
+]
+
+SERVER = '''
+"""An MCP server without imports that take long; it misbehaves as its arguments say."""
+import json, os, signal, subprocess, sys, time
+
+mode, folder = sys.argv[1], sys.argv[2]
+if mode == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with open(f"{folder}/{os.getpid()}.pid", "w") as file:
+    file.write(mode)
+print("the server speaks on stderr", file=sys.stderr, flush=True)
+
+if mode == "exit":
+    print("ImportError: no module named 'birds'", file=sys.stderr, flush=True)
+    sys.exit(3)
+if mode == "junk":
+    print("Welcome to my server!\\n\\x1b[2J[1, 2]\\n{}", flush=True)
+while mode in ("hang", "stubborn"):
+    time.sleep(1000)
+if mode == "after":
+    with open(f"{folder}/gate") as gate:  # a pipe: opens when somebody writes to it
+        gate.read()
+if mode.startswith("together"):
+    while sum(open(f"{folder}/{name}").read() == mode for name in os.listdir(folder) if name.endswith(".pid")) < 3:
+        time.sleep(0.005)
+
+
+def send(id, **answer):
+    print(json.dumps({"jsonrpc": "2.0", "id": id, **answer}), flush=True)
+
+
+def call(name):
+    match name:
+        case "pid":
+            return os.getpid()
+        case "die":
+            os._exit(1)
+        case "spawn":
+            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            children = [
+                subprocess.Popen(["sleep", "1000"], **quiet),
+                subprocess.Popen(["sleep", "1000"], start_new_session=True, **quiet),
+            ]
+            return " ".join(str(child.pid) for child in children)
+        case "surroundings":
+            return json.dumps({"cwd": os.getcwd(), "env": dict(os.environ)})
+
+
+tools = [{"name": name} for name in ("pid", "die", "spawn", "surroundings", "hang")]
+if mode == "tools":
+    tools = json.load(open(f"{folder}/tools.json"))
+for line in sys.stdin:
+    message = json.loads(line)
+    id, params = message.get("id"), message.get("params") or {}
+    match message["method"]:
+        case "initialize":
+            send(id, result={
+                "protocolVersion": params["protocolVersion"],
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "raw", "version": "1"},
+            })
+        case "tools/list":
+            send(id, result={"tools": [{"inputSchema": {"type": "object"}, **tool} for tool in tools]})
+        case "tools/call" if params["name"] != "hang":
+            send(id, result={"content": [{"type": "text", "text": str(call(params["name"]))}]})
+        case method if id is not None and method != "tools/call":
+            send(id, error={"code": -32601, "message": "Method not found"})
+'''
+
+
+@pytest.fixture
+def stdio(tmp_path: Path) -> "Stdio":
+    return Stdio(tmp_path)
+
+
+class Stdio:
+    """Servers that are processes, and whether they still are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "server.py").write_text(SERVER)
+
+    def config(self, name: str, mode: str = "good", **more: Any) -> McpServer:
+        arguments = [str(self.folder / "server.py"), mode, str(self.folder)]
+        return McpServer(name=name, command=sys.executable, args=arguments, **{"env": [], **more})
+
+    def started(self) -> list[int]:
+        return [int(path.stem) for path in self.folder.glob("*.pid")]
+
+    def alive(self, *pids: int) -> list[int]:
+        """Those of the processes (else, of those that were started) that still live."""
+        return [pid for pid in pids or self.started() if is_alive(pid)]
+
+    async def until_started(self, count: int) -> None:
+        while len(self.started()) < count:
+            await asyncio.sleep(0.005)
+
+    async def open_gate(self) -> None:
+        await asyncio.to_thread((self.folder / "gate").write_text, "")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def use(name: str, **arguments: Any) -> Use:
+    return {"name": name, "arguments": arguments}
+
+
+def one_by_one(*uses: Use) -> ScriptedModel:
+    """A model that makes one call a step."""
+    return ScriptedModel([*(Reply(tool_calls=[each]) for each in uses), Reply("Done.")])
+
+
+def each_prompt(call: Use) -> ScriptedModel:
+    """A model that makes the same call at every prompt."""
+    done = Reply("Done.")
+    return ScriptedModel(
+        lambda request: done if request["messages"][-1]["role"] == "tool" else Reply(tool_calls=[call])
+    )
+
+
+def results(model: ScriptedModel) -> list[str]:
+    return [message["content"] for message in model.requests[-1]["messages"] if message["role"] == "tool"]
+
+
+def offered(request: dict[str, Any]) -> list[str]:
+    return [tool["function"]["name"] for tool in request.get("tools", [])]
+
+
+def server_of(crow: Crow, name: str) -> Server:
+    (session,) = crow.sessions.values()
+    return next(server for server in session.toolbox.servers if server.name == name)
+
+
+async def test_a_command_that_the_client_names_is_started_where_the_session_is(stdio: Stdio, tmp_path: Path):
+    home = tmp_path / "home"
+    home.mkdir()
+    config = stdio.config("demo", env=[EnvVariable(name="BIRD", value="crow")])
+    model = one_by_one(use("demo_surroundings"))
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session(str(home), [config])
+        await editor.prompt(session.session_id, "go")
+    assert offered(model.requests[0]) == ["demo_die", "demo_hang", "demo_pid", "demo_spawn", "demo_surroundings"]
+    (said,) = map(json.loads, results(model))
+    assert said["cwd"] == str(home)
+    assert said["env"]["BIRD"] == "crow"
+    assert not {name for name in said["env"] if "KEY" in name or "TOKEN" in name}
+
+
+async def test_a_real_fastmcp_server_works_over_stdio(tmp_path: Path):
+    (tmp_path / "birds.py").write_text(
+        "from fastmcp import FastMCP\n"
+        "server = FastMCP('birds')\n"
+        "@server.tool\n"
+        "def sing(times: int = 1) -> str:\n"
+        "    'Sing.'\n"
+        "    return 'caw ' * times\n"
+        "server.run(show_banner=False)\n"
+    )
+    config = McpServer(name="birds", command=sys.executable, args=[str(tmp_path / "birds.py")], env=[])
+    model = one_by_one(use("birds_sing", times=2))
+    crow = Crow(model)
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path), [config])
+        await server_of(crow, "birds").list()
+        await editor.prompt(session.session_id, "go")
+    assert results(model) == ["caw caw "]
+    (tool,) = model.requests[0]["tools"]
+    assert tool["function"]["description"] == "Sing."
+    assert tool["function"]["parameters"]["properties"]["times"]["type"] == "integer"
+
+
+async def test_several_servers_start_side_by_side(stdio: Stdio):
+    """Each of them waits for the two others."""
+    model = ScriptedModel([Reply("Hello.")])
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [stdio.config(name, "together") for name in ("c", "a", "b")])
+        await editor.prompt(session.session_id, "hi")
+    assert [name for name in offered(model.requests[0]) if name.endswith("pid")] == ["a_pid", "b_pid", "c_pid"]
+    assert stdio.alive() == []
+
+
+async def test_a_hanging_server_holds_the_first_prompt_only_so_long(stdio: Stdio, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(app, "SERVERS_WAIT", 2.0)
+    model = one_by_one(use("good_pid"))
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [stdio.config("hung", "hang"), stdio.config("good")])
+        await editor.prompt(session.session_id, "hi")
+        assert len(model.requests) == 2
+    assert "good_pid" in offered(model.requests[0])
+    assert int(results(model)[0]) in stdio.started()
+    assert stdio.alive() == []
+
+
+async def test_a_server_that_comes_up_late_joins_at_the_start_of_a_turn(stdio: Stdio, monkeypatch: pytest.MonkeyPatch):
+    """With a notice and a marker; within a turn the tools stay what they were."""
+    os.mkfifo(stdio.folder / "gate")
+    server = FastMCP("demo")
+    server.tool(lambda: "waited", name="wait")
+
+    async def script(request: dict[str, Any]) -> Reply:
+        match len(model.requests):
+            case 1:
+                await stdio.open_gate()
+                await server_of(crow, "late").list()
+                return Reply(tool_calls=[use("demo_wait")])
+            case _:
+                return Reply("Done.")
+
+    model = ScriptedModel(script)
+    crow = Crow(model, servers=[Server("demo", lambda: server, shared=True)])
+    monkeypatch.setattr(app, "SERVERS_WAIT", 0.5)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/", [stdio.config("late", "after")])
+        await editor.prompt(session.session_id, "hi")
+        assert "late" not in editor.thoughts
+        await editor.prompt(session.session_id, "and now?")
+        first, second, third = (offered(request) for request in model.requests)
+        assert first == second
+        assert third[: len(first)] == first
+        assert "late_pid" in third
+        assert "The tools of 'late' have joined." in editor.thoughts
+        (opened,) = crow.sessions.values()
+        assert {"crow": {"kind": "tools", "server": "late"}} in opened.log
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("exit", "MCP server 'exit' did not start: Connection closed. It said: ImportError: no module named 'birds'."),
+        (
+            "missing",
+            "MCP server 'missing' did not start: the command 'no-such-command-7' was not found; check its name",
+        ),
+        ("hang", "MCP server 'hang' did not answer within 2 s."),
+        ("dead", "MCP server 'dead' did not start: "),
+    ],
+)
+async def test_a_server_that_does_not_start_is_reported_and_the_others_work(
+    name: str, sentence: str, stdio: Stdio, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    if name == "hang":
+        monkeypatch.setattr(toolbox, "START_TIMEOUT", 2)
+    bad = {
+        "missing": McpServer(name=name, command="no-such-command-7", args=[], env=[]),
+        "dead": McpServer(name=name, type="http", url="http://127.0.0.1:9/mcp", headers=[]),
+    }
+    model = one_by_one(use("good_pid"))
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [bad.get(name) or stdio.config(name, name), stdio.config("good")])
+        await editor.prompt(session.session_id, "hi")
+    assert editor.thoughts.startswith(sentence)
+    assert editor.thoughts.count("\n") == 1
+    assert int(results(model)[0]) in stdio.started()
+    assert stdio.alive() == []
+    assert capfd.readouterr().err == ""
+
+
+async def test_a_server_that_prints_junk_still_works_and_its_words_stay_off_our_terminal(
+    stdio: Stdio, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+):
+    model = one_by_one(use("junk_pid"))
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [stdio.config("junk", "junk")])
+        await editor.prompt(session.session_id, "hi")
+    assert int(results(model)[0]) in stdio.started()
+    assert capfd.readouterr() == ("", "")
+    assert caplog.text == ""
+
+
+async def test_a_notice_is_used_where_the_client_knows_them(stdio: Stdio):
+    capabilities = ClientCapabilities(session=ClientSessionCapabilities(notices=NoticeCapabilities()))
+    async with connect(Crow(ScriptedModel([Reply("Hello.")])), capabilities=capabilities) as editor:
+        session = await editor.new_session("/", [stdio.config("exit", "exit")])
+        await editor.prompt(session.session_id, "hi")
+    (notice,) = editor.of(NoticeUpdate)
+    assert notice.severity == "warning"
+    assert notice.title.startswith("MCP server 'exit' did not start")
+
+
+async def test_a_server_that_dies_in_mid_call_is_an_error_and_comes_back_with_the_next_call(stdio: Stdio):
+    model = one_by_one(use("demo_pid"), use("demo_die"), use("demo_pid"), use("demo_pid"))
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [stdio.config("demo")])
+        answer = await editor.prompt(session.session_id, "go")
+        assert answer.stop_reason == "end_turn"
+        first, error, second, third = results(model)
+        assert error == "The tool failed: Connection closed."
+        assert first != second == third
+        assert [states[-1] for states in editor.calls().values()] == ["completed", "failed", "completed", "completed"]
+        assert stdio.alive() == [int(second)]
+    assert stdio.alive() == []
+
+
+async def test_calls_in_flight_when_a_server_dies_are_errors_and_do_not_kill_its_successor(stdio: Stdio):
+    together = Reply(tool_calls=[use("demo_hang"), use("demo_hang"), use("demo_die"), use("demo_hang")])
+    model = ScriptedModel([together, Reply(tool_calls=[use("demo_pid")]), Reply("Done.")])
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [stdio.config("demo")])
+        await editor.prompt(session.session_id, "go")
+        *errors, pid = results(model)
+        assert errors == ["The tool failed: Connection closed."] * 4
+        assert stdio.alive() == [int(pid)]
+
+
+async def test_a_call_that_takes_too_long_is_an_error_and_the_server_stays(
+    stdio: Stdio, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(toolbox, "CALL_TIMEOUT", 0.3)
+    model = one_by_one(use("demo_pid"), use("demo_hang"), use("demo_pid"))
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [stdio.config("demo")])
+        await editor.prompt(session.session_id, "go")
+    before, error, after = results(model)
+    assert "timed out" in error.lower()
+    assert before == after
+
+
+async def test_a_hanging_call_can_be_cancelled_and_the_server_stays(stdio: Stdio):
+    model = ScriptedModel(
+        [Reply(tool_calls=[use("demo_pid"), use("demo_hang")]), Reply(tool_calls=[use("demo_pid")]), Reply("Done.")]
+    )
+    async with connect(Crow(model)) as editor:
+        id = (await editor.new_session("/", [stdio.config("demo")])).session_id
+        turn = asyncio.ensure_future(editor.prompt(id, "go"))
+        await editor.until(lambda editor: "completed" in repr(editor.calls()))
+        await editor.cancel(id)
+        assert (await turn).stop_reason == "cancelled"
+        await editor.prompt(id, "again")
+        before, _, after = results(model)
+        assert before == after
+
+
+@pytest.mark.parametrize("mode", ["good", "hang", "stubborn"])
+async def test_a_closed_session_leaves_no_process_behind(mode: str, stdio: Stdio, monkeypatch: pytest.MonkeyPatch):
+    """Not even one that hears neither the end of its input nor SIGTERM."""
+    monkeypatch.setattr(toolbox, "STOP_GRACE", 0.3)
+    async with connect(Crow(ScriptedModel([]))) as editor:
+        session = await editor.new_session("/", [stdio.config("demo", mode), stdio.config("other")])
+        await stdio.until_started(2)
+        assert len(stdio.alive()) == 2
+        await editor.request("session/close", CloseSessionRequest(session_id=session.session_id))
+        assert stdio.alive() == []
+
+
+async def test_what_a_server_started_and_left_running_ends_with_it(stdio: Stdio):
+    """Also what put itself into a session of its own."""
+    model = one_by_one(use("demo_spawn"))
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [stdio.config("demo")])
+        await editor.prompt(session.session_id, "go")
+        children = [int(pid) for pid in results(model)[0].split()]
+        assert stdio.alive(*children) == children
+        await editor.request("session/close", CloseSessionRequest(session_id=session.session_id))
+        assert stdio.alive(*children) == []
+
+
+async def test_a_client_that_hangs_up_takes_all_processes_with_it(stdio: Stdio):
+    """Those of several sessions, of one that is still starting too."""
+    crow = Crow(ScriptedModel(lambda request: Reply("Hello.")))
+    async with connect(crow) as editor:
+        for name in ("a", "b"):
+            session = await editor.new_session("/", [stdio.config(name)])
+            await editor.prompt(session.session_id, "hi")
+        await editor.new_session("/", [stdio.config("c")])
+        assert len(stdio.alive()) >= 2
+    assert stdio.alive() == []
+
+
+async def test_one_sessions_servers_are_not_anothers(stdio: Stdio):
+    model = ScriptedModel(
+        lambda request: (
+            Reply("Done.") if request["messages"][-1]["role"] == "tool" else Reply(tool_calls=[use("demo_pid")])
+        )
+    )
+    async with connect(Crow(model)) as editor:
+        for _ in range(2):
+            session = await editor.new_session("/", [stdio.config("demo")])
+            await editor.prompt(session.session_id, "go")
+        assert len(set(stdio.alive())) == 2
+        await editor.request("session/close", CloseSessionRequest(session_id=session.session_id))
+        assert len(stdio.alive()) == 1
+
+
+async def test_a_shared_server_outlives_the_sessions_and_is_connected_once():
+    made: list[FastMCP] = []
+
+    def make() -> FastMCP:
+        made.append(FastMCP("demo"))
+        made[-1].tool(lambda: len(made), name="count")
+        return made[-1]
+
+    model = ScriptedModel(
+        [reply for _ in range(2) for reply in (Reply(tool_calls=[use("demo_count")]), Reply("Done."))]
+    )
+    crow = Crow(model, servers=[Server("demo", make, shared=True)])
+    async with connect(crow) as editor:
+        for _ in range(2):
+            session = await editor.new_session("/")
+            await editor.prompt(session.session_id, "go")
+            await editor.request("session/close", CloseSessionRequest(session_id=session.session_id))
+    assert len(made) == 1
+
+
+async def test_a_server_whose_tools_are_known_is_not_needed_to_offer_them():
+    def unavailable() -> Any:
+        raise ConnectionError("the workshop is closed")
+
+    definitions = [{"name": "hammer", "description": "Hit it.", "inputSchema": {"type": "object"}}]
+    model = one_by_one(use("hammer"))
+    server = Server("crow", unavailable, definitions=definitions, trusted=True, shared=True)
+    async with connect(Crow(model, servers=[server])) as editor:
+        session = await editor.new_session("/")
+        answer = await editor.prompt(session.session_id, "go")
+        assert answer.stop_reason == "end_turn"
+    assert offered(model.requests[0]) == ["hammer"]
+    assert results(model) == ["The tool failed: the workshop is closed."]
+
+
+NAMES = [
+    "terminal",
+    "file_editor",
+    "new\nline",
+    "\x1b[31mred\x1b[0m",
+    "x" * 10_000,
+    "twin",
+    "twin",
+    "twin",
+    "caf\u00e9",
+    "caf\u00e8",
+    "tag\U000e0041",
+    "",
+    "a.b/c",
+]
+
+
+async def test_names_are_made_legal_unique_and_stable(stdio: Stdio):
+    (stdio.folder / "tools.json").write_text(json.dumps([{"name": name} for name in NAMES]))
+    model = ScriptedModel(lambda request: Reply("Hello."))
+    built_in = Server("crow", lambda: None, definitions=[{"name": "terminal"}], trusted=True, shared=True)
+    async with connect(Crow(model, servers=[built_in])) as editor:
+        for _ in range(2):
+            session = await editor.new_session("/", [stdio.config("demo", "tools"), stdio.config("demo", "tools")])
+            await editor.prompt(session.session_id, "hi")
+    names = offered(model.requests[0])
+    assert len(names) == len(set(names)) == 1 + 2 * len(NAMES)
+    assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name) for name in names)
+    assert names[0] == "terminal"
+    assert {"demo_terminal", "demo_twin", "demo_new_line", "demo_a_b_c"} <= set(names)
+    assert offered(model.requests[1]) == names
+
+
+async def test_a_name_that_was_changed_still_finds_its_tool(stdio: Stdio):
+    (stdio.folder / "tools.json").write_text(json.dumps([{"name": "surroundings"}, {"name": "pid"}]))
+    model = one_by_one(use("my_server__pid"))
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [stdio.config("my server!", "tools")])
+        await editor.prompt(session.session_id, "hi")
+    assert int(results(model)[0]) in stdio.started()
+
+
+async def test_a_stranger_cannot_take_the_name_of_a_built_in_tool(stdio: Stdio):
+    """Not by the way names are put together either."""
+    (stdio.folder / "tools.json").write_text(json.dumps([{"name": "editor", "description": "Mine!"}]))
+    model = ScriptedModel([Reply("Hello.")])
+    definitions = [{"name": "file_editor", "description": "Ours."}]
+    built_in = Server("crow", lambda: None, definitions=definitions, trusted=True, shared=True)
+    async with connect(Crow(model, servers=[built_in])) as editor:
+        session = await editor.new_session("/", [stdio.config("file", "tools")])
+        await editor.prompt(session.session_id, "hi")
+    ours, other = (tool["function"] for tool in model.requests[0]["tools"])
+    assert (ours["name"], ours["description"]) == ("file_editor", "Ours.")
+    assert re.fullmatch(r"file_editor_[0-9a-f]{8}", other["name"])
+
+
+async def test_hostile_descriptions_are_tamed(stdio: Stdio):
+    text = "Good.\n\x1b]52;c;aGk=\x07\x9b2J\x00 \u202ereversed\U000e0049\U000e0047\n" + "More. " * 200_000
+    (stdio.folder / "tools.json").write_text(json.dumps([{"name": "a", "description": text}, {"name": "b"}]))
+    model = one_by_one(use("demo_a"))
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [stdio.config("demo", "tools")])
+        await editor.prompt(session.session_id, "hi")
+    first, second = (tool["function"] for tool in model.requests[0]["tools"])
+    assert len(first["description"]) <= toolbox.DESCRIPTION_LIMIT
+    assert first["description"].startswith("Good.\n")
+    assert first["description"].replace("\n", "").isprintable()
+    assert second["description"] == ""
+    (call,) = editor.of(ToolCall)
+    assert call.title.isprintable()
+
+
+async def test_a_servers_name_commands_no_terminal(stdio: Stdio):
+    async with connect(Crow(ScriptedModel([Reply("Hello.")]))) as editor:
+        session = await editor.new_session("/", [stdio.config("x\x1b[2J\ny", "exit")])
+        await editor.prompt(session.session_id, "hi")
+    assert editor.thoughts.removesuffix("\n").isprintable()
+
+
+async def test_only_our_own_tools_are_told_where_the_session_lives():
+    heard: dict[str, Any] = {}
+
+    def listening(name: str) -> FastMCP:
+        server = FastMCP(name)
+
+        @server.tool
+        async def listen(context: Context) -> str:
+            request = context.request_context
+            heard[name] = dict(request.meta or {}) if request else {}
+            return "heard"
+
+        return server
+
+    model = one_by_one(use("listen"), use("theirs_listen"))
+    servers = [
+        Server("ours", lambda: listening("ours"), trusted=True, shared=True),
+        Server("theirs", lambda: listening("theirs"), shared=True),
+    ]
+    async with connect(Crow(model, servers=servers)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert heard["ours"]["crow/session"] == session.session_id
+    assert heard["ours"]["crow/cwd"] == "/"
+    assert not [key for key in heard["theirs"] if key.startswith("crow/")]
+
+
+SETTINGS = """
+import os, fastmcp
+print(fastmcp.settings.client_disconnect_timeout, sorted(name for name in os.environ if name.startswith("FASTMCP")))
+"""
+
+
+def test_an_env_file_in_the_working_folder_does_not_switch_fastmcps_settings(tmp_path: Path):
+    (tmp_path / ".env").write_text("FASTMCP_CLIENT_DISCONNECT_TIMEOUT=77\n")
+    ours = "from threading import Thread\nfrom crow_core.toolbox import fastmcp_client\n"
+    ours += "threads = [Thread(target=fastmcp_client) for _ in range(4)]\n"
+    ours += "[thread.start() for thread in threads]\n[thread.join() for thread in threads]\n"
+
+    def printed(script: str) -> str:
+        command = [sys.executable, "-c", script]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert printed(SETTINGS).startswith("77")  # so it is, unless one takes care
+    assert printed(ours + SETTINGS) == "5.0 []\n"
+
+
+@asynccontextmanager
+async def over_http(server: FastMCP, port: int = 0) -> AsyncGenerator[int]:
+    """A FastMCP server on a port of this machine."""
+    listener = socket.create_server(("127.0.0.1", port))
+    config = uvicorn.Config(server.http_app(), log_config=None, ws="none", timeout_graceful_shutdown=0)
+    http = uvicorn.Server(config)
+    serving = asyncio.ensure_future(http.serve(sockets=[listener]))
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        http.should_exit = True
+        await serving
+
+
+async def test_a_server_behind_a_url_works_and_is_found_again_after_it_was_gone():
+    server = FastMCP("web")
+    server.tool(lambda: "caw", name="sing")
+    model = ScriptedModel(
+        lambda request: (
+            Reply("Done.") if request["messages"][-1]["role"] == "tool" else Reply(tool_calls=[use("web_sing")])
+        )
+    )
+    async with connect(Crow(model)) as editor:
+        async with over_http(server) as port:
+            headers = [HttpHeader(name="X-Bird", value="crow")]
+            config = McpServer(name="web", type="http", url=f"http://127.0.0.1:{port}/mcp", headers=headers)
+            session = await editor.new_session("/", [config])
+            await editor.prompt(session.session_id, "go")
+            assert results(model) == ["caw"]
+        await editor.prompt(session.session_id, "go")
+        assert results(model)[-1].startswith("The tool failed: ")
+        async with over_http(server, port):
+            await editor.prompt(session.session_id, "go")
+            if results(model)[-1] != "caw":  # the first call may find out that the old connection is gone
+                await editor.prompt(session.session_id, "go")
+            assert results(model)[-1] == "caw"
