@@ -387,7 +387,7 @@ def test_only_keys_of_the_protocol_are_sent_always_in_one_order() -> None:
         {"content": "ok", "crow": {"failed": True}, "tool_call_id": "a", "role": "tool"},
     ]
     sent = without_notes(log)
-    assert sent == [user("Hi"), asks(use("a"), content=""), {"role": "tool", "tool_call_id": "a", "content": "ok"}]
+    assert sent == [user("Hi"), {**asks(use("a"), content=""), "reasoning_content": "Hm."}, {"role": "tool", "tool_call_id": "a", "content": "ok"}]
     assert [list(message) for message in sent] == [
         ["role", "content"],
         ["role", "content", "tool_calls"],

@@ -18,6 +18,7 @@ from uuid import uuid4
 import msgspec
 
 from crow_core.messages import Delta, Message, merge
+from crow_core.quirks import Quirks, fit, learn
 from crow_core.stream import LOOK, PASSING, ModelError, Reader, explain
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ CONNECT = 10.0
 
 LINGER = 0.5
 """Seconds an endpoint may take to end a response after its last event."""
+
+TEACHING = frozenset({400, 404, 415, 422, 500, 501})
+"""With which servers refuse what a request holds."""
 
 LONGEST_WAIT = 60.0
 """Seconds an endpoint may ask to wait; for more, the person decides."""
@@ -52,6 +56,17 @@ class Model(Protocol):
     def stream(self, request: Request) -> AsyncIterator[Delta]:
         """Yield the reply in fragments; `merge` puts them back together. Raises ModelError."""
         ...
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a model costs, for a million tokens each."""
+
+    input: float
+    output: float
+    cached: float | None = None
+    """Input that the server had in its cache; None means the same as `input`."""
+    currency: str = "USD"
 
 
 @dataclass
@@ -73,6 +88,9 @@ class Call:
     """When the first fragment came, in seconds of the monotonic clock, like `started` and `ended`; 0 for never."""
     ended: float = 0.0
     error: str = ""
+    """What went wrong, as a sentence; empty when it went well."""
+    broken: ModelError | None = None
+    """Why the answer broke off after it had begun, if it did and may be gone on with."""
 
     async def listen(self, tell: Callable[[Delta], Awaitable[None]] | None = None) -> None:
         """Ask, and fold the answer into `reply`; `tell` hears each fragment. Raises ModelError.
@@ -117,21 +135,24 @@ class ChatModel:
     """How often a request is sent at most when the endpoint is busy or out of reach."""
     client: "AsyncOpenAI | None" = field(default=None, repr=False)
     """A ready client of the openai SDK (AsyncAzureOpenAI too) to ask through, in place of `base_url` and `api_key`."""
+    quirks: Quirks = field(default_factory=Quirks)
+    """What this endpoint does differently; what it refuses clearly is added while it runs."""
     refused: set[str] = field(default_factory=set[str])
     """Parameters this endpoint refused; they are not sent again."""
+    prices: Prices | None = None
     _http: "httpx2.AsyncClient | None" = field(default=None, repr=False)
 
     async def stream(self, request: Request) -> AsyncGenerator[Delta]:
         """Yield the reply in fragments. Raises ModelError; sends again only while nothing has been answered yet."""
         import stamina
 
-        body, begun = self.body(request), False
+        begun = False
         # Not once a fragment has been shown: it would be shown twice.
         retries = stamina.retry_context(lambda error: not begun and wait_for(error), self.attempts, timeout=None)
         async for attempt in retries:
             with attempt:
                 try:
-                    async with aclosing(self.ask(body)) as deltas:
+                    async with aclosing(self.ask(self.body(request))) as deltas:
                         async for delta in deltas:
                             begun = True
                             yield delta
@@ -142,10 +163,9 @@ class ChatModel:
                     raise
 
     def body(self, request: Request) -> Request:
-        """What is sent: the request's messages last, the parameters before, without those that were refused."""
+        """What is sent: messages last, parameters before, as this endpoint takes them."""
         body = {"model": self.name, **self.parameters, "stream": True, "stream_options": {"include_usage": True}}
-        body |= request
-        body["messages"] = body.pop("messages")
+        body = fit({**body, **request}, self.quirks)
         for parameter in self.refused:
             body.pop(parameter, None)
         return body
@@ -154,7 +174,7 @@ class ChatModel:
         """Ask once. Raises ModelError."""
         import httpx2
 
-        reader = Reader(self.where)
+        reader = Reader(self.where, think_tags=self.quirks.think_tags)
         try:
             async with self.post(body) as chunks:
                 async for data in chunks:
@@ -252,6 +272,10 @@ class ChatModel:
         status: int = response.status_code
         raw: bytes = await response.aread()
         said = self.redacted(explain(raw, response.headers.get("content-type", "")))
+        if status in TEACHING and (lesson := learn(raw.decode("utf-8", "replace"), body, self.quirks)):
+            self.quirks, refused = lesson.quirks, lesson.refused
+            self.refused |= refused
+            return ModelError(f"{self.where} {lesson.sentence} ({status}).", retry=True, after=0)
         match status:
             case 401 | 403:
                 key = "the model's api_key, or OPENAI_API_KEY"
@@ -259,10 +283,6 @@ class ChatModel:
             case 404:
                 model = f"no model {body.get('model')!r}"
                 return ModelError(f"{self.where} knows {model}, or has another address: {said}. Check both.")
-            case 400 | 422 if b"stream_options" in raw and "stream_options" in body:
-                self.refused.add("stream_options")
-                del body["stream_options"]
-                return ModelError(f"{self.where} does not take stream_options.", retry=True, after=0)
             case 402 | 429 if status == 402 or b"insufficient_quota" in raw:
                 return ModelError(f"{self.where} wants to be paid ({status}): {said}. Check your account there.")
             case _ if status in PASSING:

@@ -3,7 +3,8 @@
 import msgspec
 
 from crow_core.app import Crow
-from crow_core.model import Call
+from crow_core.messages import parts
+from crow_core.model import Call, Request
 from crow_core.session import Session
 
 ENOUGH = 8_000
@@ -20,8 +21,8 @@ def alarm(crow: Crow) -> None:
     @crow.after_model
     async def compare(session: Session, call: Call) -> None:
         counted = int(call.usage.get("prompt_tokens") or 0)
-        sent = len(msgspec.json.encode(call.request))
-        if not counted or "images" in session.state:
+        sent = characters(call.request)
+        if not counted:
             return
         ratio = session.state.get("characters_a_token")
         expected = sent / (ratio or 8.0)  # no tokenizer packs more than eight characters of such text into a token
@@ -35,3 +36,10 @@ def alarm(crow: Crow) -> None:
             )
         elif ratio is None or sent > ENOUGH:
             session.state["characters_a_token"] = sent / counted
+
+
+def characters(request: Request) -> int:
+    """How much text a request holds; images count as nothing, as their tokens depend on the model."""
+    texts = (part.get("text", "") for message in request["messages"] for part in parts(message.get("content")))
+    calls = [message["tool_calls"] for message in request["messages"] if message.get("tool_calls")]
+    return sum(map(len, texts)) + len(msgspec.json.encode([request.get("tools"), calls]))
