@@ -39,6 +39,19 @@ LINGER = 0.5
 TEACHING = frozenset({400, 404, 415, 422, 500, 501})
 """With which servers refuse what a request holds."""
 
+FLAGS = (
+    "Start llama.cpp with --jinja, vLLM with --enable-auto-tool-choice and --tool-call-parser, or choose a model made "
+    "for tools."
+)
+"""What a server that does not know tools lacks."""
+
+TOOLLESS = re.compile(
+    r"(n[o']t|un) ?support(s|ed|ing)?( param(eter)?:?)? ['\"`]?(tools?|function)\b(?! (schema|call id))"
+    r"|tools param requires|support tool use|tool choice requires",
+    re.I,
+)
+"""How servers say that they know no tools."""
+
 LONGEST_WAIT = 60.0
 """Seconds an endpoint may ask to wait; for more, the person decides."""
 
@@ -140,6 +153,8 @@ class ChatModel:
     refused: set[str] = field(default_factory=set[str])
     """Parameters this endpoint refused; they are not sent again."""
     prices: Prices | None = None
+    _heard: set[str] = field(default_factory=set[str], repr=False)
+    """Refusals that have taught something."""
     _http: "httpx2.AsyncClient | None" = field(default=None, repr=False)
 
     async def stream(self, request: Request) -> AsyncGenerator[Delta]:
@@ -165,10 +180,11 @@ class ChatModel:
     def body(self, request: Request) -> Request:
         """What is sent: messages last, parameters before, as this endpoint takes them."""
         body = {"model": self.name, **self.parameters, "stream": True, "stream_options": {"include_usage": True}}
-        body = fit({**body, **request}, self.quirks)
-        for parameter in self.refused:
-            body.pop(parameter, None)
-        return body
+        return self.fitted({**body, **request})
+
+    def fitted(self, body: Request) -> Request:
+        """A body as this endpoint takes it; fitting once more changes nothing."""
+        return {key: value for key, value in fit(body, self.quirks).items() if key not in self.refused}
 
     async def ask(self, body: Request) -> AsyncGenerator[Delta]:
         """Ask once. Raises ModelError."""
@@ -272,10 +288,10 @@ class ChatModel:
         status: int = response.status_code
         raw: bytes = await response.aread()
         said = self.redacted(explain(raw, response.headers.get("content-type", "")))
-        if status in TEACHING and (lesson := learn(raw.decode("utf-8", "replace"), body, self.quirks)):
-            self.quirks, refused = lesson.quirks, lesson.refused
-            self.refused |= refused
-            return ModelError(f"{self.where} {lesson.sentence} ({status}).", retry=True, after=0)
+        if status in TEACHING and (learned := self.learn(raw.decode("utf-8", "replace"), body)):
+            return ModelError(f"{self.where} {learned} ({status}).", retry=True, after=0)
+        if status in TEACHING and body.get("tools") and TOOLLESS.search(said):
+            return ModelError(f"{self.where} takes no tools ({status}): {said}. {FLAGS}")
         match status:
             case 401 | 403:
                 key = "the model's api_key, or OPENAI_API_KEY"
@@ -299,6 +315,18 @@ class ChatModel:
                 advice = "Check the model's settings, or go on in a new session."
                 return ModelError(f"{self.where} refused the request ({status}): {said}. {advice}")
 
+    def learn(self, said: str, body: Request) -> str:
+        """What a refusal taught, as the end of a sentence; empty when nothing. The same words teach once."""
+        if self.fitted(body) != body:
+            return "refused what it had just refused in another session"
+        lesson = learn(said, body, self.quirks)
+        if lesson is None or said in self._heard:
+            return ""
+        self._heard.add(said)
+        self.quirks = lesson.quirks
+        self.refused |= lesson.refused
+        return lesson.sentence
+
     def redacted(self, text: str) -> str:
         """Without the keys: servers quote them, and what is told here is also remembered."""
         for key in (self.api_key, self.client.api_key if self.client else "", *self.headers.values()):
@@ -311,6 +339,15 @@ class ChatModel:
         if self._http is not None:
             await self._http.aclose()
             self._http = None
+
+
+def room(model: Model) -> int | None:
+    """Tokens that fit: what is configured or the server told, else what is known of the model; None for unknown.
+
+    What a model could take says nothing about what a server on this machine gives it.
+    """
+    known = model.quirks.window if isinstance(model, ChatModel) and not is_local(model.where) else 0
+    return model.window or known or None
 
 
 def wait_for(error: Exception) -> bool | float:

@@ -6,7 +6,7 @@ endpoint refuses clearly is learned while it runs.
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
@@ -162,16 +162,22 @@ def blinded(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_content_form(messages: Messages, quirks: Quirks) -> Messages:
-    """All text-only content in one form."""
-    if quirks.content == "text":
-        return messages
-    return [{**message, "content": as_parts(message.get("content"))} for message in messages]
+    """All text-only content in one form. Without any, parts become null: an empty text is refused by some servers."""
+    if quirks.content == "parts":
+        return [{**message, "content": as_parts(message.get("content")) or None} for message in messages]
+    return [with_text(message) if isinstance(message.get("content"), list) else message for message in messages]
+
+
+def with_text(message: dict[str, Any]) -> dict[str, Any]:
+    if any(part["type"] != "text" for part in message["content"]):
+        return message
+    return {**message, "content": "\n\n".join(part["text"] for part in message["content"])}
 
 
 def as_parts(content: Any) -> list[dict[str, Any]]:
     """Content as a list of parts."""
     if isinstance(content, str):
-        return [{"type": "text", "text": content}]
+        return [{"type": "text", "text": content}] if content else []
     return list(content or [])
 
 
@@ -214,47 +220,84 @@ def with_plain_schema(tool: dict[str, Any]) -> dict[str, Any]:
     """A tool whose parameters' schema is spelled out in the plainest words."""
     function = tool["function"]
     parameters: dict[str, Any] = function.get("parameters") or {}
-    definitions: dict[str, Any] = {**parameters.get("$defs", {}), **parameters.get("definitions", {})}
-    return {**tool, "function": {**function, "parameters": plain(parameters, definitions, depth=0)}}
+    return {**tool, "function": {**function, "parameters": Spelling(parameters).plain(parameters)}}
 
 
 DROPPED = frozenset({"$schema", "$defs", "definitions", "$id", "title", "additionalProperties", "default", "examples"})
 """Keys of a schema that say little to a model and trouble some servers."""
 
+ANYTHING: dict[str, Any] = {"type": "object", "properties": {}}
+"""What a reference becomes that leads nowhere, or too far."""
 
-def plain(schema: Any, definitions: dict[str, Any], depth: int) -> Any:
-    """A schema without references and choices. A reference to itself ends, after some levels, as any object."""
-    match schema:
-        case {"$ref": str(name)}:
-            target = definitions.get(name.rpartition("/")[2])
-            if target is None or depth > 8:
-                return {"type": "object"}
-            rest = {key: value for key, value in schema.items() if key != "$ref"}
-            return plain({**target, **rest}, definitions, depth + 1)
-        case {"anyOf": [*choices]} | {"oneOf": [*choices]}:
-            rest = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf")}
-            real = [choice for choice in choices if choice != {"type": "null"}]
-            return plain({**(real[0] if real else {}), **rest}, definitions, depth)
-        case {"allOf": [*together]}:
-            merged = {key: value for key, value in schema.items() if key != "allOf"}
-            for each in together:
-                merged |= plain(each, definitions, depth + 1)
-            return plain(merged, definitions, depth)
-        case {"properties": {**properties}}:
-            kept = {key: plain(value, definitions, depth + 1) for key, value in properties.items()}
-            rest = {key: value for key, value in schema.items() if key != "properties"}
-            return {**plain(rest, definitions, depth), "properties": kept}
-        case {**keys}:
-            kept = {key: value for key, value in keys.items() if key not in DROPPED}
-            if isinstance(kept.get("type"), list):
-                kept["type"] = next((kind for kind in kept["type"] if kind != "null"), "string")
-            if "items" in kept:
-                kept["items"] = plain(kept["items"], definitions, depth + 1)
-            if kept.get("type") == "object":
-                kept.setdefault("properties", {})
-            return kept
-        case _:
-            return {"type": "string"}
+
+class Spelling:
+    """Spells one schema out: no references, no choices. A schema that never ends, or explodes, ends as any object."""
+
+    DEPTH = 12
+    """Levels of references inside references."""
+    REFERENCES = 200
+    """How many are followed in all."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self.definitions: dict[str, Any] = {**schema.get("$defs", {}), **schema.get("definitions", {})}
+        self.left = self.REFERENCES
+
+    def plain(self, schema: Any, depth: int = 0) -> Any:
+        match schema:
+            case {"$ref": str(name)}:
+                target = self.definitions.get(name.rpartition("/")[2])
+                if not isinstance(target, dict) or depth >= self.DEPTH or self.left <= 0:
+                    return ANYTHING
+                self.left -= 1
+                return self.plain({**target, **without(schema, "$ref")}, depth + 1)
+            case {"anyOf": [*choices]} | {"oneOf": [*choices]}:
+                return self.plain({**first_of(choices), **without(schema, "anyOf", "oneOf")}, depth)
+            case {"allOf": [*together]}:
+                whole: dict[str, Any] = self.plain(without(schema, "allOf"), depth)
+                for each in together:
+                    whole = joined(whole, self.plain(each, depth))
+                return whole
+            case {"properties": {**properties}}:
+                kept = {key: self.plain(value, depth) for key, value in properties.items()}
+                return {**self.plain(without(schema, "properties"), depth), "properties": kept}
+            case {}:
+                return self.plain_keys(schema, depth)
+            case _:
+                return {"type": "string"}
+
+    def plain_keys(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
+        kept = without(schema, *DROPPED)
+        if "const" in kept:
+            kept["enum"] = [kept.pop("const")]
+        if isinstance(kept.get("type"), list):
+            kept["type"] = next((kind for kind in kept["type"] if kind != "null"), "string")
+        if "items" in kept:
+            kept["items"] = self.plain(kept["items"], depth)
+        if kept.get("type") == "object":
+            kept.setdefault("properties", {})
+        return kept
+
+
+def first_of(choices: list[Any]) -> dict[str, Any]:
+    """The first choice that says something."""
+    for choice in choices:
+        if choice and hasattr(choice, "items") and choice != {"type": "null"}:
+            return choice
+    return {}
+
+
+def without(schema: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key not in keys}
+
+
+def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Two schemas that hold together, as one."""
+    both = {**first, **second}
+    if "properties" in both:
+        both["properties"] = {**first.get("properties", {}), **second.get("properties", {})}
+    if "required" in both:
+        both["required"] = list(dict.fromkeys([*first.get("required", []), *second.get("required", [])]))
+    return both
 
 
 class Lesson(Struct, frozen=True):
@@ -267,40 +310,95 @@ class Lesson(Struct, frozen=True):
     """Parameters that are not sent any more."""
 
 
+NEEDED = frozenset({"model", "messages", "stream", "tools"})
+"""What no request can do without."""
+
+REFUSING = re.compile(
+    r"not (be )?(support|allow|permit|accept|implement|recogni|available|valid|known|enabled)"
+    r"|n't (support|allow|accept)|unsupported|unknown|unrecogni|unexpected|extra|invalid|cannot|can't|forbidden"
+    r"|only .{0,60}(supported|allowed)"
+)
+"""In what words something is refused for good."""
+
+MEASURE = re.compile(
+    r"context.{0,20}(length|window|size|limit)|maximum.{0,20}tokens|too (long|large|many|big|high|low)|exceed|range"
+    r"|(must|should) be (between|in|at|less|greater|[<>])|at most [1-9]|(less|greater|more) than"
+)
+"""A refusal of how much, not of what: it teaches nothing about the endpoint."""
+
+
 def learn(said: str, body: Body, quirks: Quirks) -> Lesson | None:
     """What an endpoint's words of refusal teach about it; None when they are not clear, or teach nothing new."""
-    words = said.lower()
+    words = words_of(said)
+    if MEASURE.search(words):
+        return None
     for teaches in LESSONS:
         if (change := teaches(words, body, quirks)) is not None:
             sentence, changes = change
             return Lesson(sentence, structs.replace(quirks, **changes))
-    for parameter in body.keys() - NEEDED:
-        if re.search(rf"\b{parameter}\b", words):
+    for parameter in sorted(body.keys() - NEEDED):
+        if is_named(parameter, words) and REFUSING.search(words):
             return Lesson(f"does not take {parameter}; it is left out from now on", quirks, frozenset({parameter}))
     return None
 
 
-NEEDED = frozenset({"model", "messages", "stream", "tools"})
-"""What no request can do without."""
+def words_of(said: str) -> str:
+    """A refusal in small letters, without what it quotes of the request: that may speak of anything."""
+    try:
+        found = " ".join(texts_of(msgspec.json.decode(said)))
+    except (msgspec.DecodeError, RecursionError):
+        found = "" if said.lstrip().startswith("<") else said  # a web page is some proxy's
+    return found[:4000].lower()
+
+
+def texts_of(error: Any) -> Iterator[str]:
+    """The texts inside an error object; those that name a place are joined with dots."""
+    match error:
+        case str() if error.lstrip().startswith("{"):  # a provider's error inside a router's
+            yield words_of(error)
+        case str():
+            yield error
+        case {"loc": [*path]}:
+            yield ".".join(map(str, path))
+            yield from texts_of(without(error, "loc"))
+        case {}:
+            for key, value in error.items():
+                if key != "input" or re.fullmatch(r"\w{1,16}", str(value)):
+                    yield from texts_of(value)
+        case [*errors]:
+            for each in errors:
+                yield from texts_of(each)
+        case _:
+            pass
+
+
+def is_named(parameter: str, words: str) -> bool:
+    """Whether words speak of a parameter. One that is an everyday word has to be marked as a name."""
+    if "_" in parameter:
+        return re.search(rf"\b{parameter}\b", words) is not None
+    marked = r"(['\"`.]|(param|parameters?|arguments?|fields?|property|option|keys?):? ['\"`]?)"
+    return re.search(rf"{marked}{re.escape(parameter)}\b", words) is not None
+
 
 Change = tuple[str, dict[str, Any]]
 
 
 def teaches_max_tokens(words: str, body: Body, quirks: Quirks) -> Change | None:
     other = "max_completion_tokens" if quirks.max_tokens == "max_tokens" else "max_tokens"
-    if quirks.max_tokens in body and re.search(rf"\b{quirks.max_tokens}\b", words) and other in words:
+    if quirks.max_tokens in body and is_named(quirks.max_tokens, words) and REFUSING.search(words):
         return f"calls the limit of a reply {other}", {"max_tokens": other}
     return None
 
 
 def teaches_stream_usage(words: str, body: Body, quirks: Quirks) -> Change | None:
-    if quirks.stream_usage and ("stream_options" in words or "include_usage" in words):
+    if "stream_options" in body and quirks.stream_usage and re.search(r"stream_options|include_usage", words):
         return "does not take stream_options; tokens are estimated from now on", {"stream_usage": False}
     return None
 
 
 def teaches_temperature(words: str, body: Body, quirks: Quirks) -> Change | None:
-    if quirks.temperature and re.search(r"\b(temperature|top_p)\b", words) and body.keys() & {"temperature", "top_p"}:
+    named = any(key in body and re.search(rf"\b{key}\b", words) for key in ("temperature", "top_p"))
+    if quirks.temperature and named and REFUSING.search(words):
         return "does not take temperature; it is left out from now on", {"temperature": False}
     return None
 
@@ -308,32 +406,35 @@ def teaches_temperature(words: str, body: Body, quirks: Quirks) -> Change | None
 def teaches_system_role(words: str, body: Body, quirks: Quirks) -> Change | None:
     if quirks.system_role == "developer" and "developer" in words:
         return "knows no developer role; the instructions go out as system", {"system_role": "system"}
-    if quirks.system_role == "system" and re.search(r"system.{0,20}(role|message|prompt)|role.{0,20}system", words):
+    about = r"(system|developer)['\"`]? (role|message|prompt|instruction)|role.{0,30}system|only user.{0,40}roles?"
+    if quirks.system_role == "system" and re.search(about, words) and REFUSING.search(words):
         return "knows no system role; the instructions go before the first words", {"system_role": "user"}
     return None
 
 
 def teaches_echo(words: str, body: Body, quirks: Quirks) -> Change | None:
-    if "reasoning" not in words or "effort" in words:
+    if not re.search(r"\breasoning(_content)?\b", words) or not has_replies(body):
         return None
-    if quirks.echo == "never":
+    if quirks.echo != "never" and REFUSING.search(words):
+        return "does not take earlier reasoning; it stays here", {"echo": "never"}
+    if quirks.echo == "never" and re.search(r"must be|missing|required|passed back|expected", words):
         key = "reasoning_content" if "reasoning_content" in words else "reasoning"
         return "wants earlier reasoning back", {"echo": "always", "reasoning": key}
-    return "does not take earlier reasoning; it stays here", {"echo": "never"}
+    return None
 
 
 def teaches_images(words: str, body: Body, quirks: Quirks) -> Change | None:
-    if quirks.images and re.search(r"image|vision|multimodal|mmproj", words) and has_images(body):
+    texts_only = r"image|vision|multimodal|mmproj|content.{0,60}string"
+    if quirks.images and has_images(body) and re.search(texts_only, words):
         return "cannot see images; a note stands in their place from now on", {"images": False}
     return None
 
 
 def teaches_content(words: str, body: Body, quirks: Quirks) -> Change | None:
-    if "content" not in words or has_images(body):
-        return None
-    if quirks.content == "text" and re.search(r"content.{0,60}(array|list|sequence)", words):
+    wanted = r"content.{0,80}(must|should|expect|valid).{0,30}"
+    if quirks.content == "text" and re.search(wanted + r"(array|list|sequence)", words):
         return "wants content as a list of parts", {"content": "parts"}
-    if quirks.content == "parts" and re.search(r"content.{0,60}string", words):
+    if quirks.content == "parts" and re.search(wanted + "string", words):
         return "wants content as a string", {"content": "text"}
     return None
 
@@ -345,9 +446,28 @@ def teaches_call_ids(words: str, body: Body, quirks: Quirks) -> Change | None:
 
 
 def teaches_schemas(words: str, body: Body, quirks: Quirks) -> Change | None:
-    if quirks.schemas == "full" and body.get("tools") and re.search(r"\$ref|\$defs|anyof|oneof|schema|grammar", words):
-        return "cannot read the tools' schemas; they are spelled out plainly from now on", {"schemas": "plain"}
+    about = (
+        r"\$ref|\$defs|\$schema|anyof|oneof|allof|additional_?properties|json.?schema|grammar|function_declarations"
+        r"|(function|tool|parameters).{0,60}schema|schema.{0,60}(function|tool|parameters)|unrecognized schema"
+    )
+    if quirks.schemas == "full" and body.get("tools") and re.search(about, words):
+        which = f"schema of the tool {tool!r}" if (tool := tool_named(words, body)) else "tools' schemas"
+        return f"cannot read the {which}; all are spelled out plainly from now on", {"schemas": "plain"}
     return None
+
+
+def tool_named(words: str, body: Body) -> str:
+    """The tool a refusal speaks of, by its name or its number; empty when it does not say."""
+    names: list[str] = [tool["function"]["name"] for tool in body.get("tools") or ()]
+    if spoken := [name for name in names if re.search(rf"(?<![\w-]){re.escape(name.lower())}(?![\w-])", words)]:
+        return max(spoken, key=len)
+    number = re.search(r"(?:tools|function_declarations)[.\[](\d+)", words)
+    return names[int(number[1])] if number and int(number[1]) < len(names) else ""
+
+
+def has_replies(body: Body) -> bool:
+    """Whether any message is the model's."""
+    return any(message.get("role") == "assistant" for message in body["messages"])
 
 
 def has_images(body: Body) -> bool:

@@ -14,7 +14,7 @@ def effort(crow: Crow) -> None:
     @crow.options
     def option(session: Session) -> Option | None:
         model = session.model
-        if not isinstance(model, ChatModel) or not model.quirks.effort:
+        if not isinstance(model, ChatModel) or not takes_effort(model):
             return None
         choices = [Choice(level, level.capitalize()) for level in (DEFAULT, *model.quirks.efforts)]
 
@@ -30,7 +30,12 @@ def effort(crow: Crow) -> None:
     @crow.before_model
     def ask_for(request: Request, session: Session) -> Request | None:
         model, level = session.model, session.state.get("effort", DEFAULT)
-        if not isinstance(model, ChatModel) or level not in model.quirks.efforts or not model.quirks.effort:
+        if not isinstance(model, ChatModel) or not takes_effort(model) or level not in model.quirks.efforts:
             return None
         name, _, inner = model.quirks.effort.partition(".")
         return {name: {inner: level} if inner else level, **request}
+
+
+def takes_effort(model: ChatModel) -> bool:
+    """Whether the endpoint has a parameter for it, and has not refused it."""
+    return bool(model.quirks.effort) and model.quirks.effort.partition(".")[0] not in model.refused

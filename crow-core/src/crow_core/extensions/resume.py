@@ -26,3 +26,7 @@ def resume(crow: Crow, *, times: int = 2) -> None:
             return None
         await session.notice("The connection broke in the middle of the answer. Asking the model to go on.", "warning")
         return {"role": "user", "content": GO_ON}
+
+    @crow.turn_end
+    def forget(session: Session, outcome: StopReason | Exception) -> None:
+        session.state.pop("broken", None)

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from crow_core.acp.schema import Cost, UsageUpdate
 from crow_core.app import Crow
 from crow_core.extensions.prefix import describe_prefix
-from crow_core.model import Call, ChatModel
+from crow_core.model import Call, ChatModel, room
 from crow_core.session import Command, Session
 
 UNKNOWN_WINDOW = 32_768
@@ -53,7 +53,7 @@ def usage(crow: Crow) -> None:
             ) / 1e6
             totals.currency = prices.currency
         cost = Cost(amount=totals.cost, currency=totals.currency) if totals.currency else UNSET
-        await session.update(UsageUpdate(used=totals.used, size=session.model.window or UNKNOWN_WINDOW, cost=cost))
+        await session.update(UsageUpdate(used=totals.used, size=room(session.model) or UNKNOWN_WINDOW, cost=cost))
 
     @crow.commands
     def command(session: Session) -> list[Command]:
@@ -72,9 +72,9 @@ def counts(call: Call) -> dict[str, int]:
 
 def cached_tokens(told: dict[str, Any]) -> int:
     """Prompt tokens that the server had read before, under the names that providers have for them."""
-    details: dict[str, Any] = told.get("prompt_tokens_details") or {}
-    places = (
-        details.get("cached_tokens"),  # OpenAI and most
+    details: Any = told.get("prompt_tokens_details")
+    places: tuple[Any, ...] = (
+        details.get("cached_tokens") if hasattr(details, "get") else None,  # OpenAI and most
         told.get("prompt_cache_hit_tokens"),  # DeepSeek
         told.get("cached_tokens"),  # Moonshot, and llama.cpp by way of our reader
         told.get("cache_read_input_tokens"),  # gateways to Anthropic
@@ -83,18 +83,19 @@ def cached_tokens(told: dict[str, Any]) -> int:
 
 
 def number(value: Any) -> int:
-    return int(value) if isinstance(value, int | float) else 0
+    """A count of tokens; 0 for whatever else a server sends."""
+    return int(value) if isinstance(value, int | float) and 0 <= value < 1e15 else 0
 
 
 async def show(session: Session, words: str) -> str:
     totals: Totals | None = session.state.get("usage")
     if not totals:
         return "The model has not been asked yet."
-    size = session.model.window or UNKNOWN_WINDOW
+    size = room(session.model) or UNKNOWN_WINDOW
     about = "about " if totals.estimated else ""
     share = f", {totals.cached / totals.prompt:.0%}" if totals.prompt else ""
     lines = [
-        f"Context: {about}{totals.used:,} of {size:,} tokens{'' if session.model.window else ' (assumed)'}.",
+        f"Context: {about}{totals.used:,} of {size:,} tokens{'' if room(session.model) else ' (assumed)'}.",
         f"{totals.calls} model calls: {totals.prompt:,} tokens in ({totals.cached:,} from the server's cache{share}), "
         f"{totals.completion:,} out.",
         describe_prefix(session),
