@@ -13,6 +13,7 @@ from crow_core.extensions.commands import commands
 from crow_core.extensions.effort import effort
 from crow_core.extensions.nudge import nudge
 from crow_core.extensions.prefix import prefix
+from crow_core.extensions.printed_calls import printed_calls
 from crow_core.extensions.resume import resume
 from crow_core.extensions.titles import titles
 from crow_core.extensions.truncate import truncate
@@ -61,7 +62,7 @@ async def build(
     crow.use(configured_servers, config=config)
     crow.use(project_servers, trust=trust, env=env)
     crow.use(commands).use(effort).use(window).use(prefix).use(alarm).use(usage)
-    return crow.use(resume).use(nudge).use(truncate).use(titles)
+    return crow.use(printed_calls).use(resume).use(nudge).use(truncate).use(titles)
 
 
 def built_in_tools(hidden_env: Sequence[str]) -> Server:

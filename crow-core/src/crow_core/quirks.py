@@ -239,7 +239,10 @@ class Spelling:
     """How many are followed in all."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
-        self.definitions: dict[str, Any] = {**schema.get("$defs", {}), **schema.get("definitions", {})}
+        self.definitions: dict[str, Any] = {}
+        for key in ("$defs", "definitions"):
+            if isinstance(schema.get(key), dict):
+                self.definitions |= schema[key]
         self.left = self.REFERENCES
 
     def plain(self, schema: Any, depth: int = 0) -> Any:
@@ -267,10 +270,13 @@ class Spelling:
 
     def plain_keys(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
         kept = without(schema, *DROPPED)
+        for key, kind in (("properties", dict), ("required", list)):
+            if key in kept and not isinstance(kept[key], kind):
+                del kept[key]
         if "const" in kept:
             kept["enum"] = [kept.pop("const")]
         if isinstance(kept.get("type"), list):
-            kept["type"] = next((kind for kind in kept["type"] if kind != "null"), "string")
+            kept["type"] = next((kind for kind in kept["type"] if kind != "null" and isinstance(kind, str)), "string")
         if "items" in kept:
             kept["items"] = self.plain(kept["items"], depth)
         if kept.get("type") == "object":

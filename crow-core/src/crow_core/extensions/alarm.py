@@ -19,11 +19,11 @@ WORD = re.compile(r"[^\W\d_]+")
 
 @dataclass
 class Measure:
-    """What is known of a session's last request that was read whole."""
+    """What is known of a session's last request that raised no alarm."""
 
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    counted: int = 0
-    """Tokens, as the server counted them."""
+    tokens: int = 0
+    """How many it must have at least."""
 
 
 def alarm(crow: Crow) -> None:
@@ -44,9 +44,9 @@ def alarm(crow: Crow) -> None:
         messages: list[dict[str, Any]] = call.request["messages"]
         expected = least(messages)
         if goes_on(messages, before) and not echoes(call):
-            expected = max(expected, before.counted + least(messages[len(before.messages) :]))
+            expected = max(expected, before.tokens + least(messages[len(before.messages) :]))
         if size(messages) <= ENOUGH or counted >= 0.8 * expected:
-            session.state["measure"] = Measure(messages, counted)
+            session.state["measure"] = Measure(messages, counted if echoes(call) else max(counted, expected))
         elif not session.state.get("alarmed"):
             session.state["alarmed"] = True
             await session.notice(sentence(session, counted, expected), "error")
@@ -67,7 +67,7 @@ def sentence(session: Session, counted: int, expected: int) -> str:
 
 def goes_on(messages: list[dict[str, Any]], before: Measure) -> bool:
     """Whether a request begins with all that the one before held."""
-    return bool(before.counted) and messages[: len(before.messages)] == before.messages
+    return bool(before.messages) and messages[: len(before.messages)] == before.messages
 
 
 def echoes(call: Call) -> bool:
