@@ -73,6 +73,20 @@ def demo(model: str) -> None:
 
 
 @cli.command()
+@MODEL
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--save", is_flag=True, help="Write what was found into the model's settings.")
+def doctor(model: str, as_json: bool, save: bool) -> None:
+    """Try out what a model's endpoint can do. Asks it some twenty short questions and two long ones.
+
+    Exit codes: 0 crow can work with it, 1 something does not work, 2 it cannot be asked.
+    """
+    from crow_cli.doctor import doctor
+
+    leave(doctor(os.environ, model, as_json=as_json, save=save))
+
+
+@cli.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".")
 def trust(folder: Path) -> None:
     """Let a FOLDER's .mcp.json and .crow/config.toml count, as they are now."""

@@ -47,6 +47,8 @@ class Delta(TypedDict, total=False):
     tool_calls: list[dict[str, Any]]
     finish_reason: str
     usage: dict[str, Any]
+    cached: int
+    """Prompt tokens the server had read before, where it says so beside the usage."""
     thought_ends: bool
     """The content before this delta was thought, as it turns out: only the closing tag was sent."""
     notice: str

@@ -119,6 +119,8 @@ class Call:
                 merge(self.reply, delta)
                 self.finish_reason = delta.get("finish_reason", self.finish_reason)
                 self.usage = delta.get("usage", self.usage)
+                if "cached" in delta and self.usage:
+                    self.usage = {"cached_tokens": delta["cached"], **self.usage}
                 if tell is not None:
                     await tell(delta)
         except BaseException as error:

@@ -92,9 +92,8 @@ class Reader:
         self.read_choice(choice, delta)
         x_groq = chunk.get("x_groq")
         usage: dict[str, Any] | None = chunk.get("usage") or choice.get("usage") or (x_groq and x_groq.get("usage"))
-        timings = chunk.get("timings")
-        if usage and timings and "cache_n" in timings:  # llama.cpp: what it had read before
-            usage = {**usage, "cached_tokens": timings["cache_n"]}
+        if isinstance(timings := chunk.get("timings"), dict) and "cache_n" in timings:  # llama.cpp
+            delta["cached"] = timings["cache_n"]
         if usage and (told := {name: count for name, count in usage.items() if count is not None}):
             delta["usage"] = told
         if delta:
