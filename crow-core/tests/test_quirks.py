@@ -2,7 +2,10 @@
 
 import copy
 import json
+import re
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -688,3 +691,12 @@ async def test_refused_schema_names_the_tool() -> None:
         _, (notice,) = await asked(model, request())
         await model.close()
     assert "cannot read the schema of the tool 'weather'" in notice
+
+
+def test_quirks_in_the_readme_are_quirks() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    (block,) = re.findall(r"^```toml\n(\[models\.local\.quirks\].*?)^```", text, re.M | re.S)
+    shown = tomllib.loads(block)["models"]["local"]["quirks"]
+    assert msgspec.convert(shown, Quirks) != Quirks()
+    rest = set(Quirks.__struct_fields__) - shown.keys()
+    assert all(f"`{name}`" in text for name in rest)

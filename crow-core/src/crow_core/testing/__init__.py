@@ -1,11 +1,13 @@
 """Doubles for the two ends of an agent, shipped so that your tests can use what ours use.
 
 `ScriptedModel` plays a model in the same process, `ScriptedServer` plays a chat-completions endpoint over real HTTP.
-`connect(crow)` gives an `Editor` in conversation with an agent, over ACP in memory.
+`connect(crow)` gives an `Editor` in conversation with an agent, over ACP in memory. `CHAOS` holds the ways in which
+servers misbehave: `ScriptedServer(CHAOS["missing ids"](script))`.
 """
 
 from typing import TYPE_CHECKING
 
+from crow_core.testing.chaos import CHAOS, Chaos
 from crow_core.testing.editor import Editor, connect
 from crow_core.testing.model import ScriptedModel
 from crow_core.testing.script import Failure, Raw, Reply, Script, ScriptEnded, ToolCall
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from crow_core.testing.server import ScriptedServer
 
 __all__ = [
+    "CHAOS",
+    "Chaos",
     "Editor",
     "Failure",
     "Raw",
