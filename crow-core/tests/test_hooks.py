@@ -1,6 +1,7 @@
 """The moments at which extensions join in, and what becomes of a turn when one of them fails."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -67,6 +68,15 @@ def assert_valid(request: dict[str, Any]) -> None:
         open_calls = [call["id"] for call in message.get("tool_calls", [])]
         assert message["role"] != "assistant" or message["content"] or open_calls
     assert not open_calls
+
+
+def noting(notes: list[str], what: str) -> Callable[..., None]:
+    """A function for any moment that only writes down that it was called."""
+
+    def function(*_: object) -> None:
+        notes.append(what)
+
+    return function
 
 
 def join(crow: Crow, moment: str, act: Any) -> None:
@@ -192,9 +202,9 @@ async def test_what_ends_something_runs_in_reverse_and_a_failure_stops_nobody(ca
         raise ValueError("the disk of the diary is full")
 
     for hook in (crow.turn_end, crow.session_end):
-        hook(lambda *_: order.append("registered first"))
+        hook(noting(order, "registered first"))
         hook(failing)
-        hook(lambda *_: order.append("registered last"))
+        hook(noting(order, "registered last"))
     async with connect(crow) as editor:
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "hi")
@@ -210,13 +220,13 @@ async def test_registering_after_the_first_session_has_opened_is_refused(moment:
     async with connect(crow) as editor:
         await editor.new_session("/")
         with pytest.raises(RuntimeError, match="before the first session opens"):
-            getattr(crow, moment)(lambda *_: None)
+            getattr(crow, moment)(noting([], moment))
 
 
 async def test_two_apps_in_one_process_do_not_share_their_hooks():
     first, second = (Crow(ScriptedModel([Reply("Hello.")])) for _ in range(2))
     heard: list[str] = []
-    first.turn_end(lambda *_: heard.append("first"))
+    first.turn_end(noting(heard, "first"))
     async with connect(first), connect(second) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "hi")

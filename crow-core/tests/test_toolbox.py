@@ -7,7 +7,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -118,9 +118,9 @@ class Stdio:
         self.folder = folder
         (folder / "server.py").write_text(SERVER)
 
-    def config(self, name: str, mode: str = "good", **more: Any) -> McpServer:
+    def config(self, name: str, mode: str = "good", env: Sequence[EnvVariable] = ()) -> McpServer:
         arguments = [str(self.folder / "server.py"), mode, str(self.folder)]
-        return McpServer(name=name, command=sys.executable, args=arguments, **{"env": [], **more})
+        return McpServer(name=name, command=sys.executable, args=arguments, env=list(env))
 
     def started(self) -> list[int]:
         return [int(path.stem) for path in self.folder.glob("*.pid")]
@@ -416,11 +416,11 @@ async def test_one_sessions_servers_are_not_anothers(stdio: Stdio):
         )
     )
     async with connect(Crow(model)) as editor:
-        for _ in range(2):
-            session = await editor.new_session("/", [stdio.config("demo")])
-            await editor.prompt(session.session_id, "go")
+        ids = [(await editor.new_session("/", [stdio.config("demo")])).session_id for _ in range(2)]
+        for id in ids:
+            await editor.prompt(id, "go")
         assert len(set(stdio.alive())) == 2
-        await editor.request("session/close", CloseSessionRequest(session_id=session.session_id))
+        await editor.request("session/close", CloseSessionRequest(session_id=ids[0]))
         assert len(stdio.alive()) == 1
 
 
