@@ -409,6 +409,35 @@ async def test_a_client_that_hangs_up_takes_all_processes_with_it(stdio: Stdio):
     assert stdio.alive() == []
 
 
+DRIVER = """
+import asyncio, json, sys
+from crow_core.app import Crow
+from crow_core.testing import ScriptedModel, connect
+from crow_core.acp.schema import McpServer
+
+async def main():
+    async with connect(Crow(ScriptedModel([]))) as editor:
+        servers = [McpServer(name=name, command=sys.executable, args=sys.argv[1:], env=[]) for name in "ab"]
+        await editor.new_session("/", servers)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_killed_with_kill_9_it_takes_all_processes_with_it(stdio: Stdio):
+    """Even those that hear neither the end of their input nor SIGTERM."""
+    arguments = stdio.config("stubborn", "stubborn").args
+    assert isinstance(arguments, list)
+    ours = await asyncio.create_subprocess_exec(sys.executable, "-c", DRIVER, *arguments)
+    await stdio.until_started(2)
+    assert len(stdio.alive()) == 2
+    ours.kill()
+    await ours.wait()
+    while stdio.alive():
+        await asyncio.sleep(0.01)
+
+
 async def test_one_sessions_servers_are_not_anothers(stdio: Stdio):
     model = ScriptedModel(
         lambda request: (
@@ -442,6 +471,17 @@ async def test_a_shared_server_outlives_the_sessions_and_is_connected_once():
             await editor.prompt(session.session_id, "go")
             await editor.request("session/close", CloseSessionRequest(session_id=session.session_id))
     assert len(made) == 1
+
+
+async def test_a_shared_server_that_hangs_ends_nobodys_turn(stdio: Stdio, monkeypatch: pytest.MonkeyPatch):
+    """The first session's patience runs out first, and with it the connection that the other one waits for."""
+    monkeypatch.setattr(toolbox, "START_TIMEOUT", 1)
+    hung = toolbox.from_acp(stdio.config("hung", "hang"), "/")
+    hung.shared = True
+    async with connect(Crow(ScriptedModel(lambda request: Reply("Hello.")), servers=[hung])) as editor:
+        ids = [(await editor.new_session("/")).session_id for _ in range(2)]
+        turns = [editor.prompt(id, "hi") for id in ids]
+        assert [answer.stop_reason for answer in await asyncio.gather(*turns)] == ["end_turn"] * 2
 
 
 async def test_a_server_whose_tools_are_known_is_not_needed_to_offer_them():

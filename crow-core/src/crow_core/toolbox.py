@@ -11,14 +11,12 @@ import json
 import logging
 import os
 import re
-import signal
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
@@ -28,6 +26,7 @@ from msgspec import UNSET
 from crow_core.acp.schema import McpServer, ToolKind
 from crow_core.content import ToolResult, clean
 from crow_core.messages import ToolUse, arguments_of, unique
+from crow_core.watchdog import MARK, Watchdog
 
 if TYPE_CHECKING:
     from fastmcp import Client
@@ -44,8 +43,6 @@ STOP_GRACE = 3.0
 """Seconds a server may take to end; then all its processes are killed."""
 DESCRIPTION_LIMIT = 8_000
 """Characters of a tool's description that the model is shown."""
-MARK = "CROW_MCP_SERVER"
-"""In the environment of all that a server's command starts: so those are found that outlive it."""
 IMPORT = threading.Lock()
 """FastMCP is imported under changed environment variables, which two threads must not restore to each other's."""
 
@@ -99,6 +96,7 @@ class Server:
     _connection: "asyncio.Task[Client[Any]] | None" = field(default=None, repr=False)
     _ending: "asyncio.Task[None] | None" = field(default=None, repr=False)
     """The end of the connection before."""
+    _watchdog: Watchdog | None = field(default=None, repr=False)
     _warming: asyncio.TimerHandle | None = field(default=None, repr=False)
 
     def warm(self) -> None:
@@ -108,7 +106,9 @@ class Server:
 
     def connect(self) -> "asyncio.Task[Client[Any]]":
         """What gives the connected client, begun if need be. It fails with a ConnectionError for a person to read."""
-        self._connection = self._connection or asyncio.ensure_future(self._connect(self._ending))
+        if self._connection is None:
+            self._watchdog = Watchdog(self.mark) if self.mark else None
+            self._connection = asyncio.ensure_future(self._connect(self._ending))
         return self._connection
 
     async def _connect(self, before: "asyncio.Task[None] | None") -> "Client[Any]":
@@ -116,6 +116,8 @@ class Server:
             await asyncio.wait([before])
         client_class = await aside(fastmcp_client)
         client = client_class(await aside(self.source), name=self.name, init_timeout=START_TIMEOUT)
+        if self.mark:  # else a command's standard error would be ours
+            client.transport.log_file = tempfile.TemporaryFile("w+")  # noqa: SIM115, see close_log
         try:
             return await client.__aenter__()
         except Exception as error:
@@ -131,7 +133,7 @@ class Server:
         connection, self.error = self.connect(), ""
         try:
             async with asyncio.timeout(START_TIMEOUT):
-                tools = await (await asyncio.shield(connection)).list_tools()
+                tools = await (await client_of(connection)).list_tools()
         except TimeoutError:
             self.error = f"MCP server {clean(self.name)!r} did not answer within {START_TIMEOUT:.0f} s."
         except Exception as error:
@@ -149,7 +151,7 @@ class Server:
         # Only our own tools are told where the session lives; to others it would be a leak.
         ours = meta if self.trusted else None
         try:
-            client = await asyncio.shield(connection)
+            client = await client_of(connection)
             result = await client.call_tool_mcp(tool, arguments, timeout=timeout, meta=ours)
         except Exception as error:
             if is_broken(connection, error):
@@ -166,7 +168,7 @@ class Server:
         """Begin to end a connection, if it still is this server's; the next call makes a new one."""
         if connection is not None and connection is self._connection:
             self._connection = None
-            self._ending = asyncio.ensure_future(end(connection, self.mark, self._ending))
+            self._ending = asyncio.ensure_future(end(connection, self._watchdog, self._ending))
 
     async def close(self) -> None:
         """Disconnect; a command's processes end, all of them."""
@@ -251,13 +253,26 @@ class Toolbox:
         await asyncio.gather(*(server.close() for server in self.servers if not server.shared))
 
 
-async def end(connection: "asyncio.Task[Client[Any]]", mark: str, before: "asyncio.Task[None] | None") -> None:
+async def end(
+    connection: "asyncio.Task[Client[Any]]", watchdog: Watchdog | None, before: "asyncio.Task[None] | None"
+) -> None:
     """End a connection, whatever became of it; `before` is the end of another that may not be over."""
     ending = asyncio.ensure_future(hang_up(connection))
     await asyncio.wait([ending], timeout=STOP_GRACE)
-    if mark:
-        await asyncio.to_thread(kill, mark)
+    if watchdog is not None:
+        await asyncio.to_thread(watchdog.bite)
     await asyncio.wait([ending] if before is None else [ending, before])
+
+
+async def client_of(connection: "asyncio.Task[Client[Any]]") -> "Client[Any]":
+    """The client, once connected. Who lets go of a connection that others wait for cancels the connection, not them.
+
+    Raises ConnectionError.
+    """
+    await asyncio.wait([connection])
+    if connection.cancelled():
+        raise ConnectionError("it was given up")
+    return connection.result()
 
 
 async def hang_up(connection: "asyncio.Task[Client[Any]]") -> None:
@@ -269,18 +284,6 @@ async def hang_up(connection: "asyncio.Task[Client[Any]]") -> None:
         with suppress(Exception):  # it is going away; what it says now helps nobody
             await client.close()
         close_log(client)
-
-
-def kill(mark: str) -> None:
-    """Kill every process that a server's command has started and not ended (Linux; elsewhere such ones live on)."""
-    killed = True
-    while killed:
-        killed = False
-        for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # ended meanwhile, or somebody else's
-                if mark.encode() in (process / "environ").read_bytes():
-                    os.kill(int(process.name), signal.SIGKILL)
-                    killed = True
 
 
 def last_words(client: "Client[Any]") -> str:
@@ -329,7 +332,6 @@ def from_acp(config: McpServer, cwd: str) -> Server:
             env=env,
             cwd=cwd,
             keep_alive=False,
-            log_file=tempfile.TemporaryFile("w+"),
         )
 
     return Server(config.name, source, mark=mark)
