@@ -476,12 +476,17 @@ async def test_a_shared_server_outlives_the_sessions_and_is_connected_once():
 async def test_a_shared_server_that_hangs_ends_nobodys_turn(stdio: Stdio, monkeypatch: pytest.MonkeyPatch):
     """The first session's patience runs out first, and with it the connection that the other one waits for."""
     monkeypatch.setattr(toolbox, "START_TIMEOUT", 1)
+    monkeypatch.setattr(toolbox, "STOP_GRACE", 0.01)
+    monkeypatch.setattr(app, "SERVERS_WAIT", 0.5)
     hung = toolbox.from_acp(stdio.config("hung", "hang"), "/")
     hung.shared = True
     async with connect(Crow(ScriptedModel(lambda request: Reply("Hello.")), servers=[hung])) as editor:
-        ids = [(await editor.new_session("/")).session_id for _ in range(2)]
-        turns = [editor.prompt(id, "hi") for id in ids]
-        assert [answer.stop_reason for answer in await asyncio.gather(*turns)] == ["end_turn"] * 2
+        first = await editor.new_session("/")
+        assert (await editor.prompt(first.session_id, "hi")).stop_reason == "end_turn"
+        monkeypatch.setattr(app, "SERVERS_WAIT", 5)
+        second = await editor.new_session("/")
+        assert (await editor.prompt(second.session_id, "hi")).stop_reason == "end_turn"
+    assert "MCP server 'hung' did not start" in editor.thoughts
 
 
 async def test_a_server_whose_tools_are_known_is_not_needed_to_offer_them():
