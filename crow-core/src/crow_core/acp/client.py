@@ -77,9 +77,7 @@ class AcpClient:
 
     async def set_mode(self, session_id: str, mode_id: str) -> None:
         """Choose a mode by its id."""
-        await self.connection.request(
-            "session/set_mode", SetSessionModeRequest(session_id=session_id, mode_id=mode_id)
-        )
+        await self.connection.request("session/set_mode", SetSessionModeRequest(session_id=session_id, mode_id=mode_id))
 
     async def set_option(self, session_id: str, option_id: str, value: str) -> SetSessionConfigOptionResponse:
         """Set a config option; gives all options as they are now."""
