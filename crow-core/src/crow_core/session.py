@@ -211,6 +211,10 @@ class Session:
         """Show the client something, after everything before it has been written down."""
         if self._writing is not None:
             await self.written()
+        await self.tell(update)
+
+    async def tell(self, update: SessionUpdate) -> None:
+        """Show the client something although nothing may be written any more: that a call has come to its end."""
         await self.client.notify("session/update", SessionNotification(session_id=self.id, update=update))
 
     async def say(self, text: str) -> None:
