@@ -7,7 +7,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ if mode == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with open(f"{folder}/{os.getpid()}.pid", "w") as file:
     file.write(mode)
+with open(f"{folder}/started", "a") as pipe:
+    pipe.write(".")
 print("the server speaks on stderr", file=sys.stderr, flush=True)
 
 if mode == "exit":
@@ -107,15 +109,19 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def stdio(tmp_path: Path) -> "Stdio":
-    return Stdio(tmp_path)
+def stdio(tmp_path: Path) -> Iterator["Stdio"]:
+    os.mkfifo(tmp_path / "started")
+    pipe = os.open(tmp_path / "started", os.O_RDWR)  # read and written: no server waits for the other end
+    yield Stdio(tmp_path, pipe)
+    os.close(pipe)
 
 
 class Stdio:
     """Servers that are processes, and whether they still are."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pipe: int) -> None:
         self.folder = folder
+        self.pipe = pipe
         (folder / "server.py").write_text(SERVER)
 
     def config(self, name: str, mode: str = "good", env: Sequence[EnvVariable] = ()) -> McpServer:
@@ -131,7 +137,7 @@ class Stdio:
 
     async def until_started(self, count: int) -> None:
         while len(self.started()) < count:
-            await asyncio.sleep(0.005)
+            await asyncio.to_thread(os.read, self.pipe, 1)
 
     async def open_gate(self) -> None:
         await asyncio.to_thread((self.folder / "gate").write_text, "")
@@ -142,6 +148,19 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+async def end_of(pid: int) -> None:
+    """Wait until a process that is not our child has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(descriptor, ended.set)
+    await ended.wait()
+    asyncio.get_running_loop().remove_reader(descriptor)
+    os.close(descriptor)
 
 
 def use(name: str, **arguments: Any) -> Use:
@@ -434,8 +453,8 @@ async def test_killed_with_kill_9_it_takes_all_processes_with_it(stdio: Stdio):
     assert len(stdio.alive()) == 2
     ours.kill()
     await ours.wait()
-    while stdio.alive():
-        await asyncio.sleep(0.01)
+    for pid in stdio.alive():
+        await end_of(pid)
 
 
 async def test_one_sessions_servers_are_not_anothers(stdio: Stdio):
