@@ -421,7 +421,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(STEPS)
 async def test_whatever_the_order_of_prompts_and_cancels_each_prompt_has_one_answer(
     steps: list[tuple[str, int, str]],
