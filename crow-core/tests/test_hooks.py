@@ -13,10 +13,10 @@ from crow_core.content import ToolResult
 from crow_core.messages import INTERRUPTED, Message, ToolUse
 from crow_core.model import Call, Request
 from crow_core.permissions import permissions
+from crow_core.servers import Server
 from crow_core.session import EndTurn, Hooks, Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
-from crow_core.toolbox import Server
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio

@@ -10,9 +10,9 @@ from crow_core.acp.schema import AgentMessageChunk, AgentThoughtChunk, ToolCall,
 from crow_core.app import Crow
 from crow_core.extensions.nudge import nudge
 from crow_core.messages import Message
+from crow_core.servers import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
-from crow_core.toolbox import Server
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio

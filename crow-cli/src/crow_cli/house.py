@@ -16,8 +16,8 @@ from crow_core.extensions.usage import usage
 from crow_core.model import Model
 from crow_core.permissions import permissions
 from crow_core.prompts import Prompt
+from crow_core.servers import Server, from_acp
 from crow_core.session import Session
-from crow_core.toolbox import Server, from_acp
 from crow_core.trust import Trust, settings_in
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]

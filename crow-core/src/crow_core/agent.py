@@ -47,9 +47,9 @@ from crow_core.acp.transports import Transport
 from crow_core.app import Crow
 from crow_core.config import ConfigError
 from crow_core.content import to_message
+from crow_core.servers import from_acp
 from crow_core.session import Option, Session
 from crow_core.stream import ModelError
-from crow_core.toolbox import from_acp
 
 
 class Agent:

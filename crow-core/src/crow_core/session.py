@@ -38,7 +38,8 @@ from crow_core.hooks import Collect, First, Observe, Pipe
 from crow_core.messages import Delta, Message, ToolUse, settle, view
 from crow_core.model import Call, Model, Request
 from crow_core.prompts import Prompt
-from crow_core.toolbox import Server, Toolbox
+from crow_core.servers import Server
+from crow_core.toolbox import Toolbox
 
 
 def new_id() -> str:
