@@ -157,11 +157,15 @@ class ChatModel:
         reader = Reader(self.where)
         try:
             async with self.post(body) as chunks:
-                async for data in chunks:
-                    for delta in reader.feed(data):
-                        yield delta
-                    if reader.done:
-                        break
+                try:
+                    async for data in chunks:
+                        for delta in reader.feed(data):
+                            yield delta
+                        if reader.done:
+                            break
+                except httpx2.HTTPError:
+                    if not reader.finished:
+                        raise
                 for delta in reader.end():
                     yield delta
                 with suppress(httpx2.HTTPError, TimeoutError):
@@ -257,8 +261,8 @@ class ChatModel:
                 key = "the model's api_key, or OPENAI_API_KEY"
                 return ModelError(f"{self.where} refused the key ({status}): {said}. Check {key}.")
             case 404:
-                model = f"no model {body.get('model')!r}"
-                return ModelError(f"{self.where} knows {model}, or has another address: {said}. Check both.")
+                model = body.get("model")
+                return ModelError(f"{self.where} has no model {model!r}, or base_url is wrong: {said}. Check both.")
             case 400 | 422 if b"stream_options" in raw and "stream_options" in body:
                 self.refused.add("stream_options")
                 del body["stream_options"]
