@@ -15,6 +15,7 @@ from crow_core.config import (
     load,
     load_project,
     to_acp,
+    variables,
 )
 from crow_core.trust import Trust, settings_in
 from msgspec import UNSET
@@ -376,3 +377,9 @@ def test_file_that_cannot_be_read_is_not_trusted(home: Home, project: Path) -> N
     if not file.is_file():
         pytest.skip("only Linux has a file that even root cannot read")
     assert not Trust(home.data).trusts(project)
+
+
+def test_the_env_file_of_crows_home_counts_below_the_environment(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("CROW_MODEL=from-file\nOPENAI_BASE_URL=http://localhost:1/v1\n")
+    found = variables(Home(tmp_path, tmp_path), {"CROW_MODEL": "from-environment"})
+    assert found == {"CROW_MODEL": "from-environment", "OPENAI_BASE_URL": "http://localhost:1/v1"}

@@ -132,14 +132,16 @@ class Home(Struct, frozen=True):
         return cls(base("XDG_CONFIG_HOME", ".config") / "crow", base("XDG_DATA_HOME", ".local/share") / "crow")
 
 
-def load(home: Home, env: Mapping[str, str]) -> Config:
-    """The user's own settings, with `${NAME}` filled in from the environment and `.env` in crow's home.
+def variables(home: Home, env: Mapping[str, str]) -> dict[str, str]:
+    """The environment, over what `.env` in crow's own home says. Raises ConfigError."""
+    return {**read_env(home.config / ".env"), **env}
 
-    Raises ConfigError.
-    """
-    variables = {**read_env(home.config / ".env"), **env}
-    config = read_toml(home.config / "config.toml", Config, variables) or Config()
-    for name, server in read_servers(home.config / "mcp.json", variables).items():
+
+def load(home: Home, env: Mapping[str, str]) -> Config:
+    """The user's own settings, with `${NAME}` filled in from `variables`. Raises ConfigError."""
+    env = variables(home, env)
+    config = read_toml(home.config / "config.toml", Config, env) or Config()
+    for name, server in read_servers(home.config / "mcp.json", env).items():
         config.mcp.servers.setdefault(name, server)
     if config.model and config.model not in config.models:
         known = ", ".join(config.models) or "none"
