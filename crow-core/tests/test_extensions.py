@@ -114,7 +114,7 @@ async def test_usage_is_told_after_each_reply_and_adds_up():
         assert [(update.used, update.size) for update in editor.of(UsageUpdate)] == [(1020, 8192)] * 2
         await editor.prompt(session.session_id, "/usage")
     assert "Context: 1,020 of 8,192 tokens." in editor.text
-    assert "2 model calls: 2,000 tokens in (1,800 from the cache), 40 out." in editor.text
+    assert "2 model calls: 2,000 tokens in (1,800 from the server's cache, 90%), 40 out." in editor.text
 
 
 @pytest.mark.parametrize("counts", [{}, {"prompt_tokens": None, "completion_tokens": None}])

@@ -387,10 +387,14 @@ def test_only_keys_of_the_protocol_are_sent_always_in_one_order() -> None:
         {"content": "ok", "crow": {"failed": True}, "tool_call_id": "a", "role": "tool"},
     ]
     sent = without_notes(log)
-    assert sent == [user("Hi"), asks(use("a"), content=""), {"role": "tool", "tool_call_id": "a", "content": "ok"}]
+    assert sent == [
+        user("Hi"),
+        {**asks(use("a"), content=""), "reasoning_content": "Hm."},
+        {"role": "tool", "tool_call_id": "a", "content": "ok"},
+    ]
     assert [list(message) for message in sent] == [
         ["role", "content"],
-        ["role", "content", "tool_calls"],
+        ["role", "reasoning_content", "content", "tool_calls"],
         ["role", "tool_call_id", "content"],
     ]
 
@@ -409,7 +413,12 @@ def test_whole_log_becomes_a_whole_request() -> None:
     label = "[image 1 of these tool results]"
     assert view(log) == [
         user("Do it\n\nWell?"),
-        asks(use("a", "look", '{"invalid_json":"{\\"path\\": \\""}'), use("b"), content="Looking."),
+        asks(
+            use("a", "look", '{"invalid_json":"{\\"path\\": \\""}'),
+            use("b"),
+            content="Looking.",
+            reasoning_content="Hm.",
+        ),
         answer(use("a"), INTERRUPTED),
         answer(use("b"), f"seen\n\n{label}"),
         user([text(label), IMAGE, text("Stop")]),
@@ -422,7 +431,8 @@ def assert_valid(messages: Sequence[Message]) -> None:
     before = ""
     for message in messages:
         role = message.get("role")
-        assert set(message) <= {"role", "content", "tool_calls", "tool_call_id"}, "only the protocol's keys"
+        keys = {"role", "content", "tool_calls", "tool_call_id", "reasoning_content"}
+        assert set(message) <= keys, "only the protocol's keys, and what some endpoints want back"
         if role == "tool":
             assert awaited, "no stray answer"
             assert message.get("tool_call_id") == awaited.pop(0), "answers in the order asked"

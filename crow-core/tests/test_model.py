@@ -616,7 +616,7 @@ async def test_stream_options_that_are_refused_are_dropped_and_remembered(make: 
         assert ["stream_options" in request for request in server.requests] == [True, False, False]
     assert first.reply == second.reply == {"role": "assistant", "content": "Hi"}
     assert notices == []
-    assert model.refused == {"stream_options"}
+    assert not model.quirks.stream_usage
 
 
 async def test_bytes_of_a_request_up_to_its_last_message_begin_the_next_request(make: Make) -> None:

@@ -9,11 +9,17 @@ import crow_mcp_server
 from crow_core.app import Crow
 from crow_core.config import Config, ConfigError, Home, load, load_project, to_acp, variables
 from crow_core.discovery import find_models
+from crow_core.extensions.alarm import alarm
 from crow_core.extensions.commands import commands
+from crow_core.extensions.effort import effort
 from crow_core.extensions.nudge import nudge
+from crow_core.extensions.prefix import prefix
+from crow_core.extensions.printed_calls import printed_calls
+from crow_core.extensions.resume import resume
 from crow_core.extensions.titles import titles
 from crow_core.extensions.truncate import truncate
 from crow_core.extensions.usage import usage
+from crow_core.extensions.window import window
 from crow_core.model import Model
 from crow_core.permissions import permissions
 from crow_core.prompts import Prompt
@@ -57,7 +63,8 @@ async def build(
     )
     crow.use(configured_servers, config=config)
     crow.use(project_servers, trust=trust, env=env)
-    return crow.use(commands).use(usage).use(nudge).use(truncate).use(titles)
+    crow.use(commands).use(effort).use(window).use(prefix).use(alarm).use(usage)
+    return crow.use(printed_calls).use(resume).use(nudge).use(truncate).use(titles)
 
 
 def built_in_tools(hidden_env: Sequence[str]) -> Server:

@@ -177,14 +177,14 @@ class Agent:
     async def set_mode(self, params: SetSessionModeRequest) -> SetSessionModeResponse:
         session = self.session(params.session_id)
         option = next((option for option in session.options if option.category == "mode"), None)
-        choose(option, params.mode_id)
+        await choose(session, option, params.mode_id)
         await session.announce_options()
         return SetSessionModeResponse()
 
     async def set_config_option(self, params: SetSessionConfigOptionRequest) -> SetSessionConfigOptionResponse:
         session = self.session(params.session_id)
         option = session.option(params.config_id)
-        choose(option, params.value)
+        await choose(session, option, params.value)
         if option and option.category == "mode":
             await session.announce_options()
         return SetSessionConfigOptionResponse(config_options=[*session.config_options()])
@@ -196,14 +196,14 @@ class Agent:
             raise RpcError(NOT_FOUND, "Unknown session", {"sessionId": id, "details": f"No session {id!r}."}) from None
 
 
-def choose(option: Option | None, value: str | bool) -> None:
+async def choose(session: Session, option: Option | None, value: str | bool) -> None:
     """Set an option to one of its choices."""
     if option is None:
         raise RpcError(INVALID_PARAMS, "Unknown option", details="No such option in this session.")
     values = [choice.value for choice in option.choices]
     if value not in values:
         raise RpcError(INVALID_PARAMS, "Unknown value", details=f"{option.id} takes one of: {', '.join(values)}.")
-    option.set(str(value))
+    await session.choose(option, str(value))
 
 
 def folder(path: str) -> str:

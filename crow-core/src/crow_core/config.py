@@ -16,6 +16,7 @@ import msgspec
 from msgspec import UNSET, Struct, field
 
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
+from crow_core.model import Prices
 
 T = TypeVar("T")
 
@@ -39,6 +40,10 @@ class ModelSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """Tokens that fit."""
     idle_timeout: float | None = None
     """Seconds of silence after which the endpoint counts as hung."""
+    quirks: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the endpoint does differently, beside what crow knows; `crow doctor` finds out."""
+    prices: Prices | None = None
+    """For a million tokens: input, output, cached, currency."""
 
 
 class ServerSettings(Struct, kw_only=True):

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Struct
 
-from crow_core.config import Config, ModelSettings
+from crow_core.config import Config, ConfigError, ModelSettings
 from crow_core.model import ChatModel, Model, endpoint, http_client
+from crow_core.quirks import known
 from crow_core.stream import ModelError
 
 LOCAL = {
@@ -42,7 +43,7 @@ async def find_models(config: Config, env: Mapping[str, str], wanted: str = "") 
 
     Raises ModelError, with what to set, when there is none.
     """
-    models: dict[str, Model] = {name: from_settings(settings) for name, settings in config.models.items()}
+    models: dict[str, Model] = {name: from_settings(name, settings) for name, settings in config.models.items()}
     name = wanted or env.get("CROW_MODEL", "") or config.model
     base_url, key = env.get("OPENAI_BASE_URL", ""), env.get("OPENAI_API_KEY", "")
     if name in models:
@@ -50,7 +51,7 @@ async def find_models(config: Config, env: Mapping[str, str], wanted: str = "") 
     if base_url or (key and name):
         base_url = base_url or "https://api.openai.com/v1"
         name = name or await first_model(base_url, key)
-        return {name: ChatModel(name=name, base_url=base_url, api_key=key), **models}
+        return {name: plain(name, base_url, key), **models}
     if models and not name:
         return models
     if models:
@@ -60,7 +61,12 @@ async def find_models(config: Config, env: Mapping[str, str], wanted: str = "") 
     return await probe(name)
 
 
-def from_settings(settings: ModelSettings) -> ChatModel:
+def from_settings(name: str, settings: ModelSettings) -> ChatModel:
+    """A configured model. Raises ConfigError."""
+    try:
+        quirks = known(settings.base_url, settings.model, settings.quirks)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"[models.{name}.quirks]: {error}.") from error
     return ChatModel(
         name=settings.model,
         base_url=settings.base_url,
@@ -69,7 +75,14 @@ def from_settings(settings: ModelSettings) -> ChatModel:
         parameters=settings.parameters,
         window=settings.window,
         idle_timeout=settings.idle_timeout,
+        quirks=quirks,
+        prices=settings.prices,
     )
+
+
+def plain(name: str, base_url: str, key: str = "") -> ChatModel:
+    """A model of which nothing is configured but where it is."""
+    return ChatModel(name=name, base_url=base_url, api_key=key, quirks=known(base_url, name))
 
 
 async def probe(name: str) -> dict[str, Model]:
@@ -77,7 +90,7 @@ async def probe(name: str) -> dict[str, Model]:
     found = dict(zip(LOCAL.values(), await asyncio.gather(*map(list_models, LOCAL.values())), strict=True))
     for base_url, names in found.items():
         if names and (not name or name in names):
-            return {each: ChatModel(name=each, base_url=base_url) for each in [name or names[0], *names]}
+            return {each: plain(each, base_url) for each in [name or names[0], *names]}
     offered = ", ".join(each for names in found.values() for each in names)
     if name and offered:
         raise ModelError(f"No server on this machine offers the model {name!r}. They offer: {offered}.")

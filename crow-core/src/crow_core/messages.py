@@ -299,6 +299,8 @@ def bare(message: Message) -> Message:
     kept: Message = {"role": message.get("role", "user")}
     if (id := message.get("tool_call_id")) is not None:
         kept["tool_call_id"] = id
+    if thought := message.get("reasoning_content"):
+        kept["reasoning_content"] = thought  # sent only to endpoints that want it back: see quirks
     kept["content"] = message.get("content") or ""
     if calls := message.get("tool_calls"):
         kept["tool_calls"] = calls

@@ -18,6 +18,7 @@ from uuid import uuid4
 import msgspec
 
 from crow_core.messages import Delta, Message, merge
+from crow_core.quirks import Quirks, fit, learn
 from crow_core.stream import LOOK, PASSING, ModelError, Reader, explain
 
 if TYPE_CHECKING:
@@ -34,6 +35,22 @@ CONNECT = 10.0
 
 LINGER = 0.5
 """Seconds an endpoint may take to end a response after its last event."""
+
+TEACHING = frozenset({400, 404, 415, 422, 500, 501})
+"""With which servers refuse what a request holds."""
+
+FLAGS = (
+    "Start llama.cpp with --jinja, vLLM with --enable-auto-tool-choice and --tool-call-parser, or choose a model made "
+    "for tools."
+)
+"""What a server that does not know tools lacks."""
+
+TOOLLESS = re.compile(
+    r"(n[o']t|un) ?support(s|ed|ing)?( param(eter)?:?)? ['\"`]?(tools?|function)\b(?! (schema|call id))"
+    r"|tools param requires|support tool use|tool choice requires",
+    re.I,
+)
+"""How servers say that they know no tools."""
 
 LONGEST_WAIT = 60.0
 """Seconds an endpoint may ask to wait; for more, the person decides."""
@@ -52,6 +69,17 @@ class Model(Protocol):
     def stream(self, request: Request) -> AsyncIterator[Delta]:
         """Yield the reply in fragments; `merge` puts them back together. Raises ModelError."""
         ...
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a model costs, for a million tokens each."""
+
+    input: float
+    output: float
+    cached: float | None = None
+    """Input that the server had in its cache; None means the same as `input`."""
+    currency: str = "USD"
 
 
 @dataclass
@@ -73,6 +101,9 @@ class Call:
     """When the first fragment came, in seconds of the monotonic clock, like `started` and `ended`; 0 for never."""
     ended: float = 0.0
     error: str = ""
+    """What went wrong, as a sentence; empty when it went well."""
+    broken: ModelError | None = None
+    """Why the answer broke off after it had begun, if it did and may be gone on with."""
 
     async def listen(self, tell: Callable[[Delta], Awaitable[None]] | None = None) -> None:
         """Ask, and fold the answer into `reply`; `tell` hears each fragment. Raises ModelError.
@@ -117,21 +148,26 @@ class ChatModel:
     """How often a request is sent at most when the endpoint is busy or out of reach."""
     client: "AsyncOpenAI | None" = field(default=None, repr=False)
     """A ready client of the openai SDK (AsyncAzureOpenAI too) to ask through, in place of `base_url` and `api_key`."""
+    quirks: Quirks = field(default_factory=Quirks)
+    """What this endpoint does differently; what it refuses clearly is added while it runs."""
     refused: set[str] = field(default_factory=set[str])
     """Parameters this endpoint refused; they are not sent again."""
+    prices: Prices | None = None
+    _heard: set[str] = field(default_factory=set[str], repr=False)
+    """Refusals that have taught something."""
     _http: "httpx2.AsyncClient | None" = field(default=None, repr=False)
 
     async def stream(self, request: Request) -> AsyncGenerator[Delta]:
         """Yield the reply in fragments. Raises ModelError; sends again only while nothing has been answered yet."""
         import stamina
 
-        body, begun = self.body(request), False
+        begun = False
         # Not once a fragment has been shown: it would be shown twice.
         retries = stamina.retry_context(lambda error: not begun and wait_for(error), self.attempts, timeout=None)
         async for attempt in retries:
             with attempt:
                 try:
-                    async with aclosing(self.ask(body)) as deltas:
+                    async with aclosing(self.ask(self.body(request))) as deltas:
                         async for delta in deltas:
                             begun = True
                             yield delta
@@ -142,19 +178,19 @@ class ChatModel:
                     raise
 
     def body(self, request: Request) -> Request:
-        """What is sent: the request's messages last, the parameters before, without those that were refused."""
+        """What is sent: messages last, parameters before, as this endpoint takes them."""
         body = {"model": self.name, **self.parameters, "stream": True, "stream_options": {"include_usage": True}}
-        body |= request
-        body["messages"] = body.pop("messages")
-        for parameter in self.refused:
-            body.pop(parameter, None)
-        return body
+        return self.fitted({**body, **request})
+
+    def fitted(self, body: Request) -> Request:
+        """A body as this endpoint takes it; fitting once more changes nothing."""
+        return {key: value for key, value in fit(body, self.quirks).items() if key not in self.refused}
 
     async def ask(self, body: Request) -> AsyncGenerator[Delta]:
         """Ask once. Raises ModelError."""
         import httpx2
 
-        reader = Reader(self.where)
+        reader = Reader(self.where, think_tags=self.quirks.think_tags)
         try:
             async with self.post(body) as chunks:
                 try:
@@ -256,6 +292,10 @@ class ChatModel:
         status: int = response.status_code
         raw: bytes = await response.aread()
         said = self.redacted(explain(raw, response.headers.get("content-type", "")))
+        if status in TEACHING and (learned := self.learn(raw.decode("utf-8", "replace"), body)):
+            return ModelError(f"{self.where} {learned} ({status}).", retry=True, after=0)
+        if status in TEACHING and body.get("tools") and TOOLLESS.search(said):
+            return ModelError(f"{self.where} takes no tools ({status}): {said}. {FLAGS}")
         match status:
             case 401 | 403:
                 key = "the model's api_key, or OPENAI_API_KEY"
@@ -263,10 +303,6 @@ class ChatModel:
             case 404:
                 model = body.get("model")
                 return ModelError(f"{self.where} has no model {model!r}, or base_url is wrong: {said}. Check both.")
-            case 400 | 422 if b"stream_options" in raw and "stream_options" in body:
-                self.refused.add("stream_options")
-                del body["stream_options"]
-                return ModelError(f"{self.where} does not take stream_options.", retry=True, after=0)
             case 402 | 429 if status == 402 or b"insufficient_quota" in raw:
                 return ModelError(f"{self.where} wants to be paid ({status}): {said}. Check your account there.")
             case _ if status in PASSING:
@@ -283,6 +319,18 @@ class ChatModel:
                 advice = "Check the model's settings, or go on in a new session."
                 return ModelError(f"{self.where} refused the request ({status}): {said}. {advice}")
 
+    def learn(self, said: str, body: Request) -> str:
+        """What a refusal taught, as the end of a sentence; empty when nothing. The same words teach once."""
+        if self.fitted(body) != body:
+            return "refused what it had just refused in another session"
+        lesson = learn(said, body, self.quirks)
+        if lesson is None or said in self._heard:
+            return ""
+        self._heard.add(said)
+        self.quirks = lesson.quirks
+        self.refused |= lesson.refused
+        return lesson.sentence
+
     def redacted(self, text: str) -> str:
         """Without the keys: servers quote them, and what is told here is also remembered."""
         for key in (self.api_key, self.client.api_key if self.client else "", *self.headers.values()):
@@ -295,6 +343,15 @@ class ChatModel:
         if self._http is not None:
             await self._http.aclose()
             self._http = None
+
+
+def room(model: Model) -> int | None:
+    """Tokens that fit: what is configured or the server told, else what is known of the model; None for unknown.
+
+    What a model could take says nothing about what a server on this machine gives it.
+    """
+    known = model.quirks.window if isinstance(model, ChatModel) and not is_local(model.where) else 0
+    return model.window or known or None
 
 
 def wait_for(error: Exception) -> bool | float:

@@ -7,6 +7,7 @@ from crow_core.content import describe, shown, told
 from crow_core.messages import INTERRUPTED, Message, ToolUse, answer
 from crow_core.model import Call
 from crow_core.session import Session
+from crow_core.stream import ModelError
 
 STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "content_filter": "refusal"}
 
@@ -24,6 +25,8 @@ async def react(session: Session, prompt: Message) -> StopReason:
             continue
         stop_reason = STOP_REASONS.get(call.finish_reason, "end_turn")
         more = await session.hooks.before_end.run(session, stop_reason)
+        if more is None and call.broken:
+            raise call.broken
         if more is None:
             return stop_reason
         session.append(more)
@@ -31,12 +34,19 @@ async def react(session: Session, prompt: Message) -> StopReason:
 
 
 async def ask(session: Session) -> Call:
-    """Stream one reply to the client; what the user saw is what the log holds, even when cut short."""
+    """Stream one reply to the client; what the user saw is what the log holds, even when cut short.
+
+    Raises ModelError for an answer that never began; one that broke off says so in `broken`.
+    """
     call = Call(session.model, await session.request())
     whole = False
     try:
         await call.listen(lambda delta: session.show(delta, call.id))
         whole = call.finish_reason not in STOP_REASONS
+    except ModelError as error:
+        if not call.first or not error.retry:
+            raise
+        call.broken = error
     finally:
         session.keep(call, whole=whole)
     return call
@@ -48,9 +58,7 @@ async def act(session: Session, calls: list[ToolUse]) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             tasks += [group.create_task(use_tool(session, call)) for call in calls]
-    except (
-        BaseExceptionGroup
-    ) as errors:  # a tool's own failure is a result; this is a hook that failed or ended the turn
+    except BaseExceptionGroup as errors:  # not a tool's own failure, which is a result: a hook failed or ended the turn
         raise errors.exceptions[0] from None
     finally:
         for call, task in zip(calls, tasks, strict=True):

@@ -301,6 +301,11 @@ class Session:
     def option(self, id: str) -> Option | None:
         return next((option for option in self.options if option.id == id), None)
 
+    async def choose(self, option: Option, value: str) -> None:
+        """Set an option to one of its choices; which others there are may depend on it."""
+        option.set(value)
+        self.options = await self.hooks.options.run(self)
+
     def config_options(self) -> list[SessionConfigOption]:
         """All options with their current values."""
         return [

@@ -32,7 +32,7 @@ class ModelError(Exception):
 class Reader:
     """Turns the bytes of an event stream into deltas, whatever the provider's spelling. Fed in any split."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, *, think_tags: bool = True) -> None:
         self.where = where
         """The endpoint as a person would name it."""
         self.rest = b""
@@ -41,6 +41,7 @@ class Reader:
         self.half = b""
         """A `data:` line whose JSON goes on in the next one."""
         self.thoughts = Thoughts()
+        self.thoughts.seen = not think_tags
         self.done = False
         self.finished = False
         self.answered = False
@@ -91,6 +92,9 @@ class Reader:
         self.read_choice(choice, delta)
         x_groq = chunk.get("x_groq")
         usage: dict[str, Any] | None = chunk.get("usage") or choice.get("usage") or (x_groq and x_groq.get("usage"))
+        timings = chunk.get("timings")
+        if usage and timings and "cache_n" in timings:  # llama.cpp: what it had read before
+            usage = {**usage, "cached_tokens": timings["cache_n"]}
         if usage and (told := {name: count for name, count in usage.items() if count is not None}):
             delta["usage"] = told
         if delta:

@@ -47,13 +47,16 @@ def setting(option: Option) -> Command:
     """A command that shows or changes an option."""
 
     async def run(session: Session, words: str) -> str:
-        values = [choice.value for choice in option.choices]
+        now = session.option(option.id)
+        if now is None:
+            return f"{session.model.name} has no {option.name.lower()} to choose."
+        values = [choice.value for choice in now.choices]
         if not words:
-            marks = [f"- {'**' + v + '**' if v == option.get() else v}" for v in values]
+            marks = [f"- {'**' + v + '**' if v == now.get() else v}" for v in values]
             return f"{option.name}:\n" + "\n".join(marks)
         if words not in values:
             return f"There is no {option.name.lower()} {words!r}. Choose one of: {', '.join(values)}."
-        option.set(words)
+        await session.choose(now, words)
         await session.announce_options()
         return f"{option.name} is now {words}."
 

@@ -15,7 +15,7 @@ def nudge(crow: Crow) -> None:
 
     @crow.after_model
     def look(session: Session, call: Call) -> None:
-        silent = not (call.reply.get("content") or call.reply.get("tool_calls"))
+        silent = not (call.reply.get("content") or call.reply.get("tool_calls") or call.broken)
         session.state["silent"] = silent * (session.state.get("silent", 0) + 1)
 
     @crow.before_end

@@ -1,5 +1,6 @@
 """Is the prefix kept? Local servers reuse what they have read as long as a request begins like the one before."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from crow_core.app import Crow
@@ -7,27 +8,40 @@ from crow_core.model import Call
 from crow_core.session import Session
 
 
+@dataclass
+class Meter:
+    """A session's last request, held against the one before it."""
+
+    messages: list[dict[str, Any]]
+    tools: Any
+    kept: int = 0
+    """How many messages of the earlier request it began with; -1 when its tools were others already."""
+    of: int = 0
+    """How many messages the earlier request had; 0 when there was none."""
+
+
 def prefix(crow: Crow) -> None:
-    """Meter, for `session.state["prefix"]`, the first message at which a request departs from the one before."""
+    """Meter, as `session.state["prefix"]`, the first message at which a request departs from the one before."""
 
     @crow.after_model
     def measure(session: Session, call: Call) -> None:
         if call.purpose != "turn":
             return
-        messages: list[dict[str, Any]] = call.request["messages"]
-        before: list[dict[str, Any]] = session.state.get("last_request", [])
-        session.state["last_request"] = messages
+        messages, tools = call.request["messages"], call.request.get("tools")
+        before: Meter | None = session.state.get("prefix")
+        session.state["prefix"] = meter = Meter(messages, tools)
         if before:
-            same = next((n for n, (old, new) in enumerate(zip(before, messages, strict=False)) if old != new), None)
-            kept = min(len(before), len(messages)) if same is None else same
-            session.state["prefix"] = {"kept": kept, "of": len(before)}
+            pairs = enumerate(zip(before.messages, messages, strict=False))
+            same = next((n for n, (old, new) in pairs if old != new), min(len(before.messages), len(messages)))
+            meter.kept, meter.of = same if before.tools == tools else -1, len(before.messages)
 
 
 def describe_prefix(session: Session) -> str:
     """A sentence for /usage; empty before the second request."""
-    meter = session.state.get("prefix")
-    if not meter:
+    meter: Meter | None = session.state.get("prefix")
+    if not meter or not meter.of:
         return ""
-    if meter["kept"] >= meter["of"] - 1:  # the last one may grow: two user messages in a row are joined
+    if meter.kept >= meter.of - 1:  # the last one may grow: two user messages in a row are joined
         return "The last request began like the one before it: the server could reuse all it had read."
-    return f"The last request departed from the one before it at message {meter['kept'] + 1} of {meter['of']}."
+    where = f"message {meter.kept + 1} of {meter.of}" if meter.kept >= 0 else "its tools"
+    return f"The last request departed from the one before it at {where}."

@@ -1,16 +1,36 @@
-"""How full the context is: told to the client after each reply, and by /usage."""
+"""How full the context is and what it cost: told to the client after each reply, and by /usage."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
-from crow_core.acp.schema import UsageUpdate
+from crow_core.acp.schema import Cost, UsageUpdate
 from crow_core.app import Crow
-from crow_core.model import Call
+from crow_core.extensions.prefix import describe_prefix
+from crow_core.model import Call, ChatModel, room
 from crow_core.session import Command, Session
 
 UNKNOWN_WINDOW = 32_768
 """Tokens assumed to fit where neither the configuration nor the server tells: better too few than silently cut."""
+
+
+@dataclass
+class Totals:
+    """What a session has used."""
+
+    calls: int = 0
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+    used: int = 0
+    """Tokens of the context now."""
+    estimated: bool = False
+    """Whether `used` is a guess, because the server did not count."""
+    cost: float = 0.0
+    currency: str = ""
+    """Empty where no prices are configured."""
 
 
 def usage(crow: Crow) -> None:
@@ -18,13 +38,22 @@ def usage(crow: Crow) -> None:
 
     @crow.after_model
     async def report(session: Session, call: Call) -> None:
+        totals: Totals = session.state.setdefault("usage", Totals())
         counted = counts(call)
-        totals = session.state.setdefault("usage", {"calls": 0, "prompt": 0, "completion": 0, "cached": 0})
-        totals["calls"] += 1
-        for key in ("prompt", "completion", "cached"):
-            totals[key] += counted[key]
-        totals["used"], totals["estimated"] = counted["prompt"] + counted["completion"], not call.usage
-        await session.update(UsageUpdate(used=totals["used"], size=session.model.window or UNKNOWN_WINDOW))
+        totals.calls += 1
+        totals.prompt += counted["prompt"]
+        totals.completion += counted["completion"]
+        totals.cached += counted["cached"]
+        totals.used, totals.estimated = counted["prompt"] + counted["completion"], not call.usage
+        if isinstance(call.model, ChatModel) and (prices := call.model.prices):
+            cached = prices.input if prices.cached is None else prices.cached
+            fresh = counted["prompt"] - counted["cached"]
+            totals.cost += (
+                fresh * prices.input + counted["cached"] * cached + counted["completion"] * prices.output
+            ) / 1e6
+            totals.currency = prices.currency
+        cost = Cost(amount=totals.cost, currency=totals.currency) if totals.currency else UNSET
+        await session.update(UsageUpdate(used=totals.used, size=room(session.model) or UNKNOWN_WINDOW, cost=cost))
 
     @crow.commands
     def command(session: Session) -> list[Command]:
@@ -37,22 +66,39 @@ def counts(call: Call) -> dict[str, int]:
     if not told:
         prompt, reply = (len(msgspec.json.encode(part)) // 4 for part in (call.request, call.reply))
         return {"prompt": prompt, "completion": reply, "cached": 0}
-    details: dict[str, Any] = told.get("prompt_tokens_details") or {}
-    return {
-        "prompt": int(told.get("prompt_tokens") or 0),
-        "completion": int(told.get("completion_tokens") or 0),
-        "cached": int(details.get("cached_tokens") or 0),
-    }
+    prompt, completion = number(told.get("prompt_tokens")), number(told.get("completion_tokens"))
+    return {"prompt": prompt, "completion": completion, "cached": min(cached_tokens(told), prompt)}
+
+
+def cached_tokens(told: dict[str, Any]) -> int:
+    """Prompt tokens that the server had read before, under the names that providers have for them."""
+    details: Any = told.get("prompt_tokens_details")
+    places: tuple[Any, ...] = (
+        details.get("cached_tokens") if hasattr(details, "get") else None,  # OpenAI and most
+        told.get("prompt_cache_hit_tokens"),  # DeepSeek
+        told.get("cached_tokens"),  # Moonshot, and llama.cpp by way of our reader
+        told.get("cache_read_input_tokens"),  # gateways to Anthropic
+    )
+    return next((number(place) for place in places if number(place)), 0)
+
+
+def number(value: Any) -> int:
+    """A count of tokens; 0 for whatever else a server sends."""
+    return int(value) if isinstance(value, int | float) and 0 <= value < 1e15 else 0
 
 
 async def show(session: Session, words: str) -> str:
-    totals = session.state.get("usage")
+    totals: Totals | None = session.state.get("usage")
     if not totals:
         return "The model has not been asked yet."
-    size = session.model.window or UNKNOWN_WINDOW
-    about = "about " if totals["estimated"] else ""
-    return (
-        f"Context: {about}{totals['used']:,} of {size:,} tokens{'' if session.model.window else ' (assumed)'}.\n\n"
-        f"{totals['calls']} model calls: {totals['prompt']:,} tokens in ({totals['cached']:,} from the cache), "
-        f"{totals['completion']:,} out."
-    )
+    size = room(session.model) or UNKNOWN_WINDOW
+    about = "about " if totals.estimated else ""
+    share = f", {totals.cached / totals.prompt:.0%}" if totals.prompt else ""
+    lines = [
+        f"Context: {about}{totals.used:,} of {size:,} tokens{'' if room(session.model) else ' (assumed)'}.",
+        f"{totals.calls} model calls: {totals.prompt:,} tokens in ({totals.cached:,} from the server's cache{share}), "
+        f"{totals.completion:,} out.",
+        describe_prefix(session),
+        f"Cost: {totals.cost:.4f} {totals.currency}." if totals.currency else "",
+    ]
+    return "\n\n".join(line for line in lines if line)

@@ -5,7 +5,7 @@ import inspect
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -34,14 +34,22 @@ from crow_core.testing.script import (
 __all__ = ["Failure", "Raw", "Reply", "Script", "ScriptedServer", "ToolCall"]
 
 
+MODELS: dict[str, Any] = {
+    "object": "list",
+    "data": [{"id": "scripted", "object": "model", "created": 0, "owned_by": "crow"}],
+}
+
+
 class ScriptedServer:
     """Serves a script on 127.0.0.1 for the length of an `async with`, in the running event loop.
 
     A list is played in order; asked once more than it is long, the server answers HTTP 500. A script that raises
-    answers HTTP 500 with the error's words.
+    answers HTTP 500 with the error's words. `pages` is what it says at other paths: text as it is, else JSON.
     """
 
-    def __init__(self, script: Script | Sequence[Reply | Failure | Raw]) -> None:
+    def __init__(
+        self, script: Script | Sequence[Reply | Failure | Raw], *, pages: Mapping[str, Any] | None = None
+    ) -> None:
         self.url = ""
         """The base URL for a client, `/v1` included; known once the server runs."""
         self.requests: list[dict[str, Any]] = []
@@ -52,6 +60,7 @@ class ScriptedServer:
         """Their HTTP headers, names in lower case."""
         self.hangups = 0
         """How many clients went away before their answer had ended."""
+        self._pages = {"/v1/models": MODELS, **(pages or {})}
         self._script: Script = script if callable(script) else in_order(script)
         self._changed = asyncio.Condition()
         self._state = ServerState()
@@ -63,8 +72,8 @@ class ScriptedServer:
 
     async def __aenter__(self) -> Self:
         routes = [
-            Route("/v1/models", _models),
             Route("/v1/chat/completions", _Completions(self), methods=["POST"]),
+            *(Route(path, _page(said), methods=["GET", "POST"]) for path, said in self._pages.items()),
         ]
         config = Config(Starlette(routes=routes), ws="none", log_config=None, timeout_keep_alive=600)
         # uvicorn.Server would take over the process's signals and look for its end ten times a second.
@@ -163,9 +172,11 @@ class _Completions:
                 await _send(send, _whole(reply, asked, turn), headers, reply.error is not None)
 
 
-async def _models(request: Request) -> Response:
-    model = {"id": "scripted", "object": "model", "created": 0, "owned_by": "crow"}
-    return JSONResponse({"object": "list", "data": [model]})
+def _page(said: Any) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        return Response(said, media_type="text/plain") if isinstance(said, str) else JSONResponse(said)
+
+    return answer
 
 
 async def _hangup(receive: Receive) -> None:

@@ -1,0 +1,690 @@
+"""What endpoints do differently: known, configured, learned from a refusal; and what a request becomes by it."""
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import stamina
+from crow_core.config import ConfigError, ModelSettings
+from crow_core.discovery import from_settings
+from crow_core.messages import Delta
+from crow_core.model import Call, ChatModel, room
+from crow_core.quirks import Body, Quirks, fit, known, learn, rules
+from crow_core.stream import ModelError
+from crow_core.testing import Failure, Reply, ScriptedServer
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.anyio
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+NESTED = {
+    "type": "object",
+    "properties": {"place": {"$ref": "#/$defs/Place"}, "unit": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+    "required": ["place"],
+    "$defs": {"Place": {"title": "Place", "type": "object", "properties": {"name": {"type": "string"}}}},
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+}
+TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": NESTED}}
+
+
+def conversation() -> list[dict[str, Any]]:
+    """What a log becomes before an endpoint's quirks: every kind of message."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    return [
+        {"role": "system", "content": "You are crow."},
+        {"role": "user", "content": "Will it rain?"},
+        {"role": "assistant", "reasoning_content": "Let me look.", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+        {"role": "user", "content": [{"type": "text", "text": "the picture:"}, IMAGE]},
+        {"role": "assistant", "reasoning_content": "No cloud.", "content": "It will not."},
+        {"role": "user", "content": "Sure?"},
+    ]
+
+
+def body(**more: Any) -> Body:
+    return {
+        "model": "m",
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "max_tokens": 99,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "tools": [TOOL],
+        **more,
+        "messages": conversation(),
+    }
+
+
+def fitted(**quirks: Any) -> Body:
+    return fit(body(), Quirks(**quirks))
+
+
+def said(messages: list[dict[str, Any]], key: str) -> list[Any]:
+    return [message.get(key) for message in messages if message["role"] == "assistant"]
+
+
+def test_default_quirks_keep_all_but_the_reasoning() -> None:
+    sent = fitted()
+    assert said(sent["messages"], "reasoning_content") == [None, None]
+    assert {key: value for key, value in sent.items() if key != "messages"} == {
+        key: value for key, value in body().items() if key != "messages"
+    }
+    assert list(sent)[-1] == "messages"
+
+
+@pytest.mark.parametrize(
+    ("quirks", "key", "echoed"),
+    [
+        ({"echo": "always"}, "reasoning_content", ["Let me look.", "No cloud."]),
+        ({"echo": "tool_calls"}, "reasoning_content", ["Let me look.", None]),
+        ({"echo": "always", "reasoning": "reasoning"}, "reasoning", ["Let me look.", "No cloud."]),
+        (
+            {"echo": "tags"},
+            "content",
+            ["<think>\nLet me look.\n</think>\n\n", "<think>\nNo cloud.\n</think>\n\nIt will not."],
+        ),
+    ],
+)
+def test_reasoning_goes_back_as_the_endpoint_wants_it(quirks: Any, key: str, echoed: list[Any]) -> None:
+    assert said(fitted(**quirks)["messages"], key) == echoed
+
+
+def test_limit_of_a_reply_has_the_name_the_endpoint_knows() -> None:
+    sent = fitted(max_tokens="max_completion_tokens")
+    assert (sent["max_completion_tokens"], "max_tokens" in sent) == (99, False)
+    assert fit(body() | {"max_completion_tokens": 9, "max_tokens": None}, Quirks())["max_tokens"] == 9
+    assert "max_tokens" not in fit({"messages": []}, Quirks())
+
+
+def test_temperature_and_usage_are_left_out_where_they_are_refused() -> None:
+    sent = fitted(temperature=False, stream_usage=False)
+    assert not sent.keys() & {"temperature", "top_p", "stream_options"}
+
+
+def test_one_call_at_a_time_is_asked_for_only_with_tools() -> None:
+    assert fitted(parallel_calls=False)["parallel_tool_calls"] is False
+    assert "parallel_tool_calls" not in fit({"messages": []}, Quirks(parallel_calls=False))
+
+
+def test_plain_schemas_hold_no_references_and_no_choices() -> None:
+    (tool,) = fitted(schemas="plain")["tools"]
+    assert tool["function"]["parameters"] == {
+        "type": "object",
+        "properties": {
+            "place": {"type": "object", "properties": {"name": {"type": "string"}}},
+            "unit": {"type": "string"},
+        },
+        "required": ["place"],
+    }
+    assert tool["function"]["description"] == "The weather."
+
+
+def parameters(schema: dict[str, Any]) -> Any:
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    return fit({"tools": [tool], "messages": []}, Quirks(schemas="plain"))["tools"][0]["function"]["parameters"]
+
+
+def test_plain_schema_joins_what_holds_together() -> None:
+    parts = [{"properties": {"a": {"type": "string"}}, "required": ["a"]}, {"properties": {"b": {"const": 1}}}]
+    assert parameters({"type": "object", "allOf": parts}) == {
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "b": {"enum": [1]}},
+        "required": ["a"],
+    }
+
+
+def test_properties_named_like_keywords_stay() -> None:
+    names = {"title": {"type": "string"}, "default": {"type": "string"}, "definitions": {"type": "string"}}
+    assert parameters({"type": "object", "properties": names})["properties"] == names
+
+
+def test_schema_that_refers_to_itself_ends() -> None:
+    tree = {"type": "object", "properties": {"left": {"$ref": "#/$defs/T"}, "right": {"$ref": "#/$defs/T"}}}
+    assert "$ref" not in json.dumps(parameters({"$ref": "#/$defs/T", "$defs": {"T": tree}}))
+
+
+def test_schema_made_to_explode_stays_small() -> None:
+    bomb = {str(n): {"properties": {str(k): {"$ref": f"#/$defs/{n + 1}"} for k in range(50)}} for n in range(50)}
+    assert len(json.dumps(parameters({"$ref": "#/$defs/0", "$defs": bomb}))) < 1_000_000
+
+
+anything = st.recursive(
+    st.sampled_from([None, True, 7, "string", "#/$defs/x"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["$ref", "anyOf", "oneOf", "allOf", "type", "items", "properties", "const", "x", "required"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["properties", "anyOf", "allOf", "items", "type", "$ref"]), anything))
+def test_any_schema_at_all_becomes_a_plain_one(schema: dict[str, Any]) -> None:
+    plain = parameters(schema)
+    assert isinstance(plain, dict)
+    assert parameters(plain) == plain
+
+
+def test_content_takes_one_form() -> None:
+    messages = fitted(content="parts")["messages"]
+    assert all(isinstance(message["content"], list) for message in messages if message["content"] is not None)
+    assert messages[2]["content"] is None, "no empty text"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert fit({"messages": [{"role": "user", "content": parts}]}, Quirks())["messages"][0]["content"] == "a\n\nb"
+
+
+def test_images_are_replaced_by_a_note_for_a_model_that_does_not_see() -> None:
+    assert fitted(images=False)["messages"][4]["content"] == ("the picture:\n\n[an image, which this model cannot see]")
+    assert fitted()["messages"][4]["content"][1] == IMAGE
+
+
+@pytest.mark.parametrize(
+    ("role", "first"),
+    [
+        ("system", {"role": "system", "content": "You are crow."}),
+        ("developer", {"role": "developer", "content": "You are crow."}),
+        ("user", {"role": "user", "content": "You are crow.\n\nWill it rain?"}),
+    ],
+)
+def test_system_prompt_is_sent_as_the_role_the_endpoint_knows(role: str, first: Any) -> None:
+    assert fitted(system_role=role)["messages"][0] == first
+
+
+def test_system_prompt_before_a_picture_is_a_part_of_its_own() -> None:
+    messages = [{"role": "system", "content": "You are crow."}, {"role": "user", "content": [IMAGE]}]
+    (only,) = fit({"messages": messages}, Quirks(system_role="user"))["messages"]
+    assert only["content"] == [{"type": "text", "text": "You are crow."}, IMAGE]
+
+
+def test_call_ids_of_nine_characters_still_belong_together() -> None:
+    messages = fitted(call_ids="nine")["messages"]
+    id = messages[2]["tool_calls"][0]["id"]
+    assert (len(id), id.isalnum(), messages[3]["tool_call_id"]) == (9, True, id)
+
+
+every_quirk = st.builds(
+    Quirks,
+    reasoning=st.sampled_from(["reasoning_content", "reasoning"]),
+    echo=st.sampled_from(["never", "tool_calls", "always", "tags"]),
+    max_tokens=st.sampled_from(["max_tokens", "max_completion_tokens"]),
+    stream_usage=st.booleans(),
+    parallel_calls=st.booleans(),
+    schemas=st.sampled_from(["full", "plain"]),
+    content=st.sampled_from(["text", "parts"]),
+    images=st.booleans(),
+    system_role=st.sampled_from(["system", "developer", "user"]),
+    temperature=st.booleans(),
+    call_ids=st.sampled_from(["any", "nine"]),
+)
+
+
+@given(every_quirk)
+def test_fitting_leaves_the_given_body_and_fitting_again_changes_nothing(quirks: Quirks) -> None:
+    given_body, before = body(), copy.deepcopy(body())
+    sent = fit(given_body, quirks)
+    assert given_body == before
+    assert fit(sent, quirks) == sent
+
+
+@given(every_quirk, st.integers(2, 6))
+def test_bytes_up_to_the_last_message_begin_the_next_request_under_every_quirk(quirks: Quirks, length: int) -> None:
+    def sent(messages: list[dict[str, Any]]) -> tuple[str, Any]:
+        fitted = fit({**body(), "messages": messages}, quirks)
+        return json.dumps(fitted, ensure_ascii=False), fitted["messages"][-1]
+
+    earlier, last = sent(conversation()[:length])
+    later, _ = sent(conversation()[: length + 1])
+    assert later.startswith(earlier[: earlier.rindex(json.dumps(last, ensure_ascii=False))])
+
+
+def test_every_shipped_rule_gives_quirks_that_exist() -> None:
+    assert rules()
+    for rule in rules():
+        assert msgspec.convert(rule.quirks, Quirks)
+        assert (rule.host, rule.model) != ("*", "*")
+
+
+def test_later_rules_and_then_own_settings_win() -> None:
+    assert known("http://localhost:8080/v1", "gpt-5-mini").reasoning == "reasoning_content"
+    both = known("https://openrouter.ai/api/v1", "openai/gpt-5-mini")
+    assert (both.max_tokens, both.effort) == ("max_completion_tokens", "reasoning.effort"), "family, then host"
+    own = known("https://openrouter.ai/api/v1", "openai/gpt-5-mini", {"effort": "", "window": 9})
+    assert (own.effort, own.window, own.max_tokens) == ("", 9, "max_completion_tokens")
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "quirk", "value"),
+    [
+        ("https://api.mistral.ai/v1", "devstral", "call_ids", "nine"),
+        ("https://api.deepseek.com", "deepseek-reasoner", "echo", "tool_calls"),
+        ("http://localhost:11434/v1", "gemma3:4b", "system_role", "user"),
+        ("http://localhost:8000/v1", "openai/gpt-oss-120b", "echo", "tool_calls"),
+        ("https://api.openai.com/v1", "o3-mini", "temperature", False),
+        ("https://api.openai.com/v1", "gpt-4.1-mini", "window", 1047576),
+        ("https://api.openai.com/v1", "gpt-4", "window", 8192),
+        ("https://generativelanguage.googleapis.com/v1beta/openai", "gemini-3-pro", "schemas", "plain"),
+        ("http://localhost:8000/v1", "qwen3-coder", "echo", "never"),
+    ],
+)
+def test_hosts_and_families_are_known(url: str, name: str, quirk: str, value: Any) -> None:
+    assert getattr(known(url, name), quirk) == value
+
+
+@pytest.mark.parametrize("wrong", [{"echo": "sometimes"}, {"colour": "blue"}, {"window": "large"}])
+def test_quirk_that_is_none_is_an_error_that_names_the_model(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"^\[models\.local\.quirks\]: .*(echo|colour|window)"):
+        from_settings("local", ModelSettings(base_url="http://localhost/v1", model="m", quirks=wrong))
+
+
+def test_known_window_counts_only_where_others_run_the_server() -> None:
+    far, near = "https://api.deepseek.com", "http://localhost:11434/v1"
+    assert room(ChatModel(name="deepseek-chat", base_url=far, quirks=known(far, "deepseek-chat"))) == 128_000
+    assert room(ChatModel(name="deepseek-chat", base_url=near, quirks=known(near, "deepseek-chat"))) is None
+    assert room(ChatModel(name="m", base_url=far, window=5, quirks=Quirks(window=9))) == 5
+
+
+# Refusals, in words as close to the servers' own as their public reports show them.
+
+LESSONS: list[tuple[str, int, Any, dict[str, Any], dict[str, Any]]] = [
+    (
+        "OpenAI: the limit has another name",
+        400,
+        {
+            "error": {
+                "message": "Unsupported parameter: 'max_tokens' is not supported with this model. "
+                "Use 'max_completion_tokens' instead.",
+                "type": "invalid_request_error",
+                "param": "max_tokens",
+                "code": "unsupported_parameter",
+            }
+        },
+        {},
+        {"max_tokens": "max_completion_tokens"},
+    ),
+    (
+        "OpenAI: only the default temperature",
+        400,
+        {
+            "error": {
+                "message": "Unsupported value: 'temperature' does not support 0.5 with this model. "
+                "Only the default (1) value is supported.",
+                "type": "invalid_request_error",
+                "param": "temperature",
+                "code": "unsupported_value",
+            }
+        },
+        {},
+        {"temperature": False},
+    ),
+    (
+        "OpenAI: no system role",
+        400,
+        {"error": {"message": "Unsupported value: 'messages[0].role' does not support 'system' with this model."}},
+        {},
+        {"system_role": "user"},
+    ),
+    (
+        "vLLM: no developer role",
+        400,
+        {"object": "error", "message": "Unexpected message role 'developer'.", "type": "BadRequestError", "code": 400},
+        {"system_role": "developer"},
+        {"system_role": "system"},
+    ),
+    (
+        "Pydantic: no developer role",
+        422,
+        {
+            "detail": [
+                {
+                    "type": "literal_error",
+                    "loc": ["body", "messages", 0, "role"],
+                    "msg": "Input should be 'system', 'user', 'assistant' or 'tool'",
+                    "input": "developer",
+                }
+            ]
+        },
+        {"system_role": "developer"},
+        {"system_role": "system"},
+    ),
+    (
+        "llama.cpp: a template without a system role",
+        500,
+        {"error": {"code": 500, "message": "System role not supported", "type": "server_error"}},
+        {},
+        {"system_role": "user"},
+    ),
+    (
+        "Gemini: no instructions for Gemma",
+        400,
+        [{"error": {"code": 400, "message": "Developer instruction is not enabled for models/gemma-3-27b-it"}}],
+        {},
+        {"system_role": "user"},
+    ),
+    (
+        "llama.cpp: no projector for images",
+        500,
+        {
+            "error": {
+                "code": 500,
+                "message": "image input is not supported - hint: you may need to provide the mmproj",
+                "type": "server_error",
+            }
+        },
+        {},
+        {"images": False},
+    ),
+    (
+        "OpenRouter: no images",
+        404,
+        {"error": {"message": "No endpoints found that support image input", "code": 404}},
+        {},
+        {"images": False},
+    ),
+    (
+        "DeepSeek: no images",
+        400,
+        {
+            "error": {
+                "message": "Failed to deserialize the JSON body into the target type: messages[4]: unknown variant "
+                "`image_url`, expected `text` at line 1 column 4021",
+                "type": "invalid_request_error",
+            }
+        },
+        {},
+        {"images": False},
+    ),
+    (
+        "vLLM: no images",
+        400,
+        {"object": "error", "message": "At most 0 image(s) may be provided in one request.", "code": 400},
+        {},
+        {"images": False},
+    ),
+    (
+        "Mistral: an extra parameter",
+        422,
+        {
+            "object": "error",
+            "message": {
+                "detail": [
+                    {
+                        "type": "extra_forbidden",
+                        "loc": ["body", "stream_options"],
+                        "msg": "Extra inputs are not permitted",
+                        "input": {"include_usage": True},
+                    }
+                ]
+            },
+            "type": "invalid_request_error",
+        },
+        {},
+        {"stream_usage": False},
+    ),
+    (
+        "Mistral: call ids",
+        400,
+        {
+            "object": "error",
+            "message": "Tool call id was call_1 but must be a-z, A-Z, 0-9, with a length of 9.",
+            "type": "invalid_function_call",
+        },
+        {},
+        {"call_ids": "nine"},
+    ),
+    (
+        "DeepSeek: reasoning wanted back",
+        400,
+        {
+            "error": {
+                "message": "The `reasoning_content` in the thinking mode must be passed back to the API.",
+                "type": "invalid_request_error",
+            }
+        },
+        {},
+        {"echo": "always", "reasoning": "reasoning_content"},
+    ),
+    (
+        "OpenRouter: what DeepSeek behind it said",
+        400,
+        {
+            "error": {
+                "message": "Provider returned error",
+                "code": 400,
+                "metadata": {
+                    "raw": '{"error":{"message":"The `reasoning_content` in the thinking mode must be passed back."}}'
+                },
+            }
+        },
+        {},
+        {"echo": "always"},
+    ),
+    (
+        "Moonshot: reasoning missing",
+        400,
+        {"error": {"message": "thinking is enabled but reasoning_content is missing in assistant message at index 2"}},
+        {},
+        {"echo": "always"},
+    ),
+    (
+        "Groq: reasoning not wanted",
+        400,
+        {
+            "error": {
+                "message": "'messages.2' : for 'role:assistant' the following must be satisfied[('messages.2' : "
+                "property 'reasoning_content' is unsupported)]",
+                "type": "invalid_request_error",
+            }
+        },
+        {"echo": "always"},
+        {"echo": "never"},
+    ),
+    (
+        "Gemini: references in a schema",
+        400,
+        [
+            {
+                "error": {
+                    "code": 400,
+                    "message": 'Invalid JSON payload received. Unknown name "$ref" at '
+                    "'tools.function_declarations[0].parameters.properties[0].value': Cannot find field.",
+                    "status": "INVALID_ARGUMENT",
+                }
+            }
+        ],
+        {},
+        {"schemas": "plain"},
+    ),
+    (
+        "llama.cpp: a grammar that cannot be made",
+        400,
+        {"error": {"code": 400, "message": 'JSON schema conversion failed:\nUnrecognized schema: {"anyOf":[]}'}},
+        {},
+        {"schemas": "plain"},
+    ),
+    (
+        "OpenAI: a function's schema",
+        400,
+        {"error": {"message": "Invalid schema for function 'weather': $ref must resolve.", "param": "tools[0]"}},
+        {},
+        {"schemas": "plain"},
+    ),
+    (
+        "a strict server: content as parts",
+        422,
+        {"detail": [{"loc": ["body", "messages", 1, "content"], "msg": "Input should be a valid list"}]},
+        {},
+        {"content": "parts"},
+    ),
+    (
+        "a strict server: content as text",
+        422,
+        {"detail": [{"loc": ["body", "messages", 1, "content"], "msg": "Input should be a valid string"}]},
+        {"content": "parts", "images": False},
+        {"content": "text"},
+    ),
+    (
+        "TGI: no stream options",
+        422,
+        "Failed to deserialize the JSON body into the target type: unknown field `stream_options`",
+        {},
+        {"stream_usage": False},
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting() -> Iterator[None]:
+    with stamina.set_testing(True, attempts=100, cap=True):
+        yield
+
+
+async def asked(model: ChatModel, request: dict[str, Any]) -> tuple[Call, list[str]]:
+    """A finished call, and the notices on its way."""
+    call, notices = Call(model, request), list[str]()
+
+    async def tell(delta: Delta) -> None:
+        notices.extend([delta["notice"]] if "notice" in delta else [])
+
+    await call.listen(tell)
+    return call, notices
+
+
+def request() -> dict[str, Any]:
+    return {"temperature": 0.5, "max_tokens": 99, "tools": [TOOL], "messages": conversation()}
+
+
+@pytest.mark.parametrize(
+    ("status", "refusal", "before", "learned"), [case[1:] for case in LESSONS], ids=[case[0] for case in LESSONS]
+)
+async def test_refusal_teaches_once_is_said_and_remembered(
+    status: int, refusal: Any, before: dict[str, Any], learned: dict[str, Any]
+) -> None:
+    """The second request goes through; so does the next prompt's, at once."""
+    answers = [Failure(status, refusal), Reply("Hi"), Reply("Hi")]
+    async with ScriptedServer(answers) as server:
+        model = ChatModel(name="m", base_url=server.url, quirks=Quirks(**before))
+        try:
+            _, notices = await asked(model, request())
+            _, later = await asked(model, request())
+        finally:
+            await model.close()
+        assert len(server.requests) == 3
+        assert server.requests[0] != server.requests[1] == server.requests[2]
+    assert {name: getattr(model.quirks, name) for name in learned} == learned
+    (notice,) = notices
+    assert notice.startswith(server.url)
+    assert notice.endswith(f"({status}). Asking again now.")
+    assert later == []
+
+
+async def test_parameter_that_is_refused_by_name_is_left_out() -> None:
+    def script(asked: dict[str, Any]) -> Reply | Failure:
+        if "top_k" in asked:
+            return Failure(400, {"error": {"message": "property 'top_k' is unsupported"}})
+        return Reply("Hi")
+
+    async with ScriptedServer(script) as server:
+        model = ChatModel(name="m", base_url=server.url, parameters={"top_k": 5, "seed": 1})
+        _, notices = await asked(model, request())
+        await model.close()
+    assert server.requests[1]["seed"] == 1
+    assert notices == [f"{server.url} does not take top_k; it is left out from now on (400). Asking again now."]
+
+
+async def test_same_refusal_again_is_an_error_and_not_a_loop() -> None:
+    refusal = Failure(400, {"error": {"message": "'temperature' is not supported; also reasoning_content is missing"}})
+    async with ScriptedServer(lambda asked: refusal) as server:
+        model = ChatModel(name="m", base_url=server.url)
+        with pytest.raises(ModelError, match="refused the request"):
+            await asked(model, request())
+        await model.close()
+        assert len(server.requests) == 2
+
+
+async def test_what_another_session_has_just_learned_is_no_error() -> None:
+    refusal = Failure(400, {"error": {"message": "'temperature' is not supported"}})
+    async with ScriptedServer(lambda asked: refusal if "temperature" in asked else Reply("Hi")) as server:
+        model = ChatModel(name="m", base_url=server.url)
+        sent = model.body(request())
+        await asked(model, request())
+        assert "another session" in model.learn(json.dumps(refusal.body), sent)
+        await model.close()
+
+
+UNCLEAR: list[Any] = [
+    {"error": {"message": "Bad request"}},
+    {"error": {"message": "The server had an error while processing your request. Sorry about that!"}},
+    "<html><body>400: your schema and temperature are not supported here</body></html>",
+    {
+        "error": {
+            "message": "This model's maximum context length is 8192 tokens, however you requested 9000 tokens. "
+            "'max_tokens' or 'max_completion_tokens' is too large: 99.",
+        }
+    },
+    {"error": {"message": "temperature must be between 0 and 2"}},
+    {"error": {"message": "Invalid max_tokens value, the valid range of max_tokens is [1, 8192]"}},
+    {"error": {"message": "the request exceeds the available context size. try increasing the context size"}},
+    {"error": {"message": "Conversation roles must alternate user/assistant/user/assistant/..."}},
+    {
+        "detail": [
+            {
+                "type": "missing",
+                "loc": ["body", "user"],
+                "msg": "Field required",
+                "input": {"messages": [{"content": "The temperature is not supported by the stream_options schema."}]},
+            }
+        ]
+    },
+    {"error": {"message": "This model does not support reasoning."}},
+    {"error": {"message": "Invalid 'messages[2].content': it is empty."}},
+    "",
+]
+
+
+@pytest.mark.parametrize("refusal", UNCLEAR, ids=lambda refusal: json.dumps(refusal)[:60])
+def test_refusal_that_is_not_clear_teaches_nothing(refusal: Any) -> None:
+    text = refusal if isinstance(refusal, str) else json.dumps(refusal)
+    assert learn(text, {**body(user="me", stop=["x"]), "messages": conversation()}, Quirks()) is None
+
+
+@given(st.text(), every_quirk)
+def test_any_words_at_all_are_survived(words: str, quirks: Quirks) -> None:
+    learn(words, body(), quirks)
+
+
+@pytest.mark.parametrize(
+    ("status", "refusal"),
+    [
+        (500, {"error": {"code": 500, "message": "tools param requires --jinja flag", "type": "server_error"}}),
+        (500, {"error": {"code": 500, "message": "Unsupported param: tools", "type": "server_error"}}),
+        (400, {"message": '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'}),
+        (400, {"error": {"message": "registry.ollama.ai/library/gemma:2b does not support tools"}}),
+        (404, {"error": {"message": "No endpoints found that support tool use."}}),
+    ],
+)
+async def test_server_without_tools_is_one_sentence_that_names_the_flags(status: int, refusal: Any) -> None:
+    async with ScriptedServer(lambda asked: Failure(status, refusal)) as server:
+        model = ChatModel(name="m", base_url=server.url)
+        with pytest.raises(ModelError, match=r"takes no tools \(\d+\): .+ Start llama\.cpp with --jinja, vLLM with "):
+            await asked(model, request())
+        await model.close()
+        assert len(server.requests) == 1
+
+
+async def test_refused_schema_names_the_tool() -> None:
+    refusal = Failure(400, {"error": {"message": "Invalid tools[0]: unrecognized schema"}})
+    async with ScriptedServer([refusal, Reply("Hi")]) as server:
+        model = ChatModel(name="m", base_url=server.url)
+        _, (notice,) = await asked(model, request())
+        await model.close()
+    assert "cannot read the schema of the tool 'weather'" in notice

@@ -1,0 +1,208 @@
+"""How much fits: asked of the server in its own words, never more than configured; and told when the prompt was cut."""
+
+from typing import Any
+
+import pytest
+from crow_core.acp.schema import ClientCapabilities, ClientSessionCapabilities, NoticeCapabilities, NoticeUpdate
+from crow_core.app import Crow
+from crow_core.extensions.alarm import alarm, least
+from crow_core.extensions.usage import usage
+from crow_core.extensions.window import window
+from crow_core.model import ChatModel
+from crow_core.quirks import Quirks
+from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect
+from crow_core.window import find_window, is_near
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.anyio
+
+NOTICES = ClientCapabilities(session=ClientSessionCapabilities(notices=NoticeCapabilities()))
+
+
+def listing(**entry: Any) -> dict[str, Any]:
+    return {"/v1/models": {"object": "list", "data": [{"id": "other", "context_length": 7}, {"id": "m", **entry}]}}
+
+
+@pytest.mark.parametrize(
+    ("pages", "tokens"),
+    [
+        ({"/props": {"default_generation_settings": {"n_ctx": 8192}, "total_slots": 1}}, 8192),
+        ({"/api/ps": {"models": [{"name": "x", "context_length": 1}, {"name": "m", "context_length": 4096}]}}, 4096),
+        ({"/api/ps": {"models": [{"model": "m:latest", "context_length": 4096}]}}, 4096),
+        ({"/api/show": {"parameters": "top_p 0.7\nnum_ctx    16384", "model_info": {"q.context_length": 9}}}, 16384),
+        ({"/api/ps": {"models": []}, "/api/show": {"model_info": {"qwen3.context_length": 40960}}}, None),
+        ({"/api/v0/models": {"data": [{"id": "m", "max_context_length": 8192, "loaded_context_length": 4096}]}}, 4096),
+        (listing(max_model_len=32768, root="m"), 32768),
+        (listing(context_length=131072, top_provider={"context_length": 65536}), 131072),
+        (listing(context_window=131072, owned_by="groq"), 131072),
+        (listing(max_context_length=32768, capabilities={}), 32768),
+        (listing(meta={"n_ctx_train": 131072, "n_ctx": 4096}), 4096),
+        (listing(meta={"n_ctx_train": 131072}), None),
+        ({"/props": {"default_generation_settings": {"n_ctx": 2048}}, **listing(max_model_len=131072)}, 2048),
+        ({"/props": "<html>not here</html>", **listing(max_model_len=4096)}, 4096),
+        ({}, None),
+    ],
+    ids=[
+        "llama.cpp", "Ollama loaded", "Ollama latest", "Ollama set", "Ollama could", "LM Studio", "vLLM", "OpenRouter",
+        "Groq", "Mistral", "llama.cpp listing", "trained with", "loaded beats listed", "web page", "nothing",
+    ],
+)  # fmt: skip
+async def test_window_is_what_the_server_tells(pages: dict[str, Any], tokens: int | None) -> None:
+    async with ScriptedServer([], pages=pages) as server:
+        assert await find_window(ChatModel(name="m", base_url=server.url)) == tokens
+
+
+@pytest.mark.parametrize(
+    "strange", [[], {"data": 7}, {"data": [None, "m"]}, {"models": {"m": 1}}, {"data": [{"id": 5}]}]
+)
+async def test_strange_listings_tell_nothing(strange: Any) -> None:
+    paths = ("/props", "/api/ps", "/api/show", "/api/v0/models", "/v1/models")
+    odd = {"/props": {"default_generation_settings": [1]}}
+    async with ScriptedServer([], pages=dict.fromkeys(paths, strange) | odd) as server:
+        assert await find_window(ChatModel(name="m", base_url=server.url)) is None
+
+
+async def test_server_that_is_not_there_tells_nothing() -> None:
+    async with ScriptedServer([]) as server:
+        url = server.url
+    assert await find_window(ChatModel(name="m", base_url=url)) is None
+
+
+def test_only_servers_nearby_are_asked_at_their_own_paths() -> None:
+    near = ["http://localhost:1/v1", "http://192.168.1.5:8080/v1", "http://box:8080/v1", "http://gpu.local/v1"]
+    assert all(map(is_near, near))
+    assert not any(map(is_near, ["https://api.openai.com/v1", "http://8.8.8.8/v1", "http://[::1"]))
+
+
+@pytest.mark.parametrize(("configured", "used"), [(None, 8192), (4096, 4096), (100_000, 8192)])
+async def test_window_is_never_larger_than_configured(configured: int | None, used: int) -> None:
+    pages = {"/props": {"default_generation_settings": {"n_ctx": 8192}}}
+    async with ScriptedServer(lambda request: Reply("Hi"), pages=pages) as server:
+        model = ChatModel(name="m", base_url=server.url, window=configured)
+        crow = Crow(model).use(window)
+        async with connect(crow) as editor:
+            session = await editor.new_session("/")
+            await editor.prompt(session.session_id, "hello")
+            await editor.prompt(session.session_id, "again")  # by now the server has told
+            await find_window(model)
+            assert await settled(crow, editor, session.session_id) == used
+
+
+async def settled(crow: Crow, editor: Editor, id: str) -> int | None:
+    """The model's window once it has been asked for, at most some prompts later."""
+    (model,) = crow.models.values()
+    for _ in range(3):
+        before = model.window
+        await editor.prompt(id, "and now?")
+        if model.window == before and before is not None:
+            break
+    return model.window
+
+
+# The alarm.
+
+STORY = "It was a dark and stormy night; the rain fell in torrents, except at occasional intervals. "
+
+
+def notices(editor: Editor) -> list[str]:
+    return [f"{notice.severity}: {notice.title}" for notice in editor.of(NoticeUpdate)]
+
+
+async def prompted(model: Any, *prompts: str) -> list[str]:
+    async with connect(Crow(model).use(alarm), capabilities=NOTICES) as editor:
+        session = await editor.new_session("/")
+        for prompt in prompts:
+            await editor.prompt(session.session_id, prompt)
+        return notices(editor)
+
+
+async def test_server_that_cut_the_prompt_is_told_loudly() -> None:
+    counts = {"prompt_tokens": 2048, "completion_tokens": 5}
+    async with ScriptedServer(lambda request: Reply("Hm.", usage=counts)) as server:
+        model = ChatModel(name="m", base_url=server.url)
+        (notice,) = await prompted(model, STORY * 400)
+    assert notice.startswith("error: The server read only 2,048 of at least ")
+    assert "num_ctx" in notice
+    assert "about 2,048 tokens" in notice
+
+
+async def test_cut_that_comes_with_growth_is_noticed_although_the_first_requests_were_whole() -> None:
+    """As Ollama does: the count stays at its window while the conversation grows."""
+
+    def script(request: dict[str, Any]) -> Reply:
+        whole = sum(len(message["content"]) for message in request["messages"]) // 4
+        return Reply("Hm.", usage={"prompt_tokens": min(whole, 4096), "completion_tokens": 1})
+
+    assert await prompted(ScriptedModel(script), *[STORY * 40] * 4) == []
+    (first, *_) = await prompted(ScriptedModel(script), *[STORY * 40] * 7)
+    assert "The server read only 4,096" in first
+
+
+async def test_alarm_sounds_once_a_turn() -> None:
+    counts = {"prompt_tokens": 1000, "completion_tokens": 5}
+    model = ScriptedModel(lambda request: Reply("Hm.", usage=counts))
+    assert len(await prompted(model, STORY * 400, "and?")) == 2
+
+
+TEXTS = {
+    "English, four characters a token": (STORY * 300, 4.4),
+    "code": ("    for item in items:\n        result.append(item.value)\n\n" * 300, 4.5),
+    "Chinese": ("这是一个黑暗而暴风雨的夜晚，大雨倾盆而下。" * 700, 1.6),
+    "Chinese, densely packed": ("这是一个黑暗而暴风雨的夜晚，大雨倾盆而下。" * 700, 2.2),
+    "Thai": ("มันเป็นคืนที่มืดมิดและมีพายุ" * 500, 3.5),
+    "Russian": ("Была тёмная и бурная ночь, дождь лил потоками. " * 300, 4.0),
+    "German compounds": ("Donaudampfschifffahrtsgesellschaftskapitän " * 400, 6.0),
+    "spaces and rules": (("-" * 100 + " " * 200 + "\n") * 200, 60.0),
+    "numbers": ("3.14159 2.71828 1.41421\n" * 600, 2.0),
+}
+
+
+@pytest.mark.parametrize(("text", "packed"), TEXTS.values(), ids=TEXTS)
+async def test_prompt_that_was_read_whole_raises_no_alarm_in_any_language(text: str, packed: float) -> None:
+    def script(request: dict[str, Any]) -> Reply:
+        said = "".join(message["content"] for message in request["messages"])
+        story = said.count(STORY)
+        tokens = story * 21 + (len(said) - story * len(STORY)) / packed
+        return Reply("Hm.", usage={"prompt_tokens": int(tokens), "completion_tokens": 5})
+
+    assert await prompted(ScriptedModel(script), text, STORY * 200, text) == []
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [{}, {"prompt_tokens": None}, {"prompt_tokens": "many"}, {"prompt_tokens": -5}, {"prompt_tokens_details": [1]}],
+)
+async def test_counts_that_say_nothing_raise_no_alarm(counts: Any) -> None:
+    model = ScriptedModel(lambda request: Reply("Hm.", usage=counts))
+    async with connect(Crow(model).use(alarm).use(usage), capabilities=NOTICES) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, STORY * 400)
+        assert notices(editor) == []
+
+
+async def test_gateway_that_counts_only_what_was_new_raises_no_alarm() -> None:
+    counts = {"prompt_tokens": 20, "cache_read_input_tokens": 9000, "completion_tokens": 5}
+    assert await prompted(ScriptedModel(lambda request: Reply("Hm.", usage=counts)), STORY * 400) == []
+
+
+async def test_reasoning_that_a_template_leaves_out_later_raises_no_alarm() -> None:
+    """Where reasoning is echoed, a request may well be shorter than the one before it."""
+    counts = iter([3000, 9000, 3500])
+
+    def script(request: dict[str, Any]) -> Reply:
+        return Reply("Hm.", usage={"prompt_tokens": next(counts), "completion_tokens": 5})
+
+    async with ScriptedServer(script) as server:
+        model = ChatModel(name="m", base_url=server.url, quirks=Quirks(echo="always"))
+        assert await prompted(model, STORY * 100, "and?", "and then?") == []
+
+
+async def test_short_prompt_raises_no_alarm() -> None:
+    model = ScriptedModel(lambda request: Reply("Hm.", usage={"prompt_tokens": 3, "completion_tokens": 5}))
+    assert await prompted(model, "hello") == []
+
+
+@given(st.text())
+def test_least_is_no_more_than_one_token_a_character(text: str) -> None:
+    assert 0 <= least([{"role": "user", "content": text}]) <= len(text)
