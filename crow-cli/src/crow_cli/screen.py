@@ -7,6 +7,7 @@ import sys
 from typing import IO
 
 import click
+from crow_core import content
 from crow_core.acp.client import AcpClient
 from crow_core.acp.connection import Handler
 from crow_core.acp.schema import (
@@ -31,8 +32,8 @@ from crow_core.acp.transports import Transport
 LINES = 12
 """How much of a tool's output is shown."""
 
-CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""Models and tools may not steer the terminal: escape and control characters are left out."""
+CONTROL = {code: None for code in content.CONTROL if chr(code) not in "\n\t"}
+"""Models and tools may not steer the terminal, nor turn text around: what could is left out."""
 
 ANSWERS = {"allow_once": "y", "allow_always": "a", "reject_once": "n"}
 """The letter for each kind of answer; whatever else is typed means no."""
@@ -102,9 +103,9 @@ class Screen(AcpClient):
             return RequestPermissionResponse(outcome=CancelledOutcome())
         return RequestPermissionResponse(outcome=SelectedOutcome(option_id=chosen.option_id))
 
-    def result(self, content: list[ToolCallContent], *, failed: bool) -> None:
+    def result(self, parts: list[ToolCallContent], *, failed: bool) -> None:
         """What a tool did: diffs, or the end of what it said."""
-        for part in content:
+        for part in parts:
             match part:
                 case DiffContent():
                     self.diff(part)

@@ -33,7 +33,7 @@ START_TIMEOUT = 30.0
 """Seconds a server may take to start and list its tools."""
 CALL_TIMEOUT = 600.0
 """Seconds a call to a server of the user's may take."""
-STOP_GRACE = 3.0
+STOP_GRACE = 1.0
 """Seconds a server may take to end; then all its processes are killed."""
 IMPORT = threading.Lock()
 """FastMCP is imported under changed environment variables, which two threads must not restore to each other's."""
