@@ -16,7 +16,7 @@ fmt:
 check:
     uv run ruff check
     uv run ruff format --check
-    uv run pyright
+    uv run --group types pyright
 
 # all tests; arguments go to pytest
 test *args:

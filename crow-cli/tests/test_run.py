@@ -334,3 +334,4 @@ async def test_a_trusted_projects_broken_settings_are_one_sentence(machine: "Mac
     assert done.code in (1, 2)
     assert f"{folder / 'config.toml'}, line 2, permissions.ask:" in done.err
     assert "fault in crow" not in done.err
+    assert "Traceback" not in done.err

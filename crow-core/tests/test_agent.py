@@ -86,8 +86,10 @@ async def test_it_answers_with_the_version_it_speaks(version: int):
 
 async def test_initialize_may_come_again_and_with_other_capabilities():
     async with wired(greeter()) as wire:
-        for known in ({}, {"session": {"notices": {}}}):
-            answer = await wire.ask("initialize", {"protocolVersion": 1, "clientCapabilities": known})
+        for known in ("{}", '{"session": {"notices": {}}}'):
+            answer = await wire.ask(
+                "initialize", {"protocolVersion": 1, "clientCapabilities": msgspec.Raw(known.encode())}
+            )
             assert answer["result"]["protocolVersion"] == 1
         assert "result" in await wire.ask("session/new", {"cwd": "/", "mcpServers": []})
 

@@ -23,9 +23,9 @@ from crow_core.app import Crow
 from crow_core.content import ToolResult
 from crow_core.messages import INTERRUPTED, Message, ToolUse
 from crow_core.permissions import permissions
+from crow_core.servers import Server
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_core.toolbox import Server
 from fastmcp import FastMCP
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -421,7 +421,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(STEPS)
 async def test_whatever_the_order_of_prompts_and_cancels_each_prompt_has_one_answer(
     steps: list[tuple[str, int, str]],

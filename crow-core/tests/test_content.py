@@ -22,9 +22,9 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.app import Crow
+from crow_core.servers import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
-from crow_core.toolbox import Server
 from fastmcp import FastMCP
 from fastmcp.tools.base import ToolResult
 from fastmcp.utilities.types import Audio, Image

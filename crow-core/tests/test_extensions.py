@@ -22,8 +22,9 @@ from crow_core.extensions.titles import titles
 from crow_core.extensions.truncate import truncate
 from crow_core.extensions.usage import UNKNOWN_WINDOW, usage
 from crow_core.permissions import permissions
+from crow_core.servers import Server
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.toolbox import Server
+from crow_core.testing.script import ToolCall as Use
 from fastmcp import FastMCP
 from fastmcp.tools.base import ToolResult
 from fastmcp.utilities.types import Image
@@ -164,7 +165,7 @@ def flood(content: Any) -> Server:
 async def test_what_a_tool_says_too_much_is_cut_in_the_middle_and_kept_in_a_file():
     """For the model and the client alike; the model can read the file with its own tools, and only while it lives."""
     text = "".join(f"{number}\n" for number in range(30_000))
-    strange = {"name": "demo_flood", "arguments": {}, "id": "../../outside/call"}
+    strange: Use = {"name": "demo_flood", "arguments": {}, "id": "../../outside/call"}
     built_in = Server(
         "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), trusted=True, shared=True
     )

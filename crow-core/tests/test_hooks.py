@@ -1,6 +1,7 @@
 """The moments at which extensions join in, and what becomes of a turn when one of them fails."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,11 +10,13 @@ from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import AgentMessageChunk, StopReason, ToolCall, ToolCallUpdate
 from crow_core.app import Crow
 from crow_core.content import ToolResult
-from crow_core.messages import Message, ToolUse
+from crow_core.messages import INTERRUPTED, Message, ToolUse
 from crow_core.model import Call, Request
+from crow_core.permissions import permissions
+from crow_core.servers import Server
 from crow_core.session import EndTurn, Hooks, Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_core.toolbox import Server
+from crow_core.testing.script import ToolCall as Use
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio
@@ -67,6 +70,15 @@ def assert_valid(request: dict[str, Any]) -> None:
         open_calls = [call["id"] for call in message.get("tool_calls", [])]
         assert message["role"] != "assistant" or message["content"] or open_calls
     assert not open_calls
+
+
+def noting(notes: list[str], what: str) -> Callable[..., None]:
+    """A function for any moment that only writes down that it was called."""
+
+    def function(*_: object) -> None:
+        notes.append(what)
+
+    return function
 
 
 def join(crow: Crow, moment: str, act: Any) -> None:
@@ -192,9 +204,9 @@ async def test_what_ends_something_runs_in_reverse_and_a_failure_stops_nobody(ca
         raise ValueError("the disk of the diary is full")
 
     for hook in (crow.turn_end, crow.session_end):
-        hook(lambda *_: order.append("registered first"))
+        hook(noting(order, "registered first"))
         hook(failing)
-        hook(lambda *_: order.append("registered last"))
+        hook(noting(order, "registered last"))
     async with connect(crow) as editor:
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "hi")
@@ -210,13 +222,13 @@ async def test_registering_after_the_first_session_has_opened_is_refused(moment:
     async with connect(crow) as editor:
         await editor.new_session("/")
         with pytest.raises(RuntimeError, match="before the first session opens"):
-            getattr(crow, moment)(lambda *_: None)
+            getattr(crow, moment)(noting([], moment))
 
 
 async def test_two_apps_in_one_process_do_not_share_their_hooks():
     first, second = (Crow(ScriptedModel([Reply("Hello.")])) for _ in range(2))
     heard: list[str] = []
-    first.turn_end(lambda *_: heard.append("first"))
+    first.turn_end(noting(heard, "first"))
     async with connect(first), connect(second) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "hi")
@@ -426,3 +438,65 @@ async def test_a_session_that_an_extension_refuses_leaves_nothing_behind():
         assert caught.value.data == {"details": "the archive is closed"}
         assert crow.sessions == {}
         assert len(ended) == 1
+
+
+async def test_a_hook_that_fails_for_one_call_ends_its_siblings_and_all_are_answered():
+    """Whichever was running is interrupted, whichever had ended keeps its result; the client sees each of them end."""
+    one: Use = {"name": "demo_echo", "arguments": {"text": "as asked"}}
+    two: Use = {"name": "demo_wait", "arguments": {"text": "for ever"}}
+    model = ScriptedModel([Reply(tool_calls=[one, two, one]), Reply("Done.")])
+    server, waiting, never = FastMCP("demo"), asyncio.Event(), asyncio.Event()
+
+    @server.tool
+    def echo(text: str) -> str:
+        return text
+
+    @server.tool
+    async def wait(text: str) -> None:
+        waiting.set()
+        await never.wait()
+
+    crow = Crow(model, servers=[Server("demo", lambda: server, shared=True)])
+    seen: list[str] = []
+
+    @crow.after_tool
+    async def trip(result: ToolResult, session: Session, call: ToolUse) -> None:
+        await waiting.wait()
+        seen.append(call["id"])
+        if len(seen) == 2:
+            raise ValueError("tripped over a cable")
+
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        with pytest.raises(RpcError, match="Internal error"):
+            await editor.prompt(session.session_id, "go")
+        assert sorted(states[-1] for states in editor.calls().values()) == ["completed", "failed", "failed"]
+        await editor.prompt(session.session_id, "again")
+    assert_valid(model.requests[1])
+    said = [message["content"] for message in model.requests[1]["messages"] if message["role"] == "tool"]
+    assert sorted(said) == sorted(["as asked", INTERRUPTED, INTERRUPTED])
+
+
+async def test_calls_end_on_the_client_even_when_nothing_can_be_written_any_more():
+    model = ScriptedModel([Reply(tool_calls=[USE_ECHO.tool_calls[0]] * 3), Reply("Done.")])
+    crow = crow_with(model).use(permissions, mode="yolo")
+    broken = True
+
+    @crow.message
+    async def write(session: Session, entry: Message) -> None:
+        await asyncio.sleep(0)
+        if broken and "role" not in entry and entry.get("crow", {}).get("kind") == "decision":
+            raise OSError("no space left")
+
+    ran: list[str] = []
+    crow.after_tool(lambda result, session, call: ran.append(call["id"]))
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        with pytest.raises(RpcError) as caught:
+            await editor.prompt(session.session_id, "go")
+        assert caught.value.data == {"details": "no space left"}
+        assert list(editor.calls().values()) == [["pending", "failed"]] * 3
+        assert ran == []
+        broken = False
+        await editor.prompt(session.session_id, "again")
+    assert_valid(model.requests[1])

@@ -429,7 +429,7 @@ def test_retry_after_that_is_no_number_is_as_if_absent(header: str) -> None:
         ),
         (
             Failure(404, {"error": {"message": "model not found"}}),
-            "knows no model 'm', or has another address: model not found. Check both.",
+            "has no model 'm', or base_url is wrong: model not found. Check both.",
         ),
         (
             Failure(400, {"error": {"message": "messages[2]: no images\nin tool messages"}}),
@@ -550,6 +550,13 @@ async def test_death_in_mid_stream_is_an_error_keeps_the_text_and_is_not_sent_ag
     assert call.error == str(caught.value)
 
 
+async def test_death_after_the_finish_reason_is_no_error(make: Make) -> None:
+    whole = b'data: {"choices": [{"delta": {"content": "Hi"}, "finish_reason": "stop"}]}\n\n'
+    async with ScriptedServer([Raw([whole, b'data: {"usage": {"prompt_'], abort=True)]) as server:
+        call, notices = await asked(make(server.url))
+    assert (call.reply, call.finish_reason, notices) == ({"role": "assistant", "content": "Hi"}, "stop", [])
+
+
 async def test_error_object_in_mid_stream_keeps_the_text_and_is_not_sent_again(make: Make) -> None:
     chunk = b'data: {"choices": [{"delta": {"content": "Half"}}]}\n\n'
     error = b'data: {"error": {"message": "overloaded", "code": 503}}\n\n'
@@ -579,8 +586,8 @@ async def test_silence_before_the_first_fragment_is_told_and_asked_again(make: M
 
 async def test_silence_in_mid_stream_is_an_error_that_keeps_the_text(make: Make) -> None:
     async with ScriptedServer([Reply("Half", hang=True)]) as server:
-        call = Call(make(server.url, idle_timeout=0.5), ASK)
-        with pytest.raises(ModelError, match=r"sent nothing for 0\.5 s\. Set idle_timeout if it needs longer\.$"):
+        call = Call(make(server.url, idle_timeout=1), ASK)
+        with pytest.raises(ModelError, match=r"sent nothing for 1 s\. Set idle_timeout if it needs longer\.$"):
             await call.listen()
         await server.until(lambda: server.hangups == 1)
         assert len(server.requests) == 1

@@ -24,9 +24,9 @@ from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.messages import Message
 from crow_core.permissions import permissions
+from crow_core.servers import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
-from crow_core.toolbox import Server
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio

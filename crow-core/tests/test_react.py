@@ -10,9 +10,9 @@ from crow_core.acp.schema import AgentMessageChunk, AgentThoughtChunk, ToolCall,
 from crow_core.app import Crow
 from crow_core.extensions.nudge import nudge
 from crow_core.messages import Message
+from crow_core.servers import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
-from crow_core.toolbox import Server
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +41,7 @@ def crow_with(model: ScriptedModel, *tools: FastMCP, max_steps: int = 200) -> Cr
 
 
 def use(name: str, arguments: dict[str, Any] | str, **more: Any) -> Use:
-    return {"name": name, "arguments": arguments, **more}
+    return Use(name=name, arguments=arguments, **more)
 
 
 def log_of(crow: Crow) -> list[Message]:
@@ -91,7 +91,7 @@ async def test_a_tools_result_goes_back_to_the_model_and_to_the_client():
         first,
         {"role": "tool", "tool_call_id": call.tool_call_id, "content": "5"},
     ]
-    assert first["content"] == "Let me see."
+    assert first.get("content") == "Let me see."
     assert model.requests[1]["messages"][: len(model.requests[0]["messages"])] == model.requests[0]["messages"]
 
 
@@ -274,7 +274,7 @@ async def test_a_turn_takes_no_more_requests_than_it_may():
         answer = await editor.prompt(session.session_id, "go")
         assert answer.stop_reason == "max_turn_requests"
         assert len(model.requests) == 3
-        assert log_of(crow)[-1]["content"] == "2"  # the last call is answered, too
+        assert log_of(crow)[-1].get("content") == "2"  # the last call is answered, too
         await editor.prompt(session.session_id, "go on")
     assert len(model.requests) == 6
 

@@ -442,7 +442,9 @@ def test_recorded_stream_is_read_as_an_independent_reader_did(recording: dict[st
     assert answer.calls == calls
     assert answer.finish_reason == (expected["finish"] or "")
     usage: dict[str, Any] = expected["usage"] or {}
-    assert answer.usage == {name: count for name, count in usage.items() if count is not None}
+    # llama.cpp tells beside the usage what it had read before: the only key we add
+    told = {name: count for name, count in answer.usage.items() if name != "cached_tokens" or name in usage}
+    assert told == {name: count for name, count in usage.items() if count is not None}
     assert (answer.error, answer.notices) == ("", [])
 
 

@@ -7,14 +7,14 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
-from crow_core import app, toolbox
+from crow_core import app, servers, toolbox
 from crow_core.acp.schema import (
     ClientCapabilities,
     ClientSessionCapabilities,
@@ -27,9 +27,9 @@ from crow_core.acp.schema import (
     ToolCall,
 )
 from crow_core.app import Crow
+from crow_core.servers import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
-from crow_core.toolbox import Server
 from fastmcp import Context, FastMCP
 
 pytestmark = [
@@ -46,6 +46,8 @@ if mode == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with open(f"{folder}/{os.getpid()}.pid", "w") as file:
     file.write(mode)
+with open(f"{folder}/started", "a") as pipe:
+    pipe.write(".")
 print("the server speaks on stderr", file=sys.stderr, flush=True)
 
 if mode == "exit":
@@ -107,20 +109,24 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def stdio(tmp_path: Path) -> "Stdio":
-    return Stdio(tmp_path)
+def stdio(tmp_path: Path) -> Iterator["Stdio"]:
+    os.mkfifo(tmp_path / "started")
+    pipe = os.open(tmp_path / "started", os.O_RDWR)  # read and written: no server waits for the other end
+    yield Stdio(tmp_path, pipe)
+    os.close(pipe)
 
 
 class Stdio:
     """Servers that are processes, and whether they still are."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pipe: int) -> None:
         self.folder = folder
+        self.pipe = pipe
         (folder / "server.py").write_text(SERVER)
 
-    def config(self, name: str, mode: str = "good", **more: Any) -> McpServer:
+    def config(self, name: str, mode: str = "good", env: Sequence[EnvVariable] = ()) -> McpServer:
         arguments = [str(self.folder / "server.py"), mode, str(self.folder)]
-        return McpServer(name=name, command=sys.executable, args=arguments, **{"env": [], **more})
+        return McpServer(name=name, command=sys.executable, args=arguments, env=list(env))
 
     def started(self) -> list[int]:
         return [int(path.stem) for path in self.folder.glob("*.pid")]
@@ -131,7 +137,7 @@ class Stdio:
 
     async def until_started(self, count: int) -> None:
         while len(self.started()) < count:
-            await asyncio.sleep(0.005)
+            await asyncio.to_thread(os.read, self.pipe, 1)
 
     async def open_gate(self) -> None:
         await asyncio.to_thread((self.folder / "gate").write_text, "")
@@ -142,6 +148,19 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+async def end_of(pid: int) -> None:
+    """Wait until a process that is not our child has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(descriptor, ended.set)
+    await ended.wait()
+    asyncio.get_running_loop().remove_reader(descriptor)
+    os.close(descriptor)
 
 
 def use(name: str, **arguments: Any) -> Use:
@@ -219,7 +238,8 @@ async def test_several_servers_start_side_by_side(stdio: Stdio):
         session = await editor.new_session("/", [stdio.config(name, "together") for name in ("c", "a", "b")])
         await editor.prompt(session.session_id, "hi")
     assert [name for name in offered(model.requests[0]) if name.endswith("pid")] == ["a_pid", "b_pid", "c_pid"]
-    assert stdio.alive() == []
+    for pid in stdio.started():
+        await end_of(pid)
 
 
 async def test_a_hanging_server_holds_the_first_prompt_only_so_long(stdio: Stdio, monkeypatch: pytest.MonkeyPatch):
@@ -231,7 +251,8 @@ async def test_a_hanging_server_holds_the_first_prompt_only_so_long(stdio: Stdio
         assert len(model.requests) == 2
     assert "good_pid" in offered(model.requests[0])
     assert int(results(model)[0]) in stdio.started()
-    assert stdio.alive() == []
+    for pid in stdio.started():
+        await end_of(pid)
 
 
 async def test_a_server_that_comes_up_late_joins_at_the_start_of_a_turn(stdio: Stdio, monkeypatch: pytest.MonkeyPatch):
@@ -282,7 +303,7 @@ async def test_a_server_that_does_not_start_is_reported_and_the_others_work(
     name: str, sentence: str, stdio: Stdio, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     if name == "hang":
-        monkeypatch.setattr(toolbox, "START_TIMEOUT", 2)
+        monkeypatch.setattr(servers, "START_TIMEOUT", 2)
     bad = {
         "missing": McpServer(name=name, command="no-such-command-7", args=[], env=[]),
         "dead": McpServer(name=name, type="http", url="http://127.0.0.1:9/mcp", headers=[]),
@@ -294,7 +315,8 @@ async def test_a_server_that_does_not_start_is_reported_and_the_others_work(
     assert editor.thoughts.startswith(sentence)
     assert editor.thoughts.count("\n") == 1
     assert int(results(model)[0]) in stdio.started()
-    assert stdio.alive() == []
+    for pid in stdio.started():
+        await end_of(pid)
     assert capfd.readouterr().err == ""
 
 
@@ -331,7 +353,8 @@ async def test_a_server_that_dies_in_mid_call_is_an_error_and_comes_back_with_th
         assert first != second == third
         assert [states[-1] for states in editor.calls().values()] == ["completed", "failed", "completed", "completed"]
         assert stdio.alive() == [int(second)]
-    assert stdio.alive() == []
+    for pid in stdio.started():
+        await end_of(pid)
 
 
 async def test_calls_in_flight_when_a_server_dies_are_errors_and_do_not_kill_its_successor(stdio: Stdio):
@@ -348,7 +371,7 @@ async def test_calls_in_flight_when_a_server_dies_are_errors_and_do_not_kill_its
 async def test_a_call_that_takes_too_long_is_an_error_and_the_server_stays(
     stdio: Stdio, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(toolbox, "CALL_TIMEOUT", 0.3)
+    monkeypatch.setattr(servers, "CALL_TIMEOUT", 0.3)
     model = one_by_one(use("demo_pid"), use("demo_hang"), use("demo_pid"))
     async with connect(Crow(model)) as editor:
         session = await editor.new_session("/", [stdio.config("demo")])
@@ -376,13 +399,14 @@ async def test_a_hanging_call_can_be_cancelled_and_the_server_stays(stdio: Stdio
 @pytest.mark.parametrize("mode", ["good", "hang", "stubborn"])
 async def test_a_closed_session_leaves_no_process_behind(mode: str, stdio: Stdio, monkeypatch: pytest.MonkeyPatch):
     """Not even one that hears neither the end of its input nor SIGTERM."""
-    monkeypatch.setattr(toolbox, "STOP_GRACE", 0.3)
+    monkeypatch.setattr(servers, "STOP_GRACE", 0.3)
     async with connect(Crow(ScriptedModel([]))) as editor:
         session = await editor.new_session("/", [stdio.config("demo", mode), stdio.config("other")])
         await stdio.until_started(2)
         assert len(stdio.alive()) == 2
         await editor.request("session/close", CloseSessionRequest(session_id=session.session_id))
-        assert stdio.alive() == []
+        for pid in stdio.started():
+            await end_of(pid)
 
 
 async def test_what_a_server_started_and_left_running_ends_with_it(stdio: Stdio):
@@ -394,7 +418,8 @@ async def test_what_a_server_started_and_left_running_ends_with_it(stdio: Stdio)
         children = [int(pid) for pid in results(model)[0].split()]
         assert stdio.alive(*children) == children
         await editor.request("session/close", CloseSessionRequest(session_id=session.session_id))
-        assert stdio.alive(*children) == []
+        for child in children:
+            await end_of(child)
 
 
 async def test_a_client_that_hangs_up_takes_all_processes_with_it(stdio: Stdio):
@@ -406,7 +431,37 @@ async def test_a_client_that_hangs_up_takes_all_processes_with_it(stdio: Stdio):
             await editor.prompt(session.session_id, "hi")
         await editor.new_session("/", [stdio.config("c")])
         assert len(stdio.alive()) >= 2
-    assert stdio.alive() == []
+    for pid in stdio.started():
+        await end_of(pid)
+
+
+DRIVER = """
+import asyncio, json, sys
+from crow_core.app import Crow
+from crow_core.testing import ScriptedModel, connect
+from crow_core.acp.schema import McpServer
+
+async def main():
+    async with connect(Crow(ScriptedModel([]))) as editor:
+        servers = [McpServer(name=name, command=sys.executable, args=sys.argv[1:], env=[]) for name in "ab"]
+        await editor.new_session("/", servers)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_killed_with_kill_9_it_takes_all_processes_with_it(stdio: Stdio):
+    """Even those that hear neither the end of their input nor SIGTERM."""
+    arguments = stdio.config("stubborn", "stubborn").args
+    assert isinstance(arguments, list)
+    ours = await asyncio.create_subprocess_exec(sys.executable, "-c", DRIVER, *arguments)
+    await stdio.until_started(2)
+    assert len(stdio.alive()) == 2
+    ours.kill()
+    await ours.wait()
+    for pid in stdio.alive():
+        await end_of(pid)
 
 
 async def test_one_sessions_servers_are_not_anothers(stdio: Stdio):
@@ -416,11 +471,11 @@ async def test_one_sessions_servers_are_not_anothers(stdio: Stdio):
         )
     )
     async with connect(Crow(model)) as editor:
-        for _ in range(2):
-            session = await editor.new_session("/", [stdio.config("demo")])
-            await editor.prompt(session.session_id, "go")
+        ids = [(await editor.new_session("/", [stdio.config("demo")])).session_id for _ in range(2)]
+        for id in ids:
+            await editor.prompt(id, "go")
         assert len(set(stdio.alive())) == 2
-        await editor.request("session/close", CloseSessionRequest(session_id=session.session_id))
+        await editor.request("session/close", CloseSessionRequest(session_id=ids[0]))
         assert len(stdio.alive()) == 1
 
 
@@ -442,6 +497,22 @@ async def test_a_shared_server_outlives_the_sessions_and_is_connected_once():
             await editor.prompt(session.session_id, "go")
             await editor.request("session/close", CloseSessionRequest(session_id=session.session_id))
     assert len(made) == 1
+
+
+async def test_a_shared_server_that_hangs_ends_nobodys_turn(stdio: Stdio, monkeypatch: pytest.MonkeyPatch):
+    """The first session's patience runs out first, and with it the connection that the other one waits for."""
+    monkeypatch.setattr(servers, "START_TIMEOUT", 1)
+    monkeypatch.setattr(servers, "STOP_GRACE", 0.01)
+    monkeypatch.setattr(app, "SERVERS_WAIT", 0.5)
+    hung = servers.from_acp(stdio.config("hung", "hang"), "/")
+    hung.shared = True
+    async with connect(Crow(ScriptedModel(lambda request: Reply("Hello.")), servers=[hung])) as editor:
+        first = await editor.new_session("/")
+        assert (await editor.prompt(first.session_id, "hi")).stop_reason == "end_turn"
+        monkeypatch.setattr(app, "SERVERS_WAIT", 5)
+        second = await editor.new_session("/")
+        assert (await editor.prompt(second.session_id, "hi")).stop_reason == "end_turn"
+    assert "MCP server 'hung' did not start" in editor.thoughts
 
 
 async def test_a_server_whose_tools_are_known_is_not_needed_to_offer_them():
@@ -573,7 +644,7 @@ print(fastmcp.settings.client_disconnect_timeout, sorted(name for name in os.env
 
 def test_an_env_file_in_the_working_folder_does_not_switch_fastmcps_settings(tmp_path: Path):
     (tmp_path / ".env").write_text("FASTMCP_CLIENT_DISCONNECT_TIMEOUT=77\n")
-    ours = "from threading import Thread\nfrom crow_core.toolbox import fastmcp_client\n"
+    ours = "from threading import Thread\nfrom crow_core.servers import fastmcp_client\n"
     ours += "threads = [Thread(target=fastmcp_client) for _ in range(4)]\n"
     ours += "[thread.start() for thread in threads]\n[thread.join() for thread in threads]\n"
 

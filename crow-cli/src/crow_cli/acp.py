@@ -1,6 +1,5 @@
 """`crow acp`: the agent on standard input and output, for an editor."""
 
-import asyncio
 import logging
 import os
 import sys
@@ -10,14 +9,14 @@ from crow_core.acp.transports import stdio
 from crow_core.agent import Agent
 from crow_core.app import Crow
 
-from crow_cli.ending import orderly
+from crow_cli.ending import complete
 
 
 def serve(model: str = "") -> None:
     """Serve one client until it hangs up."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="crow: %(message)s")
     try:
-        sys.exit(asyncio.run(orderly(talk(model))))
+        sys.exit(complete(talk(model)))
     except KeyboardInterrupt:
         sys.exit(130)
 

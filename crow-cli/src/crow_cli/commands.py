@@ -1,6 +1,5 @@
 """The command line, except for the short way of `crow acp`."""
 
-import asyncio
 import os
 import sys
 from collections.abc import Coroutine
@@ -13,7 +12,7 @@ from crow_core.config import ConfigError, Home
 from crow_core.stream import ModelError
 from crow_core.trust import Trust, settings_in
 
-from crow_cli.ending import orderly
+from crow_cli.ending import complete
 
 MODEL = click.option("-m", "--model", default="", help="A configured model, or the endpoint's name for one.")
 
@@ -114,7 +113,7 @@ def whole_prompt(prompt: str | None) -> str:
 def leave(work: Coroutine[Any, Any, int]) -> NoReturn:
     """Run to the end and exit with its code; what a person has to know is one sentence."""
     try:
-        sys.exit(asyncio.run(orderly(work)))
+        sys.exit(complete(work))
     except KeyboardInterrupt:
         sys.exit(130)
     except (ConfigError, ModelError) as error:

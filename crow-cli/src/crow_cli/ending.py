@@ -1,17 +1,26 @@
 """How a command's process ends, so that a signal leaves nothing behind of what was started."""
 
 import asyncio
+import gc
 import signal
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
 
-async def orderly(work: Coroutine[Any, Any, int]) -> int:
+def complete(work: Coroutine[Any, Any, int]) -> int:
     """Run to the end; gives the exit code, which after SIGTERM or SIGHUP is 128 and the signal's number.
 
-    The first such signal cancels the work, so that it cleans up; the second ends the process at once.
+    The first such signal cancels the work, so that it cleans up; the second ends the process at once. Raises
+    KeyboardInterrupt.
     """
+    try:
+        return asyncio.run(heeding_signals(work))
+    finally:
+        gc.freeze()  # else the interpreter takes half a second to look through every module before it ends
+
+
+async def heeding_signals(work: Coroutine[Any, Any, int]) -> int:
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
     received: list[int] = []
 

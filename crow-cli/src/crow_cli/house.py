@@ -1,12 +1,13 @@
 """Puts the house together: configuration in, a `Crow` with its models, tools and extensions out."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import crow_mcp_server
 from crow_core.app import Crow
-from crow_core.config import Config, ConfigError, Home, load, load_project, to_acp
+from crow_core.config import Config, ConfigError, Home, load, load_project, to_acp, variables
 from crow_core.discovery import find_models
 from crow_core.extensions.alarm import alarm
 from crow_core.extensions.commands import commands
@@ -22,8 +23,8 @@ from crow_core.extensions.window import window
 from crow_core.model import Model
 from crow_core.permissions import permissions
 from crow_core.prompts import Prompt
+from crow_core.servers import Server, from_acp
 from crow_core.session import Session
-from crow_core.toolbox import Server, from_acp
 from crow_core.trust import Trust, settings_in
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
@@ -41,8 +42,9 @@ async def build(
 
     Raises ConfigError for a setting that cannot be used, ModelError when there is no model to ask.
     """
+    logging.getLogger("stamina").setLevel(logging.ERROR)  # each wait is shown to the user as it is
     home = Home.find(env)
-    config = load(home, env)
+    config, env = load(home, env), variables(home, env)
     crow = Crow(
         models or await find_models(config, env, model),
         servers=[built_in_tools(hidden(env, config))],

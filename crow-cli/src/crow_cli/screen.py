@@ -7,6 +7,7 @@ import sys
 from typing import IO
 
 import click
+from crow_core import content
 from crow_core.acp.client import AcpClient
 from crow_core.acp.connection import Handler
 from crow_core.acp.schema import (
@@ -31,10 +32,11 @@ from crow_core.acp.transports import Transport
 LINES = 12
 """How much of a tool's output is shown."""
 
-CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""Models and tools may not steer the terminal: escape and control characters are left out."""
+CONTROL = {code: None for code in content.CONTROL if chr(code) not in "\n\t"}
+"""Models and tools may not steer the terminal, nor turn text around: what could is left out."""
 
-ANSWERS = {"y": "allow_once", "a": "allow_always", "n": "reject_once"}
+ANSWERS = {"allow_once": "y", "allow_always": "a", "reject_once": "n"}
+"""The letter for each kind of answer; whatever else is typed means no."""
 
 
 class Screen(AcpClient):
@@ -90,18 +92,20 @@ class Screen(AcpClient):
                 self.line(command)  # whole: the title shows one line of it
             case _:
                 pass
+        offered = {ANSWERS[option.kind]: option for option in question.options if option.kind in ANSWERS}
         self.end_line()
-        self.say(f"Allow {call.title}? [y]es, [n]o, [a]lways in this session: ", sys.stderr, fg="yellow")
+        always = ", [a]lways in this session" if "a" in offered else ""
+        self.say(f"Allow {call.title}? [y]es, [n]o{always}: ", sys.stderr, fg="yellow")
         answer = await read_answer()
         self.column = None
-        chosen = next((option for option in question.options if option.kind == ANSWERS.get(answer)), None)
-        if chosen is None:
+        chosen = offered.get(answer or "", offered.get("n"))
+        if chosen is None or answer is None:
             return RequestPermissionResponse(outcome=CancelledOutcome())
         return RequestPermissionResponse(outcome=SelectedOutcome(option_id=chosen.option_id))
 
-    def result(self, content: list[ToolCallContent], *, failed: bool) -> None:
+    def result(self, parts: list[ToolCallContent], *, failed: bool) -> None:
         """What a tool did: diffs, or the end of what it said."""
-        for part in content:
+        for part in parts:
             match part:
                 case DiffContent():
                     self.diff(part)
@@ -149,8 +153,8 @@ def spelled_out(text: str) -> str:
     return text.translate({code: f"\\u{code:04x}" for code in CONTROL})
 
 
-async def read_answer() -> str:
-    """The first letter of the next line typed, in lower case; empty at the end of input.
+async def read_answer() -> str | None:
+    """The first letter of the next line typed, in lower case; None at the end of input.
 
     Not `input` in a thread: a cancelled question must not keep the process waiting for a key.
     """
@@ -158,6 +162,7 @@ async def read_answer() -> str:
     loop.add_reader(sys.stdin, line.set)
     try:
         await line.wait()
-        return os.read(sys.stdin.fileno(), 1024).decode(errors="replace").strip().lower()[:1]
+        typed = os.read(sys.stdin.fileno(), 1024)
+        return typed.decode(errors="replace").strip().lower()[:1] if typed else None
     finally:
         loop.remove_reader(sys.stdin)

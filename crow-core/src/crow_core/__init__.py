@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from crow_core.messages import Message, merge, view
     from crow_core.model import ChatModel, Model
     from crow_core.prompts import Prompt
+    from crow_core.servers import Server
     from crow_core.session import Command, EndTurn, Option, Session
     from crow_core.stream import ModelError
-    from crow_core.toolbox import Server, Toolbox
+    from crow_core.toolbox import Toolbox
 
 __version__ = "0.1.0"
 
@@ -47,7 +48,8 @@ HOMES = {
     "prompts": ("Prompt",),
     "session": ("Command", "EndTurn", "Option", "Session"),
     "stream": ("ModelError",),
-    "toolbox": ("Server", "Toolbox"),
+    "servers": ("Server",),
+    "toolbox": ("Toolbox",),
 }
 
 

@@ -47,9 +47,9 @@ from crow_core.acp.transports import Transport
 from crow_core.app import Crow
 from crow_core.config import ConfigError
 from crow_core.content import to_message
+from crow_core.servers import from_acp
 from crow_core.session import Option, Session
 from crow_core.stream import ModelError
-from crow_core.toolbox import from_acp
 
 
 class Agent:
@@ -101,7 +101,7 @@ class Agent:
                 except ModelError as error:
                     raise RpcError(AUTH_REQUIRED, "No model is configured", details=str(error)) from error
                 except ConfigError as error:
-                    raise RpcError(INTERNAL_ERROR, "The configuration cannot be used", details=str(error)) from error
+                    raise unusable(error) from error
             return self.source
 
     async def initialize(self, params: InitializeRequest) -> InitializeResponse:
@@ -137,7 +137,10 @@ class Agent:
         roots = [folder(root) for root in params.additional_directories or []]
         cwd = folder(params.cwd)
         servers = [from_acp(server, cwd) for server in params.mcp_servers or []]
-        session = await crow.open(self, cwd, roots=roots, servers=servers)
+        try:
+            session = await crow.open(self, cwd, roots=roots, servers=servers)
+        except ConfigError as error:  # a trusted project's own settings
+            raise unusable(error) from error
         self.sessions[session.id] = session
         # The client knows the session's id only once it has the answer; see Connection on the order.
         asyncio.get_running_loop().call_soon(self.start_announcing, session)
@@ -194,6 +197,11 @@ class Agent:
             return self.sessions[id]
         except KeyError:
             raise RpcError(NOT_FOUND, "Unknown session", {"sessionId": id, "details": f"No session {id!r}."}) from None
+
+
+def unusable(error: ConfigError) -> RpcError:
+    """The answer where settings are wrong."""
+    return RpcError(INTERNAL_ERROR, "The configuration cannot be used", details=str(error))
 
 
 async def choose(session: Session, option: Option | None, value: str | bool) -> None:

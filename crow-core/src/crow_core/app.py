@@ -10,8 +10,8 @@ from crow_core.messages import Message
 from crow_core.model import ChatModel, Model
 from crow_core.prompts import Prompt
 from crow_core.react import react
+from crow_core.servers import Server
 from crow_core.session import Choice, Client, EndTurn, Hooks, Option, Session, new_id
-from crow_core.toolbox import Server
 
 P = ParamSpec("P")
 

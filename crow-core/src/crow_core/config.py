@@ -4,6 +4,8 @@ The order, each stronger than the one before: `config.toml` and `mcp.json` in cr
 `.crow/config.toml` (a trusted folder only, and only to add servers and to tighten), the environment, the command line.
 """
 
+import json
+import os.path
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -92,10 +94,17 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     prompts: PromptSettings = field(default_factory=PromptSettings)
 
 
+class ProjectPermissions(Struct, kw_only=True):
+    """`[permissions]` of a project; what would loosen them is ignored."""
+
+    ask: list[str] = field(default_factory=list[str])
+    deny: list[str] = field(default_factory=list[str])
+
+
 class ProjectConfig(Struct, kw_only=True):
     """`.crow/config.toml`: a project may bring servers and tighten permissions, nothing more."""
 
-    permissions: PermissionSettings = field(default_factory=PermissionSettings)
+    permissions: ProjectPermissions = field(default_factory=ProjectPermissions)
     mcp: McpSettings = field(default_factory=McpSettings)
 
 
@@ -113,24 +122,31 @@ class Home(Struct, frozen=True):
 
     @classmethod
     def find(cls, env: Mapping[str, str]) -> "Home":
-        """`$CROW_HOME` for both, else the XDG folders."""
-        if home := env.get("CROW_HOME"):
-            path = Path(home).expanduser().absolute()
-            return cls(path, path)
+        """`$CROW_HOME` for both, else the XDG folders (XDG Base Directory Specification: a relative one is ignored)."""
         user = Path(env.get("HOME") or Path.home())
-        config = Path(env.get("XDG_CONFIG_HOME") or user / ".config")
-        data = Path(env.get("XDG_DATA_HOME") or user / ".local" / "share")
-        return cls(config / "crow", data / "crow")
+
+        def named(variable: str) -> Path:
+            return Path(re.sub("^~(?=/|$)", lambda _: str(user), env.get(variable, "")))
+
+        def base(variable: str, default: str) -> Path:
+            return named(variable) if named(variable).is_absolute() else user / default
+
+        if env.get("CROW_HOME"):
+            home = named("CROW_HOME").absolute()
+            return cls(home, home)
+        return cls(base("XDG_CONFIG_HOME", ".config") / "crow", base("XDG_DATA_HOME", ".local/share") / "crow")
+
+
+def variables(home: Home, env: Mapping[str, str]) -> dict[str, str]:
+    """The environment, over what `.env` in crow's own home says. Raises ConfigError."""
+    return {**read_env(home.config / ".env"), **env}
 
 
 def load(home: Home, env: Mapping[str, str]) -> Config:
-    """The user's own settings, with `${NAME}` filled in from the environment and `.env` in crow's home.
-
-    Raises ConfigError.
-    """
-    variables = {**read_env(home.config / ".env"), **env}
-    config = read_toml(home.config / "config.toml", Config, variables) or Config()
-    for name, server in read_servers(home.config / "mcp.json", variables).items():
+    """The user's own settings, with `${NAME}` filled in from `variables`. Raises ConfigError."""
+    env = variables(home, env)
+    config = read_toml(home.config / "config.toml", Config, env) or Config()
+    for name, server in read_servers(home.config / "mcp.json", env).items():
         config.mcp.servers.setdefault(name, server)
     if config.model and config.model not in config.models:
         known = ", ".join(config.models) or "none"
@@ -161,16 +177,20 @@ def to_acp(name: str, settings: ServerSettings) -> McpServer:
     if not settings.command:
         raise ConfigError(f"MCP server {name!r} has neither command nor url. Give it one of them.")
     env = [EnvVariable(name=key, value=value) for key, value in settings.env.items()]
-    return McpServer(name=name, command=settings.command, args=settings.args, env=env, type=UNSET)
+    command = os.path.expanduser(settings.command)
+    return McpServer(name=name, command=command, args=settings.args, env=env, type=UNSET)
 
 
 def read_env(path: Path) -> dict[str, str]:
-    """The variables of a `.env` file; none when there is no such file."""
+    """The variables of a `.env` file; none when there is no such file. Raises ConfigError."""
     if not path.is_file():
         return {}
     from dotenv import dotenv_values  # few have the file; the import costs more than reading the rest
 
-    return {name: value for name, value in dotenv_values(path, interpolate=False).items() if value is not None}
+    try:
+        return {name: value for name, value in dotenv_values(path, interpolate=False).items() if value is not None}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from error
 
 
 def read_toml(path: Path, kind: type[T], env: Mapping[str, str]) -> T | None:
@@ -180,7 +200,7 @@ def read_toml(path: Path, kind: type[T], env: Mapping[str, str]) -> T | None:
 
 def read_servers(path: Path, env: Mapping[str, str]) -> dict[str, ServerSettings]:
     """The servers of an mcp.json. Raises ConfigError."""
-    found = read(path, McpFile, env, msgspec.json.decode, msgspec.DecodeError)
+    found = read(path, McpFile, env, json.loads, json.JSONDecodeError)  # it names the line, msgspec does not
     return found.servers if found else {}
 
 
@@ -188,23 +208,25 @@ def read(
     path: Path, kind: type[T], env: Mapping[str, str], parse: Callable[[str], Any], fault: type[Exception]
 ) -> T | None:
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")  # some editors begin with a mark
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from error
     try:
-        return msgspec.convert(filled(parse(text), env), kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}{wrong_key(text, str(error))}.") from error
+        data = filled(parse(text), env)
     except fault as error:
         raise ConfigError(f"{path} is not valid {path.suffix[1:].upper()}: {error}.") from error
     except KeyError as error:
         name = error.args[0]
-        where = line_of(text, "${" + name + "}")
+        plain = without_comments(text)
+        where = numbered(plain, plain.find("${" + name + "}"))
         raise ConfigError(
             f"{path}{where} uses ${{{name}}}, which is not set. Set {name} or change the line."
         ) from error
+    if complaint := complaint_about(data, kind):
+        raise ConfigError(f"{path}{explained(complaint, data, kind, text)}.")
+    return msgspec.convert(data, kind)
 
 
 def filled(value: Any, env: Mapping[str, str]) -> Any:
@@ -224,17 +246,53 @@ def missing(name: str) -> str:
     raise KeyError(name)
 
 
-def line_of(text: str, needle: str) -> str:
-    """`, line N` where the needle first stands; nothing when it does not."""
-    at = text.find(needle)
+def complaint_about(data: Any, kind: type[Any]) -> str:
+    """What the checker says of the data; nothing when they are right."""
+    try:
+        msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        return str(error)
+    return ""
+
+
+def explained(complaint: str, data: Any, kind: type[Any], text: str) -> str:
+    """The checker's complaint with the line and the key it is about, as the end of a sentence about the file."""
+    said, _, path = complaint.partition(" - at `$")
+    keys: list[str] = []
+    place = data
+    for key in re.findall(r"\.\.\.|[\w-]+", path):
+        if key.isdecimal():
+            break  # an item of a list stands where the list does
+        if key == "...":  # any key of a table: the one is meant that alone brings the same complaint
+            key = next(name for name in place if complaint_about(only(data, keys, name), kind) == complaint)
+        keys.append(key)
+        place = place[key]
+    if unknown := re.search(r"unknown field `(.+?)`", said):
+        keys.append(unknown[1])
+        said = "no such setting. Remove it, or correct its name"
+    return f"{line_of(text, keys)} {'.'.join(keys)}: {said[:1].lower()}{said[1:]}".replace(" :", ":")
+
+
+def only(data: dict[str, Any], keys: list[str], name: str) -> dict[str, Any]:
+    """The data with nothing but `name` in the table at `keys`."""
+    if not keys:
+        return {name: data[name]}
+    return {**data, keys[0]: only(data[keys[0]], keys[1:], name)}
+
+
+def line_of(text: str, keys: list[str]) -> str:
+    """`, line N,` of the last of these keys, each inside the one before, in TOML or JSON; nothing where it is not."""
+    at, text = -1, without_comments(text)
+    for key in keys:
+        found = re.compile(rf"""(?m)(?:^|[\[.{{,])\s*["']?({re.escape(key)})["']?\s*[].=:]""").search(text, at + 1)
+        at = found.start(1) if found else at
+    return numbered(text, at)
+
+
+def numbered(text: str, at: int) -> str:
     return f", line {text.count(chr(10), 0, at) + 1}," if at >= 0 else ""
 
 
-def wrong_key(text: str, complaint: str) -> str:
-    """What the checker said of a value, as `, line N, key: complaint`."""
-    said, _, where = complaint.partition(" - at `$.")
-    key = where.rstrip("`")
-    unknown = re.search(r"unknown field `(.+?)`", said)
-    if unknown:
-        return f"{line_of(text, unknown[1]) or ':'} unknown key {'.'.join(filter(None, [key, unknown[1]]))!r}"
-    return f"{line_of(text, key.rpartition('.')[2]) or ':'} {key}: {said[:1].lower()}{said[1:]}"
+def without_comments(text: str) -> str:
+    """TOML with its comment lines empty, so that what is only an example is not found."""
+    return re.sub(r"(?m)^[ \t]*#.*", "", text)

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from crow_core.config import Config, ConfigError, ModelSettings
-from crow_core.model import ChatModel, Model
+from crow_core.model import ChatModel, Model, endpoint, http_client
 from crow_core.quirks import known
 from crow_core.stream import ModelError
 
@@ -87,18 +87,21 @@ def plain(name: str, base_url: str, key: str = "") -> ChatModel:
 
 async def probe(name: str) -> dict[str, Model]:
     """The models of the first local server that answers. Raises ModelError when none does."""
-    for base_url, found in zip(LOCAL.values(), await asyncio.gather(*map(list_models, LOCAL.values())), strict=True):
-        if found and (not name or name in found):
-            names = [name or found[0], *found]
-            return {name: plain(name, base_url) for name in names}
-    raise ModelError(f"No local server offers the model {name!r}, and no endpoint is set." if name else NOTHING)
+    found = dict(zip(LOCAL.values(), await asyncio.gather(*map(list_models, LOCAL.values())), strict=True))
+    for base_url, names in found.items():
+        if names and (not name or name in names):
+            return {each: plain(each, base_url) for each in [name or names[0], *names]}
+    offered = ", ".join(each for names in found.values() for each in names)
+    if name and offered:
+        raise ModelError(f"No server on this machine offers the model {name!r}. They offer: {offered}.")
+    raise ModelError(f"There is no model {name!r} to ask. {NOTHING}" if name else NOTHING)
 
 
 async def first_model(base_url: str, key: str) -> str:
     """The first model an endpoint lists. Raises ModelError."""
     found = await list_models(base_url, key, patience=10.0)
     if not found:
-        raise ModelError(f"{base_url} does not list its models. Set CROW_MODEL, or pass -m.")
+        raise ModelError(f"No model is named, and {base_url} does not list any. Set CROW_MODEL, or pass -m.")
     return found[0]
 
 
@@ -106,11 +109,10 @@ async def list_models(base_url: str, key: str = "", patience: float = PATIENCE) 
     """The models an endpoint says it has; none when it does not answer as such an endpoint."""
     import httpx2  # as in model.py: not before it is needed
 
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        async with httpx2.AsyncClient(timeout=patience, headers=headers) as http:
-            response = await http.get(f"{base_url.rstrip('/')}/models")
+        async with http_client(base_url, key, patience, {}) as http:
+            response = await http.get(endpoint(base_url, "models"))
         listing = msgspec.json.decode(response.content, type=Listing)
-    except (httpx2.HTTPError, httpx2.InvalidURL, msgspec.DecodeError):
+    except (httpx2.HTTPError, httpx2.InvalidURL, msgspec.DecodeError, UnicodeError):
         return []
     return [model.id for model in listing.data]

@@ -195,11 +195,15 @@ class ChatModel:
         reader = Reader(self.where, think_tags=self.quirks.think_tags)
         try:
             async with self.post(body) as chunks:
-                async for data in chunks:
-                    for delta in reader.feed(data):
-                        yield delta
-                    if reader.done:
-                        break
+                try:
+                    async for data in chunks:
+                        for delta in reader.feed(data):
+                            yield delta
+                        if reader.done:
+                            break
+                except httpx2.HTTPError:
+                    if not reader.finished:
+                        raise
                 for delta in reader.end():
                     yield delta
                 with suppress(httpx2.HTTPError, TimeoutError):
@@ -299,8 +303,8 @@ class ChatModel:
                 key = "the model's api_key, or OPENAI_API_KEY"
                 return ModelError(f"{self.where} refused the key ({status}): {said}. Check {key}.")
             case 404:
-                model = f"no model {body.get('model')!r}"
-                return ModelError(f"{self.where} knows {model}, or has another address: {said}. Check both.")
+                model = body.get("model")
+                return ModelError(f"{self.where} has no model {model!r}, or base_url is wrong: {said}. Check both.")
             case 402 | 429 if status == 402 or b"insufficient_quota" in raw:
                 return ModelError(f"{self.where} wants to be paid ({status}): {said}. Check your account there.")
             case _ if status in PASSING:

@@ -70,14 +70,14 @@ async def use_tool(session: Session, call: ToolUse) -> Message:
     """One call from its first sight to its answer; the client sees it end, whatever happens."""
     kind = session.toolbox.kind(call)
     await session.update(describe(call, kind, session.cwd))
-    end = ToolCallUpdate(tool_call_id=call["id"], status="failed")
     try:
         result = session.toolbox.reject(call) or await session.hooks.before_tool.run(session, call)
         if result is None:
             await session.update(ToolCallUpdate(tool_call_id=call["id"], status="in_progress"))
             result = await session.toolbox.call(call, session.meta(call))
         result = await session.hooks.after_tool.run(result, session, call)
-        end = shown(result, call, kind)
+        await session.update(shown(result, call, kind))
         return answer(call, told(result), **({"failed": True} if result.is_error else {}))
-    finally:
-        await session.update(end)
+    except BaseException:
+        await session.tell(ToolCallUpdate(tool_call_id=call["id"], status="failed"))
+        raise

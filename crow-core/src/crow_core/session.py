@@ -38,7 +38,8 @@ from crow_core.hooks import Collect, First, Observe, Pipe
 from crow_core.messages import Delta, Message, ToolUse, settle, view
 from crow_core.model import Call, Model, Request
 from crow_core.prompts import Prompt
-from crow_core.toolbox import Server, Toolbox
+from crow_core.servers import Server
+from crow_core.toolbox import Toolbox
 
 
 def new_id() -> str:
@@ -211,6 +212,10 @@ class Session:
         """Show the client something, after everything before it has been written down."""
         if self._writing is not None:
             await self.written()
+        await self.tell(update)
+
+    async def tell(self, update: SessionUpdate) -> None:
+        """Show the client something although nothing may be written any more: that a call has come to its end."""
         await self.client.notify("session/update", SessionNotification(session_id=self.id, update=update))
 
     async def say(self, text: str) -> None:

@@ -127,7 +127,7 @@ class Reader:
             self.read_line(self.rest, deltas)
         if self.stray and not (self.answered or self.finished):
             self.read_stray(deltas)
-        if self.half or (self.called and not self.finished and not self.done):
+        if not self.finished and (self.half or (self.called and not self.done)):
             raise self.broken("broke off in the middle of its answer")
         if not self.answered and not self.finished:
             raise self.broken("closed the connection without an answer")

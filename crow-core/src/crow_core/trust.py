@@ -19,7 +19,10 @@ class Trust:
 
     def trusts(self, folder: Path) -> bool:
         """Whether the user trusted this folder with its settings exactly as they are now."""
-        return self.read().get(str(folder.resolve())) == fingerprint(folder)
+        try:
+            return self.read().get(str(folder.resolve())) == fingerprint(folder)
+        except OSError:
+            return False  # what cannot be read has not been agreed to
 
     def remember(self, folder: Path) -> None:
         """Trust a folder's settings as they are. Raises OSError."""
@@ -33,7 +36,7 @@ class Trust:
     def read(self) -> Mapping[str, str]:
         try:
             return msgspec.json.decode(self.file.read_bytes(), type=dict[str, str])
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return {}  # no list, no trust
 
 

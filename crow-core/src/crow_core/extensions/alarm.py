@@ -42,10 +42,11 @@ def alarm(crow: Crow) -> None:
             return
         before = session.state.setdefault("measure", Measure())
         messages: list[dict[str, Any]] = call.request["messages"]
-        expected = least(messages)
         if goes_on(messages, before) and not echoes(call):
-            expected = max(expected, before.tokens + least(messages[len(before.messages) :]))
-        if size(messages) <= ENOUGH or counted >= 0.8 * expected:
+            expected = before.tokens + least(messages[len(before.messages) :])  # not all anew at every request
+        else:
+            expected = least(messages)
+        if counted >= 0.8 * expected or size(messages) <= ENOUGH:
             session.state["measure"] = Measure(messages, counted if echoes(call) else max(counted, expected))
         elif not session.state.get("alarmed"):
             session.state["alarmed"] = True

@@ -1,0 +1,101 @@
+"""CPU time a streamed chunk costs: our reader and merge, our whole client, and the openai SDK's typed stream.
+
+Run with `uv run python benchmarks/stream.py`. All read the same 3,000 events from memory, one event a network chunk, so
+that no socket is counted. Compare the ratios: absolute times are the machine's.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from time import process_time
+from typing import Any
+
+import httpx2
+import openai
+from crow_core.messages import Message, merge
+from crow_core.model import Call, ChatModel
+from crow_core.stream import Reader
+
+CHUNKS = 3_000
+ROUNDS = 7
+
+MESSAGES: list[Any] = [{"role": "user", "content": "Tell me a story."}]
+
+
+def event(delta: dict[str, Any], reason: str | None = None) -> bytes:
+    chunk = {
+        "id": "chatcmpl-AbCdEfGhIjKlMnOpQrStUvWxYz012",
+        "object": "chat.completion.chunk",
+        "created": 1_790_000_000,
+        "model": "gpt-4o-2024-08-06",
+        "system_fingerprint": "fp_0123456789",
+        "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}],
+        "usage": None,
+    }
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+
+EVENTS = [*(event({"content": " word"}) for _ in range(CHUNKS - 1)), event({}, "stop"), b"data: [DONE]\n\n"]
+
+
+class Story(httpx2.AsyncByteStream):
+    """The events as an HTTP response's body."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for data in EVENTS:
+            yield data
+
+
+def tell(request: httpx2.Request) -> httpx2.Response:
+    return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=Story())
+
+
+async def read_and_merge(client: openai.AsyncOpenAI) -> str:
+    reader, reply = Reader("http://model/v1"), Message(role="assistant")
+    for data in EVENTS:
+        for delta in reader.feed(data):
+            merge(reply, delta)
+    for delta in reader.end():
+        merge(reply, delta)
+    return str(reply.get("content"))
+
+
+async def whole_client(client: openai.AsyncOpenAI) -> str:
+    call = Call(ChatModel(name="m", client=client), {"messages": MESSAGES})
+    await call.listen()
+    return str(call.reply.get("content"))
+
+
+async def typed_stream(client: openai.AsyncOpenAI) -> str:
+    text: list[str] = []
+    async for chunk in await client.chat.completions.create(model="m", messages=MESSAGES, stream=True):
+        text.append(chunk.choices[0].delta.content or "")
+    return "".join(text)
+
+
+async def cost(work: Callable[[openai.AsyncOpenAI], Awaitable[str]], client: openai.AsyncOpenAI) -> float:
+    """The least of some rounds, in microseconds of CPU a chunk; the first round is for warming up."""
+    costs: list[float] = []
+    for _ in range(ROUNDS):
+        started = process_time()
+        text = await work(client)
+        costs.append((process_time() - started) / CHUNKS * 1e6)
+        if text != " word" * (CHUNKS - 1):
+            raise SystemExit(f"{work.__name__} read something else")
+    return min(costs[1:])
+
+
+async def main() -> None:
+    http = httpx2.AsyncClient(transport=httpx2.MockTransport(tell))
+    async with openai.AsyncOpenAI(base_url="http://model/v1", api_key="x", http_client=http) as client:
+        for name, work in (
+            ("Reader + merge", read_and_merge),
+            ("ChatModel, over the SDK's connection", whole_client),
+            ("openai SDK, create(stream=True)", typed_stream),
+        ):
+            sys.stdout.write(f"{name:38} {await cost(work, client):6.1f} µs a chunk\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

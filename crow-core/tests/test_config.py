@@ -1,0 +1,385 @@
+"""Where settings come from, what is said of wrong ones, and whose count."""
+
+from pathlib import Path
+
+import pytest
+from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
+from crow_core.config import (
+    Config,
+    ConfigError,
+    Home,
+    ModelSettings,
+    ProjectConfig,
+    ProjectPermissions,
+    ServerSettings,
+    load,
+    load_project,
+    to_acp,
+    variables,
+)
+from crow_core.trust import Trust, settings_in
+from msgspec import UNSET
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "crow", tmp_path / "crow")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    return path
+
+
+def complaint(home: Home, toml: str, **env: str) -> str:
+    """What is said of this `config.toml`, without the file's name in front."""
+    file = write(home.config / "config.toml", toml)
+    with pytest.raises(ConfigError) as caught:
+        load(home, env)
+    assert str(caught.value).startswith(str(file))
+    return str(caught.value).removeprefix(str(file))
+
+
+@pytest.mark.parametrize(
+    ("env", "config", "data"),
+    [
+        ({"HOME": "/home/ann"}, "/home/ann/.config/crow", "/home/ann/.local/share/crow"),
+        ({"HOME": "/h", "XDG_CONFIG_HOME": "/c", "XDG_DATA_HOME": "/d"}, "/c/crow", "/d/crow"),
+        ({"HOME": "/h", "XDG_CONFIG_HOME": "~/c", "XDG_DATA_HOME": "~/d"}, "/h/c/crow", "/h/d/crow"),
+        ({"HOME": "/h", "XDG_CONFIG_HOME": "c", "XDG_DATA_HOME": ""}, "/h/.config/crow", "/h/.local/share/crow"),
+        ({"HOME": "/h", "CROW_HOME": "/x", "XDG_CONFIG_HOME": "/c"}, "/x", "/x"),
+        ({"HOME": "/h", "CROW_HOME": "~/x"}, "/h/x", "/h/x"),
+        ({"HOME": "/h", "CROW_HOME": "~"}, "/h", "/h"),
+        ({"HOME": "/h", "CROW_HOME": "/~x"}, "/~x", "/~x"),
+        ({"HOME": "/h", "CROW_HOME": ""}, "/h/.config/crow", "/h/.local/share/crow"),
+    ],
+)
+def test_home_is_crow_home_or_the_xdg_folders(env: dict[str, str], config: str, data: str) -> None:
+    assert Home.find(env) == Home(Path(config), Path(data))
+
+
+def test_home_that_is_relative_is_below_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Home.find({"CROW_HOME": "x"}).config == tmp_path / "x"
+
+
+def test_finding_home_makes_no_folder(tmp_path: Path) -> None:
+    Home.find({"HOME": str(tmp_path)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_files_everything_has_its_default_and_nothing_is_made(home: Home) -> None:
+    assert load(home, {}) == Config()
+    assert not home.config.exists()
+
+
+def test_settings_are_read_from_toml(home: Home) -> None:
+    write(
+        home.config / "config.toml",
+        """
+model = "local"
+[models.local]
+base_url = "http://localhost:8080/v1"
+model = "qwen3:8b"
+parameters = { temperature = 0.2 }
+[permissions]
+allow = ["terminal:git status"]
+[mcp.servers.files]
+command = "files"
+timeout = 5  # of another program
+""",
+    )
+    config = load(home, {})
+    settings = ModelSettings(base_url="http://localhost:8080/v1", model="qwen3:8b", parameters={"temperature": 0.2})
+    assert config.models == {"local": settings}
+    assert config.permissions.allow == ["terminal:git status"]
+    assert config.mcp.servers == {"files": ServerSettings(command="files")}
+
+
+def test_file_may_begin_with_a_byte_order_mark(home: Home) -> None:
+    write(home.config / "config.toml", "\ufeffmax_turns = 7\n")
+    assert load(home, {}).max_turns == 7
+
+
+def test_variables_are_filled_in_wherever_they_stand(home: Home) -> None:
+    write(
+        home.config / "config.toml",
+        '[models.a]\nbase_url = "http://${HOST}:${PORT}/v1"\nmodel = "m"\n'
+        'headers = { X = "${KEY}" }\nparameters = { stop = ["${KEY}"], top_k = 3 }\n',
+    )
+    model = load(home, {"HOST": "h", "PORT": "1", "KEY": "k"}).models["a"]
+    assert (model.base_url, model.headers, model.parameters) == (
+        "http://h:1/v1",
+        {"X": "k"},
+        {"stop": ["k"], "top_k": 3},
+    )
+
+
+def test_variables_come_from_the_env_file_in_crows_home_and_the_environment_wins(home: Home) -> None:
+    write(home.config / ".env", "A=file\nB='the file $A'\n# C=no\n")
+    write(home.config / "config.toml", '[models.x]\nbase_url = "${A}"\nmodel = "${B}"\n')
+    model = load(home, {"A": "environment"}).models["x"]
+    assert (model.base_url, model.model) == ("environment", "the file $A")
+
+
+def test_env_file_of_the_working_directory_is_not_read(
+    home: Home, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(project / ".env", "A=stolen\n")
+    monkeypatch.chdir(project)
+    assert "uses ${A}, which is not set" in complaint(home, 'model = "${A}"\n')
+
+
+def test_env_file_that_is_no_text_is_an_error_that_names_it(home: Home) -> None:
+    write(home.config / "config.toml", "")
+    (home.config / ".env").write_bytes(b"A=\xff\n")
+    with pytest.raises(ConfigError, match=r"\.env cannot be read"):
+        load(home, {})
+
+
+@pytest.mark.parametrize("env", [{}, {"KEY": ""}], ids=["missing", "empty"])
+def test_variable_that_is_not_set_is_an_error_with_file_line_and_name(home: Home, env: dict[str, str]) -> None:
+    toml = '# api_key = "${KEY}"\n[models.a]\nbase_url = "x"\nmodel = "m"\napi_key = "${KEY}"\n'
+    assert complaint(home, toml, **env) == ", line 5, uses ${KEY}, which is not set. Set KEY or change the line."
+
+
+UNKNOWN = "no such setting. Remove it, or correct its name."
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ('modell = "x"\n', f", line 1, modell: {UNKNOWN}"),
+        ('# modell\n\nmodel = ""\nmodell = "x"\n', f", line 4, modell: {UNKNOWN}"),
+        ('[models.a]\nbase_url = "x"\nmodel = "m"\nwindov = 3\n', f", line 4, models.a.windov: {UNKNOWN}"),
+        ("[permission]\n", f", line 1, permission: {UNKNOWN}"),
+        ('[permissions]\nmode = "ask"\nalow = []\n', f", line 3, permissions.alow: {UNKNOWN}"),
+        ('[mcp]\nservers = {}\n[mcp.server.x]\ncommand = "x"\n', f", line 3, mcp.server: {UNKNOWN}"),
+    ],
+)
+def test_unknown_key_is_an_error_with_file_line_and_key(home: Home, toml: str, said: str) -> None:
+    assert complaint(home, toml) == said
+
+
+MODEL = 'base_url = "http://x/v1"\nmodel = "m"\n'
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ('max_turns = "many"\n', ", line 1, max_turns: expected `int`, got `str`."),
+        ("[models]\nlocal = 3\n", ", line 2, models.local: expected `object`, got `int`."),
+        ('[permissions]\nmode = "yes"\n', ", line 2, permissions.mode: invalid enum value 'yes'."),
+        ('[permissions]\nallow = ["a",\n  3]\n', ", line 2, permissions.allow: expected `str`, got `int`."),
+        (
+            f'[models.a]\n{MODEL}window = 8\n# window = "x"\n[models."b:c"]\n{MODEL}window = "big"\n',
+            ", line 9, models.b:c.window: expected `int | null`, got `str`.",
+        ),
+        ('[models.a]\nmodel = "m"\n', ", line 1, models.a: object missing required field `base_url`."),
+        (
+            '[mcp.servers.x]\nenv = { A = "1" }\n[mcp.servers.y.env]\nA = "2"\nB = 3\n',
+            ", line 5, mcp.servers.y.env.B: expected `str`, got `int`.",
+        ),
+        ("mcp.servers.x.args = 3\n", ", line 1, mcp.servers.x.args: expected `array`, got `int`."),
+    ],
+)
+def test_value_of_a_wrong_type_is_an_error_with_file_line_and_key(home: Home, toml: str, said: str) -> None:
+    assert complaint(home, toml) == said
+
+
+def test_broken_toml_is_an_error_with_file_and_line(home: Home) -> None:
+    said = complaint(home, 'model = "a"\n[models.a\n')
+    assert said.startswith(" is not valid TOML: ")
+    assert "line 2" in said
+
+
+def test_file_that_is_no_text_is_an_error_that_names_it(home: Home) -> None:
+    home.config.mkdir()
+    (home.config / "config.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"config\.toml cannot be read"):
+        load(home, {})
+
+
+def test_folder_in_place_of_a_file_is_an_error_that_names_it(home: Home) -> None:
+    (home.config / "config.toml").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"config\.toml cannot be read"):
+        load(home, {})
+
+
+def test_default_model_that_is_not_configured_is_an_error_that_lists_those_that_are(home: Home) -> None:
+    said = complaint(home, f'model = "c"\n[models.a]\n{MODEL}[models.b]\n{MODEL}')
+    assert said == ": model = 'c' names no [models.c]. Configured are: a, b."
+
+
+def test_servers_of_mcp_json_are_joined_and_config_toml_wins(home: Home) -> None:
+    write(home.config / "config.toml", '[mcp.servers.both]\ncommand = "toml"\n')
+    write(
+        home.config / "mcp.json",
+        '{"mcpServers": {"both": {"command": "json"}, "web": {"type": "http", "url": "http://x", "headers": '
+        '{"Authorization": "Bearer ${KEY}"}, "alwaysAllow": []}}, "inputs": []}',
+    )
+    assert load(home, {"KEY": "k"}).mcp.servers == {
+        "both": ServerSettings(command="toml"),
+        "web": ServerSettings(type="http", url="http://x", headers={"Authorization": "Bearer k"}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"mcpServers": {\n "a": {"command": "x"},\n}}', " is not valid JSON: "),
+        ('{\n "mcpServers": {\n  "a": {"command": "a"},\n  "b": {\n   "args": "x"}}}', ", line 5, mcpServers.b.args: "),
+        (
+            '{"mcpServers": {\n "a": {"command": "x",\n  "env": {"A": "${NO}"}}}}',
+            ", line 3, uses ${NO}, which is not set",
+        ),
+        ("[]", ": expected `object`, got `array`."),
+        ("", " is not valid JSON: "),
+    ],
+)
+def test_wrong_mcp_json_is_an_error_with_file_line_and_key(home: Home, text: str, said: str) -> None:
+    file = write(home.config / "mcp.json", text)
+    with pytest.raises(ConfigError) as caught:
+        load(home, {})
+    assert str(caught.value).startswith(f"{file}{said}")
+
+
+def test_broken_json_names_the_line(home: Home) -> None:
+    write(home.config / "mcp.json", '{"mcpServers": {\n "a": x\n}}')
+    with pytest.raises(ConfigError, match="line 2"):
+        load(home, {})
+
+
+def test_configured_servers_are_told_in_the_clients_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    local = ServerSettings(command="~/bin/x", args=["~", "-v"], env={"A": "1"})
+    assert to_acp("x", local) == McpServer(
+        name="x", command="/home/ann/bin/x", args=["~", "-v"], env=[EnvVariable(name="A", value="1")], type=UNSET
+    )
+    assert to_acp("x", ServerSettings(command="./x")).command == "./x"
+    web = ServerSettings(url="http://x", headers={"A": "1"})
+    assert to_acp("x", web) == McpServer(
+        name="x", type="http", url="http://x", headers=[HttpHeader(name="A", value="1")]
+    )
+    assert to_acp("x", ServerSettings(url="http://x", type="sse")).type == "sse"
+
+
+def test_server_with_neither_command_nor_url_is_an_error_that_names_it() -> None:
+    with pytest.raises(ConfigError, match="'x' has neither command nor url"):
+        to_acp("x", ServerSettings())
+
+
+def test_project_may_bring_servers_and_tighten_and_nothing_more(project: Path) -> None:
+    write(
+        project / ".crow" / "config.toml",
+        'model = "evil"\nmax_turns = 9999\n[models.evil]\nbase_url = "http://evil"\nmodel = "m"\n'
+        '[prompts]\nsystem = "x"\n'
+        '[permissions]\nmode = "yolo"\nallow = ["*"]\nask = ["terminal"]\ndeny = ["fetch"]\n'
+        '[mcp.servers.a]\ncommand = "a"\n',
+    )
+    write(project / ".mcp.json", '{"mcpServers": {"a": {"command": "no"}, "b": {"command": "${WHO}"}}}')
+    config = load_project(project, {"WHO": "me"})
+
+    assert config.permissions == ProjectPermissions(ask=["terminal"], deny=["fetch"])
+    assert config.mcp.servers == {"a": ServerSettings(command="a"), "b": ServerSettings(command="me")}
+    assert ProjectConfig.__struct_fields__ == ("permissions", "mcp")
+    assert ProjectPermissions.__struct_fields__ == ("ask", "deny")
+
+
+def test_wrong_project_file_is_an_error_with_file_line_and_key(project: Path) -> None:
+    file = write(project / ".crow" / "config.toml", '[permissions]\ndeny = "fetch"\n')
+    with pytest.raises(ConfigError) as caught:
+        load_project(project, {})
+    assert str(caught.value) == f"{file}, line 2, permissions.deny: expected `array`, got `str`."
+
+
+def test_folder_is_not_trusted_until_it_is_remembered(home: Home, project: Path) -> None:
+    write(project / ".mcp.json", "{}")
+    assert settings_in(project) == [project / ".mcp.json"]
+    assert not Trust(home.data).trusts(project)
+    Trust(home.data).remember(project)
+    assert Trust(home.data).trusts(project)
+    assert not Trust(home.data).trusts(project.parent)
+
+
+@pytest.mark.parametrize("name", [".mcp.json", ".crow/config.toml"])
+@pytest.mark.parametrize("change", ["edited", "added", "removed"])
+def test_trust_is_lost_when_a_file_changes(home: Home, project: Path, name: str, change: str) -> None:
+    trust = Trust(home.data)
+    file = project / name
+    if change != "added":
+        write(file, "before")
+    trust.remember(project)
+    assert trust.trusts(project)
+
+    if change == "removed":
+        file.unlink()
+    else:
+        write(file, "after")
+    assert not trust.trusts(project)
+    trust.remember(project)
+    assert trust.trusts(project)
+
+
+def test_content_moved_from_one_file_to_the_other_is_a_change(home: Home, project: Path) -> None:
+    file = write(project / ".mcp.json", "{}")
+    Trust(home.data).remember(project)
+    (project / ".crow").mkdir()
+    file.rename(project / ".crow" / "config.toml")
+    assert not Trust(home.data).trusts(project)
+
+
+def test_trusting_one_folder_keeps_the_others(home: Home, project: Path) -> None:
+    other = project / "other"
+    other.mkdir()
+    trust = Trust(home.data)
+    trust.remember(project)
+    trust.remember(other)
+    assert trust.trusts(project)
+    assert trust.trusts(other)
+
+
+def test_folder_is_trusted_by_its_real_place(home: Home, project: Path) -> None:
+    link = project.parent / "link"
+    link.symlink_to(project)
+    Trust(home.data).remember(link)
+    assert Trust(home.data).trusts(project)
+
+
+def test_list_of_trusted_folders_is_for_its_owner_alone(home: Home, project: Path) -> None:
+    trust = Trust(home.data)
+    trust.remember(project)
+    assert trust.file.stat().st_mode & 0o777 == 0o600
+    assert home.data.stat().st_mode & 0o777 == 0o700
+    assert list(home.data.iterdir()) == [trust.file]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"a": 1}', b'{"\xff": ""}'])
+def test_broken_list_of_trusted_folders_trusts_nobody(home: Home, project: Path, content: bytes) -> None:
+    home.data.mkdir()
+    Trust(home.data).file.write_bytes(content)
+    assert not Trust(home.data).trusts(project)
+
+
+def test_file_that_cannot_be_read_is_not_trusted(home: Home, project: Path) -> None:
+    file = write(project / ".mcp.json", "{}")
+    Trust(home.data).remember(project)
+    file.unlink()
+    file.symlink_to("/proc/self/mem")
+    if not file.is_file():
+        pytest.skip("only Linux has a file that even root cannot read")
+    assert not Trust(home.data).trusts(project)
+
+
+def test_the_env_file_of_crows_home_counts_below_the_environment(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("CROW_MODEL=from-file\nOPENAI_BASE_URL=http://localhost:1/v1\n")
+    found = variables(Home(tmp_path, tmp_path), {"CROW_MODEL": "from-environment"})
+    assert found == {"CROW_MODEL": "from-environment", "OPENAI_BASE_URL": "http://localhost:1/v1"}

@@ -1,0 +1,227 @@
+"""Which model is asked, given the settings, the environment and what runs on this machine."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from crow_core import discovery
+from crow_core.config import Config, ModelSettings
+from crow_core.discovery import NOTHING, find_models, list_models
+from crow_core.model import Call, ChatModel, Model
+from crow_core.stream import ModelError
+from crow_core.testing import Reply, ScriptedServer
+
+pytestmark = pytest.mark.anyio
+
+A, B = ModelSettings(base_url="http://a/v1", model="big-a"), ModelSettings(base_url="http://b/v1", model="big-b")
+CONFIG = Config(models={"a": A, "b": B})
+
+
+def free_url() -> str:
+    """An address on this machine where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing listens where local servers usually do."""
+    monkeypatch.setattr(discovery, "LOCAL", {"Ollama": free_url(), "vLLM": free_url()})
+
+
+@asynccontextmanager
+async def listing(body: bytes, status: bytes = b"200 OK") -> AsyncGenerator[tuple[str, list[bytes]]]:
+    """A server that answers this to everybody, and the heads of the requests it got."""
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 %s\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body))
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1", heads
+
+
+def described(models: dict[str, Model]) -> list[tuple[str, str, str, str]]:
+    """Each choice: what it is called here, what the endpoint calls it, where it is, and its key."""
+    found = [(name, model) for name, model in models.items() if isinstance(model, ChatModel)]
+    assert len(found) == len(models)
+    return [(name, model.name, model.base_url, model.api_key) for name, model in found]
+
+
+IN_A, IN_B = ("a", "big-a", "http://a/v1", ""), ("b", "big-b", "http://b/v1", "")
+OPENAI = "https://api.openai.com/v1"
+
+
+@pytest.mark.parametrize(
+    ("config", "env", "wanted", "found"),
+    [
+        (CONFIG, {}, "", [IN_A, IN_B]),
+        (Config(models={"a": A, "b": B}, model="b"), {}, "", [IN_B, IN_A]),
+        (CONFIG, {"CROW_MODEL": "b"}, "", [IN_B, IN_A]),
+        (Config(models={"a": A, "b": B}, model="b"), {"CROW_MODEL": "b"}, "a", [IN_A, IN_B]),
+        (CONFIG, {"OPENAI_BASE_URL": "http://x/v1", "OPENAI_API_KEY": "k", "CROW_MODEL": "b"}, "", [IN_B, IN_A]),
+        (
+            CONFIG,
+            {"OPENAI_BASE_URL": "http://x/v1", "CROW_MODEL": "m"},
+            "",
+            [("m", "m", "http://x/v1", ""), IN_A, IN_B],
+        ),
+        (Config(), {"OPENAI_BASE_URL": "http://x/v1", "CROW_MODEL": "m"}, "", [("m", "m", "http://x/v1", "")]),
+        (Config(), {"OPENAI_BASE_URL": "http://x/v1", "OPENAI_API_KEY": "k"}, "m", [("m", "m", "http://x/v1", "k")]),
+        (Config(), {"OPENAI_API_KEY": "k", "CROW_MODEL": "m"}, "", [("m", "m", OPENAI, "k")]),
+        (CONFIG, {"OPENAI_API_KEY": "k", "CROW_MODEL": "m"}, "", [("m", "m", OPENAI, "k"), IN_A, IN_B]),
+        (CONFIG, {"OPENAI_API_KEY": "k"}, "", [IN_A, IN_B]),
+    ],
+)
+async def test_default_comes_from_the_command_line_then_the_environment_then_the_settings(
+    config: Config, env: dict[str, str], wanted: str, found: list[tuple[str, str, str, str]]
+) -> None:
+    assert described(await find_models(config, env, wanted)) == found
+
+
+async def test_settings_reach_the_model() -> None:
+    settings = ModelSettings(
+        base_url="http://x/v1",
+        model="m",
+        api_key="k",
+        headers={"X": "1"},
+        parameters={"temperature": 0},
+        window=8192,
+        idle_timeout=5,
+    )
+    (model,) = (await find_models(Config(models={"x": settings}), {})).values()
+    assert model == ChatModel(
+        name="m",
+        base_url="http://x/v1",
+        api_key="k",
+        headers={"X": "1"},
+        parameters={"temperature": 0},
+        window=8192,
+        idle_timeout=5,
+    )
+
+
+async def test_unknown_name_among_configured_models_is_an_error_that_lists_them() -> None:
+    with pytest.raises(ModelError, match=r"^There is no model 'c'\. Configured are: a, b\.$"):
+        await find_models(CONFIG, {}, "c")
+
+
+async def test_key_without_a_model_says_to_name_one() -> None:
+    with pytest.raises(
+        ModelError, match=r"^OPENAI_API_KEY is set, but no model is named\. Set CROW_MODEL, or pass -m\.$"
+    ):
+        await find_models(Config(), {"OPENAI_API_KEY": "k"})
+
+
+async def test_endpoint_without_a_name_is_asked_for_its_first_model() -> None:
+    async with listing(b'{"data": [{"id": "one", "object": "model"}, {"id": "two"}]}') as (url, heads):
+        found = await find_models(Config(), {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "k"})
+    assert described(found) == [("one", "one", url, "k")]
+    assert heads[0].startswith(b"GET /v1/models HTTP/1.1\r\n")
+    assert b"authorization: bearer k\r\n" in heads[0].lower()
+
+
+@pytest.mark.parametrize("tail", ["/", "/chat/completions"])
+async def test_models_are_listed_whatever_the_base_url_ends_in(tail: str) -> None:
+    async with ScriptedServer([]) as server:
+        assert await list_models(server.url + tail) == ["scripted"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"[]", b'{"data": []}', b'{"error": {"message": "no"}}', b'{"data": [{"id": "\xff"}]}']
+)
+async def test_endpoint_that_lists_nothing_says_to_name_a_model(body: bytes) -> None:
+    async with listing(body) as (url, _):
+        with pytest.raises(ModelError) as caught:
+            await find_models(Config(), {"OPENAI_BASE_URL": url})
+    assert str(caught.value) == f"No model is named, and {url} does not list any. Set CROW_MODEL, or pass -m."
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://[::1/v1", ""])
+async def test_what_is_no_address_lists_nothing(url: str) -> None:
+    assert await list_models(url) == []
+
+
+async def test_key_that_no_header_can_hold_lists_nothing() -> None:
+    assert await list_models(free_url(), key="sk-…") == []
+
+
+async def test_server_that_does_not_answer_in_time_lists_nothing() -> None:
+    async def be_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(be_silent, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        assert await list_models(f"http://127.0.0.1:{port}/v1", patience=0.05) == []
+
+
+Local = Callable[[str], None]
+
+
+@pytest.fixture
+def second(monkeypatch: pytest.MonkeyPatch) -> Local:
+    """Puts an address second among those where local servers usually listen."""
+
+    def put(url: str) -> None:
+        monkeypatch.setattr(discovery, "LOCAL", {"Ollama": free_url(), "llama.cpp": url, "vLLM": free_url()})
+
+    return put
+
+
+async def test_local_server_is_found_and_can_be_asked(second: Local) -> None:
+    async with ScriptedServer([Reply("Hi")]) as server:
+        second(server.url)
+        found = await find_models(Config(), {})
+        call = Call(found["scripted"], {"messages": [{"role": "user", "content": "Hi"}]})
+        await call.listen()
+        for model in found.values():
+            assert isinstance(model, ChatModel)
+            await model.close()
+    assert described(found) == [("scripted", "scripted", server.url, "")]
+    assert call.reply.get("content") == "Hi"
+
+
+async def test_named_model_of_a_local_server_comes_first(second: Local) -> None:
+    async with listing(b'{"data": [{"id": "one"}, {"id": "two"}]}') as (url, _):
+        second(url)
+        found = await find_models(Config(), {"CROW_MODEL": "two"})
+    assert described(found) == [("two", "two", url, ""), ("one", "one", url, "")]
+
+
+async def test_unknown_name_on_this_machine_is_an_error_that_lists_what_there_is(second: Local) -> None:
+    async with listing(b'{"data": [{"id": "one"}, {"id": "two"}]}') as (url, _):
+        second(url)
+        with pytest.raises(ModelError) as caught:
+            await find_models(Config(), {"CROW_MODEL": "three"})
+    assert str(caught.value) == "No server on this machine offers the model 'three'. They offer: one, two."
+
+
+async def test_proxy_does_not_stand_between_us_and_this_machine(second: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", free_url())
+    monkeypatch.setenv("ALL_PROXY", free_url())
+    async with ScriptedServer([]) as server:
+        second(server.url)
+        assert list(await find_models(Config(), {})) == ["scripted"]
+
+
+async def test_nothing_found_says_in_four_lines_what_to_do() -> None:
+    with pytest.raises(ModelError) as caught:
+        await find_models(Config(), {})
+    assert str(caught.value) == NOTHING
+    lines = NOTHING.splitlines()
+    assert len(lines) == 4
+    for line, word in zip(lines, ("Ollama", "OPENAI_BASE_URL", "OPENAI_API_KEY", "crow demo"), strict=True):
+        assert word in line
+
+
+async def test_named_model_that_nobody_serves_is_named_before_the_four_lines() -> None:
+    with pytest.raises(ModelError) as caught:
+        await find_models(Config(), {"CROW_MODEL": "m"})
+    assert str(caught.value) == f"There is no model 'm' to ask. {NOTHING}"

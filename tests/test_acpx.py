@@ -1,0 +1,38 @@
+"""acpx, a client for the command line written by others, in conversation with `crow acp`."""
+
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+from crow_core.testing import Reply, ScriptedServer, ToolCall
+
+if TYPE_CHECKING:
+    from conftest import Node
+
+pytestmark = pytest.mark.anyio
+
+ACPX = "node_modules/acpx/dist/cli.js"
+PERMISSION_DENIED = 5
+"""acpx's exit code where it gave none of the permissions it was asked for."""
+CALL: ToolCall = {"name": "terminal", "arguments": {"command": "echo $((6 * 7)) | tee answer"}}
+
+
+async def test_exec_runs_a_permitted_command_and_prints_what_the_agent_says(node: "Node") -> None:
+    async with ScriptedServer([Reply(tool_calls=[CALL]), Reply("It is 42.")]) as server:
+        options = ["--agent", shlex.join(node.crow), "--approve-all", "--format", "quiet"]
+        done = await node.run(server.url, ACPX, *options, "exec", "What is six times seven?")
+
+    assert (done.code, done.out, done.err) == (0, "It is 42.\n", "")
+    assert (node.project / "answer").read_text() == "42\n"
+    assert server.requests[0]["messages"][-1]["content"] == "What is six times seven?"
+    assert server.requests[1]["messages"][-1]["content"].strip() == "42"
+
+
+async def test_exec_that_denies_everything_runs_no_command_and_ends_the_turn(node: "Node") -> None:
+    async with ScriptedServer([Reply(tool_calls=[CALL]), Reply("Then not.")]) as server:
+        options = ["--agent", shlex.join(node.crow), "--deny-all", "--format", "quiet"]
+        done = await node.run(server.url, ACPX, *options, "exec", "What is six times seven?")
+
+    assert (done.code, done.out) == (PERMISSION_DENIED, "Then not.\n"), done.err
+    assert not (node.project / "answer").exists()
+    assert "rejected" in server.requests[1]["messages"][-1]["content"]
