@@ -13,6 +13,7 @@ from crow_core.messages import (
     Delta,
     Message,
     ToolUse,
+    View,
     answer,
     arguments_of,
     merge,
@@ -525,6 +526,15 @@ def test_no_call_is_lost_and_none_is_made_up(log: list[Message]) -> None:
     asked = [call["id"] for message in log for call in message.get("tool_calls", [])]
     sent = [call["id"] for message in view(log) for call in message.get("tool_calls", [])]
     assert sent == asked
+
+
+@settings(deadline=None)
+@given(logs(), st.lists(st.integers(0, 30)))
+def test_view_of_a_growing_log_is_the_view_of_the_whole(log: list[Message], stops: list[int]) -> None:
+    growing = View()
+    for stop in sorted({min(stop, len(log)) for stop in stops}):
+        assert growing.of(log[:stop]) == view(log[:stop])
+    assert growing.of(log) == view(log)
 
 
 def test_bytes_of_a_request_up_to_its_last_message_begin_the_next_request() -> None:

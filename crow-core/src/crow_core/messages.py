@@ -188,6 +188,26 @@ def view(log: Iterable[Message]) -> list[Message]:
     return messages
 
 
+class View:
+    """The view of one growing log, worked out only once for what cannot change any more.
+
+    What stands before a reply is settled: its calls are answered or never will be, and no later message joins it.
+    """
+
+    def __init__(self) -> None:
+        self._settled: list[Message] = []
+        self._upto = 0
+        """How many entries of the log are in `_settled`."""
+
+    def of(self, log: list[Message]) -> list[Message]:
+        """The same as `view(log)`, for a log that has only grown since the last call."""
+        replies = (at for at in range(len(log) - 1, self._upto, -1) if is_reply(log[at]))
+        last = next(replies, self._upto)
+        self._settled += view(log[self._upto : last])
+        self._upto = last
+        return [*self._settled, *view(log[last:])]
+
+
 def without_markers(messages: list[Message]) -> list[Message]:
     """Only what a model may read."""
     return [message for message in messages if "role" in message]
@@ -197,10 +217,14 @@ def without_thoughts(messages: list[Message]) -> list[Message]:
     """Reasoning stays in the log; a reply of nothing else leaves the request, as most servers refuse an empty one."""
     kept: list[Message] = []
     for message in messages:
-        if message.get("role") == "assistant" and not message.get("tool_calls") and is_blank(message):
-            continue
-        kept.append(message)
+        if message.get("role") != "assistant" or is_reply(message):
+            kept.append(message)
     return kept
+
+
+def is_reply(message: Message) -> bool:
+    """Whether the model said or asked something in it, beside thinking."""
+    return message.get("role") == "assistant" and (bool(message.get("tool_calls")) or not is_blank(message))
 
 
 def is_blank(message: Message) -> bool:

@@ -35,7 +35,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.content import ToolResult
 from crow_core.hooks import Collect, First, Observe, Pipe
-from crow_core.messages import Delta, Message, ToolUse, settle, view
+from crow_core.messages import Delta, Message, ToolUse, View, settle
 from crow_core.model import Call, Model, Request
 from crow_core.prompts import Prompt
 from crow_core.servers import Server
@@ -173,6 +173,7 @@ class Session:
     """The running turn and those that wait for it, in order; a turn that is ending can no longer be cancelled."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the running turn until it has ended."""
+    _view: View = field(default_factory=View)
     _call_ids: set[str] = field(default_factory=set[str])
     _writing: "asyncio.Task[None] | None" = None
     _scratch: "tempfile.TemporaryDirectory[str] | None" = None
@@ -255,7 +256,7 @@ class Session:
             self.system = await self.render_system()
         tools = self.toolbox.schemas()
         system: Message = {"role": "system", "content": self.system}
-        request: Request = {**({"tools": tools} if tools else {}), "messages": [system, *view(self.log)]}
+        request: Request = {**({"tools": tools} if tools else {}), "messages": [system, *self._view.of(self.log)]}
         return await self.hooks.before_model.run(request, self)
 
     async def render_system(self) -> str:
