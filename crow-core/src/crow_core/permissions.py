@@ -249,13 +249,12 @@ def subject_of(session: Session, call: ToolUse) -> str:
     """What a rule's pattern is matched against."""
     arguments, kind = arguments_of(call) or {}, session.toolbox.kind(call)
     command, path = arguments.get("command"), arguments.get("path")
-    here = os.path.realpath(session.cwd)
     if isinstance(path, str) and kind in ("read", "edit"):
-        full = resolved(session, path)
+        here, full = os.path.realpath(session.cwd), resolved(session, path)
         return os.path.relpath(full, here) if full.startswith(here + os.sep) else full
     if isinstance(command, str) and kind == "execute":
         elsewhere = str(arguments.get("cwd") or "")
-        moves = elsewhere and resolved(session, elsewhere) != here
+        moves = elsewhere and resolved(session, elsewhere) != os.path.realpath(session.cwd)
         return f"cd {elsewhere} && {command}" if moves else command.strip(" \t\n")
     return msgspec.json.encode(arguments).decode()  # in one spelling, whatever the model escaped
 
