@@ -142,7 +142,7 @@ HOPELESS = {
     "429 for good": "is limiting requests",
     "500 for good": "CUDA error: out of memory",
     "wrong key": "refused the key (401): Incorrect API key provided",
-    "unknown model": "knows no model 'm'",
+    "unknown model": "has no model 'm'",
     "context too long": "maximum context length",
     "error in mid stream": "the model has crashed",
     "error instead of a stream": "out of memory",

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import click
 import msgspec
-from crow_core.config import Config, ConfigError, Home, load
+from crow_core.config import Config, ConfigError, Home, load, variables
 from crow_core.discovery import find_models
 from crow_core.extensions.alarm import least
 from crow_core.extensions.printed_calls import is_printed_call
@@ -452,7 +452,7 @@ async def doctor(env: Mapping[str, str], wanted: str, *, as_json: bool, save: bo
     """
     logging.getLogger("stamina").setLevel(logging.ERROR)  # what was asked again is part of the finding
     home = Home.find(env)
-    config = load(home, env)
+    config, env = load(home, env), variables(home, env)
     name, patient = await choose(config, env, wanted)
     path = home.config / "config.toml"
     if save:

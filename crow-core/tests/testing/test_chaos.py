@@ -119,7 +119,7 @@ FATAL = {
     "429 for good": "is limiting requests (429): Rate limit reached",
     "500 for good": "has trouble (500): CUDA error: out of memory",
     "wrong key": "refused the key (401)",
-    "unknown model": "knows no model 'm'",
+    "unknown model": "has no model 'm'",
     "context too long": "maximum context length is 5 tokens",
     "refuses tools": "takes no tools (500): tools param requires --jinja flag. Start llama.cpp with --jinja",
 }

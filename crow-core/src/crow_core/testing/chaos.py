@@ -27,7 +27,7 @@ Twist = Callable[[Reply, Body], Answer]
 
 
 def twisting(twist: Twist) -> Chaos:
-    """A server that spoils each of its replies."""
+    """A server that spoils each of its replies: innermost, as what is spoiled already is left as it is."""
 
     def chaos(good: Script) -> Script:
         async def script(request: Body) -> Answer:
