@@ -25,6 +25,7 @@ test *args:
 # compare, in one run each; nothing else should run on the machine
 bench:
     uv run benchmarks/stream.py
+    uv run benchmarks/view.py
 
 # regenerate what is generated: the ACP structs, and the tools' descriptions
 schema:
