@@ -41,7 +41,7 @@ class Reader:
         self.half = b""
         """A `data:` line whose JSON goes on in the next one."""
         self.thoughts = Thoughts()
-        self.thoughts.seen = not think_tags
+        self.thoughts.seen = self.thoughts.begun = not think_tags  # then all is text, as it comes
         self.done = False
         self.finished = False
         self.answered = False
