@@ -14,6 +14,9 @@ INTERRUPTED = "Interrupted before it finished; it may have had effects. Check be
 """What the model reads as the result of a call that never got one."""
 
 
+OBJECT = msgspec.json.Decoder(dict[str, Any])
+
+
 class Function(TypedDict):
     name: str
     arguments: str
@@ -121,7 +124,7 @@ def arguments_of(call: ToolUse) -> dict[str, Any] | None:
     if not text:
         return None
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
+        return OBJECT.decode(text)
     except (msgspec.DecodeError, RecursionError):
         return None
 
