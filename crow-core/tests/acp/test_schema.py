@@ -11,7 +11,7 @@ import acp.schema as sdk
 import msgspec
 import pytest
 from crow_core.acp import schema
-from crow_core.acp.decoding import decode, encode, from_builtins, to_builtins
+from crow_core.acp.decoding import decode, encode
 from crow_core.acp.schema import UNSET
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -162,17 +162,23 @@ def test_any_message_the_schema_allows_comes_back_as_it_was_sent(name: str, data
     assert bare(back) == bare(sent)
     assert is_valid(name, back)
     assert decode(encode(message), struct) == message
-    assert to_builtins(message) == back
-    assert from_builtins(back, struct) == message
+
+
+def sent_as(message: Any) -> Any:
+    return json.loads(encode(message))
+
+
+def read_as(message: Any, struct: Any) -> Any:
+    return decode(json.dumps(message).encode(), struct)
 
 
 def test_lists_the_schema_requires_are_written_even_when_empty() -> None:
     request = schema.NewSessionRequest(cwd="/", mcp_servers=[schema.McpServer(name="a", command="b")])
-    assert to_builtins(schema.NewSessionRequest(cwd="/")) == {"cwd": "/", "mcpServers": []}
-    assert to_builtins(request)["mcpServers"] == [{"name": "a", "command": "b", "args": [], "env": []}]
+    assert sent_as(schema.NewSessionRequest(cwd="/")) == {"cwd": "/", "mcpServers": []}
+    assert sent_as(request)["mcpServers"] == [{"name": "a", "command": "b", "args": [], "env": []}]
     http = schema.McpServer(type="http", name="a", url="http://b")
-    assert to_builtins(http) == {"type": "http", "name": "a", "url": "http://b", "headers": []}
-    assert is_valid("McpServer", to_builtins(http))
+    assert sent_as(http) == {"type": "http", "name": "a", "url": "http://b", "headers": []}
+    assert is_valid("McpServer", sent_as(http))
 
 
 NEW_BLOCK = {"type": "hologram", "depth": [1, {"x": None}], "text": "hi"}
@@ -186,10 +192,10 @@ def test_unknown_block_and_update_come_back_unchanged() -> None:
 
     notification = decode(json.dumps(chunk).encode(), schema.SessionNotification)
     assert notification.update == schema.AgentMessageChunk(content=schema.UnknownContentBlock(NEW_BLOCK))
-    assert json.loads(encode(notification)) == to_builtins(notification) == chunk
+    assert json.loads(encode(notification)) == sent_as(notification) == chunk
 
-    assert from_builtins(update, schema.SessionNotification).update == schema.UnknownSessionUpdate(NEW_UPDATE)
-    assert json.loads(encode(from_builtins(update, schema.SessionNotification))) == update
+    assert read_as(update, schema.SessionNotification).update == schema.UnknownSessionUpdate(NEW_UPDATE)
+    assert json.loads(encode(read_as(update, schema.SessionNotification))) == update
 
     request = decode(json.dumps(prompt).encode(), schema.PromptRequest)
     assert [type(block) for block in request.prompt] == [schema.TextBlock, schema.UnknownContentBlock]
@@ -219,14 +225,14 @@ def test_unknown_block_and_update_come_back_unchanged() -> None:
     ],
 )
 def test_every_tagged_union_keeps_what_it_does_not_know(struct: Any, message: Any, unknown: str) -> None:
-    value = from_builtins(message, struct)
+    value = read_as(message, struct)
     assert f"{unknown}({{" in repr(value)
     assert json.loads(encode(value)) == message
 
 
 def test_an_unknown_variant_still_needs_its_tag() -> None:
     with pytest.raises(msgspec.ValidationError, match=r"^prompt\[0\]\.type: required, but missing$"):
-        from_builtins({"sessionId": "s", "prompt": [{"text": "a"}]}, schema.PromptRequest)
+        read_as({"sessionId": "s", "prompt": [{"text": "a"}]}, schema.PromptRequest)
 
 
 def test_absent_and_null_are_told_apart() -> None:
@@ -280,7 +286,7 @@ def test_malformed_field_marked_tolerant_falls_back(name: str, wire: str, data: 
     required = wire in DEFS[name].get("required", ())
     without = {**sent, wire: []} if required else {key: value for key, value in sent.items() if key != wire}
     struct = getattr(schema, name)
-    assert from_builtins({**sent, wire: wrong}, struct) == from_builtins(without, struct)
+    assert read_as({**sent, wire: wrong}, struct) == read_as(without, struct)
 
 
 def test_malformed_variant_fields_fall_back_too() -> None:
@@ -293,7 +299,7 @@ def test_malformed_variant_fields_fall_back_too() -> None:
         "locations": [{"path": "/a", "line": "three"}, {"line": 1}, None],
         "content": [{"type": "content", "content": {"type": "text"}}, {"type": "terminal", "terminalId": "1"}],
     }
-    assert from_builtins({"sessionId": "s", "update": update}, schema.SessionNotification).update == schema.ToolCall(
+    assert read_as({"sessionId": "s", "update": update}, schema.SessionNotification).update == schema.ToolCall(
         tool_call_id="t",
         title="x",
         locations=[schema.ToolCallLocation(path="/a")],
@@ -321,7 +327,7 @@ def test_invalid_mcp_server_is_dropped_and_the_others_stay() -> None:
         (schema.LoadSessionRequest, {"sessionId": "s"}),
         (schema.ResumeSessionRequest, {"sessionId": "s"}),
     ]:
-        request = from_builtins({"cwd": "/", "mcpServers": servers, **rest}, struct)
+        request = read_as({"cwd": "/", "mcpServers": servers, **rest}, struct)
         assert [(server.type, server.name) for server in request.mcp_servers] == [
             (UNSET, "stdio"),
             (UNSET, "named its transport"),
@@ -332,12 +338,12 @@ def test_invalid_mcp_server_is_dropped_and_the_others_stay() -> None:
 
 @pytest.mark.parametrize("given", [{}, {"mcpServers": None}, {"mcpServers": []}])
 def test_missing_or_null_mcp_servers_mean_none(given: dict[str, Any]) -> None:
-    assert from_builtins({"cwd": "/", **given}, schema.NewSessionRequest).mcp_servers == []
+    assert read_as({"cwd": "/", **given}, schema.NewSessionRequest).mcp_servers == []
 
 
 def test_unknown_type_of_an_auth_method_means_the_agents_own() -> None:
     methods = [{"id": "a", "name": "A", "type": "agent"}, {"id": "t", "name": "T", "type": "terminal", "args": ["x"]}]
-    answer = from_builtins({"protocolVersion": 1, "authMethods": [*methods, {"id": 3}]}, schema.InitializeResponse)
+    answer = read_as({"protocolVersion": 1, "authMethods": [*methods, {"id": 3}]}, schema.InitializeResponse)
     assert [(method.id, method.type) for method in answer.auth_methods] == [("a", UNSET), ("t", "terminal")]
 
 
@@ -391,7 +397,7 @@ def test_wrong_required_field_names_its_path(struct: Any, message: Any, error: s
         decode(json.dumps(message).encode(), struct)
     assert str(raised.value) == error
     with pytest.raises(msgspec.ValidationError) as raised:
-        from_builtins(message, struct)
+        read_as(message, struct)
     assert str(raised.value) == error
 
 

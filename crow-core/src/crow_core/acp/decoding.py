@@ -33,22 +33,9 @@ def decode(raw: bytes | msgspec.Raw, type: type[T]) -> T:
         raise ValidationError("message: nested too deeply") from None
 
 
-def from_builtins(value: Any, type: type[T]) -> T:
-    """As `decode`, from dicts and lists."""
-    try:
-        return msgspec.convert(value, type)
-    except ValidationError:
-        return lenient(value, type)
-
-
 def encode(value: Any) -> bytes:
     """JSON on one line, unknown variants as they came."""
     return ENCODER.encode(value)
-
-
-def to_builtins(value: Any) -> Any:
-    """As `encode`, to dicts and lists."""
-    return msgspec.to_builtins(value, enc_hook=as_it_came)
 
 
 def as_it_came(value: Any) -> Any:
