@@ -39,6 +39,7 @@ from crow_core.messages import Delta, Message, ToolUse, View, settle
 from crow_core.model import Call, Model, Request
 from crow_core.prompts import Prompt
 from crow_core.servers import Server
+from crow_core.store import Page, Record
 from crow_core.toolbox import Toolbox
 
 
@@ -128,6 +129,10 @@ class Hooks:
         """A result before the client and the model see it; may replace it."""
         self.message = Observe[[Session, Message]]()
         """The entry just appended to the log: a message, or a marker. What follows is shown only when all have run."""
+        self.draft = Observe[[Session, Message]]()
+        """The reply so far, under the id it will keep; at most every 250 ms while it streams."""
+        self.model_call = Observe[[Session, Call]]()
+        """A request to a model has been sent, or (`call.ended`) has come to its end, well or not."""
         self.before_end = First[[Session, StopReason], Message]()
         """The model is done; a user message given here makes the turn go on."""
         self.turn_end = Observe[[Session, StopReason | Exception]]()
@@ -136,6 +141,17 @@ class Hooks:
         """Slash commands."""
         self.options = Collect[[Session], Option]()
         """Settings of a session, the most important first."""
+        self.load_session = First[[str], Record]()
+        """The stored session of that id, and from now on this process's; None when there is none. Raises StoreError,
+        SessionBusy when another process has it open."""
+        self.fork_session = First[[str, str, str], Record]()
+        """A new session, under the second id, that goes on from a stored one: from its end, or from the entry whose id
+        is the third. None when there is no such session. Raises StoreError."""
+        self.list_sessions = First[[str, str, int], Page]()
+        """The stored sessions of a folder ("" for all), from a cursor on ("" for the start), at most so many. Raises
+        StoreError; ValueError for a cursor it never gave."""
+        self.delete_session = Observe[[str]]()
+        """Forget a stored session; an unknown id is fine. Raises StoreError."""
 
     def seal(self) -> None:
         """Take no more functions: from now on a latecomer would miss moments that have passed."""

@@ -1,0 +1,1 @@
+"""Every message, prompt version, render and decision in SQL."""
