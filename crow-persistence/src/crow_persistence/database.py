@@ -21,8 +21,10 @@ BUSY = 30.0
 class Database:
     """Where everything is kept. Its methods block: on an event loop, call them in a thread."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, folder: Path | None = None) -> None:
         self.url = make_url(url)
+        self.folder = folder or Path(self.url.database or "").parent
+        """crow's data folder: backups, and the head of the decisions' chain."""
 
     @cached_property
     def engine(self) -> Engine:
