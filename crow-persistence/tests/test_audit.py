@@ -1,0 +1,316 @@
+"""Every decision is written down, and nothing can be done to what was written without `verify` naming it."""
+
+import asyncio
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crow_core.messages import Message
+from crow_core.store import StoreError
+from crow_persistence import audit
+from crow_persistence.audit import anchor, listing, record, verify
+from crow_persistence.database import Database
+from crow_persistence.tables import decisions
+from sqlalchemy import delete, insert, select, text, update
+
+
+def decision(call: str, tool: str = "terminal", verdict: str = "allow") -> Message:
+    notes = {"kind": "decision", "call": call, "tool": tool, "is": verdict, "by": "the user", "scope": "once"}
+    return {"crow": {**notes, "arguments": hashlib.sha256(b"{}").hexdigest()}}
+
+
+def answer(call: str, content: Any = "done", **notes: Any) -> Message:
+    return {"role": "tool", "tool_call_id": call, "content": content, "crow": notes}
+
+
+def write(database: Database, entries: list[Message], session: str = "s" * 32, at: int = 1000) -> bool:
+    """As a session's entries are stored."""
+    with database.writing() as connection:
+        wrote = record(connection, session, entries, at)
+    anchor(database)
+    return wrote
+
+
+def rows(database: Database) -> list[dict[str, Any]]:
+    with database.reading() as connection:
+        return listing(connection)[::-1]
+
+
+def forge(database: Database, number: int, **values: Any) -> None:
+    """Change a row, and its hash so that it fits."""
+    here = decisions.c.number == number
+    with database.writing() as connection:
+        row = {**connection.execute(select(decisions).where(here)).mappings().one(), **values}
+        connection.execute(update(decisions).where(here).values({**row, "hash": audit.hash_of(row)}))
+
+
+@pytest.fixture
+def chain(database: Database) -> Database:
+    """A database with six rows: three calls, allowed and answered."""
+    for n in range(3):
+        write(database, [decision(f"call_{n}")])
+        write(database, [answer(f"call_{n}", f"output {n}")])
+    assert verify(database) == []
+    return database
+
+
+def test_a_decision_and_its_result_say_who_allowed_what_and_what_it_did(database: Database):
+    change = {"path": "/p/a.py", "old": "1\n", "new": "2\n", "before": "b" * 64, "after": "a" * 64}
+    write(database, [decision("call_1", "file_editor")], at=1000)
+    write(database, [answer("call_1", "Edited.", changes=[change])], at=2000)
+    made, came = rows(database)
+    assert (made["number"], made["at"], made["kind"], made["verdict"]) == (1, 1000, "decision", "allow")
+    assert (made["tool"], made["by"], made["scope"], made["result"]) == ("file_editor", "the user", "once", "")
+    assert made["arguments"] == hashlib.sha256(b"{}").hexdigest()
+    assert (came["number"], came["at"], came["kind"], came["verdict"]) == (2, 2000, "result", "completed")
+    assert {name: came[name] for name in ("call", "tool", "by", "scope", "arguments")} == {
+        name: made[name] for name in ("call", "tool", "by", "scope", "arguments")
+    }
+    assert came["result"] == hashlib.sha256(b'"Edited."').hexdigest()
+    assert json.loads(came["files"]) == [{"path": "/p/a.py", "before": "b" * 64, "after": "a" * 64}]
+    assert came["previous"] == made["hash"]
+    assert verify(database) == []
+
+
+def test_a_failed_call_and_a_denied_one_have_their_results_too(database: Database):
+    write(database, [decision("a"), decision("b", verdict="deny"), answer("b", "no", failed=True), answer("a")])
+    assert [(row["call"], row["kind"], row["verdict"]) for row in rows(database)] == [
+        ("a", "decision", "allow"),
+        ("b", "decision", "deny"),
+        ("b", "result", "failed"),
+        ("a", "result", "completed"),
+    ]
+
+
+def test_what_nobody_had_to_decide_is_not_in_it(database: Database):
+    others: list[Message] = [{"role": "user", "content": "hi"}, {"crow": {"kind": "title", "title": "Hi"}}]
+    assert not write(database, [*others, answer("call_1")])
+    assert write(database, [decision("call_1")], session="another")
+    assert not write(database, [answer("call_1")])  # the other session's call
+    assert len(rows(database)) == 1
+
+
+def test_images_and_what_no_database_takes_are_recorded(database: Database):
+    wild = "a\0b\ud83dc" + "\N{OK HAND SIGN}"
+    image = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, {"type": "text", "text": wild}]
+    write(database, [decision(wild, wild, wild[:4]), answer(wild, image, changes=[{"path": wild, "old": None}])])
+    made, came = rows(database)
+    assert made["call"] == came["call"] == "a\\x00b\\ud83dc\N{OK HAND SIGN}"
+    assert json.loads(came["files"]) == [{"path": wild, "before": None, "after": None}]
+    assert verify(database) == []
+
+
+def test_the_head_is_in_a_file_for_this_user_only(chain: Database, tmp_path: Path):
+    file = tmp_path / "audit.head"
+    assert file.stat().st_mode & 0o777 == 0o600
+    (noted,) = json.loads(file.read_text()).values()
+    assert noted == {"count": 6, "hash": rows(chain)[-1]["hash"]}
+
+
+def test_databases_in_one_folder_have_a_head_each(chain: Database, tmp_path: Path):
+    other = Database(f"sqlite:///{tmp_path / 'other.db'}", tmp_path)
+    write(other, [decision("call_1")])
+    assert verify(other) == verify(chain) == []
+    other.close()
+
+
+@pytest.mark.parametrize("column", [*audit.HASHED[1:], "hash"])
+def test_a_changed_value_is_found_whatever_the_column(chain: Database, column: str):
+    with chain.writing() as connection:
+        changed: Any = 1 if column == "at" else "0"
+        connection.execute(update(decisions).where(decisions.c.number == 3).values({column: changed}))
+    assert "Decision 3 was changed or moved after it was written." in verify(chain)
+
+
+def test_a_changed_row_with_a_new_hash_does_not_fit_the_next(chain: Database):
+    forge(chain, 3, verdict="deny")
+    assert verify(chain) == ["Decision 4 does not follow the one before: one of the two was replaced."]
+
+
+def test_a_changed_last_row_with_a_new_hash_does_not_fit_the_file(chain: Database, tmp_path: Path):
+    forge(chain, 6, verdict="failed")
+    assert verify(chain) == [
+        f"Decision 6 is not the one that {tmp_path / 'audit.head'} tells of: the chain was written anew."
+    ]
+
+
+def test_a_chain_written_anew_does_not_fit_the_file(chain: Database):
+    old = rows(chain)
+    with chain.writing() as connection:
+        connection.execute(delete(decisions))
+        audit.lengthen(connection, [{**row, "by": "nobody"} for row in old])
+    (complaint,) = verify(chain)
+    assert complaint.startswith("Decision 6 is not the one that")
+    write(chain, [decision("more")])  # does not make it good
+    assert complaint in verify(chain)
+
+
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        ([1], "Decision 1 was removed."),
+        ([3], "Decision 3 was removed."),
+        ([2, 3, 4], "Decisions 2 to 4 were removed."),
+    ],
+)
+def test_removed_rows_are_named(chain: Database, gone: list[int], said: str):
+    with chain.writing() as connection:
+        connection.execute(delete(decisions).where(decisions.c.number.in_(gone)))
+    assert verify(chain) == [said]
+
+
+@pytest.mark.parametrize(
+    ("left", "said"), [(5, "Decision 6 was"), (4, "Decisions 5 to 6 were"), (0, "Decisions 1 to 6 were")]
+)
+def test_a_tail_cut_off_is_named_by_the_file(chain: Database, tmp_path: Path, left: int, said: str):
+    with chain.writing() as connection:
+        connection.execute(delete(decisions).where(decisions.c.number > left))
+    why = "a power cut or an older copy of the database does that, too"
+    complaint = f"{said} removed from the end, as {tmp_path / 'audit.head'} tells ({why})."
+    assert verify(chain) == [complaint]
+    anchor(chain)  # does not make it good
+    assert verify(chain) == [complaint]
+
+
+def test_a_removed_row_is_found_when_those_behind_it_move_up(chain: Database):
+    with chain.writing() as connection:
+        connection.execute(delete(decisions).where(decisions.c.number == 3))
+        for number in (4, 5, 6):
+            connection.execute(update(decisions).where(decisions.c.number == number).values(number=number - 1))
+    found = verify(chain)
+    assert [f"Decision {n} was changed or moved after it was written." in found for n in (2, 3, 4, 5)] == [0, 1, 1, 1]
+    assert any(complaint.startswith("Decision 6 was removed from the end") for complaint in found)
+
+
+def test_rows_in_another_order_are_found(chain: Database):
+    with chain.writing() as connection:
+        for old, new in ((2, 100), (5, 2), (100, 5)):
+            connection.execute(update(decisions).where(decisions.c.number == old).values(number=new))
+    found = verify(chain)
+    assert [f"Decision {n} was changed or moved after it was written." in found for n in (1, 2, 5)] == [0, 1, 1]
+
+
+def test_a_row_put_in_between_is_found(chain: Database):
+    with chain.writing() as connection:
+        for number in (6, 5, 4):
+            connection.execute(update(decisions).where(decisions.c.number == number).values(number=number + 1))
+        row = dict(connection.execute(select(decisions).where(decisions.c.number == 3)).mappings().one())
+        row |= {"number": 4, "call": "forged", "previous": row["hash"]}
+        connection.execute(insert(decisions), {**row, "hash": audit.hash_of(row)})
+    found = verify(chain)
+    assert "Decision 5 does not follow the one before: one of the two was replaced." in found
+    assert "Decision 5 was changed or moved after it was written." in found
+
+
+def test_a_row_put_before_the_first_is_found(chain: Database):
+    with chain.writing() as connection:
+        row = dict(connection.execute(select(decisions).where(decisions.c.number == 1)).mappings().one()) | {
+            "number": 0
+        }
+        connection.execute(insert(decisions), {**row, "hash": audit.hash_of(row)})
+    assert verify(chain) == ["Decision 0 was put in by hand: they count from 1."]
+
+
+def test_a_row_put_at_the_end_is_found(chain: Database, tmp_path: Path):
+    with chain.writing() as connection:
+        record(connection, "s" * 32, [decision("forged")], 3000)
+    why = "crow was killed before it noted them, is writing them just now, or somebody else put them in"
+    assert verify(chain) == [f"Decision 7 was not in {tmp_path / 'audit.head'}: {why}."]
+
+
+def test_a_file_left_behind_by_a_crash_catches_up_with_the_next_decision(chain: Database):
+    with chain.writing() as connection:
+        record(connection, "s" * 32, [decision("call_8")], 3000)  # and then the process was killed
+    assert len(verify(chain)) == 1
+    write(chain, [answer("call_8")])
+    assert verify(chain) == []
+
+
+def test_a_missing_file_is_told_and_begun_anew_with_the_next_decision(chain: Database, tmp_path: Path):
+    (tmp_path / "audit.head").unlink()
+    (complaint,) = verify(chain)
+    assert complaint.startswith(f"{tmp_path / 'audit.head'} does not know ")
+    assert complaint.endswith("whether decisions after 6 were removed is unknown.")
+    write(chain, [decision("call_9")])
+    assert verify(chain) == []
+
+
+def test_an_empty_database_without_a_file_is_well(database: Database):
+    assert verify(database) == []
+    with database.reading() as connection:
+        assert listing(connection) == []
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff", b"[1]", b'{"a": {"count": "x"}}'])
+def test_a_damaged_file_is_told_and_stops_nobody(chain: Database, tmp_path: Path, damage: bytes):
+    file = tmp_path / "audit.head"
+    file.write_bytes(damage)
+    write(chain, [decision("call_9")])
+    assert file.read_bytes() == damage
+    (complaint,) = verify(chain)
+    assert complaint.startswith(f"{file} cannot be read")
+
+
+def test_a_file_that_cannot_be_written_is_one_sentence(database: Database, tmp_path: Path):
+    (tmp_path / "audit.head").mkdir()
+    with pytest.raises(StoreError, match=r"audit.head cannot be written \(Is a directory\)"):
+        write(database, [decision("call_1")])
+    (complaint,) = verify(database)
+    assert "cannot be read" in complaint
+
+
+def test_bytes_where_text_belongs_are_a_change_like_any_other(database: Database):
+    write(database, [decision("call_1"), decision("call_2")])
+    with database.writing() as connection:
+        if connection.dialect.name == "postgresql":
+            pytest.skip("PostgreSQL keeps a column's type.")
+        connection.execute(text("UPDATE decisions SET by = x'ff00', at = 'noon' WHERE number = 1"))
+    assert "Decision 1 was changed or moved after it was written." in verify(database)
+
+
+def test_the_list_is_newest_first_and_of_the_sessions_asked_for(database: Database):
+    for n in range(4):
+        write(database, [decision(f"call_{n}")], session=f"{n % 2}_session")
+    with database.reading() as connection:
+        assert [row["call"] for row in listing(connection, limit=3)] == ["call_3", "call_2", "call_1"]
+        assert [row["call"] for row in listing(connection, "1")] == ["call_3", "call_1"]
+        assert listing(connection, "%") == listing(connection, "1session") == []
+
+
+PROCESS = """
+import sys
+from pathlib import Path
+from crow_persistence.audit import anchor, record
+from crow_persistence.database import Database
+
+url, folder, name, times = sys.argv[1:]
+database = Database(url, Path(folder))
+for n in range(int(times)):
+    call = f"{name}_{n}"
+    notes = {"kind": "decision", "call": call, "tool": "terminal", "is": "allow", "by": "the user", "scope": "once"}
+    for entry in ({"crow": notes}, {"role": "tool", "tool_call_id": call, "content": "done"}):
+        with database.writing() as connection:
+            record(connection, name, [entry], n)
+        anchor(database)
+database.close()
+"""
+
+
+@pytest.mark.anyio
+async def test_four_processes_write_one_chain(database: Database, tmp_path: Path):
+    write(database, [decision("first")])
+    url = database.url.render_as_string(hide_password=False)
+    commands = [[sys.executable, "-c", PROCESS, url, str(tmp_path), f"process_{n}", "15"] for n in range(4)]
+    processes = [await asyncio.create_subprocess_exec(*command, env=os.environ) for command in commands]
+    assert [await process.wait() for process in processes] == [0] * 4
+    with database.reading() as connection:
+        found = listing(connection, limit=1000)
+    assert [row["number"] for row in found] == list(range(121, 0, -1))
+    for n in range(4):
+        kinds = [(row["call"], row["kind"]) for row in found[::-1] if row["session"] == f"process_{n}"]
+        assert kinds == [(f"process_{n}_{i}", kind) for i in range(15) for kind in ("decision", "result")]
+    assert verify(database) == []
