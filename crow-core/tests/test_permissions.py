@@ -1,6 +1,7 @@
 """Who may do what: modes, rules, memory, and the question, with the real tools behind them."""
 
 import asyncio
+import hashlib
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -674,6 +675,37 @@ async def test_every_decision_is_in_the_log_with_who_made_it(tmp_path: Path):
         ]
     notes = [entry["crow"] for entry in written if "crow" in entry and entry["crow"].get("kind") == "decision"]
     assert [note["call"] for note in notes] == list(editor.calls())
+
+
+async def test_no_more_changes_for_this_session_still_lets_files_be_read(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("readable")
+    edit = {"name": "file_editor", "arguments": {"command": "create", "path": "b.txt", "file_text": "1"}}
+    model = in_turn(edit, view("a.txt"), edit)
+    async with connect(crow_with(model), permit="reject_always") as editor:
+        session = await editor.new_session(str(tmp_path))
+        for _ in range(3):
+            await editor.prompt(session.session_id, "go")
+    assert [states[-1] for states in editor.calls().values()] == ["failed", "completed", "failed"]
+    assert len(editor.questions) == 1
+
+
+async def test_a_decision_says_how_far_it_reaches_and_for_which_arguments(tmp_path: Path):
+    edit = {"name": "file_editor", "arguments": {"command": "create", "path": "a.txt", "file_text": "1"}}
+    uses = [run("true"), run("true"), edit, view("a.txt")]
+    model = in_turn(*uses, run("touch x"))
+    crow = crow_with(model, ask=["terminal:touch*"])
+    async with connect(crow, permit="allow_always") as editor:
+        session = await editor.new_session(str(tmp_path))
+        for _ in uses:
+            await editor.prompt(session.session_id, "go")
+        editor.permit = "allow_once"
+        await editor.prompt(session.session_id, "go")
+        (log,) = (session.log for session in crow.sessions.values())
+    notes = [entry["crow"] for entry in log if entry.get("crow", {}).get("kind") == "decision"]
+    command, files = "session: this command", "session: changes to files here"
+    assert [note["scope"] for note in notes] == [command, command, files, "once", "once"]
+    asked = [call["function"]["arguments"] for entry in log for call in entry.get("tool_calls", [])]
+    assert [note["arguments"] for note in notes] == [hashlib.sha256(text.encode()).hexdigest() for text in asked]
 
 
 async def test_a_strangers_tool_is_asked_about_whatever_it_calls_itself(tmp_path: Path):

@@ -10,6 +10,7 @@ This is a guard against accidents, not a sandbox: a person who lets a command ru
 """
 
 import asyncio
+import hashlib
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -68,6 +69,7 @@ TOUCHY = re.compile(
 """Files that change what runs later (shells, hooks, editors, this agent): always asked for, in every mode but yolo."""
 UNDECIDED = "nobody has decided yet"
 """The only reason to ask that an answer for the whole session takes away."""
+ANSWERED = "the user answered so for this session"
 
 
 @dataclass(frozen=True)
@@ -153,15 +155,15 @@ def permissions(
 
     @crow.before_tool
     async def gate(session: Session, call: ToolUse) -> ToolResult | None:
-        verdict, why = judge(session, desk(session), call)
+        (verdict, why), lasts = judge(session, desk(session), call), False
         if verdict == "ask":
             async with desk(session).queue:
                 # The answer before this one may have settled it, or the mode may have changed meanwhile.
                 verdict, why = judge(session, desk(session), call)
                 if verdict == "ask":
-                    verdict, why = await question(session, desk(session), call, lasting=why == UNDECIDED)
-        name = call["function"]["name"]
-        session.append({"crow": {"kind": "decision", "call": call["id"], "tool": name, "is": verdict, "by": why}})
+                    verdict, why, lasts = await question(session, desk(session), call, lasting=why == UNDECIDED)
+        scope = f"session: {reach(session, call)}" if lasts or why == ANSWERED else "once"
+        session.append({"crow": {"kind": "decision", "is": verdict, "by": why, "scope": scope, **identity(call)}})
         if verdict == "deny":
             return ToolResult.error(f"This was not run: {why}. Do not try to reach the same by another way; ask.")
         return None
@@ -187,7 +189,7 @@ def judge(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
     if found:
         return "allow", f"the rule {text_of(found[1])!r}"
     if (answered := desk.always.get((name, scope_of(session, call)))) is not None:
-        return ("allow" if answered else "deny"), "the user answered so for this session"
+        return ("allow" if answered else "deny"), ANSWERED
     if kind in ("read", "search", "think"):
         return "allow", "reading is allowed"
     if kind == "edit" and desk.mode == "accept-edits" and in_roots(session, subject):
@@ -195,8 +197,9 @@ def judge(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
     return "ask", UNDECIDED
 
 
-async def question(session: Session, desk: Desk, call: ToolUse, *, lasting: bool) -> tuple[Verdict, str]:
-    """Ask the person; without an answer the call is denied. `lasting` offers answers for the whole session.
+async def question(session: Session, desk: Desk, call: ToolUse, *, lasting: bool) -> tuple[Verdict, str, bool]:
+    """Ask the person; without an answer the call is denied. `lasting` offers answers for the whole session; the last of
+    what is given tells whether that was chosen.
 
     Raises EndTurn when the client answers that the turn is cancelled.
     """
@@ -213,8 +216,7 @@ async def question(session: Session, desk: Desk, call: ToolUse, *, lasting: bool
         raw_input=start.raw_input,
         content=preview,
     )
-    scope = scope_of(session, call)
-    what = {"execute": "this command", "edit": "changes to files here"}.get(kind, call["function"]["name"])
+    what = reach(session, call)
     options = [
         PermissionOption(option_id="allow", name="Allow", kind="allow_once"),
         PermissionOption(option_id="always", name=f"Allow {what} for this session", kind="allow_always"),
@@ -227,15 +229,15 @@ async def question(session: Session, desk: Desk, call: ToolUse, *, lasting: bool
     try:
         response: RequestPermissionResponse = await session.client.request("session/request_permission", request)
     except (RpcError, ConnectionClosed):
-        return "deny", "it needs a permission, and nobody is there to give it"
+        return "deny", "it needs a permission, and nobody is there to give it", False
     if isinstance(response.outcome, CancelledOutcome):
         raise EndTurn("cancelled")
     answer = response.outcome.option_id if isinstance(response.outcome, SelectedOutcome) else ""
-    if answer in ("always", "never"):
-        desk.always[(call["function"]["name"], scope)] = answer == "always"
+    if lasts := answer in ("always", "never"):
+        desk.always[(call["function"]["name"], scope_of(session, call))] = answer == "always"
     if answer in ("allow", "always"):
-        return "allow", "the user"
-    return "deny", "the user rejected it"
+        return "allow", "the user", lasts
+    return "deny", "the user rejected it", lasts
 
 
 async def dry_run(session: Session, call: ToolUse) -> "list[ToolCallContent] | msgspec.UnsetType":
@@ -284,7 +286,21 @@ def in_roots(session: Session, subject: str) -> bool:
 
 def scope_of(session: Session, call: ToolUse) -> str:
     """How far an "always" reaches: this very command, all edits in the project, or the tool."""
-    return subject_of(session, call) if session.toolbox.kind(call) == "execute" else ""
+    kind = session.toolbox.kind(call)
+    return subject_of(session, call) if kind == "execute" else kind
+
+
+def reach(session: Session, call: ToolUse) -> str:
+    """The same in words."""
+    name = call["function"]["name"]
+    return {"execute": "this command", "edit": "changes to files here"}.get(session.toolbox.kind(call), name)
+
+
+def identity(call: ToolUse) -> dict[str, str]:
+    """Which call it is, and a digest of what it was asked to do."""
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    digest = hashlib.sha256(arguments.encode(errors="surrogatepass")).hexdigest()
+    return {"call": call["id"], "tool": name, "arguments": digest}
 
 
 def text_of(rule: Rule) -> str:
