@@ -1,0 +1,128 @@
+"""An entry comes back from its row as it was, whatever is in it; what is large in it is kept once."""
+
+import json
+from typing import Any
+
+import pytest
+from crow_core.messages import Message
+from crow_persistence.entries import BLOB, LARGE, MASK, Damaged, masked, names, pack, unpack
+from hypothesis import given
+from hypothesis import strategies as st
+
+any_text = st.text(st.characters(exclude_categories=[]))  # also halves of surrogate pairs
+odd_text = st.one_of(
+    any_text,
+    st.sampled_from(["", "blob:", "blob:" + "0" * 64, '"blob:', "\0", "\udc80", "\\", '"']),
+    any_text.map(lambda text: (text or "x") * LARGE),
+)
+scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), odd_text)
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(any_text, inner, max_size=3)),
+    max_leaves=8,
+)
+contents = st.one_of(st.none(), odd_text, st.lists(st.dictionaries(st.sampled_from(["type", "text", "url"]), values)))
+calls = st.fixed_dictionaries(
+    {
+        "id": any_text,
+        "type": st.just("function"),
+        "function": st.fixed_dictionaries({"name": any_text, "arguments": odd_text}),
+    }
+)
+messages = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool"]), "content": contents},
+    optional={
+        "reasoning_content": odd_text,
+        "tool_calls": st.lists(calls, max_size=2),
+        "tool_call_id": any_text,
+        "crow": st.dictionaries(any_text, values, max_size=3),
+    },
+)
+markers = st.builds(
+    lambda kind, notes: {"crow": {**notes, "kind": kind}},
+    st.sampled_from(["decision", "tools", "option", "title", "rewind", "of a later crow"]),
+    st.dictionaries(st.one_of(st.just("schemas"), any_text), values, max_size=3),
+)
+
+
+@given(st.one_of(messages, markers))
+def test_every_entry_comes_back_as_it_was(entry: Any):
+    row = pack(entry)
+    assert unpack(row.kind, row.body, row.blobs) == entry
+    assert set(row.blobs) <= names(row.body)
+    row.body.encode()  # every database takes it
+    assert "\0" not in row.body
+
+
+def test_what_is_large_and_not_said_is_kept_apart():
+    image, old, base64 = "data:image/png;base64," + "A" * LARGE, "old\n" * LARGE, "B" * LARGE
+    entries: list[Message] = [
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": image}}]},
+        {"role": "user", "content": "[attached]", "crow": {"blocks": [{"type": "audio", "data": base64}]}},
+        {"role": "tool", "content": "ok", "crow": {"changes": [{"path": "/a", "old": old, "new": "short"}]}},
+        {"crow": {"kind": "tools", "schemas": [{"function": {"description": "x" * LARGE}}]}},
+    ]
+    rows = [pack(entry) for entry in entries]
+    assert [row.kind for row in rows] == ["user", "user", "tool", "tools"]
+    assert all(len(row.body) < 300 for row in rows)
+    assert [len(row.blobs) for row in rows] == [1] * 4
+    assert list(rows[0].blobs.values()) == [image.encode()]
+    assert list(rows[2].blobs.values()) == [old.encode()]
+    assert '"short"' in rows[2].body
+
+
+def test_what_was_said_stays_in_the_body_however_long():
+    said = "word " * LARGE
+    row = pack({"role": "user", "content": [{"type": "text", "text": said}]})
+    assert said in row.body
+    assert not row.blobs
+
+
+def test_of_a_render_the_body_keeps_what_names_it():
+    notes = {"kind": "render", "purpose": "system", "prompt": "system", "version": "0" * 12, "id": "1"}
+    row = pack({"crow": {**notes, "template": "{{ a }}", "variables": {"a": 1}, "text": "1"}})
+    assert unpack(row.kind, row.body, {}) == {"crow": notes}
+
+
+@pytest.mark.parametrize(
+    "body", ["", "{", "[]", "null", '"text"', '{"crow": {"schemas": "{"}}', '{"crow": []}', "[" * 100_000]
+)
+def test_a_body_that_is_no_entry_is_named_damaged(body: str):
+    with pytest.raises(Damaged) as caught:
+        unpack("tools", body, {})
+    assert caught.value.rest is None
+
+
+def test_where_an_attachment_is_lost_the_rest_of_its_message_is_not():
+    image, name = "data:image/png;base64," + "A" * LARGE, "b" * LARGE
+    parts = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": image}}]
+    row = pack({"role": "user", "content": parts, "crow": {"id": "1", "blocks": [{"data": name}]}})
+    with pytest.raises(Damaged) as caught:
+        unpack(row.kind, row.body, {})
+    rest = caught.value.rest
+    assert rest is not None
+    assert [part["type"] for part in rest.get("content") or [] if isinstance(part, dict)] == ["text", "text"]
+    assert "Look:" in json.dumps(rest)
+    assert BLOB not in json.dumps(rest)
+    assert rest.get("crow") == {"id": "1"}
+
+
+@given(st.one_of(messages, markers), st.lists(st.text(min_size=8, max_size=12), min_size=1, max_size=3))
+def test_no_secret_is_left_and_nothing_else_changed(entry: Any, secrets: list[str]):
+    entry = {**entry, "extra": [f"before {secrets[0]} after", "untouched"]}
+    clean = masked(entry, secrets)
+    assert clean["extra"] == [f"before {MASK} after", "untouched"]
+    assert masked(entry, []) == entry
+
+
+def test_a_secret_is_masked_inside_the_arguments_of_a_call_too():
+    secret = 'ab"c\\de\nfg'
+    arguments = json.dumps({"command": f"login {secret}"})
+    entry = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "t", "arguments": arguments}}]}
+    clean = masked(entry, [secret])
+    assert json.loads(clean["tool_calls"][0]["function"]["arguments"]) == {"command": f"login {MASK}"}
+    assert masked({"content": secret}, [secret]) == {"content": MASK}
+
+
+def test_the_longer_of_two_secrets_is_masked_whole():
+    assert masked("password123456", ["password", "password123456"]) == MASK
