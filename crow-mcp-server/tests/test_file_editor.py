@@ -2,6 +2,7 @@
 
 import asyncio
 import codecs
+import hashlib
 import os
 import re
 import shutil
@@ -10,6 +11,12 @@ from contextlib import suppress
 import pytest
 
 pytestmark = pytest.mark.anyio
+
+
+def texts(result):
+    """The path of the one file that changed, and its text before and after."""
+    [change] = result.changes
+    return change["path"], change["old"], change["new"]
 
 
 async def test_view_numbers_the_lines(tools, folder):
@@ -114,11 +121,46 @@ async def test_pipe_does_not_hang_the_tool(tools, folder):
     assert "not a file" in await tools.refused("view", "pipe")
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        "plain é\n".encode(),
+        b"",
+        codecs.BOM_UTF8 + "one é\r\n".encode(),
+        codecs.BOM_UTF16_LE + "one é\n".encode("utf-16-le"),
+        codecs.BOM_UTF16_BE + "one é\n".encode("utf-16-be"),
+        codecs.BOM_UTF32_LE + "one é\n".encode("utf-32-le"),
+        "latin é\n".encode("latin-1"),
+        "\u201cquoted\u201d\n".encode("cp1252"),
+    ],
+)
+async def test_a_change_tells_the_exact_bytes_before_and_the_digest_of_those_after(tools, folder, before):
+    path = folder / "a.txt"
+    path.write_bytes(before)
+    await tools.edit("view", path)
+    [change] = (await tools.edit("create", path, file_text="two\n")).changes
+    text = ("\ufeff" if change.get("mark") else "") + change["old"]
+    assert text.encode(change.get("encoding", "utf-8")) == before
+    assert change["before"] == hashlib.sha256(before).hexdigest()
+    assert change["after"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    [undone] = (await tools.edit("undo_edit", path)).changes
+    assert (undone["before"], undone["after"]) == (change["after"], change["before"])
+    assert path.read_bytes() == before
+
+
+async def test_a_change_tells_that_there_was_or_is_no_file(tools, folder):
+    [made] = (await tools.edit("create", "a.txt", file_text="one\n")).changes
+    digest = hashlib.sha256(b"one\n").hexdigest()
+    assert made == {"path": f"{folder}/a.txt", "old": None, "new": "one\n", "before": None, "after": digest}
+    [removed] = (await tools.edit("undo_edit", "a.txt")).changes
+    assert removed == {"path": f"{folder}/a.txt", "old": "one\n", "new": None, "before": digest, "after": None}
+
+
 async def test_create_makes_parents_and_tells_the_change(tools, folder):
     result = await tools.edit("create", "new/deep/a.txt", file_text="hé\n")
     path = folder / "new/deep/a.txt"
     assert path.read_text() == "hé\n"
-    assert result.changes == [{"path": str(path), "old": None, "new": "hé\n"}]
+    assert texts(result) == (str(path), None, "hé\n")
     assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
 
 
@@ -131,7 +173,7 @@ async def test_create_refuses_to_overwrite_what_was_not_viewed(tools, folder):
     await tools.refused("create", "a.txt", file_text="x")
     await tools.edit("view", "a.txt")
     result = await tools.edit("create", "a.txt", file_text="x")
-    assert result.changes == [{"path": str(folder / "a.txt"), "old": "precious", "new": "x"}]
+    assert texts(result) == (str(folder / "a.txt"), "precious", "x")
 
 
 async def test_create_overwrites_what_it_wrote_itself(tools, folder):
@@ -377,12 +419,12 @@ async def test_undo_takes_back_edit_after_edit_and_then_the_creation(tools, fold
     await tools.edit("insert", "a.txt", insert_line=1, new_str="three")
     first = await tools.edit("undo_edit", "a.txt")
     assert path.read_text() == "two\n"
-    assert first.changes == [{"path": str(path), "old": "two\nthree\n", "new": "two\n"}]
+    assert texts(first) == (str(path), "two\nthree\n", "two\n")
     await tools.edit("undo_edit", "a.txt")
     assert path.read_text() == "one\n"
     last = await tools.edit("undo_edit", "a.txt")
     assert not path.exists()
-    assert last.changes == [{"path": str(path), "old": "one\n", "new": ""}]
+    assert texts(last) == (str(path), "one\n", None)
     assert "no edit" in await tools.refused("undo_edit", "a.txt")
 
 

@@ -146,7 +146,7 @@ def clean(text: str) -> str:
 def shown(result: ToolResult, call: ToolUse, kind: ToolKind) -> ToolCallUpdate:
     """A result as the client sees it: diffs of what really changed, else what the tool said."""
     content: list[ToolCallContent] = [
-        DiffContent(path=change["path"], old_text=change["old"], new_text=change["new"])
+        DiffContent(path=change["path"], old_text=change["old"], new_text=change["new"] or "")
         for change in result.meta.get("crow/changes", [])
     ]
     if result.is_error or not content:

@@ -50,9 +50,9 @@ class Document:
         return lines[:-1] if lines[-1] == "" else lines
 
     @cached_property
-    def version(self) -> bytes:
-        """Equal for equal content."""
-        return hashlib.blake2b(self.encode(), digest_size=16).digest()
+    def digest(self) -> str:
+        """SHA-256 of the bytes of the file, in hexadecimal."""
+        return hashlib.sha256(self.encode()).hexdigest()
 
     def encode(self) -> bytes:
         """The bytes of the file. Raises UnicodeEncodeError when the encoding lacks a character."""

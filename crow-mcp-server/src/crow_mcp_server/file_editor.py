@@ -5,7 +5,7 @@ from collections import OrderedDict, deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Literal, TypedDict, TypeVar
+from typing import Literal, NotRequired, TypedDict, TypeVar
 from weakref import WeakValueDictionary
 
 from anyio import from_thread, to_thread
@@ -30,9 +30,17 @@ MAX_STEP_CHARACTERS = 4_000_000  # of all the texts it can go back to
 class Change(TypedDict):
     path: str
     old: str | None
-    """None for a file that did not exist."""
-    new: str
-    """Empty for a file that was removed."""
+    """The text without its byte order mark; None for a file that did not exist."""
+    new: str | None
+    """None for a file that was removed."""
+    before: str | None
+    """SHA-256 of the bytes that `old` stands for, in hexadecimal."""
+    after: str | None
+    """The same of `new`."""
+    encoding: NotRequired[str]
+    """Of `old`, where it is not plain UTF-8: a codec of Python's."""
+    mark: NotRequired[bool]
+    """Whether a byte order mark, in that encoding, comes before `old`."""
 
 
 class Location(TypedDict):
@@ -65,8 +73,8 @@ class Step:
     path: str
     before: Document | None
     """None when the edit made the file."""
-    version: bytes
-    """Of the file after the edit."""
+    after: str
+    """Digest of the file after the edit."""
 
 
 class Memory:
@@ -74,18 +82,18 @@ class Memory:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._seen: OrderedDict[str, bytes] = OrderedDict()
+        self._seen: OrderedDict[str, str] = OrderedDict()
         self._steps: deque[Step] = deque(maxlen=MAX_STEPS)
 
-    def saw(self, path: str, version: bytes) -> None:
+    def saw(self, path: str, digest: str) -> None:
         with self._lock:
-            self._seen[path] = version
+            self._seen[path] = digest
             self._seen.move_to_end(path)
             if len(self._seen) > MAX_SEEN:
                 self._seen.popitem(last=False)
 
-    def seen(self, path: str) -> bytes | None:
-        """The version the session saw last."""
+    def seen(self, path: str) -> str | None:
+        """Digest of what the session saw last."""
         with self._lock:
             return self._seen.get(path)
 
@@ -181,7 +189,7 @@ class Call:
             entries = disk.list_folder(self.place)
             return Answer("\n".join([f"{path}/", *(f"  {entry}" for entry in entries)]), Location(path=path, line=1))
         if not self.dry_run:
-            self.memory.saw(path, document.version)
+            self.memory.saw(path, document.digest)
         lines = document.lines
         first, last = _range(path, view_range, len(lines))
         shown, end = _page(lines[first - 1 : last], first)
@@ -227,7 +235,7 @@ class Call:
         if step is None:
             raise Refusal(f"There is no edit of {path} in this session to take back.")
         loaded = self._existing()
-        if loaded.document.version != step.version:
+        if loaded.document.digest != step.after:
             raise Refusal(
                 f"{path} changed after your last edit, so taking that back would lose the change. "
                 "Nothing was written. View the file and edit it instead."
@@ -244,13 +252,12 @@ class Call:
         data = self._encoded(after)
         if not self.dry_run:
             after = self._store(before, after, data)
-            self.memory.saw(path, after.version)
+            self.memory.saw(path, after.digest)
             if undone:
                 self.memory.undid(undone)
             else:
-                self.memory.did(Step(path, old, after.version))
-        change = Change(path=path, old=old.text if old else None, new=after.text)
-        return self._answer(text, change, edit.first)
+                self.memory.did(Step(path, old, after.digest))
+        return self._answer(text, _change(path, old, after), edit.first)
 
     def _remove(self, loaded: Loaded, step: Step) -> Answer:
         path = self.place.path
@@ -258,7 +265,7 @@ class Call:
             disk.remove(self.place)
             self.memory.forget(path)
             self.memory.undid(step)
-        change = Change(path=path, old=loaded.document.text, new="")
+        change = _change(path, loaded.document, None)
         return self._answer(f"Took back the creation of {path}: the file is gone.", change, 1)
 
     def _answer(self, text: str, change: Change, line: int) -> Answer:
@@ -267,7 +274,7 @@ class Call:
 
     def _refuse_stale(self, document: Document) -> None:
         seen = self.memory.seen(self.place.path)
-        if seen is not None and seen != document.version:
+        if seen is not None and seen != document.digest:
             raise Refusal(
                 f"{self.place.path} changed since you last saw it in this session (by a command, the user or another "
                 "program). Nothing was written. View it again, then repeat the edit if it still fits."
@@ -312,6 +319,20 @@ class Call:
             return written.document if written else after
         disk.write(self.place, data, before.stamp if before else None)
         return after
+
+
+def _change(path: str, old: Document | None, new: Document | None) -> Change:
+    """What became of a file, so told that the bytes before can be made again."""
+    change = Change(
+        path=path,
+        old=old.text if old else None,
+        new=new.text if new else None,
+        before=old.digest if old else None,
+        after=new.digest if new else None,
+    )
+    if old and not old.plain:
+        change["encoding"], change["mark"] = old.encoding, bool(old.mark)
+    return change
 
 
 def _needed(name: str, value: T | None, given: Arguments) -> T:
