@@ -5,9 +5,10 @@ import sqlite3
 import tempfile
 from collections.abc import Generator
 from contextlib import closing, contextmanager, suppress
+from errno import EACCES
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NoReturn
 
 from crow_core.store import StoreError
 from sqlalchemy import URL, Connection, Engine, column, create_engine, event, inspect, select, table, text
@@ -29,7 +30,7 @@ FAULTS = {
     "READONLY": "cannot be written. Make the file, its folder and its disk writable, then try again",
     "CANTOPEN": "cannot be opened. It must be a file that you may read and write, in a folder where you may write",
     "NOTADB": "is no SQLite database, or its beginning is damaged. Move it away, or name another in [database] url",
-    "CORRUPT": "is damaged; `crow db check` says where. Put a copy in its place, or move it away and begin a new one",
+    "CORRUPT": "is damaged; `crow db check` says where. Move it and its -wal away, and put a copy in its place if any",
     "IOERR": "could not be read or written. Look whether its disk is full or failing, then try again",
 }
 """What SQLite's error codes mean for a person: the end of a sentence that begins with the file."""
@@ -49,8 +50,9 @@ class Database:
         """crow's data folder: copies made before an update, and the head of the decisions' chain."""
         self._lock = Lock()
         self._engine: Engine | None = None
-        self._identity: tuple[int, int] | None = None
-        """Device and inode of the open file."""
+        self._opened: tuple[int, int] | None = None
+        self._journal: tuple[int, int] | None = None
+        """What the open file was, and the journal beside it."""
 
     @property
     def name(self) -> str:
@@ -95,16 +97,27 @@ class Database:
     def _ready(self) -> Engine:
         """The engine of a database that is there and up to date. Raises StoreError, DBAPIError."""
         with self._lock:
-            if self._engine is not None and self.file and self._identity != identity(self.file):
-                self.close()
-                raise StoreError(
-                    f"{self.name} was moved, deleted or replaced while it was open. Nothing was written now; "
-                    "try again, and crow goes on with the file that is there then, or begins a new one."
-                )
+            if self._engine is not None and self.file and identity(self.file) != self._opened:
+                self._let_go(self.file)
             if self._engine is None:
                 self._engine = self._open()
-                self._identity = identity(self.file) if self.file else None
+                if self.file:
+                    self._opened, self._journal = identity(self.file), identity(journal(self.file))
             return self._engine
+
+    def _let_go(self, file: Path) -> NoReturn:
+        """What was open is there no more: never write into it, nor open another file with its journal."""
+        wal = journal(file)
+        if file.exists() and self._journal and identity(wal) == self._journal:
+            raise StoreError(
+                f"{file} was replaced while it was open, and {wal.name} beside it belongs to the file before. "
+                f"Remove that and {file.name}-shm, then try again."
+            )
+        self.close()
+        raise StoreError(
+            f"{file} was moved, deleted or replaced while it was open. Nothing was written now; try again, "
+            "and crow goes on with the file that is there then, or begins a new one."
+        )
 
     def _open(self) -> Engine:
         if self.file:
@@ -135,6 +148,8 @@ class Database:
             file.parent.mkdir(0o700, parents=True, exist_ok=True)
             with suppress(FileExistsError):  # it is not opened then: to close it would end SQLite's locks on it
                 os.close(os.open(file, os.O_CREAT | os.O_EXCL, 0o600))
+            if not os.access(file, os.R_OK | os.W_OK, effective_ids=True):  # SQLite would make a journal like it
+                raise PermissionError(EACCES, "it is closed to you")
             if file.stat().st_mode & 0o077:
                 file.chmod(file.stat().st_mode & 0o700)
         except OSError as error:
@@ -143,10 +158,10 @@ class Database:
     def _is_stale(self, connection: Connection) -> bool:
         """Whether its tables must be made or changed first. Raises StoreError when they are not ours to change."""
         found = revision(connection)
-        if found is None and (others := set(inspect(connection).get_table_names()) - {"alembic_version"}):
-            some = ", ".join(sorted(others)[:3])
+        others = sorted(set(inspect(connection).get_table_names()) - {"alembic_version"}) if found is None else []
+        if others or (found and not found.isdecimal()):
             raise StoreError(
-                f"{self.name} belongs to another program: it holds tables such as {some}. "
+                f"{self.name} belongs to another program ({', '.join(others[:3]) or found}). "
                 "Name a database of crow's own in [database] url."
             )
         if found is not None and found > HEAD:
@@ -247,8 +262,13 @@ def copy(file: Path, to: Path) -> None:
         ) from error
 
 
+def journal(file: Path) -> Path:
+    """Where SQLite keeps what was committed of late."""
+    return file.with_name(f"{file.name}-wal")
+
+
 def identity(file: Path) -> tuple[int, int] | None:
-    """What stays the same of a file as long as it is the same file."""
+    """Device and inode, the same for as long as it is the same file; None when there is none."""
     with suppress(OSError):
         found = file.stat()
         return found.st_dev, found.st_ino
