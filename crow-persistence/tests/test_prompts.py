@@ -1,0 +1,119 @@
+"""Prompts: versions, what they ask for, what they became."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from crow_core.messages import Message
+from crow_core.prompts import Prompt
+from crow_core.store import StoreError
+from crow_persistence import prompts
+from crow_persistence.database import Database
+from crow_persistence.tables import messages, sessions
+from sqlalchemy import insert
+
+
+def note(database: Database, name: str, template: str, at: int = 1) -> None:
+    with database.writing() as connection:
+        prompts.note(connection, name, template, at)
+
+
+def render(database: Database, prompt: Prompt, purpose: str, at: int, session: str = "s1", **variables: Any) -> int:
+    """Render a prompt in a session, as a session does; gives the marker's row."""
+    notes = {"kind": "render", "purpose": purpose, "prompt": prompt.name, "version": prompt.version}
+    text = prompt.render(**variables)
+    marker: Message = {"crow": {**notes, "template": prompt.template, "variables": variables, "text": text}}
+    with database.writing() as connection:
+        number = connection.scalar(
+            sessions.select().with_only_columns(sessions.c.number).where(sessions.c.id == session)
+        )
+        if number is None:
+            row = {"id": session, "cwd": "/", "roots": "[]", "options": "{}", "created": at, "updated": at}
+            number = connection.execute(insert(sessions), row).inserted_primary_key[0]
+        row = {"session": number, "at": at, "kind": "render", "body": "{}"}
+        message = connection.execute(insert(messages), row).inserted_primary_key[0]
+        prompts.record(connection, message, number, marker, at)
+    return message
+
+
+def numbers(database: Database, name: str = "") -> list[tuple[str, int, str]]:
+    with database.reading() as connection:
+        return [(row.name, row.number, row.template) for row in prompts.versions(connection, name)]
+
+
+def test_versions_are_numbered_for_each_name_as_they_are_first_seen(database: Database):
+    for name, template in [("system", "a"), ("title", "a"), ("system", "b"), ("system", "a"), ("system", "c")]:
+        note(database, name, template)
+    assert numbers(database) == [("system", 1, "a"), ("system", 2, "b"), ("system", 3, "c"), ("title", 1, "a")]
+
+
+def test_a_version_knows_its_variables_and_when_it_was_first_seen(database: Database):
+    note(database, "system", "In {{ cwd }}{% for root in roots %} and {{ root }}{% endfor %}", 7)
+    note(database, "system", "In {{ cwd }}{% for root in roots %} and {{ root }}{% endfor %}", 9)
+    note(database, "broken", "{% for %}", 9)
+    with database.reading() as connection:
+        found = [prompts.find(connection, name) for name in ("system", "broken")]
+    assert [(row.variables, row.first_seen) for row in found] == [('["cwd", "roots"]', 7), ("[]", 9)]
+
+
+def test_many_who_note_versions_at_once_agree_on_the_numbers(database: Database):
+    """Each with a connection of its own, as processes have; all the same versions, in different order."""
+    note(database, "system", "0")
+    others = [Database(str(database.url.render_as_string(hide_password=False)), database.folder) for _ in range(4)]
+    templates = [str(n) for n in range(12)]
+
+    def work(number: int) -> None:
+        for template in templates[number:] + templates[:number]:
+            note(others[number], "system", template)
+
+    with ThreadPoolExecutor(len(others)) as pool:
+        list(pool.map(work, range(len(others))))
+    for other in others:
+        other.close()
+    found = numbers(database)
+    assert [number for _, number, _ in found] == list(range(1, 13))
+    assert {template for _, _, template in found} == set(templates)
+
+
+def test_a_render_can_be_looked_up_with_its_variables_its_session_and_its_text(database: Database):
+    first, second = Prompt("system", "In {{ cwd }}."), Prompt("system", "You work in {{ cwd }}.")
+    rows = [
+        render(database, first, "system", 1, cwd="/a"),
+        render(database, second, "system", 2, "s2", cwd="/\udc80"),
+        render(database, first, "compaction", 3, "s2", cwd="/c"),
+    ]
+    with database.reading() as connection:
+        every = prompts.history(connection, "system")
+        assert [(row.at, row.session, row.purpose, row.number) for row in every] == [
+            (3, "s2", "compaction", 1),
+            (2, "s2", "system", 2),
+            (1, "s1", "system", 1),
+        ]
+        assert [row.message for row in prompts.history(connection, "system@1")] == [rows[2], rows[0]]
+        assert prompts.text(connection, rows[1]) == "You work in /\udc80."
+        used = {row.number: (row.renders, row.last) for row in prompts.versions(connection, "system")}
+    assert used == {1: (2, 3), 2: (1, 2)}
+
+
+def test_two_versions_can_be_compared(database: Database):
+    for template in ("one\ntwo\nthree", "one\n2\nthree"):
+        note(database, "system", template)
+    with database.reading() as connection:
+        said = prompts.diff(connection, "system@1", "system")
+        assert prompts.diff(connection, "system", "system@2") == ""
+    assert said.splitlines() == ["--- system@1", "+++ system@2", "@@ -1,3 +1,3 @@", " one", "-two", "+2", " three"]
+
+
+def test_what_is_not_there_is_a_sentence(database: Database):
+    note(database, "system", "a")
+    with database.reading() as connection:
+        for reference, said in [("system@2", "has no version 2"), ("sys", "Known are: system"), ("@", "Known are")]:
+            with pytest.raises(StoreError, match=said):
+                prompts.find(connection, reference)
+        with pytest.raises(StoreError, match="no render 7"):
+            prompts.text(connection, 7)
+
+
+def test_a_text_that_no_database_takes_as_it_is_can_still_be_a_template(database: Database):
+    note(database, "na\0me", "a\0b {{ x }}")
+    assert numbers(database) == [("na me", 1, "a b {{ x }}")]
