@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
 
 from crow_core.acp.schema import Cost, UsageUpdate
 from crow_core.app import Crow
 from crow_core.extensions.prefix import describe_prefix
-from crow_core.model import Call, ChatModel, room
+from crow_core.model import Call, ChatModel, encode, room
 from crow_core.session import Command, Session
 
 UNKNOWN_WINDOW = 32_768
@@ -60,7 +59,7 @@ def counts(call: Call) -> dict[str, int]:
     """Tokens of a call, as the provider counted them, else estimated at four characters a token."""
     told: dict[str, Any] = call.usage
     if not told:
-        prompt, reply = (len(msgspec.json.encode(part)) // 4 for part in (call.request, call.reply))
+        prompt, reply = (len(encode(dict(part))) // 4 for part in (call.request, call.reply))
         return {"prompt": prompt, "completion": reply, "cached": 0}
     prompt, completion = number(told.get("prompt_tokens")), number(told.get("completion_tokens"))
     return {"prompt": prompt, "completion": completion, "cached": min(cached_tokens(told), prompt)}
