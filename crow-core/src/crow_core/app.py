@@ -150,6 +150,7 @@ class Crow(Hooks):
     async def shut_down(self) -> None:
         """End every session and let go of everything shared."""
         await asyncio.gather(*(self.close(session) for session in list(self.sessions.values())))
+        await self.app_end.run_all()
         await asyncio.gather(*(server.close() for server in self.servers))
         for model in self.models.values():
             if isinstance(model, ChatModel):

@@ -113,6 +113,8 @@ class Hooks:
         """A session has opened; its servers are starting."""
         self.session_end = Observe[[Session]]()
         """A session closes; last registered first, and all run."""
+        self.app_end = Observe[[]]()
+        """The app ends, after its last session; last registered first, and all run."""
         self.mcp_servers = Collect[[Session], Sequence[Server]]()
         """Servers to connect for a session."""
         self.instructions = Collect[[Session], str]()
