@@ -1,0 +1,371 @@
+"""Requests: what is stored of them is little, and they can be made again to the byte."""
+
+import hashlib
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Literal
+
+import msgspec
+import pytest
+from crow_core.messages import Message, ToolUse, View
+from crow_core.model import Call, ChatModel, Model, Prices, encode
+from crow_core.quirks import Quirks
+from crow_core.store import StoreError
+from crow_core.testing import ScriptedModel
+from crow_persistence import blobs, prompts, requests
+from crow_persistence.database import Database
+from crow_persistence.entries import masked, pack
+from crow_persistence.tables import calls, links, messages, sessions
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+PNG = "data:image/png;base64," + "iVBORw0KGgo" * 200
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+SYSTEM = "You are a crow. " * 400
+
+
+@dataclass
+class Talk:
+    """A session whose entries and calls are written down as they come."""
+
+    connection: Connection
+    model: Model = field(default_factory=lambda: ChatModel(name="m", base_url="http://me:pw@127.0.0.1:1/v1?k=v"))
+    system: str = SYSTEM
+    tools: list[dict[str, Any]] = field(default_factory=lambda: TOOLS)
+    secrets: tuple[str, ...] = ()
+    log: list[Message] = field(default_factory=list[Message])
+    rows: list[int] = field(default_factory=list[int])
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        count = self.connection.scalar(select(func.count()).select_from(sessions))
+        row = {"id": f"session{count}", "cwd": "/", "roots": "[]", "options": "{}", "created": 1, "updated": 1}
+        self.number = self.connection.execute(insert(sessions), row).inserted_primary_key[0]
+        self.trail = requests.Trail(self.log, self.rows, self.secrets)
+        self.view = View()
+
+    def say(self, *entries: Message) -> None:
+        """Append entries and write them down."""
+        for entry in entries:
+            entry.setdefault("crow", {})["id"] = f"{len(self.log):032x}"
+            self.log.append(entry)
+            packed = pack(masked(entry, self.secrets))
+            row = {"session": self.number, "at": 1, "kind": packed.kind, "body": packed.body}
+            message = self.connection.execute(insert(messages), row).inserted_primary_key[0]
+            blobs.keep(self.connection, packed.blobs)
+            for hash in packed.blobs:
+                self.connection.execute(insert(links), {"message": message, "blob": hash})
+            if packed.kind == "render":
+                prompts.record(self.connection, message, self.number, entry, 1)
+            self.rows.append(message)
+
+    def ask(self, purpose: str = "turn", write: bool = True, **more: Any) -> Call:
+        """Send a request, and write it down."""
+        asked: list[Any] = [{"role": "system", "content": self.system}, *self.view.of(self.log)]
+        request = {**({"tools": self.tools} if self.tools else {}), **more, "messages": asked}
+        call = Call(self.model, request, purpose, started=monotonic())
+        if isinstance(self.model, ChatModel):
+            call.sent = self.model.body(request)
+        if write:
+            self.write(call)
+        return call
+
+    def write(self, call: Call) -> None:
+        requests.write(self.connection, self.number, call, self.trail)
+
+    def end(self, call: Call, **told: Any) -> None:
+        call.ended = call.started + 2
+        for name, value in told.items():
+            setattr(call, name, value)
+        self.write(call)
+
+    def again(self, call: Call) -> bytes:
+        """The body as it can be made again; it says of itself whether it is the one that was sent."""
+        body, exact = requests.body(self.connection, call.id)
+        assert exact == (encode(body) == encode(call.sent or call.request))
+        return encode(body)
+
+    def row(self, call: Call) -> Any:
+        return self.connection.execute(select(calls).where(calls.c.id == call.id)).one()
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def use(id: str, arguments: str = "{}") -> ToolUse:
+    return {"id": id, "type": "function", "function": {"name": "look", "arguments": arguments}}
+
+
+def sees(id: str) -> Message:
+    """A tool's answer with an image, which goes to the model as the user's."""
+    parts: list[dict[str, Any]] = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": PNG}}]
+    return {"role": "tool", "tool_call_id": id, "content": parts}
+
+
+def turn(n: int) -> list[Message]:
+    """A question, a call, its answer, and the reply."""
+    return [
+        user(f"Question {n}"),
+        {"role": "assistant", "reasoning_content": f"Thought {n}", "content": "", "tool_calls": [use(f"c{n}")]},
+        {"role": "tool", "tool_call_id": f"c{n}", "content": f"Answer {n} " * 100},
+        {"role": "assistant", "content": f"Reply {n}"},
+    ]
+
+
+@pytest.fixture
+def talk(database: Database) -> Any:
+    with database.writing() as connection:
+        yield Talk(connection)
+
+
+def test_a_body_can_be_made_again_to_the_byte(talk: Talk):
+    asked: list[Call] = []
+    for n in range(5):
+        for entry in turn(n):
+            talk.say(entry)
+            asked.append(talk.ask())
+    for call in asked:
+        assert talk.again(call) == encode(call.sent)
+        assert talk.row(call).digest == hashlib.sha256(encode(call.sent)).hexdigest()
+
+
+def test_a_call_costs_only_what_is_new_since_the_last_one(talk: Talk):
+    sizes: list[int] = []
+    for n in range(30):
+        talk.say(*turn(n))
+        sizes.append(len(talk.row(talk.ask()).messages))
+    assert sizes[0] < 150
+    assert max(sizes[1:]) < 30
+    assert SYSTEM not in talk.row(talk.ask()).messages
+    assert talk.connection.scalar(select(func.count(calls.c.head.distinct()))) == 1
+
+
+def test_a_session_that_is_opened_again_refers_to_its_rows(talk: Talk):
+    for n in range(30):
+        talk.say(*turn(n))
+    talk.ask()
+    talk.trail = requests.Trail(talk.log, talk.rows)
+    call = talk.ask()
+    row = talk.row(call)
+    assert row.before is None
+    assert len(row.messages) < 12 * len(talk.log)
+    assert talk.again(call) == encode(call.sent)
+
+
+QUIRKS = [
+    Quirks(),
+    Quirks(echo="always"),
+    Quirks(echo="tool_calls", reasoning="reasoning"),
+    Quirks(echo="tags", content="parts"),
+    Quirks(call_ids="nine", images=False, parallel_calls=False, stream_usage=False),
+    Quirks(system_role="user", schemas="plain"),
+    Quirks(system_role="developer"),
+]
+
+
+@pytest.mark.parametrize("quirks", QUIRKS, ids=range(len(QUIRKS)))
+def test_what_an_endpoint_takes_in_its_own_way_is_kept_in_that_way(talk: Talk, quirks: Quirks):
+    talk.model = ChatModel(name="m", base_url="http://x", quirks=quirks, parameters={"temperature": 0.1, "max_tokens": 9})
+    talk.say(*turn(1), user("And now?"), {"role": "assistant", "content": "", "tool_calls": [use("z", "{")]}, sees("z"))
+    first = talk.ask()
+    talk.say(*turn(2))
+    second = talk.ask()
+    for call in (first, second):
+        assert talk.again(call) == encode(call.sent)
+        assert PNG not in talk.row(call).messages
+    assert "Answer 1 Answer 1" not in talk.row(first).messages
+
+
+def test_a_model_that_does_not_tell_what_it_sent_is_taken_at_its_request(talk: Talk):
+    talk.model = ScriptedModel([])
+    talk.say(*turn(1))
+    call = talk.ask()
+    assert talk.again(call) == encode(call.request)
+    assert talk.row(call).messages == encode([0, {"role": "system", "content": blob(SYSTEM)}, *refs(talk)]).decode()
+
+
+def blob(text: str) -> str:
+    return "blob:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def refs(talk: Talk) -> list[Any]:
+    return [[row, ""] if "reasoning_content" in e else row for row, e in zip(talk.rows, talk.log, strict=True)]
+
+
+entries = st.sampled_from(["user", "reply", "thought", "call", "bad call", "answer", "image", "marker", "long", "odd"])
+STRINGS = ["blob:" + "0" * 64, "row:1", "text:x", "\udc80", "a\0b", "é\u2028", "", "1" * 300, "1" * 2000]
+
+
+def entry_of(kind: str, n: int) -> Message:
+    match kind:
+        case "user":
+            return user(f"Question {n}")
+        case "reply":
+            return {"role": "assistant", "content": f"Reply {n % 3}"}
+        case "thought":
+            return {"role": "assistant", "reasoning_content": "Hm.", "content": STRINGS[n % 9]}
+        case "call" | "bad call":
+            arguments = '{"a": 1}' if kind == "call" else '{"a": ' + STRINGS[n % 9].replace("\udc80", "")
+            return {"role": "assistant", "content": "", "tool_calls": [use("c", arguments), use(f"d{n}")]}
+        case "answer":
+            return {"role": "tool", "tool_call_id": "c", "content": STRINGS[n % 9]}
+        case "image":
+            return sees("c")
+        case "marker":
+            return {"crow": {"kind": "title", "title": "x"}}
+        case "long":
+            return user("long " * 300)
+        case _:
+            return {"role": "user", "content": [{"type": "text", "text": STRINGS[n % 9]}]}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(entries, st.booleans()), max_size=12), st.sampled_from(QUIRKS), st.data())
+def test_whatever_is_in_a_log_its_requests_can_be_made_again(talk: Talk, told: Any, quirks: Quirks, data: st.DataObject):
+    fresh = Talk(talk.connection, ChatModel(name="m", base_url="http://x", quirks=quirks), system="S" * 1500)
+    asked: list[Call] = []
+    for n, (kind, asks) in enumerate(told):
+        fresh.say(entry_of(kind, n))
+        if asks:
+            purpose = data.draw(st.sampled_from(["turn", "turn", "title"]))
+            call = fresh.ask(purpose, **({"seed": 2**70} if n % 5 == 4 else {}))
+            if data.draw(st.booleans()):
+                fresh.end(call)
+            asked.append(call)
+    for call in asked:
+        assert fresh.again(call) == encode(call.sent)
+        assert fresh.row(call).digest == hashlib.sha256(encode(call.sent)).hexdigest()
+
+
+def test_what_came_of_a_call_is_added_when_it_has_ended(talk: Talk):
+    talk.model = ChatModel(name="m", base_url="http://me:pw@127.0.0.1:1/v1?k=v", prices=Prices(1, 2, 0.5, "EUR"))
+    template = {"prompt": "system", "version": "", "template": "T", "variables": {}, "text": SYSTEM}
+    talk.say({"crow": {"kind": "render", "purpose": "system", **template}}, user("Hi"))
+    call = talk.ask(temperature=0.5)
+    row = talk.row(call)
+    assert (row.purpose, row.model, row.render, row.endpoint) == ("turn", "m", talk.rows[0], "http://127.0.0.1:1/v1")
+    assert msgspec.json.decode(row.sampling) == {
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.5,
+    }
+    assert row.tools == hashlib.sha256(msgspec.json.encode(TOOLS)).hexdigest()
+    assert (row.total, row.usage, row.cost) == (None, None, None)
+    usage = {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 60}}
+    talk.end(call, first=call.started + 0.5, finish_reason="stop", usage=usage)
+    row = talk.row(call)
+    assert (round(row.first), round(row.total), row.stop_reason, row.error) == (500, 2000, "stop", None)
+    assert (row.input, row.output, row.cached) == (100, 10, 60)
+    assert (round(row.cost * 1e6), row.currency) == (40 + 30 + 20, "EUR")
+    found = requests.find(talk.connection, call.id[:6])
+    assert (found.of, found.prompt, found.version) == ("session0", "system", 1)
+    assert talk.again(call) == encode(call.sent)
+
+
+def test_a_call_that_failed_says_why_and_counts_nothing(talk: Talk):
+    talk.say(user("Hi"))
+    call = talk.ask()
+    talk.end(call, error="The endpoint\0broke off.")
+    row = talk.row(call)
+    assert (row.error, row.input, row.cost, row.stop_reason) == ("The endpoint broke off.", None, None, None)
+
+
+def test_a_call_whose_beginning_could_not_be_written_is_written_at_its_end(talk: Talk):
+    talk.say(user("Hi"))
+    call = talk.ask(write=False)
+    talk.end(call, finish_reason="stop")
+    assert talk.row(call).stop_reason == "stop"
+    assert talk.again(call) == encode(call.sent)
+
+
+def test_after_a_transaction_that_failed_no_request_refers_to_what_is_not_there(database: Database):
+    with database.writing() as connection:
+        talk = Talk(connection)
+        talk.say(*turn(1))
+        before = connection.begin_nested()
+        lost = talk.ask()
+        before.rollback()
+        talk.say(*turn(2))
+        call = talk.ask()
+        assert talk.row(call).before is None
+        assert talk.again(call) == encode(call.sent)
+        talk.end(lost, finish_reason="stop")
+        assert talk.again(lost) == encode(lost.sent)
+
+
+def test_a_request_that_is_sent_again_in_another_form_is_kept_in_that_form(talk: Talk):
+    talk.say(user("Hi"))
+    call = talk.ask(temperature=1)
+    call.sent = {key: value for key, value in call.sent.items() if key != "temperature"}
+    talk.write(call)
+    talk.end(call, finish_reason="stop")
+    assert talk.again(call) == encode(call.sent)
+    assert "temperature" not in talk.row(call).sampling
+
+
+def test_what_crow_itself_holds_secret_is_in_no_request(talk: Talk):
+    secret = "s3cr3t" * 4
+    other = Talk(talk.connection, system=f"Key: {secret}", secrets=(secret,))
+    other.say(user(f"My key is {secret}"), {"role": "assistant", "content": "", "tool_calls": [use("c", f'"{secret}')]})
+    call = other.ask(user=secret)
+    body, exact = requests.body(other.connection, call.id)
+    assert not exact
+    assert [message["content"] for message in body["messages"]][:2] == ["Key: [secret]", "My key is [secret]"]
+    stored = [str(tuple(row)) for table in (calls, messages) for row in talk.connection.execute(select(table))]
+    stored += [row.data.decode() for row in talk.connection.execute(select(blobs.blobs))]
+    assert not [text for text in stored if secret in text]
+
+
+def test_blobs_of_a_request_are_not_swept_away(talk: Talk):
+    talk.say(user("Hi"))
+    call = talk.ask()
+    blobs.sweep(talk.connection, [blob(SYSTEM)[5:], talk.row(call).head])
+    assert talk.again(call) == encode(call.sent)
+
+
+@pytest.mark.parametrize("damage", ["row", "body", "blob", "before", "head", "messages"])
+def test_damage_is_named_and_what_is_left_is_shown(talk: Talk, damage: Literal["row", "body", "blob", "head"]):
+    talk.say(*turn(1))
+    first = talk.ask()
+    talk.say(*turn(2))
+    call = talk.ask()
+    match damage:
+        case "row":
+            talk.connection.execute(delete(messages).where(messages.c.id == talk.rows[3]))
+        case "body":
+            talk.connection.execute(update(messages).where(messages.c.id == talk.rows[3]).values(body="["))
+        case "blob":
+            talk.connection.execute(delete(blobs.blobs).where(blobs.blobs.c.hash == blob(SYSTEM)[5:]))
+        case "before":
+            talk.connection.execute(delete(calls).where(calls.c.id == first.id))
+        case "head":
+            row = update(blobs.blobs).where(blobs.blobs.c.hash == talk.row(call).head)
+            talk.connection.execute(row.values(data=b"{"))
+        case "messages":
+            talk.connection.execute(update(calls).where(calls.c.id == call.id).values(messages="[0, {"))
+    if damage in ("head", "messages"):
+        with pytest.raises(StoreError, match="is damaged"):
+            requests.body(talk.connection, call.id)
+        return
+    body, exact = requests.body(talk.connection, call.id)
+    assert not exact
+    left = {"row": 8, "body": 8, "blob": 8, "before": 4}
+    assert len(body["messages"]) == left[damage]
+
+
+def test_calls_are_found_by_the_beginning_of_their_ids(talk: Talk):
+    talk.say(user("Hi"))
+    asked = [talk.ask() for _ in range(20)]
+    assert requests.find(talk.connection, asked[3].id).id == asked[3].id
+    assert [row.id for row in requests.listing(talk.connection, talk.number, 3)] != []
+    assert requests.listing(talk.connection, talk.number + 1) == []
+    for prefix, said in [("", "There is no call"), ("x", "There is no call"), ("%", "There is no call")]:
+        with pytest.raises(StoreError, match=said):
+            requests.find(talk.connection, prefix)
+    shortest = min(range(16), key=lambda n: -sum(call.id.startswith(f"{n:x}") for call in asked))
+    with pytest.raises(StoreError, match="More than one call"):
+        requests.find(talk.connection, f"{shortest:x}")
+    with pytest.raises(StoreError, match="There is no call"):
+        requests.body(talk.connection, "x")
