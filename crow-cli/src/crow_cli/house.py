@@ -16,6 +16,7 @@ from crow_core.extensions.nudge import nudge
 from crow_core.extensions.prefix import prefix
 from crow_core.extensions.printed_calls import printed_calls
 from crow_core.extensions.resume import resume
+from crow_core.extensions.secrets import secrets
 from crow_core.extensions.titles import titles
 from crow_core.extensions.truncate import truncate
 from crow_core.extensions.usage import usage
@@ -23,6 +24,7 @@ from crow_core.extensions.window import window
 from crow_core.model import Model
 from crow_core.permissions import permissions
 from crow_core.prompts import Prompt
+from crow_core.secrets import secrets_of
 from crow_core.servers import Server, from_acp
 from crow_core.session import Session
 from crow_core.trust import Trust, settings_in
@@ -53,6 +55,7 @@ async def build(
     )
     rules = config.permissions
     trust = Trust(home.data)
+    crow.use(secrets, known=secrets_of(config, env))
     crow.use(
         permissions,
         mode=mode or rules.mode,

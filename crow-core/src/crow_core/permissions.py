@@ -33,6 +33,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.content import ToolResult, describe, shown
+from crow_core.extensions.secrets import without_secrets
 from crow_core.messages import ToolUse, arguments_of
 from crow_core.session import Choice, EndTurn, Option, Session
 
@@ -243,6 +244,7 @@ async def question(session: Session, desk: Desk, call: ToolUse, *, lasting: bool
 async def dry_run(session: Session, call: ToolUse) -> "list[ToolCallContent] | msgspec.UnsetType":
     """The diff that an edit would make, worked out by the tool itself; nothing when the edit cannot succeed."""
     result = await session.toolbox.call(call, session.meta(call, **{"crow/dry_run": True}))
+    result = without_secrets(result, session)
     content = shown(result, call, "edit").content
     return msgspec.UNSET if result.is_error or content is None else content
 

@@ -9,7 +9,7 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +20,7 @@ from msgspec import UNSET
 
 from crow_core.acp.schema import McpServer
 from crow_core.content import ToolResult, clean
+from crow_core.secrets import masked, secrets_of
 from crow_core.watchdog import MARK, Watchdog
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Server:
     """It serves many sessions and outlives each of them."""
     mark: str = ""
     """The value of MARK for its processes, if it is a command."""
+    secrets: Collection[str] = field(default=(), repr=False)
+    """What it was given that nobody else may see: variables, headers, what is secret in its address."""
     error: str = ""
     """Why it did not start, as a sentence."""
     _connection: "asyncio.Task[Client[Any]] | None" = field(default=None, repr=False)
@@ -84,7 +87,7 @@ class Server:
         try:
             return await client.__aenter__()
         except Exception as error:
-            raise ConnectionError(f"{reason(error)}{last_words(client)}") from error
+            raise ConnectionError(f"{reason(error)}{last_words(client, self.secrets)}") from error
         finally:
             if not client.is_connected():
                 close_log(client)
@@ -100,10 +103,12 @@ class Server:
         except TimeoutError:
             self.error = f"MCP server {clean(self.name)!r} did not answer within {START_TIMEOUT:.0f} s."
         except Exception as error:
-            self.error = f"MCP server {clean(self.name)!r} did not start: {reason(error)}."
+            said = masked(reason(error), self.secrets)
+            self.error = f"MCP server {clean(self.name)!r} did not start: {said}."
         else:
-            self.definitions = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in tools]
-            return self.definitions
+            dumps = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in tools]
+            self.definitions = definitions = masked(dumps, self.secrets)
+            return definitions
         self.let_go(connection)
         return []
 
@@ -177,7 +182,7 @@ async def hang_up(connection: "asyncio.Task[Client[Any]]") -> None:
         close_log(client)
 
 
-def last_words(client: "Client[Any]") -> str:
+def last_words(client: "Client[Any]", secrets: Collection[str]) -> str:
     """What a command that did not start wrote last to its standard error, as the end of a sentence."""
     log = getattr(client.transport, "log_file", None)
     if log is None:
@@ -185,7 +190,7 @@ def last_words(client: "Client[Any]") -> str:
     written = os.pread(log.fileno(), 4096, max(os.fstat(log.fileno()).st_size - 4096, 0))
     lines = written.decode(errors="replace").split("\n")
     last = next((line for line in reversed(lines) if line.strip()), "")
-    return f". It said: {clean(last.strip())[:300]}" if last else ""
+    return f". It said: {masked(clean(last.strip()), secrets)[:300]}" if last else ""
 
 
 def close_log(client: "Client[Any]") -> None:
@@ -225,7 +230,7 @@ def from_acp(config: McpServer, cwd: str) -> Server:
             keep_alive=False,
         )
 
-    return Server(config.name, source, mark=mark)
+    return Server(config.name, source, mark=mark, secrets=secrets_of(config))
 
 
 async def aside(function: Callable[[], T]) -> T:
