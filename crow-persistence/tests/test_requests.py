@@ -10,11 +10,12 @@ import pytest
 from crow_core.messages import Message, ToolUse, View
 from crow_core.model import Call, ChatModel, Model, Prices, encode
 from crow_core.quirks import Quirks
+from crow_core.secrets import masked
 from crow_core.store import StoreError
 from crow_core.testing import ScriptedModel
 from crow_persistence import blobs, prompts, requests
 from crow_persistence.database import Database
-from crow_persistence.entries import masked, pack
+from crow_persistence.entries import pack
 from crow_persistence.tables import calls, links, messages, sessions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -167,7 +168,9 @@ QUIRKS = [
 
 @pytest.mark.parametrize("quirks", QUIRKS, ids=range(len(QUIRKS)))
 def test_what_an_endpoint_takes_in_its_own_way_is_kept_in_that_way(talk: Talk, quirks: Quirks):
-    talk.model = ChatModel(name="m", base_url="http://x", quirks=quirks, parameters={"temperature": 0.1, "max_tokens": 9})
+    talk.model = ChatModel(
+        name="m", base_url="http://x", quirks=quirks, parameters={"temperature": 0.1, "max_tokens": 9}
+    )
     talk.say(*turn(1), user("And now?"), {"role": "assistant", "content": "", "tool_calls": [use("z", "{")]}, sees("z"))
     first = talk.ask()
     talk.say(*turn(2))
@@ -223,7 +226,9 @@ def entry_of(kind: str, n: int) -> Message:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(entries, st.booleans()), max_size=12), st.sampled_from(QUIRKS), st.data())
-def test_whatever_is_in_a_log_its_requests_can_be_made_again(talk: Talk, told: Any, quirks: Quirks, data: st.DataObject):
+def test_whatever_is_in_a_log_its_requests_can_be_made_again(
+    talk: Talk, told: Any, quirks: Quirks, data: st.DataObject
+):
     fresh = Talk(talk.connection, ChatModel(name="m", base_url="http://x", quirks=quirks), system="S" * 1500)
     asked: list[Call] = []
     for n, (kind, asks) in enumerate(told):

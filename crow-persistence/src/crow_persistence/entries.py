@@ -15,7 +15,6 @@ from crow_core.messages import Message
 LARGE = 1_000
 """Characters from which a string is kept apart."""
 BLOB = "blob:"
-MASK = "[secret]"
 RENDERED = ("template", "variables", "text")
 """Of a `render` marker: what the tables `prompts` and `renders` hold."""
 
@@ -134,19 +133,6 @@ def mapped(value: Any, swap: Callable[[str], str]) -> Any:
             return [mapped(inner, swap) for inner in cast(list[Any], value)]
         case _:
             return value
-
-
-def masked(value: Any, secrets: Collection[str]) -> Any:
-    """A JSON value in which a mask stands for every secret, also inside the JSON text of a call's arguments."""
-    spelled = {spelling for secret in secrets if secret for spelling in (secret, encode(secret)[1:-1])}
-    longest_first = sorted(spelled, key=len, reverse=True)
-
-    def mask(text: str) -> str:
-        for secret in longest_first:
-            text = text.replace(secret, MASK)
-        return text
-
-    return mapped(value, mask) if longest_first else value
 
 
 def encode(value: Any) -> str:

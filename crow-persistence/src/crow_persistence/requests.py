@@ -19,11 +19,12 @@ from crow_core.extensions.usage import counts, price
 from crow_core.messages import Message
 from crow_core.model import Call, ChatModel, Request
 from crow_core.model import encode as as_sent
+from crow_core.secrets import masked
 from crow_core.store import StoreError
 from sqlalchemy import Connection, Row, insert, select, update
 
 from crow_persistence import blobs
-from crow_persistence.entries import LARGE, Damaged, decode, encode, mapped, masked, names, plain, unpack
+from crow_persistence.entries import LARGE, Damaged, decode, encode, mapped, names, plain, unpack
 from crow_persistence.tables import calls, messages, prompts, renders, sessions
 
 TEXT = 200

@@ -1,0 +1,146 @@
+"""`crow.use(persistence, url=...)`: every session is written down as it goes, and comes back."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from crow_core.app import Crow
+from crow_core.extensions.secrets import session_secrets
+from crow_core.messages import Message
+from crow_core.model import Call
+from crow_core.session import Session
+from crow_core.store import Page, Record, StoreError
+
+if TYPE_CHECKING:
+    from crow_persistence.store import Store
+
+T = TypeVar("T")
+
+log = logging.getLogger("crow")
+
+BEAT = 5.0
+"""Seconds between two signs of life of the sessions that are open here; see `leases`."""
+AFTER = 0.1
+"""Seconds after a first message until the database is opened: by then the request is on its way."""
+
+
+def persistence(
+    crow: Crow,
+    *,
+    url: str,
+    folder: Path | None = None,
+    secrets: Callable[[Session], Collection[str]] = session_secrets,
+) -> None:
+    """Keep sessions in a database: SQLite (`sqlite:////folder/file.db`) or PostgreSQL (`postgresql+psycopg://…`).
+
+    `folder` is crow's data folder, if not the file's. What `secrets` names is masked in all that is written.
+    """
+    threads = Threads(url, folder)
+
+    @crow.message
+    async def write(session: Session, entry: Message) -> None:
+        if not threads.opened:
+            await asyncio.sleep(AFTER)
+        await threads.write(lambda store: store.append(session, secrets(session)))
+        threads.watch()
+
+    @crow.draft
+    async def draw(session: Session, reply: Message) -> None:
+        await threads.write(lambda store: store.draft(session, reply, secrets(session)))
+
+    @crow.model_call
+    async def note(session: Session, call: Call) -> None:
+        await threads.write(lambda store: store.call(session, call, secrets(session)))
+
+    @crow.load_session
+    async def load(id: str) -> Record | None:
+        if (row := await threads.write(lambda store: store.take(id))) is None:
+            return None
+        try:
+            threads.watch()
+            return await threads.read(lambda store: store.load(row))
+        except BaseException:
+            await threads.write(lambda store: store.release(id))
+            raise
+
+    @crow.fork_session
+    async def fork(id: str, new_id: str, at: str) -> Record | None:
+        record = await threads.write(lambda store: store.fork(id, new_id, at))
+        threads.watch()
+        return record
+
+    @crow.list_sessions
+    async def list(cwd: str, cursor: str, limit: int) -> Page:
+        return await threads.read(lambda store: store.listing(cwd, cursor, limit))
+
+    @crow.delete_session
+    async def delete(id: str) -> None:
+        await threads.write(lambda store: store.delete(id))
+
+    @crow.session_end
+    async def end(session: Session) -> None:
+        await session.flush()
+        try:
+            await threads.write(lambda store: store.end(session, secrets(session)))
+        except StoreError as error:
+            log.warning("%s", error)
+
+    @crow.app_end
+    async def close() -> None:
+        await threads.close()
+
+
+class Threads:
+    """Where the store is at work: one thread writes, in order, one reads. Both begin at the first need."""
+
+    def __init__(self, url: str, folder: Path | None) -> None:
+        self.url, self.folder = url, folder
+        self.writer = ThreadPoolExecutor(1, "crow-writes")
+        self.reader = ThreadPoolExecutor(1, "crow-reads")
+        self.opened: asyncio.Future[Store] | None = None
+        self.beating: asyncio.Task[None] | None = None
+
+    async def write(self, what: "Callable[[Store], T]") -> T:
+        """Have something written, behind all that was asked for before."""
+        store = await self.store()
+        return await asyncio.get_running_loop().run_in_executor(self.writer, what, store)
+
+    async def read(self, what: "Callable[[Store], T]") -> T:
+        """Have something read, beside what is written."""
+        store = await self.store()
+        return await asyncio.get_running_loop().run_in_executor(self.reader, what, store)
+
+    async def store(self) -> "Store":
+        if self.opened is None:
+            self.opened = asyncio.get_running_loop().run_in_executor(self.writer, open_store, self.url, self.folder)
+        return await asyncio.shield(self.opened)
+
+    def watch(self) -> None:
+        """Let hearts beat from now on, if they do not yet."""
+        if self.beating is None:
+            self.beating = asyncio.ensure_future(self.beat())
+
+    async def beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT)
+            with suppress(StoreError):  # who writes next hears of it
+                await self.write(lambda store: store.beat())
+
+    async def close(self) -> None:
+        """Finish what is to be written, and end the threads."""
+        if self.beating is not None:
+            self.beating.cancel()
+        if self.opened is not None:
+            await self.write(lambda store: store.database.close())
+        self.writer.shutdown()
+        self.reader.shutdown()
+
+
+def open_store(url: str, folder: Path | None) -> "Store":
+    from crow_persistence.store import Store  # it brings SQLAlchemy, which takes a while
+
+    return Store(url, folder)

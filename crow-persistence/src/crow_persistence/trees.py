@@ -1,0 +1,88 @@
+"""Sessions as trees: a fork is one row that points into another path; what it uses stays when the other is deleted."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from crow_core.messages import Message
+from crow_core.store import Record, SessionBusy
+from sqlalchemy import Connection, Row, Select, insert, or_, select, union, update
+from sqlalchemy import delete as deletion
+
+from crow_persistence import blobs, leases, search
+from crow_persistence.entries import decode
+from crow_persistence.reading import Track, find_exactly, follow, recall
+from crow_persistence.tables import calls, drafts, links, messages, renders, sessions
+
+
+def fork(
+    connection: Connection, id: str, new_id: str, at: str = "", owner: str | None = None
+) -> tuple[Record, Track] | None:
+    """A new session that goes on from another's tip, or from its entry with the id `at`; None when there is no such
+    session. It is open for `owner`, if there is one. Raises StoreError when there is no such entry."""
+    source = find_exactly(connection, id, lock=True)  # so that it is not deleted meanwhile
+    if source is None:
+        return None
+    record, track = recall(connection, source, at)
+    time = leases.now()
+    same = {name: getattr(source, name) for name in ("cwd", "roots", "title", "options")}
+    lease = {"owner": owner, "beat": time if owner else None}
+    row = {**same, **lease, "id": new_id, "created": time, "updated": time, "head": track.head, "origin": id}
+    key = connection.execute(insert(sessions), row).inserted_primary_key
+    assert key is not None
+    record.id, track.number = new_id, key[0]
+    return record, track
+
+
+def delete(connection: Connection, id: str, owner: str = "") -> None:
+    """Delete a session, but for the rows that forks of it still use; its decisions stay, too. An unknown id is fine.
+    Raises SessionBusy when somebody other than `owner` has it open."""
+    row = find_exactly(connection, id, lock=True)
+    if row is None:
+        return
+    if not leases.is_free(row, owner):
+        raise SessionBusy(f"Session {id} is open in {leases.in_words(row.owner)}. Close it there, then delete it.")
+    blobs.lock(connection, shared=False)
+    through = {found.session for found in follow(connection, row)[0]} - {row.number}
+    heads = connection.scalars(select(calls.c.head).where(calls.c.session == row.number)).all()
+    connection.execute(deletion(calls).where(calls.c.session == row.number))
+    connection.execute(deletion(drafts).where(drafts.c.session == row.number))
+    named = prune(connection, row.number)
+    search.index(connection, row.number, "", [])  # what is left goes by the row as it will be
+    nothing = {"title": None, "cwd": "", "roots": "[]", "options": "{}", "head": None, "owner": None, "beat": None}
+    its = sessions.c.number == row.number
+    connection.execute(update(sessions).where(its).values(**nothing, deleted=leases.now()))
+    deleted = select(sessions.c.number).where(sessions.c.number.in_(through), sessions.c.deleted.is_not(None))
+    for number in connection.scalars(deleted.order_by(sessions.c.number.desc())).all():
+        named |= prune(connection, number)
+    blobs.sweep(connection, named.union(heads))
+
+
+def prune(connection: Connection, number: int) -> set[str]:
+    """Delete those rows of a deleted session that are on no other's path; gives the blobs they named."""
+    doomed = select(messages.c.id).where(messages.c.session == number, messages.c.id.not_in(used(number)))
+    gone = connection.execute(select(messages.c.id, messages.c.body).where(messages.c.id.in_(doomed))).all()
+    linked = select(links.c.blob).where(links.c.message.in_(doomed))
+    rendered = select(renders.c.text).where(renders.c.message.in_(doomed))
+    named = set(connection.scalars(union(linked, rendered)))
+    search.forget(connection, list(said(gone)))
+    connection.execute(deletion(messages).where(messages.c.id.in_(doomed)))
+    return named
+
+
+def used(number: int) -> Select[int]:
+    """The ids of a session's rows that are on the path of another session."""
+    later = messages.alias()
+    elsewhere = select(later.c.id).where(later.c.parent == messages.c.id, later.c.session != number).exists()
+    heads = select(sessions.c.head).where(sessions.c.head.is_not(None), sessions.c.number != number)
+    its = select(messages.c.id, messages.c.parent).where(messages.c.session == number)
+    kept = its.where(or_(elsewhere, messages.c.id.in_(heads))).cte("kept", recursive=True)
+    kept = kept.union(its.join(kept, messages.c.id == kept.c.parent))
+    return select(kept.c.id)
+
+
+def said(rows: "Sequence[Row[Any, Any]]") -> Iterator[tuple[int, Message]]:
+    """Entries by their rows, as the full text knows them; without what was kept apart, which it does not know."""
+    for row in rows:
+        with suppress(ValueError):
+            yield row.id, decode(row.body)
