@@ -13,6 +13,8 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
+from crow_persistence import search
+
 revision = "0001"
 down_revision = None
 
@@ -143,8 +145,4 @@ def upgrade() -> None:
         Column("hash", Digest, nullable=False),
     )
     op.create_index("ix_decisions_session", "decisions", ["session"])
-    try:  # until search.py is there
-        from crow_persistence.search import create
-    except ImportError:
-        return
-    create(op.get_bind())
+    search.create(op.get_bind())
