@@ -22,6 +22,7 @@ class Record:
     id: str
     log: list[Message]
     """The entries on the path to its tip, oldest first; not what was rewound."""
+    title: str = ""
     options: dict[str, str] = field(default_factory=dict[str, str])
     """What was chosen: option id to value."""
     system: str | None = None

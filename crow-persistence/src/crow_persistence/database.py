@@ -1,16 +1,11 @@
 """One database: opened at first need, brought up to date, and read and written in whole transactions."""
 
-import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
-from crow_core.store import StoreError
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from crow_persistence.tables import metadata
 

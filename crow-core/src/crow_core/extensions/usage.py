@@ -45,13 +45,9 @@ def usage(crow: Crow) -> None:
         totals.completion += counted["completion"]
         totals.cached += counted["cached"]
         totals.used, totals.estimated = counted["prompt"] + counted["completion"], not call.usage
-        if isinstance(call.model, ChatModel) and (prices := call.model.prices):
-            cached = prices.input if prices.cached is None else prices.cached
-            fresh = counted["prompt"] - counted["cached"]
-            totals.cost += (
-                fresh * prices.input + counted["cached"] * cached + counted["completion"] * prices.output
-            ) / 1e6
-            totals.currency = prices.currency
+        if paid := price(call):
+            totals.cost += paid[0]
+            totals.currency = paid[1]
         cost = Cost(amount=totals.cost, currency=totals.currency) if totals.currency else UNSET
         await session.update(UsageUpdate(used=totals.used, size=room(session.model) or UNKNOWN_WINDOW, cost=cost))
 
@@ -68,6 +64,17 @@ def counts(call: Call) -> dict[str, int]:
         return {"prompt": prompt, "completion": reply, "cached": 0}
     prompt, completion = number(told.get("prompt_tokens")), number(told.get("completion_tokens"))
     return {"prompt": prompt, "completion": completion, "cached": min(cached_tokens(told), prompt)}
+
+
+def price(call: Call) -> tuple[float, str] | None:
+    """What a call cost and in which currency; None where no prices are configured."""
+    prices = call.model.prices if isinstance(call.model, ChatModel) else None
+    if prices is None:
+        return None
+    counted = counts(call)
+    fresh = (counted["prompt"] - counted["cached"]) * prices.input
+    cached = counted["cached"] * (prices.input if prices.cached is None else prices.cached)
+    return (fresh + cached + counted["completion"] * prices.output) / 1e6, prices.currency
 
 
 def cached_tokens(told: dict[str, Any]) -> int:
