@@ -1,7 +1,8 @@
 """Write the ACP vocabulary (crow_core/acp/schema.py) from the official JSON schema, so that no field is typed by hand.
 
     python scripts/generate_acp_schema.py                  from the vendored schema
-    python scripts/generate_acp_schema.py --vendor PATH    take over an official schema.json first
+    python scripts/generate_acp_schema.py --vendor PATH    take over an official schema.json first; of what stands
+                                                           beside it in schema.unstable.json, only UNSTABLE
 
 The schema says what exists. The tables below say only what it cannot: our names for the variants of tagged unions, and
 which members a flattened union needs together.
@@ -85,6 +86,10 @@ CHECKS = {
             raise ValueError("the items of a multiple choice of type `string` need `enum`")
         """,
 }
+
+# What is worth having before it is stable, and where it is mentioned.
+UNSTABLE = ("SessionForkCapabilities", "ForkSessionRequest", "ForkSessionResponse")
+MENTIONS = {"SessionCapabilities": ("fork",)}
 
 # Lists whose invalid items we drop beyond what the schema marks: one bad MCP server must not cost the whole session.
 SKIP_INVALID_ITEMS = {"mcpServers"}
@@ -481,12 +486,31 @@ def strip(schema: Any, names: bool = False) -> Any:
     }
 
 
+def joined(stable: Schema, unstable: Schema) -> Schema:
+    """The stable schema with the definitions of UNSTABLE, as far as they refer to what is known."""
+    definitions: dict[str, Schema] = {**stable["$defs"], **{name: unstable["$defs"][name] for name in UNSTABLE}}
+    for name, properties in MENTIONS.items():
+        mentioned = {key: unstable["$defs"][name]["properties"][key] for key in properties}
+        own = definitions[name]["properties"]
+        definitions[name] = {**definitions[name], "properties": {**own, **mentioned}}
+    for name in UNSTABLE:
+        kept = {
+            key: value
+            for key, value in definitions[name]["properties"].items()
+            if set(re.findall(r'"#/\$defs/(\w+)"', json.dumps(value))) <= definitions.keys()
+        }
+        definitions[name] = {**definitions[name], "properties": kept}
+    return {**stable, "$defs": definitions}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Generate crow_core/acp/schema.py.")
     parser.add_argument("--vendor", type=Path, metavar="PATH", help="an official v1 schema.json to take over first")
     official = parser.parse_args().vendor
     if official:
-        VENDORED.write_text(json.dumps(strip(json.loads(official.read_text("utf-8"))), indent=1) + "\n", "utf-8")
+        unstable = official.with_name("schema.unstable.json")
+        schema = joined(json.loads(official.read_text("utf-8")), json.loads(unstable.read_text("utf-8")))
+        VENDORED.write_text(json.dumps(strip(schema), indent=1) + "\n", "utf-8")
     GENERATED.write_text(generate(json.loads(VENDORED.read_text("utf-8"))), "utf-8")
 
 

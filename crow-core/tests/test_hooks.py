@@ -367,12 +367,12 @@ async def test_nothing_is_shown_before_all_that_precedes_it_is_written():
             release.set()
         await turn
         roles = [entry.get("role") or entry.get("crow", {})["kind"] for entry in only_session(crow).log]
-    assert roles == ["user", "render", "assistant", "tool", "assistant"]
+    assert roles == ["tools", "user", "render", "assistant", "tool", "assistant"]
     chunks = len("Looking.") // 4
-    # Neither the first text before the user's words, nor the call before the reply, nor the end before the answer.
+    # Neither the first text before the user's words, nor the call before the reply, nor its end before its answer.
     assert shown_before["user"] == shown_before["render"] == 0
     assert shown_before["assistant"] == chunks
-    assert shown_before["tool"] == chunks + 3  # pending, in progress, completed
+    assert shown_before["tool"] == chunks + 2  # pending, in progress
 
 
 def shown(editor: Editor) -> int:

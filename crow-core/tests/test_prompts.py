@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crow_core.prompts import Prompt
-from jinja2 import TemplateError, TemplateSyntaxError, UndefinedError
-from jinja2.exceptions import SecurityError
+from crow_core.prompts import Prompt, PromptError
 
 SYSTEM: dict[str, Any] = {"cwd": "/p", "roots": ["/p"], "platform": "Linux", "date": "2026-11-21", "instructions": []}
 
@@ -17,14 +15,13 @@ def test_variables_are_filled_in_and_the_edges_trimmed() -> None:
 
 
 def test_undefined_variable_is_an_error_and_never_an_empty_string() -> None:
-    with pytest.raises(UndefinedError, match="'name' is undefined"):
+    with pytest.raises(PromptError, match="'name' is undefined"):
         Prompt("p", "Hello {{ name }}").render()
 
 
 def test_broken_template_is_an_error_of_the_documented_kind() -> None:
-    with pytest.raises(TemplateSyntaxError) as caught:
-        Prompt("p", "{% if %}").render()
-    assert isinstance(caught.value, TemplateError)
+    with pytest.raises(PromptError, match="'p' is wrong \\(line 2\\)"):
+        Prompt("p", "\n{% if %}").render()
 
 
 @pytest.mark.parametrize(
@@ -50,12 +47,12 @@ def test_words_from_outside_are_never_evaluated(words: str) -> None:
     ["{{ x.__class__.__mro__ }}", "{{ x.append(1) }}", "{{ ''.__class__ }}", "{{ '{0.__class__}'.format(x) }}"],
 )
 def test_template_cannot_reach_behind_its_variables(template: str) -> None:
-    with pytest.raises((SecurityError, UndefinedError)):
+    with pytest.raises(PromptError):
         Prompt("p", template).render(x=[])
 
 
 def test_template_cannot_read_files() -> None:
-    with pytest.raises((TemplateError, TypeError)):
+    with pytest.raises(PromptError):
         Prompt("p", "{% include '/etc/passwd' %}").render()
 
 

@@ -27,6 +27,7 @@ from crow_core.acp.schema import (
     ToolCall,
 )
 from crow_core.app import Crow
+from crow_core.messages import kind_of
 from crow_core.servers import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
@@ -284,7 +285,8 @@ async def test_a_server_that_comes_up_late_joins_at_the_start_of_a_turn(stdio: S
         assert "late_pid" in third
         assert "The tools of 'late' have joined." in editor.thoughts
         (opened,) = crow.sessions.values()
-        assert {"crow": {"kind": "tools", "server": "late"}} in opened.log
+        marks = [entry.get("crow", {})["schemas"] for entry in opened.log if kind_of(entry) == "tools"]
+        assert [len(schemas) for schemas in marks] == [len(first), len(third)]
 
 
 @pytest.mark.parametrize(

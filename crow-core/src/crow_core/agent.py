@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import UNSET, Struct
@@ -16,6 +17,7 @@ from crow_core.acp.schema import (
     CLIENT_METHODS,
     INTERNAL_ERROR,
     INVALID_PARAMS,
+    INVALID_REQUEST,
     NOT_FOUND,
     PROTOCOL_VERSION,
     AgentCapabilities,
@@ -26,18 +28,34 @@ from crow_core.acp.schema import (
     ClientCapabilities,
     CloseSessionRequest,
     CloseSessionResponse,
+    DeleteSessionRequest,
+    DeleteSessionResponse,
+    ForkSessionRequest,
+    ForkSessionResponse,
     Implementation,
     InitializeRequest,
     InitializeResponse,
+    ListSessionsRequest,
+    ListSessionsResponse,
+    LoadSessionRequest,
+    LoadSessionResponse,
     McpCapabilities,
     NewSessionRequest,
     NewSessionResponse,
     PromptCapabilities,
     PromptRequest,
     PromptResponse,
+    ResumeSessionRequest,
+    ResumeSessionResponse,
     SessionAdditionalDirectoriesCapabilities,
     SessionCapabilities,
     SessionCloseCapabilities,
+    SessionDeleteCapabilities,
+    SessionForkCapabilities,
+    SessionInfo,
+    SessionInfoUpdate,
+    SessionListCapabilities,
+    SessionResumeCapabilities,
     SetSessionConfigOptionRequest,
     SetSessionConfigOptionResponse,
     SetSessionModeRequest,
@@ -46,20 +64,36 @@ from crow_core.acp.schema import (
 from crow_core.acp.transports import Transport
 from crow_core.app import Crow
 from crow_core.config import ConfigError
-from crow_core.content import to_message
+from crow_core.content import replay, to_message
+from crow_core.prompts import PromptError
 from crow_core.servers import from_acp
 from crow_core.session import Option, Session
+from crow_core.store import Page, SessionBusy, StoreError
 from crow_core.stream import ModelError
+
+PAGE = 50
+"""Sessions in one answer to `session/list`."""
 
 
 class Agent:
     """One client's connection to an app; its sessions see the client through this."""
 
-    def __init__(self, transport: Transport, crow: "Crow | Callable[[], Awaitable[Crow]]") -> None:
+    def __init__(
+        self, transport: Transport, crow: "Crow | Callable[[], Awaitable[Crow]]", *, stored: bool = False
+    ) -> None:
         self.source = crow
         """The app, or what makes it when the first session asks for it; raises ModelError when there is no model."""
+        self.stored = bool(crow.load_session) if isinstance(crow, Crow) else stored
+        """Whether sessions are remembered; of an app that is still to be made, somebody has to say it."""
         self.capabilities = ClientCapabilities()
         self.sessions: dict[str, Session] = {}
+        storing = {
+            "session/load": self.load_session,
+            "session/resume": self.resume_session,
+            "session/fork": self.fork_session,
+            "session/list": self.list_sessions,
+            "session/delete": self.delete_session,
+        }
         self.connection = Connection(
             transport,
             AGENT_METHODS,
@@ -73,6 +107,7 @@ class Agent:
                 "session/close": self.close_session,
                 "session/set_mode": self.set_mode,
                 "session/set_config_option": self.set_config_option,
+                **(storing if self.stored else {}),
             },
         )
         self._making = asyncio.Lock()
@@ -110,9 +145,11 @@ class Agent:
             protocol_version=PROTOCOL_VERSION,
             agent_info=Implementation(name="crow", title="Crow", version=__version__),
             agent_capabilities=AgentCapabilities(
+                load_session=self.stored,
                 prompt_capabilities=PromptCapabilities(image=True, embedded_context=True),
                 mcp_capabilities=McpCapabilities(http=True, sse=True),
                 session_capabilities=SessionCapabilities(
+                    **remembering() if self.stored else {},
                     close=SessionCloseCapabilities(),
                     additional_directories=SessionAdditionalDirectoriesCapabilities(),
                 ),
@@ -134,19 +171,79 @@ class Agent:
 
     async def new_session(self, params: NewSessionRequest) -> NewSessionResponse:
         crow = await self.crow()
-        roots = [folder(root) for root in params.additional_directories or []]
-        cwd = folder(params.cwd)
-        servers = [from_acp(server, cwd) for server in params.mcp_servers or []]
-        try:
-            session = await crow.open(self, cwd, roots=roots, servers=servers)
-        except ConfigError as error:  # a trusted project's own settings
-            raise unusable(error) from error
-        self.sessions[session.id] = session
-        # The client knows the session's id only once it has the answer; see Connection on the order.
-        asyncio.get_running_loop().call_soon(self.start_announcing, session)
+        session = await self.take_in(crow.open(self, folder(params.cwd), **beside(params)))
         return NewSessionResponse(
             session_id=session.id, modes=session.modes() or UNSET, config_options=[*session.config_options()]
         )
+
+    async def take_in(self, opening: Awaitable[Session | None], id: str = "") -> Session:
+        """The session that is being opened, as one of this client's; `id` is the one that was asked for."""
+        try:
+            session = await opening
+        except ConfigError as error:  # a trusted project's own settings
+            raise unusable(error) from error
+        except StoreError as error:
+            raise unavailable(error, id) from error
+        if session is None:
+            raise unknown(id)
+        self.sessions[session.id] = session
+        # The client knows the session's id only once it has the answer; see Connection on the order.
+        asyncio.get_running_loop().call_soon(self.start_announcing, session)
+        return session
+
+    async def load_session(self, params: LoadSessionRequest) -> LoadSessionResponse:
+        session = await self.go_on(params)
+        for update in replay(session.log, session.cwd):
+            await session.update(update)
+        return LoadSessionResponse(modes=session.modes() or UNSET, config_options=[*session.config_options()])
+
+    async def resume_session(self, params: ResumeSessionRequest) -> ResumeSessionResponse:
+        session = await self.go_on(params)
+        return ResumeSessionResponse(modes=session.modes() or UNSET, config_options=[*session.config_options()])
+
+    async def go_on(self, params: LoadSessionRequest | ResumeSessionRequest) -> Session:
+        """Open a stored session; one that this client has open already begins anew."""
+        crow, id = await self.crow(), params.session_id
+        cwd, rest = folder(params.cwd), beside(params)
+        if open_here := self.sessions.pop(id, None):
+            await crow.close(open_here)
+        return await self.take_in(crow.load(self, id, cwd, **rest), id)
+
+    async def fork_session(self, params: ForkSessionRequest) -> ForkSessionResponse:
+        crow, id = await self.crow(), params.session_id
+        session = await self.take_in(crow.fork(self, id, folder(params.cwd), **beside(params)), id)
+        return ForkSessionResponse(
+            session_id=session.id, modes=session.modes() or UNSET, config_options=[*session.config_options()]
+        )
+
+    async def list_sessions(self, params: ListSessionsRequest) -> ListSessionsResponse:
+        crow = await self.crow()
+        try:
+            page = await crow.list_sessions.run(params.cwd or "", params.cursor or "", PAGE) or Page(())
+        except ValueError as error:
+            raise RpcError(INVALID_PARAMS, "Unknown cursor", details="Ask for the list from its start.") from error
+        except StoreError as error:
+            raise unavailable(error) from error
+        sessions = [
+            SessionInfo(
+                session_id=found.id,
+                cwd=found.cwd,
+                additional_directories=list(found.roots[1:]) or UNSET,
+                title=found.title or UNSET,
+                updated_at=datetime.fromtimestamp(found.updated / 1000, UTC).isoformat(timespec="milliseconds"),
+            )
+            for found in page.sessions
+        ]
+        return ListSessionsResponse(sessions=sessions, next_cursor=page.cursor or UNSET)
+
+    async def delete_session(self, params: DeleteSessionRequest) -> DeleteSessionResponse:
+        crow = await self.crow()
+        self.sessions.pop(params.session_id, None)
+        try:
+            await crow.delete(params.session_id)
+        except StoreError as error:
+            raise unavailable(error, params.session_id) from error
+        return DeleteSessionResponse()
 
     def start_announcing(self, session: Session) -> None:
         task = asyncio.ensure_future(self.announce(session))
@@ -154,9 +251,13 @@ class Agent:
         task.add_done_callback(self._aside.discard)
 
     async def announce(self, session: Session) -> None:
-        """Tell the client about a new session's commands, if it is still there."""
+        """Tell the client a session's commands and name, and what is amiss with it, if it is still there."""
         with suppress(ConnectionClosed):
             await session.announce_commands()
+            if session.title:
+                await session.update(SessionInfoUpdate(title=session.title))
+            if session.damage:
+                await session.notice(session.damage, "warning")
 
     async def prompt(self, params: PromptRequest) -> PromptResponse:
         session, crow = self.session(params.session_id), await self.crow()
@@ -166,6 +267,10 @@ class Agent:
             return PromptResponse(stop_reason="cancelled")
         except ModelError as error:
             raise RpcError(INTERNAL_ERROR, "The model did not answer", details=str(error)) from error
+        except StoreError as error:
+            raise RpcError(INTERNAL_ERROR, "The session cannot be stored", details=str(error)) from error
+        except PromptError as error:
+            raise RpcError(INTERNAL_ERROR, "The prompt's template cannot be used", details=str(error)) from error
 
     async def cancel(self, params: CancelNotification) -> None:
         if session := self.sessions.get(params.session_id):
@@ -196,7 +301,42 @@ class Agent:
         try:
             return self.sessions[id]
         except KeyError:
-            raise RpcError(NOT_FOUND, "Unknown session", {"sessionId": id, "details": f"No session {id!r}."}) from None
+            raise unknown(id) from None
+
+
+def remembering() -> dict[str, Any]:
+    """What an agent can do that remembers sessions."""
+    return {
+        "list": SessionListCapabilities(),
+        "delete": SessionDeleteCapabilities(),
+        "resume": SessionResumeCapabilities(),
+        "fork": SessionForkCapabilities(),
+    }
+
+
+def beside(
+    params: NewSessionRequest | LoadSessionRequest | ResumeSessionRequest | ForkSessionRequest,
+) -> dict[str, Any]:
+    """The further folders, and the servers, that a client wants in a session."""
+    return {
+        "roots": [folder(root) for root in params.additional_directories or []],
+        "servers": [from_acp(server, params.cwd) for server in params.mcp_servers or []],
+    }
+
+
+def unknown(id: str) -> RpcError:
+    """The answer where there is no such session."""
+    return RpcError(NOT_FOUND, "Unknown session", {"sessionId": id, "details": f"No session {id!r}."})
+
+
+def unavailable(error: StoreError, id: str = "") -> RpcError:
+    """The answer where the store fails, or a session is another's."""
+    data: dict[str, Any] = {"details": str(error)}
+    if id:
+        data["sessionId"] = id
+    if isinstance(error, SessionBusy):
+        return RpcError(INVALID_REQUEST, "The session is open elsewhere", {**data, "canFork": True})
+    return RpcError(INTERNAL_ERROR, "The stored sessions cannot be used", data)
 
 
 def unusable(error: ConfigError) -> RpcError:

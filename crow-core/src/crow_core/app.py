@@ -6,12 +6,13 @@ from contextlib import suppress
 from typing import Concatenate, ParamSpec
 
 from crow_core.acp.schema import StopReason
-from crow_core.messages import Message
+from crow_core.messages import INTERRUPTED, Message, answer, unanswered
 from crow_core.model import ChatModel, Model
 from crow_core.prompts import Prompt
 from crow_core.react import react
 from crow_core.servers import Server
 from crow_core.session import Choice, Client, EndTurn, Hooks, Option, Session, new_id
+from crow_core.store import Record, SessionBusy
 
 P = ParamSpec("P")
 
@@ -35,7 +36,8 @@ class Crow(Hooks):
         """By the name a user picks; the first is the default."""
         self.servers = list(servers)
         """MCP servers shared by all sessions."""
-        self.system = system or Prompt.packaged("system")
+        self.prompts = {"system": system or Prompt.packaged("system")}
+        """The templates by name; a session begins with a copy."""
         self.max_steps = max_steps
         self.sessions: dict[str, Session] = {}
         self.options(self.model_option)
@@ -58,25 +60,70 @@ class Crow(Hooks):
         return Option("model", "Model", "model", choices, current, choose)
 
     async def open(
-        self, client: Client, cwd: str, *, roots: Sequence[str] = (), servers: Sequence[Server] = ()
+        self,
+        client: Client,
+        cwd: str,
+        *,
+        roots: Sequence[str] = (),
+        servers: Sequence[Server] = (),
+        record: Record | None = None,
     ) -> Session:
-        """Start a session. Its MCP servers start in the background; the first prompt waits for them."""
+        """Start a session, or go on with a stored one. Its MCP servers start in the background; the first prompt waits
+        for them."""
         self.seal()
         model = next(iter(self.models.values()))
-        session = Session(
-            self, client, new_id(), cwd, model, self.system, roots=[cwd, *roots], max_steps=self.max_steps
-        )
-        session.options = await self.options.run(session)
-        session.commands = {command.name: command for found in await self.commands.run(session) for command in found}
-        brought = [server for found in await self.mcp_servers.run(session) for server in found]
-        session.toolbox.add([*self.servers, *brought, *servers])
+        id, prompts = record.id if record else new_id(), dict(self.prompts)
+        session = Session(self, client, id, cwd, model, prompts, roots=[cwd, *roots], max_steps=self.max_steps)
         self.sessions[session.id] = session
         try:
+            if record:
+                session.recall(record)
+            session.options = await self.options.run(session)
+            for id, value in (record.options if record else {}).items():
+                await session.restore(id, value)
+            found = await self.commands.run(session)
+            session.commands = {command.name: command for commands in found for command in commands}
+            brought = [server for servers in await self.mcp_servers.run(session) for server in servers]
+            session.toolbox.add([*self.servers, *brought, *servers])
             await self.session_start.run(session)
+            for call in unanswered(session.log):
+                session.append(answer(call, INTERRUPTED, failed=True))
         except BaseException:
             await self.close(session)
             raise
         return session
+
+    async def load(
+        self, client: Client, id: str, cwd: str, *, roots: Sequence[str] = (), servers: Sequence[Server] = ()
+    ) -> Session | None:
+        """Go on with a stored session; None when there is no such session. Raises StoreError."""
+        if id in self.sessions:
+            raise SessionBusy(f"Session {id} is open in this process. Close it there first, or fork it.")
+        record = await self.load_session.run(id)
+        return record and await self.open(client, cwd, roots=roots, servers=servers, record=record)
+
+    async def fork(
+        self,
+        client: Client,
+        id: str,
+        cwd: str,
+        *,
+        at: str = "",
+        roots: Sequence[str] = (),
+        servers: Sequence[Server] = (),
+    ) -> Session | None:
+        """Open a new session that goes on from a stored one, from its end or from the entry `at`; None when there is no
+        such session. Raises StoreError."""
+        if id in self.sessions:
+            await self.sessions[id].written()
+        record = await self.fork_session.run(id, new_id(), at)
+        return record and await self.open(client, cwd, roots=roots, servers=servers, record=record)
+
+    async def delete(self, id: str) -> None:
+        """Forget a stored session, which is closed if it is open here. Raises StoreError."""
+        if id in self.sessions:
+            await self.close(self.sessions[id])
+        await self.delete_session.run(id)
 
     async def prompt(self, session: Session, message: Message) -> StopReason:
         """Run a turn; prompts to a busy session wait their turn, first in, first out.
@@ -123,13 +170,17 @@ class Crow(Hooks):
 
     async def gather_tools(self, session: Session) -> None:
         """Take in the tools of servers that have come up, and say which have not."""
-        first = not session.log
+        first, session.fresh = session.fresh, False
         for server in await session.toolbox.gather(SERVERS_WAIT if first else 0):
             if server.error:
                 await session.notice(server.error, "warning")
             elif not first:
-                session.append({"crow": {"kind": "tools", "server": server.name}})
                 await session.notice(f"The tools of {server.name!r} have joined.")
+        if (schemas := session.toolbox.schemas()) != (session.tools or []):
+            if first and session.tools is not None:
+                await session.notice("The tools are not those of last time; the model will read everything anew.")
+            session.tools = schemas
+            session.append({"crow": {"kind": "tools", "schemas": schemas}})
 
     async def cancel(self, session: Session) -> None:
         """Cancel the running turn and those that wait for it; nothing running is fine."""

@@ -81,6 +81,13 @@ class PromptSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """A Jinja2 template in place of crow's own; relative to the configuration's folder."""
 
 
+class DatabaseSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`[database]`"""
+
+    url: str = ""
+    """`postgresql+psycopg://…` or `sqlite:///…`; empty means the file crow.db among crow's data."""
+
+
 class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     """`config.toml`"""
 
@@ -91,6 +98,7 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     models: dict[str, ModelSettings] = field(default_factory=dict[str, ModelSettings])
     permissions: PermissionSettings = field(default_factory=PermissionSettings)
     mcp: McpSettings = field(default_factory=McpSettings)
+    database: DatabaseSettings = field(default_factory=DatabaseSettings)
     prompts: PromptSettings = field(default_factory=PromptSettings)
 
 

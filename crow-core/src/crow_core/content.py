@@ -1,14 +1,17 @@
 """The doorstep: ACP's blocks to message content, and what tools return to both the model and the client."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from msgspec import UNSET
+from msgspec import UNSET, to_builtins
 
+from crow_core.acp.decoding import as_it_came, lenient
 from crow_core.acp.schema import (
+    AgentMessageChunk,
+    AgentThoughtChunk,
     AudioBlock,
     BlockContent,
     ContentBlock,
@@ -16,14 +19,16 @@ from crow_core.acp.schema import (
     ImageBlock,
     ResourceBlock,
     ResourceLinkBlock,
+    SessionUpdate,
     TextBlock,
     ToolCall,
     ToolCallContent,
     ToolCallLocation,
     ToolCallUpdate,
     ToolKind,
+    UserMessageChunk,
 )
-from crow_core.messages import Message, ToolUse, arguments_of
+from crow_core.messages import INTERRUPTED, Message, ToolUse, answer, arguments_of, live, parts
 
 CONTROL: dict[int, str | None] = {
     **dict.fromkeys((*range(32), *range(127, 160), 0x2028, 0x2029), " "),
@@ -54,7 +59,17 @@ class ToolResult:
 
 
 def to_message(blocks: Sequence[ContentBlock]) -> Message:
-    """A prompt's blocks as one user message; its content is a string unless it holds images."""
+    """A prompt's blocks as one user message; its content is a string unless it holds images.
+
+    Its notes hold the blocks, where they are more than text.
+    """
+    message = spoken(blocks)
+    if not all(isinstance(block, TextBlock) for block in blocks):
+        message["crow"] = {"blocks": [kept(block) for block in blocks]}
+    return message
+
+
+def spoken(blocks: Sequence[ContentBlock]) -> Message:
     parts: list[dict[str, Any]] = []
     for block in blocks:
         match block:
@@ -186,8 +201,87 @@ def fenced(text: str) -> str:
     return f"{fence}\n{text}\n{fence}"
 
 
+def remembered(result: ToolResult, call: ToolUse, kind: ToolKind) -> Message:
+    """The answer to a call: what the model reads, and in the notes what it takes to show it again."""
+    notes: dict[str, Any] = {"shown": {"kind": kind}}
+    if any(block.get("type") != "text" for block in result.content):
+        notes["shown"]["blocks"] = result.content
+    if places := result.meta.get("crow/locations"):
+        notes["shown"]["locations"] = places
+    if changes := result.meta.get("crow/changes"):
+        notes["changes"] = changes
+    if result.is_error:
+        notes["failed"] = True
+    return answer(call, told(result), **notes)
+
+
+def recalled(message: Message) -> ToolResult:
+    """The result that `remembered` made a message of."""
+    notes = message.get("crow", {})
+    seen: dict[str, Any] = notes.get("shown", {})
+    blocks = seen.get("blocks") or [text_part(part.get("text", "")) for part in parts(message.get("content"))]
+    meta = {"crow/changes": notes.get("changes", []), "crow/locations": seen.get("locations", [])}
+    return ToolResult(blocks, bool(notes.get("failed")), meta)
+
+
+def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
+    """A conversation as a client would have seen it, each call in its last state."""
+    entries = live(log)
+    answers = {entry.get("tool_call_id"): entry for entry in entries if entry.get("role") == "tool"}
+    for entry in entries:
+        notes = entry.get("crow", {})
+        id = notes.get("id", UNSET)
+        match entry.get("role"):
+            case "user" if not notes.get("hidden"):
+                yield from (UserMessageChunk(content=block, message_id=id) for block in blocks_of(entry))
+            case "assistant":
+                if text := entry.get("reasoning_content"):
+                    yield AgentThoughtChunk(content=TextBlock(text=text), message_id=id)
+                if text := entry.get("content"):
+                    yield AgentMessageChunk(content=TextBlock(text=str(text)), message_id=id)
+                if notes.get("cut") == "interrupted":
+                    yield AgentThoughtChunk(content=TextBlock(text="Interrupted here.\n"), message_id=f"{id}-cut")
+                for call in entry.get("tool_calls", []):
+                    message = answers.get(call["id"]) or answer(call, INTERRUPTED, failed=True)
+                    kind: ToolKind = message.get("crow", {}).get("shown", {}).get("kind", "other")
+                    yield describe(call, kind, cwd)
+                    yield shown(recalled(message), call, kind)
+            case _:
+                pass
+
+
+def blocks_of(message: Message) -> list[ContentBlock]:
+    """The blocks a user message was made of."""
+    images = [part["image_url"]["url"] for part in parts(message.get("content")) if part.get("type") == "image_url"]
+    data = iter([str(url).partition(",")[2] for url in images])
+    filled: list[dict[str, Any]] = []
+    for block in message.get("crow", {}).get("blocks") or parts(message.get("content")):
+        match block:
+            case {"type": "image_url", "image_url": {"url": str(url)}}:
+                mime_type = url.removeprefix("data:").partition(";")[0]
+                filled.append({"type": "image", "mimeType": mime_type, "data": next(data, "")})
+            case {"type": "image"}:
+                filled.append({**block, "data": next(data, "")})
+            case {"type": "resource", "resource": {"mimeType": str(kind), **resource}} if "text" not in resource:
+                blob = next(data, "") if kind.startswith("image/") else ""
+                filled.append({**block, "resource": {**resource, "mimeType": kind, "blob": blob}})
+            case _:
+                filled.append(block)
+    return lenient(filled, list[ContentBlock])
+
+
+def kept(block: ContentBlock) -> dict[str, Any]:
+    """A block as it is remembered: without data, which the message itself has where it is an image."""
+    known: dict[str, Any] = to_builtins(block, enc_hook=as_it_came)
+    match known:
+        case {"resource": {"blob": _, **resource}}:
+            return {**known, "resource": resource}
+        case _:
+            return {key: value for key, value in known.items() if key != "data"}
+
+
 def told(result: ToolResult) -> str | list[dict[str, Any]]:
-    """A result as the model reads it: text, or parts when it holds images."""
+    """A result's content: text, or parts when it holds images."""
     parts = [
         image_part(block["data"], block["mimeType"]) if block.get("type") == "image" else text_part(block_text(block))
         for block in result.content

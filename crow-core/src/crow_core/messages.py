@@ -4,7 +4,7 @@ The log is append-only. It holds messages, in the shape the model reads, and mar
 `merge` folds a streamed reply into one message; `settle` closes it; `view` derives the request from the log.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any, Literal, TypedDict
 
@@ -54,6 +54,8 @@ class Delta(TypedDict, total=False):
     """Prompt tokens the server had read before, where it says so beside the usage."""
     thought_ends: bool
     """The content before this delta was thought, as it turns out: only the closing tag was sent."""
+    sent: dict[str, Any]
+    """The body of the request that is about to be sent; no part of the message."""
     notice: str
     """A sentence for the person who waits (a retry, say); no part of the message."""
 
@@ -194,7 +196,8 @@ def view(log: Iterable[Message]) -> list[Message]:
 class View:
     """The view of one growing log, worked out only once for what cannot change any more.
 
-    What stands before a reply is settled: its calls are answered or never will be, and no later message joins it.
+    What stands before a reply is settled: its calls are answered or never will be, and no later message joins it. Only
+    a rewind goes behind that; then it is all worked out anew.
     """
 
     def __init__(self) -> None:
@@ -204,11 +207,52 @@ class View:
 
     def of(self, log: list[Message]) -> list[Message]:
         """The same as `view(log)`, for a log that has only grown since the last call."""
+        if any(kind_of(entry) == "rewind" for entry in log[self._upto :]):
+            self._settled, self._upto = [], 0
+            return view(log)
         replies = (at for at in range(len(log) - 1, self._upto, -1) if is_reply(log[at]))
         last = next(replies, self._upto)
         self._settled += view(log[self._upto : last])
         self._upto = last
         return [*self._settled, *view(log[last:])]
+
+
+def live(log: Iterable[Message]) -> list[Message]:
+    """The entries that were not rewound: what a `rewind` marker stands behind, back to the entry it names, is gone."""
+    kept: list[Message] = []
+    for entry in log:
+        if kind_of(entry) == "rewind":
+            to = entry.get("crow", {}).get("to")
+            known = (n for n in range(len(kept), 0, -1) if kept[n - 1].get("crow", {}).get("id") == to)
+            del kept[0 if to == "" else next(known, len(kept)) :]
+        kept.append(entry)
+    return kept
+
+
+def kind_of(entry: Message) -> str:
+    """What a marker marks; empty for a message."""
+    return "" if "role" in entry else str(entry.get("crow", {}).get("kind", ""))
+
+
+def prompts_in(log: Sequence[Message]) -> list[int]:
+    """Where in the log the user spoke; what crow says in the user's place is `hidden`."""
+    return [
+        at for at, entry in enumerate(log) if entry.get("role") == "user" and not entry.get("crow", {}).get("hidden")
+    ]
+
+
+def unanswered(log: Sequence[Message]) -> list[ToolUse]:
+    """The calls of the last reply that have no answer yet."""
+    answered: set[str] = set()
+    for message in reversed(log):
+        match message.get("role"):
+            case "tool":
+                answered.add(message.get("tool_call_id", ""))
+            case "assistant":
+                return [call for call in message.get("tool_calls", []) if call["id"] not in answered]
+            case _:
+                pass
+    return []
 
 
 def without_markers(messages: list[Message]) -> list[Message]:
@@ -337,6 +381,7 @@ def bare(message: Message) -> Message:
 
 
 PASSES: tuple[Pass, ...] = (
+    live,
     without_markers,
     without_thoughts,
     with_valid_arguments,

@@ -92,6 +92,8 @@ class Call:
     """Why it was asked: a turn of the loop, a compaction, a title …"""
     id: str = field(default_factory=lambda: uuid4().hex)
     """Identifies the reply, towards the client too (ACP messageId)."""
+    sent: Request = field(default_factory=dict[str, Any])
+    """The body as the endpoint was sent it at last; empty where the model does not tell."""
     reply: Message = field(default_factory=lambda: Message(role="assistant"))
     finish_reason: str = ""
     usage: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -114,7 +116,9 @@ class Call:
         deltas = self.model.stream(self.request)
         try:
             async for delta in deltas:
-                if "notice" not in delta:
+                if (body := delta.get("sent")) is not None:
+                    self.sent = body
+                elif "notice" not in delta:
                     self.first = self.first or monotonic()
                 merge(self.reply, delta)
                 self.finish_reason = delta.get("finish_reason", self.finish_reason)
@@ -169,7 +173,9 @@ class ChatModel:
         async for attempt in retries:
             with attempt:
                 try:
-                    async with aclosing(self.ask(self.body(request))) as deltas:
+                    body = self.body(request)
+                    yield {"sent": body}
+                    async with aclosing(self.ask(body)) as deltas:
                         async for delta in deltas:
                             begun = True
                             yield delta

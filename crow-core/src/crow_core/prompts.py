@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 
+class PromptError(Exception):
+    """A template that cannot be rendered; the text names it and says what to do."""
+
+
 @dataclass(frozen=True)
 class Prompt:
     """A Jinja2 template under a name; its version is its content."""
@@ -35,12 +39,17 @@ class Prompt:
         return hashlib.sha256(self.template.encode()).hexdigest()[:12]
 
     def render(self, **variables: Any) -> str:
-        """The finished text. Raises jinja2.TemplateError (an undefined variable is an error, never an empty string)."""
+        """The finished text. Raises PromptError; an undefined variable is an error, never an empty string."""
         # Here and not above: 5 % of start-up, needed only when the first prompt of a session is rendered.
-        from jinja2 import StrictUndefined
+        from jinja2 import StrictUndefined, TemplateSyntaxError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(
             undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=False
         )
-        return environment.from_string(self.template).render(variables).strip()
+        try:
+            return environment.from_string(self.template).render(variables).strip()
+        except Exception as error:  # whatever a template does wrong is the template's fault
+            line = f" (line {error.lineno})" if isinstance(error, TemplateSyntaxError) else ""
+            said = str(error).rstrip(".")
+            raise PromptError(f"The template of the prompt {self.name!r} is wrong{line}: {said}.") from error

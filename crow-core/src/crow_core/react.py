@@ -3,8 +3,8 @@
 import asyncio
 
 from crow_core.acp.schema import StopReason, ToolCallUpdate
-from crow_core.content import describe, shown, told
-from crow_core.messages import INTERRUPTED, Message, ToolUse, answer
+from crow_core.content import describe, remembered, shown
+from crow_core.messages import INTERRUPTED, Message, ToolUse, answer, unanswered
 from crow_core.model import Call
 from crow_core.session import Session
 from crow_core.stream import ModelError
@@ -41,7 +41,7 @@ async def ask(session: Session) -> Call:
     call = Call(session.model, await session.request())
     whole = False
     try:
-        await call.listen(lambda delta: session.show(delta, call.id))
+        await call.listen(lambda delta: session.show(delta, call))
         whole = call.finish_reason not in STOP_REASONS
     except ModelError as error:
         if not call.first or not error.retry:
@@ -53,20 +53,19 @@ async def ask(session: Session) -> Call:
 
 
 async def act(session: Session, calls: list[ToolUse]) -> None:
-    """Run the calls together, answer them in the order asked, leave none unanswered."""
-    tasks: list[asyncio.Task[Message]] = []
+    """Run the calls together; each is answered as it ends, and none is left unanswered."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks += [group.create_task(use_tool(session, call)) for call in calls]
+            for call in calls:
+                group.create_task(use_tool(session, call))
     except BaseExceptionGroup as errors:  # not a tool's own failure, which is a result: a hook failed or ended the turn
         raise errors.exceptions[0] from None
     finally:
-        for call, task in zip(calls, tasks, strict=True):
-            finished = task.done() and not task.cancelled() and not task.exception()
-            session.append(task.result() if finished else answer(call, INTERRUPTED))
+        for call in unanswered(session.log):
+            session.append(answer(call, INTERRUPTED, failed=True))
 
 
-async def use_tool(session: Session, call: ToolUse) -> Message:
+async def use_tool(session: Session, call: ToolUse) -> None:
     """One call from its first sight to its answer; the client sees it end, whatever happens."""
     kind = session.toolbox.kind(call)
     await session.update(describe(call, kind, session.cwd))
@@ -76,8 +75,8 @@ async def use_tool(session: Session, call: ToolUse) -> Message:
             await session.update(ToolCallUpdate(tool_call_id=call["id"], status="in_progress"))
             result = await session.toolbox.call(call, session.meta(call))
         result = await session.hooks.after_tool.run(result, session, call)
+        session.append(remembered(result, call, kind))
         await session.update(shown(result, call, kind))
-        return answer(call, told(result), **({"failed": True} if result.is_error else {}))
     except BaseException:
         await session.tell(ToolCallUpdate(tool_call_id=call["id"], status="failed"))
         raise

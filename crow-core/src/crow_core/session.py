@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from msgspec import UNSET, Struct
 
@@ -26,6 +26,7 @@ from crow_core.acp.schema import (
     SelectConfigOption,
     SelectEntry,
     SessionConfigOption,
+    SessionInfoUpdate,
     SessionMode,
     SessionModeState,
     SessionNotification,
@@ -41,6 +42,11 @@ from crow_core.prompts import Prompt
 from crow_core.servers import Server
 from crow_core.store import Page, Record
 from crow_core.toolbox import Toolbox
+
+W = TypeVar("W")
+
+DRAFT_AFTER = 0.2
+"""Seconds after which text that was shown is written down, while its reply still streams."""
 
 
 def new_id() -> str:
@@ -172,8 +178,8 @@ class Session:
     id: str
     cwd: str
     model: Model
-    template: Prompt
-    """Of the system prompt."""
+    prompts: dict[str, Prompt]
+    """The templates by name; `system` is the system prompt's."""
     roots: list[str] = field(default_factory=list[str])
     """Absolute folders the file tools may touch; the first is `cwd`."""
     log: list[Message] = field(default_factory=list[Message])
@@ -183,6 +189,14 @@ class Session:
     """Model requests a turn may take."""
     system: str | None = None
     """The system prompt, rendered once, at the first request."""
+    tools: list[dict[str, Any]] | None = None
+    """The tool list as it is sent; it changes only between turns, behind a marker. None before the first turn."""
+    title: str = ""
+    """What a list calls it; empty until it has a name."""
+    damage: str = ""
+    """What of it could not be restored, as a sentence."""
+    fresh: bool = True
+    """No turn has begun since it was opened."""
     state: dict[str, Any] = field(default_factory=dict[str, Any])
     """What extensions keep for this session, each under its own name."""
     options: list[Option] = field(default_factory=list[Option])
@@ -192,27 +206,35 @@ class Session:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the running turn until it has ended."""
     _view: View = field(default_factory=View)
+    _drafting: asyncio.TimerHandle | None = None
     _call_ids: set[str] = field(default_factory=set[str])
     _writing: "asyncio.Task[None] | None" = None
     _scratch: "tempfile.TemporaryDirectory[str] | None" = None
 
     def append(self, entry: Message) -> None:
         """Extend the log at once, and let the `message` hooks write it down behind; `written` waits for them."""
+        entry.setdefault("crow", {}).setdefault("id", new_id())
         self.log.append(entry)
         if self.hooks.message:
-            self._writing = asyncio.ensure_future(self._write(entry, self._writing))
+            self._write(self.hooks.message.run, entry)
 
-    async def _write(self, entry: Message, before: "asyncio.Task[None] | None") -> None:
+    def _write(self, hooks: "Callable[[Session, W], Awaitable[None]]", what: W) -> None:
+        """Run hooks that write down, behind all that is to be written before."""
+        self._writing = asyncio.ensure_future(self._behind(self._writing, hooks, what))
+
+    async def _behind(
+        self, before: "asyncio.Task[None] | None", hooks: "Callable[[Session, W], Awaitable[None]]", what: W
+    ) -> None:
         if before is not None:
             await asyncio.wait([before])
         try:
-            await self.hooks.message.run(self, entry)
+            await hooks(self, what)
         finally:
             if before is not None:
-                before.result()  # whoever waits for this entry hears the first failure
+                before.result()  # whoever waits for this hears the first failure
 
     async def written(self) -> None:
-        """Wait until every entry has been through the `message` hooks; raises what one of them raised."""
+        """Wait until everything has been written down; raises what one of the hooks raised."""
         if (writing := self._writing) is not None:
             try:
                 await asyncio.shield(writing)
@@ -221,7 +243,7 @@ class Session:
                     self._writing = None
 
     async def flush(self) -> None:
-        """Wait for the `message` hooks without raising: their failure has been heard, what follows starts afresh."""
+        """The same without raising: a failure has been heard, what follows starts afresh."""
         writing, self._writing = self._writing, None
         if writing is not None:
             await asyncio.wait([writing])
@@ -249,17 +271,29 @@ class Session:
         else:
             await self.update(AgentThoughtChunk(content=TextBlock(text=f"{title}\n"), message_id=new_id()))
 
-    async def show(self, delta: Delta, message_id: str) -> None:
-        """Show a fragment of a reply."""
+    async def show(self, delta: Delta, call: Call) -> None:
+        """Show a fragment of a reply, and see to it that it is soon written down."""
+        if "sent" in delta and self.hooks.model_call:
+            self._write(self.hooks.model_call.run, call)
+        if self.hooks.draft and self._drafting is None and ("content" in delta or "reasoning_content" in delta):
+            self._drafting = asyncio.get_running_loop().call_later(DRAFT_AFTER, self._draft, call)
         if text := delta.get("reasoning_content"):
-            await self.update(AgentThoughtChunk(content=TextBlock(text=text), message_id=message_id))
+            await self.update(AgentThoughtChunk(content=TextBlock(text=text), message_id=call.id))
         if text := delta.get("content"):
-            await self.update(AgentMessageChunk(content=TextBlock(text=text), message_id=message_id))
+            await self.update(AgentMessageChunk(content=TextBlock(text=text), message_id=call.id))
         if text := delta.get("notice"):
             await self.notice(text, "warning")
 
+    def _draft(self, call: Call) -> None:
+        self._drafting = None
+        texts = {key: text for key in ("reasoning_content", "content") if (text := call.reply.get(key))}
+        self._write(self.hooks.draft.run, Message(role="assistant", **texts, crow={"id": call.id}))
+
     def keep(self, call: Call, *, whole: bool) -> None:
         """Append a reply to the log, unless it is empty. Its calls are kept only when it came whole."""
+        if self._drafting is not None:
+            self._drafting.cancel()
+            self._drafting = None
         notes: dict[str, Any] = {"id": call.id}
         if not whole:
             notes["cut"] = call.error or call.finish_reason
@@ -267,20 +301,32 @@ class Session:
         if any(reply.get(key) for key in ("content", "reasoning_content", "tool_calls")):
             reply["crow"] = reply.get("crow", {}) | notes
             self.append(reply)
+        if self.hooks.model_call:
+            self._write(self.hooks.model_call.run, call)
+
+    async def entitle(self, title: str) -> None:
+        """Give the session a name."""
+        self.title = title
+        self.append({"crow": {"kind": "title", "title": title}})
+        await self.update(SessionInfoUpdate(title=title))
+
+    def rewind(self, to: str) -> None:
+        """Go back to an entry: what follows it is not the model's to read any more. "" goes back to the start."""
+        self.append({"crow": {"kind": "rewind", "to": to}})
 
     async def request(self) -> Request:
         """The next request to the model. What it begins with never changes, so that servers can reuse their cache."""
         if self.system is None:
             self.system = await self.render_system()
-        tools = self.toolbox.schemas()
         system: Message = {"role": "system", "content": self.system}
-        request: Request = {**({"tools": tools} if tools else {}), "messages": [system, *self._view.of(self.log)]}
+        tools: Request = {"tools": self.tools} if self.tools else {}
+        request: Request = {**tools, "messages": [system, *self._view.of(self.log)]}
         return await self.hooks.before_model.run(request, self)
 
     async def render_system(self) -> str:
         """The system prompt, from the app's template and the extensions' instructions."""
         return self.render(
-            self.template,
+            self.prompts["system"],
             "system",
             cwd=self.cwd,
             roots=self.roots,
@@ -290,7 +336,7 @@ class Session:
         )
 
     def render(self, prompt: Prompt, purpose: str, **variables: Any) -> str:
-        """Render a prompt and write down which version became what. Raises jinja2.TemplateError."""
+        """Render a prompt and write down which version became what. Raises PromptError."""
         text = prompt.render(**variables)
         self.append(
             {
@@ -317,12 +363,29 @@ class Session:
         self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="crow-")
         return Path(self._scratch.name)
 
+    def recall(self, record: Record) -> None:
+        """Begin with what was stored."""
+        self.log += record.log
+        self.system, self.tools, self.title, self.damage = record.system, record.tools, record.title, record.damage
+        self.toolbox.recall(record.tools or ())
+        self.state |= record.state
+        self._call_ids |= {call["id"] for entry in record.log for call in entry.get("tool_calls", ())}
+
+    async def restore(self, id: str, value: str) -> None:
+        """Set an option to what was chosen in earlier days, if that is still a choice."""
+        option = self.option(id)
+        if option and value in [choice.value for choice in option.choices]:
+            option.set(value)
+            self.options = await self.hooks.options.run(self)
+
     def option(self, id: str) -> Option | None:
         return next((option for option in self.options if option.id == id), None)
 
     async def choose(self, option: Option, value: str) -> None:
         """Set an option to one of its choices; which others there are may depend on it."""
-        option.set(value)
+        if option.get() != value:
+            option.set(value)
+            self.append({"crow": {"kind": "option", "option": option.id, "value": value}})
         self.options = await self.hooks.options.run(self)
 
     def config_options(self) -> list[SessionConfigOption]:

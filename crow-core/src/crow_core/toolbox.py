@@ -26,7 +26,8 @@ class Tool:
     """One tool under the name the model knows it by."""
 
     name: str
-    server: Server
+    server: Server | None
+    """None for a tool of earlier days whose server is not connected."""
     definition: dict[str, Any]
     """As its server's tools/list gave it."""
 
@@ -42,7 +43,8 @@ class Tool:
 
     def kind(self, arguments: dict[str, Any]) -> ToolKind:
         """What a call with these arguments does; only a trusted server's own word is taken for it."""
-        told: dict[str, Any] = self.definition.get("_meta") or {} if self.server.trusted else {}
+        trusted = self.server is not None and self.server.trusted
+        told: dict[str, Any] = self.definition.get("_meta") or {} if trusted else {}
         match told.get("crow/kind", "other"):
             case str(kind):
                 return kind  # pyright: ignore[reportReturnType] - our own tools' word
@@ -67,6 +69,13 @@ class Toolbox:
         for server in servers:
             self._starting[server] = asyncio.ensure_future(server.list())
 
+    def recall(self, schemas: Sequence[dict[str, Any]]) -> None:
+        """Begin with the tool list of earlier days; a tool whose server does not come up answers that."""
+        for schema in schemas:
+            function: dict[str, Any] = schema["function"]
+            definition = {"description": function.get("description"), "inputSchema": function.get("parameters")}
+            self.tools[function["name"]] = Tool(function["name"], None, definition)
+
     async def gather(self, wait: float) -> list[Server]:
         """Take in the tools of the servers that are up, waiting at most `wait` seconds; gives the servers that joined
         or failed since the last time."""
@@ -76,7 +85,8 @@ class Toolbox:
         joined = [server for server, task in self._starting.items() if task.done()]
         for server in sorted(joined, key=lambda server: (not server.trusted, server.name)):
             for definition in sorted(self._starting.pop(server).result(), key=lambda tool: tool["name"]):
-                name = tool_name(server, definition["name"], self.tools)
+                taken = {name for name, tool in self.tools.items() if tool.server}
+                name = tool_name(server, definition["name"], taken)
                 self.tools[name] = Tool(name, server, definition)
         return joined
 
@@ -101,6 +111,8 @@ class Toolbox:
         tool = self.tools.get(name)
         if tool is None:
             return ToolResult.error(f"There is no tool {name!r}. The tools are: {', '.join(self.tools) or 'none'}.")
+        if tool.server is None:
+            return ToolResult.error(f"The tool {name!r} is not connected: its server is no part of this session now.")
         if arguments_of(call) is None:
             schema = msgspec.json.encode(tool.schema["function"]["parameters"]).decode()
             return ToolResult.error(
@@ -112,6 +124,7 @@ class Toolbox:
         """Run a call that `reject` let pass."""
         tool = self.tools[call["function"]["name"]]
         arguments = unquoted(arguments_of(call) or {}, tool.definition.get("inputSchema") or {})
+        assert tool.server is not None
         return await tool.server.call(tool.definition["name"], arguments, meta)
 
     async def close(self) -> None:
@@ -122,7 +135,7 @@ class Toolbox:
         await asyncio.gather(*(server.close() for server in self.servers if not server.shared))
 
 
-def tool_name(server: Server, name: str, taken: dict[str, Tool]) -> str:
+def tool_name(server: Server, name: str, taken: set[str]) -> str:
     """The name the model sees: bare for the built-in tools, `{server}_{tool}` for all others, always; legal for every
     provider (letters, digits, `_`, `-`, at most 64) and unique."""
     full = name if server.trusted else f"{server.name}_{name}"
@@ -130,7 +143,7 @@ def tool_name(server: Server, name: str, taken: dict[str, Tool]) -> str:
     if len(legal) > 64 or legal in taken:
         digest = hashlib.sha256(f"{server.name}\n{name}".encode(errors="replace")).hexdigest()[:8]
         legal = f"{legal[:50]}_{digest}"
-    return unique(legal, set(taken))
+    return unique(legal, taken)
 
 
 def clean_text(text: str) -> str:

@@ -98,12 +98,17 @@ class SessionCloseCapabilities(Extensible, kw_only=True):
     pass
 
 
+class SessionForkCapabilities(Extensible, kw_only=True):
+    pass
+
+
 class SessionCapabilities(Extensible, kw_only=True):
     list: SessionListCapabilities | UnsetType | None = UNSET
     delete: SessionDeleteCapabilities | UnsetType | None = UNSET
     additional_directories: SessionAdditionalDirectoriesCapabilities | UnsetType | None = UNSET
     resume: SessionResumeCapabilities | UnsetType | None = UNSET
     close: SessionCloseCapabilities | UnsetType | None = UNSET
+    fork: SessionForkCapabilities | UnsetType | None = UNSET
 
 
 class LogoutCapabilities(Extensible, kw_only=True):
@@ -507,6 +512,23 @@ class CancelNotification(Extensible, kw_only=True):
     """What `session/cancel` takes."""
 
     session_id: str
+
+
+class ForkSessionRequest(Extensible, kw_only=True):
+    """What `session/fork` takes."""
+
+    session_id: str
+    cwd: str
+    additional_directories: list[str] = []
+    mcp_servers: list[McpServer] = []
+
+
+class ForkSessionResponse(Extensible, kw_only=True):
+    """What `session/fork` answers."""
+
+    session_id: str
+    modes: SessionModeState | UnsetType | None = UNSET
+    config_options: list[SessionConfigOption] | UnsetType | None = UNSET
 
 
 class WriteTextFileRequest(Extensible, kw_only=True):
@@ -1002,6 +1024,7 @@ AGENT_METHODS: dict[str, Method] = {
     "session/set_config_option": Method(SetSessionConfigOptionRequest, SetSessionConfigOptionResponse),
     "session/prompt": Method(PromptRequest, PromptResponse),
     "session/cancel": Method(CancelNotification, None),
+    "session/fork": Method(ForkSessionRequest, ForkSessionResponse),
 }
 
 CLIENT_METHODS: dict[str, Method] = {
@@ -1046,6 +1069,7 @@ DEFAULT_ON_ERROR: dict[type[Struct], tuple[str, ...]] = {
     EnumOption: ("description",),
     Error: ("data",),
     FileSystemCapabilities: ("read_text_file", "write_text_file"),
+    ForkSessionResponse: ("modes", "config_options"),
     ImageBlock: ("annotations", "uri"),
     Implementation: ("title",),
     InitializeRequest: ("client_capabilities", "client_info"),
@@ -1067,7 +1091,7 @@ DEFAULT_ON_ERROR: dict[type[Struct], tuple[str, ...]] = {
     ResumeSessionResponse: ("modes", "config_options"),
     SelectConfigOption: ("description", "category"),
     SelectEntry: ("description", "options"),
-    SessionCapabilities: ("list", "delete", "additional_directories", "resume", "close"),
+    SessionCapabilities: ("list", "delete", "additional_directories", "resume", "close", "fork"),
     SessionConfigOptionsCapabilities: ("boolean",),
     SessionInfo: ("additional_directories", "title", "updated_at"),
     SessionInfoUpdate: ("title", "updated_at"),
@@ -1092,6 +1116,7 @@ DEFAULT_ON_ERROR: dict[type[Struct], tuple[str, ...]] = {
 DEFAULT_ON_NULL: dict[type[Struct], tuple[str, ...]] = {
     AuthMethod: ("args", "env"),
     CreateTerminalRequest: ("args", "env"),
+    ForkSessionRequest: ("additional_directories", "mcp_servers"),
     LoadSessionRequest: ("mcp_servers", "additional_directories"),
     McpServer: ("headers", "args", "env"),
     NewSessionRequest: ("additional_directories", "mcp_servers"),
@@ -1104,6 +1129,8 @@ SKIP_INVALID_ITEMS: dict[type[Struct], tuple[str, ...]] = {
     AvailableCommandsUpdate: ("available_commands",),
     CompactionUpdate: ("summary",),
     ConfigOptionUpdate: ("config_options",),
+    ForkSessionRequest: ("mcp_servers",),
+    ForkSessionResponse: ("config_options",),
     InitializeResponse: ("auth_methods",),
     ListSessionsResponse: ("sessions",),
     LoadSessionRequest: ("mcp_servers",),

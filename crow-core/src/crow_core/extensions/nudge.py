@@ -24,7 +24,7 @@ def nudge(crow: Crow) -> None:
             return None
         if session.state["silent"] > 1:
             raise ModelError(f"The model {session.model.name!r} answered nothing, twice.")
-        return {"role": "user", "content": NUDGE}
+        return {"role": "user", "content": NUDGE, "crow": {"hidden": True}}
 
     @crow.turn_end
     def forget(session: Session, outcome: StopReason | Exception) -> None:

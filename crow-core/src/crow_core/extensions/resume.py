@@ -25,7 +25,7 @@ def resume(crow: Crow, *, times: int = 2) -> None:
         if not 0 < session.state.get("broken", 0) <= times:
             return None
         await session.notice("The connection broke in the middle of the answer. Asking the model to go on.", "warning")
-        return {"role": "user", "content": GO_ON}
+        return {"role": "user", "content": GO_ON, "crow": {"hidden": True}}
 
     @crow.turn_end
     def forget(session: Session, outcome: StopReason | Exception) -> None:

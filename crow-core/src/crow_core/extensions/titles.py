@@ -1,6 +1,6 @@
 """A session's name in the client's list: the first words of its first prompt."""
 
-from crow_core.acp.schema import SessionInfoUpdate, StopReason
+from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.content import clean
 from crow_core.extensions.commands import first_text
@@ -12,10 +12,9 @@ def titles(crow: Crow) -> None:
 
     @crow.turn_end
     async def name(session: Session, outcome: StopReason | Exception) -> None:
-        if "title" in session.state or isinstance(outcome, Exception):
+        if session.title or isinstance(outcome, Exception):
             return
         first = next((first_text(m) for m in session.log if m.get("role") == "user"), "")
         words = clean(" ".join(first.split()))
         if words:
-            session.state["title"] = title = words if len(words) <= 60 else f"{words[:59].rstrip()}…"
-            await session.update(SessionInfoUpdate(title=title))
+            await session.entitle(words if len(words) <= 60 else f"{words[:59].rstrip()}…")
