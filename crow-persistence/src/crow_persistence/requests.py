@@ -177,7 +177,7 @@ def write(connection: Connection, number: int, call: Call, trail: Trail) -> None
 
 def body_of(call: Call) -> Request:
     """What was sent; of a model that does not tell, what it was asked."""
-    return getattr(call, "sent", {}) or call.request
+    return call.sent or call.request
 
 
 def outcome(call: Call, secrets: Collection[str]) -> dict[str, Any]:

@@ -1,0 +1,153 @@
+"""Masks what looks like a secret, so that a session can be given away. A net, not a wall: look before you publish.
+
+A secret is known by its form (a key's prefix, the frame of a private key) or by the name it is given (`password = …`).
+Digests and ids without such a name stay as they are.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+from crow_core.messages import OBJECT
+
+MASK = "[redacted]"
+
+IMAGE = re.compile(r"data:[\w/+.-]{1,100};base64,[A-Za-z0-9+/=]*$")
+"""Noise, in which anything may turn up."""
+
+PRIVATE_KEY = re.compile(
+    r"(-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)"
+    r"(?:[\w+/=:,.\s\\|()-]{1,20000}?(?=-----END )|(?:(?:\s|\\[nr]){0,4}[A-Za-z0-9+/=]{32,}){1,400})"
+)
+"""Up to its end, also with line numbers or a diff's signs; where the end was cut off, as long as its lines are long."""
+
+PREFIXED = re.compile(
+    r"\b(?:"
+    r"(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}(?![A-Za-z0-9])"  # AWS
+    r"|(?:gh[pousr]|npm|hf|gsk|r8|dop_v1|shpat|shpss|glsa|lin_api|dckr_pat|sntrys|fw|rpa|whsec)_[A-Za-z0-9]{20,}"
+    r"|github_pat_\w{22,}|(?:[rs]k|pk)_(?:live|test)_[A-Za-z0-9]{16,}"  # Stripe
+    r"|gl(?:pat|dt|rt|cbt|ptt|ft|soat|agent|oas|imt)-[\w-]{20,}"  # GitLab
+    r"|xox[a-z]-[\w-]{10,}|xapp-\d-[\w-]{10,}"  # Slack
+    r"|AIza[\w-]{35}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}"  # Google
+    r"|SG\.[\w-]{16,}\.[\w-]{16,}|pypi-AgE[\w-]{40,}|\d{8,10}:AA[\w-]{32,}"  # SendGrid, PyPI, Telegram
+    r"|(?:xai|pplx|nvapi|tvly|csk|jina)-[\w-]{20,}|AGE-SECRET-KEY-1[A-Z0-9]{20,}"
+    r"|eyJ[\w-]{8,}\.(?:eyJ[\w-]{8,}\.[\w-]*|[\w-]*\.[\w-]{10,}\.[\w-]+\.[\w-]+)"  # JSON web tokens
+    r")"
+)
+
+SK = re.compile(r"\bsk-(?!ecdsa|ssh)[\w-]{17,}")
+"""OpenAI, Anthropic, OpenRouter, DeepSeek and others; also names of CSS classes, which hold few digits."""
+
+WEBHOOK = re.compile(r"(hooks\.slack\.com/(?:services|workflows)/|discord(?:app)?\.com/api/webhooks/)[\w/-]{20,}")
+
+REFERENCE = r"(?!\[redacted|[$<{%*~]|\.\.\.|/(?![\w+/]*=))"
+"""A variable, a placeholder, a path: not the secret itself."""
+
+URL = re.compile(
+    rf"([a-z][a-z0-9+.-]{{1,20}}://[^\s/:@\"'<>`]{{0,200}}:){REFERENCE}[^\s/@\"'<>`]{{1,500}}(?=@[\w.\[-])", re.I
+)
+
+QUERY = re.compile(
+    r"([?&](?:access_token|refresh_token|id_token|auth|token|api_?key|key|sig|signature|x-amz-signature|password|secret)=)"
+    rf"{REFERENCE}([^&\s\"'#\\<>`]{{8,}})",
+    re.I,
+)
+
+HEADER = re.compile(
+    r"(authorization\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?(?:bearer|basic|token|digest|apikey)?\s{0,3}|\bbearer\s{1,3})"
+    rf"{REFERENCE}([\w.~+/=-]{{8,}})",
+    re.I,
+)
+
+COOKIE = re.compile(rf"(\b(?:set-)?cookie:[ \t]*[\w.-]+=){REFERENCE}([^;\s\"'\\]{{12,}})", re.I)
+
+NAME = (
+    r"(?<![:/])(?:passwords?|passwd|passphrase|pwd|credentials?|secrets?|auth|token|api[_-]?key"
+    r"|(?:access|account|auth|encryption|master|private|secret|shared|signing|storage)[_-]?key)"
+)
+
+ASSIGNED = re.compile(
+    rf"({NAME}(?![\w-])\\*[\"'`]?\s{{0,3}}(?:=>|:=|=|:)\s{{0,3}})"
+    rf"(?:(?P<quote>\\*[\"'`]){REFERENCE}(?P<quoted>(?:(?!(?P=quote))(?:\\.|[^\\\s])){{4,2000}})(?=(?P=quote))"
+    rf"|{REFERENCE}(?P<bare>[^\s\"'`,;|<>(){{}}\[\]\\]{{6,2000}}+)(?![(\[{{]))",
+    re.I,
+)
+
+FLAG = re.compile(
+    rf"((?:--[\w-]{{0,30}}{NAME}|\blogin\s+\S{{1,200}}\s+password)[ \t]+)(?!-){REFERENCE}([^\s\"'`\\]{{6,}})", re.I
+)
+
+
+def redact(text: str) -> str:
+    """The text with its secrets masked. To do it again changes nothing."""
+    if IMAGE.match(text):
+        return text
+    text = PRIVATE_KEY.sub(rf"\1\n{MASK}\n", text) if "PRIVATE KEY" in text else text
+    text = PREFIXED.sub(MASK, text)
+    text = SK.sub(lambda found: MASK if is_random(found[0]) else found[0], text)
+    text = WEBHOOK.sub(rf"\1{MASK}", text)
+    text = URL.sub(rf"\1{MASK}", text)
+    for pattern in (QUERY, HEADER, COOKIE, FLAG):
+        text = pattern.sub(lambda found: f"{found[1]}{MASK}" if is_random(found[2]) else found[0], text)
+    return ASSIGNED.sub(assigned, text)
+
+
+def redacted(value: Any, name: str = "") -> Any:
+    """JSON data with the secrets in its strings masked; `name` is the key it stands under. Keys stay as they are."""
+    match value:
+        case str(text):
+            if name == "arguments" and (arguments := as_object(text)) is not None:
+                masked = redacted(arguments)
+                return text if masked == arguments else msgspec.json.encode(masked).decode()
+            return MASK if name and is_secret(name, text) else redact(text)
+        case dict():
+            items = cast(Mapping[str, Any], value).items()
+            return {key: redacted(inner, key) for key, inner in items}
+        case list():
+            return [redacted(inner, name) for inner in cast(list[Any], value)]
+        case _:
+            return value
+
+
+def as_object(text: str) -> dict[str, Any] | None:
+    try:
+        return OBJECT.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return None
+
+
+def assigned(found: re.Match[str]) -> str:
+    """What becomes of a name and its value."""
+    quoted, bare = found["quoted"], found["bare"]
+    if quoted is not None:
+        masked = is_literal(found[1], quoted)
+        return f"{found[1]}{found['quote']}{MASK}" if masked else found[0]
+    env = re.match(r"[A-Z_]+=$", found[1])  # as in a .env file, where a value is never the name of something else
+    return f"{found[1]}{MASK}" if env or is_value(bare) else found[0]
+
+
+def is_secret(name: str, text: str) -> bool:
+    """Whether a string under a key is a secret, by the key's name."""
+    found = re.search(rf"{NAME}$", name, re.I)
+    return found is not None and re.fullmatch(rf"{REFERENCE}\S{{4,2000}}", text) is not None and is_literal(name, text)
+
+
+def is_literal(name: str, text: str) -> bool:
+    """Whether a quoted text is a secret, not a word about one. What is called a password need not look random."""
+    if re.search(r"pass|pwd", name, re.I):
+        return re.fullmatch(rf"\W*{NAME}\W*|str(ing)?|text|true|false|none|null", text, re.I) is None
+    return is_random(text)
+
+
+def is_value(text: str) -> bool:
+    """Whether an unquoted text is a secret rather than the name of a variable."""
+    is_name = re.fullmatch(r"[a-z_]+\d?|[A-Z_]+\d?|\w+(\.\w+)+|[A-Za-z]+", text.rstrip(".:!?"))
+    return is_name is None and any(map(str.isdigit, text)) and any(map(str.isalpha, text))
+
+
+def is_random(text: str) -> bool:
+    """Whether a text looks drawn rather than written: digits among letters, or both cases and digits."""
+    digits = sum(map(str.isdigit, text))
+    mixed = text != text.lower() and text != text.upper()
+    return len(text) >= 8 and (digits >= 3 or (digits >= 1 and mixed))
