@@ -36,7 +36,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.content import ToolResult
 from crow_core.hooks import Collect, First, Observe, Pipe
-from crow_core.messages import Delta, Message, ToolUse, View, settle
+from crow_core.messages import Delta, Message, ToolUse, View, live, settle
 from crow_core.model import Call, Model, Request
 from crow_core.prompts import Prompt
 from crow_core.servers import Server
@@ -97,6 +97,8 @@ class Choice:
     value: str
     name: str
     description: str = ""
+    fleeting: bool = False
+    """It does not come back with a stored session: it has to be chosen anew."""
 
 
 @dataclass(frozen=True)
@@ -313,6 +315,8 @@ class Session:
     def rewind(self, to: str) -> None:
         """Go back to an entry: what follows it is not the model's to read any more. "" goes back to the start."""
         self.append({"crow": {"kind": "rewind", "to": to}})
+        if not any(entry.get("crow", {}).get("purpose") == "system" for entry in live(self.log)):
+            self.system = None  # its render was taken back, too
 
     async def request(self) -> Request:
         """The next request to the model. What it begins with never changes, so that servers can reuse their cache."""
@@ -374,7 +378,7 @@ class Session:
     async def restore(self, id: str, value: str) -> None:
         """Set an option to what was chosen in earlier days, if that is still a choice."""
         option = self.option(id)
-        if option and value in [choice.value for choice in option.choices]:
+        if option and any(choice.value == value and not choice.fleeting for choice in option.choices):
             option.set(value)
             self.options = await self.hooks.options.run(self)
 
