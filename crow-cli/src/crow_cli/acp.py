@@ -22,7 +22,7 @@ def serve(model: str = "") -> None:
 
 
 async def talk(model: str) -> int:
-    agent = Agent(await stdio(), maker(model))
+    agent = Agent(await stdio(), maker(model), stored=True)
     try:
         await agent.serve()
     finally:

@@ -40,8 +40,18 @@ def acp(model: str) -> None:
 @click.option("--mode", type=click.Choice(["ask", "accept-edits", "plan", "yolo"]), help="What is asked for.")
 @click.option("--output-format", type=click.Choice(["text", "json", "stream-json"]), default="text", show_default=True)
 @click.option("--max-turns", type=click.IntRange(min=1), help="Model requests the prompt may take.")
+@click.option("-c", "--continue", "go_on", is_flag=True, help="Go on with the last session in this folder.")
+@click.option("-r", "--resume", metavar="ID", default="", help="Go on with a session; the beginning of its id will do.")
 def run(
-    prompt: str | None, model: str, cwd: str, yolo: bool, mode: Any, output_format: Any, max_turns: int | None
+    prompt: str | None,
+    model: str,
+    cwd: str,
+    yolo: bool,
+    mode: Any,
+    output_format: Any,
+    max_turns: int | None,
+    go_on: bool,
+    resume: str,
 ) -> None:
     """Say one PROMPT and print the answer. What is piped in comes after the prompt."""
     words = whole_prompt(prompt)
@@ -51,15 +61,24 @@ def run(
         wrong(f"--cwd: the folder {cwd} does not exist ({error}).")
     if not folder.is_dir():
         wrong(f"--cwd: {folder} is not a folder.")
-    leave(run_prompt(words, str(folder), model, "yolo" if yolo else mode, output_format, max_turns))
+    if go_on and resume:
+        wrong("-c goes on with the last session, -r with the one you name: give one of them.")
+    mode = "yolo" if yolo else mode
+    leave(run_prompt(words, str(folder), model, mode, output_format, max_turns, "last" if go_on else resume))
 
 
-async def run_prompt(words: str, cwd: str, model: str, mode: Any, style: Any, max_turns: int | None) -> int:
+async def run_prompt(
+    words: str, cwd: str, model: str, mode: Any, style: Any, max_turns: int | None, resume: str
+) -> int:
     from crow_cli.house import build
-    from crow_cli.run import is_interactive, run
+    from crow_cli.run import LAST, is_interactive, run
 
     crow = await build(os.environ, model=model, mode=mode, max_turns=max_turns)
-    return await run(crow, words, cwd, style, interactive=is_interactive())
+    if resume and resume != LAST:
+        from crow_cli.history import whole_id
+
+        resume = whole_id(os.environ, resume)
+    return await run(crow, words, cwd, style, interactive=is_interactive(), resume=resume, mode=mode)
 
 
 @cli.command()

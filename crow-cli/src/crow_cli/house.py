@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import crow_mcp_server
 from crow_core.app import Crow
-from crow_core.config import Config, ConfigError, Home, load, load_project, to_acp, variables
+from crow_core.config import Config, ConfigError, Home, database_url, load, load_project, to_acp, variables
 from crow_core.discovery import find_models
 from crow_core.extensions.alarm import alarm
 from crow_core.extensions.commands import commands
@@ -15,10 +15,13 @@ from crow_core.extensions.effort import effort
 from crow_core.extensions.nudge import nudge
 from crow_core.extensions.prefix import prefix
 from crow_core.extensions.printed_calls import printed_calls
+from crow_core.extensions.refusal import refusal
 from crow_core.extensions.resume import resume
 from crow_core.extensions.secrets import secrets
+from crow_core.extensions.templates import templates
 from crow_core.extensions.titles import titles
 from crow_core.extensions.truncate import truncate
+from crow_core.extensions.undo import undo
 from crow_core.extensions.usage import usage
 from crow_core.extensions.window import window
 from crow_core.model import Model
@@ -28,6 +31,7 @@ from crow_core.secrets import secrets_of
 from crow_core.servers import Server, from_acp
 from crow_core.session import Session
 from crow_core.trust import Trust, settings_in
+from crow_persistence.extension import persistence
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 
@@ -39,8 +43,9 @@ async def build(
     mode: Mode | None = None,
     max_turns: int | None = None,
     models: Mapping[str, Model] | None = None,
+    remember: bool = True,
 ) -> Crow:
-    """An app as the user's files, the environment and the command line want it.
+    """An app as the user's files, the environment and the command line want it; it may be one that remembers nothing.
 
     Raises ConfigError for a setting that cannot be used, ModelError when there is no model to ask.
     """
@@ -56,6 +61,7 @@ async def build(
     rules = config.permissions
     trust = Trust(home.data)
     crow.use(secrets, known=secrets_of(config, env))
+    crow.use(templates, files=lambda session: prompt_files(config, home, trust, session.cwd))
     crow.use(
         permissions,
         mode=mode or rules.mode,
@@ -67,7 +73,10 @@ async def build(
     crow.use(configured_servers, config=config)
     crow.use(project_servers, trust=trust, env=env)
     crow.use(commands).use(effort).use(window).use(prefix).use(alarm).use(usage)
-    return crow.use(printed_calls).use(resume).use(nudge).use(truncate).use(titles)
+    crow.use(printed_calls).use(resume).use(nudge).use(refusal).use(truncate).use(titles).use(undo)
+    if remember:
+        crow.use(persistence, url=database_url(config, home), folder=home.data)
+    return crow
 
 
 def built_in_tools(hidden_env: Sequence[str]) -> Server:
@@ -94,6 +103,22 @@ def system_prompt(config: Config, home: Home) -> Prompt:
         return Prompt.from_file("system", path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"prompts.system: {path} cannot be read: {error}.") from error
+
+
+def prompt_files(config: Config, home: Home, trust: Trust, cwd: str) -> dict[str, Path]:
+    """The templates that stand in for crow's own: the user's, and a trusted project's."""
+    files = prompts_below(home.config / "prompts")
+    if config.prompts.system:
+        files["system"] = home.config / Path(config.prompts.system).expanduser()
+    project = Path(cwd)
+    if settings_in(project) and trust.trusts(project):
+        files |= prompts_below(project / ".crow" / "prompts")
+    return files
+
+
+def prompts_below(folder: Path) -> dict[str, Path]:
+    """The templates in a folder, by the name of the prompt they are."""
+    return {path.name.removesuffix(".md.j2"): path for path in sorted(folder.glob("*.md.j2"))}
 
 
 def configured_servers(crow: Crow, *, config: Config) -> None:

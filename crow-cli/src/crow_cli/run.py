@@ -11,7 +11,16 @@ import click
 import msgspec
 from crow_core.acp.connection import RpcError
 from crow_core.acp.decoding import encode
-from crow_core.acp.schema import ClientCapabilities, ClientSessionCapabilities, NoticeCapabilities, SessionNotification
+from crow_core.acp.schema import (
+    NOT_FOUND,
+    ClientCapabilities,
+    ClientSessionCapabilities,
+    ListSessionsRequest,
+    ListSessionsResponse,
+    NoticeCapabilities,
+    ResumeSessionRequest,
+    SessionNotification,
+)
 from crow_core.acp.transports import memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
@@ -19,6 +28,9 @@ from crow_core.app import Crow
 from crow_cli.screen import Screen, spelled_out
 
 Format = Literal["text", "json", "stream-json"]
+
+LAST = "last"
+"""Stands for the latest session of the folder."""
 
 CAPABILITIES = ClientCapabilities(session=ClientSessionCapabilities(notices=NoticeCapabilities()))
 
@@ -47,15 +59,28 @@ async def screen(crow: Crow, style: Format, *, interactive: bool) -> AsyncGenera
         await crow.shut_down()
 
 
-async def run(crow: Crow, prompt: str, cwd: str, style: Format = "text", *, interactive: bool = False) -> int:
-    """Say the prompt and print what comes; gives the exit code."""
+async def run(
+    crow: Crow,
+    prompt: str,
+    cwd: str,
+    style: Format = "text",
+    *,
+    interactive: bool = False,
+    resume: str = "",
+    mode: str | None = None,
+) -> int:
+    """Say the prompt and print what comes; gives the exit code.
+
+    `resume` is the id of the session to go on with, or LAST for the last one in this folder; `mode` is set there.
+    """
     async with screen(crow, style, interactive=interactive) as client:
         outcome: dict[str, Any] = {}
         try:
-            session = await client.new_session(cwd)
-            outcome["sessionId"] = session.session_id
-            with cancelling_on_interrupt(client, session.session_id):
-                response = await client.prompt(session.session_id, prompt)
+            id = outcome["sessionId"] = await open_session(client, cwd, resume)
+            if resume and mode:
+                await client.set_mode(id, mode)
+            with cancelling_on_interrupt(client, id):
+                response = await client.prompt(id, prompt)
             outcome["stopReason"] = response.stop_reason
         except RpcError as error:
             outcome["error"] = details(error)
@@ -63,6 +88,19 @@ async def run(crow: Crow, prompt: str, cwd: str, style: Format = "text", *, inte
         report(client, outcome, style)
     stop_reason = outcome.get("stopReason")
     return {"end_turn": 0, "cancelled": 130}.get(str(stop_reason), 1)
+
+
+async def open_session(client: Screen, cwd: str, resume: str) -> str:
+    """The id of a new session, or of the one to go on with. Raises RpcError."""
+    if not resume:
+        return (await client.new_session(cwd)).session_id
+    if resume == LAST:
+        found: ListSessionsResponse = await client.request("session/list", ListSessionsRequest(cwd=cwd))
+        if not found.sessions:
+            raise RpcError(NOT_FOUND, "No session yet", details=f"There is no session in {cwd} to go on with.")
+        resume = found.sessions[0].session_id
+    await client.request("session/resume", ResumeSessionRequest(session_id=resume, cwd=cwd))
+    return resume
 
 
 def report(client: Screen, outcome: dict[str, Any], style: Format) -> None:

@@ -165,6 +165,11 @@ def load(home: Home, env: Mapping[str, str]) -> Config:
     return config
 
 
+def database_url(config: Config, home: Home) -> str:
+    """Where sessions are remembered."""
+    return config.database.url or f"sqlite:///{home.data / 'crow.db'}"
+
+
 def load_project(folder: Path, env: Mapping[str, str]) -> ProjectConfig:
     """A trusted folder's settings. Raises ConfigError."""
     config = read_toml(folder / ".crow" / "config.toml", ProjectConfig, env) or ProjectConfig()

@@ -46,7 +46,7 @@ MODES = (
         "accept-edits", "Accept edits", "Changes files in the project without asking; asks before it runs a command"
     ),
     Choice("plan", "Plan", "Only reads: changes nothing and runs nothing"),
-    Choice("yolo", "Yolo", "Asks nothing"),
+    Choice("yolo", "Yolo", "Asks nothing", fleeting=True),
 )
 
 OPERATORS = re.compile(r"[;&|\n\r`()<>]|\$\(")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-FILES = (".mcp.json", ".crow/config.toml")
-"""A project's files that can start programs or change what is asked."""
+FILES = (".mcp.json", ".crow/config.toml", ".crow/prompts/*.md.j2")
+"""A project's files that can start programs, or change what is asked and what the model is told."""
 
 
 class Trust:
@@ -42,7 +42,7 @@ class Trust:
 
 def settings_in(folder: Path) -> list[Path]:
     """The settings a folder would bring."""
-    return [folder / name for name in FILES if (folder / name).is_file()]
+    return [path for name in FILES for path in sorted(folder.glob(name)) if path.is_file()]
 
 
 def fingerprint(folder: Path) -> str:
@@ -50,5 +50,5 @@ def fingerprint(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in settings_in(folder):
         content = path.read_bytes()
-        digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
+        digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()

@@ -25,12 +25,13 @@ async def show(env: Mapping[str, str], model: str = "") -> int:
         click.secho(f"crow demo in {folder}", bold=True, err=True)
         click.secho(f"{f'Model: {model}.' if model else HONEST}\n\n> {TASK}\n", dim=True, err=True)
         if model:
-            crow = await build(env, model=model, mode="accept-edits")
+            crow = await build(env, model=model, mode="accept-edits", remember=False)
             code = await run(crow, TASK, folder, interactive=is_interactive())
         else:
             async with ScriptedServer(play) as server:
                 scripted = ChatModel(name="script", base_url=server.url, window=32_768)
-                code = await run(await build(env, mode="yolo", models={"script": scripted}), TASK, folder)
+                crow = await build(env, mode="yolo", models={"script": scripted}, remember=False)
+                code = await run(crow, TASK, folder)
         works = await tests_pass(folder)
     if works and code == 0:
         click.secho("\nChecked once more, by this command: the tests pass.", fg="green", err=True)
