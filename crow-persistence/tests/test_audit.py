@@ -1,6 +1,7 @@
 """Every decision is written down, and nothing can be done to what was written without `verify` naming it."""
 
 import asyncio
+import codecs
 import hashlib
 import json
 import os
@@ -8,12 +9,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import crow_mcp_server
 import pytest
+from crow_core.app import Crow
 from crow_core.messages import Message
+from crow_core.permissions import permissions
+from crow_core.servers import Server
 from crow_core.store import StoreError
+from crow_core.testing import Reply, ScriptedModel, ToolCall, connect
 from crow_persistence import audit
 from crow_persistence.audit import anchor, listing, record, verify
 from crow_persistence.database import Database
+from crow_persistence.extension import persistence
 from crow_persistence.tables import decisions
 from sqlalchemy import delete, insert, select, text, update
 
@@ -281,11 +288,45 @@ def test_the_list_is_newest_first_and_of_the_sessions_asked_for(database: Databa
         assert listing(connection, "%") == listing(connection, "1session") == []
 
 
+@pytest.mark.anyio
+async def test_an_edit_is_recorded_with_who_allowed_it_and_the_files_digests(database: Database, tmp_path: Path):
+    file = tmp_path / "project" / "a.txt"
+    file.parent.mkdir()
+    file.write_bytes(codecs.BOM_UTF16_LE + "one\r\n".encode("utf-16-le"))
+    before = hashlib.sha256(file.read_bytes()).hexdigest()
+    arguments = {"command": "str_replace", "path": "a.txt", "old_str": "one", "new_str": "two"}
+    uses = [ToolCall(name="file_editor", arguments=arguments), ToolCall(name="terminal", arguments={"command": "true"})]
+    model = ScriptedModel([Reply(tool_calls=uses), Reply("Done.")])
+    tools = Server(
+        "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), trusted=True, shared=True
+    )
+    crow = Crow(model, servers=[tools]).use(permissions, allow=["terminal:true"])
+    crow.use(persistence, url=database.url.render_as_string(hide_password=False), folder=tmp_path)
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(file.parent))
+        await editor.prompt(session.session_id, "go")
+    assert verify(database) == []
+    written = rows(database)
+    assert {row["session"] for row in written} == {session.session_id}
+    told = [(row["tool"], row["kind"], row["verdict"], row["by"]) for row in written]
+    assert sorted(told) == [
+        ("file_editor", "decision", "allow", "the user"),
+        ("file_editor", "result", "completed", "the user"),
+        ("terminal", "decision", "allow", "the rule 'terminal:true'"),
+        ("terminal", "result", "completed", "the rule 'terminal:true'"),
+    ]
+    (edited,) = (row for row in written if row["tool"] == "file_editor" and row["kind"] == "result")
+    assert edited["arguments"] == hashlib.sha256(json.dumps(arguments).encode()).hexdigest()
+    after = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert json.loads(edited["files"]) == [{"path": str(file), "before": before, "after": after}]
+
+
 PROCESS = """
 import sys
 from pathlib import Path
 from crow_persistence.audit import anchor, record
 from crow_persistence.database import Database
+from crow_persistence.extension import persistence
 
 url, folder, name, times = sys.argv[1:]
 database = Database(url, Path(folder))
