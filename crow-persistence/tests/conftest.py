@@ -1,7 +1,9 @@
 """What all tests of crow-persistence share: a fresh, empty database of either kind."""
 
 import os
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 from uuid import uuid4
@@ -10,6 +12,7 @@ import pytest
 from crow_persistence.database import Database
 from sqlalchemy import create_engine, make_url, text
 
+DATABASES = Path(__file__).parent / "databases"
 POSTGRES = os.environ.get("CROW_TEST_POSTGRES", "")
 """A server on which databases may be made: postgresql+psycopg://postgres@127.0.0.1:PORT/postgres"""
 
@@ -19,6 +22,25 @@ def unable(reason: str) -> NoReturn:
     if os.environ.get("CROW_TEST_ALL") == "1":
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+@pytest.fixture
+def earlier(database: Database) -> Callable[[str], None]:
+    """Puts into the empty database what a crow of an earlier revision had written."""
+
+    def load(revision: str) -> None:
+        kind = "sqlite" if database.file else "postgresql"
+        dump = (DATABASES / f"{revision}.{kind}.sql").read_text()
+        if database.file:
+            with closing(sqlite3.connect(database.file)) as connection:
+                connection.executescript(dump)
+        else:
+            engine = create_engine(database.url)
+            with engine.begin() as connection:
+                connection.connection.cursor().execute(dump)
+            engine.dispose()
+
+    return load
 
 
 @pytest.fixture

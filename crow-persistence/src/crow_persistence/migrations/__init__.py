@@ -1,4 +1,8 @@
-"""What was done to the tables since the first: one file a revision in `versions`, and none is changed once released."""
+"""What was done to the tables since there were any: one file a revision in `versions`; none is changed once released.
+
+A new one comes with the change to `tables.py`, with HEAD in `database.py`, and with a database as it leaves it
+(`tests/databases/make.py`), so that it can be brought up to date for ever.
+"""
 
 from alembic import command
 from alembic.config import Config
