@@ -1,6 +1,7 @@
 """The first tables. What their columns mean stands in `crow_persistence.tables`."""
 
 from alembic import op
+from crow_persistence import search
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -12,8 +13,6 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
-
-from crow_persistence import search
 
 revision = "0001"
 down_revision = None
