@@ -69,7 +69,10 @@ ADD = {
     "postgresql": text("INSERT INTO search(message, words) VALUES (:id, trim(:place || ' ' || :words))"),
 }
 REMOVE = {
-    "sqlite": text("INSERT INTO search(search, rowid, words, place) VALUES ('delete', :id, :words, :place)"),
+    "sqlite": text(
+        "INSERT INTO search(search, rowid, words, place) SELECT 'delete', id, :words, :place FROM search_docsize"
+        " WHERE id = :id"
+    ),
     "postgresql": text("DELETE FROM search WHERE message = :id"),
 }
 COUNT = {
@@ -129,34 +132,37 @@ def count(connection: Connection) -> int:
 def index(connection: Connection, number: int, cwd: str, rows: Sequence[tuple[int, Message]]) -> None:
     """Take entries of the session `number` into the index, each with its row's id, in the transaction that adds them.
 
-    To be called before `cwd` is written to the session's row: where it tells of another folder, what the session said
-    before moves along.
+    To be called before `cwd` is written to the session's row: where it tells of another folder, all that the session
+    has in the index moves along.
     """
     before = connection.scalar(select(sessions.c.cwd).where(sessions.c.number == number))
-    if rows and before not in (None, plain(cwd)):
-        earlier = select(messages.c.id, messages.c.body).where(messages.c.session == number, messages.c.id < rows[0][0])
-        moved = [(id, entry_of(body)) for id, body in connection.execute(earlier)]
-        change(connection, REMOVE, number, before, moved)
-        change(connection, ADD, number, cwd, moved)
-    change(connection, ADD, number, cwd, rows)
+    if before not in (None, plain(cwd)):
+        new = {id for id, _ in rows}
+        its = select(messages.c.id, messages.c.body).where(messages.c.session == number, messages.c.kind.in_(KINDS))
+        moving = [(id, entry_of(body)) for id, body in connection.execute(its) if id not in new]
+        change(connection, REMOVE, [document(id, entry, number, before) for id, entry in moving])
+        change(connection, ADD, [document(id, entry, number, cwd) for id, entry in moving])
+    said = [(id, entry) for id, entry in rows if entry.get("role") in KINDS]
+    change(connection, ADD, [document(id, entry, number, cwd) for id, entry in said])
 
 
-def forget(connection: Connection, rows: Sequence[tuple[int, Message]]) -> None:
-    """Take entries out of the index again, as long as their rows and their sessions' are as they were."""
-    home = select(sessions.c.number, sessions.c.cwd).join(messages)
-    for row in rows:
-        number, cwd = connection.execute(home.where(messages.c.id == row[0])).one()
-        change(connection, REMOVE, number, cwd, [row])
+def forget(connection: Connection, ids: Iterable[int]) -> None:
+    """Take messages out of the index again, while their rows and their sessions' are still as they were."""
+    columns = (messages.c.id, messages.c.body, sessions.c.number, sessions.c.cwd)
+    waiting = iter(ids)
+    while some := list(islice(waiting, 500)):
+        rows = connection.execute(select(*columns).join(sessions).where(messages.c.id.in_(some)))
+        change(connection, REMOVE, [document(id, entry_of(body), number, cwd) for id, body, number, cwd in rows])
 
 
-def change(
-    connection: Connection, how: Mapping[str, TextClause], number: int, cwd: str, rows: Iterable[tuple[int, Message]]
-) -> None:
-    """Add entries of a session to the index, or remove them."""
-    place = " ".join(place_of(cwd, number))
-    spoken = [(id, entry) for id, entry in rows if entry.get("role") in KINDS]
-    if values := [{"id": id, "words": words_of(entry), "place": place} for id, entry in spoken]:
-        connection.execute(how[connection.dialect.name], values)
+def document(id: int, entry: Message, number: int, cwd: str) -> dict[str, Any]:
+    """A message as the index knows it."""
+    return {"id": id, "words": words_of(entry), "place": " ".join(place_of(cwd, number))}
+
+
+def change(connection: Connection, how: Mapping[str, TextClause], documents: Sequence[dict[str, Any]]) -> None:
+    if documents:
+        connection.execute(how[connection.dialect.name], documents)
 
 
 def search(

@@ -1,16 +1,10 @@
 """Sessions as trees: a fork is one row that points into another path; what it uses stays when the other is deleted."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from typing import Any
-
-from crow_core.messages import Message
 from crow_core.store import Record, SessionBusy
-from sqlalchemy import Connection, Row, Select, insert, or_, select, union, update
+from sqlalchemy import Connection, Select, insert, or_, select, union, update
 from sqlalchemy import delete as deletion
 
 from crow_persistence import blobs, leases, search
-from crow_persistence.entries import decode
 from crow_persistence.reading import Track, find_exactly, follow, recall
 from crow_persistence.tables import calls, drafts, links, messages, renders, sessions
 
@@ -61,11 +55,10 @@ def delete(connection: Connection, id: str, owner: str = "") -> None:
 def prune(connection: Connection, number: int) -> set[str]:
     """Delete those rows of a deleted session that are on no other's path; gives the blobs they named."""
     doomed = select(messages.c.id).where(messages.c.session == number, messages.c.id.not_in(used(number)))
-    gone = connection.execute(select(messages.c.id, messages.c.body).where(messages.c.id.in_(doomed))).all()
     linked = select(links.c.blob).where(links.c.message.in_(doomed))
     rendered = select(renders.c.text).where(renders.c.message.in_(doomed))
     named = set(connection.scalars(union(linked, rendered)))
-    search.forget(connection, list(said(gone)))
+    search.forget(connection, connection.scalars(doomed).all())
     connection.execute(deletion(messages).where(messages.c.id.in_(doomed)))
     return named
 
@@ -79,10 +72,3 @@ def used(number: int) -> Select[int]:
     kept = its.where(or_(elsewhere, messages.c.id.in_(heads))).cte("kept", recursive=True)
     kept = kept.union(its.join(kept, messages.c.id == kept.c.parent))
     return select(kept.c.id)
-
-
-def said(rows: "Sequence[Row[Any, Any]]") -> Iterator[tuple[int, Message]]:
-    """Entries by their rows, as the full text knows them; without what was kept apart, which it does not know."""
-    for row in rows:
-        with suppress(ValueError):
-            yield row.id, decode(row.body)
