@@ -306,6 +306,11 @@ def test_invalid_arguments_are_sent_as_an_object_that_shows_them() -> None:
     ]
 
 
+def test_arguments_with_half_a_character_are_shown_as_they_are() -> None:
+    log = [asks(use("a", arguments='{"x": "\ud800"}'))]
+    assert with_valid_arguments(log) == [asks(use("a", arguments='{"invalid_json":"{\\"x\\": \\"\ud800\\"}"}'))]
+
+
 def test_missing_arguments_are_sent_as_an_empty_object() -> None:
     assert with_valid_arguments([asks(use("a", arguments=""))]) == [asks(use("a", arguments="{}"))]
 

@@ -4,6 +4,7 @@ The log is append-only. It holds messages, in the shape the model reads, and mar
 `merge` folds a streamed reply into one message; `settle` closes it; `view` derives the request from the log.
 """
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any, Literal, TypedDict
@@ -127,7 +128,7 @@ def arguments_of(call: ToolUse) -> dict[str, Any] | None:
         return None
     try:
         return OBJECT.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no JSON, or half a surrogate pair in it
         return None
 
 
@@ -295,7 +296,7 @@ def stand_in(call: ToolUse) -> ToolUse:
     if arguments_of(call) is not None:
         return call
     raw = call["function"]["arguments"]
-    text = msgspec.json.encode({"invalid_json": raw}).decode() if raw else "{}"
+    text = json.dumps({"invalid_json": raw}, ensure_ascii=False, separators=(",", ":")) if raw else "{}"
     return {**call, "function": {**call["function"], "arguments": text}}
 
 
