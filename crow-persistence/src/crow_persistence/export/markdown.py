@@ -11,7 +11,8 @@ def markdown(story: Story) -> str:
     """A document that every reader of Markdown shows as it is meant, whatever was said in it."""
     facts = "\n".join(f"- {name}: {code(value)}" for name, value in story.facts())
     told = [piece for part in story.parts() for piece in pieces(part)]
-    return "\n\n".join([f"# {line(story.summary.title or 'Session')}", facts, *told]) + "\n"
+    text = "\n\n".join([f"# {line(story.summary.title or 'Session')}", facts, *told]) + "\n"
+    return text.encode("utf-8", "replace").decode()  # half a surrogate pair becomes a question mark
 
 
 def pieces(part: Part) -> list[str]:

@@ -69,8 +69,8 @@ NAME = (
 
 ASSIGNED = re.compile(
     rf"({NAME}(?![\w-])\\*[\"'`]?\s{{0,3}}(?:=>|:=|=|:)\s{{0,3}})"
-    rf"(?:(?P<quote>\\*[\"'`]){REFERENCE}(?P<quoted>(?:(?!(?P=quote))(?:\\.|[^\\\s])){{4,2000}})(?=(?P=quote))"
-    rf"|{REFERENCE}(?P<bare>[^\s\"'`,;|<>(){{}}\[\]\\]{{6,2000}}+)(?![(\[{{]))",
+    rf"(?:(?P<quote>\\*[\"'`]){REFERENCE}(?P<quoted>(?:(?!(?P=quote))(?:\\.|[^\\\s])){{4,9999}})(?=(?P=quote)|\Z)"
+    rf"|{REFERENCE}(?P<bare>[^\s\"'`,;|<>(){{}}\[\]\\]{{6,9999}}+)(?![(\[{{]))",
     re.I,
 )
 
@@ -130,7 +130,7 @@ def assigned(found: re.Match[str]) -> str:
 def is_secret(name: str, text: str) -> bool:
     """Whether a string under a key is a secret, by the key's name."""
     found = re.search(rf"{NAME}$", name, re.I)
-    return found is not None and re.fullmatch(rf"{REFERENCE}\S{{4,2000}}", text) is not None and is_literal(name, text)
+    return found is not None and re.fullmatch(rf"{REFERENCE}\S{{4,9999}}", text) is not None and is_literal(name, text)
 
 
 def is_literal(name: str, text: str) -> bool:
