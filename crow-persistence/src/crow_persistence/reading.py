@@ -117,12 +117,12 @@ def load(connection: Connection, row: "Row[Any]") -> Record:
 def recall(connection: Connection, row: "Row[Any]", at: str = "") -> tuple[Record, Track]:
     """A session as it was stored, and where: to its tip, or up to the entry with the id `at`. Raises StoreError when it
     has none."""
-    path, gaps = follow(connection, row)
+    path, missing, astray = follow(connection, row)
     rendered = renders_of(connection, [found.id for found in path if found.kind == "render"])
     data = blobs.fetch(connection, {hash for found in path for hash in names(found.body)})
     track = Track(number=row.number, options=options_of(row), engine=connection.engine)
     record = Record(row.id, [], title=row.title or "", options=dict(track.options))
-    damaged = gaps
+    damaged = missing + astray
     for found in path:
         entry, whole = restored(found, data, rendered)
         damaged += not whole
@@ -146,7 +146,7 @@ def recall(connection: Connection, row: "Row[Any]", at: str = "") -> tuple[Recor
             case _:
                 pass
     if damaged:
-        total = len(path) + gaps
+        total = len(path) + missing
         record.damage = f"{total - damaged} of {total} messages of session {row.id} could be restored; {CHECK}."
     return record, track
 
@@ -155,21 +155,25 @@ def id_of(entry: Message) -> str:
     return str(entry.get("crow", {}).get("id", ""))
 
 
-def follow(connection: Connection, row: "Row[Any]") -> tuple[list["Row[Any]"], int]:
-    """The `messages` rows from the first to the tip, each the parent of the next, and how often one was missing."""
+def follow(connection: Connection, row: "Row[Any]") -> tuple[list["Row[Any]"], int, int]:
+    """The `messages` rows from the first to the tip, each the parent of the next; how many were missing, and how many
+    named a parent that cannot be theirs."""
     known: dict[int, Row[Any]] = {}
     path: list[Row[Any]] = []
-    at, gaps = row.head, 0
+    at, missing, astray = row.head, 0, 0
     while at is not None:
         if at not in known:
             known |= {found.id: found for found in connection.execute(session_up_to(at))}
-        if found := known.get(at):
-            path.append(found)
-            at = found.parent
-        if not found or (at is not None and at >= found.id):  # a parent is older: else it was changed by hand
-            gaps += 1
+        if (found := known.get(at)) is None:
+            missing += 1
             at = before(connection, row, path)
-    return path[::-1], gaps
+            continue
+        path.append(found)
+        at = found.parent
+        if at is not None and at >= found.id:  # a parent is always older
+            astray += 1
+            at = before(connection, row, path)
+    return path[::-1], missing, astray
 
 
 COLUMNS = (messages.c.id, messages.c.session, messages.c.parent, messages.c.kind, messages.c.body)

@@ -21,11 +21,7 @@ ADD = insert(messages)
 LINK = insert(links)
 MOVE = (
     update(sessions)
-    .where(
-        sessions.c.number == bindparam("session"),
-        sessions.c.owner == bindparam("me"),
-        sessions.c.head.is_not_distinct_from(bindparam("before")),
-    )
+    .where(sessions.c.number == bindparam("session"), sessions.c.owner == bindparam("me"))
     .values(
         head=bindparam("tip"),
         updated=bindparam("at"),
@@ -89,7 +85,6 @@ def extend(
     moved = {
         "session": number,
         "me": track.owner,
-        "before": track.head,
         "tip": head,
         "at": at,
         "folder": plain(session.cwd),
