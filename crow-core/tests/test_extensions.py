@@ -5,6 +5,7 @@ from typing import Any
 
 import crow_mcp_server
 import pytest
+from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import (
     AvailableCommandsUpdate,
     ConfigOptionUpdate,
@@ -18,6 +19,8 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.extensions.commands import commands
+from crow_core.extensions.refusal import refusal
+from crow_core.extensions.templates import templates
 from crow_core.extensions.titles import titles
 from crow_core.extensions.truncate import truncate
 from crow_core.extensions.usage import UNKNOWN_WINDOW, usage
@@ -214,3 +217,48 @@ async def test_what_fits_is_left_as_it_is():
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
     assert model.requests[1]["messages"][-1]["content"] == "x" * 1000
+
+
+async def test_what_was_refused_is_not_said_to_the_model_again():
+    model = ScriptedModel([Reply("Hello."), Reply("No.", finish_reason="content_filter"), Reply("Yes.")])
+    async with connect(Crow(model).use(refusal)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "hi")
+        refused = await editor.prompt(session.session_id, "something foul")
+        await editor.prompt(session.session_id, "something fair")
+    assert refused.stop_reason == "refusal"
+    assert [message["content"] for message in model.requests[2]["messages"][1:]] == ["hi", "Hello.", "something fair"]
+
+
+async def test_a_file_stands_in_for_a_prompt_and_counts_from_the_next_session_on(tmp_path: Path):
+    file = tmp_path / "system.md.j2"
+    file.write_text("You are in {{ cwd }}.")
+    model = ScriptedModel([Reply("Yes.")] * 3)
+    async with connect(Crow(model).use(templates, files=lambda session: {"system": file})) as editor:
+        one = await editor.new_session("/")
+        await editor.prompt(one.session_id, "hi")
+        file.write_text("You are still in {{ cwd }}.")
+        two = await editor.new_session("/")
+        await editor.prompt(one.session_id, "hi")
+        await editor.prompt(two.session_id, "hi")
+    systems = [request["messages"][0]["content"] for request in model.requests]
+    assert systems == ["You are in /.", "You are in /.", "You are still in /."]
+
+
+async def test_a_template_that_is_wrong_is_an_error_that_names_it(tmp_path: Path):
+    file = tmp_path / "system.md.j2"
+    file.write_text("You are {{ nobody }}.")
+    async with connect(Crow(ScriptedModel([])).use(templates, files=lambda session: {"system": file})) as editor:
+        session = await editor.new_session("/")
+        with pytest.raises(RpcError) as caught:
+            await editor.prompt(session.session_id, "hi")
+    assert caught.value.data == {"details": "The template of the prompt 'system' is wrong: 'nobody' is undefined."}
+
+
+async def test_a_template_that_cannot_be_read_is_an_error_that_names_its_file(tmp_path: Path):
+    file = tmp_path / "system.md.j2"
+    file.write_bytes(b"\xff\xfe\xfd")
+    async with connect(Crow(ScriptedModel([])).use(templates, files=lambda session: {"system": file})) as editor:
+        with pytest.raises(RpcError) as caught:
+            await editor.new_session("/")
+    assert str(file) in str(caught.value.data)

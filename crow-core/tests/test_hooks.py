@@ -11,11 +11,11 @@ from crow_core.acp.schema import AgentMessageChunk, StopReason, ToolCall, ToolCa
 from crow_core.app import Crow
 from crow_core.content import ToolResult
 from crow_core.messages import INTERRUPTED, Message, ToolUse
-from crow_core.model import Call, Request
+from crow_core.model import Call, ChatModel, Request, encode
 from crow_core.permissions import permissions
 from crow_core.servers import Server
 from crow_core.session import EndTurn, Hooks, Session
-from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_core.testing import Editor, Failure, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ToolCall as Use
 from fastmcp import FastMCP
 
@@ -500,3 +500,86 @@ async def test_calls_end_on_the_client_even_when_nothing_can_be_written_any_more
         broken = False
         await editor.prompt(session.session_id, "again")
     assert_valid(model.requests[1])
+
+
+async def test_a_reply_that_still_streams_is_drafted_under_the_id_it_will_keep():
+    """What was shown is told of soon, although nothing more may come for long."""
+    crow = Crow(ScriptedModel([Reply("Half a sent", reasoning="Hm.", hang=True)]))
+    drafts: asyncio.Queue[Message] = asyncio.Queue()
+
+    @crow.draft
+    def keep(session: Session, reply: Message) -> None:
+        drafts.put_nowait(reply)
+
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        turn = asyncio.ensure_future(editor.prompt(session.session_id, "hi"))
+        draft = await drafts.get()
+        await editor.cancel(session.session_id)
+        await turn
+        kept = only_session(crow).log[-1]
+        assert drafts.empty()  # nothing more once the reply is in the log
+    assert (draft.get("reasoning_content"), draft.get("content")) == ("Hm.", "Half a sent")
+    assert draft.get("crow", {})["id"] == kept.get("crow", {})["id"]
+    assert kept.get("content") == "Half a sent"
+
+
+async def test_a_reply_that_comes_at_once_needs_no_draft():
+    crow = Crow(ScriptedModel([Reply("All of it.")]))
+    drafts: list[Message] = []
+    crow.draft(lambda session, reply: drafts.append(reply))
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "hi")
+    assert drafts == []
+
+
+async def test_every_request_is_told_of_when_it_leaves_and_when_it_has_ended():
+    """With the body to the byte, between the entries it was made of and the one it brings; a failed one, too."""
+    told: list[Any] = []
+    async with ScriptedServer([Reply("Hello."), Failure(400, "no")]) as server:
+        crow = Crow(ChatModel(name="m", base_url=server.url, parameters={"temperature": 0}))
+
+        @crow.message
+        def entry(session: Session, entry: Message) -> None:
+            told.append(entry.get("role") or entry.get("crow", {})["kind"])
+
+        @crow.model_call
+        def call(session: Session, call: Call) -> None:
+            told.append(("ended" if call.ended else "sent", bool(call.error)))
+            assert server.bodies == [] or encode(call.sent) == server.bodies[-1]
+
+        async with connect(crow) as editor:
+            session = await editor.new_session("/")
+            await editor.prompt(session.session_id, "hi")
+            with pytest.raises(RpcError):
+                await editor.prompt(session.session_id, "and?")
+    first = ["user", "render", ("sent", False), "assistant", ("ended", False)]
+    assert told == [*first, "user", ("sent", False), ("ended", True)]
+
+
+async def test_tools_that_run_together_are_answered_as_they_end():
+    """What the client saw complete is in the log, whatever becomes of the call beside it; the model reads in order."""
+    release = asyncio.Event()
+    server = FastMCP("demo")
+
+    @server.tool
+    async def slow() -> str:
+        await release.wait()
+        return "slow"
+
+    @server.tool
+    def quick() -> str:
+        return "quick"
+
+    uses: list[Use] = [{"name": "demo_slow", "arguments": {}}, {"name": "demo_quick", "arguments": {}}]
+    model = ScriptedModel([Reply(tool_calls=uses), Reply("Done.")])
+    crow = Crow(model, servers=[Server("demo", lambda: server, shared=True)])
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        turn = asyncio.ensure_future(editor.prompt(session.session_id, "go"))
+        await editor.until(lambda editor: "completed" in editor.calls().get("call_1_1", []))
+        assert only_session(crow).log[-1].get("content") == "quick"
+        release.set()
+        await turn
+    assert [message["content"] for message in model.requests[1]["messages"][-2:]] == ["slow", "quick"]

@@ -16,8 +16,10 @@ from crow_core.messages import (
     View,
     answer,
     arguments_of,
+    live,
     merge,
     settle,
+    unanswered,
     view,
     with_answers,
     with_images_apart,
@@ -540,6 +542,56 @@ def test_view_of_a_growing_log_is_the_view_of_the_whole(log: list[Message], stop
     for stop in sorted({min(stop, len(log)) for stop in stops}):
         assert growing.of(log[:stop]) == view(log[:stop])
     assert growing.of(log) == view(log)
+
+
+@st.composite
+def rewound(draw: st.DrawFn) -> list[Message]:
+    """A log in which the user has gone back, now and then, to an entry that was still to be seen."""
+    log: list[Message] = []
+    for at, message in enumerate(draw(logs())):
+        log.append({**message, "crow": {**message.get("crow", {}), "id": str(at)}})
+        if draw(st.booleans()):
+            to = draw(st.sampled_from(["", *(entry.get("crow", {})["id"] for entry in live(log))]))
+            log.append({"crow": {"kind": "rewind", "to": to, "id": f"rewind {at}"}})
+    return log
+
+
+@settings(deadline=None)
+@given(rewound(), st.lists(st.integers(0, 60)))
+def test_view_of_a_growing_log_that_is_rewound_is_the_view_of_the_whole(log: list[Message], stops: list[int]) -> None:
+    growing = View()
+    for stop in sorted({min(stop, len(log)) for stop in stops}):
+        assert growing.of(log[:stop]) == view(log[:stop])
+    assert growing.of(log) == view(log)
+
+
+@settings(deadline=None)
+@given(rewound())
+def test_what_is_stored_without_the_rewound_reads_the_same(log: list[Message]) -> None:
+    assert live(live(log)) == live(log)
+    assert view(live(log)) == view(log)
+
+
+def test_what_was_rewound_is_gone_for_the_model() -> None:
+    log: list[Message] = [
+        {**user("one"), "crow": {"id": "a"}},
+        {**says("First."), "crow": {"id": "b"}},
+        {**user("two"), "crow": {"id": "c"}},
+        {**says("Second."), "crow": {"id": "d"}},
+        {"crow": {"kind": "rewind", "to": "b", "id": "e"}},
+        {**user("three"), "crow": {"id": "f"}},
+    ]
+    assert [message.get("content") for message in view(log)] == ["one", "First.", "three"]
+    assert view([*log, {"crow": {"kind": "rewind", "to": ""}}]) == []
+    assert view([*log, {"crow": {"kind": "rewind", "to": "unknown"}}]) == view(log)
+
+
+def test_the_calls_that_nobody_answered_are_those_of_the_last_reply() -> None:
+    a, b = use("a", "look"), use("b", "look")
+    assert unanswered([]) == []
+    assert unanswered([user("Hi"), asks(a, b)]) == [a, b]
+    assert unanswered([user("Hi"), asks(a, b), answer(b, "seen"), {"crow": {"kind": "decision"}}]) == [a]
+    assert unanswered([asks(a), says("Well."), user("Hi")]) == []
 
 
 def test_bytes_of_a_request_up_to_its_last_message_begin_the_next_request() -> None:

@@ -18,8 +18,14 @@ from crow_core.acp.schema import ClientCapabilities
 from crow_core.acp.transports import spawn
 from crow_core.testing import Reply, ScriptedServer
 
-HEAVY_AT_INITIALIZE = {"fastmcp", "mcp", "pydantic", "httpx2", "openai", "jinja2", "click", "starlette", "uvicorn"}
-HEAVY_AT_REQUEST = {"fastmcp", "mcp", "pydantic", "openai", "starlette", "uvicorn", "click"}
+HEAVY_AT_INITIALIZE = {
+    *("fastmcp", "mcp", "pydantic", "httpx2", "openai", "jinja2", "click", "starlette", "uvicorn"),
+    *("sqlalchemy", "alembic", "psycopg"),
+}
+HEAVY_AT_REQUEST = {
+    *("fastmcp", "mcp", "pydantic", "openai", "starlette", "uvicorn", "click"),
+    *("sqlalchemy", "alembic", "psycopg"),
+}
 
 
 def folder_of(package: str) -> Path:
@@ -69,7 +75,11 @@ def ours(path: Path, modules: dict[str, Path]) -> set[str]:
 
 @pytest.mark.parametrize(
     ("package", "forbidden"),
-    [("crow_mcp_server", {"crow_core", "crow_cli"}), ("crow_core", {"crow_mcp_server", "crow_cli"})],
+    [
+        ("crow_mcp_server", {"crow_core", "crow_persistence", "crow_cli"}),
+        ("crow_core", {"crow_mcp_server", "crow_persistence", "crow_cli"}),
+        ("crow_persistence", {"crow_mcp_server", "crow_cli"}),
+    ],
 )
 def test_nobody_imports_upwards(package: str, forbidden: set[str]):
     for name, path in modules_of(package).items():
@@ -90,7 +100,7 @@ def test_the_core_does_not_need_its_test_doubles():
             assert not {imported for imported in ours(path, modules) if "testing" in imported}, name
 
 
-@pytest.mark.parametrize("package", ["crow_core", "crow_mcp_server", "crow_cli"])
+@pytest.mark.parametrize("package", ["crow_core", "crow_mcp_server", "crow_persistence", "crow_cli"])
 def test_imports_run_one_way(package: str):
     """Also those inside functions: files can be read in one order."""
     modules = modules_of(package)
@@ -123,7 +133,7 @@ assert not os.listdir(), os.listdir()
 
 def test_importing_does_nothing(tmp_path: Path):
     """No file, folder, thread, process, connection or variable comes of it."""
-    names = [*modules_of("crow_core"), *modules_of("crow_cli")]
+    names = [*modules_of("crow_core"), *modules_of("crow_persistence"), *modules_of("crow_cli")]
     names = [name for name in names if not name.endswith("__main__")]
     environment = {
         **os.environ,

@@ -1,0 +1,326 @@
+"""What a client sees of sessions that are remembered: load, resume, fork, list, delete, as the protocol wants them."""
+
+from pathlib import Path
+from typing import Any
+
+import crow_mcp_server
+import pytest
+from crow_core.acp.connection import RpcError
+from crow_core.acp.schema import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    NOT_FOUND,
+    AgentMessageChunk,
+    AgentThoughtChunk,
+    CloseSessionRequest,
+    ContentBlock,
+    DeleteSessionRequest,
+    DiffContent,
+    ForkSessionRequest,
+    ImageBlock,
+    ListSessionsRequest,
+    ListSessionsResponse,
+    LoadSessionRequest,
+    LoadSessionResponse,
+    ResourceBlock,
+    ResourceContents,
+    ResourceLinkBlock,
+    ResumeSessionRequest,
+    SessionInfoUpdate,
+    TextBlock,
+    ToolCall,
+    ToolCallUpdate,
+    UserMessageChunk,
+)
+from crow_core.app import Crow
+from crow_core.extensions.titles import titles
+from crow_core.permissions import permissions
+from crow_core.servers import Server
+from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_persistence.database import Database
+from crow_persistence.extension import persistence
+
+pytestmark = pytest.mark.anyio
+
+SAID: list[ContentBlock] = [
+    TextBlock(text="Look at these."),
+    ResourceLinkBlock(uri="file:///project/notes.md", name="notes.md"),
+    ImageBlock(data="iVBORw0KGgo=", mime_type="image/png"),
+    ResourceBlock(resource=ResourceContents(uri="file:///project/a.py", text="a = 1\n", mime_type="text/x-python")),
+    TextBlock(text="And tell me."),
+]
+"""A prompt with everything that may be attached."""
+
+
+def app(database: Database, *replies: Reply) -> Crow:
+    """An app as another process would have it, with the built-in tools."""
+    model = ScriptedModel(replies or (lambda request: Reply("Well.")))
+    tools = Server(
+        "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), trusted=True, shared=True
+    )
+    url = database.url.render_as_string(hide_password=False)
+    crow = Crow(model, servers=[tools]).use(permissions, mode="yolo").use(titles)
+    return crow.use(persistence, url=url, folder=database.folder)
+
+
+def model_of(crow: Crow) -> ScriptedModel:
+    (model,) = crow.models.values()
+    assert isinstance(model, ScriptedModel)
+    return model
+
+
+async def load(editor: Editor, id: str, cwd: Path) -> LoadSessionResponse:
+    return await editor.request("session/load", LoadSessionRequest(session_id=id, cwd=str(cwd), mcp_servers=[]))
+
+
+async def listed(editor: Editor, **filters: Any) -> ListSessionsResponse:
+    return await editor.request("session/list", ListSessionsRequest(**filters))
+
+
+def seen(editor: Editor) -> list[Any]:
+    """What a person has before them at the end: messages put together from their chunks, calls in their last state."""
+    found: dict[Any, Any] = {}
+    for update in editor.updates:
+        match update:
+            case AgentMessageChunk(content=TextBlock(text=text)) | AgentThoughtChunk(content=TextBlock(text=text)):
+                key = (type(update), update.message_id)
+                found[key] = found.get(key, "") + text
+            case ToolCall():
+                found[update.tool_call_id] = [update.title, update.kind, update.name, update.raw_input, update.status]
+            case ToolCallUpdate(status="completed" | "failed"):
+                what = [update.status, update.content, update.locations]
+                found[update.tool_call_id] = found[update.tool_call_id][:4] + what
+            case _:
+                pass
+    return list(found.values())
+
+
+WORK = (
+    Reply(
+        "I make a file and look at it.",
+        reasoning="First a file.",
+        tool_calls=[
+            {"name": "file_editor", "arguments": {"command": "create", "path": "a.txt", "file_text": "eins\nzwei\n"}},
+            {"name": "terminal", "arguments": {"command": "echo ```; exit 3"}},
+        ],
+    ),
+    Reply(tool_calls=[{"name": "nonsense", "arguments": {}}, {"name": "terminal", "arguments": "{broken"}]),
+    Reply(
+        tool_calls=[
+            {
+                "name": "file_editor",
+                "arguments": {"command": "str_replace", "path": "a.txt", "old_str": "zwei", "new_str": "drei"},
+            }
+        ]
+    ),
+    Reply("All is done."),
+)
+
+
+async def test_a_loaded_session_shows_what_was_shown(database: Database, tmp_path: Path):
+    """Thoughts, texts, calls with their diffs and places, in order, before the answer."""
+    async with connect(app(database, *WORK)) as editor:
+        id = (await editor.new_session(str(tmp_path))).session_id
+        await editor.prompt(id, SAID)
+        before = seen(editor)
+    crow = app(database)
+    async with connect(crow) as editor:
+        await load(editor, id, tmp_path)
+        after = seen(editor)
+        said = [update.content for update in editor.of(UserMessageChunk)]
+    assert after == before
+    assert any(isinstance(part, DiffContent) for part in after[-2][5])
+    assert said == SAID
+
+
+async def test_the_model_reads_on_where_it_stopped(database: Database, tmp_path: Path):
+    """Its requests begin, to the byte, as the last one before."""
+    first = app(database, *WORK)
+    async with connect(first) as editor:
+        id = (await editor.new_session(str(tmp_path))).session_id
+        await editor.prompt(id, SAID)
+    second = app(database)
+    async with connect(second) as editor:
+        await load(editor, id, tmp_path)
+        await editor.prompt(id, "And now?")
+    (last, request) = model_of(first).requests[-1], model_of(second).requests[0]
+    assert request["messages"][: len(last["messages"])] == last["messages"]
+    assert request["tools"] == last["tools"]
+    assert request["messages"][-1] == {"role": "user", "content": "And now?"}
+
+
+async def test_a_resumed_session_shows_nothing_of_the_past(database: Database, tmp_path: Path):
+    async with connect(app(database, Reply("Hello."))) as editor:
+        id = (await editor.new_session(str(tmp_path))).session_id
+        await editor.prompt(id, "hi")
+    crow = app(database)
+    async with connect(crow) as editor:
+        await editor.request("session/resume", ResumeSessionRequest(session_id=id, cwd=str(tmp_path)))
+        assert not editor.of(UserMessageChunk)
+        assert not editor.of(AgentMessageChunk)
+        await editor.prompt(id, "again")
+    assert [m["content"] for m in model_of(crow).requests[0]["messages"][1:]] == ["hi", "Hello.", "again"]
+
+
+async def test_the_list_tells_each_folders_sessions(database: Database, tmp_path: Path):
+    other = tmp_path / "other"
+    other.mkdir()
+    async with connect(app(database)) as editor:
+        for cwd in (tmp_path, tmp_path, other):
+            id = (await editor.new_session(str(cwd))).session_id
+            await editor.prompt(id, f"What is in {cwd.name}?")
+        await editor.new_session(str(other))  # in which nothing is said
+        assert len((await listed(editor)).sessions) == 3
+        (info,) = (await listed(editor, cwd=str(other))).sessions
+        assert (info.session_id, info.cwd, info.title) == (id, str(other), "What is in other?")
+        assert isinstance(info.updated_at, str)
+        assert info.updated_at.endswith("+00:00")
+        assert (await listed(editor, cwd="/nowhere")).sessions == []
+
+
+async def test_the_list_comes_in_pages(database: Database, tmp_path: Path):
+    async with connect(app(database)) as editor:
+        ids: list[str] = []
+        for _ in range(55):
+            ids.append((await editor.new_session(str(tmp_path))).session_id)
+            await editor.prompt(ids[-1], "hi")
+        page = await listed(editor)
+        assert len(page.sessions) == 50
+        rest = await listed(editor, cursor=page.next_cursor)
+        assert not rest.next_cursor
+        assert [info.session_id for info in [*page.sessions, *rest.sessions]] == ids[::-1]
+        with pytest.raises(RpcError) as caught:
+            await listed(editor, cursor="nonsense")
+    assert caught.value.code == INVALID_PARAMS
+
+
+async def test_a_deleted_session_is_gone_and_may_be_deleted_again(database: Database, tmp_path: Path):
+    async with connect(app(database)) as editor:
+        id = (await editor.new_session(str(tmp_path))).session_id
+        await editor.prompt(id, "hi")
+        for _ in range(2):
+            await editor.request("session/delete", DeleteSessionRequest(session_id=id))
+        assert (await listed(editor)).sessions == []
+        with pytest.raises(RpcError) as caught:
+            await load(editor, id, tmp_path)
+        assert caught.value.code == NOT_FOUND
+        assert isinstance(caught.value.data, dict)
+        assert caught.value.data["sessionId"] == id
+
+
+async def test_a_fork_goes_its_own_way(database: Database, tmp_path: Path):
+    """While the first session is still open; what is said in one is not heard in the other."""
+    crow = app(database)
+    async with connect(crow) as editor:
+        id = (await editor.new_session(str(tmp_path))).session_id
+        await editor.prompt(id, "one")
+        fork = await editor.request("session/fork", ForkSessionRequest(session_id=id, cwd=str(tmp_path)))
+        await editor.prompt(fork.session_id, "two")
+        await editor.prompt(id, "three")
+        assert {info.session_id for info in (await listed(editor)).sessions} == {id, fork.session_id}
+    heard = [[m["content"] for m in r["messages"] if m["role"] == "user"] for r in model_of(crow).requests]
+    assert heard == [["one"], ["one", "two"], ["one", "three"]]
+    async with connect(app(database)) as editor:
+        await load(editor, fork.session_id, tmp_path)
+        assert [u.content for u in editor.of(UserMessageChunk)] == [TextBlock(text="one"), TextBlock(text="two")]
+
+
+async def test_a_session_that_another_process_has_open_can_only_be_forked(database: Database, tmp_path: Path):
+    async with connect(app(database)) as first, connect(app(database)) as second:
+        id = (await first.new_session(str(tmp_path))).session_id
+        await first.prompt(id, "mine")
+        with pytest.raises(RpcError) as caught:
+            await load(second, id, tmp_path)
+        assert caught.value.code == INVALID_REQUEST
+        assert isinstance(caught.value.data, dict)
+        assert caught.value.data["canFork"] is True
+        assert "fork" in caught.value.data["details"]
+        fork = await second.request("session/fork", ForkSessionRequest(session_id=id, cwd=str(tmp_path)))
+        await second.prompt(fork.session_id, "yours")
+        await first.request("session/close", CloseSessionRequest(session_id=id))
+        await load(second, id, tmp_path)
+
+
+async def test_a_session_that_is_open_here_begins_anew_when_it_is_loaded(database: Database, tmp_path: Path):
+    async with connect(app(database)) as editor:
+        id = (await editor.new_session(str(tmp_path))).session_id
+        await editor.prompt(id, "hi")
+        editor.updates.clear()
+        await load(editor, id, tmp_path)
+        assert [u.content for u in editor.of(UserMessageChunk)] == [TextBlock(text="hi")]
+        assert (await editor.prompt(id, "again")).stop_reason == "end_turn"
+
+
+async def test_a_loaded_session_has_its_name_its_mode_and_its_options(database: Database, tmp_path: Path):
+    async with connect(app(database)) as editor:
+        id = (await editor.new_session(str(tmp_path))).session_id
+        await editor.set_mode(id, "plan")
+        await editor.prompt(id, "What a day")
+    async with connect(app(database)) as editor:
+        answer = await load(editor, id, tmp_path)
+        assert answer.modes
+        assert answer.modes.current_mode_id == "plan"
+        await editor.until(lambda editor: editor.of(SessionInfoUpdate))
+    assert editor.of(SessionInfoUpdate)[0].title == "What a day"
+
+
+async def test_a_mode_that_asks_nothing_has_to_be_chosen_anew(database: Database, tmp_path: Path):
+    crow = app(database)
+    async with connect(crow) as editor:
+        id = (await editor.new_session(str(tmp_path))).session_id
+        await editor.set_mode(id, "ask")
+        await editor.set_mode(id, "yolo")
+        await editor.prompt(id, "hi")
+    strict = Crow(ScriptedModel([])).use(permissions, mode="ask")
+    strict.use(persistence, url=database.url.render_as_string(hide_password=False), folder=database.folder)
+    async with connect(strict) as editor:
+        answer = await load(editor, id, tmp_path)
+    assert answer.modes
+    assert answer.modes.current_mode_id == "ask"
+
+
+async def test_a_tool_of_earlier_days_stays_in_the_list_and_says_that_it_is_not_connected(
+    database: Database, tmp_path: Path
+):
+    first = app(database)
+    async with connect(first) as editor:
+        id = (await editor.new_session(str(tmp_path))).session_id
+        await editor.prompt(id, "hi")
+    model = ScriptedModel([Reply(tool_calls=[{"name": "terminal", "arguments": {"command": "true"}}]), Reply("Oh.")])
+    second = Crow(model).use(persistence, url=database.url.render_as_string(False), folder=database.folder)
+    async with connect(second) as editor:
+        await load(editor, id, tmp_path)
+        await editor.prompt(id, "run it")
+    assert model.requests[0]["tools"] == model_of(first).requests[0]["tools"]
+    assert "not connected" in model.requests[1]["messages"][-1]["content"]
+
+
+async def test_what_was_hidden_from_the_user_stays_hidden(database: Database, tmp_path: Path):
+    crow = app(database, Reply("One."), Reply("Two."))
+    more = iter(["Go on."])
+
+    @crow.before_end
+    def go_on(session: Any, stop_reason: Any) -> Any:
+        words = next(more, None)
+        return words and {"role": "user", "content": words, "crow": {"hidden": True}}
+
+    async with connect(crow) as editor:
+        id = (await editor.new_session(str(tmp_path))).session_id
+        await editor.prompt(id, "hi")
+    async with connect(app(database)) as editor:
+        await load(editor, id, tmp_path)
+    assert [u.content for u in editor.of(UserMessageChunk)] == [TextBlock(text="hi")]
+    assert editor.text == "One.Two."
+
+
+async def test_without_a_store_nothing_of_it_is_promised_or_answered():
+    async with connect(Crow(ScriptedModel([]))) as editor:
+        for method, params in (
+            ("session/load", LoadSessionRequest(session_id="x", cwd="/", mcp_servers=[])),
+            ("session/list", ListSessionsRequest()),
+            ("session/fork", ForkSessionRequest(session_id="x", cwd="/")),
+        ):
+            with pytest.raises(RpcError) as caught:
+                await editor.request(method, params)
+            assert caught.value.code == METHOD_NOT_FOUND
