@@ -8,6 +8,7 @@ import msgspec
 from crow_core.messages import Message
 from crow_core.store import StoreError
 from sqlalchemy import Column, Connection, Row, Select, exists, func, select, text
+from sqlalchemy.exc import DBAPIError
 
 from crow_persistence import audit, search
 from crow_persistence import blobs as kept
@@ -50,10 +51,18 @@ def check(database: Database) -> list[str]:
 
 def pages(connection: Connection) -> Iterator[str]:
     """The file is whole; PostgreSQL looks after its own."""
-    if connection.dialect.name == "sqlite":
-        for line in connection.scalars(text("PRAGMA integrity_check")):
+    if connection.dialect.name != "sqlite":
+        return
+    try:
+        for line in connection.scalars(text("PRAGMA integrity_check")).all():
             if line != "ok":
                 yield f"The file is damaged: {line}."
+    except DBAPIError:  # so badly that it cannot be looked at as a whole
+        for name in connection.scalars(text("SELECT name FROM sqlite_master WHERE type = 'table'")).all():
+            try:
+                connection.execute(text(f"PRAGMA integrity_check('{name}')")).all()
+            except DBAPIError as error:
+                yield f"The file is damaged where {name} is: {error.orig}."
 
 
 def references(connection: Connection) -> Iterator[str]:
@@ -92,7 +101,7 @@ def entries(connection: Connection) -> Iterator[str]:
         for row in rows:
             begin, hashes = f"Row {row.id} of messages (session {row.of}):", named[row.id]
             if hashes is None or plain(kind_of(decode(row.body))[:16]) != row.kind:
-                yield f"{begin} its body is not a {row.kind} entry as it was written."
+                yield f"{begin} its body is not the {row.kind} entry that was written."
                 continue
             for hash in hashes - there:
                 yield f"{begin} blob {hash} of its body is not there."
@@ -124,7 +133,7 @@ def values(connection: Connection) -> Iterator[str]:
             except BROKEN:
                 right = False
             if not right:
-                yield f"Row {own[0]} of {column.table.name}: its {column.name} is not JSON as it was written."
+                yield f"Row {own[0]} of {column.table.name}: the JSON of its {column.name} is damaged."
 
 
 def requests(connection: Connection) -> Iterator[str]:
@@ -143,9 +152,9 @@ def requests(connection: Connection) -> Iterator[str]:
         }
         for row in rows:
             if row.head in heads and not is_head(heads[row.head]):
-                yield f"Row {row.id} of calls: its head is not a request as it was sent."
+                yield f"Row {row.id} of calls: its head is not the request that was sent."
             if (values := named[row.id]) is None:
-                yield f"Row {row.id} of calls: its messages are not a list as it was written."
+                yield f"Row {row.id} of calls: its list of messages is damaged."
             for value in (values or set()) - there:
                 what = f"row {value} of messages" if isinstance(value, int) else f"blob {value}"
                 yield f"Row {row.id} of calls: {what}, of which its request was made, is not there."
@@ -188,7 +197,7 @@ def digests(connection: Connection) -> Iterator[str]:
     """What is known by its hash is what it was."""
     for row in connection.execute(select(blobs).execution_options(yield_per=20)):
         if hashlib.sha256(row.data).hexdigest() != row.hash:
-            yield f"Row {row.hash} of blobs: its data were changed after they were written."
+            yield f"Row {row.hash} of blobs: it was changed after it was written."
     for row in connection.execute(select(prompts)):
         if digest(row.template) != row.hash:
             yield f"Row {row.id} of prompts ({row.name}@{row.number}): its template was changed after it was written."
