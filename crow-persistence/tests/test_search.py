@@ -1,16 +1,20 @@
 """What was said is found again by its words, on both databases alike."""
 
 import json
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from crow_core.content import told
 from crow_core.messages import Message, ToolUse
 from crow_persistence import search, trees
 from crow_persistence.database import Database
 from crow_persistence.entries import encode, kind_of, plain
 from crow_persistence.search import CLOSE, OPEN, Hit
+from crow_persistence.search_tool import DEFINITION, mcp_server, server
 from crow_persistence.tables import messages, sessions
+from fastmcp import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import insert, select, text, update
@@ -306,3 +310,64 @@ def test_a_damaged_row_is_found_without_a_snippet_and_can_be_forgotten(database:
         )
     assert found(database, "docker") == found(database, "compose") == []
     assert count(database) == 0
+
+
+async def ask(database: Database, words: str, session: int = 0, **arguments: Any) -> str:
+    """What the tool answers in /project."""
+    with database.reading() as connection:
+        id = connection.scalar(select(sessions.c.id).where(sessions.c.number == session))
+    tool = server(lambda: database)
+    meta = {"crow/cwd": "/project", "crow/session": id or "new"}
+    result = await tool.call(search.OWN_TOOL, {"words": words, **arguments}, meta)
+    await tool.close()
+    assert not result.is_error
+    return str(told(result))
+
+
+@pytest.mark.anyio
+async def test_an_agent_looks_up_its_own_past(database: Database):
+    number = begin(
+        database,
+        user("docker in this folder"),
+        {"role": "assistant", "content": "", "tool_calls": [use("terminal", {"command": "docker ps"})]},
+    )
+    begin(database, user("docker elsewhere"), cwd="/other")
+    with database.reading() as connection:
+        id = connection.execute(select(sessions.c.id).where(sessions.c.number == number)).scalar_one()
+    answer = (await ask(database, "docker")).splitlines()
+    assert [line.split(maxsplit=3)[0] for line in answer] == [id[:8]] * 2
+    assert {line.split(maxsplit=3)[3] for line in answer} == {
+        "user: ⟦docker⟧ in this folder",
+        "assistant (terminal): terminal ⟦docker⟧ ps",
+    }
+    assert "user in /other: ⟦docker⟧ elsewhere" in await ask(database, "docker", everywhere=True)
+    assert "Nothing in the sessions of /project" in await ask(database, "elsewhere")
+    assert "Nothing in any session" in await ask(database, '"', everywhere=True)
+
+
+@pytest.mark.anyio
+async def test_an_agent_does_not_find_the_very_question_it_was_asked(database: Database):
+    number = begin(database, user("docker before"))
+    say(database, number, user("what was it about docker?"), {"role": "assistant", "content": "I look docker up."})
+    assert (await ask(database, "docker", number)).endswith("user: ⟦docker⟧ before")
+    assert len((await ask(database, "docker")).splitlines()) == 3
+
+
+@pytest.mark.anyio
+async def test_an_agent_is_told_why_it_cannot_search(tmp_path: Path):
+    file = tmp_path / "crow.db"
+    file.write_text("no database" * 1000)
+    tool = server(lambda: Database(f"sqlite:///{file}", tmp_path))
+    result = await tool.call(search.OWN_TOOL, {"words": "docker"}, {})
+    await tool.close()
+    assert result.is_error
+    assert f"{file} is no SQLite database" in str(told(result))
+
+
+@pytest.mark.anyio
+async def test_the_tool_is_described_as_its_server_would():
+    async with Client(mcp_server(lambda: pytest.fail("nothing was asked for"))) as client:
+        [tool] = await client.list_tools()
+    listed = tool.model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert {name: listed[name] for name in DEFINITION} == DEFINITION
+    assert DEFINITION["name"] == search.OWN_TOOL
