@@ -133,7 +133,7 @@ async def test_nothing_is_shown_before_what_it_answers_is_committed(database: Da
         id = (await editor.new_session("/")).session_id
         turn = asyncio.ensure_future(editor.prompt(id, "hi"))
         await editor.until(lambda editor: editor.text)
-        assert [message["content"] for message in view(stored(database, id))] == ["hi"]
+        assert view(stored(database, id))[0] == {"role": "user", "content": "hi"}
         await crow.cancel(crow.sessions[id])
         await turn
 
