@@ -8,8 +8,6 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, NoReturn
 
-import click
-
 
 def complete(work: Coroutine[Any, Any, int]) -> int:
     """Run to the end; gives the exit code, which after SIGTERM or SIGHUP is 128 and the signal's number.
@@ -46,5 +44,7 @@ async def heeding_signals(work: Coroutine[Any, Any, int]) -> int:
 
 def wrong(sentence: str) -> NoReturn:
     """Wrong usage or configuration: say it, exit code 2."""
+    import click  # not above: `crow acp` uses this file, and does without
+
     click.secho(f"crow: {sentence}", fg="red", err=True)
     sys.exit(2)
