@@ -15,6 +15,7 @@ from crow_core.trust import Trust, settings_in
 
 from crow_cli.audit import audit
 from crow_cli.calls import calls
+from crow_cli.db import db
 from crow_cli.ending import complete, wrong
 from crow_cli.prompts import prompts
 from crow_cli.sessions import sessions
@@ -33,6 +34,7 @@ cli.add_command(sessions)
 cli.add_command(prompts)
 cli.add_command(calls)
 cli.add_command(audit)
+cli.add_command(db)
 cli.add_command(undo)
 
 

@@ -1,4 +1,4 @@
-"""What must be true of a database, and where it is not."""
+"""How much is in a database, what must be true of it, and where it is not."""
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator
@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from crow_persistence import audit, search
 from crow_persistence import blobs as kept
-from crow_persistence.database import Database
+from crow_persistence.database import Database, journal
 from crow_persistence.entries import BLOB, decode, kind_of, mapped, plain, swapped
 from crow_persistence.prompts import digest
 from crow_persistence.tables import blobs, calls, drafts, links, messages, metadata, prompts, renders, sessions
@@ -47,6 +47,19 @@ def check(database: Database) -> list[str]:
     except StoreError as error:
         wrong.append(str(error))
     return list(dict.fromkeys(wrong))
+
+
+def counts(connection: Connection) -> dict[str, int]:
+    """How many rows each table has."""
+    tables = metadata.tables.items()
+    return {name: connection.scalar(select(func.count()).select_from(table)) or 0 for name, table in tables}
+
+
+def size(connection: Connection, database: Database) -> int:
+    """Bytes that all of it takes on its disk."""
+    if not database.file:
+        return connection.scalar(text("SELECT pg_database_size(current_database())")) or 0
+    return sum(file.stat().st_size for file in (database.file, journal(database.file)) if file.exists())
 
 
 def pages(connection: Connection) -> Iterator[str]:
