@@ -118,10 +118,11 @@ class Editor:
         said: TerminalOutputResponse = await self.ask(
             "terminal/output", TerminalOutputRequest(session_id=session, terminal_id=terminal)
         )
+        cut = said.truncated or len(said.output) > OUTPUT_BYTES
         return Outcome(
             exit_code=ended.exit_code if isinstance(ended.exit_code, int) else None,
             signal=clean(ended.signal) if isinstance(ended.signal, str) else None,
-            output=LEFT_OUT + said.output[len(LEFT_OUT) - output_limit :] if said.truncated else said.output,
+            output=LEFT_OUT + said.output[len(LEFT_OUT) - output_limit :] if cut else said.output,
             timed_out=timed_out,
             terminal=terminal,
         )
@@ -157,7 +158,7 @@ async def answered(method: str, answer: Awaitable[T], *, within: float | None = 
                 pass
             case _:
                 details = error.message
-        raise Refused(f"the editor refused {method}: {clean(details).rstrip('.')}") from None
+        raise Refused(f"the editor refused {method}: {clean(details)[:200].rstrip('.')}") from None
 
 
 def terminals(crow: Crow) -> None:
@@ -167,7 +168,7 @@ def terminals(crow: Crow) -> None:
     """
 
     @crow.after_model
-    def answered(session: Session, call: Call) -> None:
+    def shown(session: Session, call: Call) -> None:
         give_back(session)
 
     @crow.turn_end

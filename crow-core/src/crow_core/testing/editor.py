@@ -84,6 +84,7 @@ class Terminal:
         self.kill()
         await self.ended()
 
+
 class Editor(AcpClient):
     """An ACP client that records every update, answers permission questions as told, and has files and terminals.
 
