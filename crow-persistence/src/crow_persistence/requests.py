@@ -186,7 +186,7 @@ def outcome(call: Call, secrets: Collection[str]) -> dict[str, Any]:
     cost = price(call) if counted else None
     return {
         "first": (call.first - call.started) * 1000 if call.first else None,
-        "total": (call.ended - call.started) * 1000,
+        "total": (call.ended - call.started - call.held) * 1000,
         "stop_reason": plain(call.finish_reason) or None,
         "error": plain(masked(call.error, secrets)) or None,
         "usage": encode(call.usage) if call.usage else None,
