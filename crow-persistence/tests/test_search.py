@@ -235,8 +235,10 @@ def test_the_best_come_first(database: Database):
     assert found(database, "the rare")[0].startswith("rare, rare")
 
 
-def test_of_very_many_the_newest_come_first(database: Database, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("walk", [0, search.WALK])
+def test_of_very_many_the_newest_come_first(database: Database, monkeypatch: pytest.MonkeyPatch, walk: int):
     monkeypatch.setattr(search, "RANKED", 20)
+    monkeypatch.setattr(search, "WALK", walk)
     begin(database, *(user(f"docker {n} {'docker ' * (n % 3)}".strip()) for n in range(40)), cwd="/one")
     begin(database, *(user(f"compose {n}") for n in range(200)), cwd="/one")
     begin(database, *(user(f"something {n}") for n in range(40)), cwd="/two")

@@ -36,7 +36,7 @@ RANKED = 50_000
 """Matches up to which the best come first; of more, the newest."""
 CANDIDATES = 5_000
 """Matches that are ranked on PostgreSQL: the newest."""
-WALK = 5_000
+WALK = 20_000
 """Messages that PostgreSQL rather reads than asks its index for a word that is in many."""
 LONGEST = 100_000
 """Characters of each text that are in the index, from its beginning."""
@@ -218,7 +218,9 @@ def in_postgresql(connection: Connection, terms: Sequence[Term], place: Sequence
         scores.append(f":weight{n} / (1 + 1.2 * (0.25 + 0.75 * length) / ({times}))")
         holds.append(f"strpos(line, :term{n}) > 0")
     order = "message DESC" if is_common else f"{' + '.join(scores)} DESC, message DESC"
-    span = min(2 * most * last // expected, last // 8 + WALK)  # what goes together does so more often than is expected
+    span = most * 5 // 4 * last // expected + 1
+    if " & " in query:  # what goes together does so more often than is expected
+        span = min(span, last // 8 + 1)
     with connection.begin_nested() as here:
         connection.execute(PLANS)
         while True:
@@ -232,10 +234,11 @@ def in_postgresql(connection: Connection, terms: Sequence[Term], place: Sequence
                     ) AS newest
                 ) AS measured ORDER BY {order} LIMIT :limit"""
             rows = connection.execute(text(statement), {**values, "after": last - span}).all()
-            if span >= last or (rows and rows[0].found >= most):
+            found = rows[0].found if rows else 0
+            if found >= most or span >= last:
                 here.rollback()  # to the settings as they were
                 return [row.message for row in rows]
-            span *= 8
+            span *= min(2 * most // max(found, 1), 8)
 
 
 def rows_expected(connection: Connection, query: str) -> int:
