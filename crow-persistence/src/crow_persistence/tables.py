@@ -42,7 +42,7 @@ sessions = Table(
     Column("options", Text, nullable=False),  # JSON object: model, mode and the like, as last chosen
     Column("head", Number),  # the messages row at the tip of its path; no foreign key, as it is written before it
     Column("origin", String(64)),  # id of the session it was forked from
-    Column("owner", Text),  # the process that has it open: "machine:pid:started"
+    Column("owner", Text),  # the process that has it open: "machine:pid:started:random"
     Column("beat", BigInteger),  # when the owner was last heard of
     Column("deleted", BigInteger),  # a tombstone: what it held is gone but for what a fork uses
 )
