@@ -34,7 +34,7 @@ KINDS = ("user", "assistant", "tool")
 """The kinds of messages that are in the index."""
 RANKED = 50_000
 """Matches up to which the best come first; of more, the newest."""
-CANDIDATES = 5_000
+CANDIDATES = 3_000
 """Matches that are ranked on PostgreSQL: the newest."""
 WALK = 20_000
 """Messages that PostgreSQL rather reads than asks its index for a word that is in many."""
@@ -179,8 +179,8 @@ def search(
     "Words in quotes" follow each other, and `word*` is how a word begins; nothing else in `words` has a meaning. `cwd`
     and `session` (its number) narrow the search. It finds what was rewound, and nothing of a deleted session.
 
-    Among a million messages that takes less than 100 ms, but for how very many words begin (`e*`), and on PostgreSQL
-    for phrases of words that are in many messages and seldom together.
+    Among a million messages that takes less than 100 ms, but longer for how very many words begin (`e*`: seconds), and
+    on PostgreSQL for phrases of words that are in many messages and seldom together.
     """
     terms = list(islice(terms_of(words), TERMS))
     if not terms or limit < 1:
