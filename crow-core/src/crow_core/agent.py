@@ -20,6 +20,7 @@ from crow_core.acp.schema import (
     INVALID_REQUEST,
     NOT_FOUND,
     PROTOCOL_VERSION,
+    AgentAuthCapabilities,
     AgentCapabilities,
     AuthenticateRequest,
     AuthenticateResponse,
@@ -39,6 +40,9 @@ from crow_core.acp.schema import (
     ListSessionsResponse,
     LoadSessionRequest,
     LoadSessionResponse,
+    LogoutCapabilities,
+    LogoutRequest,
+    LogoutResponse,
     McpCapabilities,
     NewSessionRequest,
     NewSessionResponse,
@@ -86,6 +90,8 @@ class Agent:
         self.stored = bool(crow.load_session) if isinstance(crow, Crow) else stored
         """Whether sessions are remembered; of an app that is still to be made, somebody has to say it."""
         self.capabilities = ClientCapabilities()
+        self.logged_out = False
+        """The client has called `logout`, and not `authenticate` since."""
         self.sessions: dict[str, Session] = {}
         storing = {
             "session/load": self.load_session,
@@ -101,6 +107,7 @@ class Agent:
             {
                 "initialize": self.initialize,
                 "authenticate": self.authenticate,
+                "logout": self.logout,
                 "session/new": self.new_session,
                 "session/prompt": self.prompt,
                 "session/cancel": self.cancel,
@@ -128,7 +135,9 @@ class Agent:
         await self.connection.notify(method, params)
 
     async def crow(self) -> Crow:
-        """The app; an error that asks for credentials when it has no model."""
+        """The app; an error that asks for credentials when it has no model, and after `logout`."""
+        if self.logged_out:
+            raise RpcError(AUTH_REQUIRED, "Logged out", details="You have logged out of crow. Log in to go on.")
         async with self._making:
             if not isinstance(self.source, Crow):
                 try:
@@ -153,6 +162,7 @@ class Agent:
                     close=SessionCloseCapabilities(),
                     additional_directories=SessionAdditionalDirectoriesCapabilities(),
                 ),
+                auth=AgentAuthCapabilities(logout=LogoutCapabilities()),
             ),
             auth_methods=[
                 AuthMethod(
@@ -166,8 +176,16 @@ class Agent:
     async def authenticate(self, params: AuthenticateRequest) -> AuthenticateResponse:
         if params.method_id != "configured":
             raise RpcError(INVALID_PARAMS, "Unknown authentication method", details="The only method is 'configured'.")
+        self.logged_out = False
         await self.crow()
         return AuthenticateResponse()
+
+    async def logout(self, params: LogoutRequest) -> LogoutResponse:
+        """Nothing more is asked of the model for this client; what runs is cancelled, what is open stays open."""
+        self.logged_out = True
+        if isinstance(crow := self.source, Crow):
+            await asyncio.gather(*(crow.cancel(session) for session in self.sessions.values()))
+        return LogoutResponse()
 
     async def new_session(self, params: NewSessionRequest) -> NewSessionResponse:
         crow = await self.crow()
@@ -273,13 +291,14 @@ class Agent:
             raise RpcError(INTERNAL_ERROR, "The prompt's template cannot be used", details=str(error)) from error
 
     async def cancel(self, params: CancelNotification) -> None:
-        if session := self.sessions.get(params.session_id):
-            await (await self.crow()).cancel(session)
+        if (session := self.sessions.get(params.session_id)) and isinstance(crow := self.source, Crow):
+            await crow.cancel(session)
 
     async def close_session(self, params: CloseSessionRequest) -> CloseSessionResponse:
-        session, crow = self.session(params.session_id), await self.crow()
+        session = self.session(params.session_id)
         del self.sessions[session.id]
-        await crow.close(session)
+        if isinstance(crow := self.source, Crow):
+            await crow.close(session)
         return CloseSessionResponse()
 
     async def set_mode(self, params: SetSessionModeRequest) -> SetSessionModeResponse:
