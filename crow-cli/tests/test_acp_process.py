@@ -23,6 +23,7 @@ from crow_core.acp.schema import (
     PARSE_ERROR,
     DiffContent,
     McpServer,
+    SetProviderRequest,
     ToolCallUpdate,
 )
 from crow_core.acp.transports import Child, spawn
@@ -357,3 +358,20 @@ async def test_a_refused_connection_is_told_with_the_address(machine: "Machine")
 
     assert error.value.code == INTERNAL_ERROR
     assert error.value.data["details"].startswith(f"Nothing answers at {url}.")
+
+
+@pytest.mark.usefixtures("no_local_model")
+async def test_an_endpoint_that_the_client_brings_is_asked_and_its_key_written_nowhere(machine: "Machine"):
+    key = "sk-of-the-client-1234"
+    async with ScriptedServer([Reply(f"Your key is {key}.")]) as model:
+        agent = await machine.agent("--unstable")
+        async with machine.editor(agent) as editor:
+            headers = {"Authorization": f"Bearer {key}"}
+            wanted = SetProviderRequest(provider_id="main", api_type="openai", base_url=model.url, headers=headers)
+            await editor.request("providers/set", wanted)
+            session = await editor.new_session(str(machine.project))
+            assert (await editor.prompt(session.session_id, "hi")).usage
+        assert model.headers[0]["authorization"] == f"Bearer {key}"
+    written = [file.read_bytes() for file in machine.home.rglob("*") if file.is_file()]
+    assert any(session.session_id.encode() in data for data in written)
+    assert not any(key.encode() in data for data in written)

@@ -40,11 +40,12 @@ cli.add_command(undo)
 
 @cli.command()
 @MODEL
-def acp(model: str) -> None:
+@click.option("--unstable", is_flag=True, help="Speak what ACP may still change, too.")
+def acp(model: str, unstable: bool) -> None:
     """Speak ACP on standard input and output, for an editor."""
     from crow_cli.acp import serve
 
-    serve(model)
+    serve(model, unstable=unstable)
 
 
 @cli.command()

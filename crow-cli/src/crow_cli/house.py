@@ -53,7 +53,7 @@ async def build(
     home = Home.find(env)
     config, env = load(home, env), variables(home, env)
     crow = Crow(
-        models or await find_models(config, env, model),
+        await find_models(config, env, model) if models is None else models,
         servers=[built_in_tools(hidden(env, config))],
         system=system_prompt(config, home),
         max_steps=max_turns or config.max_turns,

@@ -3,7 +3,7 @@
 import asyncio
 import platform
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
@@ -36,7 +36,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.content import ToolResult
 from crow_core.hooks import Collect, First, Observe, Pipe
-from crow_core.messages import Delta, Message, ToolUse, View, live, settle
+from crow_core.messages import Delta, Message, ToolUse, View, kind_of, live, settle
 from crow_core.model import Call, Model, Request
 from crow_core.prompts import Prompt
 from crow_core.servers import Server
@@ -179,11 +179,14 @@ class Session:
     client: Client
     id: str
     cwd: str
-    model: Model
+    models: Mapping[str, Model]
+    """By the name a user picks; the first is the default."""
     prompts: dict[str, Prompt]
     """The templates by name; `system` is the system prompt's."""
     roots: list[str] = field(default_factory=list[str])
     """Absolute folders the file tools may touch; the first is `cwd`."""
+    instructions: list[str] = field(default_factory=list[str])
+    """The client's own, for the system prompt; they come before those of extensions."""
     log: list[Message] = field(default_factory=list[Message])
     """Messages and markers; only ever appended to."""
     toolbox: Toolbox = field(default_factory=Toolbox)
@@ -207,11 +210,16 @@ class Session:
     """The running turn and those that wait for it, in order; a turn that is ending can no longer be cancelled."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the running turn until it has ended."""
+    model: Model = field(init=False)
+    """The one that is asked."""
     _view: View = field(default_factory=View)
     _drafting: asyncio.TimerHandle | None = None
     _call_ids: set[str] = field(default_factory=set[str])
     _writing: "asyncio.Task[None] | None" = None
     _scratch: "tempfile.TemporaryDirectory[str] | None" = None
+
+    def __post_init__(self) -> None:
+        self.model = next(iter(self.models.values()))
 
     def append(self, entry: Message) -> None:
         """Extend the log at once, and let the `message` hooks write it down behind; `written` waits for them."""
@@ -336,8 +344,21 @@ class Session:
             roots=self.roots,
             platform=f"{platform.system()} {platform.machine()}",
             date=date.today().isoformat(),
-            instructions=await self.hooks.instructions.run(self),
+            instructions=[*self.instructions, *await self.hooks.instructions.run(self)],
         )
+
+    def instruct(self, text: str, *, alone: bool = False) -> None:
+        """Take instructions of the client's into the system prompt, behind crow's own, or `alone` in their place.
+
+        What was sent once stays as it is: a stored session is told anew only if these are others.
+        """
+        self.instructions = [text]
+        if alone:
+            self.prompts["system"] = Prompt.packaged("client")
+        renders = (entry.get("crow", {}) for entry in reversed(live(self.log)) if kind_of(entry) == "render")
+        told = next((render for render in renders if render["purpose"] == "system"), None)
+        if told and (told["prompt"], told["variables"]["instructions"][:1]) != (self.prompts["system"].name, [text]):
+            self.system = None
 
     def render(self, prompt: Prompt, purpose: str, **variables: Any) -> str:
         """Render a prompt and write down which version became what. Raises PromptError."""
