@@ -29,6 +29,8 @@ from crow_core.acp.schema import (
     ClientCapabilities,
     CloseSessionRequest,
     CloseSessionResponse,
+    ConfigOptionUpdate,
+    CurrentModeUpdate,
     DeleteSessionRequest,
     DeleteSessionResponse,
     DisableProviderRequest,
@@ -88,7 +90,7 @@ from crow_core.model import Model
 from crow_core.prompts import PromptError
 from crow_core.providers import API, MAIN, Provider, is_endpoint
 from crow_core.servers import from_acp
-from crow_core.session import Option, Session
+from crow_core.session import SWITCH, Option, Session
 from crow_core.store import Page, SessionBusy, StoreError
 from crow_core.stream import ModelError
 
@@ -358,15 +360,15 @@ class Agent:
         session = self.session(params.session_id)
         option = next((option for option in session.options if option.category == "mode"), None)
         await choose(session, option, params.mode_id)
-        await session.announce_options()
+        await session.update(ConfigOptionUpdate(config_options=session.config_options()))
         return SetSessionModeResponse()
 
     async def set_config_option(self, params: SetSessionConfigOptionRequest) -> SetSessionConfigOptionResponse:
         session = self.session(params.session_id)
-        option = session.option(params.config_id)
-        await choose(session, option, params.value)
-        if option and option.category == "mode":
-            await session.announce_options()
+        before = session.modes()
+        await choose(session, session.option(params.config_id), params.value)
+        if (modes := session.modes()) and modes != before:
+            await session.update(CurrentModeUpdate(current_mode_id=modes.current_mode_id))
         return SetSessionConfigOptionResponse(config_options=[*session.config_options()])
 
     async def list_providers(self, params: ListProvidersRequest) -> ListProvidersResponse:
@@ -483,6 +485,8 @@ async def choose(session: Session, option: Option | None, value: str | bool) -> 
     """Set an option to one of its choices."""
     if option is None:
         raise RpcError(INVALID_PARAMS, "Unknown option", details="No such option in this session.")
+    if option.choices is SWITCH and isinstance(value, bool):
+        value = "on" if value else "off"
     values = [choice.value for choice in option.choices]
     if value not in values:
         raise RpcError(INVALID_PARAMS, "Unknown value", details=f"{option.id} takes one of: {', '.join(values)}.")

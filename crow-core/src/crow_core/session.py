@@ -19,6 +19,7 @@ from crow_core.acp.schema import (
     AvailableCommand,
     AvailableCommandInput,
     AvailableCommandsUpdate,
+    BooleanConfigOption,
     ClientCapabilities,
     ConfigOptionUpdate,
     CurrentModeUpdate,
@@ -101,16 +102,22 @@ class Choice:
     """It does not come back with a stored session: it has to be chosen anew."""
 
 
+SWITCH = (Choice("on", "On"), Choice("off", "Off"))
+"""The choices of an option that is a boolean; clients that know booleans are shown one."""
+
+
 @dataclass(frozen=True)
 class Option:
     """A setting of a session that its user can change at any time (ACP, session config options)."""
 
     id: str
     name: str
-    category: Literal["mode", "model", "thought_level"]
+    category: str
+    """"mode", "model", "model_config", "thought_level", or one's own that begins with `_`; empty for none."""
     choices: Sequence[Choice]
     get: "Callable[[], str]"
     set: "Callable[[str], None]"
+    description: str = ""
 
 
 class Hooks:
@@ -414,20 +421,10 @@ class Session:
         self.options = await self.hooks.options.run(self)
 
     def config_options(self) -> list[SessionConfigOption]:
-        """All options with their current values."""
-        return [
-            SelectConfigOption(
-                id=option.id,
-                name=option.name,
-                category=option.category,
-                current_value=option.get(),
-                options=[
-                    SelectEntry(value=choice.value, name=choice.name, description=choice.description or UNSET)
-                    for choice in option.choices
-                ],
-            )
-            for option in self.options
-        ]
+        """All options with their current values, as far as the client understands them."""
+        wanted = self.client.capabilities.session
+        booleans = bool(wanted and wanted.config_options and wanted.config_options.boolean)
+        return [as_config_option(option, booleans=booleans) for option in self.options]
 
     def modes(self) -> SessionModeState | None:
         """The option of category `mode` in the older words that some clients read."""
@@ -462,3 +459,17 @@ class Session:
         if self._scratch is not None:
             with suppress(OSError):
                 self._scratch.cleanup()
+
+
+def as_config_option(option: Option, *, booleans: bool) -> SessionConfigOption:
+    """An option as ACP has it, with its current value."""
+    what: dict[str, Any] = {
+        "id": option.id,
+        "name": option.name,
+        "category": option.category or UNSET,
+        "description": option.description or UNSET,
+    }
+    if booleans and option.choices is SWITCH:
+        return BooleanConfigOption(**what, current_value=option.get() == "on")
+    entries = [SelectEntry(value=c.value, name=c.name, description=c.description or UNSET) for c in option.choices]
+    return SelectConfigOption(**what, current_value=option.get(), options=entries)

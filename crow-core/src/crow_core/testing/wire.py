@@ -24,11 +24,15 @@ class Wire:
     def tell(self, method: str, params: Any) -> None:
         self.transport.write(msgspec.json.encode({"jsonrpc": "2.0", "method": method, "params": params}) + b"\n")
 
+    def send(self, id: int | str, method: str, params: Any) -> None:
+        """A request whose answer is not waited for."""
+        request = {"jsonrpc": "2.0", "id": id, "method": method, "params": params}
+        self.transport.write(msgspec.json.encode(request) + b"\n")
+
     async def ask(self, method: str, params: Any) -> dict[str, Any]:
         """The whole answer to a request, an error too."""
         self.last_id = id = self.last_id + 1
-        request = {"jsonrpc": "2.0", "id": id, "method": method, "params": params}
-        self.transport.write(msgspec.json.encode(request) + b"\n")
+        self.send(id, method, params)
         while True:
             message = await self.hear()
             if message.get("id") == id and "method" not in message:
