@@ -13,6 +13,7 @@ from crow_core.extensions.alarm import alarm
 from crow_core.extensions.commands import commands
 from crow_core.extensions.effort import effort
 from crow_core.extensions.nudge import nudge
+from crow_core.extensions.plan import plan
 from crow_core.extensions.prefix import prefix
 from crow_core.extensions.printed_calls import printed_calls
 from crow_core.extensions.refusal import refusal
@@ -75,7 +76,7 @@ async def build(
     crow.use(configured_servers, config=config)
     crow.use(project_servers, trust=trust, env=env)
     crow.use(commands).use(effort).use(window).use(prefix).use(alarm).use(usage)
-    crow.use(printed_calls).use(resume).use(nudge).use(refusal).use(truncate).use(titles).use(undo)
+    crow.use(printed_calls).use(resume).use(nudge).use(refusal).use(truncate).use(titles).use(undo).use(plan)
     return crow
 
 

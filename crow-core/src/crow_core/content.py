@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 from msgspec import UNSET, to_builtins
@@ -17,6 +17,8 @@ from crow_core.acp.schema import (
     ContentBlock,
     DiffContent,
     ImageBlock,
+    PlanEntry,
+    PlanUpdate,
     ResourceBlock,
     ResourceLinkBlock,
     SessionUpdate,
@@ -46,7 +48,8 @@ class ToolResult:
     """MCP content blocks."""
     is_error: bool = False
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The built-in tools' word on what they did: `crow/changes` [{path, old, new}], `crow/locations` [{path, line}]."""
+    """The built-in tools' word on what they did: `crow/changes` [{path, old, new}], `crow/locations` [{path, line}],
+    `crow/plan` [{content, priority, status}]."""
 
     @classmethod
     def text(cls, text: str, *, is_error: bool = False) -> "ToolResult":
@@ -149,7 +152,10 @@ def title_of(name: str, arguments: dict[str, Any]) -> str:
     if isinstance(command, str) and command.strip():
         first, *more = command.strip().splitlines()
         return clean(f"{first[:200]} …" if more or len(first) > 200 else first)
-    detail = ", ".join(f"{key}={str(value)[:60]}" for key, value in arguments.items())
+    detail = ", ".join(
+        f"{len(cast(list[Any], value))} {key}" if isinstance(value, list) else f"{key}={str(value)[:60]}"
+        for key, value in arguments.items()
+    )
     return clean(f"{name}({detail})"[:200])
 
 
@@ -210,6 +216,8 @@ def remembered(result: ToolResult, call: ToolUse, kind: ToolKind) -> Message:
         notes["shown"]["locations"] = places
     if changes := result.meta.get("crow/changes"):
         notes["changes"] = changes
+    if (plan := result.meta.get("crow/plan")) is not None:
+        notes["plan"] = plan
     if result.is_error:
         notes["failed"] = True
     return answer(call, told(result), **notes)
@@ -246,6 +254,8 @@ def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
                     kind: ToolKind = message.get("crow", {}).get("shown", {}).get("kind", "other")
                     yield describe(call, kind, cwd)
                     yield shown(recalled(message), call, kind)
+                    if (plan := message.get("crow", {}).get("plan")) is not None:
+                        yield PlanUpdate(entries=lenient(plan, list[PlanEntry]))
             case _:
                 pass
 

@@ -363,9 +363,10 @@ class Session:
         if alone:
             self.prompts["system"] = Prompt.packaged("client")
         renders = (entry.get("crow", {}) for entry in reversed(live(self.log)) if kind_of(entry) == "render")
-        told = next((render for render in renders if render["purpose"] == "system"), None)
-        if told and (told["prompt"], told["variables"]["instructions"][:1]) != (self.prompts["system"].name, [text]):
-            self.system = None
+        told = next((render for render in renders if render.get("purpose") == "system"), None)
+        if told:
+            before = told.get("prompt"), told.get("variables", {}).get("instructions", [])[:1]
+            self.system = self.system if before == (self.prompts["system"].name, [text]) else None
 
     def render(self, prompt: Prompt, purpose: str, **variables: Any) -> str:
         """Render a prompt and write down which version became what. Raises PromptError."""
