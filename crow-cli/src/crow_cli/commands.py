@@ -89,7 +89,7 @@ async def run_prompt(
     from crow_cli.house import build
     from crow_cli.run import LAST, is_interactive, run
 
-    crow = await build(os.environ, model=model, mode=mode, max_turns=max_turns)
+    crow = await build(os.environ, model=model, mode=mode, max_turns=max_turns, asks=False)
     if resume and resume != LAST:
         from crow_cli.history import whole_id
 

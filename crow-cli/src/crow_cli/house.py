@@ -10,6 +10,7 @@ from crow_core.app import Crow
 from crow_core.config import Config, ConfigError, Home, database_url, load, load_project, to_acp, variables
 from crow_core.discovery import find_models
 from crow_core.extensions.alarm import alarm
+from crow_core.extensions.ask import ask
 from crow_core.extensions.commands import commands
 from crow_core.extensions.effort import effort
 from crow_core.extensions.nudge import nudge
@@ -45,8 +46,10 @@ async def build(
     max_turns: int | None = None,
     models: Mapping[str, Model] | None = None,
     remember: bool = True,
+    asks: bool = True,
 ) -> Crow:
-    """An app as the user's files, the environment and the command line want it; it may be one that remembers nothing.
+    """An app as the user's files, the environment and the command line want it; it may be one that remembers nothing,
+    or has nobody whom the model could ask.
 
     Raises ConfigError for a setting that cannot be used, ModelError when there is no model to ask.
     """
@@ -77,6 +80,8 @@ async def build(
     crow.use(project_servers, trust=trust, env=env)
     crow.use(commands).use(effort).use(window).use(prefix).use(alarm).use(usage)
     crow.use(printed_calls).use(resume).use(nudge).use(refusal).use(truncate).use(titles).use(undo).use(plan)
+    if asks:
+        crow.use(ask)
     return crow
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from msgspec import UNSET, Struct
 
+from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
     AgentMessageChunk,
     AgentThoughtChunk,
@@ -21,8 +22,12 @@ from crow_core.acp.schema import (
     AvailableCommandsUpdate,
     BooleanConfigOption,
     ClientCapabilities,
+    CompleteElicitationNotification,
     ConfigOptionUpdate,
+    CreateElicitationRequest,
+    CreateElicitationResponse,
     CurrentModeUpdate,
+    ElicitationSchema,
     NoticeUpdate,
     SelectConfigOption,
     SelectEntry,
@@ -36,6 +41,7 @@ from crow_core.acp.schema import (
     TextBlock,
 )
 from crow_core.content import ToolResult
+from crow_core.elicitation import Answer, ElicitationError, can_ask, check_form, check_page, checked
 from crow_core.hooks import Collect, First, Observe, Pipe
 from crow_core.messages import Delta, Message, ToolUse, View, kind_of, live, settle
 from crow_core.model import Call, Model, Request
@@ -287,6 +293,47 @@ class Session:
             await self.update(NoticeUpdate(severity=severity, title=title))
         else:
             await self.update(AgentThoughtChunk(content=TextBlock(text=f"{title}\n"), message_id=new_id()))
+
+    async def elicit(
+        self, message: str, *, form: ElicitationSchema | None = None, url: str = "", call: str = ""
+    ) -> Answer:
+        """Ask the person to fill in a form, or to visit a page; `call` is the id of the tool call it is for.
+
+        Waits as long as it takes; the question is withdrawn when whoever waits is cancelled. Raises ElicitationError
+        where the client cannot ask so, or what it answers does not fit.
+        """
+        if not can_ask(self.client.capabilities, "form" if form else "url"):
+            raise ElicitationError(f"The client cannot {'show forms' if form else 'send a person to a page'}.")
+        id = "" if form else new_id()
+        if form:
+            check_form(message, form)
+        else:
+            check_page(url)
+        request = CreateElicitationRequest(
+            message=message,
+            mode="form" if form else "url",
+            session_id=self.id,
+            tool_call_id=call or UNSET,
+            requested_schema=form or UNSET,
+            url=url or UNSET,
+            elicitation_id=id or UNSET,
+        )
+        await self.written()
+        try:
+            response: CreateElicitationResponse = await self.client.request("elicitation/create", request)
+        except (RpcError, ConnectionClosed) as error:
+            raise ElicitationError(f"The client did not ask: {error}") from error
+        match response.action:
+            case "accept":
+                return Answer("accept", checked(response.content or {}, form) if form else {}, id)
+            case "decline":
+                return Answer("decline")
+            case _:
+                return Answer("cancel")
+
+    async def complete(self, id: str) -> None:
+        """Tell the client that what a page was visited for is done; `id` is the answer's."""
+        await self.client.notify("elicitation/complete", CompleteElicitationNotification(elicitation_id=id))
 
     async def show(self, delta: Delta, call: Call) -> None:
         """Show a fragment of a reply, and see to it that it is soon written down."""
