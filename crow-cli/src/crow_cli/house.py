@@ -20,6 +20,7 @@ from crow_core.extensions.printed_calls import printed_calls
 from crow_core.extensions.refusal import refusal
 from crow_core.extensions.resume import resume
 from crow_core.extensions.secrets import secrets
+from crow_core.extensions.telemetry import telemetry
 from crow_core.extensions.templates import templates
 from crow_core.extensions.titles import titles
 from crow_core.extensions.truncate import truncate
@@ -66,6 +67,7 @@ async def build(
     trust = Trust(home.data)
     if remember:  # before all others: so it hears last that a session ends, and what they say then is stored
         crow.use(persistence, url=database_url(config, home), folder=home.data)
+    crow.use(telemetry)
     crow.use(secrets, known=secrets_of(config, env))
     crow.use(templates, files=lambda session: prompt_files(config, home, trust, session.cwd))
     crow.use(

@@ -93,6 +93,7 @@ from crow_core.servers import from_acp
 from crow_core.session import SWITCH, Option, Session
 from crow_core.store import Page, SessionBusy, StoreError
 from crow_core.stream import ModelError
+from crow_core.trace import TRACE, trace_in
 
 PAGE = 50
 """Sessions in one answer to `session/list`."""
@@ -333,6 +334,7 @@ class Agent:
     async def prompt(self, params: PromptRequest) -> PromptResponse:
         session, crow = self.session(params.session_id), await self.crow()
         TURN.set(spent := Totals())
+        TRACE.set(trace_in(params.meta or {}))
         try:
             stop_reason = await crow.prompt(session, to_message(params.prompt))
             return PromptResponse(stop_reason=stop_reason, usage=as_usage(spent) if self.unstable else UNSET)

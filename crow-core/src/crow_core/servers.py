@@ -21,6 +21,7 @@ from msgspec import UNSET
 from crow_core.acp.schema import McpServer
 from crow_core.content import ToolResult, clean
 from crow_core.secrets import masked, secrets_of
+from crow_core.trace import KEYS
 from crow_core.watchdog import MARK, Watchdog
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class Server:
         connection = self.connect()
         timeout = None if self.trusted else CALL_TIMEOUT
         # Only our own tools are told where the session lives; to others it would be a leak.
-        ours = meta if self.trusted else None
+        ours = meta if self.trusted else {key: meta[key] for key in KEYS if key in meta} or None
         try:
             client = await client_of(connection)
             result = await client.call_tool_mcp(tool, arguments, timeout=timeout, meta=ours)

@@ -49,6 +49,7 @@ from crow_core.prompts import Prompt
 from crow_core.servers import Server
 from crow_core.store import Page, Record
 from crow_core.toolbox import Toolbox
+from crow_core.trace import TRACE
 
 W = TypeVar("W")
 
@@ -434,9 +435,16 @@ class Session:
         return text
 
     def meta(self, call: ToolUse, **more: Any) -> dict[str, Any]:
-        """What the built-in tools are told along with a call."""
+        """What tools are told along with a call; those that are not our own learn the trace context alone."""
         roots = [*self.roots, self._scratch.name] if self._scratch else self.roots
-        return {"crow/session": self.id, "crow/call": call["id"], "crow/cwd": self.cwd, "crow/roots": roots, **more}
+        return {
+            **TRACE.get(),
+            "crow/session": self.id,
+            "crow/call": call["id"],
+            "crow/cwd": self.cwd,
+            "crow/roots": roots,
+            **more,
+        }
 
     def scratch(self) -> Path:
         """A folder that lives as long as the session, for what is too long to tell the model; it may read it."""
