@@ -21,6 +21,7 @@ from crow_core.acp.schema import (
     METHOD_NOT_FOUND,
     NOT_FOUND,
     PARSE_ERROR,
+    ClientCapabilities,
     DiffContent,
     McpServer,
     SetProviderRequest,
@@ -375,3 +376,16 @@ async def test_an_endpoint_that_the_client_brings_is_asked_and_its_key_written_n
     written = [file.read_bytes() for file in machine.home.rglob("*") if file.is_file()]
     assert any(session.session_id.encode() in data for data in written)
     assert not any(key.encode() in data for data in written)
+
+
+async def test_what_is_said_beyond_acp_is_answered(machine: "Machine"):
+    async with ScriptedServer([]) as model:
+        machine.ask(model.url)
+        async with machine.editor() as editor:
+            told = await editor.initialize("editor", ClientCapabilities())
+            session = await editor.new_session(str(machine.project))
+            assert told.agent_capabilities.meta
+            assert told.agent_capabilities.meta["crow"]["methods"] == ["_crow/usage", "_crow/undo"]
+            assert (await editor.request("_crow/usage", {"sessionId": session.session_id}))["calls"] == 0
+            with pytest.raises(RpcError, match="Nothing was taken back"):
+                await editor.request("_crow/undo", {"sessionId": session.session_id})

@@ -12,6 +12,9 @@ from crow_core.model import Model
 
 from crow_cli.ending import complete
 
+METHODS = ("_crow/usage", "_crow/undo")
+"""What the app will answer beyond ACP, said before it is made."""
+
 
 def serve(model: str = "", *, unstable: bool = False) -> None:
     """Serve one client until it hangs up; `unstable` also speaks what ACP may still change."""
@@ -23,7 +26,7 @@ def serve(model: str = "", *, unstable: bool = False) -> None:
 
 
 async def talk(model: str, unstable: bool) -> int:
-    agent = Agent(await stdio(), maker(model), stored=True, unstable=unstable)
+    agent = Agent(await stdio(), maker(model), stored=True, unstable=unstable, methods=METHODS)
     try:
         await agent.serve()
     finally:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
@@ -18,6 +18,7 @@ from crow_core.acp.schema import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
+    METHOD_NOT_FOUND,
     NOT_FOUND,
     PROTOCOL_VERSION,
     AgentAuthCapabilities,
@@ -86,6 +87,7 @@ from crow_core.app import Crow
 from crow_core.config import ConfigError
 from crow_core.content import replay, to_message
 from crow_core.extensions.usage import TURN, Totals
+from crow_core.hooks import call
 from crow_core.model import Model
 from crow_core.prompts import PromptError
 from crow_core.providers import API, MAIN, Provider, is_endpoint
@@ -112,6 +114,7 @@ class Agent:
         *,
         stored: bool = False,
         unstable: bool = False,
+        methods: Sequence[str] = (),
     ) -> None:
         self.source: Crow | Callable[..., Awaitable[Crow]] = crow
         """The app, or what makes it when the first session asks for it; raises ModelError when there is no model. Given
@@ -120,6 +123,8 @@ class Agent:
         """Whether to speak what ACP may still change: tokens of a turn, the client's system prompts and endpoints."""
         self.stored = bool(crow.load_session) if isinstance(crow, Crow) else stored
         """Whether sessions are remembered; of an app that is still to be made, somebody has to say it."""
+        self.methods = list(crow.methods) if isinstance(crow, Crow) else list(methods)
+        """What it answers beyond ACP; of an app that is still to be made, as `stored`."""
         self.capabilities = ClientCapabilities()
         self.logged_out = False
         """The client has called `logout`, and not `authenticate` since."""
@@ -157,6 +162,7 @@ class Agent:
                 **(storing if self.stored else {}),
                 **(trying if unstable else {}),
             },
+            others=self.extend,
         )
         self._making = asyncio.Lock()
         self._aside: set[asyncio.Task[None]] = set()
@@ -210,6 +216,7 @@ class Agent:
                 ),
                 providers=ProvidersCapabilities() if self.unstable else UNSET,
                 auth=AgentAuthCapabilities(logout=LogoutCapabilities()),
+                meta={"crow": {"methods": self.methods}} if self.methods else UNSET,
             ),
             auth_methods=[
                 AuthMethod(
@@ -396,6 +403,13 @@ class Agent:
         if params.provider_id == MAIN:
             self.provider = None
         return DisableProviderResponse()
+
+    async def extend(self, method: str, params: dict[str, Any]) -> Any:
+        """Answer what an extension can, about one of this client's sessions."""
+        found = self.source.methods.get(method) if isinstance(self.source, Crow) else None
+        if found is None:
+            raise RpcError(METHOD_NOT_FOUND, f"Method not found: {method}")
+        return await call(found, self.session(str(params.get("sessionId"))), params)
 
     async def models(self) -> Mapping[str, Model] | None:
         """Those of the client's own endpoint; None for the configured ones. Raises ModelError."""

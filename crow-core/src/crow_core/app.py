@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 from crow_core.acp.schema import StopReason
 from crow_core.messages import INTERRUPTED, Message, answer, unanswered
@@ -16,6 +16,8 @@ from crow_core.store import Record, SessionBusy
 from crow_core.stream import ModelError
 
 P = ParamSpec("P")
+Method = Callable[[Session, dict[str, Any]], Any]
+"""Takes the params, plain or async; gives what JSON holds. Raises RpcError."""
 
 SERVERS_WAIT = 5.0
 """Seconds the first prompt waits for MCP servers that are still starting; later tools join at a later turn."""
@@ -40,6 +42,8 @@ class Crow(Hooks):
         self.prompts = {"system": system or Prompt.packaged("system")}
         """The templates by name; a session begins with a copy."""
         self.max_steps = max_steps
+        self.methods: dict[str, Method] = {}
+        """What a client may ask about a session beyond ACP, by name: `_crow/usage`."""
         self.sessions: dict[str, Session] = {}
         self.options(self.model_option)
 

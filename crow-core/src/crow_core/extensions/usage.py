@@ -41,7 +41,7 @@ TURN: ContextVar[Totals | None] = ContextVar("turn", default=None)
 
 
 def usage(crow: Crow) -> None:
-    """Report the tokens of each model call."""
+    """Report the tokens of each model call; bring /usage and `_crow/usage`."""
 
     @crow.after_model
     async def report(session: Session, call: Call) -> None:
@@ -59,6 +59,8 @@ def usage(crow: Crow) -> None:
             totals.currency = paid[1]
         cost = Cost(amount=totals.cost, currency=totals.currency) if totals.currency else UNSET
         await session.update(UsageUpdate(used=totals.used, size=room(session.model) or UNKNOWN_WINDOW, cost=cost))
+
+    crow.methods["_crow/usage"] = tell
 
     @crow.commands
     def command(session: Session) -> list[Command]:
@@ -104,6 +106,21 @@ def cached_tokens(told: dict[str, Any]) -> int:
 def number(value: Any) -> int:
     """A count of tokens; 0 for whatever else a server sends."""
     return int(value) if isinstance(value, int | float) and 0 <= value < 1e15 else 0
+
+
+def tell(session: Session, params: dict[str, Any]) -> dict[str, Any]:
+    """The totals, for a program."""
+    totals: Totals = session.state.get("usage") or Totals()
+    told: dict[str, Any] = {
+        "calls": totals.calls,
+        "inputTokens": totals.prompt,
+        "outputTokens": totals.completion,
+        "cachedReadTokens": totals.cached,
+        "thoughtTokens": totals.thought,
+        "used": totals.used,
+        "size": room(session.model),
+    }
+    return {**told, "cost": {"amount": totals.cost, "currency": totals.currency}} if totals.currency else told
 
 
 async def show(session: Session, words: str) -> str:
