@@ -389,3 +389,13 @@ async def test_what_is_said_beyond_acp_is_answered(machine: "Machine"):
             assert (await editor.request("_crow/usage", {"sessionId": session.session_id}))["calls"] == 0
             with pytest.raises(RpcError, match="Nothing was taken back"):
                 await editor.request("_crow/undo", {"sessionId": session.session_id})
+
+
+@pytest.mark.parametrize(
+    ("config", "hears"), [("", False), ("audio = true", True), ("audio = 7", False), ("[[", False)]
+)
+async def test_it_takes_audio_where_a_configured_model_does(machine: "Machine", config: str, hears: bool):
+    machine.configure(f'[models.m]\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "m"\n[models.m.quirks]\n{config}\n')
+    async with machine.editor() as editor:
+        told = await editor.initialize("editor", ClientCapabilities())
+    assert told.agent_capabilities.prompt_capabilities.audio == hears

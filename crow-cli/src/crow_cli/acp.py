@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from crow_core.acp.transports import stdio
 from crow_core.agent import Agent
 from crow_core.app import Crow
+from crow_core.config import ConfigError, Home, load, variables
+from crow_core.discovery import hears
 from crow_core.model import Model
 
 from crow_cli.ending import complete
@@ -26,13 +28,23 @@ def serve(model: str = "", *, unstable: bool = False) -> None:
 
 
 async def talk(model: str, unstable: bool) -> int:
-    agent = Agent(await stdio(), maker(model), stored=True, unstable=unstable, methods=METHODS)
+    audio = takes_audio(model)
+    agent = Agent(await stdio(), maker(model), stored=True, unstable=unstable, methods=METHODS, audio=audio)
     try:
         await agent.serve()
     finally:
         if isinstance(agent.source, Crow):
             await agent.source.shut_down()
     return 0
+
+
+def takes_audio(model: str) -> bool:
+    """Whether a prompt may hold audio. Settings that cannot be used are complained of when they are needed."""
+    try:
+        home = Home.find(os.environ)
+        return hears(load(home, os.environ), variables(home, os.environ), model)
+    except (ConfigError, ValueError, OSError):
+        return False
 
 
 def maker(model: str) -> Callable[..., Awaitable[Crow]]:

@@ -88,7 +88,7 @@ from crow_core.config import ConfigError
 from crow_core.content import replay, to_message
 from crow_core.extensions.usage import TURN, Totals
 from crow_core.hooks import call
-from crow_core.model import Model
+from crow_core.model import ChatModel, Model
 from crow_core.prompts import PromptError
 from crow_core.providers import API, MAIN, Provider, is_endpoint
 from crow_core.servers import from_acp
@@ -115,6 +115,7 @@ class Agent:
         stored: bool = False,
         unstable: bool = False,
         methods: Sequence[str] = (),
+        audio: bool = False,
     ) -> None:
         self.source: Crow | Callable[..., Awaitable[Crow]] = crow
         """The app, or what makes it when the first session asks for it; raises ModelError when there is no model. Given
@@ -125,6 +126,8 @@ class Agent:
         """Whether sessions are remembered; of an app that is still to be made, somebody has to say it."""
         self.methods = list(crow.methods) if isinstance(crow, Crow) else list(methods)
         """What it answers beyond ACP; of an app that is still to be made, as `stored`."""
+        self.audio = any(hears(model) for model in crow.models.values()) if isinstance(crow, Crow) else audio
+        """Whether one of its models takes audio; likewise."""
         self.capabilities = ClientCapabilities()
         self.logged_out = False
         """The client has called `logout`, and not `authenticate` since."""
@@ -206,7 +209,7 @@ class Agent:
             agent_info=Implementation(name="crow", title="Crow", version=__version__),
             agent_capabilities=AgentCapabilities(
                 load_session=self.stored,
-                prompt_capabilities=PromptCapabilities(image=True, embedded_context=True),
+                prompt_capabilities=PromptCapabilities(image=True, audio=self.audio, embedded_context=True),
                 mcp_capabilities=McpCapabilities(http=True, sse=True),
                 session_capabilities=SessionCapabilities(
                     **remembering() if self.stored else {},
@@ -485,6 +488,11 @@ def unavailable(error: StoreError, id: str = "") -> RpcError:
     if isinstance(error, SessionBusy):
         return RpcError(INVALID_REQUEST, "The session is open elsewhere", {**data, "canFork": True})
     return RpcError(INTERNAL_ERROR, "The stored sessions cannot be used", data)
+
+
+def hears(model: Model) -> bool:
+    """Whether a model takes audio."""
+    return isinstance(model, ChatModel) and model.quirks.audio
 
 
 def no_model(error: ModelError) -> RpcError:

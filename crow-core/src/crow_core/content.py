@@ -62,7 +62,7 @@ class ToolResult:
 
 
 def to_message(blocks: Sequence[ContentBlock]) -> Message:
-    """A prompt's blocks as one user message; its content is a string unless it holds images.
+    """A prompt's blocks as one user message; its content is a string unless it holds images or sounds.
 
     Its notes hold the blocks, where they are more than text.
     """
@@ -91,8 +91,8 @@ def spoken(blocks: Sequence[ContentBlock]) -> Message:
                 else:
                     size = len(str(resource.blob or "")) * 3 // 4
                     parts.append(text_part(f"[attached: {name}, {size} bytes that are neither text nor an image]"))
-            case AudioBlock():
-                parts.append(text_part("[attached: audio, which this agent cannot hear]"))
+            case AudioBlock(data=data, mime_type=mime_type):
+                parts.append(audio_part(data, mime_type))
             case _:
                 parts.append(text_part("[attached: something this agent does not know]"))
     parts = [part for part in parts if part != text_part("")]  # which some servers refuse
@@ -107,6 +107,12 @@ def text_part(text: str) -> dict[str, Any]:
 
 def image_part(data: str, mime_type: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:{mime_type};base64,{data}"}}
+
+
+def audio_part(data: str, mime_type: str) -> dict[str, Any]:
+    kind = mime_type.partition(";")[0].strip().lower().partition("/")[2].removeprefix("x-")
+    format = {"mpeg": "mp3", "wave": "wav", "vnd.wave": "wav"}.get(kind, kind)
+    return {"type": "input_audio", "input_audio": {"data": data, "format": format}}
 
 
 def link_text(link: ResourceLinkBlock) -> str:
@@ -262,15 +268,14 @@ def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
 
 def blocks_of(message: Message) -> list[ContentBlock]:
     """The blocks a user message was made of."""
-    images = [part["image_url"]["url"] for part in parts(message.get("content")) if part.get("type") == "image_url"]
-    data = iter([str(url).partition(",")[2] for url in images])
+    data = iter([text for part in parts(message.get("content")) if (text := data_of(part)) is not None])
     filled: list[dict[str, Any]] = []
     for block in message.get("crow", {}).get("blocks") or parts(message.get("content")):
         match block:
             case {"type": "image_url", "image_url": {"url": str(url)}}:
                 mime_type = url.removeprefix("data:").partition(";")[0]
                 filled.append({"type": "image", "mimeType": mime_type, "data": next(data, "")})
-            case {"type": "image"}:
+            case {"type": "image" | "audio"}:
                 filled.append({**block, "data": next(data, "")})
             case {"type": "resource", "resource": {"mimeType": str(kind), **resource}} if "text" not in resource:
                 blob = next(data, "") if kind.startswith("image/") else ""
@@ -280,8 +285,19 @@ def blocks_of(message: Message) -> list[ContentBlock]:
     return lenient(filled, list[ContentBlock])
 
 
+def data_of(part: dict[str, Any]) -> str | None:
+    """The base64 data in a part of a message; None for text."""
+    match part:
+        case {"type": "image_url", "image_url": {"url": url}}:
+            return str(url).partition(",")[2]
+        case {"type": "input_audio", "input_audio": {"data": data}}:
+            return str(data)
+        case _:
+            return None
+
+
 def kept(block: ContentBlock) -> dict[str, Any]:
-    """A block as it is remembered: without data, which the message itself has where it is an image."""
+    """A block as it is remembered: without data, which the message itself has where it is an image or a sound."""
     known: dict[str, Any] = to_builtins(block, enc_hook=as_it_came)
     match known:
         case {"resource": {"blob": _, **resource}}:

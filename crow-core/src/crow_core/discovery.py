@@ -64,6 +64,13 @@ async def find_models(config: Config, env: Mapping[str, str], wanted: str = "") 
     return await probe(name)
 
 
+def hears(config: Config, env: Mapping[str, str], wanted: str = "") -> bool:
+    """Whether a model that may be asked is known to take audio, as far as one knows without asking anybody."""
+    settings = [known(each.base_url, each.model, each.quirks) for each in config.models.values()]
+    name = wanted or env.get("CROW_MODEL", "")
+    return any(quirks.audio for quirks in (*settings, known(env.get("OPENAI_BASE_URL", ""), name)))
+
+
 def from_settings(name: str, settings: ModelSettings) -> ChatModel:
     """A configured model. Raises ConfigError."""
     try:
