@@ -40,11 +40,12 @@ cli.add_command(undo)
 
 @cli.command()
 @MODEL
-def acp(model: str) -> None:
+@click.option("--unstable", is_flag=True, help="Speak what ACP may still change, too.")
+def acp(model: str, unstable: bool) -> None:
     """Speak ACP on standard input and output, for an editor."""
     from crow_cli.acp import serve
 
-    serve(model)
+    serve(model, unstable=unstable)
 
 
 @cli.command()
@@ -88,7 +89,7 @@ async def run_prompt(
     from crow_cli.house import build
     from crow_cli.run import LAST, is_interactive, run
 
-    crow = await build(os.environ, model=model, mode=mode, max_turns=max_turns)
+    crow = await build(os.environ, model=model, mode=mode, max_turns=max_turns, asks=False)
     if resume and resume != LAST:
         from crow_cli.history import whole_id
 

@@ -11,6 +11,7 @@ import logging
 from codecs import utf_8_decode
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any, Literal
 
@@ -120,9 +121,13 @@ class Connection:
         methods: Mapping[str, Method],
         peer_methods: Mapping[str, Method],
         handlers: Mapping[str, Handler],
+        *,
+        others: Callable[[str, dict[str, Any]], Awaitable[Any]] | None = None,
     ) -> None:
         self._transport = transport
         self._peer_methods = peer_methods
+        self._others = others
+        """Answers requests that begin with `_` and have no handler, by method and params."""
         self._requests: dict[str, tuple[Handler, type[Any]]] = {}
         self._notifications: dict[str, tuple[Handler, type[Any]]] = {}
         for method, handler in {"$/cancel_request": self._cancel, **handlers}.items():
@@ -230,7 +235,10 @@ class Connection:
             self._start(self._take(method, *found, params))
 
     async def _receive_request(self, id: RequestId, method: str, params: Raw) -> None:
-        if (found := self._requests.get(method)) is None:
+        found = self._requests.get(method)
+        if found is None and self._others and method.startswith("_"):
+            found = partial(self._others, method), dict
+        if found is None:
             await self._reject(id, RpcError(METHOD_NOT_FOUND, f"Method not found: {method}"))
         elif id in self._running:
             await self._reject(id, RpcError(INVALID_REQUEST, "A request with this id is still running"))

@@ -11,6 +11,9 @@ from crow_core.acp.schema import (
     AgentThoughtChunk,
     CancelledOutcome,
     ClientCapabilities,
+    CompleteElicitationNotification,
+    CreateElicitationRequest,
+    CreateElicitationResponse,
     RequestPermissionRequest,
     RequestPermissionResponse,
     SelectedOutcome,
@@ -33,13 +36,24 @@ class Editor(AcpClient):
     def __init__(self, transport: Transport, *, permit: str | None = "allow_once") -> None:
         super().__init__(
             transport,
-            {"session/update": self.on_update, "session/request_permission": self.on_permission},
+            {
+                "session/update": self.on_update,
+                "session/request_permission": self.on_permission,
+                "elicitation/create": self.on_elicitation,
+                "elicitation/complete": self.on_complete,
+            },
         )
         self.permit = permit
         """The kind of option to choose when asked; None leaves the question open until it is cancelled."""
         self.updates: list[SessionUpdate] = []
         self.questions: list[RequestPermissionRequest] = []
         self.cancelled_questions = 0
+        self.answer: CreateElicitationResponse | None = None
+        """What is answered to a form or a page; None leaves it open until it is cancelled."""
+        self.forms: list[CreateElicitationRequest] = []
+        """The pages, too."""
+        self.completed: list[str] = []
+        """The pages whose business is done, by their ids."""
         self._news = asyncio.Condition()
 
     async def on_update(self, notification: SessionNotification) -> None:
@@ -59,6 +73,23 @@ class Editor(AcpClient):
                 return RequestPermissionResponse(outcome=CancelledOutcome())
         chosen = next(option for option in question.options if option.kind == self.permit)
         return RequestPermissionResponse(outcome=SelectedOutcome(option_id=chosen.option_id))
+
+    async def on_elicitation(self, form: CreateElicitationRequest) -> CreateElicitationResponse:
+        self.forms.append(form)
+        async with self._news:
+            self._news.notify_all()
+        if self.answer is not None:
+            return self.answer
+        try:
+            return await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            self.cancelled_questions += 1
+            raise
+
+    async def on_complete(self, notification: CompleteElicitationNotification) -> None:
+        self.completed.append(notification.elicitation_id)
+        async with self._news:
+            self._news.notify_all()
 
     async def until(self, true: "Callable[[Editor], Any]") -> None:
         """Wait until something has been shown or asked."""

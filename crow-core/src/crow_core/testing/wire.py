@@ -1,0 +1,58 @@
+"""The client's end of a conversation in bare lines: for what no well-behaved client would say."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from crow_core.acp.transports import Memory, memory_pair
+from crow_core.agent import Agent
+from crow_core.app import Crow
+
+
+class Wire:
+    """The client's end, in lines."""
+
+    def __init__(self, transport: Memory) -> None:
+        self.transport = transport
+        self.last_id = 0
+        self.heard: list[dict[str, Any]] = []
+        """Everything that came, in order."""
+
+    def tell(self, method: str, params: Any) -> None:
+        self.transport.write(msgspec.json.encode({"jsonrpc": "2.0", "method": method, "params": params}) + b"\n")
+
+    def send(self, id: int | str, method: str, params: Any) -> None:
+        """A request whose answer is not waited for."""
+        request = {"jsonrpc": "2.0", "id": id, "method": method, "params": params}
+        self.transport.write(msgspec.json.encode(request) + b"\n")
+
+    async def ask(self, method: str, params: Any) -> dict[str, Any]:
+        """The whole answer to a request, an error too."""
+        self.last_id = id = self.last_id + 1
+        self.send(id, method, params)
+        while True:
+            message = await self.hear()
+            if message.get("id") == id and "method" not in message:
+                return message
+
+    async def hear(self) -> dict[str, Any]:
+        self.heard.append(msgspec.json.decode(await self.transport.readline()))
+        return self.heard[-1]
+
+
+@asynccontextmanager
+async def wired(crow: "Crow | Callable[..., Awaitable[Crow]]", **options: Any) -> AsyncGenerator[Wire]:
+    """A conversation with an agent of this app, before `initialize`; `options` are the agent's."""
+    ours, theirs = memory_pair()
+    agent = Agent(theirs, crow, **options)
+    serving = asyncio.ensure_future(agent.serve())
+    try:
+        yield Wire(ours)
+    finally:
+        await ours.close()
+        await serving
+        if isinstance(agent.source, Crow):
+            await agent.source.shut_down()
