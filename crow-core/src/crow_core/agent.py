@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -74,6 +74,9 @@ from crow_core.stream import ModelError
 PAGE = 50
 """Sessions in one answer to `session/list`."""
 
+MAX_SESSIONS = 500
+"""Sessions that one client may have open at once."""
+
 
 class Agent:
     """One client's connection to an app; its sessions see the client through this."""
@@ -110,6 +113,8 @@ class Agent:
                 **(storing if self.stored else {}),
             },
         )
+        self._opening = 0
+        """Sessions on the way to be open."""
         self._making = asyncio.Lock()
         self._aside: set[asyncio.Task[None]] = set()
 
@@ -176,14 +181,20 @@ class Agent:
             session_id=session.id, modes=session.modes() or UNSET, config_options=[*session.config_options()]
         )
 
-    async def take_in(self, opening: Awaitable[Session | None], id: str = "") -> Session:
+    async def take_in(self, opening: Coroutine[Any, Any, Session | None], id: str = "") -> Session:
         """The session that is being opened, as one of this client's; `id` is the one that was asked for."""
+        if len(self.sessions) + self._opening >= MAX_SESSIONS:
+            opening.close()
+            raise RpcError(INVALID_REQUEST, "Too many sessions", details=f"{MAX_SESSIONS} are open. Close one first.")
+        self._opening += 1
         try:
             session = await opening
         except ConfigError as error:  # a trusted project's own settings
             raise unusable(error) from error
         except StoreError as error:
             raise unavailable(error, id) from error
+        finally:
+            self._opening -= 1
         if session is None:
             raise unknown(id)
         self.sessions[session.id] = session
@@ -202,12 +213,18 @@ class Agent:
         return ResumeSessionResponse(modes=session.modes() or UNSET, config_options=[*session.config_options()])
 
     async def go_on(self, params: LoadSessionRequest | ResumeSessionRequest) -> Session:
-        """Open a stored session; one that this client has open already begins anew."""
+        """Open a stored session; one that this client, or one that has hung up, has open already begins anew."""
         crow, id = await self.crow(), params.session_id
         cwd, rest = folder(params.cwd), beside(params)
-        if open_here := self.sessions.pop(id, None):
-            await crow.close(open_here)
+        if (before := crow.sessions.get(id)) and not self.is_foreign(before):
+            self.sessions.pop(id, None)
+            await crow.close(before)
         return await self.take_in(crow.load(self, id, cwd, **rest), id)
+
+    def is_foreign(self, session: Session) -> bool:
+        """Whether an open session is that of another client, who is still there."""
+        client = session.client
+        return client is not self and not (isinstance(client, Agent) and client.connection.ending)
 
     async def fork_session(self, params: ForkSessionRequest) -> ForkSessionResponse:
         crow, id = await self.crow(), params.session_id
@@ -237,12 +254,14 @@ class Agent:
         return ListSessionsResponse(sessions=sessions, next_cursor=page.cursor or UNSET)
 
     async def delete_session(self, params: DeleteSessionRequest) -> DeleteSessionResponse:
-        crow = await self.crow()
-        self.sessions.pop(params.session_id, None)
+        crow, id = await self.crow(), params.session_id
         try:
-            await crow.delete(params.session_id)
+            if (found := crow.sessions.get(id)) and self.is_foreign(found):
+                raise SessionBusy(f"Session {id} is open in another connection. Close it there, then delete it.")
+            self.sessions.pop(id, None)
+            await crow.delete(id)
         except StoreError as error:
-            raise unavailable(error, params.session_id) from error
+            raise unavailable(error, id) from error
         return DeleteSessionResponse()
 
     def start_announcing(self, session: Session) -> None:
