@@ -44,8 +44,10 @@ async def build(
     max_turns: int | None = None,
     models: Mapping[str, Model] | None = None,
     remember: bool = True,
+    known: Sequence[str] = (),
 ) -> Crow:
     """An app as the user's files, the environment and the command line want it; it may be one that remembers nothing.
+    `known` are further secrets to be written nowhere.
 
     Raises ConfigError for a setting that cannot be used, ModelError when there is no model to ask.
     """
@@ -60,7 +62,7 @@ async def build(
     )
     rules = config.permissions
     trust = Trust(home.data)
-    crow.use(secrets, known=secrets_of(config, env))
+    crow.use(secrets, known=[*secrets_of(config, env), *known])
     crow.use(templates, files=lambda session: prompt_files(config, home, trust, session.cwd))
     crow.use(
         permissions,
