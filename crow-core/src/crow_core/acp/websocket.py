@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -157,10 +157,16 @@ class Upgraded:
         return None
 
     async def send(self, text: bytes) -> None:
-        await self._send({"type": "websocket.send", "text": text.decode()})
+        await self._tell({"type": "websocket.send", "text": text.decode()})
 
     async def close(self) -> None:
-        await self._send({"type": "websocket.close", "code": 1001, "reason": "The agent is going away"})
+        await self._tell({"type": "websocket.close", "code": 1001, "reason": "The agent is going away"})
+
+    async def _tell(self, message: Message) -> None:
+        try:
+            await self._send(message)
+        except RuntimeError as error:  # uvicorn's, once it has said goodbye itself
+            raise BrokenPipeError(str(error)) from error
 
 
 @dataclass(frozen=True)
