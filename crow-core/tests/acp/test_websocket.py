@@ -29,7 +29,7 @@ from crow_core.acp.schema import (
     TextBlock,
 )
 from crow_core.acp.transports import MAX_MESSAGE, Transport
-from crow_core.acp.websocket import Gate, Server, connect
+from crow_core.acp.websocket import HANDSHAKE, Gate, Server, connect
 from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.session import Session
@@ -346,7 +346,7 @@ async def test_sockets_that_are_not_let_in_cannot_pile_up(monkeypatch: pytest.Mo
         lingering = [await asyncio.open_connection("127.0.0.1", port_of(url)) for _ in range(4)]
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url))
         with suppress(ConnectionResetError):
-            assert await reader.read() == b""
+            await asyncio.wait_for(reader.read(), HANDSHAKE / 2)  # to the end
         for _, other in [*lingering, (reader, writer)]:
             other.close()
 
@@ -403,7 +403,8 @@ async def test_a_frame_against_the_rules_ends_its_connection_and_no_other(
     async with serving(echo) as url:
         other = await connect(url, TOKEN)
         reader, writer = await raw(url)
-        writer.write(frame(1, b"good") + bad + frame(1, bytes(1000)) * 100)
+        writer.write(frame(1, b"good") + bad + frame(1, bytes(100_000)) * 80)
+        await writer.drain()
         assert await close_code(reader) == code
         writer.close()
         other.write(b"hello\n")
@@ -464,11 +465,31 @@ async def test_pings_that_nobody_wants_to_hear_answered_end_the_connection():
     async with serving(echo) as url:
         _, writer = await raw(url)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
-        with suppress(ConnectionError):
-            while True:
-                writer.write((struct.pack("!BB", 0x89, 0x80 | 125) + bytes(4) + bytes(125)) * 1000)
-                await writer.drain()
+        with pytest.raises(ConnectionError):
+            await pour(writer, (struct.pack("!BB", 0x89, 0x80 | 125) + bytes(4) + bytes(125)) * 1000, 200)
         writer.transport.abort()
+
+
+async def test_who_says_goodbye_and_does_not_read_is_hung_up_on(monkeypatch: pytest.MonkeyPatch):
+    async def talk(wire: Transport) -> None:
+        wire.write(b"x" * MAX_MESSAGE + b"\n")
+        await wire.readline()
+        await wire.close()
+
+    monkeypatch.setattr(websocket, "GRACE", 0.1)
+    async with serving(talk) as url:
+        _, writer = await raw(url)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(frame(8, struct.pack("!H", CloseCode.NORMAL_CLOSURE)))
+        with pytest.raises(ConnectionError):
+            await pour(writer, bytes(100_000), 1000)
+        writer.transport.abort()
+
+
+async def pour(writer: asyncio.StreamWriter, data: bytes, times: int) -> None:
+    for _ in range(times):
+        writer.write(data)
+        await writer.drain()
 
 
 class Held:
