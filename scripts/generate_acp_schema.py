@@ -88,8 +88,21 @@ CHECKS = {
 }
 
 # What is worth having before it is stable, and where it is mentioned.
-UNSTABLE = ("SessionForkCapabilities", "ForkSessionRequest", "ForkSessionResponse")
-MENTIONS = {"SessionCapabilities": ("fork",)}
+UNSTABLE = (
+    *("SessionForkCapabilities", "ForkSessionRequest", "ForkSessionResponse"),
+    *("SessionSystemPromptCapabilities", "SessionSystemPromptModeCapabilities"),
+    *("SessionSystemPromptOverrideCapabilities", "SystemPrompt", "SystemPromptMode"),
+    *("ProvidersCapabilities", "ListProvidersRequest", "ListProvidersResponse", "SetProviderRequest"),
+    *("SetProviderResponse", "DisableProviderRequest", "DisableProviderResponse"),
+    *("ProviderInfo", "ProviderId", "LlmProtocol", "ProviderCurrentConfig"),
+    "Usage",
+)
+MENTIONS = {
+    "SessionCapabilities": ("fork", "systemPrompt"),
+    "AgentCapabilities": ("providers",),
+    "PromptResponse": ("usage",),
+    **dict.fromkeys(("NewSessionRequest", "LoadSessionRequest", "ResumeSessionRequest"), ("systemPrompt",)),
+}
 
 # Lists whose invalid items we drop beyond what the schema marks: one bad MCP server must not cost the whole session.
 SKIP_INVALID_ITEMS = {"mcpServers"}
@@ -496,10 +509,11 @@ def joined(stable: Schema, unstable: Schema) -> Schema:
     for name in UNSTABLE:
         kept = {
             key: value
-            for key, value in definitions[name]["properties"].items()
+            for key, value in definitions[name].get("properties", {}).items()
             if set(re.findall(r'"#/\$defs/(\w+)"', json.dumps(value))) <= definitions.keys()
         }
-        definitions[name] = {**definitions[name], "properties": kept}
+        if kept:
+            definitions[name] = {**definitions[name], "properties": kept}
     return {**stable, "$defs": definitions}
 
 

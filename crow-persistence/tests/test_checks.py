@@ -108,6 +108,13 @@ DAMAGE = {
         [f"UPDATE calls SET messages = '[0, 999]' WHERE started = {LAST_CALL}"],
         [rf"Row {ID} of calls: row 999 of messages, of which its request was made, is not there\."],
     ),
+    "a request of what cannot even be asked for": (
+        [f"""UPDATE calls SET messages = '[0, {2**70}, {{"content": "blob:\\u0000"}}]' WHERE started = {LAST_CALL}"""],
+        [
+            rf"Row {ID} of calls: (row {2**70} of messages|blob \x00), of which its request was made, is not there\.",
+            rf"Row {ID} of calls: (row {2**70} of messages|blob \x00), of which its request was made, is not there\.",
+        ],
+    ),
     "a request of a blob that is not there": (
         [f"""UPDATE calls SET messages = '[0, {{"content": "blob:gone"}}]' WHERE started = {LAST_CALL}"""],
         [rf"Row {ID} of calls: blob gone, of which its request was made, is not there\."],
@@ -169,10 +176,15 @@ only_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 
 
 @only_sqlite
-@pytest.mark.parametrize("column", ["body", "kind"])
-def test_a_value_of_another_type_is_named(column: str, filled: Database) -> None:
-    by_hand(filled, [f"UPDATE messages SET {column} = x'00ff' WHERE id = 2"])
-    assert [sentence[:17] for sentence in check(filled)][:1] == ["Row 2 of messages"]
+@pytest.mark.parametrize(
+    "place",
+    ["messages.body", "messages.kind", "blobs.data", "prompts.template", "calls.head", "calls.messages", "drafts.body"],
+)
+@pytest.mark.parametrize("value", ["x'00ff'", "CAST(x'61ff' AS TEXT)", "-5", "'null'"])
+def test_a_value_that_was_never_written_is_named(place: str, value: str, filled: Database) -> None:
+    table, column = place.split(".")
+    by_hand(filled, [f"UPDATE {table} SET {column} = {value} WHERE rowid = (SELECT max(rowid) FROM {table})"])
+    assert check(filled)
 
 
 @only_sqlite

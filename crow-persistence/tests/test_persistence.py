@@ -133,7 +133,7 @@ async def test_nothing_is_shown_before_what_it_answers_is_committed(database: Da
         id = (await editor.new_session("/")).session_id
         turn = asyncio.ensure_future(editor.prompt(id, "hi"))
         await editor.until(lambda editor: editor.text)
-        assert [message["content"] for message in view(stored(database, id))] == ["hi"]
+        assert view(stored(database, id))[0] == {"role": "user", "content": "hi"}
         await crow.cancel(crow.sessions[id])
         await turn
 
@@ -479,6 +479,19 @@ async def test_an_unknown_session_is_unknown(database: Database):
             with pytest.raises(RpcError) as caught:
                 await load(editor, id)
             assert caught.value.data["sessionId"] == id
+
+
+async def test_the_agent_can_search_its_own_past(database: Database):
+    async with connect(app(database)) as editor:
+        id = (await editor.new_session("/")).session_id
+        await editor.prompt(id, "The port is 4711.")
+    look = Reply(tool_calls=[{"name": "search_sessions", "arguments": {"words": "port"}}])
+    async with connect(crow := app(database, look, Reply("It was 4711."))) as editor:
+        await editor.prompt((await editor.new_session("/")).session_id, "Which was it?")
+        answer = asked(crow)[1]["messages"][-1]
+    assert answer["role"] == "tool"
+    assert f"{id[:8]} " in answer["content"]
+    assert "The ⟦port⟧ is 4711." in answer["content"]
 
 
 async def test_an_app_that_ended_leaves_no_thread(database: Database):

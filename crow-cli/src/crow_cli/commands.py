@@ -9,10 +9,17 @@ from typing import Any, NoReturn
 import click
 from crow_core import __version__
 from crow_core.config import ConfigError, Home
+from crow_core.store import StoreError
 from crow_core.stream import ModelError
 from crow_core.trust import Trust, settings_in
 
-from crow_cli.ending import complete
+from crow_cli.audit import audit
+from crow_cli.calls import calls
+from crow_cli.db import db
+from crow_cli.ending import complete, wrong
+from crow_cli.prompts import prompts
+from crow_cli.sessions import sessions
+from crow_cli.undo import undo
 
 MODEL = click.option("-m", "--model", default="", help="A configured model, or the endpoint's name for one.")
 
@@ -21,6 +28,14 @@ MODEL = click.option("-m", "--model", default="", help="A configured model, or t
 @click.version_option(__version__, "--version", prog_name="crow", message="%(prog)s %(version)s")
 def cli() -> None:
     """crow: an agent between two protocols, ACP outside and MCP inside."""
+
+
+cli.add_command(sessions)
+cli.add_command(prompts)
+cli.add_command(calls)
+cli.add_command(audit)
+cli.add_command(db)
+cli.add_command(undo)
 
 
 @cli.command()
@@ -154,11 +169,5 @@ def leave(work: Coroutine[Any, Any, int]) -> NoReturn:
         sys.exit(complete(work))
     except KeyboardInterrupt:
         sys.exit(130)
-    except (ConfigError, ModelError) as error:
+    except (ConfigError, ModelError, StoreError) as error:
         wrong(str(error))
-
-
-def wrong(sentence: str) -> NoReturn:
-    """Wrong usage or configuration: say it, exit code 2."""
-    click.secho(f"crow: {sentence}", fg="red", err=True)
-    sys.exit(2)

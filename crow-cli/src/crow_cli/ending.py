@@ -1,11 +1,12 @@
-"""How a command's process ends, so that a signal leaves nothing behind of what was started."""
+"""How a command's process ends: in good order, with its exit code, and with a sentence where something is wrong."""
 
 import asyncio
 import gc
 import signal
+import sys
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 
 def complete(work: Coroutine[Any, Any, int]) -> int:
@@ -39,3 +40,11 @@ async def heeding_signals(work: Coroutine[Any, Any, int]) -> int:
         if not received:
             raise
         return 128 + received[0]
+
+
+def wrong(sentence: str) -> NoReturn:
+    """Wrong usage or configuration: say it, exit code 2."""
+    import click  # not above: `crow acp` uses this file, and does without
+
+    click.secho(f"crow: {sentence}", fg="red", err=True)
+    sys.exit(2)

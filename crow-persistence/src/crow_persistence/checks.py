@@ -1,4 +1,4 @@
-"""What must be true of a database, and where it is not."""
+"""How much is in a database, what must be true of it, and where it is not."""
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator
@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from crow_persistence import audit, search
 from crow_persistence import blobs as kept
-from crow_persistence.database import Database
+from crow_persistence.database import Database, journal
 from crow_persistence.entries import BLOB, decode, kind_of, mapped, plain, swapped
 from crow_persistence.prompts import digest
 from crow_persistence.tables import blobs, calls, drafts, links, messages, metadata, prompts, renders, sessions
@@ -47,6 +47,19 @@ def check(database: Database) -> list[str]:
     except StoreError as error:
         wrong.append(str(error))
     return list(dict.fromkeys(wrong))
+
+
+def counts(connection: Connection) -> dict[str, int]:
+    """How many rows each table has."""
+    tables = metadata.tables.items()
+    return {name: connection.scalar(select(func.count()).select_from(table)) or 0 for name, table in tables}
+
+
+def size(connection: Connection, database: Database) -> int:
+    """Bytes that all of it takes on its disk."""
+    if not database.file:
+        return connection.scalar(text("SELECT pg_database_size(current_database())")) or 0
+    return sum(file.stat().st_size for file in (database.file, journal(database.file)) if file.exists())
 
 
 def pages(connection: Connection) -> Iterator[str]:
@@ -143,7 +156,7 @@ def requests(connection: Connection) -> Iterator[str]:
     for id, before in connection.execute(select(calls.c.id, calls.c.before).where(calls.c.before.is_not(None), lost)):
         yield f"Row {id} of calls: it begins like call {before}, which is not there."
     for rows in some(connection, select(calls.c.id, calls.c.head, calls.c.messages)):
-        heads = kept.fetch(connection, {row.head for row in rows})
+        heads = kept.fetch(connection, keys({row.head for row in rows}))
         named = {row.id: named_in(row.messages) for row in rows}
         found = [value for values in named.values() for value in values or ()]
         there = {
@@ -163,7 +176,7 @@ def requests(connection: Connection) -> Iterator[str]:
 def is_head(data: bytes) -> bool:
     """Whether it is the JSON of a request without its messages."""
     try:
-        return decode(data.decode())["messages"] == []
+        return decode(str(data, "utf-8"))["messages"] == []
     except (*BROKEN, KeyError):
         return False
 
@@ -196,10 +209,10 @@ def named_in(references: Any) -> set[int | str] | None:
 def digests(connection: Connection) -> Iterator[str]:
     """What is known by its hash is what it was."""
     for row in connection.execute(select(blobs).execution_options(yield_per=20)):
-        if hashlib.sha256(row.data).hexdigest() != row.hash:
+        if not isinstance(row.data, bytes) or hashlib.sha256(row.data).hexdigest() != row.hash:
             yield f"Row {row.hash} of blobs: it was changed after it was written."
     for row in connection.execute(select(prompts)):
-        if digest(row.template) != row.hash:
+        if not isinstance(row.template, str) or digest(plain(row.template)) != row.hash:
             yield f"Row {row.id} of prompts ({row.name}@{row.number}): its template was changed after it was written."
 
 
@@ -218,8 +231,15 @@ def some(connection: Connection, statement: "Select[*tuple[Any, ...]]") -> "Iter
 
 def those_of(connection: Connection, column: Column[Any], wanted: Iterable[Any]) -> set[Any]:
     """Those of the values that are in a column."""
-    return {
-        found
-        for part in kept.parts(set(wanted))
-        for found in connection.scalars(select(column).where(column.in_(part)))
-    }
+    parts = kept.parts(keys(set(wanted)))
+    return {value for part in parts for value in connection.scalars(select(column).where(column.in_(part)))}
+
+
+def keys(values: Iterable[Any]) -> list[Any]:
+    """Those of the values that can be a row's number or a hash at all, and so be asked for."""
+    return [
+        value
+        for value in values
+        if (isinstance(value, str) and value.isascii() and value.isalnum())
+        or (isinstance(value, int) and value.bit_length() < 64)
+    ]

@@ -14,6 +14,7 @@ that builds the index anew.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
@@ -24,6 +25,7 @@ from unicodedata import normalize
 import msgspec
 from crow_core.messages import Message, ToolUse, arguments_of
 from sqlalchemy import Connection, Row, TextClause, select, text
+from sqlalchemy.exc import DatabaseError
 
 from crow_persistence.entries import decode, plain
 from crow_persistence.tables import messages, sessions
@@ -34,7 +36,7 @@ RANKED = 50_000
 """Matches up to which the best come first; of more, the newest."""
 CANDIDATES = 5_000
 """Matches that are ranked on PostgreSQL: the newest."""
-WALK = 5_000
+WALK = 20_000
 """Messages that PostgreSQL rather reads than asks its index for a word that is in many."""
 LONGEST = 100_000
 """Characters of each text that are in the index, from its beginning."""
@@ -80,11 +82,13 @@ COUNT = {
     "postgresql": text("SELECT count(*) FROM search"),
 }
 MATCHES = text("SELECT count(*) FROM (SELECT 1 FROM search WHERE search MATCH :match ORDER BY rowid DESC LIMIT :most)")
+BEST = text("SELECT rowid FROM search WHERE search MATCH :match ORDER BY rank, rowid DESC LIMIT :limit")
+NEWEST = text("SELECT rowid FROM search WHERE search MATCH :match ORDER BY rowid DESC LIMIT :limit")
 PLANS = text(
     "SELECT set_config(name, value, true) FROM (VALUES ('enable_indexscan', 'off'), ('jit', 'off'),"
     " ('max_parallel_workers_per_gather', '0'), ('plan_cache_mode', 'force_custom_plan')) AS settings (name, value)"
 )
-"""PostgreSQL takes it for cheap to make lexemes, and would rather do so for row after row than look into the index."""
+"""PostgreSQL takes it for cheap to make lexemes, and would do so for row after row rather than look into the index."""
 EXPECTED = text(f"EXPLAIN (FORMAT JSON) SELECT FROM search WHERE {LEXEMES} @@ CAST(:query AS tsquery)")
 
 
@@ -172,8 +176,6 @@ def search(
 
     "Words in quotes" follow each other, and `word*` is how a word begins; nothing else in `words` has a meaning. `cwd`
     and `session` (its number) narrow the search. It finds what was rewound, and nothing of a deleted session.
-
-    On PostgreSQL the planner's settings stay changed until the transaction ends.
     """
     terms = list(islice(terms_of(words), TERMS))
     if not terms or limit < 1:
@@ -187,9 +189,11 @@ def in_sqlite(connection: Connection, terms: Sequence[Term], place: Sequence[str
     said = [f'words : "{" ".join(term.words)}"{" *" * term.is_begun}' for term in terms]
     match = " AND ".join([*said, *(f'place : "{token}"' for token in place)])
     found = connection.execute(MATCHES, {"match": match, "most": RANKED + 1}).scalar_one()
-    order = "rank, rowid DESC" if found <= RANKED else "rowid DESC"
-    best = text(f"SELECT rowid FROM search WHERE search MATCH :match ORDER BY {order} LIMIT :limit")
-    return list(connection.execute(best, {"match": match, "limit": limit}).scalars())
+    if found <= RANKED:
+        # Words that a row had before it was damaged and then deleted stay in the index, and cannot be ranked.
+        with suppress(DatabaseError):
+            return list(connection.execute(BEST, {"match": match, "limit": limit}).scalars())
+    return list(connection.execute(NEWEST, {"match": match, "limit": limit}).scalars())
 
 
 def in_postgresql(connection: Connection, terms: Sequence[Term], place: Sequence[str], limit: int) -> list[int]:
@@ -197,7 +201,6 @@ def in_postgresql(connection: Connection, terms: Sequence[Term], place: Sequence
 
     How far that may be, PostgreSQL estimates from its statistics, which it keeps by itself (autovacuum).
     """
-    connection.execute(PLANS)
     last: int = connection.execute(text("SELECT max(message) FROM search")).scalar_one() or 0
     queries = [" & ".join(f"'{word}'" for word in term.words) + ":*" * term.is_begun for term in terms]
     query = " & ".join([*queries, *(f"'{token}'" for token in place)])
@@ -215,21 +218,27 @@ def in_postgresql(connection: Connection, terms: Sequence[Term], place: Sequence
         scores.append(f":weight{n} / (1 + 1.2 * (0.25 + 0.75 * length) / ({times}))")
         holds.append(f"strpos(line, :term{n}) > 0")
     order = "message DESC" if is_common else f"{' + '.join(scores)} DESC, message DESC"
-    span = 2 * most * last // expected
-    while True:
-        lookup = f"{LEXEMES} @@ CAST(:query AS tsquery) AND " * (not is_common or span > WALK)
-        statement = f"""
-            SELECT message, found FROM (
-                SELECT *, count(*) OVER () AS found, octet_length(line) / avg(octet_length(line)) OVER () AS length
-                FROM (
-                    SELECT * FROM (SELECT *, words || ' ' AS line FROM search) AS lines
-                    WHERE message > :after AND {lookup}{" AND ".join(holds)} ORDER BY message DESC LIMIT :most
-                ) AS newest
-            ) AS measured ORDER BY {order} LIMIT :limit"""
-        rows = connection.execute(text(statement), {**values, "after": last - span}).all()
-        if span >= last or (rows and rows[0].found >= most):
-            return [row.message for row in rows]
-        span *= 8
+    span = most * 5 // 4 * last // expected + 1
+    if " & " in query:  # what goes together does so more often than is expected
+        span = min(span, last // 8 + 1)
+    with connection.begin_nested() as here:
+        connection.execute(PLANS)
+        while True:
+            lookup = f"{LEXEMES} @@ CAST(:query AS tsquery) AND " * (not is_common or span > WALK)
+            statement = f"""
+                SELECT message, found FROM (
+                    SELECT *, count(*) OVER () AS found, octet_length(line) / avg(octet_length(line)) OVER () AS length
+                    FROM (
+                        SELECT * FROM (SELECT *, words || ' ' AS line FROM search) AS lines
+                        WHERE message > :after AND {lookup}{" AND ".join(holds)} ORDER BY message DESC LIMIT :most
+                    ) AS newest
+                ) AS measured ORDER BY {order} LIMIT :limit"""
+            rows = connection.execute(text(statement), {**values, "after": last - span}).all()
+            found = rows[0].found if rows else 0
+            if found >= most or span >= last:
+                here.rollback()  # to the settings as they were
+                return [row.message for row in rows]
+            span *= min(2 * most // max(found, 1), 8)
 
 
 def rows_expected(connection: Connection, query: str) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 from crow_core.messages import Message
 from crow_core.model import Call
 from crow_core.session import Session
-from crow_core.store import Page, Record
+from crow_core.store import Page, Record, SessionBusy
 from sqlalchemy import Row
 
 from crow_persistence import audit, leases, reading, requests, trees, writing
@@ -70,7 +70,9 @@ class Store:
         return track
 
     def take(self, id: str) -> "Row[Any] | None":
-        """Make a stored session this owner's; None when there is none."""
+        """Make a stored session this owner's; None when there is none. Raises SessionBusy."""
+        if id in self.open:
+            raise SessionBusy(f"Session {id} is open in this process. Close it there, or fork it to go on in a copy.")
         with self.database.writing() as connection:
             row = reading.find_exactly(connection, id, lock=True)
             if row is not None:

@@ -1,11 +1,15 @@
 """Sessions as trees: a fork is one row that points into another path; what it uses stays when the other is deleted."""
 
+from collections.abc import Iterator
+from typing import Any
+
 from crow_core.store import Record, SessionBusy
-from sqlalchemy import Connection, Select, insert, or_, select, union, update
+from sqlalchemy import Connection, Row, Select, bindparam, insert, literal, or_, select, union, update
 from sqlalchemy import delete as deletion
 
 from crow_persistence import blobs, leases, search
-from crow_persistence.reading import Track, find_exactly, follow, recall
+from crow_persistence.entries import names
+from crow_persistence.reading import Track, find_exactly, recall
 from crow_persistence.tables import calls, drafts, links, messages, renders, sessions
 
 
@@ -25,6 +29,9 @@ def fork(
     key = connection.execute(insert(sessions), row).inserted_primary_key
     assert key is not None
     record.id, track.number = new_id, key[0]
+    if len(record.log) > len(track.rows):  # it ends with a reply that never came to its end
+        same = select(literal(track.number), drafts.c.at, drafts.c.body).where(drafts.c.session == source.number)
+        connection.execute(insert(drafts).from_select(["session", "at", "body"], same))
     return record, track
 
 
@@ -37,19 +44,28 @@ def delete(connection: Connection, id: str, owner: str = "") -> None:
     if not leases.is_free(row, owner):
         raise SessionBusy(f"Session {id} is open in {leases.in_words(row.owner)}. Close it there, then delete it.")
     blobs.lock(connection, shared=False)
-    through = {found.session for found in follow(connection, row)[0]} - {row.number}
-    heads = connection.scalars(select(calls.c.head).where(calls.c.session == row.number)).all()
+    asked = connection.execute(select(calls.c.head, calls.c.messages).where(calls.c.session == row.number)).all()
     connection.execute(deletion(calls).where(calls.c.session == row.number))
     connection.execute(deletion(drafts).where(drafts.c.session == row.number))
-    named = prune(connection, row.number)
+    named = prune(connection, row.number).union(
+        {call.head for call in asked}, *(names(call.messages) for call in asked)
+    )
     search.index(connection, row.number, "", [])  # what is left goes by the row as it will be
     nothing = {"title": None, "cwd": "", "roots": "[]", "options": "{}", "head": None, "owner": None, "beat": None}
     its = sessions.c.number == row.number
     connection.execute(update(sessions).where(its).values(**nothing, deleted=leases.now()))
-    deleted = select(sessions.c.number).where(sessions.c.number.in_(through), sessions.c.deleted.is_not(None))
-    for number in connection.scalars(deleted.order_by(sessions.c.number.desc())).all():
-        named |= prune(connection, number)
-    blobs.sweep(connection, named.union(heads))
+    for origin in origins(connection, row):
+        if origin.deleted is not None:
+            named |= prune(connection, origin.number)
+    blobs.sweep(connection, named)
+
+
+def origins(connection: Connection, row: "Row[Any]") -> "Iterator[Row[Any]]":
+    """The session this one was forked from, that from which that one was, and so on."""
+    older = select(sessions).where(sessions.c.number < bindparam("number"), sessions.c.id == bindparam("id"))
+    while found := connection.execute(older, {"number": row.number, "id": row.origin}).one_or_none():
+        row = found
+        yield row
 
 
 def prune(connection: Connection, number: int) -> set[str]:

@@ -21,7 +21,7 @@ ADD = insert(messages)
 LINK = insert(links)
 MOVE = (
     update(sessions)
-    .where(sessions.c.number == bindparam("session"), sessions.c.owner == bindparam("me"))
+    .where(sessions.c.number == bindparam("session"))
     .values(
         head=bindparam("tip"),
         updated=bindparam("at"),
@@ -32,11 +32,7 @@ MOVE = (
         title=func.coalesce(bindparam("name", type_=Text), sessions.c.title),
     )
 )
-HOLD = (
-    update(sessions)
-    .where(sessions.c.number == bindparam("session"), sessions.c.owner == bindparam("me"))
-    .values(beat=bindparam("at"))
-)
+OWNER = select(sessions.c.owner).where(sessions.c.number == bindparam("session")).with_for_update()
 DRAW = update(drafts).where(drafts.c.session == bindparam("of")).values(at=bindparam("time"), body=bindparam("reply"))
 BEGIN_DRAFT = insert(drafts)
 END_DRAFT = delete(drafts).where(drafts.c.session == bindparam("of"))
@@ -64,6 +60,8 @@ def extend(
     """Store entries behind those of a session that are stored. Raises StoreError when it is not this process's to
     write any more."""
     at = leases.now()
+    if track.number:
+        hold(connection, track, session)
     number = track.number or begin(connection, track, session, at)
     head, rows, title, options = track.head, list[int](), None, track.options
     clean: list[Message] = masked(list(entries), secrets)
@@ -84,7 +82,6 @@ def extend(
     search.index(connection, number, session.cwd, list(zip(rows, clean, strict=True)))
     moved = {
         "session": number,
-        "me": track.owner,
         "tip": head,
         "at": at,
         "folder": plain(session.cwd),
@@ -92,15 +89,16 @@ def extend(
         "chosen": encode(options),
         "name": title,
     }
-    if not connection.execute(MOVE, moved).rowcount:
-        raise lost(connection, session.id, track)
+    connection.execute(MOVE, moved)
     if any("role" in entry for entry in clean):
         connection.execute(END_DRAFT, {"of": number})
     return Tip(number, head, rows, options, audit.record(connection, session.id, clean, at))
 
 
 def begin(connection: Connection, track: Track, session: Session, at: int) -> int:
-    """A row for a new session; gives its number."""
+    """A row for a new session, and the prompts it has; gives its number."""
+    for prompt in session.prompts.values():
+        prompts.note(connection, prompt.name, prompt.template, at)
     row = {
         "id": plain(session.id),
         "cwd": plain(session.cwd),
@@ -144,12 +142,17 @@ def draft(
     connection: Connection, track: Track, session: Session, reply: Message, secrets: Collection[str] = ()
 ) -> None:
     """Store what has come of a reply so far. Raises StoreError, as `extend` does."""
+    hold(connection, track, session)
     at = leases.now()
-    if not connection.execute(HOLD, {"session": track.number, "me": track.owner, "at": at}).rowcount:
-        raise lost(connection, session.id, track)
     body = pack(masked(reply, secrets)).body
     if not connection.execute(DRAW, {"of": track.number, "time": at, "reply": body}).rowcount:
         connection.execute(BEGIN_DRAFT, {"session": track.number, "at": at, "body": body})
+
+
+def hold(connection: Connection, track: Track, session: Session) -> None:
+    """See to it that the session stays this owner's until the transaction ends. Raises StoreError when it is not."""
+    if connection.scalar(OWNER, {"session": track.number}) != track.owner:
+        raise lost(connection, session.id, track)
 
 
 def lost(connection: Connection, id: str, track: Track) -> StoreError:

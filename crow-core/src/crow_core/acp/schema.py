@@ -55,8 +55,8 @@ def required_list() -> list[Any]:
     return []
 
 
-StopReason: TypeAlias = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
 Role: TypeAlias = Literal["assistant", "user"]
+StopReason: TypeAlias = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
 ToolKind: TypeAlias = Literal[
     "read", "edit", "delete", "move", "search", "execute", "think", "fetch", "switch_mode", "other"
 ]
@@ -102,6 +102,18 @@ class SessionForkCapabilities(Extensible, kw_only=True):
     pass
 
 
+class SessionSystemPromptOverrideCapabilities(Extensible, kw_only=True):
+    pass
+
+
+class SessionSystemPromptModeCapabilities(Extensible, kw_only=True):
+    override: SessionSystemPromptOverrideCapabilities | UnsetType | None = UNSET
+
+
+class SessionSystemPromptCapabilities(Extensible, kw_only=True):
+    mode: SessionSystemPromptModeCapabilities | UnsetType | None = UNSET
+
+
 class SessionCapabilities(Extensible, kw_only=True):
     list: SessionListCapabilities | UnsetType | None = UNSET
     delete: SessionDeleteCapabilities | UnsetType | None = UNSET
@@ -109,6 +121,7 @@ class SessionCapabilities(Extensible, kw_only=True):
     resume: SessionResumeCapabilities | UnsetType | None = UNSET
     close: SessionCloseCapabilities | UnsetType | None = UNSET
     fork: SessionForkCapabilities | UnsetType | None = UNSET
+    system_prompt: SessionSystemPromptCapabilities | UnsetType | None = UNSET
 
 
 class LogoutCapabilities(Extensible, kw_only=True):
@@ -119,12 +132,17 @@ class AgentAuthCapabilities(Extensible, kw_only=True):
     logout: LogoutCapabilities | UnsetType | None = UNSET
 
 
+class ProvidersCapabilities(Extensible, kw_only=True):
+    pass
+
+
 class AgentCapabilities(Extensible, kw_only=True):
     load_session: bool = False
     prompt_capabilities: PromptCapabilities = field(default_factory=PromptCapabilities)
     mcp_capabilities: McpCapabilities = field(default_factory=McpCapabilities)
     session_capabilities: SessionCapabilities = field(default_factory=SessionCapabilities)
     auth: AgentAuthCapabilities = field(default_factory=AgentAuthCapabilities)
+    providers: ProvidersCapabilities | UnsetType | None = UNSET
 
 
 class AuthMethod(Extensible, kw_only=True):
@@ -321,124 +339,6 @@ class McpServer(Extensible, kw_only=True):
             self.headers = [] if self.headers is UNSET else self.headers
 
 
-class NewSessionRequest(Extensible, kw_only=True):
-    """What `session/new` takes."""
-
-    cwd: str
-    additional_directories: list[str] = []
-    mcp_servers: list[McpServer] = field(default_factory=required_list)
-
-
-class LoadSessionResponse(Extensible, kw_only=True):
-    """What `session/load` answers."""
-
-    modes: SessionModeState | UnsetType | None = UNSET
-    config_options: list[SessionConfigOption] | UnsetType | None = UNSET
-
-
-class LoadSessionRequest(Extensible, kw_only=True):
-    """What `session/load` takes."""
-
-    mcp_servers: list[McpServer] = field(default_factory=required_list)
-    cwd: str
-    additional_directories: list[str] = []
-    session_id: str
-
-
-class SessionInfo(Extensible, kw_only=True):
-    session_id: str
-    cwd: str
-    additional_directories: list[str] | UnsetType = UNSET
-    title: str | UnsetType | None = UNSET
-    updated_at: str | UnsetType | None = UNSET
-
-
-class ListSessionsResponse(Extensible, kw_only=True):
-    """What `session/list` answers."""
-
-    sessions: list[SessionInfo]
-    next_cursor: str | UnsetType | None = UNSET
-
-
-class ListSessionsRequest(Extensible, kw_only=True):
-    """What `session/list` takes."""
-
-    cwd: str | UnsetType | None = UNSET
-    cursor: str | UnsetType | None = UNSET
-
-
-class DeleteSessionResponse(Extensible, kw_only=True):
-    """What `session/delete` answers."""
-
-
-class DeleteSessionRequest(Extensible, kw_only=True):
-    """What `session/delete` takes."""
-
-    session_id: str
-
-
-class ResumeSessionResponse(Extensible, kw_only=True):
-    """What `session/resume` answers."""
-
-    modes: SessionModeState | UnsetType | None = UNSET
-    config_options: list[SessionConfigOption] | UnsetType | None = UNSET
-
-
-class ResumeSessionRequest(Extensible, kw_only=True):
-    """What `session/resume` takes."""
-
-    session_id: str
-    cwd: str
-    additional_directories: list[str] = []
-    mcp_servers: list[McpServer] = []
-
-
-class CloseSessionResponse(Extensible, kw_only=True):
-    """What `session/close` answers."""
-
-
-class CloseSessionRequest(Extensible, kw_only=True):
-    """What `session/close` takes."""
-
-    session_id: str
-
-
-class SetSessionModeResponse(Extensible, kw_only=True):
-    """What `session/set_mode` answers."""
-
-
-class SetSessionModeRequest(Extensible, kw_only=True):
-    """What `session/set_mode` takes."""
-
-    session_id: str
-    mode_id: str
-
-
-class SetSessionConfigOptionResponse(Extensible, kw_only=True):
-    """What `session/set_config_option` answers."""
-
-    config_options: list[SessionConfigOption]
-
-
-class SetSessionConfigOptionRequest(Extensible, kw_only=True):
-    """What `session/set_config_option` takes."""
-
-    session_id: str
-    config_id: str
-    type: Literal["boolean"] | UnsetType = UNSET
-    value: bool | str
-
-    def __post_init__(self) -> None:
-        if isinstance(self.value, bool) and self.type is UNSET:
-            raise ValueError("a boolean `value` needs `type`: `boolean`")
-
-
-class PromptResponse(Extensible, kw_only=True):
-    """What `session/prompt` answers."""
-
-    stop_reason: StopReason
-
-
 class Annotations(Extensible, kw_only=True):
     audience: list[Role] | UnsetType | None = UNSET
     last_modified: str | UnsetType | None = UNSET
@@ -501,6 +401,142 @@ else:  # msgspec cannot decode a variant without a tag; the lenient pass does
     ContentBlock = TextBlock | ImageBlock | AudioBlock | ResourceLinkBlock | ResourceBlock
 
 
+class SystemPrompt(Extensible, kw_only=True):
+    mode: str
+    content: list[ContentBlock]
+
+
+class NewSessionRequest(Extensible, kw_only=True):
+    """What `session/new` takes."""
+
+    cwd: str
+    additional_directories: list[str] = []
+    mcp_servers: list[McpServer] = field(default_factory=required_list)
+    system_prompt: SystemPrompt | UnsetType | None = UNSET
+
+
+class LoadSessionResponse(Extensible, kw_only=True):
+    """What `session/load` answers."""
+
+    modes: SessionModeState | UnsetType | None = UNSET
+    config_options: list[SessionConfigOption] | UnsetType | None = UNSET
+
+
+class LoadSessionRequest(Extensible, kw_only=True):
+    """What `session/load` takes."""
+
+    mcp_servers: list[McpServer] = field(default_factory=required_list)
+    cwd: str
+    additional_directories: list[str] = []
+    session_id: str
+    system_prompt: SystemPrompt | UnsetType | None = UNSET
+
+
+class SessionInfo(Extensible, kw_only=True):
+    session_id: str
+    cwd: str
+    additional_directories: list[str] | UnsetType = UNSET
+    title: str | UnsetType | None = UNSET
+    updated_at: str | UnsetType | None = UNSET
+
+
+class ListSessionsResponse(Extensible, kw_only=True):
+    """What `session/list` answers."""
+
+    sessions: list[SessionInfo]
+    next_cursor: str | UnsetType | None = UNSET
+
+
+class ListSessionsRequest(Extensible, kw_only=True):
+    """What `session/list` takes."""
+
+    cwd: str | UnsetType | None = UNSET
+    cursor: str | UnsetType | None = UNSET
+
+
+class DeleteSessionResponse(Extensible, kw_only=True):
+    """What `session/delete` answers."""
+
+
+class DeleteSessionRequest(Extensible, kw_only=True):
+    """What `session/delete` takes."""
+
+    session_id: str
+
+
+class ResumeSessionResponse(Extensible, kw_only=True):
+    """What `session/resume` answers."""
+
+    modes: SessionModeState | UnsetType | None = UNSET
+    config_options: list[SessionConfigOption] | UnsetType | None = UNSET
+
+
+class ResumeSessionRequest(Extensible, kw_only=True):
+    """What `session/resume` takes."""
+
+    session_id: str
+    cwd: str
+    additional_directories: list[str] = []
+    mcp_servers: list[McpServer] = []
+    system_prompt: SystemPrompt | UnsetType | None = UNSET
+
+
+class CloseSessionResponse(Extensible, kw_only=True):
+    """What `session/close` answers."""
+
+
+class CloseSessionRequest(Extensible, kw_only=True):
+    """What `session/close` takes."""
+
+    session_id: str
+
+
+class SetSessionModeResponse(Extensible, kw_only=True):
+    """What `session/set_mode` answers."""
+
+
+class SetSessionModeRequest(Extensible, kw_only=True):
+    """What `session/set_mode` takes."""
+
+    session_id: str
+    mode_id: str
+
+
+class SetSessionConfigOptionResponse(Extensible, kw_only=True):
+    """What `session/set_config_option` answers."""
+
+    config_options: list[SessionConfigOption]
+
+
+class SetSessionConfigOptionRequest(Extensible, kw_only=True):
+    """What `session/set_config_option` takes."""
+
+    session_id: str
+    config_id: str
+    type: Literal["boolean"] | UnsetType = UNSET
+    value: bool | str
+
+    def __post_init__(self) -> None:
+        if isinstance(self.value, bool) and self.type is UNSET:
+            raise ValueError("a boolean `value` needs `type`: `boolean`")
+
+
+class Usage(Extensible, kw_only=True):
+    total_tokens: int
+    input_tokens: int
+    output_tokens: int
+    thought_tokens: int | UnsetType | None = UNSET
+    cached_read_tokens: int | UnsetType | None = UNSET
+    cached_write_tokens: int | UnsetType | None = UNSET
+
+
+class PromptResponse(Extensible, kw_only=True):
+    """What `session/prompt` answers."""
+
+    stop_reason: StopReason
+    usage: Usage | UnsetType | None = UNSET
+
+
 class PromptRequest(Extensible, kw_only=True):
     """What `session/prompt` takes."""
 
@@ -521,6 +557,7 @@ class ForkSessionRequest(Extensible, kw_only=True):
     cwd: str
     additional_directories: list[str] = []
     mcp_servers: list[McpServer] = []
+    system_prompt: SystemPrompt | UnsetType | None = UNSET
 
 
 class ForkSessionResponse(Extensible, kw_only=True):
@@ -529,6 +566,51 @@ class ForkSessionResponse(Extensible, kw_only=True):
     session_id: str
     modes: SessionModeState | UnsetType | None = UNSET
     config_options: list[SessionConfigOption] | UnsetType | None = UNSET
+
+
+class ListProvidersRequest(Extensible, kw_only=True):
+    """What `providers/list` takes."""
+
+
+class ProviderCurrentConfig(Extensible, kw_only=True):
+    api_type: str
+    base_url: str
+
+
+class ProviderInfo(Extensible, kw_only=True):
+    provider_id: str
+    supported: list[str]
+    required: bool
+    current: ProviderCurrentConfig | UnsetType | None = UNSET
+
+
+class ListProvidersResponse(Extensible, kw_only=True):
+    """What `providers/list` answers."""
+
+    providers: list[ProviderInfo]
+
+
+class SetProviderRequest(Extensible, kw_only=True):
+    """What `providers/set` takes."""
+
+    provider_id: str
+    api_type: str
+    base_url: str
+    headers: dict[str, str] | UnsetType = UNSET
+
+
+class SetProviderResponse(Extensible, kw_only=True):
+    """What `providers/set` answers."""
+
+
+class DisableProviderRequest(Extensible, kw_only=True):
+    """What `providers/disable` takes."""
+
+    provider_id: str
+
+
+class DisableProviderResponse(Extensible, kw_only=True):
+    """What `providers/disable` answers."""
 
 
 class WriteTextFileRequest(Extensible, kw_only=True):
@@ -1025,6 +1107,9 @@ AGENT_METHODS: dict[str, Method] = {
     "session/prompt": Method(PromptRequest, PromptResponse),
     "session/cancel": Method(CancelNotification, None),
     "session/fork": Method(ForkSessionRequest, ForkSessionResponse),
+    "providers/list": Method(ListProvidersRequest, ListProvidersResponse),
+    "providers/set": Method(SetProviderRequest, SetProviderResponse),
+    "providers/disable": Method(DisableProviderRequest, DisableProviderResponse),
 }
 
 CLIENT_METHODS: dict[str, Method] = {
@@ -1047,7 +1132,14 @@ PROTOCOL_METHODS: dict[str, Method] = {
 
 DEFAULT_ON_ERROR: dict[type[Struct], tuple[str, ...]] = {
     AgentAuthCapabilities: ("logout",),
-    AgentCapabilities: ("load_session", "prompt_capabilities", "mcp_capabilities", "session_capabilities", "auth"),
+    AgentCapabilities: (
+        "load_session",
+        "prompt_capabilities",
+        "mcp_capabilities",
+        "session_capabilities",
+        "auth",
+        "providers",
+    ),
     AgentMessageChunk: ("message_id",),
     AgentThoughtChunk: ("message_id",),
     Annotations: ("audience", "last_modified", "priority"),
@@ -1085,18 +1177,22 @@ DEFAULT_ON_ERROR: dict[type[Struct], tuple[str, ...]] = {
     NumberPropertySchema: ("title", "description", "default"),
     PlanUpdate: ("entries",),
     PromptCapabilities: ("image", "audio", "embedded_context"),
+    PromptResponse: ("usage",),
+    ProviderInfo: ("supported",),
     ResourceBlock: ("annotations",),
     ResourceContents: ("mime_type",),
     ResourceLinkBlock: ("annotations", "description", "mime_type", "size", "title"),
     ResumeSessionResponse: ("modes", "config_options"),
     SelectConfigOption: ("description", "category"),
     SelectEntry: ("description", "options"),
-    SessionCapabilities: ("list", "delete", "additional_directories", "resume", "close", "fork"),
+    SessionCapabilities: ("list", "delete", "additional_directories", "resume", "close", "fork", "system_prompt"),
     SessionConfigOptionsCapabilities: ("boolean",),
     SessionInfo: ("additional_directories", "title", "updated_at"),
     SessionInfoUpdate: ("title", "updated_at"),
     SessionMode: ("description",),
     SessionModeState: ("available_modes",),
+    SessionSystemPromptCapabilities: ("mode",),
+    SessionSystemPromptModeCapabilities: ("override",),
     SetSessionConfigOptionRequest: ("type",),
     SetSessionConfigOptionResponse: ("config_options",),
     StringPropertySchema: ("title", "description", "default"),
@@ -1107,6 +1203,7 @@ DEFAULT_ON_ERROR: dict[type[Struct], tuple[str, ...]] = {
     ToolCallFields: ("kind", "status", "title", "name", "content", "locations", "raw_input", "raw_output"),
     ToolCallLocation: ("line",),
     ToolCallUpdate: ("kind", "status", "title", "name", "content", "locations", "raw_input", "raw_output"),
+    Usage: ("thought_tokens", "cached_read_tokens", "cached_write_tokens"),
     UsageUpdate: ("cost",),
     UserMessageChunk: ("message_id",),
     WaitForTerminalExitResponse: ("exit_code", "signal"),
@@ -1139,6 +1236,7 @@ SKIP_INVALID_ITEMS: dict[type[Struct], tuple[str, ...]] = {
     NewSessionRequest: ("mcp_servers",),
     NewSessionResponse: ("config_options",),
     PlanUpdate: ("entries",),
+    ProviderInfo: ("supported",),
     ResumeSessionRequest: ("mcp_servers",),
     ResumeSessionResponse: ("config_options",),
     SelectEntry: ("options",),

@@ -13,6 +13,10 @@ BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
 def jsonl(story: Story) -> str:
+    return "".join(f"{spelled(line)}\n" for line in lines(story))
+
+
+def lines(story: Story) -> list[Any]:
     """Every entry as it is in the log; what is not a message is a marker: an object with only `crow`."""
     summary, record = story.summary, story.record
     head = {
@@ -28,8 +32,7 @@ def jsonl(story: Story) -> str:
         "damage": record.damage,
     }
     calls = [{"kind": "call", **call} for call in story.calls]
-    lines: list[Any] = [{"crow": head}, *record.log, *({"crow": call} for call in calls)]
-    return "".join(f"{spelled(line)}\n" for line in lines)
+    return [{"crow": head}, *record.log, *({"crow": call} for call in calls)]
 
 
 def spelled(value: Any) -> str:

@@ -1,0 +1,191 @@
+"""How long a search takes among many messages, how large its index is, and what it adds to a commit.
+
+uv run benchmarks/search.py --rows 1000000
+
+Without --rows there are 200,000. On SQLite in a temporary folder; also on PostgreSQL, in a database of its own, where
+CROW_TEST_POSTGRES names a server: postgresql+psycopg://postgres@127.0.0.1:5432/postgres. The text is made up, of words
+as frequent as a language's, and some whose frequency is known.
+"""
+
+import argparse
+import os
+import random
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+from uuid import uuid4
+
+from crow_core.messages import Message
+from crow_persistence import search
+from crow_persistence.database import Database
+from crow_persistence.entries import encode
+from crow_persistence.tables import messages, sessions
+from sqlalchemy import create_engine, insert, make_url, text
+
+SYLLABLES = "ka lo mi ne ra su ti vo en or ar un il es ban der con pre tion ment ing able com pro str tal ver ger man"
+KNOWN = {"everywhere": 0.9, "often": 0.2, "twentieth": 0.05, "hundredth": 0.01, "thousandth": 0.001, "seldom": 0.00002}
+"""Words, and in what part of the messages they are."""
+LENGTH = 100
+"""Messages of a session."""
+FOLDERS = [f"/home/somebody/project{n}" for n in range(300)]
+
+chance = random.Random(4)
+
+
+def made_up_words(count: int) -> list[str]:
+    words = dict.fromkeys("".join(chance.choices(SYLLABLES.split(), k=chance.randint(1, 4))) for _ in range(2 * count))
+    return list(words)[:count]
+
+
+WORDS = made_up_words(100_000)
+RANKS = list(accumulate(1 / (n + 3) for n in range(len(WORDS))))
+
+
+def some_text() -> str:
+    words = chance.choices(WORDS, cum_weights=RANKS, k=min(int(chance.lognormvariate(3.4, 0.7)) + 1, 400))
+    words += [word for word, share in KNOWN.items() if chance.random() < share]
+    if chance.random() < 0.3:
+        words.append(f"src/{chance.choice(WORDS[:3000])}/{chance.choice(WORDS[:3000])}_{chance.choice(WORDS[:300])}.py")
+    if chance.random() < 0.1:
+        words.append(f"{chance.getrandbits(40):010x}")
+    chance.shuffle(words)
+    return " ".join(words)
+
+
+def some_entry(n: int) -> Message:
+    """What comes n-th: a question, then tools that are called and answer, then the reply."""
+    said, notes = some_text(), {"id": f"{chance.getrandbits(128):032x}"}
+    match n % 6:
+        case 0:
+            return {"role": "user", "content": said, "crow": notes}
+        case 1 | 3:
+            call: Any = {"name": "terminal", "arguments": encode({"command": said})}
+            calls: Any = [{"id": f"call_{n}", "type": "function", "function": call}]
+            return {"role": "assistant", "content": "", "tool_calls": calls, "crow": notes}
+        case 2 | 4:
+            return {"role": "tool", "tool_call_id": f"call_{n - 1}", "content": said, "crow": notes}
+        case _:
+            return {"role": "assistant", "content": said, "crow": notes}
+
+
+def fill(database: Database, rows: int) -> int:
+    """Sessions of LENGTH messages each, in folders of which some hold many; gives the bytes of the messages' JSON."""
+    size, often = 0, list(accumulate(1 / (n + 1) for n in range(len(FOLDERS))))
+    for number in range(1, rows // LENGTH + 1):
+        cwd = chance.choices(FOLDERS, cum_weights=often)[0]
+        session = {"number": number, "id": uuid4().hex, "cwd": cwd, "title": some_text()[:60], "updated": number}
+        first = (number - 1) * LENGTH + 1
+        entries = [(first + n, some_entry(n)) for n in range(LENGTH)]
+        bodies = [
+            {"id": id, "session": number, "at": id, "kind": entry.get("role"), "body": encode(entry)}
+            for id, entry in entries
+        ]
+        size += sum(len(encode(entry).encode()) for _, entry in entries)
+        with database.writing() as connection:
+            connection.execute(insert(sessions).values(**session, roots="[]", options="{}", created=number))
+            connection.execute(insert(messages), bodies)
+            search.index(connection, number, cwd, entries)
+    return size
+
+
+def sizes(database: Database) -> tuple[int, int]:
+    """Bytes of the whole database, and of the index in it."""
+    if database.file:
+        with database.reading() as connection:
+            pages = text("SELECT sum(length(block)) FROM search_data")
+            index = connection.execute(pages).scalar_one()
+        database.close()  # what is in the log beside it goes into the file
+        return database.file.stat().st_size, index
+    with database.reading() as connection:
+        whole = connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one()
+        return whole, connection.execute(text("SELECT pg_total_relation_size('search')")).scalar_one()
+
+
+def milliseconds(database: Database, words: str, **where: Any) -> tuple[float, int]:
+    """The median of some searches, without the first, and how many hits they had."""
+    times: list[float] = []
+    hits = 0
+    for _ in range(8):
+        with database.reading() as connection:
+            begun = perf_counter()
+            hits = len(search.search(connection, words, **where))
+            times.append((perf_counter() - begun) * 1e3)
+    return median(times[1:]), hits
+
+
+def commits(database: Database, rows: int) -> tuple[float, float]:
+    """Milliseconds to commit a message, the median: without the index, and with it."""
+    times: tuple[list[float], list[float]] = [], []
+    with database.reading() as connection:
+        cwd: str = connection.execute(text("SELECT cwd FROM sessions WHERE number = 1")).scalar_one()
+    for n in range(1000):
+        entry, id = some_entry(n), rows + 1 + n
+        row = {"id": id, "session": 1, "at": id, "kind": entry.get("role"), "body": encode(entry)}
+        begun = perf_counter()
+        with database.writing() as connection:
+            connection.execute(insert(messages), row)
+            if n % 2:
+                search.index(connection, 1, cwd, [(id, entry)])
+        times[n % 2].append((perf_counter() - begun) * 1e3)
+    return median(times[0]), median(times[1])
+
+
+def report(database: Database, rows: int) -> None:
+    begun = perf_counter()
+    json = fill(database, rows)
+    print(f"{rows:,} messages in {perf_counter() - begun:.0f} s")
+    whole, index = sizes(database)
+    print(f"{'their JSON':36} {json / 1e6:8.1f} MB")
+    print(f"{'the index':36} {index / 1e6:8.1f} MB {index / json:7.2f} of the JSON")
+    print(f"{'the whole database':36} {whole / 1e6:8.1f} MB {whole / json:7.2f}")
+    if not database.file:
+        with create_engine(database.url, isolation_level="AUTOCOMMIT").connect() as connection:
+            connection.execute(text("ANALYZE"))  # as autovacuum does within a minute
+    places = {"everywhere": "", "in the largest folder": FOLDERS[0], "in a small folder": FOLDERS[100]}
+    print(f"{'milliseconds, and hits':36}" + "".join(f"{place:>24}" for place in places))
+    several = ("twentieth hundredth", "everywhere twentieth", '"everywhere often"', "hundre*", "e*")
+    for words in (*KNOWN, *several):
+        found = [milliseconds(database, words, cwd=cwd) for cwd in places.values()]
+        print(f"{words:36}" + "".join(f"{time:18.1f} ({hits:3})" for time, hits in found))
+    without, with_it = commits(database, rows)
+    print(f"{'a commit of a message':36} {with_it:8.2f} ms, {without:.2f} ms without the index\n")
+
+
+@contextmanager
+def database_on(server: str) -> Generator[Database]:
+    """A database of its own: on a PostgreSQL server, or in a temporary folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        if not server:
+            database = Database(f"sqlite:///{folder}/crow.db", Path(folder))
+            yield database
+            database.close()
+            return
+        name = f"crow_{uuid4().hex}"
+        with create_engine(server, isolation_level="AUTOCOMMIT").connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}"))
+            database = Database(make_url(server).set(database=name).render_as_string(hide_password=False), Path(folder))
+            try:
+                yield database
+            finally:
+                database.close()
+                connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=200_000, help="how many messages (default: 200000)")
+    rows = parser.parse_args().rows
+    for name, server in (("SQLite", ""), ("PostgreSQL", os.environ.get("CROW_TEST_POSTGRES", ""))):
+        if name == "SQLite" or server:
+            print(name)
+            with database_on(server) as database:
+                report(database, rows)
+
+
+if __name__ == "__main__":
+    main()

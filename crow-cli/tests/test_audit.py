@@ -1,0 +1,119 @@
+"""`crow audit`, as a person and as a script use it."""
+
+import json
+import re
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from crow_core.testing import Reply, ScriptedServer
+
+if TYPE_CHECKING:
+    from conftest import Machine
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def decided(machine: "Machine") -> "Machine":
+    """A machine on which a command was allowed by a rule, and an edit denied as nobody was there."""
+    edit = {"command": "create", "path": "a.txt", "file_text": "1"}
+    uses = [
+        {"name": "terminal", "arguments": {"command": "true"}},
+        {"name": "file_editor", "arguments": edit},
+    ]
+    machine.configure('[permissions]\nallow = ["terminal:true"]\n')
+    async with ScriptedServer([*(Reply(tool_calls=[use]) for use in uses), Reply("Done.")]) as server:
+        machine.ask(server.url)
+        assert (await machine.crow("run", "go")).code == 0
+    return machine
+
+
+def tamper(machine: "Machine", statement: str) -> None:
+    with sqlite3.connect(machine.home / "crow" / "crow.db") as connection:
+        connection.execute(statement)
+    connection.close()
+
+
+async def test_list_says_who_allowed_what(decided: "Machine"):
+    decided.env["COLUMNS"] = "200"
+    listed = await decided.crow("audit", "list")
+    assert listed.code == 0, listed.err
+    heads, *lines = listed.out.splitlines()
+    assert heads.split() == ["#", "WHEN", "SESSION", "WHAT", "TOOL", "BY"]
+    told = [re.sub(r"^(\d) +\S+ \S+ +[0-9a-f]{8} +", r"\1 ", " ".join(line.split())) for line in lines]
+    assert told == [
+        "4 failed file_editor",
+        "3 deny file_editor it needs a permission, and nobody is there to give it (once)",
+        "2 completed terminal",
+        "1 allow terminal the rule 'terminal:true' (once)",
+    ]
+
+
+async def test_list_for_programs_is_whole_and_can_be_narrowed(decided: "Machine"):
+    async def listed(*options: str) -> list[dict[str, Any]]:
+        return json.loads((await decided.crow("audit", "list", "--json", *options)).out)
+
+    rows = await listed()
+    assert [(row["number"], row["kind"], row["files"]) for row in rows] == [
+        (4, "result", []),
+        (3, "decision", []),
+        (2, "result", []),
+        (1, "decision", []),
+    ]
+    assert await listed("--limit", "3") == rows[:3]
+    assert await listed("--session", rows[0]["session"][:6]) == rows
+    assert await listed("--session", "x") == []
+
+
+async def test_verify_is_content_with_what_nobody_touched(decided: "Machine"):
+    verified = await decided.crow("audit", "verify")
+    assert (verified.code, verified.out, verified.err) == (0, "All 4 records are as they were written.\n", "")
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE decisions SET verdict = 'allow' WHERE number = 3", "Decision 3 was changed or moved"),
+        ("DELETE FROM decisions WHERE number = 2", "Decision 2 was removed."),
+        ("DELETE FROM decisions WHERE number > 1", "Decisions 2 to 4 were removed from the end"),
+    ],
+)
+async def test_verify_names_what_was_tampered_with(decided: "Machine", statement: str, said: str):
+    tamper(decided, statement)
+    verified = await decided.crow("audit", "verify")
+    assert verified.code == 1
+    assert verified.out.startswith(said)
+
+
+async def test_the_rows_outlive_their_session(decided: "Machine"):
+    session = json.loads((await decided.crow("audit", "list", "--json")).out)[0]["session"]
+    deleted = await decided.crow("sessions", "delete", "--yes", session)
+    assert deleted.code == 0, deleted.err
+    assert (await decided.crow("audit", "verify")).out == "All 4 records are as they were written.\n"
+
+
+@pytest.mark.parametrize("command", ["list", "verify"])
+async def test_without_a_database_it_says_so(machine: "Machine", command: str):
+    said = await machine.crow("audit", command)
+    assert said.code == 2
+    assert said.err.startswith("crow: Nothing has been stored yet")
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("command", ["list", "verify"])
+async def test_a_file_that_is_no_database_is_one_sentence(machine: "Machine", command: str):
+    machine.configure("").with_name("crow.db").write_text("not a database, " * 100)
+    said = await machine.crow("audit", command)
+    assert said.code == 2
+    assert said.err.startswith("crow: ")
+    assert "crow.db" in said.err
+    assert len(said.err.splitlines()) == 1
+
+
+async def test_what_others_wrote_does_not_steer_the_terminal(decided: "Machine"):
+    tamper(decided, "UPDATE decisions SET tool = char(27) || ']0;x' || char(7) WHERE number = 1")
+    for command in ("list", "verify"):
+        said = await decided.crow("audit", command)
+        assert "\x1b" not in said.out + said.err
+        assert "\x07" not in said.out + said.err

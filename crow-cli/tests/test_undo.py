@@ -1,0 +1,97 @@
+"""`crow undo`, from a process of its own: the session was stored by one that has ended, or that still has it open."""
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from crow_core.testing import Reply, ScriptedServer, ToolCall
+
+if TYPE_CHECKING:
+    from conftest import Machine
+
+pytestmark = pytest.mark.anyio
+
+
+def create(path: str, text: str) -> ToolCall:
+    return {"name": "file_editor", "arguments": {"command": "create", "path": path, "file_text": text}}
+
+
+@pytest.fixture
+async def talked(machine: "Machine") -> AsyncIterator["Machine"]:
+    """A machine on which two turns made a file each; the model is still there."""
+
+    def reply(request: dict[str, Any]) -> Reply:
+        last = request["messages"][-1]
+        if last["role"] == "tool" or not last["content"].startswith("make "):
+            return Reply("; ".join(m["content"] for m in request["messages"] if m["role"] == "user"))
+        return Reply(tool_calls=[create(last["content"].removeprefix("make "), "made\n")])
+
+    machine.configure('[permissions]\nmode = "yolo"\n')
+    async with ScriptedServer(reply) as server:
+        machine.ask(server.url)
+        for words in (["make a.txt"], ["-c", "make b.txt"]):
+            assert (await machine.crow("run", *words)).code == 0
+        yield machine
+
+
+def files(machine: "Machine") -> list[str]:
+    return sorted(file.name for file in machine.project.iterdir())
+
+
+async def test_it_tells_asks_and_takes_the_last_turn_back(talked: "Machine"):
+    undone = await talked.crow("undo", stdin="y\n")
+    assert undone.code == 0, undone.err
+    assert undone.out.startswith("To take back the last turn, “make b.txt”:\n\n")
+    assert f"- `{talked.project}/b.txt`: will be removed\n" in undone.out
+    assert "Taken back, 1 file as before." in undone.out
+    assert files(talked) == ["a.txt"]
+    assert (await talked.crow("run", "-c", "what did I say?")).out == "make a.txt; what did I say?\n"
+
+
+@pytest.mark.parametrize("stdin", ["n\n", "\n", ""])
+async def test_without_a_yes_nothing_happens(talked: "Machine", stdin: str):
+    undone = await talked.crow("undo", stdin=stdin)
+    assert undone.code == 1
+    assert "Traceback" not in undone.err
+    assert files(talked) == ["a.txt", "b.txt"]
+    assert (await talked.crow("run", "-c", "and?")).out == "make a.txt; make b.txt; and?\n"
+
+
+async def test_several_turns_at_once(talked: "Machine"):
+    assert (await talked.crow("undo", "--turns", "2", "--yes")).code == 0
+    assert files(talked) == []
+    undone = await talked.crow("undo", "--yes")
+    assert (undone.code, undone.err) == (1, "crow: There are no turns to take back.\n")
+
+
+async def test_a_file_that_was_changed_since_stops_it(talked: "Machine"):
+    file = talked.project / "b.txt"
+    file.write_text("mine\n")
+    undone = await talked.crow("undo", "--yes")
+    assert undone.code == 1
+    assert undone.err == f"crow: {file} has been changed by somebody else since. Nothing was taken back.\n"
+    assert file.read_text() == "mine\n"
+
+
+async def test_a_session_that_is_open_elsewhere_is_left_alone(talked: "Machine"):
+    async with talked.editor() as editor:
+        session = (await editor.new_session(str(talked.project))).session_id
+        await editor.prompt(session, "make c.txt")
+        undone = await talked.crow("undo", "--yes")
+        assert undone.code == 2
+        assert undone.err.startswith("crow: ")
+        assert session[:8] in undone.err
+        assert "c.txt" in files(talked)
+    assert (await talked.crow("undo", session[:8], "--yes")).code == 0
+    assert "c.txt" not in files(talked)
+
+
+async def test_an_unknown_session_and_a_folder_without_one_are_said(talked: "Machine"):
+    unknown = await talked.crow("undo", "nosuch", "--yes")
+    assert (unknown.code, len(unknown.err.splitlines())) == (2, 1)
+    assert "nosuch" in unknown.err
+    (talked.project / "other").mkdir()
+    talked.project = talked.project / "other"
+    elsewhere = await talked.crow("undo", "--yes")
+    assert elsewhere.code == 2
+    assert elsewhere.err.startswith(f"crow: There is no session of {talked.project}.")

@@ -1,0 +1,97 @@
+"""The tool `search_sessions`: an agent looks up its own past."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+from crow_core.servers import Server
+from crow_core.store import StoreError
+
+if TYPE_CHECKING:
+    from crow_persistence.database import Database
+
+NAME = "search_sessions"
+DESCRIPTION = """\
+Search what was said in this folder's sessions, also long ago: questions, replies, commands and what they printed.
+All words must be in a message; "words in quotes" follow each other; word* is how a word begins.
+Gives the best matches: session, date, who said it, and the line with ⟦what was found⟧."""
+WORDS = "a few that were surely said"
+EVERYWHERE = "in all folders; only if the user wants it"
+
+DEFINITION: dict[str, Any] = {
+    "name": NAME,
+    "description": DESCRIPTION,
+    "inputSchema": {
+        "additionalProperties": False,
+        "properties": {
+            "words": {"description": WORDS, "type": "string"},
+            "everywhere": {"default": False, "description": EVERYWHERE, "type": "boolean"},
+        },
+        "required": ["words"],
+        "type": "object",
+    },
+    "annotations": {"readOnlyHint": True, "openWorldHint": False},
+    "_meta": {"crow/kind": "search", "fastmcp": {"tags": []}},
+}
+"""As FastMCP would describe it, which need not be loaded for that."""
+
+
+def server(open_database: "Callable[[], Database]") -> Server:
+    """What brings the tool into a session. `open_database` is called in a thread, at each call."""
+    return Server("sessions", lambda: mcp_server(open_database), definitions=[DEFINITION], trusted=True, shared=True)
+
+
+def mcp_server(open_database: "Callable[[], Database]") -> Any:
+    from fastmcp import Context, FastMCP  # not at the top: FastMCP takes most of a second
+    from fastmcp.exceptions import ToolError
+    from mcp_types import ToolAnnotations
+    from pydantic import Field
+
+    mcp = FastMCP("crow sessions")
+
+    async def search_sessions(
+        context: Context,
+        words: Annotated[str, Field(description=WORDS)],
+        everywhere: Annotated[bool, Field(description=EVERYWHERE)] = False,
+    ) -> str:
+        request = context.request_context
+        meta = dict((request and request.meta) or {})
+        cwd = "" if everywhere else str(meta.get("crow/cwd", ""))
+        try:
+            return await asyncio.to_thread(look_up, open_database, words, cwd, str(meta.get("crow/session", "")))
+        except StoreError as error:
+            raise ToolError(str(error), log_level=logging.DEBUG) from error
+
+    mcp.tool(
+        search_sessions,
+        description=DESCRIPTION,
+        annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False),
+        meta={"crow/kind": "search"},
+        output_schema=None,
+    )
+    return mcp
+
+
+def look_up(open_database: "Callable[[], Database]", words: str, cwd: str, own: str) -> str:
+    """What was found, for the model; not what the session `own` says in this very turn. Raises StoreError."""
+    from sqlalchemy import func, select  # not at the top: a session that never searches goes without
+
+    from crow_persistence.search import search
+    from crow_persistence.tables import messages, sessions
+
+    asked = select(func.max(messages.c.id)).join(sessions).where(sessions.c.id == own, messages.c.kind == "user")
+    with open_database().reading() as connection:
+        begun = connection.scalar(asked)
+        hits = search(connection, words, cwd=cwd)
+    earlier = [hit for hit in hits if begun is None or hit.session != own or hit.row < begun]
+    where = f"in the sessions of {cwd}" if cwd else "in any session"
+    return "\n".join(lines(earlier, told=not cwd)) or f"Nothing {where} holds all of these words. Try fewer, or others."
+
+
+def lines(hits: Any, *, told: bool) -> Iterator[str]:
+    for hit in hits:
+        date = datetime.fromtimestamp(hit.at / 1000).astimezone()
+        who = f"{hit.kind} ({hit.tool})" if hit.tool else hit.kind
+        yield f"{hit.session[:8]} {date:%Y-%m-%d %H:%M} {who}{f' in {hit.cwd}' if told else ''}: {hit.snippet}"

@@ -1,0 +1,218 @@
+"""A session is open in one process at a time; for one that is gone nobody waits, and it writes no more."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from crow_core.acp.schema import ClientCapabilities
+from crow_core.app import Crow
+from crow_core.messages import view
+from crow_core.session import Session
+from crow_core.store import SessionBusy, StoreError
+from crow_core.testing import Reply, ScriptedModel
+from crow_persistence import extension, leases, reading
+from crow_persistence.database import Database
+from crow_persistence.extension import persistence
+from crow_persistence.store import Store
+from crow_persistence.tables import drafts, sessions
+from sqlalchemy import select, update
+
+pytestmark = pytest.mark.anyio
+
+
+class Nobody:
+    """A client that looks on and says nothing."""
+
+    capabilities = ClientCapabilities()
+
+    async def request(self, method: str, params: Any) -> Any:
+        raise NotImplementedError
+
+    async def notify(self, method: str, params: Any) -> None: ...
+
+
+@asynccontextmanager
+async def app(database: Database) -> AsyncGenerator[Crow]:
+    """An app that remembers in this database, as another process would; its model echoes."""
+    model = ScriptedModel(lambda request: Reply(f"To {request['messages'][-1]['content']}."))
+    url = database.url.render_as_string(hide_password=False)
+    crow = Crow(model).use(persistence, url=url, folder=database.folder)
+    try:
+        yield crow
+    finally:
+        await crow.shut_down()
+
+
+async def say(crow: Crow, session: Session, words: str) -> None:
+    await crow.prompt(session, {"role": "user", "content": words})
+
+
+async def talk(crow: Crow, words: str) -> Session:
+    """A new session in which this was said."""
+    session = await crow.open(Nobody(), "/")
+    await say(crow, session, words)
+    return session
+
+
+async def load(crow: Crow, id: str) -> Session:
+    session = await crow.load(Nobody(), id, "/")
+    assert session is not None
+    return session
+
+
+def said(database: Database, id: str) -> list[Any]:
+    with database.reading() as connection:
+        record = reading.load(connection, reading.find(connection, id))
+    return [message["content"] for message in view(record.log) if message["role"] == "user"]
+
+
+def change(database: Database, **values: Any) -> None:
+    """Write into the only session's row."""
+    with database.writing() as connection:
+        connection.execute(update(sessions).values(**values))
+
+
+def row(database: Database) -> Any:
+    """The only session's."""
+    with database.reading() as connection:
+        return connection.execute(select(sessions)).one()
+
+
+async def test_the_second_to_open_a_session_is_offered_a_fork(database: Database):
+    async with app(database) as first, app(database) as second:
+        session = await talk(first, "one")
+        with pytest.raises(SessionBusy, match=f"Session {session.id} is open in process {os.getpid()}.*fork it"):
+            await load(second, session.id)
+        fork = await second.fork(Nobody(), session.id, "/")
+        assert fork is not None
+        await say(second, fork, "two")
+        await say(first, session, "three")
+        assert said(database, fork.id) == ["one", "two"]
+        assert said(database, session.id) == ["one", "three"]
+
+
+async def test_a_closed_session_is_free_for_others(database: Database):
+    async with app(database) as first, app(database) as second:
+        session = await talk(first, "one")
+        await first.close(session)
+        again = await load(second, session.id)
+        await say(second, again, "two")
+        with pytest.raises(SessionBusy):
+            await load(first, session.id)
+        await second.close(again)
+        await load(first, session.id)
+    assert row(database).owner is None
+
+
+@pytest.fixture
+def process() -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that runs until it is killed."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+async def test_a_process_that_was_killed_is_not_waited_for(database: Database, process: "subprocess.Popen[bytes]"):
+    owner = f"{leases.machine()}:{process.pid}:{leases.started(process.pid)}:0"
+    async with app(database) as crow:
+        id = (await talk(crow, "one")).id
+    async with app(database) as crow:
+        change(database, owner=owner, beat=leases.now())
+        with pytest.raises(SessionBusy):
+            await load(crow, id)
+        process.kill()
+        while leases.started(process.pid) is not None:
+            await asyncio.sleep(0)  # nobody has asked for its exit code yet: it is a zombie
+        await load(crow, id)
+
+
+@pytest.mark.parametrize("owner", ["else/0/0:1:2:3", "", "nonsense", ":::::", "else:x:y:z"])
+async def test_an_owner_that_cannot_be_asked_counts_as_gone_after_a_while(database: Database, owner: str):
+    async with app(database) as crow:
+        id = (await talk(crow, "one")).id
+    async with app(database) as crow:
+        change(database, owner=owner, beat=leases.now())
+        with pytest.raises(SessionBusy, match=f"Session {id} is open in process"):
+            await load(crow, id)
+        change(database, beat=leases.now() - leases.STALE)
+        await load(crow, id)
+
+
+async def test_whose_lease_was_taken_over_writes_nothing_and_hears_of_it(database: Database):
+    """A laptop that slept, say."""
+    async with app(database) as asleep, app(database) as awake:
+        session = await talk(asleep, "one")
+        change(database, owner=row(database).owner.replace(str(os.getpid()), "1", 1), beat=0)
+        again = await load(awake, session.id)
+        await say(awake, again, "two")
+        for _ in range(2):
+            with pytest.raises(StoreError, match=f"Session {session.id} was taken over by process {os.getpid()}"):
+                await say(asleep, session, "three")
+        await awake.close(again)
+        with pytest.raises(StoreError, match="taken over by another process"):
+            await say(asleep, session, "four")
+        assert said(database, session.id) == ["one", "two"]
+
+
+async def test_a_draft_is_not_written_under_a_lost_lease(database: Database):
+    store = Store(database.url.render_as_string(hide_password=False), database.folder)
+    async with app(database) as crow:
+        session = await talk(crow, "one")
+        change(database, owner="another", beat=leases.now())
+        with pytest.raises(StoreError, match="taken over"):
+            store.draft(session, {"role": "assistant", "content": "half a"})
+    with database.reading() as connection:
+        assert connection.scalar(select(drafts.c.session)) is None
+    store.database.close()
+
+
+async def test_whoever_has_a_deleted_session_open_hears_of_it(database: Database):
+    async with app(database) as crow, app(database) as other:
+        session = await talk(crow, "one")
+        with pytest.raises(SessionBusy, match=f"{session.id} is open in .* Close it there"):
+            await other.delete(session.id)
+        change(database, owner=None)
+        await other.delete(session.id)
+        with pytest.raises(StoreError, match=f"Session {session.id} was deleted"):
+            await say(crow, session, "two")
+
+
+async def test_a_beating_heart_keeps_a_lease(database: Database):
+    store, other = (Store(database.url.render_as_string(hide_password=False), database.folder) for _ in range(2))
+    async with app(database) as crow:
+        id = (await talk(crow, "one")).id
+    assert store.take(id)
+    change(database, beat=0)
+    store.beat()
+    with pytest.raises(SessionBusy):
+        other.take(id)
+    change(database, beat=0)
+    assert other.take(id)
+    store.beat()
+    assert row(database).beat == 0 or row(database).owner == other.owner
+    for each in (store, other):
+        each.database.close()
+
+
+async def test_a_heart_beats_as_long_as_a_session_is_open(database: Database, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(extension, "BEAT", 0.01)
+    async with app(database) as crow:
+        await talk(crow, "one")
+        change(database, beat=0)
+        while not row(database).beat:
+            await asyncio.sleep(0.01)
+    assert row(database).beat is None
+
+
+def test_an_owner_is_this_process_and_no_other():
+    owner = leases.new_owner()
+    assert owner != leases.new_owner()
+    assert not leases.is_gone(owner)
+    assert leases.is_gone(owner.replace(f":{leases.started(os.getpid())}:", ":1:"))  # its id was given to another
+    assert leases.is_gone(f"{leases.machine()}:4194305:1:0")  # more than there can be
+    assert not leases.is_gone("elsewhere:4194305:1:0")

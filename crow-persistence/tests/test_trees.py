@@ -1,0 +1,248 @@
+"""Forks and rewinds cost a row and copy nothing; what is deleted is gone, but for what somebody still uses."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from crow_core.acp.schema import ClientCapabilities, ImageBlock, TextBlock
+from crow_core.app import Crow
+from crow_core.content import to_message
+from crow_core.messages import Message, view
+from crow_core.session import Session
+from crow_core.store import Page, SessionBusy, StoreError
+from crow_core.testing import Reply, ScriptedModel
+from crow_persistence import checks, reading, trees
+from crow_persistence.database import Database
+from crow_persistence.entries import pack
+from crow_persistence.extension import persistence
+from crow_persistence.search import search
+from crow_persistence.tables import drafts, messages, metadata, sessions
+from sqlalchemy import func, insert, select
+
+pytestmark = pytest.mark.anyio
+
+
+class Nobody:
+    """A client that looks on and says nothing."""
+
+    capabilities = ClientCapabilities()
+
+    async def request(self, method: str, params: Any) -> Any:
+        raise NotImplementedError
+
+    async def notify(self, method: str, params: Any) -> None: ...
+
+
+@asynccontextmanager
+async def app(database: Database) -> AsyncGenerator[Crow]:
+    """An app that remembers in this database; its model echoes."""
+    model = ScriptedModel(lambda request: Reply(f"To {request['messages'][-1]['content']}."))
+    url = database.url.render_as_string(hide_password=False)
+    crow = Crow(model).use(persistence, url=url, folder=database.folder)
+    try:
+        yield crow
+    finally:
+        await crow.shut_down()
+
+
+async def say(crow: Crow, session: Session, *words: str) -> None:
+    for prompt in words:
+        await crow.prompt(session, {"role": "user", "content": prompt})
+
+
+async def talk(crow: Crow, *words: str) -> Session:
+    """A new session in which this was said."""
+    session = await crow.open(Nobody(), "/")
+    await say(crow, session, *words)
+    return session
+
+
+async def forked(crow: Crow, id: str, at: str = "") -> Session:
+    session = await crow.fork(Nobody(), id, "/", at=at)
+    assert session is not None
+    return session
+
+
+def said(log: list[Message]) -> list[Any]:
+    """What the user has said, as the model reads it."""
+    return [message["content"] for message in view(log) if message["role"] == "user"]
+
+
+def stored(database: Database, id: str) -> list[Message]:
+    """The log as anybody can read it."""
+    with database.reading() as connection:
+        record = reading.load(connection, reading.find(connection, id))
+    assert not record.damage
+    return record.log
+
+
+def count(database: Database) -> dict[str, int]:
+    """How many rows are in each table."""
+    with database.reading() as connection:
+        tables = metadata.sorted_tables
+        return {table.name: connection.scalar(select(func.count()).select_from(table)) or 0 for table in tables}
+
+
+def entry_id(session: Session, words: str) -> str:
+    """The id of the entry with this content."""
+    return next(entry.get("crow", {})["id"] for entry in session.log if entry.get("content") == words)
+
+
+async def test_a_fork_is_one_row_and_goes_its_own_way(database: Database):
+    async with app(database) as crow:
+        first = await talk(crow, "one", "two")
+        before = count(database)
+        fork = await forked(crow, first.id)
+        assert count(database) == before | {"sessions": before["sessions"] + 1}
+        assert fork.log == first.log
+        await say(crow, fork, "three")
+        await say(crow, first, "four")
+        assert said(stored(database, fork.id)) == ["one", "two", "three"]
+        assert said(stored(database, first.id)) == ["one", "two", "four"]
+        assert stored(database, fork.id) == fork.log
+
+
+async def test_a_fork_can_begin_in_the_middle(database: Database):
+    async with app(database) as crow:
+        first = await talk(crow, "one", "two", "three")
+        fork = await forked(crow, first.id, entry_id(first, "To one."))
+        await say(crow, fork, "other")
+        assert said(fork.log) == ["one", "other"]
+        assert stored(database, fork.id) == fork.log
+        with pytest.raises(StoreError, match=f"Session {first.id} has no entry 'nonsense'"):
+            await forked(crow, first.id, "nonsense")
+        assert await crow.fork(Nobody(), "nobody", "/") is None
+
+
+async def test_a_fork_carries_name_and_choices_and_its_own_lease(database: Database):
+    async with app(database) as crow, app(database) as other:
+        first = await talk(crow, "one")
+        await first.entitle("A name")
+        fork = await forked(other, first.id)  # while the first is open elsewhere
+        assert fork.title == "A name"
+        with pytest.raises(SessionBusy):
+            await crow.load(Nobody(), fork.id, "/")
+
+
+async def test_a_fork_has_what_was_said_of_a_reply_that_never_ended(database: Database):
+    async with app(database) as crow:
+        first = await talk(crow, "one")
+        half: Message = {"role": "assistant", "content": "half a rep", "crow": {"id": "0"}}
+        with database.writing() as connection:
+            connection.execute(insert(drafts).values(session=1, at=0, body=pack(half).body))
+            trees.fork(connection, first.id, "f" * 32)
+        whole = stored(database, "f" * 32)
+        assert whole[:-1] == first.log
+        assert whole[-1] == {**half, "crow": {"id": "0", "cut": "interrupted"}}
+        fork = await crow.load(Nobody(), "f" * 32, "/")
+        assert fork is not None
+        await say(crow, fork, "two")
+        assert stored(database, fork.id) == fork.log
+        assert view(fork.log)[2]["content"] == "half a rep"
+
+
+async def test_forks_of_forks_share_what_they_have_in_common(database: Database):
+    async with app(database) as crow:
+        first = await talk(crow, "one")
+        second = await forked(crow, first.id)
+        await say(crow, second, "two")
+        third = await forked(crow, second.id)
+        await say(crow, third, "three")
+        fourth = await forked(crow, third.id, entry_id(third, "To one."))
+        await say(crow, fourth, "four")
+        assert said(stored(database, third.id)) == ["one", "two", "three"]
+        assert said(stored(database, fourth.id)) == ["one", "four"]
+        with database.reading() as connection:
+            bodies = connection.scalars(select(messages.c.body).where(messages.c.kind == "user")).all()
+        assert len(bodies) == 4
+
+
+async def test_what_was_rewound_is_not_on_the_path_and_not_lost(database: Database):
+    async with app(database) as crow:
+        session = await talk(crow, "one", "two", "three")
+        session.rewind(entry_id(session, "To one."))
+        await say(crow, session, "four")
+        session.rewind(entry_id(session, "To four."))
+        await say(crow, session, "five")
+        assert said(session.log) == said(stored(database, session.id)) == ["one", "four", "five"]
+        session.rewind("")
+        await say(crow, session, "six")
+        assert said(stored(database, session.id)) == ["six"]
+        with database.reading() as connection:
+            assert [hit.snippet for hit in search(connection, "two") if hit.kind == "user"] == ["⟦two⟧"]
+    async with app(database) as crow:
+        again = await crow.load(Nobody(), session.id, "/")
+        assert again is not None
+        await say(crow, again, "seven")
+        assert said(stored(database, session.id)) == ["six", "seven"]
+
+
+async def test_a_deleted_session_is_gone_but_for_its_tombstone(database: Database):
+    image = ImageBlock(data="iVBORw0KGgo" * 500, mime_type="image/png")
+    async with app(database) as crow:
+        session = await talk(crow, "one")
+        await crow.prompt(session, to_message([TextBlock(text="Look:"), image]))
+        session.append({"crow": {"kind": "decision", "call": "1", "tool": "t", "is": "allow", "by": "me"}})
+        await session.entitle("A name")
+        await say(crow, session, "two")
+        await crow.delete(session.id)
+        await crow.delete(session.id)
+        await crow.delete("nobody")
+        assert await crow.load(Nobody(), session.id, "/") is None
+        assert await crow.list_sessions.run("", "", 9) == Page([])
+    left = {name: number for name, number in count(database).items() if number}
+    assert left == {"sessions": 1, "prompts": 1, "decisions": 1}
+    with database.reading() as connection:
+        tomb = connection.execute(select(sessions)).one()
+        assert (tomb.id, tomb.title, tomb.cwd, tomb.roots, tomb.options) == (session.id, None, "", "[]", "{}")
+        assert tomb.deleted
+        assert search(connection, "two") == []
+
+
+async def test_a_fork_keeps_what_it_uses_of_a_deleted_session(database: Database):
+    async with app(database) as crow:
+        first = await talk(crow, "one", "two", "three")
+        fork = await forked(crow, first.id, entry_id(first, "To two."))
+        await say(crow, fork, "four")
+        await crow.delete(first.id)
+        assert stored(database, fork.id) == fork.log
+        assert said(fork.log) == ["one", "two", "four"]
+        with database.reading() as connection:
+            assert "three" not in str(connection.scalars(select(messages.c.body)).all())
+        await say(crow, fork, "five")
+        assert stored(database, fork.id) == fork.log
+        assert checks.check(database) == []
+    async with app(database) as crow:
+        again = await crow.load(Nobody(), fork.id, "/")
+        assert again is not None
+        assert again.system
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
+async def test_when_the_last_fork_goes_everything_goes(database: Database, order: tuple[int, ...]):
+    async with app(database) as crow:
+        first = await talk(crow, "one", "two")
+        second = await forked(crow, first.id)
+        await say(crow, second, "three")
+        third = await forked(crow, second.id, entry_id(second, "To three."))
+        await say(crow, third, "four")
+        third.rewind("")
+        await say(crow, third, "five")
+        ids = [first.id, second.id, third.id]
+        for n in order:
+            await crow.delete(ids[n])
+            assert checks.check(database) == []
+        left = {name: number for name, number in count(database).items() if number}
+        assert left == {"sessions": 3, "prompts": 1}
+
+
+async def test_a_blob_that_another_session_uses_stays(database: Database):
+    image = ImageBlock(data="iVBORw0KGgo" * 500, mime_type="image/png")
+    async with app(database) as crow:
+        one, other = await talk(crow, "one"), await talk(crow, "one")
+        for session in (one, other):
+            await crow.prompt(session, to_message([image]))
+        await crow.delete(one.id)
+        assert stored(database, other.id) == other.log
+        assert checks.check(database) == []
