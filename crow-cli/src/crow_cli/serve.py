@@ -102,7 +102,6 @@ def listen(host: str, port: int, allow_remote: bool) -> tuple[socket.socket, IPv
     try:
         return socket.create_server(found[:2], family=family), address
     except OSError as error:
-        why = error.strerror or error
-        raise ConfigError(
-            f"--port: {port} of {address} cannot be had ({why}). Choose another; 0 is any free one."
-        ) from error
+        why = os.strerror(error.errno or 0)
+        words = f"--port: {port} of {address} cannot be had ({why}). Choose another; 0 is any free one."
+        raise ConfigError(words) from error
