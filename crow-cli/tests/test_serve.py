@@ -183,7 +183,9 @@ async def test_a_port_that_is_taken_is_said(machine: "Machine"):
         port = str(taken.getsockname()[1])
         done = await machine.crow("serve", "--port", port)
     assert done.code == 2
-    words = f"crow: --port: {port} of 127.0.0.1 cannot be had (Address already in use). Choose another; 0 is any free one."
+    words = (
+        f"crow: --port: {port} of 127.0.0.1 cannot be had (Address already in use). Choose another; 0 is any free one."
+    )
     assert done.err == f"{words}\n"
 
 
@@ -240,15 +242,15 @@ async def test_several_clients_work_side_by_side(machine: "Machine"):
         served.editor() as one,
         served.editor() as other,
     ):
-        for editor in (one, other):
+
+        async def talk(editor: Editor, name: str) -> list[str]:
             ids = [(await editor.new_session(str(machine.project))).session_id for _ in range(3)]
-            editor.turns = [asyncio.ensure_future(editor.prompt(id, id)) for id in ids]  # type: ignore[attr-defined]
-        for editor in (one, other):
-            answers = await asyncio.gather(*editor.turns)  # type: ignore[attr-defined]
-            assert [answer.stop_reason for answer in answers] == ["end_turn"] * 3
-    for editor in (one, other):
-        said = {u.session_id for u in editor.notifications} if hasattr(editor, "notifications") else set()
-        assert len(said) in (0, 3)
+            answers = await asyncio.gather(*(editor.prompt(id, name) for id in ids))
+            return [answer.stop_reason for answer in answers]
+
+        assert await asyncio.gather(talk(one, "one"), talk(other, "other")) == [["end_turn"] * 3] * 2
+    assert (one.text.count("one"), one.text.count("other")) == (3, 0)
+    assert (other.text.count("one"), other.text.count("other")) == (0, 3)
 
 
 async def test_a_client_comes_back_and_goes_on(machine: "Machine"):

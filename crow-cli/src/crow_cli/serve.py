@@ -21,7 +21,7 @@ from crow_cli.house import build
 
 REMOTE = (
     "crow: {url} can be reached from other machines. Whoever has the token can do what you can, and all that is said"
-    " passes unencrypted, the token included. An SSH tunnel to a loopback address, or a proxy that speaks TLS, is safer."
+    " passes unencrypted, the token included. An SSH tunnel to a loopback address, or a TLS proxy, is safer."
 )
 
 

@@ -130,7 +130,11 @@ class Agent:
         return await self.connection.request(method, params)
 
     async def notify(self, method: str, params: Struct) -> None:
-        await self.connection.notify(method, params)
+        try:
+            await self.connection.notify(method, params)
+        except ConnectionClosed:
+            if not self.connection.ending:  # else all that runs is being ended, and need not fail as well
+                raise
 
     async def crow(self) -> Crow:
         """The app; an error that asks for credentials when it has no model."""

@@ -272,6 +272,16 @@ async def test_a_failing_handler_is_answered_with_a_sentence_and_logged_with_its
     assert "Traceback" in caplog.text
 
 
+async def test_that_the_other_side_is_gone_is_no_failure(caplog: pytest.LogCaptureFixture):
+    async def prompt(params: PromptRequest) -> None:
+        raise ConnectionClosed("the other side is gone")
+
+    async with serving({"session/prompt": prompt}) as (_, wire):
+        await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": []})
+        assert (await wire.hear())["error"]["code"] == INTERNAL_ERROR
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize(
     "error", [RpcError(1, "no\njson\udcff", {"path": object()}), RpcError(1, "no json ?", "\udcff")]
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from anyio import wait_all_tasks_blocked
+from crow_core import agent
 from crow_core.acp import websocket
 from crow_core.acp.connection import Connection, ConnectionClosed, RpcError
 from crow_core.acp.schema import (
@@ -20,6 +21,7 @@ from crow_core.acp.schema import (
     PARSE_ERROR,
     AgentMessageChunk,
     ClientCapabilities,
+    CloseSessionRequest,
     DeleteSessionRequest,
     LoadSessionRequest,
     NewSessionResponse,
@@ -136,15 +138,15 @@ async def test_three_thousand_updates_come_in_order_and_before_the_answer():
     async def count(params: PromptRequest) -> PromptResponse:
         for number in range(3000):
             update = AgentMessageChunk(content=TextBlock(text=f"{number} "))
-            await agent.notify("session/update", SessionNotification(session_id="s", update=update))
+            await connection.notify("session/update", SessionNotification(session_id="s", update=update))
         return PromptResponse(stop_reason="end_turn")
 
     async def talk(wire: Transport) -> None:
-        nonlocal agent
-        agent = Connection(wire, AGENT_METHODS, CLIENT_METHODS, {"session/prompt": count})
-        await agent.serve()
+        nonlocal connection
+        connection = Connection(wire, AGENT_METHODS, CLIENT_METHODS, {"session/prompt": count})
+        await connection.serve()
 
-    agent: Any = None
+    connection: Any = None
     async with serving(talk) as url:
         editor = Editor(await connect(url, TOKEN))
         async with editor.serving():
@@ -492,6 +494,19 @@ async def pour(writer: asyncio.StreamWriter, data: bytes, times: int) -> None:
         await writer.drain()
 
 
+NEW = '{"jsonrpc":"2.0","id":1,"method":"session/new","params":{"cwd":"/","mcpServers":[]}}'
+
+
+async def start(connection: ClientConnection) -> str:
+    """The id of a new session, in which a turn has begun to stream."""
+    id = (await ask(connection, NEW))["result"]["sessionId"]
+    params = {"sessionId": id, "prompt": [{"type": "text", "text": "Go."}]}
+    await connection.send(json.dumps({"jsonrpc": "2.0", "id": 2, "method": "session/prompt", "params": params}))
+    while '"word' not in str(await connection.recv()):
+        pass
+    return id
+
+
 class Held:
     """A model that streams a word and waits."""
 
@@ -519,16 +534,28 @@ async def test_a_client_that_is_cut_off_leaves_nothing_running():
     held = Held()
     async with serving(held.crow) as url:
         async with dial(url, additional_headers=BEARER) as connection:
-            new = '{"jsonrpc":"2.0","id":1,"method":"session/new","params":{"cwd":"/","mcpServers":[]}}'
-            id = (await ask(connection, new))["result"]["sessionId"]
-            prompt = {"sessionId": id, "prompt": [{"type": "text", "text": "Go."}]}
-            await connection.send(json.dumps({"jsonrpc": "2.0", "id": 2, "method": "session/prompt", "params": prompt}))
-            while '"word"' not in str(await connection.recv()):
-                pass
+            id = await start(connection)
             connection.transport.abort()
         assert await held.ended.get() == id
         assert held.crow.sessions == {}
     assert held.stored[id].log[-1].get("content") == "word"
+
+
+async def test_that_a_client_is_gone_is_no_error(caplog: pytest.LogCaptureFixture):
+    held = Held()
+
+    @held.crow.turn_end
+    async def say_goodbye(session: Session, outcome: Any) -> None:
+        await session.say("Good")
+        await wait_all_tasks_blocked()  # until it is known that nobody is there
+        await session.say("bye.")
+
+    async with serving(held.crow) as url:
+        async with dial(url, additional_headers=BEARER) as connection:
+            id = await start(connection)
+            connection.transport.abort()
+        assert await held.ended.get() == id
+    assert caplog.text == ""
 
 
 async def test_a_session_is_nobody_elses_while_its_client_is_there():
@@ -551,13 +578,15 @@ async def test_a_session_is_nobody_elses_while_its_client_is_there():
         assert (await turn).stop_reason == "cancelled"
 
 
-async def test_a_client_that_comes_back_at_once_gets_its_session():
+@pytest.mark.parametrize("moment", ["turn_end", "session_end"])
+async def test_a_client_that_comes_back_at_once_gets_its_session(moment: str):
     """Also while what it had begun is still ending."""
     held, slow = Held(), asyncio.Event()
 
-    @held.crow.turn_end
-    async def dawdle(session: Session, outcome: Any) -> None:
+    async def dawdle(*_: Any) -> None:
         await slow.wait()
+
+    getattr(held.crow, moment)(dawdle)
 
     async with serving(held.crow) as url:
         async with editing(url) as editor:
@@ -574,17 +603,27 @@ async def test_a_client_that_comes_back_at_once_gets_its_session():
             assert editor.text == "word"
 
 
+async def test_one_client_cannot_open_sessions_without_end(monkeypatch: pytest.MonkeyPatch):
+    """Also when it asks for many at once."""
+    monkeypatch.setattr(agent, "MAX_SESSIONS", 3)
+    crow = Crow(ScriptedModel([]))
+    async with serving(crow) as url, editing(url) as one, editing(url) as other:
+        opened = await asyncio.gather(*(one.new_session("/") for _ in range(5)), return_exceptions=True)
+        sessions = [session for session in opened if not isinstance(session, BaseException)]
+        refusals = [refusal for refusal in opened if isinstance(refusal, RpcError)]
+        assert (len(sessions), len(crow.sessions)) == (3, 3)
+        assert [(refusal.code, refusal.message) for refusal in refusals] == [(INVALID_REQUEST, "Too many sessions")] * 2
+        await one.request("session/close", CloseSessionRequest(session_id=sessions[0].session_id))
+        await one.new_session("/")
+        await other.new_session("/")
+
+
 async def test_at_the_end_turns_are_answered_and_clients_are_told():
     held = Held()
     async with AsyncExitStack() as stack:
         async with serving(held.crow) as url:
             connection = await stack.enter_async_context(dial(url, additional_headers=BEARER))
-            new = '{"jsonrpc":"2.0","id":1,"method":"session/new","params":{"cwd":"/","mcpServers":[]}}'
-            id = (await ask(connection, new))["result"]["sessionId"]
-            prompt = {"sessionId": id, "prompt": [{"type": "text", "text": "Go."}]}
-            await connection.send(json.dumps({"jsonrpc": "2.0", "id": 2, "method": "session/prompt", "params": prompt}))
-            while '"word"' not in str(await connection.recv()):
-                pass
+            await start(connection)
             _, idle = await asyncio.open_connection("127.0.0.1", port_of(url))
         idle.close()
         last = [json.loads(message) async for message in connection][-1]

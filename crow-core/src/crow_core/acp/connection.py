@@ -301,6 +301,8 @@ class Connection:
             self._refuse(id, RpcError(REQUEST_CANCELLED, "Request cancelled"))
         except RpcError as error:
             self._refuse(id, error)
+        except ConnectionClosed as error:  # nobody is left to read this, and nothing went wrong here
+            self._refuse(id, RpcError(INTERNAL_ERROR, "The other side is gone", details=str(error)))
         except Exception as error:
             logger.exception("%s failed", method)
             self._refuse(id, RpcError(INTERNAL_ERROR, "Internal error", details=str(error) or repr(error)))
