@@ -49,6 +49,25 @@ def acp(model: str, unstable: bool) -> None:
 
 
 @cli.command()
+@MODEL
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=2769, show_default=True, help="0 is any free one.")
+@click.option("--token", default="", help="What clients have to know. Others can see it in the list of processes.")
+@click.option("--token-file", type=click.Path(path_type=Path), help="A file that holds the token.")
+@click.option("--allow-origin", "origins", metavar="ORIGIN", multiple=True, help="Let this origin's web pages connect.")
+@click.option("--max-connections", type=click.IntRange(min=1), default=32, show_default=True)
+@click.option("--allow-remote", is_flag=True, help="Listen on an address that other machines can reach.")
+def serve(**options: Any) -> None:
+    """Speak ACP over WebSocket, with many clients at once.
+
+    Prints the address, and the header to send along; without --token and --token-file, it holds a new token.
+    """
+    from crow_cli.serve import serve
+
+    leave(serve(**options))
+
+
+@cli.command()
 @click.argument("prompt", required=False)
 @MODEL
 @click.option("--cwd", type=click.Path(), default=".", help="The folder to work in.")

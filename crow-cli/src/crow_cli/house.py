@@ -48,9 +48,10 @@ async def build(
     models: Mapping[str, Model] | None = None,
     remember: bool = True,
     asks: bool = True,
+    known: Sequence[str] = (),
 ) -> Crow:
     """An app as the user's files, the environment and the command line want it; it may be one that remembers nothing,
-    or has nobody whom the model could ask.
+    or has nobody whom the model could ask. `known` are further secrets to be written nowhere.
 
     Raises ConfigError for a setting that cannot be used, ModelError when there is no model to ask.
     """
@@ -68,7 +69,7 @@ async def build(
     if remember:  # before all others: so it hears last that a session ends, and what they say then is stored
         crow.use(persistence, url=database_url(config, home), folder=home.data)
     crow.use(telemetry)
-    crow.use(secrets, known=secrets_of(config, env))
+    crow.use(secrets, known=[*secrets_of(config, env), *known])
     crow.use(templates, files=lambda session: prompt_files(config, home, trust, session.cwd))
     crow.use(
         permissions,

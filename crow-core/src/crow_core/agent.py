@@ -100,6 +100,9 @@ from crow_core.trace import TRACE, trace_in
 PAGE = 50
 """Sessions in one answer to `session/list`."""
 
+MAX_SESSIONS = 500
+"""Sessions that one client may have open at once."""
+
 
 Opening: TypeAlias = NewSessionRequest | LoadSessionRequest | ResumeSessionRequest | ForkSessionRequest
 
@@ -167,6 +170,8 @@ class Agent:
             },
             others=self.extend,
         )
+        self._opening = 0
+        """Sessions on the way to be open."""
         self._making = asyncio.Lock()
         self._aside: set[asyncio.Task[None]] = set()
 
@@ -183,7 +188,11 @@ class Agent:
         return await self.connection.request(method, params)
 
     async def notify(self, method: str, params: Struct) -> None:
-        await self.connection.notify(method, params)
+        try:
+            await self.connection.notify(method, params)
+        except ConnectionClosed:
+            if not self.connection.ending:  # else all that runs is being ended, and need not fail as well
+                raise
 
     async def crow(self) -> Crow:
         """The app; an error that asks for credentials when it has no model, and after `logout`."""
@@ -256,6 +265,9 @@ class Agent:
     ) -> Session:
         """A session that `open` gives, as one of this client's; `id` is the one that was asked for."""
         instructions = instructions_in(params) if self.unstable else None
+        if len(self.sessions) + self._opening >= MAX_SESSIONS:
+            raise RpcError(INVALID_REQUEST, "Too many sessions", details=f"{MAX_SESSIONS} are open. Close one first.")
+        self._opening += 1
         try:
             session = await open(*args, **beside(params), models=await self.models())
         except ConfigError as error:  # a trusted project's own settings
@@ -264,6 +276,8 @@ class Agent:
             raise no_model(error) from error
         except StoreError as error:
             raise unavailable(error, id) from error
+        finally:
+            self._opening -= 1
         if session is None:
             raise unknown(id)
         if instructions:
@@ -284,12 +298,18 @@ class Agent:
         return ResumeSessionResponse(modes=session.modes() or UNSET, config_options=[*session.config_options()])
 
     async def go_on(self, params: LoadSessionRequest | ResumeSessionRequest) -> Session:
-        """Open a stored session; one that this client has open already begins anew."""
+        """Open a stored session; one that this client, or one that has hung up, has open already begins anew."""
         crow, id = await self.crow(), params.session_id
         cwd, _ = folder(params.cwd), beside(params)
-        if open_here := self.sessions.pop(id, None):
-            await crow.close(open_here)
+        if (before := crow.sessions.get(id)) and not self.is_foreign(before):
+            self.sessions.pop(id, None)
+            await crow.close(before)
         return await self.take_in(crow.load, self, id, cwd, params=params, id=id)
+
+    def is_foreign(self, session: Session) -> bool:
+        """Whether an open session is that of another client, who is still there."""
+        client = session.client
+        return client is not self and not (isinstance(client, Agent) and client.connection.ending)
 
     async def fork_session(self, params: ForkSessionRequest) -> ForkSessionResponse:
         crow, id = await self.crow(), params.session_id
@@ -319,12 +339,14 @@ class Agent:
         return ListSessionsResponse(sessions=sessions, next_cursor=page.cursor or UNSET)
 
     async def delete_session(self, params: DeleteSessionRequest) -> DeleteSessionResponse:
-        crow = await self.crow()
-        self.sessions.pop(params.session_id, None)
+        crow, id = await self.crow(), params.session_id
         try:
-            await crow.delete(params.session_id)
+            if (found := crow.sessions.get(id)) and self.is_foreign(found):
+                raise SessionBusy(f"Session {id} is open in another connection. Close it there, then delete it.")
+            self.sessions.pop(id, None)
+            await crow.delete(id)
         except StoreError as error:
-            raise unavailable(error, params.session_id) from error
+            raise unavailable(error, id) from error
         return DeleteSessionResponse()
 
     def start_announcing(self, session: Session) -> None:

@@ -45,6 +45,9 @@ class Crow(Hooks):
         self.methods: dict[str, Method] = {}
         """What a client may ask about a session beyond ACP, by name: `_crow/usage`."""
         self.sessions: dict[str, Session] = {}
+        """Those that are open, by id."""
+        self.endings: dict[str, asyncio.Task[None]] = {}
+        """Those that were closed and have not come to their end."""
         self.options(self.model_option)
 
     def use(self, extension: "Callable[Concatenate[Crow, P], None]", *args: P.args, **options: P.kwargs) -> "Crow":
@@ -113,6 +116,7 @@ class Crow(Hooks):
         """Go on with a stored session; None when there is no such session. Raises StoreError."""
         if id in self.sessions:
             raise SessionBusy(f"Session {id} is open in this process. Close it there first, or fork it.")
+        await self.ended(id)
         record = await self.load_session.run(id)
         return record and await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
 
@@ -131,6 +135,7 @@ class Crow(Hooks):
         such session. Raises StoreError."""
         if id in self.sessions:
             await self.sessions[id].written()
+        await self.ended(id)
         record = await self.fork_session.run(id, new_id(), at)
         return record and await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
 
@@ -138,6 +143,7 @@ class Crow(Hooks):
         """Forget a stored session, which is closed if it is open here. Raises StoreError."""
         if id in self.sessions:
             await self.close(self.sessions[id])
+        await self.ended(id)
         await self.delete_session.run(id)
 
     async def prompt(self, session: Session, message: Message) -> StopReason:
@@ -203,19 +209,30 @@ class Crow(Hooks):
             stop(session, turn)
 
     async def close(self, session: Session) -> None:
-        """End a session: its work is cancelled, its servers stop."""
-        if self.sessions.pop(session.id, None) is None:
-            return
+        """End a session: its work is cancelled, its servers stop. Who closes it once more waits for the same end."""
+        if self.sessions.pop(session.id, None) is not None:
+            self.endings[session.id] = asyncio.ensure_future(self.end(session))
+        await self.ended(session.id)
+
+    async def end(self, session: Session) -> None:
         await self.cancel(session)
-        async with session.lock:
-            try:
-                await self.session_end.run_all(session)
-            finally:
-                await session.close()
+        try:
+            async with session.lock:
+                try:
+                    await self.session_end.run_all(session)
+                finally:
+                    await session.close()
+        finally:
+            del self.endings[session.id]
+
+    async def ended(self, id: str) -> None:
+        """Wait for a session that was closed; what comes next finds it stored and nobody's."""
+        if ending := self.endings.get(id):
+            await asyncio.shield(ending)
 
     async def shut_down(self) -> None:
         """End every session and let go of everything shared."""
-        await asyncio.gather(*(self.close(session) for session in list(self.sessions.values())))
+        await asyncio.gather(*(self.close(session) for session in list(self.sessions.values())), *self.endings.values())
         await self.app_end.run_all()
         await asyncio.gather(*(server.close() for server in self.servers))
         for model in self.models.values():

@@ -56,7 +56,8 @@ class LocalTerminals:
 
         def work() -> Outcome:
             arguments = [self._shell, "-c", command]
-            with Run(arguments, cwd, environment, mark, cancelled) as run, self._watchdog.over(run.group, mark):
+            watch = self._watchdog.over  # by its mark before it starts: it is quicker than we are
+            with watch("", mark), Run(arguments, cwd, environment, mark, cancelled) as run, watch(run.group, mark):
                 return run.outcome(timeout, output_limit)
 
         thread = ThreadPoolExecutor(1, thread_name_prefix="command")  # its own: commands never wait for one another

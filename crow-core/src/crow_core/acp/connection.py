@@ -32,12 +32,18 @@ from crow_core.acp.schema import (
     Method,
     RequestId,
 )
-from crow_core.acp.transports import LineTooLong, Transport
+from crow_core.acp.transports import MAX_MESSAGE, LineTooLong, Transport
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[Any], Awaitable[Any]]
 """Takes the params struct, a dict if the method begins with `_`; returns the result, None for `{}`."""
+
+MAX_RUNNING = 1000
+"""Requests of theirs that may run at once; those beyond are refused."""
+
+MAX_WEIGHT = 2 * MAX_MESSAGE
+"""Bytes that the params of those requests may have together."""
 
 GRACE = 3.0
 """Seconds that cancelled requests have to clean up and answer when the connection ends."""
@@ -137,19 +143,22 @@ class Connection:
         """Requests of ours without an answer."""
         self._running: dict[RequestId, asyncio.Task[None]] = {}
         """Requests of theirs without an answer."""
+        self._weight = 0
+        """Bytes of the params of those."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ending = False
+        self.ending = False
+        """The other side has hung up, or this one is about to."""
 
     async def serve(self) -> None:
         """Read until the other side hangs up or `close` is called, then `close`."""
         try:
-            while not self._ending:
+            while True:
                 try:
                     line = await self._transport.readline()
                 except LineTooLong as error:
                     await self._reject(None, RpcError(INVALID_REQUEST, "Message too long", details=str(error)))
                     continue
-                if not line:
+                if not line or self.ending:
                     break
                 if not line.isspace():
                     await self._receive(line)
@@ -163,7 +172,7 @@ class Connection:
         Raises RpcError if it refuses or its answer cannot be read, ConnectionClosed if it is gone. If the waiting task
         is cancelled, the other side hears it (`$/cancel_request`).
         """
-        if self._ending:
+        if self.ending:
             raise ConnectionClosed(f"{method} was not sent: the connection has ended")
         type = Any if method.startswith("_") else self._peer_methods[method].result or Any
         id = next(self._ids)
@@ -173,7 +182,7 @@ class Connection:
             await self._send(line)
             result = await future
         except asyncio.CancelledError:
-            if id in self._pending and not self._ending:
+            if id in self._pending and not self.ending:
                 self._write(Notification("$/cancel_request", CancelRequestNotification(request_id=id)))
             raise
         finally:
@@ -192,9 +201,9 @@ class Connection:
 
     async def close(self) -> None:
         """Cancel what runs, see its answers out, fail what waits for an answer, and hang up."""
-        if self._ending:
+        if self.ending:
             return
-        self._ending = True
+        self.ending = True
         await asyncio.sleep(0)  # what has just been read starts before it is cancelled, else it could not answer
         for id in list(self._pending):
             self._resolve(id, ConnectionClosed("the connection ended before the answer came"))
@@ -242,9 +251,19 @@ class Connection:
             await self._reject(id, RpcError(METHOD_NOT_FOUND, f"Method not found: {method}"))
         elif id in self._running:
             await self._reject(id, RpcError(INVALID_REQUEST, "A request with this id is still running"))
+        elif len(self._running) >= MAX_RUNNING or self._weight + (weight := memoryview(params).nbytes) > MAX_WEIGHT:
+            why = f"{len(self._running)} requests are running. Wait for some of their answers."
+            await self._reject(id, RpcError(INVALID_REQUEST, "Too much at once", details=why))
         else:
-            self._running[id] = task = self._start(self._answer(id, method, *found, params))
-            task.add_done_callback(lambda _: self._running.pop(id))
+            await self._make_room()
+            if not self.ending:
+                self._running[id] = task = self._start(self._answer(id, method, *found, params))
+                self._weight += weight
+                task.add_done_callback(lambda _: self._forget(id, weight))
+
+    def _forget(self, id: RequestId, weight: int) -> None:
+        del self._running[id]
+        self._weight -= weight
 
     def _resolve(self, id: RequestId | UnsetType, outcome: Raw | Exception) -> None:
         future = self._pending.pop(id, None)
@@ -290,6 +309,8 @@ class Connection:
             self._refuse(id, RpcError(REQUEST_CANCELLED, "Request cancelled"))
         except RpcError as error:
             self._refuse(id, error)
+        except ConnectionClosed as error:  # nobody is left to read this, and nothing went wrong here
+            self._refuse(id, RpcError(INTERNAL_ERROR, "The other side is gone", details=str(error)))
         except Exception as error:
             logger.exception("%s failed", method)
             self._refuse(id, RpcError(INTERNAL_ERROR, "Internal error", details=str(error) or repr(error)))
@@ -329,8 +350,11 @@ class Connection:
             self._write(Refusal(id, Error(code=error.code, message=one_line(error.message))))
 
     async def _reject(self, id: RequestId, error: RpcError) -> None:
-        """Refuse, and read on only when there is room: who sends rubbish and does not read gets to wait."""
         self._refuse(id, error)
+        await self._make_room()
+
+    async def _make_room(self) -> None:
+        """Read on only when there is room for answers: who asks, or sends rubbish, and does not read gets to wait."""
         with suppress(OSError):
             await self._transport.drain()
 
