@@ -15,6 +15,7 @@ from crow_core.trust import Trust, settings_in
 
 from crow_cli.audit import audit
 from crow_cli.calls import calls
+from crow_cli.check.command import check
 from crow_cli.db import db
 from crow_cli.ending import complete, wrong
 from crow_cli.prompts import prompts
@@ -38,13 +39,18 @@ cli.add_command(db)
 cli.add_command(undo)
 
 
-@cli.command()
+@cli.group(invoke_without_command=True)
 @MODEL
-def acp(model: str) -> None:
-    """Speak ACP on standard input and output, for an editor."""
-    from crow_cli.acp import serve
+@click.pass_context
+def acp(context: click.Context, model: str) -> None:
+    """Speak ACP on standard input and output, for an editor. The commands below are for any agent and client."""
+    if context.invoked_subcommand is None:
+        from crow_cli.acp import serve
 
-    serve(model)
+        serve(model)
+
+
+acp.add_command(check)
 
 
 @cli.command()
