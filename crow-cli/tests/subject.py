@@ -5,12 +5,17 @@ One loop, no threads, no time: a prompt that says "Count" keeps it busy until it
 
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 FAULT = sys.argv[1] if len(sys.argv) > 1 else ""
 MODES = {"currentModeId": "ask", "availableModes": [{"id": "ask", "name": "Ask"}, {"id": "do", "name": "Do"}]}
+JUNK = [None, True, 0, -1, 1.5, "", "x", [], {}, [{}], {"a": 1}, {"sessionId": []}, "\x1b[2J\n", [[[]]], {"code": {}}]
+"""What an agent says that babbles."""
 CAPABILITIES: dict[str, Any] = {
     "loadSession": True,
     "promptCapabilities": {"image": True, "audio": True, "embeddedContext": True},
@@ -54,9 +59,7 @@ def leave() -> None:
     if FAULT == "has no last newline":
         write(b'{"jsonrpc":"2.0","method":"_bye"}')
     if FAULT == "does not leave":
-        while True:
-            os.read(os.open("/dev/zero", os.O_RDONLY), 0)
-            __import__("time").sleep(60)
+        time.sleep(600)
     sys.exit()
 
 
@@ -91,6 +94,8 @@ class Agent:
 
     def reply(self, id: Any, method: str, result: Any) -> None:
         match FAULT:
+            case "babbles":
+                self.babble(id, method, result)
             case "turns ids to text":
                 say({"id": str(id), "result": result})
             case "numbers its answers" if isinstance(id, str):
@@ -106,6 +111,21 @@ class Agent:
                 say({"id": id})
             case _:
                 say({"id": id, "result": result})
+
+    def babble(self, id: Any, method: str, result: Any) -> None:
+        """Answer with anything, mostly with something like the truth."""
+        for _ in range(random.randrange(3)):
+            some = {"sessionId": random.choice(["session-0", *JUNK]), "update": random.choice(JUNK)}
+            what = random.choice(["session/update", "session/request_permission", *JUNK])
+            call = {"method": what, "params": random.choice([some, *JUNK])}
+            say(call if random.random() < 0.5 else {"id": random.choice(JUNK), **call})
+        if isinstance(result, dict) and random.random() < 0.7:
+            spoiled = random.choice([*result, "more"])
+            result = {**result, spoiled: random.choice(JUNK)} if random.random() < 0.5 else result
+            say({"id": id, "result": result})
+        else:
+            what = random.choice(["result", "error", "result"])
+            say({"id": random.choice([id, id, id, *JUNK]), what: random.choice(JUNK)})
 
     def refuse(self, id: Any, refusal: Refusal) -> None:
         error: dict[str, Any] = {"code": refusal.code, "message": refusal.message}
@@ -137,14 +157,10 @@ class Agent:
             case "exits":
                 sys.exit(3)
             case "hangs":
-                while True:
-                    sys.stdin.buffer.read(1)
+                time.sleep(600)
             case "hangs and is deaf":
-                import signal
-
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                while True:
-                    signal.pause()
+                time.sleep(600)
             case "floods":
                 while True:
                     write(b'{"jsonrpc":"2.0","method":"_flood"}\n' * 1000)
@@ -163,7 +179,7 @@ class Agent:
             case "closes its input":
                 os.close(0)
             case "leaves a child behind":
-                subprocess.Popen(["sleep", "600"], start_new_session=True, pass_fds=[int(sys.argv[2])])
+                subprocess.Popen(["sleep", "600"], start_new_session=True, stdin=subprocess.DEVNULL, close_fds=False)
             case "steers the terminal":
                 write("\x1b]0;owned\x07\u202e\n".encode())
                 os.write(2, b"\x1b[2J")
@@ -363,7 +379,7 @@ class Agent:
             case "fails when cancelled":
                 raise Refusal(-32603, "AbortError")
             case "ends as if done":  # later than an agent would that had ended before it read of the cancel
-                __import__("time").sleep(0.7)
+                time.sleep(0.7)
                 return {"stopReason": "end_turn"}
             case "ignores cancel":
                 return self.count(session)
@@ -419,4 +435,8 @@ class Agent:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 2:  # a named pipe, which is held open by all that comes of this process
+        held = os.open(sys.argv[2], os.O_WRONLY)
+        os.set_inheritable(held, True)
+        os.write(held, b"started\n")
     Agent().run()

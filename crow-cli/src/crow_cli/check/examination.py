@@ -71,7 +71,7 @@ async def examine(
 
         async def hold(exchange: Exchange) -> None:
             async with places:
-                talks[exchange] = talk = Talk(options, Path(root, str(len(talks))), grace=exchange.grace)
+                talks[exchange] = talk = Talk(options, Path(root, str(len(talks))))
                 talk.folder.mkdir()
                 furnish(talk.folder)
                 async with talk:
@@ -140,12 +140,10 @@ def find(
         why = flaw.why + (f" (and {len(mine) - 1} more)" if len(mine) > 1 else "")
         lines = [flaw.line for flaw, _ in mine[:SHOWN] if flaw.line]
         return Finding(requirement, "fail", why, lines, last_words(talk))
-    talk = talks.get(requirement.exchange)
-    if talk is None or (unadvertised(requirement, facts) and "initialize" not in facts.broken):
-        why = broken(requirement.exchange, facts)
-        if why and not unadvertised(requirement, facts):
-            return Finding(requirement, "not tested", why)
+    if unadvertised(requirement, facts) and "initialize" not in facts.broken:
         return Finding(requirement, "skipped", f"{requirement.capability} is not advertised")
+    if (talk := talks.get(requirement.exchange)) is None:
+        return Finding(requirement, "not tested", broken(requirement.exchange, facts))
     try:
         return Finding(requirement, "pass", requirement.judge(talk) or "")
     except Judged as judged:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from crow_cli.check.talk import GRACE, Line, Message, Step, Stop, Talk, of_turn
+from crow_cli.check.talk import Line, Message, Step, Stop, Talk, of_turn
 from crow_cli.check.validity import at, listed
 
 HELLO = "Say hello in one word. Héllo, 你好 \U0001f426"
@@ -49,8 +49,6 @@ class Exchange:
     """What has to work for it, and all before that."""
     watched: bool
     """Whether what is wrong anywhere counts here too; not where the client breaks the rules itself."""
-    grace: float
-    """Seconds that the agent has to end by itself."""
 
     async def __call__(self, talk: Talk) -> None:
         """Hold it to its end, or until it stops."""
@@ -64,10 +62,10 @@ class Exchange:
 
 
 def exchange(
-    needs: Literal["", "initialize", "session", "prompt"] = "session", *, watched: bool = True, grace: float = GRACE
+    needs: Literal["", "initialize", "session", "prompt"] = "session", *, watched: bool = True
 ) -> Callable[[Callable[[Talk], Awaitable[None]]], Exchange]:
     def declare(hold: Callable[[Talk], Awaitable[None]]) -> Exchange:
-        return Exchange(hold, needs, watched, grace)
+        return Exchange(hold, needs, watched)
 
     return declare
 
@@ -83,7 +81,7 @@ async def sessions(talk: Talk) -> None:
     await talk.open_another()
 
 
-@exchange(grace=5.0)
+@exchange()
 async def everyday(talk: Talk) -> None:
     session = await talk.open()
     await talk.prompt(session, HELLO)

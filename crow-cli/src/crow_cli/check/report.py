@@ -28,8 +28,8 @@ def as_text(report: Report) -> str:
     for level, title in LEVELS.items():
         if found := [finding for finding in report.findings if finding.requirement.level == level]:
             parts += ["", click.style(title, bold=True)]
-            for finding in found:
-                parts += finding_as_text(finding)
+            for before, finding in zip([None, *found], found, strict=False):
+                parts += finding_as_text(finding, repeated=before is not None and before.why == finding.why)
     counts = Counter((finding.requirement.level, finding.word) for finding in report.findings)
     failed, untested = counts["mandatory", "fail"], counts["mandatory", "not tested"]
     sum_up = f"{counts['mandatory', 'pass']} mandatory requirements passed, {failed} failed, {untested} not tested; "
@@ -39,10 +39,11 @@ def as_text(report: Report) -> str:
     return "\n".join(parts)
 
 
-def finding_as_text(finding: Finding) -> list[str]:
+def finding_as_text(finding: Finding, *, repeated: bool) -> list[str]:
+    """A finding in some lines; a reason that is the one before's is not said again."""
     word = click.style(f"{finding.word:<10}", fg=COLOURS[finding.word])
-    why = spelled_out(finding.why)
-    remark = click.style(f" ({why})", dim=True) if why and finding.word == "pass" else ""
+    why = "" if repeated and finding.word != "fail" else spelled_out(finding.why)
+    remark = click.style(f" ({why})", dim=True) if why and finding.word in ("pass", "skipped") else ""
     lines = [f"  {word} {finding.requirement.id:<23} {finding.requirement.sentence}{remark}"]
     indent = " " * 13
     if why and not remark:
@@ -50,7 +51,7 @@ def finding_as_text(finding: Finding) -> list[str]:
     for line in finding.lines:
         lines.append(f"{indent}{'→' if line.sender == 'client' else '←'} {shortened(spelled_out(text(line)))}")
     if finding.stderr.strip():
-        lines += [f"{indent}standard error: {spelled_out(words)}" for words in finding.stderr.strip().splitlines()[-3:]]
+        lines += [f"{indent}standard error: {spelled_out(words)}" for words in finding.stderr.strip().splitlines()[-5:]]
     return lines
 
 

@@ -169,7 +169,7 @@ requirement("TRANSPORT-002", "mandatory", "Standard output is UTF-8.", exchanges
 def echoes_ids(talk: Talk) -> None:
     for method in ("initialize", "session/new"):
         if (asked := step(talk, method)).answer is None:
-            raise Failed(asked.missing, asked.sent, *[flaw.line for flaw in talk.flaws if flaw.line])
+            raise NotTested(asked.missing) if asked.lost else Failed(asked.missing, asked.sent)
 
 
 @requirement(
@@ -665,7 +665,7 @@ requirement("ERROR-001", "advisory", "An error's message is one line, and not em
 def ends_by_itself(talk: Talk) -> str:
     succeeded(talk, "initialize")
     if talk.left_by != "itself":
-        raise Failed(f"after {talk.grace:g} s it had to be ended with {talk.left_by}")
+        raise Failed(f"after {talk.options.grace:g} s it had to be ended with {talk.left_by}")
     return "by itself"
 
 

@@ -31,8 +31,8 @@ KEPT = 64 * 1024
 """Bytes of a line that are kept for the report."""
 STDERR = 4096
 """Bytes of what it said last on standard error that are kept."""
-GRACE = 2.0
-"""Seconds it has, each, to end after the end of its input, and after SIGTERM."""
+LAST_WORDS = 1.0
+"""Seconds in which what it said before its end arrives."""
 GUARDED = {"fs": "CLIENTCAP-001", "terminal": "CLIENTCAP-002", "elicitation": "CLIENTCAP-003"}
 """Methods that need a capability, which this client never has, by their first word."""
 TURN = {"agent_message_chunk", "agent_thought_chunk", "user_message_chunk", "tool_call", "tool_call_update", "plan"}
@@ -53,11 +53,10 @@ class Options:
     auth_method: str = ""
     allow_logout: bool = False
     """Logging out may cost the user a login."""
-
-    @property
-    def quiet(self) -> float:
-        """Seconds in which what must not come would have come."""
-        return max(0.5, min(2.0, self.timeout / 10))
+    quiet: float = 1.5
+    """Seconds in which what must not come would have come."""
+    grace: float = 3.0
+    """Seconds the agent has, each, to end after the end of its input, and after SIGTERM."""
 
 
 @dataclass(eq=False)
@@ -93,6 +92,8 @@ class Step:
     answer: Line | None = None
     missing: str = ""
     """Why there is no answer."""
+    lost: bool = False
+    """It was not answered because the agent was gone, or said too much."""
     interrupted: Line | None = None
     """What was to end it before its time."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -126,11 +127,10 @@ class Talk:
     Raises OSError if the agent cannot be started.
     """
 
-    def __init__(self, options: Options, folder: Path, *, grace: float = GRACE) -> None:
+    def __init__(self, options: Options, folder: Path) -> None:
         self.options = options
         self.folder = folder
         """Where its sessions work."""
-        self.grace = grace
         self.lines: list[Line] = []
         self.flaws: list[Flaw] = []
         self.steps: list[Step] = []
@@ -142,9 +142,9 @@ class Talk:
         """How the process ended: `itself`, or what ended it."""
         self.stderr: deque[int] = deque(maxlen=STDERR)
         self.stderr_size = 0
-        self._received = 0
         self._over = ""
-        """Why nothing more comes."""
+        """Why nothing more comes from it."""
+        self._received = 0
         self._pending: dict[int | str, Step] = {}
         self._news = asyncio.Condition()
         self._tasks: list[asyncio.Task[None]] = []
@@ -184,13 +184,13 @@ class Talk:
             for name, number in (("", None), ("SIGTERM", signal.SIGTERM), ("SIGKILL", signal.SIGKILL)):
                 if number:
                     self._signal(number)
-                await asyncio.wait({ended}, timeout=self.grace)
+                await asyncio.wait({ended}, timeout=self.options.grace)
                 if ended.done():
                     self.left_by = name or "itself"
                     break
             self._signal(signal.SIGKILL)
             await asyncio.to_thread(self._watchdog.bite)
-            await asyncio.wait(self._tasks, timeout=GRACE)  # its last words
+            await asyncio.wait(self._tasks, timeout=LAST_WORDS)  # its last words
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -213,7 +213,7 @@ class Talk:
         self.steps.append(step)
         self._pending[id] = step
         if self._over:
-            self._miss(step, self._over)
+            self._miss(step, f"{method} was not answered: {self._over}", lost=True)
         return step
 
     async def finish(self, step: Step) -> Step:
@@ -327,7 +327,7 @@ class Talk:
             line = self._keep("agent", begun)
             self._flaw("TRANSPORT-001", "the last line has no newline", line)
         with suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(self._process.wait, GRACE)
+            await asyncio.to_thread(self._process.wait, LAST_WORDS)
         code = self._process.returncode
         await self._give_up(
             "the agent closed its output" + ("" if code is None else f" and ended with exit code {code}")
@@ -341,13 +341,13 @@ class Talk:
     async def _give_up(self, why: str) -> None:
         self._over = why
         for step in list(self._pending.values()):
-            self._miss(step, f"{step.method} was not answered: {why}")
+            self._miss(step, f"{step.method} was not answered: {why}", lost=True)
         async with self._news:
             self._news.notify_all()
 
-    def _miss(self, step: Step, why: str) -> None:
+    def _miss(self, step: Step, why: str, *, lost: bool = False) -> None:
         self._pending = {id: other for id, other in self._pending.items() if other is not step}
-        step.missing = why
+        step.missing, step.lost = why, lost
         step.ended.set()
 
     def _keep(self, sender: Literal["client", "agent"], raw: bytes, message: Message | None = None) -> Line:
