@@ -1,5 +1,6 @@
 """`crow acp check`: an agent that is right passes, and whatever is wrong is found under its own id."""
 
+import asyncio
 import copy
 import json
 import signal
@@ -127,7 +128,7 @@ HOSTILE = [
 async def examined(fault: str, *ids: str, pipe: str = "", timeout: float = 5.0, login: str = "") -> Report:
     command = (*SUBJECT, fault, pipe) if pipe else (*SUBJECT, fault)
     options = Options(command, timeout=timeout, auth_method=login, allow_logout=True, quiet=0.2, grace=0.5)
-    return await examine(options, set(ids), jobs=4)
+    return await examine(options, set(ids), jobs=2)
 
 
 def verdicts(report: Report, word: str) -> dict[str, str]:
@@ -143,18 +144,26 @@ async def test_an_agent_that_does_everything_right_passes_everything() -> None:
     assert report.conformant
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-async def test_each_fault_is_found_under_its_own_ids_and_no_others(fault: str) -> None:
+async def found(fault: str, places: asyncio.Semaphore) -> set[str]:
+    """The ids that fail of all those that are judged by the exchanges in question; each says why, and shows it."""
     expected = FAULTS[fault]
     exchanges = {REQUIREMENTS[id].exchange for id in expected}
-    ids = {id for id, requirement in REQUIREMENTS.items() if requirement.exchange in exchanges}
-    report = await examined(fault, *ids, login="key" if "AUTH-003" in expected else "")
-
+    ids = [id for id, requirement in REQUIREMENTS.items() if requirement.exchange in exchanges]
+    async with places:
+        report = await examined(fault, *ids, login="key" if "AUTH-003" in expected else "")
     failed = [finding for finding in report.findings if finding.word == "fail"]
-    assert {finding.requirement.id for finding in failed} == expected
     assert all(finding.why and (finding.lines or finding.requirement.id == "SHUTDOWN-001") for finding in failed)
     serious = {id for id in expected if REQUIREMENTS[id].level in ("mandatory", "capability")}
     assert report.conformant is not bool(serious)
+    return {finding.requirement.id for finding in failed}
+
+
+@pytest.mark.timeout(240)
+async def test_each_fault_is_found_under_its_own_ids_and_no_others() -> None:
+    places = asyncio.Semaphore(4)
+    sets = await asyncio.gather(*[found(fault, places) for fault in FAULTS])
+
+    assert dict(zip(FAULTS, sets, strict=True)) == FAULTS
 
 
 def test_there_is_a_fault_for_every_requirement_that_can_be_broken() -> None:
@@ -201,7 +210,7 @@ async def test_a_login_that_is_refused_is_the_reason_given() -> None:
 @pytest.mark.parametrize("fault", HOSTILE)
 async def test_a_hostile_agent_is_judged_and_nothing_of_it_is_left(fault: str, listen: Listen) -> None:
     ear = await listen("ear")
-    report = await examined(fault, "INIT-001", "INIT-003", "PROMPT-001", pipe=str(ear.path), timeout=2)
+    report = await examined(fault, "INIT-001", "PROMPT-001", pipe=str(ear.path), timeout=1)
 
     await ear.silence()
     assert {finding.word for finding in report.findings} <= {"pass", "fail", "not tested"}

@@ -313,7 +313,7 @@ class Talk:
 
     async def _listen(self, source: Source) -> None:
         begun = b""
-        while chunk := await source.read(CHUNK):
+        while chunk := await read(source):
             self._received += len(chunk)
             *whole, begun = (begun + chunk).split(b"\n")
             for raw in whole:
@@ -334,7 +334,7 @@ class Talk:
         )
 
     async def _overhear(self, source: Source) -> None:
-        while chunk := await source.read(CHUNK):
+        while chunk := await read(source):
             self.stderr_size += len(chunk)
             self.stderr.extend(chunk[-STDERR:])
 
@@ -436,6 +436,14 @@ class Talk:
         if params["sessionId"] in self.cancelled or not kinds:
             return {"outcome": "cancelled"}
         return {"outcome": "selected", "optionId": kinds.get("allow_once", params["options"][0]["optionId"])}
+
+
+async def read(source: Source) -> bytes:
+    """What comes next; a reset is an end."""
+    try:
+        return await source.read(CHUNK)
+    except OSError:
+        return b""
 
 
 def is_update(line: Line, session: str) -> bool:
