@@ -21,6 +21,7 @@ from crow_cli.ending import complete, wrong
 from crow_cli.prompts import prompts
 from crow_cli.sessions import sessions
 from crow_cli.undo import undo
+from crow_cli.wire import record_command, replay_command
 
 MODEL = click.option("-m", "--model", default="", help="A configured model, or the endpoint's name for one.")
 
@@ -51,6 +52,8 @@ def acp(context: click.Context, model: str) -> None:
 
 
 acp.add_command(check)
+acp.add_command(record_command)
+acp.add_command(replay_command)
 
 
 @cli.command()

@@ -312,19 +312,21 @@ class Talk:
     # What we hear
 
     async def _listen(self, source: Source) -> None:
-        begun = b""
+        begun = bytearray()
         while chunk := await read(source):
             self._received += len(chunk)
-            *whole, begun = (begun + chunk).split(b"\n")
-            for raw in whole:
-                self._hear(raw)
+            begun += chunk
+            if b"\n" in chunk:
+                *whole, begun = begun.split(b"\n")
+                for raw in whole:
+                    self._hear(bytes(raw))
             async with self._news:
                 self._news.notify_all()
             if self._received > FLOOD:
                 await self._give_up(f"the agent said more than {FLOOD >> 20} MiB in one conversation")
                 return
         if begun and self._process.poll() in (0, None):  # who is killed may die in the middle of a word
-            line = self._keep("agent", begun)
+            line = self._keep("agent", bytes(begun))
             self._flaw("TRANSPORT-001", "the last line has no newline", line)
         with suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._process.wait, LAST_WORDS)

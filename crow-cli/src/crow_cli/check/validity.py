@@ -139,10 +139,10 @@ def unknown_key(key: str, item: Any, shape: inspect.Type, path: str) -> Iterator
             yield path
 
 
-def brief(value: Any) -> str:
+def brief(value: Any, width: int = 100) -> str:
     """Any JSON in a few words."""
     try:
         text = msgspec.json.encode(value).decode()
     except RecursionError:
         return "something nested too deeply"
-    return text if len(text) <= 100 else f"{text[:90]} …"
+    return text if len(text) <= width else f"{text[: width - 2]} …"
