@@ -175,7 +175,9 @@ async def test_a_command_that_does_not_exist_is_a_sentence(machine: "Machine", t
 async def recorded(machine: "Machine", file: Path) -> None:
     """Have an editor talk to the subject under the recorder: two sessions, a command, and a turn that is cancelled."""
     command = (sys.executable, "-m", "crow_cli", "acp", "record", "-o", str(file), "--", *SUBJECT)
-    editor = Editor(await spawn(command[0], command[1:], machine.env))
+    ear, mouth = os.pipe()
+    with os.fdopen(mouth, "wb") as stderr:
+        editor = Editor(await spawn(command[0], command[1:], machine.env, stderr=stderr))
     async with editor.serving():
         await editor.initialize("editor", ClientCapabilities())
         one, two = [(await editor.new_session(str(machine.project))).session_id for _ in range(2)]
@@ -184,6 +186,8 @@ async def recorded(machine: "Machine", file: Path) -> None:
         await editor.until(lambda editor: editor.text == "Hello.one")
         await editor.cancel(two)
         assert (await turn).stop_reason == "cancelled"
+    with os.fdopen(ear, "rb") as stderr:
+        assert await asyncio.to_thread(stderr.read) == b""  # which ends with the recorder
 
 
 async def test_a_replay_shows_who_said_what_and_how_long_answers_took(machine: "Machine", tmp_path: Path) -> None:

@@ -17,8 +17,6 @@ from crow_cli.wire import Message, Said, Side, message_of
 
 WIDTH = 160
 """Characters of what a message holds that are shown."""
-PATIENCE = 30.0
-"""Seconds in which the other side has to say what it said when it was recorded."""
 OTHER: dict[Side, Side] = {"client": "agent", "agent": "client"}
 
 
@@ -173,18 +171,16 @@ class Player:
         return self.side == "agent" or "id" in message
 
     async def await_like(self, message: Message) -> Message:
-        """The first thing they say that is the same request, notification, or answer."""
-        wanted, name = like(message), text(message.get("method")) or f"the answer to #{brief(message.get('id'))}"
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while not (found := next((heard for heard in self.waiting if like(heard) == wanted), None)):
-                    line = await self.line()
-                    if (heard := message_of(line)) is not None:
-                        self.waiting.append(heard)
-        except TimeoutError:
-            raise Deviation(f"{name} did not come within {PATIENCE:g} s") from None
-        except EOFError:
-            raise Deviation(f"the {OTHER[self.side]} ended before {name} came") from None
+        """The first thing they say that is the same request, notification, or answer. Raises Deviation."""
+        wanted = like(message)
+        while not (found := next((heard for heard in self.waiting if like(heard) == wanted), None)):
+            try:
+                heard = message_of(await self.line())
+            except EOFError:
+                name = text(message.get("method")) or f"the answer to #{brief(message.get('id'))}"
+                raise Deviation(f"the {OTHER[self.side]} ended before {name} came") from None
+            if heard is not None and self.waits_for(heard):
+                self.waiting.append(heard)
         self.waiting.remove(found)
         return found
 
@@ -209,11 +205,14 @@ class Player:
 
     def translated(self, value: Any) -> Any:
         """The same with the sessions of now."""
-        if isinstance(value, dict):
-            return {key: self.translated(item) for key, item in cast("Message", value).items()}
         if isinstance(value, list):
             return [self.translated(item) for item in cast("list[Any]", value)]
-        return self.sessions.get(value, value) if isinstance(value, str) else value
+        if not isinstance(value, dict):
+            return value
+        translated = {key: self.translated(item) for key, item in cast("Message", value).items()}
+        if session := self.sessions.get(text(translated.get("sessionId"))):
+            translated["sessionId"] = session
+        return translated
 
     async def listen_on(self) -> None:
         """Hear them out."""
