@@ -15,11 +15,13 @@ from crow_core.trust import Trust, settings_in
 
 from crow_cli.audit import audit
 from crow_cli.calls import calls
+from crow_cli.check.command import check
 from crow_cli.db import db
 from crow_cli.ending import complete, wrong
 from crow_cli.prompts import prompts
 from crow_cli.sessions import sessions
 from crow_cli.undo import undo
+from crow_cli.wire import record_command, replay_command
 
 MODEL = click.option("-m", "--model", default="", help="A configured model, or the endpoint's name for one.")
 
@@ -38,14 +40,21 @@ cli.add_command(db)
 cli.add_command(undo)
 
 
-@cli.command()
+@cli.group(invoke_without_command=True)
 @MODEL
 @click.option("--unstable", is_flag=True, help="Speak what ACP may still change, too.")
-def acp(model: str, unstable: bool) -> None:
-    """Speak ACP on standard input and output, for an editor."""
-    from crow_cli.acp import serve
+@click.pass_context
+def acp(context: click.Context, model: str, unstable: bool) -> None:
+    """Speak ACP on standard input and output, for an editor. The commands below are for any agent and client."""
+    if context.invoked_subcommand is None:
+        from crow_cli.acp import serve
 
-    serve(model, unstable=unstable)
+        serve(model, unstable=unstable)
+
+
+acp.add_command(check)
+acp.add_command(record_command)
+acp.add_command(replay_command)
 
 
 @cli.command()
