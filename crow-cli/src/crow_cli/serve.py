@@ -15,6 +15,7 @@ from secrets import token_urlsafe
 import click
 from crow_core.acp.websocket import PATH, Gate, Server
 from crow_core.agent import Agent
+from crow_core.app import Crow
 from crow_core.config import ConfigError
 
 from crow_cli.house import build
@@ -51,6 +52,7 @@ async def serve(
         gate = Gate(secret, names, pages, any_address=address.is_unspecified)
         server = Server(gate, lambda transport: Agent(transport, crow).serve(), max_connections)
         try:
+            await warm_up(crow)
             await server.listen(listener)
             click.echo(f"{url} Authorization: Bearer {hint}")
             os.dup2(2, 1)  # what else is printed in this process goes elsewhere
@@ -60,6 +62,14 @@ async def serve(
         finally:
             await crow.shut_down()
     return 0
+
+
+async def warm_up(crow: Crow) -> None:
+    """Load what is slow before anybody waits for it: the database, and the built-in tools. Raises StoreError."""
+    for server in crow.servers:
+        server.connect()
+    await crow.list_sessions.run("", "", 1)
+    await asyncio.wait([server.connect() for server in crow.servers])
 
 
 def choose_token(token: str, file: Path | None) -> tuple[str, str]:
