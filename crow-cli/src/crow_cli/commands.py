@@ -18,6 +18,7 @@ from crow_cli.calls import calls
 from crow_cli.check.command import check
 from crow_cli.db import db
 from crow_cli.ending import complete, wrong
+from crow_cli.printed import CLIENTS, show
 from crow_cli.prompts import prompts
 from crow_cli.sessions import sessions
 from crow_cli.undo import undo
@@ -42,11 +43,19 @@ cli.add_command(undo)
 
 @cli.group(invoke_without_command=True)
 @MODEL
+<<<<<<< HEAD
 @click.option("--unstable", is_flag=True, help="Speak what ACP may still change, too.")
 @click.pass_context
 def acp(context: click.Context, model: str, unstable: bool) -> None:
+=======
+@click.option("--print-config", type=click.Choice(list(CLIENTS)), help="Print what makes this client start crow.")
+@click.pass_context
+def acp(context: click.Context, model: str, print_config: str | None) -> None:
+>>>>>>> check
     """Speak ACP on standard input and output, for an editor. The commands below are for any agent and client."""
-    if context.invoked_subcommand is None:
+    if print_config:
+        show(print_config, model)
+    elif context.invoked_subcommand is None:
         from crow_cli.acp import serve
 
         serve(model, unstable=unstable)
