@@ -43,15 +43,10 @@ cli.add_command(undo)
 
 @cli.group(invoke_without_command=True)
 @MODEL
-<<<<<<< HEAD
 @click.option("--unstable", is_flag=True, help="Speak what ACP may still change, too.")
-@click.pass_context
-def acp(context: click.Context, model: str, unstable: bool) -> None:
-=======
 @click.option("--print-config", type=click.Choice(list(CLIENTS)), help="Print what makes this client start crow.")
 @click.pass_context
-def acp(context: click.Context, model: str, print_config: str | None) -> None:
->>>>>>> check
+def acp(context: click.Context, model: str, unstable: bool, print_config: str | None) -> None:
     """Speak ACP on standard input and output, for an editor. The commands below are for any agent and client."""
     if print_config:
         show(print_config, model)
