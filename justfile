@@ -30,6 +30,7 @@ soak:
 bench:
     uv run benchmarks/stream.py
     uv run benchmarks/view.py
+    uv run benchmarks/serve.py
 
 # regenerate what is generated: the ACP structs, and the tools' descriptions
 schema:
