@@ -32,6 +32,7 @@ bench:
     uv run benchmarks/view.py
     uv run benchmarks/persistence.py
     uv run benchmarks/search.py
+    uv run benchmarks/serve.py
 
 # regenerate what is generated: the ACP structs, and the tools' descriptions
 schema:

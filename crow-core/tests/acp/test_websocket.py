@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import struct
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
@@ -505,6 +506,51 @@ async def start(connection: ClientConnection) -> str:
     while '"word' not in str(await connection.recv()):
         pass
     return id
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_who_answers_no_ping_is_gone(monkeypatch: pytest.MonkeyPatch, reads: bool):
+    async def talk(wire: Transport) -> None:
+        try:
+            while not reads:
+                wire.write(b"x" * 10_000 + b"\n")
+                await wire.drain()
+            await wire.readline()
+        except OSError:
+            pass
+        finally:
+            over.set()
+            await wire.close()
+
+    for name in ("PING", "PONG", "GRACE"):
+        monkeypatch.setattr(websocket, name, 0.1)
+    over = asyncio.Event()
+    async with serving(talk) as url:
+        reader, writer = await raw(url)
+        if reads:
+            assert await close_code(reader) == CloseCode.INTERNAL_ERROR
+        else:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await over.wait()
+        writer.transport.abort()
+
+
+async def test_a_message_in_a_hundred_thousand_pieces_takes_little_more_than_its_size():
+    async with serving(echo) as url:
+        reader, writer = await raw(url)
+        tracemalloc.start()
+        writer.write(frame(1, b"[", last=False))
+        for _ in range(100):
+            writer.write((struct.pack("!BB", 0, 0x80 | 2) + bytes(4) + b"0,") * 1000 + frame(0, b"", last=False))
+            await writer.drain()
+        writer.write(frame(9, b"taken?"))
+        await reader.readuntil(b"taken?")
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        writer.write(frame(0, b"0]"))
+        assert (await reader.readexactly(10 + 200_003)).endswith(b"[" + b"0," * 100_000 + b"0]")
+        writer.close()
+    assert size < 1_000_000
 
 
 class Held:

@@ -25,6 +25,7 @@ from uvicorn.server import ServerState
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as dial
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame
 
 from crow_core.acp.transports import GRACE, MAX_MESSAGE, Channel, Transport
 
@@ -188,10 +189,10 @@ class Gate:
         if not self.knows(headers.get("host", "")):
             return 403, "This server does not go by the name in your Host header."
         if (origin := headers.get("origin")) is not None and origin.lower() not in self.origins:
-            return 403, "Pages of your origin may not connect; crow serve --allow-origin would let them."
+            return 403, "Pages of your origin may not connect."
         if not any(compare_digest(token.encode(), self.token.encode()) for token in tokens(scope, headers)):
             return 401, (
-                "Send the token of crow serve, as the header Authorization: Bearer TOKEN,"
+                "Send the token that the server was started with, as the header Authorization: Bearer TOKEN,"
                 f" or offer the subprotocols {SUBPROTOCOL} and bearer.TOKEN."
             )
         return None
@@ -289,7 +290,7 @@ class Server:
         if scope["type"] != "websocket":
             return 426 if scope["method"] == "GET" else 405, "ACP is spoken over WebSocket here."
         if self._connections >= self._max_connections:
-            return 503, f"{self._connections} clients are connected; crow serve --max-connections would let in more."
+            return 503, f"{self._connections} clients are connected, and no more may be."
         return None
 
     async def _welcome(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -326,6 +327,7 @@ class Line(WebSocketsSansIOProtocol):
         self.logger = QUIET
         self.close_timeout = GRACE
         self.gone = asyncio.Event()
+        self.pieces = bytearray()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -336,6 +338,20 @@ class Line(WebSocketsSansIOProtocol):
         with suppress(TimeoutError):
             await asyncio.wait_for(self.gone.wait(), GRACE)
         self.transport.abort()
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self.loop.call_later(GRACE, self.transport.abort)
+
+    def handle_cont(self, event: Frame) -> None:
+        """Join pieces as they come: kept apart, small ones take thirty times the memory of the message."""
+        if self.frames:
+            self.pieces = bytearray(self.frames.pop())
+        self.pieces += event.data
+        if event.fin:
+            self.frames = [bytes(self.pieces)]
+            self.pieces.clear()
+            self.send_receive_event_to_app()
 
     def handle_ping(self) -> None:
         super().handle_ping()
