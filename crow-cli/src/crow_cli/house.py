@@ -60,6 +60,8 @@ async def build(
     )
     rules = config.permissions
     trust = Trust(home.data)
+    if remember:  # before all others: so it hears last that a session ends, and what they say then is stored
+        crow.use(persistence, url=database_url(config, home), folder=home.data)
     crow.use(secrets, known=secrets_of(config, env))
     crow.use(templates, files=lambda session: prompt_files(config, home, trust, session.cwd))
     crow.use(
@@ -74,8 +76,6 @@ async def build(
     crow.use(project_servers, trust=trust, env=env)
     crow.use(commands).use(effort).use(window).use(prefix).use(alarm).use(usage)
     crow.use(printed_calls).use(resume).use(nudge).use(refusal).use(truncate).use(titles).use(undo)
-    if remember:
-        crow.use(persistence, url=database_url(config, home), folder=home.data)
     return crow
 
 

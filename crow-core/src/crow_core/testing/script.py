@@ -58,6 +58,8 @@ class Raw:
     """Joined to `content-type: text/event-stream`."""
     abort: bool = False
     """Close the connection after the last chunk without ending the response."""
+    hang: bool = False
+    """After the last chunk wait, without ending the response, until cancelled."""
 
 
 Script = Callable[[dict[str, Any]], Reply | Failure | Raw | Awaitable[Reply | Failure | Raw]]

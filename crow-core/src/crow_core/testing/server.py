@@ -162,8 +162,8 @@ class _Completions:
                 await Response(text, status, headers, "text/plain")(scope, receive, send)
             case Failure(status, body, headers):
                 await JSONResponse(body, status, headers)(scope, receive, send)
-            case Raw(chunks, headers, abort):
-                await _send(send, _each(chunks), {"content-type": "text/event-stream", **headers}, abort)
+            case Raw(chunks, headers, abort, hang):
+                await _send(send, _each(chunks, hang), {"content-type": "text/event-stream", **headers}, abort)
             case Reply() as reply if asked.get("stream"):
                 headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
                 await _send(send, _stream(reply, asked, turn), headers, reply.error is not None)
@@ -194,10 +194,12 @@ async def _send(send: Send, body: AsyncIterator[bytes], headers: Mapping[str, st
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _each(chunks: Sequence[bytes]) -> AsyncIterator[bytes]:
+async def _each(chunks: Sequence[bytes], hang: bool) -> AsyncIterator[bytes]:
     for chunk in chunks:
         await asyncio.sleep(0)
         yield chunk
+    if hang:
+        await asyncio.Event().wait()
 
 
 async def _stream(reply: Reply, asked: dict[str, Any], turn: int) -> AsyncIterator[bytes]:
