@@ -379,7 +379,7 @@ class Agent:
             case "fails when cancelled":
                 raise Refusal(-32603, "AbortError")
             case "ends as if done":  # later than an agent would that had ended before it read of the cancel
-                time.sleep(0.7)
+                time.sleep(1.2)
                 return {"stopReason": "end_turn"}
             case "ignores cancel":
                 return self.count(session)

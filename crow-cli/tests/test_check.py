@@ -125,9 +125,11 @@ HOSTILE = [
 """What agents may do to the tester."""
 
 
-async def examined(fault: str, *ids: str, pipe: str = "", timeout: float = 5.0, login: str = "") -> Report:
+async def examined(
+    fault: str, *ids: str, pipe: str = "", timeout: float = 5.0, quiet: float = 0.5, login: str = ""
+) -> Report:
     command = (*SUBJECT, fault, pipe) if pipe else (*SUBJECT, fault)
-    options = Options(command, timeout=timeout, auth_method=login, allow_logout=True, quiet=0.2, grace=0.5)
+    options = Options(command, timeout=timeout, auth_method=login, allow_logout=True, quiet=quiet, grace=0.5)
     return await examine(options, set(ids), jobs=2)
 
 
@@ -180,7 +182,7 @@ async def test_an_agent_that_can_do_nothing_but_talk_is_conformant() -> None:
 
 
 async def test_what_could_not_be_provoked_is_not_tested_and_says_how_it_could_be() -> None:
-    report = await examined("is too quick", "CANCEL-001", "CANCEL-002", "CLOSE-002", "AUTH-003")
+    report = await examined("is too quick", "CANCEL-001", "CANCEL-002", "CLOSE-002", "AUTH-003", quiet=2.0)
 
     untested = verdicts(report, "not tested")
     assert untested.keys() == {"CANCEL-001", "CANCEL-002", "CLOSE-002", "AUTH-003"}

@@ -20,9 +20,9 @@ from crow_cli.db import db
 from crow_cli.ending import complete, wrong
 from crow_cli.printed import CLIENTS, show
 from crow_cli.prompts import prompts
+from crow_cli.recordings import record, replay
 from crow_cli.sessions import sessions
 from crow_cli.undo import undo
-from crow_cli.wire import record_command, replay_command
 
 MODEL = click.option("-m", "--model", default="", help="A configured model, or the endpoint's name for one.")
 
@@ -57,8 +57,8 @@ def acp(context: click.Context, model: str, unstable: bool, print_config: str | 
 
 
 acp.add_command(check)
-acp.add_command(record_command)
-acp.add_command(replay_command)
+acp.add_command(record)
+acp.add_command(replay)
 
 
 @cli.command()

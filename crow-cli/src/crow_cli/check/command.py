@@ -33,7 +33,8 @@ def check(
     COMMAND starts the agent on standard input and output, as in: crow acp check -- opencode acp
 
     It is started some thirty times, asked some fifteen short prompts, and permitted what it asks for: to read a small
-    file in a temporary folder and to print a word.
+    file in a temporary folder and to print a word. Its messages are held against the stable schema, except for the
+    ranges of numbers and the formats of texts.
 
     Exit codes: 0 conformant, 1 not, 2 it cannot be started.
     """
@@ -48,6 +49,8 @@ def check(
         sys.exit(complete(examined(command, as_json, ids, timeout, cancel_prompt, auth_method, allow_logout, jobs)))
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # nobody reads the report on: Click knows what to do
+        raise
     except OSError as error:
         wrong(f"the agent cannot be started: {error}.")
 
