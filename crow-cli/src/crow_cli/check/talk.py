@@ -55,7 +55,7 @@ class Options:
     """Logging out may cost the user a login."""
     quiet: float = 1.5
     """Seconds in which what must not come would have come."""
-    grace: float = 3.0
+    grace: float = 5.0
     """Seconds the agent has, each, to end after the end of its input, and after SIGTERM."""
 
 
