@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from msgspec import UNSET, Raw, Struct, UnsetType, ValidationError
 from msgspec.json import Decoder
@@ -58,6 +58,8 @@ class RpcError(Exception):
         self.message = message  # one short line
         self.data: Any = {**(data or {}), "details": encodable(details)} if details else data
         """For programs, UNSET if there is none; clients show its `details` to people."""
+        if isinstance(self.data, dict) and (said := cast(dict[str, Any], self.data).get("details")):
+            self.add_note(str(said))
 
 
 class ConnectionClosed(ConnectionError):
