@@ -29,6 +29,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.acp.transports import Child, spawn
 from crow_core.testing import Failure, Raw, Reply, ScriptedServer, ToolCall
+from crow_core.testing.wire import RUBBISH
 
 if TYPE_CHECKING:
     from conftest import Ear, Machine
@@ -399,3 +400,24 @@ async def test_it_takes_audio_where_a_configured_model_does(machine: "Machine", 
     async with machine.editor() as editor:
         told = await editor.initialize("editor", ClientCapabilities())
     assert told.agent_capabilities.prompt_capabilities.audio == hears
+
+
+async def test_a_thousand_lines_of_rubbish_end_nothing(machine: "Machine"):
+    async with ScriptedServer([Reply("Still here.")]) as model:
+        machine.ask(model.url)
+        agent = await machine.agent()
+
+        async def spoil() -> None:
+            for line in RUBBISH * 40:
+                agent.write(line + b"\n")
+                await agent.drain()
+
+        async with machine.editor(agent) as editor:
+            spoiling = asyncio.ensure_future(spoil())
+            session = await editor.new_session(str(machine.project))
+            await editor.prompt(session.session_id, "Are you there?")
+            await spoiling
+            await editor.new_session(str(machine.project))
+        assert editor.text == "Still here."
+    assert agent.process.returncode == 0
+    assert "Traceback" not in machine.stderr.read_text()

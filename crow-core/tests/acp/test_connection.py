@@ -235,6 +235,26 @@ async def test_what_is_no_request_is_never_answered(line: bytes, caplog: pytest.
         assert await wire.hear_before(1) == []
 
 
+@pytest.mark.parametrize("half", [rb"\ud83d", rb"\uDE00", rb"\ud83d\ud83d\ude00"])
+async def test_half_an_emoji_in_a_message_does_not_spoil_it(half: bytes):
+    """A client that cut a text in the middle of one waits for its answer, too."""
+    heard: list[str] = []
+
+    async def prompt(params: PromptRequest) -> PromptResponse:
+        heard.extend(block.text for block in params.prompt if isinstance(block, TextBlock))
+        return PromptResponse(stop_reason="end_turn")
+
+    line = (
+        b'{"jsonrpc":"2.0","id":1,"method":"session/prompt","params":{"sessionId":"s","prompt":'
+        b'[{"type":"text","text":"a' + half + b'b"}],"_meta":{"' + half + b'":1}}}'
+    )
+    async with serving({"session/prompt": prompt}) as (_, wire):
+        await wire.say(line)
+        assert await wire.hear() == {"id": 1, "result": {"stopReason": "end_turn"}}
+    assert heard[0].startswith("a?")
+    assert heard[0].endswith("b")
+
+
 async def test_bad_params_are_refused_with_their_path():
     async with serving({"session/prompt": wait_forever}) as (_, wire):
         await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": [{"type": "text", "text": 5}]})

@@ -7,7 +7,9 @@ to `loop.call_soon` runs after the answer is out: how updates follow the answer 
 """
 
 import asyncio
+import json
 import logging
+import re
 from codecs import utf_8_decode
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -15,7 +17,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Literal, cast
 
-from msgspec import UNSET, Raw, Struct, UnsetType, ValidationError
+from msgspec import UNSET, DecodeError, Raw, Struct, UnsetType, ValidationError
 from msgspec.json import Decoder
 
 from crow_core.acp.decoding import decode, encode
@@ -89,6 +91,8 @@ class Remains(Struct):
 INCOMING = Decoder(Incoming)
 REMAINS = Decoder(Remains)
 SYNTAX = Decoder(Raw)
+HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""How half a surrogate pair may be written; whole ones are, too."""
 
 
 class Outgoing(Struct, tag_field="jsonrpc", tag="2.0"):
@@ -224,8 +228,7 @@ class Connection:
 
     async def _receive(self, line: bytes | bytearray) -> None:
         try:
-            check_utf8(line)
-            message = INCOMING.decode(line)
+            message = read(line)
         except (ValueError, RecursionError) as error:
             await self._receive_malformed(line, str(error))
             return
@@ -320,7 +323,12 @@ class Connection:
     async def _take(self, method: str, handler: Handler, type: type[Any], params: Raw) -> None:
         """Run one notification, which nobody answers."""
         try:
-            await handler(decode(params, type))
+            arguments = decode(params, type)
+        except (ValueError, RecursionError) as error:
+            logger.warning("%s was ignored: %s", method, one_line(str(error)))
+            return
+        try:
+            await handler(arguments)
         except Exception:
             logger.exception("%s failed", method)
 
@@ -366,6 +374,18 @@ class Connection:
             await self._transport.drain()
         except OSError as error:
             raise ConnectionClosed(f"the other side is gone: {error}") from error
+
+
+def read(line: bytes | bytearray) -> Incoming:
+    """The message in a line; half an emoji in it, as of a text that was cut, becomes `?`. Raises ValueError and
+    RecursionError."""
+    check_utf8(line)
+    try:
+        return INCOMING.decode(line)
+    except DecodeError:
+        if not HALF.search(line):
+            raise
+        return INCOMING.decode(json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace"))
 
 
 def check_utf8(line: bytes | bytearray) -> None:

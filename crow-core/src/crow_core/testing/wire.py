@@ -11,6 +11,36 @@ from crow_core.acp.transports import Memory, memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
 
+RUBBISH = [
+    b"[]",
+    b"7",
+    b"null",
+    b'"initialize"',
+    b"{",
+    b"{}",
+    b"nothing",
+    b"\xff\xfe\x00",
+    b'{"jsonrpc": "2.0", "method": "session/cancel", "params": {"sessionId": "\xff"}}',
+    b'{"jsonrpc": "2.0", "method": "session/cancel", "params": {"sessionId": "gone"}}',
+    b'{"jsonrpc": "2.0", "method": "session/cancel", "params": [1]}',
+    b'{"jsonrpc": "2.0", "method": "session/prompt", "params": {}}',
+    b'{"jsonrpc": "2.0", "method": "$/cancel_request", "params": {"requestId": "never"}}',
+    b'{"jsonrpc": "2.0", "method": "_x/y"}',
+    b'{"jsonrpc": "2.0", "id": null, "result": {}}',
+    b'{"jsonrpc": "2.0", "id": 12345, "error": {"code": 1, "message": "x"}}',
+    b'{"jsonrpc": "2.0", "id": 12345, "error": 7}',
+    b'{"jsonrpc": "1.0", "id": "old", "method": "initialize"}',
+    b'{"id": {}, "jsonrpc": "2.0", "method": "initialize"}',
+    b'{"id": 1.5, "jsonrpc": "2.0", "method": "initialize"}',
+    b'[{"jsonrpc": "2.0", "id": "batch", "method": "initialize", "params": {"protocolVersion": 1}}]',
+    b'{"a":' * 20_000 + b"1" + b"}" * 20_000,
+    b"[" * 100_000,
+    b'{"jsonrpc": "2.0", "method": "_x", "params": "' + b"a" * 1_000_000 + b'"}',
+    b'{"jsonrpc": "2.0", "method": "session/cancel", "params": {"x": ' + b"[" * 5000 + b"]" * 5000 + b"}}",
+    b" \t ",
+]
+"""Lines that are no request, or one that nobody can read; none of them has an effect."""
+
 
 class Wire:
     """The client's end, in lines."""
