@@ -274,8 +274,12 @@ async def test_an_error_a_handler_raises_is_answered_as_it_is():
 
 
 async def test_a_failing_handler_is_answered_with_a_sentence_and_logged_with_its_traceback(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
+    log = logging.getLogger("crow_core.acp.connection")
+    monkeypatch.setattr(log, "propagate", False)  # what is logged here cannot be written into a report
+    monkeypatch.setattr(log, "handlers", [caplog.handler])
+
     async def prompt(params: PromptRequest) -> None:
         raise RuntimeError("the disk is full\nand \udcff more")
 
