@@ -92,8 +92,10 @@ class Editor:
     saved: list[str] = field(default_factory=list)
     commands: list[dict[str, Any]] = field(default_factory=list)
     on_save: Callable[[str], str] = str
+    reads: bool = True
+    writes: bool = True
 
-    async def read_text(self, path: str) -> str:
+    async def read_text(self, path: str) -> str | None:
         if path in self.buffers:
             return self.buffers[path]
         return await anyio.Path(path).read_text(encoding="utf-8")  # universal newlines: the carriage returns are gone
@@ -147,6 +149,7 @@ async def test_host_that_formats_on_save_is_told_as_it_is(folder):
     async with Client(create_server(editor.workspace)) as client:
         result = await edit(client, folder, "str_replace", "a", old_str="1", new_str="2")
         assert result.meta["crow/changes"][0]["new"] == "x = 2\n"
+        assert result.content[0].text.endswith("[the editor changed the text when it saved it; this is how it is now]")
         again = await edit(client, folder, "str_replace", "a", old_str="x = 2", new_str="y = 2")
         assert not again.is_error
 
@@ -176,14 +179,61 @@ async def test_failing_host_is_a_tool_error_and_nothing_is_remembered(folder):
 
     class Broken(Editor):
         async def write_text(self, path: str, text: str) -> None:
-            raise RuntimeError("the editor went away")
+            raise ConnectionError("the editor went away")
 
     async with Client(create_server(Broken().workspace)) as client:
         result = await edit(client, folder, "str_replace", "a", old_str="one", new_str="two")
         assert result.is_error
+        assert "not known whether" in result.content[0].text
         assert "the editor went away" in result.content[0].text
         undo = await edit(client, folder, "undo_edit", "a")
         assert "no edit" in undo.content[0].text
+
+
+async def test_host_that_only_says_it_wrote_is_not_believed(folder):
+    class Liar(Editor):
+        async def write_text(self, path: str, text: str) -> None: ...
+
+    async with Client(create_server(Liar().workspace)) as client:
+        result = await edit(client, folder, "create", "a", file_text="new\n")
+        assert result.is_error
+        assert "says that it wrote" in result.content[0].text
+        (folder / "a").write_text("one\n")
+        result = await edit(client, folder, "str_replace", "a", old_str="one", new_str="two")
+        assert result.meta["crow/changes"][0]["new"] == "one\n"
+        assert "     1\tone" in result.content[0].text
+
+
+async def test_calls_of_a_host_that_hangs_hold_up_nobody_else(folder):
+    asked = 0
+    everybody = asyncio.Event()
+
+    class Deaf(Editor):
+        async def read_text(self, path: str) -> str | None:
+            nonlocal asked
+            asked += 1
+            if asked == 50:
+                everybody.set()
+            await asyncio.Event().wait()
+
+    deaf = Deaf()
+
+    def workspace(meta: dict[str, Any]) -> Workspace:
+        return deaf.workspace(meta) if meta.get("crow/session") == "deaf" else local_workspace(meta)
+
+    for name in (*map(str, range(50)), "other"):
+        (folder / name).write_text("one\n")
+    async with Client(create_server(workspace)) as client:
+        meta = {"crow/cwd": str(folder), "crow/session": "deaf"}
+        calls = [
+            asyncio.create_task(client.call_tool_mcp("file_editor", {"command": "view", "path": f"{n}"}, meta=meta))
+            for n in range(50)
+        ]
+        await everybody.wait()
+        assert not (await edit(client, folder, "view", "other")).is_error
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
 
 
 async def test_cancelled_call_lets_go_of_a_file_the_host_does_not_answer_for(folder):
@@ -208,14 +258,14 @@ async def test_cancelled_call_lets_go_of_a_file_the_host_does_not_answer_for(fol
 
 async def test_commands_run_in_the_terminal_of_the_host(folder):
     editor = Editor()
-    async with Client(create_server(editor.workspace)) as client:
+    async with Client(create_server(editor.workspace, ["API_KEY"])) as client:
         result = await client.call_tool_mcp(
             "terminal", {"command": "make", "timeout": 9999}, meta={"crow/cwd": str(folder)}
         )
     assert result.content[0].text == "from the editor\n[exit code 2]"
     [call] = editor.commands
     assert (call["command"], call["cwd"], call["timeout"]) == ("make", str(folder), 600)
-    assert call["env"]["PAGER"] == "cat"
+    assert (call["env"]["PAGER"], call["env"]["PWD"], call["env"]["API_KEY"]) == ("cat", str(folder), "")
     assert "PATH" not in call["env"]
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ import crow_mcp_server
 from crow_core.app import Crow
 from crow_core.config import Config, ConfigError, Home, database_url, load, load_project, to_acp, variables
 from crow_core.discovery import find_models
+from crow_core.editor import Editor, terminals
 from crow_core.extensions.alarm import alarm
 from crow_core.extensions.ask import ask
 from crow_core.extensions.commands import commands
@@ -34,6 +36,7 @@ from crow_core.secrets import secrets_of
 from crow_core.servers import Server, from_acp
 from crow_core.session import Session
 from crow_core.trust import Trust, settings_in
+from crow_mcp_server.workspace import Workspace, local_workspace
 from crow_persistence.extension import persistence
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
@@ -60,10 +63,10 @@ async def build(
     config, env = load(home, env), variables(home, env)
     crow = Crow(
         await find_models(config, env, model) if models is None else models,
-        servers=[built_in_tools(hidden(env, config))],
         system=system_prompt(config, home),
         max_steps=max_turns or config.max_turns,
     )
+    crow.servers.append(built_in_tools(crow, hidden(env, config)))
     rules = config.permissions
     trust = Trust(home.data)
     if remember:  # before all others: so it hears last that a session ends, and what they say then is stored
@@ -79,6 +82,7 @@ async def build(
         deny=rules.deny,
         project=lambda cwd: project_rules(trust, cwd, env),
     )
+    crow.use(terminals)
     crow.use(configured_servers, config=config)
     crow.use(project_servers, trust=trust, env=env)
     crow.use(commands).use(effort).use(window).use(prefix).use(alarm).use(usage)
@@ -88,13 +92,22 @@ async def build(
     return crow
 
 
-def built_in_tools(hidden_env: Sequence[str]) -> Server:
+def built_in_tools(crow: Crow, hidden_env: Sequence[str] = ()) -> Server:
     """Our own tools, in this process; described by a file, so that they are loaded only when one is called."""
 
     def source() -> Any:
-        return crow_mcp_server.create_server(hidden_env=hidden_env)
+        return crow_mcp_server.create_server(lambda meta: workspace_for(crow, meta), hidden_env)
 
     return Server("crow", source, definitions=crow_mcp_server.tools(), trusted=True, shared=True)
+
+
+def workspace_for(crow: Crow, meta: dict[str, Any]) -> Workspace:
+    """Where a call works: with the files and terminals of its session's client, as far as that offers them."""
+    here = local_workspace(meta)
+    if (session := crow.sessions.get(here.session)) is None:
+        return here
+    editor = Editor(session, str(meta.get("crow/call")))
+    return replace(here, files=editor, terminals=editor if editor.runs else None, watch=editor.watch)
 
 
 def hidden(env: Mapping[str, str], config: Config) -> list[str]:

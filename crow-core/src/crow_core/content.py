@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
-from msgspec import UNSET, to_builtins
+from msgspec import UNSET, UnsetType, to_builtins
 
 from crow_core.acp.decoding import as_it_came, lenient
 from crow_core.acp.schema import (
@@ -22,6 +22,7 @@ from crow_core.acp.schema import (
     ResourceBlock,
     ResourceLinkBlock,
     SessionUpdate,
+    TerminalContent,
     TextBlock,
     ToolCall,
     ToolCallContent,
@@ -49,7 +50,7 @@ class ToolResult:
     is_error: bool = False
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
     """The built-in tools' word on what they did: `crow/changes` [{path, old, new}], `crow/locations` [{path, line}],
-    `crow/plan` [{content, priority, status}]."""
+    `crow/plan` [{content, priority, status}], `crow/terminal` (the client's terminal that holds the output)."""
 
     @classmethod
     def text(cls, text: str, *, is_error: bool = False) -> "ToolResult":
@@ -137,8 +138,8 @@ def describe(call: ToolUse, kind: ToolKind, cwd: str) -> ToolCall:
     """A call as the client first sees it. `rawInput` holds what will run, whole."""
     arguments = arguments_of(call)
     name = call["function"]["name"]
-    path = (arguments or {}).get("path")
-    locations = [ToolCallLocation(path=str(Path(cwd, path)))] if isinstance(path, str) and path else UNSET
+    path, line = (arguments or {}).get("path"), line_of(arguments or {})
+    locations = [ToolCallLocation(path=str(Path(cwd, path)), line=line)] if isinstance(path, str) and path else UNSET
     return ToolCall(
         tool_call_id=call["id"],
         title=title_of(name, arguments or {}),
@@ -148,6 +149,18 @@ def describe(call: ToolUse, kind: ToolKind, cwd: str) -> ToolCall:
         locations=locations,
         raw_input=call["function"]["arguments"] if arguments is None else arguments,
     )
+
+
+def line_of(arguments: dict[str, Any]) -> int | UnsetType:
+    """The line, from 1, that a call will look at or begin to change, where its arguments tell."""
+    match arguments:
+        case {"view_range": [line, _]}:
+            pass
+        case {"insert_line": int(above)}:
+            line = above + 1
+        case _:
+            return UNSET
+    return line if type(line) is int and 0 < line < 2**32 else UNSET
 
 
 def title_of(name: str, arguments: dict[str, Any]) -> str:
@@ -171,11 +184,13 @@ def clean(text: str) -> str:
 
 
 def shown(result: ToolResult, call: ToolUse, kind: ToolKind) -> ToolCallUpdate:
-    """A result as the client sees it: diffs of what really changed, else what the tool said."""
+    """A result as the client sees it: diffs of what really changed, its own terminal, else what the tool said."""
     content: list[ToolCallContent] = [
         DiffContent(path=change["path"], old_text=change["old"], new_text=change["new"] or "")
         for change in result.meta.get("crow/changes", [])
     ]
+    if terminal := result.meta.get("crow/terminal"):
+        content.append(TerminalContent(terminal_id=terminal))
     if result.is_error or not content:
         content += [BlockContent(content=to_block(block, kind)) for block in result.content]
     locations = [
@@ -214,7 +229,8 @@ def fenced(text: str) -> str:
 
 
 def remembered(result: ToolResult, call: ToolUse, kind: ToolKind) -> Message:
-    """The answer to a call: what the model reads, and in the notes what it takes to show it again."""
+    """The answer to a call: what the model reads, and in the notes what it takes to show it again, which is no
+    terminal: that will be gone."""
     notes: dict[str, Any] = {"shown": {"kind": kind}}
     if any(block.get("type") != "text" for block in result.content):
         notes["shown"]["blocks"] = result.content

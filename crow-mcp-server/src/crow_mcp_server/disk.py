@@ -26,6 +26,8 @@ class Place:
     """Absolute, symbolic links resolved."""
     root: str
     """The root it lies in, resolved."""
+    named: str
+    """The same path below the root as that was given: what a host knows it by."""
 
     @property
     def steps(self) -> list[str]:
@@ -47,9 +49,11 @@ def locate(path: str, workspace: Workspace) -> Place:
     if not path.strip() or "\0" in path:
         raise Refusal(f"{path!r} is not a path. Give one that is absolute or relative to {workspace.cwd}.")
     resolved = os.path.realpath(os.path.join(workspace.cwd, os.path.expanduser(path)))
-    for root in map(os.path.realpath, workspace.roots):
+    for given in workspace.roots:
+        root = os.path.realpath(given)
         if os.path.commonpath([root, resolved]) == root:
-            return Place(resolved, root)
+            named = os.path.normpath(os.path.join(given, os.path.relpath(resolved, root)))
+            return Place(resolved, root, named)
     raise Refusal(
         f"{path} leads to {resolved}, outside of the folders open to this tool: {', '.join(workspace.roots)}. "
         "Use a path inside one of them."
@@ -108,10 +112,23 @@ def write(place: Place, data: bytes, stamp: tuple[int, ...] | None) -> None:
             raise
 
 
-def make_parents(place: Place) -> None:
-    """Make the folders above a file."""
+@contextmanager
+def parents(place: Place) -> Generator[None]:
+    """Have the folders above a file inside of this block; those made for it go again when it fails."""
+    made: list[str] = []
+    above = os.path.dirname(place.path)
+    while not os.path.lexists(above):
+        made.append(above)
+        above = os.path.dirname(above)
     with _parent(place, make=True):
         pass
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # no longer empty
+            for folder in made:
+                os.rmdir(folder)
+        raise
 
 
 def remove(place: Place) -> None:

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Literal, NotRequired, TypedDict, TypeVar
 from weakref import WeakValueDictionary
 
-from anyio import from_thread, to_thread
+from anyio import CapacityLimiter, from_thread, to_thread
 
 from crow_mcp_server import disk
 from crow_mcp_server.disk import Place
@@ -64,6 +65,8 @@ class Loaded:
 
     document: Document
     stamp: tuple[int, ...]
+    hidden: bool
+    """The host shows files, and not this one: so it is not the host's to write either."""
 
 
 @dataclass(frozen=True, eq=False)  # two edits may be alike, and are still two
@@ -142,11 +145,12 @@ class FileEditor:
         Raises Refusal, with what to do next, when it cannot be done.
         """
         path = arguments.path
+        thread = CapacityLimiter(1)  # its own: who waits for a host keeps nobody else waiting
         try:
-            place = await to_thread.run_sync(disk.locate, path, workspace)
+            place = await to_thread.run_sync(disk.locate, path, workspace, limiter=thread)
             async with self._locks.setdefault(place.path, asyncio.Lock()):
                 call = Call(place, workspace.files, self._memory(workspace.session), dry_run)
-                return await to_thread.run_sync(call.run, arguments)
+                return await to_thread.run_sync(call.run, arguments, limiter=thread)
         except OSError as error:
             raise Refusal(f"{arguments.command} {path}: {error.strerror or error}. Nothing was changed.") from None
 
@@ -202,7 +206,7 @@ class Call:
         loaded = self._load()
         if loaded is None:
             after = Document(file_text)
-            return self._change(None, Edit(after, 1, 1), f"Created {path} ({_described(after)}).")
+            return self._change(None, Edit(after, 1, 1), lambda edit: f"Created {path} ({_described(edit.document)}).")
         before = loaded.document
         if before.text and self.memory.seen(path) is None:
             raise Refusal(
@@ -215,19 +219,21 @@ class Call:
         if after == before:
             return Answer(f"{path} holds exactly this text already; nothing was written.", Location(path=path, line=1))
         first, last = changed_lines(before, after)
-        return self._change(loaded, Edit(after, first, last), f"Overwrote {path} ({_described(after)}).")
+        edit = Edit(after, first, last)
+        return self._change(loaded, edit, lambda edit: f"Overwrote {path} ({_described(edit.document)}).")
 
     def str_replace(self, old: str, new: str) -> Answer:
         loaded = self._existing()
         self._refuse_stale(loaded.document)
-        edit = replace_once(self.place.path, loaded.document, old, new)
-        return self._change(loaded, edit, f"Edited {self.place.path}:\n{edit.snippet()}")
+        return self._change(loaded, replace_once(self.place.path, loaded.document, old, new), self._edited)
 
     def insert(self, line: int, text: str) -> Answer:
         loaded = self._existing()
         self._refuse_stale(loaded.document)
-        edit = insert_after(self.place.path, loaded.document, line, text)
-        return self._change(loaded, edit, f"Edited {self.place.path}:\n{edit.snippet()}")
+        return self._change(loaded, insert_after(self.place.path, loaded.document, line, text), self._edited)
+
+    def _edited(self, edit: Edit) -> str:
+        return f"Edited {self.place.path}:\n{edit.snippet()}"
 
     def undo_edit(self) -> Answer:
         path = self.place.path
@@ -243,21 +249,27 @@ class Call:
         if step.before is None:
             return self._remove(loaded, step)
         edit = Edit(step.before, *changed_lines(loaded.document, step.before))
-        return self._change(loaded, edit, f"Took back the last edit of {path}:\n{edit.snippet()}", undone=step)
+        return self._change(
+            loaded, edit, lambda edit: f"Took back the last edit of {path}:\n{edit.snippet()}", undone=step
+        )
 
-    def _change(self, before: Loaded | None, edit: Edit, text: str, *, undone: Step | None = None) -> Answer:
+    def _change(
+        self, before: Loaded | None, edit: Edit, said: Callable[[Edit], str], *, undone: Step | None = None
+    ) -> Answer:
         """Write, remember, tell."""
-        path, after = self.place.path, edit.document
-        old = before.document if before else None
-        data = self._encoded(after)
+        path, old, note = self.place.path, before.document if before else None, ""
+        data = self._encoded(edit.document)
         if not self.dry_run:
-            after = self._store(before, after, data)
+            after = self._store(before, edit.document, data)
             self.memory.saw(path, after.digest)
             if undone:
                 self.memory.undid(undone)
             else:
                 self.memory.did(Step(path, old, after.digest))
-        return self._answer(text, _change(path, old, after), edit.first)
+            if after != edit.document:
+                edit = Edit(after, *changed_lines(old or Document(""), after))
+                note = "\n[the editor changed the text when it saved it; this is how it is now]"
+        return self._answer(said(edit) + note, _change(path, old, edit.document), edit.first)
 
     def _remove(self, loaded: Loaded, step: Step) -> Answer:
         path = self.place.path
@@ -296,9 +308,12 @@ class Call:
                 f"{self.place.path} is a binary file of {len(content.data):,} bytes, which this tool does not open. "
                 "Look into it in the terminal (file, xxd, strings)."
             )
-        if self.files and document.plain:
-            document = reconcile(document, from_thread.run(self.files.read_text, self.place.path))
-        return Loaded(document, content.stamp)
+        if not (self.files and self.files.reads and document.plain):
+            return Loaded(document, content.stamp, hidden=False)
+        shown = from_thread.run(self.files.read_text, self.place.named)
+        if shown is None or (not shown and document.text):  # some say "" of what they cannot read
+            return Loaded(document, content.stamp, hidden=True)
+        return Loaded(reconcile(document, shown), content.stamp, hidden=False)
 
     def _encoded(self, document: Document) -> bytes:
         try:
@@ -312,13 +327,20 @@ class Call:
 
     def _store(self, before: Loaded | None, after: Document, data: bytes) -> Document:
         """Write, and tell what is there now: a host may format what it saves."""
-        if self.files and after.plain:
-            disk.make_parents(self.place)
-            from_thread.run(self.files.write_text, self.place.path, after.text)
+        if not (self.files and self.files.writes and after.plain) or (before and before.hidden):
+            disk.write(self.place, data, before.stamp if before else None)
+            return after
+        try:
+            with disk.parents(self.place):
+                from_thread.run(self.files.write_text, self.place.named, after.text)
             written = self._load()
-            return written.document if written else after
-        disk.write(self.place, data, before.stamp if before else None)
-        return after
+        except OSError as error:
+            raise Refusal(
+                f"It is not known whether {self.place.path} was written: {error}. View it before you edit it again."
+            ) from None
+        if written is None:
+            raise Refusal(f"The editor says that it wrote {self.place.path}, but there is no such file.")
+        return written.document
 
 
 def _change(path: str, old: Document | None, new: Document | None) -> Change:

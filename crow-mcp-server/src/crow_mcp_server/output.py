@@ -32,16 +32,23 @@ class Capture:
         if len(self._tail) > 2 * KEPT:
             self._drop(len(self._tail) - KEPT)
 
-    def text(self, limit: int) -> tuple[str, bool]:
-        """What was printed, clean, in at most `limit` characters, and whether that is less than all."""
+    def text(self, limit: int) -> str:
+        """What was printed, clean, in at most `limit` characters."""
         if not self._dropped:
-            text = clean((self._head + self._tail).decode("utf-8", "replace"))
-            return shorten(text, limit), len(text) > limit
+            return shorten(clean((self._head + self._tail).decode("utf-8", "replace")), limit)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         head = decoder.decode(self._head)
         cut = 1 if decoder.getstate()[0] else 0  # a character whose end was dropped
         tail = self._tail.lstrip(CONTINUATION_BYTES).decode("utf-8", "replace")
-        return _join(clean(head), clean(tail), self._dropped + cut, limit), True
+        return _join(clean(head), clean(tail), self._dropped + cut, limit)
+
+    def end(self, limit: int) -> str:
+        """The last lines, clean, in at most `limit` characters; meant for another thread than the one that feeds."""
+        data = (self._head[-4 * limit :] + self._tail[-4 * limit :])[-4 * limit :]
+        text = clean(data.decode("utf-8", "replace"))
+        if len(data) < 4 * limit and len(text) <= limit:
+            return text
+        return "…\n" + text[2 - limit :].partition("\n")[2]  # no part of a line: who masks secrets needs them whole
 
     def _drop(self, size: int) -> None:
         self._dropped += len(self._tail[:size].translate(None, CONTINUATION_BYTES))

@@ -19,7 +19,7 @@ import anyio
 
 from crow_mcp_server.output import Capture
 from crow_mcp_server.watchdog import Watchdog
-from crow_mcp_server.workspace import Outcome
+from crow_mcp_server.workspace import Outcome, Watch
 
 MARK = "CROW_COMMAND"  # in the environment of all that a command starts: how those that leave its group are found
 SWITCHES = {
@@ -34,6 +34,8 @@ TERM_GRACE = 2.0  # seconds between asking a command to stop and killing it
 LINGER = 0.1  # seconds to wait for more output once the shell has ended
 POLL = 0.05  # seconds between looks at whether the shell has ended while others hold its output
 CHUNK = 65536
+BEAT = 0.5  # seconds between the times a watch is shown the output so far
+WATCHED = 4_000  # characters of it
 
 
 class LocalTerminals:
@@ -41,29 +43,43 @@ class LocalTerminals:
 
     def __init__(self, hidden_env: Collection[str] = ()) -> None:
         """`hidden_env` names variables that commands never see, such as the API keys of the agent."""
-        self._hidden = frozenset(hidden_env)
+        self.hidden = frozenset(hidden_env)
         self._shell = shutil.which("bash") or "/bin/sh"
         self._watchdog = Watchdog()
 
     async def run(
-        self, command: str, *, cwd: str, env: Mapping[str, str], timeout: float, output_limit: int
+        self,
+        command: str,
+        *,
+        cwd: str,
+        env: Mapping[str, str],
+        timeout: float,
+        output_limit: int,
+        watch: Watch | None = None,
     ) -> Outcome:
         """See `Terminals.run`. When cancelled, it returns once nothing of the command is left."""
         mark = uuid.uuid4().hex
         marks = f"{os.environ.get(MARK, '')}:{mark}"  # ours may be a command's child itself
-        environment = {**inherited_environment(self._hidden), **env, "PWD": cwd, MARK: marks}
+        environment = {**inherited_environment(self.hidden), **env, MARK: marks}
+        capture = Capture()
         cancelled, cancel = os.pipe()
 
         def work() -> Outcome:
-            arguments = [self._shell, "-c", command]
             watch = self._watchdog.over  # by its mark before it starts: it is quicker than we are
-            with watch("", mark), Run(arguments, cwd, environment, mark, cancelled) as run, watch(run.group, mark):
+            with (
+                watch("", mark),
+                Run(self._shell, command, cwd, environment, mark, cancelled, capture) as run,
+                watch(run.group, mark),
+            ):
                 return run.outcome(timeout, output_limit)
 
         thread = ThreadPoolExecutor(1, thread_name_prefix="command")  # its own: commands never wait for one another
         running = asyncio.get_running_loop().run_in_executor(thread, work)
         try:
-            await asyncio.wait([running])
+            shown = ""
+            while not (await asyncio.wait([running], timeout=BEAT if watch else None))[0]:
+                if watch and (text := capture.end(WATCHED)) != shown:
+                    await watch(shown := text)
         finally:
             os.close(cancel)  # heard at the other end, which kills the command if it still runs
             with anyio.CancelScope(shield=True):
@@ -92,15 +108,23 @@ class Run:
     """One command from its start to its end, followed in a thread of its own."""
 
     def __init__(
-        self, arguments: list[str], cwd: str, environment: Mapping[str, str], mark: str, cancelled: int
+        self,
+        shell: str,
+        command: str,
+        cwd: str,
+        environment: Mapping[str, str],
+        mark: str,
+        cancelled: int,
+        capture: Capture,
     ) -> None:
         """`cancelled` is a descriptor that becomes readable when the command shall end; it is closed here."""
         self._mark = mark
         self._cancelled = cancelled
-        self._capture = Capture()
+        self._capture = capture
         try:
             self._process = subprocess.Popen(
-                arguments,
+                [os.path.basename(shell), "-c", command],
+                executable=shell,
                 cwd=cwd,
                 env=environment,
                 bufsize=0,
@@ -149,12 +173,10 @@ class Run:
             self._kill()
             self._drain()
         code = self._process.returncode
-        text, truncated = self._capture.text(output_limit)
         return Outcome(
             exit_code=code if code is not None and code >= 0 else None,
             signal=_signal_name(-code) if code is not None and code < 0 else None,
-            output=text,
-            truncated=truncated,
+            output=self._capture.text(output_limit),
             timed_out=timed_out,
             background=tuple(family(self.group, self._mark)) if self._open or self._group_lives() else (),
         )

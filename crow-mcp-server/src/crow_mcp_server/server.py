@@ -104,9 +104,8 @@ def create_server(
             return ToolResult("Dry run, the command was not run.")
         workspace = workspace_for(meta)
         seconds = terminal.DEFAULT_TIMEOUT if timeout is None else timeout
-        return ToolResult(
-            await terminal.run_command(workspace, workspace.terminals or terminals, command, timeout=seconds, cwd=cwd)
-        )
+        text, place = await terminal.run_command(workspace, terminals, command, timeout=seconds, cwd=cwd)
+        return ToolResult(text, meta={"crow/terminal": place} if place else None)
 
     return server
 

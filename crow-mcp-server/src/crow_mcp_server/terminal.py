@@ -1,12 +1,14 @@
 """The tool `terminal`: runs one shell command and tells what it printed."""
 
 import os
+from functools import partial
 
 from anyio import to_thread
 
 from crow_mcp_server.output import clean, shorten
+from crow_mcp_server.processes import LocalTerminals
 from crow_mcp_server.refusal import Refusal
-from crow_mcp_server.workspace import Outcome, Terminals, Workspace
+from crow_mcp_server.workspace import Outcome, Workspace
 
 MAX_OUTPUT = 30_000  # characters the model is shown
 DEFAULT_TIMEOUT = 120.0  # seconds
@@ -35,21 +37,30 @@ ENVIRONMENT = {
 
 
 async def run_command(
-    workspace: Workspace, terminals: Terminals, command: str, *, timeout: float, cwd: str | None
-) -> str:
-    """Run a command and tell what it printed and how it ended. Raises Refusal when it cannot start."""
-    if not command.strip():
-        raise Refusal("command is empty. Give the shell command to run.")
+    workspace: Workspace, local: LocalTerminals, command: str, *, timeout: float, cwd: str | None
+) -> tuple[str, str]:
+    """Run a command; gives what the model reads of it, and the host's terminal it ran in, "" for none.
+
+    Raises Refusal when it cannot start, or its end was not seen.
+    """
+    if not command.strip() or "\0" in command:
+        raise Refusal("command is empty, or has a NUL in it. Give the shell command to run.")
     if timeout <= 0:
         raise Refusal(f"timeout {timeout:g} is not positive. Give seconds, at most {MAX_TIMEOUT:g}.")
     folder = await to_thread.run_sync(_folder, workspace, cwd or "")
-    limit = min(timeout, MAX_TIMEOUT)
+    limit, env = min(timeout, MAX_TIMEOUT), {**ENVIRONMENT, "PWD": folder}
+    if workspace.terminals:  # what is hidden may be in a host's environment, too
+        run, env = workspace.terminals.run, dict.fromkeys(local.hidden, "") | env
+    else:
+        run = partial(local.run, watch=workspace.watch)
     try:
-        outcome = await terminals.run(command, cwd=folder, env=ENVIRONMENT, timeout=limit, output_limit=MAX_OUTPUT)
-    except (OSError, ValueError) as error:  # longer than the system takes, or with a NUL in it
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        outcome = await run(command, cwd=folder, env=env, timeout=limit, output_limit=MAX_OUTPUT)
+    except (OSError, ValueError) as error:
+        if workspace.terminals and isinstance(error, OSError):
+            raise Refusal(f"The end of the command was not seen: {error}. What it did until then stays.") from None
+        reason = error.strerror if isinstance(error, OSError) else str(error)  # longer than the system takes
         raise Refusal(f"The command could not start: {reason}. Write a long script to a file and run that.") from None
-    return report(outcome, limit)
+    return report(outcome, limit), outcome.get("terminal", "")
 
 
 def _folder(workspace: Workspace, cwd: str) -> str:
@@ -63,17 +74,19 @@ def _folder(workspace: Workspace, cwd: str) -> str:
 def report(outcome: Outcome, timeout: float) -> str:
     """What the model reads: the output, and one line for each thing that was not as usual."""
     said: list[str] = []
-    if outcome.background:
-        pids = " ".join(map(str, outcome.background))
+    if background := outcome.get("background"):
+        pids = " ".join(map(str, background))
         said.append(f"[still running in the background: {pids}; their further output is lost unless redirected]")
-    if outcome.timed_out:
+    if outcome.get("timed_out"):
         said.append(
             f"[timed out after {timeout:g} s and was killed; the output so far is above. Give a longer timeout "
             f"(at most {MAX_TIMEOUT:g}), or run it in the background with its output in a file]"
         )
-    elif outcome.signal:
-        said.append(f"[killed by {outcome.signal}]")
-    elif outcome.exit_code:
-        said.append(f"[exit code {outcome.exit_code}]")
-    output = shorten(clean(outcome.output), MAX_OUTPUT).rstrip()
+    elif outcome["signal"]:
+        said.append(f"[killed by {outcome['signal']}]")
+    elif outcome["exit_code"] is None:
+        said.append("[ended, but its exit code is not known]")
+    elif outcome["exit_code"]:
+        said.append(f"[exit code {outcome['exit_code']}]")
+    output = shorten(clean(outcome["output"]), MAX_OUTPUT).rstrip()
     return "\n".join([output, *said] if output else said or ["[no output]"])

@@ -1,37 +1,55 @@
 """Whose files and terminals a tool call works on: the protocols a host may implement, and the local default."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NotRequired, Protocol, TypedDict
+
+Watch = Callable[[str], Awaitable[None]]
+"""Is shown the last lines that a command has printed so far, now and then while it runs."""
 
 
 class Files(Protocol):
     """A host's own view of text files, for instance an editor's buffers with changes not saved yet.
 
-    Only existing or new UTF-8 files without a byte order mark go through it; everything else stays on the disk. Paths
-    are absolute, with symbolic links resolved. Whatever it raises becomes the tool's error.
+    Only existing or new UTF-8 files without a byte order mark go through it; everything else stays on the disk, which
+    also says whether there is a file. Paths are absolute: a root as it was given, and below it no symbolic link. An
+    OSError that it raises becomes the tool's error.
     """
 
-    async def read_text(self, path: str) -> str: ...
+    @property
+    def reads(self) -> bool:
+        """Whether it shows files; else they are read from the disk."""
+        ...
 
-    async def write_text(self, path: str, text: str) -> None: ...
+    @property
+    def writes(self) -> bool:
+        """Whether it writes files; else they are written to the disk."""
+        ...
+
+    async def read_text(self, path: str) -> str | None:
+        """What the host shows for a file; None when it does not show it, and the disk has it alone."""
+        ...
+
+    async def write_text(self, path: str, text: str) -> None:
+        """Write the whole file, in a folder that exists."""
+        ...
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(TypedDict):
     """How a command ended and what it printed."""
 
     exit_code: int | None
-    """None when a signal ended it."""
+    """None when a signal ended it, or when nobody knows."""
     signal: str | None
     """Such as "SIGSEGV"; None when it exited by itself."""
     output: str
-    """Standard output and standard error in the order they came; when cut, it says where and how much."""
-    truncated: bool = False
-    timed_out: bool = False
-    background: tuple[int, ...] = ()
+    """Standard output and standard error in the order they came; when cut, it says where."""
+    timed_out: NotRequired[bool]
+    background: NotRequired[Sequence[int]]
     """Process ids it left running."""
+    terminal: NotRequired[str]
+    """The host's own name for where it ran, which the host can show."""
 
 
 class Terminals(Protocol):
@@ -43,7 +61,8 @@ class Terminals(Protocol):
         """Run a shell command to its end and return what it printed.
 
         `env` is laid over the environment commands have anyway; `timeout` is in seconds, and running into it is an
-        outcome, not an exception; `output_limit` is in characters. Cancelling the call kills the command.
+        outcome, not an exception; `output_limit` is in characters. Cancelling the call kills the command. An OSError
+        that it raises becomes the tool's error.
         """
         ...
 
@@ -62,6 +81,8 @@ class Workspace:
     """None: the disk."""
     terminals: Terminals | None = None
     """None: processes of this machine."""
+    watch: Watch | None = None
+    """Told of processes of this machine."""
 
 
 def local_workspace(meta: dict[str, Any]) -> Workspace:

@@ -1,0 +1,761 @@
+"""Tools work in the client's files and terminals where it offers them, and tell the model the same either way."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from crow_cli.house import built_in_tools
+from crow_core import editor as editors
+from crow_core.acp.schema import (
+    BlockContent,
+    ClientCapabilities,
+    DiffContent,
+    FileSystemCapabilities,
+    TerminalContent,
+    TextBlock,
+    ToolCall,
+    ToolCallUpdate,
+)
+from crow_core.acp.transports import memory_pair
+from crow_core.agent import Agent
+from crow_core.app import Crow
+from crow_core.content import replay
+from crow_core.editor import terminals
+from crow_core.extensions.secrets import secrets
+from crow_core.permissions import permissions
+from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_core.testing.script import ToolCall as Use
+from crow_mcp_server import processes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.anyio
+
+
+def offers(*, read: bool = False, write: bool = False, terminal: bool = False) -> ClientCapabilities:
+    return ClientCapabilities(fs=FileSystemCapabilities(read_text_file=read, write_text_file=write), terminal=terminal)
+
+
+FILES = offers(read=True, write=True)
+TERMINALS = offers(terminal=True)
+EVERYTHING = offers(read=True, write=True, terminal=True)
+NOTHING = offers()
+
+
+def edit(command: str, path: str, **arguments: Any) -> Use:
+    return {"name": "file_editor", "arguments": {"command": command, "path": path, **arguments}}
+
+
+def replace(path: str, old: str, new: str) -> Use:
+    return edit("str_replace", path, old_str=old, new_str=new)
+
+
+def run(command: str, **arguments: Any) -> Use:
+    return {"name": "terminal", "arguments": {"command": command, **arguments}}
+
+
+@dataclass
+class Talk:
+    """A session in a folder; every prompt makes its model ask for some calls."""
+
+    editor: Editor
+    crow: Crow
+    id: str
+    folder: Path
+    model: ScriptedModel
+    uses: list[Use] = field(default_factory=list)
+
+    def answer(self, request: dict[str, Any]) -> Reply:
+        return Reply(tool_calls=self.uses) if request["messages"][-1]["role"] == "user" else Reply("Done.")
+
+    async def use(self, *uses: Use) -> str:
+        """Have calls made, together; gives what the model reads of the last one."""
+        self.uses = list(uses)
+        response = await self.editor.prompt(self.id, "go")
+        assert response.stop_reason == "end_turn"
+        return self.model.requests[-1]["messages"][-1]["content"]
+
+    @property
+    def shown(self) -> ToolCallUpdate:
+        """The last state of the last call."""
+        return self.editor.of(ToolCallUpdate)[-1]
+
+    def diff(self) -> tuple[str | None, str]:
+        """What the last call is shown to have changed, before and after."""
+        (part,) = self.shown.content or []
+        assert isinstance(part, DiffContent)
+        return part.old_text or None, part.new_text  # type: ignore[return-value]
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.write_bytes(text.encode())
+        return path
+
+
+@asynccontextmanager
+async def talk(
+    folder: Path, capabilities: ClientCapabilities = EVERYTHING, *, permit: str = "allow_once", **options: Any
+) -> AsyncGenerator[Talk]:
+    model = ScriptedModel(lambda request: it.answer(request))
+    crow = Crow(model)
+    crow.servers.append(built_in_tools(crow, ["CROW_TEST_KEY"]))
+    crow.use(secrets, **options).use(permissions).use(terminals)
+    async with connect(crow, permit=permit, capabilities=capabilities) as editor:
+        session = await editor.new_session(str(folder))
+        it = Talk(editor, crow, session.session_id, folder, model)
+        yield it
+    assert editor.lost == []
+
+
+# Files
+
+
+async def test_what_is_not_saved_yet_is_seen_and_edited_and_written_once(tmp_path: Path):
+    async with talk(tmp_path) as it:
+        path = it.write("a.py", "saved\n")
+        it.editor.buffers[str(path)] = "unsaved\n"
+        assert "unsaved" in await it.use(edit("view", "a.py"))
+        told = await it.use(replace("a.py", "unsaved", "edited"))
+        assert told.startswith(f"Edited {path}:\n")
+        assert it.diff() == ("unsaved\n", "edited\n")
+        assert path.read_text() == "edited\n"
+    assert it.editor.methods().count("fs/write_text_file") == 1
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("write", [True, False])
+@pytest.mark.parametrize("read", [True, False])
+async def test_only_what_a_client_offers_is_asked_of_it(tmp_path: Path, read: bool, write: bool, terminal: bool):
+    async with talk(tmp_path, offers(read=read, write=write, terminal=terminal)) as it:
+        path = it.write("a.py", "one\n")
+        it.editor.buffers[str(path)] = "one\nunsaved\n"
+        await it.use(edit("insert", "a.py", insert_line=1, new_str="two"))
+        assert it.diff() == (("one\nunsaved\n", "one\ntwo\nunsaved\n") if read else ("one\n", "one\ntwo\n"))
+        assert path.read_text() == it.diff()[1]
+        await it.use(edit("create", "new.py", file_text="new\n"))
+        assert (tmp_path / "new.py").read_text() == "new\n"
+        assert await it.use(run("cat new.py")) == "new"
+    asked = {method.partition("_")[0] for method in it.editor.methods()}
+    offered = [(read, {"fs/read"}), (write, {"fs/write"}), (terminal, {"terminal/create", "terminal/output"})]
+    assert asked - {"terminal/wait", "terminal/release"} == set().union(*[names for yes, names in offered if yes])
+
+
+async def test_a_file_that_the_client_does_not_show_is_the_disks(tmp_path: Path):
+    async with talk(tmp_path) as it:
+        path = it.write("a.py", "one\n")
+        it.editor.refuses.add("fs/read_text_file")
+        assert "one" in await it.use(edit("view", "a.py"))
+        await it.use(replace("a.py", "one", "two"))
+        assert it.diff() == ("one\n", "two\n")
+        assert path.read_text() == "two\n"
+    assert "fs/write_text_file" not in it.editor.methods()
+
+
+async def test_a_client_that_calls_a_file_empty_that_is_not_loses_nothing(tmp_path: Path):
+    async with talk(tmp_path) as it:
+        path = it.write("a.py", "precious\n")
+        it.editor.buffers[str(path)] = ""
+        assert "has not been viewed" in await it.use(edit("create", "a.py", file_text="new\n"))
+        await it.use(edit("insert", "a.py", insert_line=0, new_str="more"))
+        assert path.read_text() == "more\nprecious\n"
+
+
+async def test_the_disk_says_whether_a_file_exists(tmp_path: Path):
+    async with talk(tmp_path) as it:
+        it.editor.buffers[str(tmp_path / "a.py")] = ""
+        assert "does not exist" in await it.use(edit("view", "a.py"))
+        assert "does not exist" in await it.use(replace("a.py", "a", "b"))
+        assert it.editor.requests == []
+        assert "Created" in await it.use(edit("create", "deep/er/a.py", file_text="a\n"))
+        assert "is gone" in await it.use(edit("undo_edit", "deep/er/a.py"))
+        assert not (tmp_path / "deep/er/a.py").exists()
+
+
+async def test_only_plain_text_in_the_roots_goes_through_the_client(tmp_path: Path):
+    project = tmp_path / "project"
+    project.mkdir()
+    (tmp_path / "secret.txt").write_text("outside\n")
+    (project / "latin.txt").write_bytes(b"caf\xe9\n")
+    (project / "mark.txt").write_bytes(b"\xef\xbb\xbfone\n")
+    (project / "binary").write_bytes(b"\0\1\2")
+    async with talk(project) as it:
+        await it.use(replace("latin.txt", "caf", "th"))
+        await it.use(replace("mark.txt", "one", "two"))
+        assert "binary" in await it.use(edit("view", "binary"))
+        assert "latin.txt" in await it.use(edit("view", "."))
+        assert "outside of the folders" in await it.use(edit("view", "../secret.txt"))
+        assert "outside of the folders" in await it.use(edit("create", "../new.txt", file_text="new"))
+    assert it.editor.requests == []
+    assert (project / "latin.txt").read_bytes() == b"th\xe9\n"
+    assert (project / "mark.txt").read_bytes() == b"\xef\xbb\xbftwo\n"
+
+
+async def test_a_rejected_edit_was_shown_from_the_buffer_and_never_written(tmp_path: Path):
+    async with talk(tmp_path, permit="reject_once") as it:
+        path = it.write("a.py", "saved\n")
+        it.editor.buffers[str(path)] = "unsaved\n"
+        await it.use(replace("a.py", "unsaved", "edited"), edit("create", "deep/b.py", file_text="b\n"))
+        shown = [part for question in it.editor.questions for part in question.tool_call.content or []]
+        assert shown[0] == DiffContent(path=str(path), old_text="unsaved\n", new_text="edited\n")
+        assert path.read_text() == "saved\n"
+        assert list(tmp_path.iterdir()) == [path]
+    assert set(it.editor.methods()) == {"fs/read_text_file"}
+
+
+async def test_a_client_that_formats_what_it_saves_is_believed(tmp_path: Path):
+    async with talk(tmp_path) as it:
+        path = it.write("a.py", "x=1\ny=2\n")
+        it.editor.on_save = lambda text: "# formatted\n" + text.replace("=", " = ")
+        told = await it.use(replace("a.py", "x=1", "x=3"))
+        assert it.diff() == ("x=1\ny=2\n", path.read_text())
+        assert path.read_text() == "# formatted\nx = 3\ny = 2\n"
+        assert "     2\tx = 3\n" in told
+        assert told.endswith("[the editor changed the text when it saved it; this is how it is now]")
+        it.editor.on_save = str
+        assert "Edited" in await it.use(replace("a.py", "x = 3", "x = 4"))  # it was seen as it is
+        assert "formatted" in await it.use(edit("undo_edit", "a.py"))
+
+
+async def test_line_endings_survive_a_client_that_shows_line_feeds_only(tmp_path: Path):
+    async with talk(tmp_path) as it:
+        path = it.write("a.txt", "one\r\ntwo\r\nthree\r\n")
+        it.editor.buffers[str(path)] = "one\ntwo\nthree\n"
+        await it.use(replace("a.txt", "one\ntwo", "1\n2"))
+        assert path.read_bytes() == b"1\r\n2\r\nthree\r\n"
+        assert it.diff() == ("one\r\ntwo\r\nthree\r\n", "1\r\n2\r\nthree\r\n")
+
+
+async def test_a_folder_that_is_a_link_is_called_what_the_client_calls_it(tmp_path: Path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    async with talk(tmp_path / "link") as it:
+        it.write("a.py", "one\n")
+        it.editor.buffers[str(tmp_path / "link/a.py")] = "unsaved\n"
+        await it.use(replace("a.py", "unsaved", "edited"))
+        assert (tmp_path / "real/a.py").read_text() == "edited\n"
+
+
+async def test_a_client_that_never_answers_a_read_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(editors, "ANSWER_WITHIN", 0.05)
+    async with talk(tmp_path) as it:
+        path = it.write("a.py", "one\n")
+        it.editor.waits["fs/read_text_file"] = asyncio.Event()
+        told = await it.use(replace("a.py", "one", "two"))
+        assert "the editor did not answer fs/read_text_file within 0.05 s" in told
+        assert "Nothing was changed." in told
+        assert it.editor.cancelled
+        assert path.read_text() == "one\n"
+        it.editor.waits.clear()
+        monkeypatch.setattr(editors, "ANSWER_WITHIN", 30)
+        assert "Edited" in await it.use(replace("a.py", "one", "two"))
+        assert it.diff() == ("one\n", "two\n")
+
+
+@pytest.mark.parametrize("deaf", [True, False])
+async def test_a_write_that_is_not_answered_or_refused_leaves_nothing_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaf: bool
+):
+    async with talk(tmp_path) as it:
+        path = it.write("a.py", "one\n")
+        before = sorted(tmp_path.rglob("*"))
+        if deaf:
+            monkeypatch.setattr(editors, "ANSWER_WITHIN", 0.05)
+            it.editor.waits["fs/write_text_file"] = asyncio.Event()
+            why = "the editor did not answer fs/write_text_file within 0.05 s"
+        else:
+            it.editor.refuses.add("fs/write_text_file")
+            why = "the editor refused fs/write_text_file: not today"
+        for use in (replace("a.py", "one", "two"), edit("create", "deep/er/b.py", file_text="b\n")):
+            told = await it.use(use)
+            assert why in told
+            assert "View it before you edit it again." in told
+            assert it.shown.status == "failed"
+        assert sorted(tmp_path.rglob("*")) == before
+        assert path.read_text() == "one\n"
+        assert "no edit" in await it.use(edit("undo_edit", "a.py"))
+        monkeypatch.setattr(editors, "ANSWER_WITHIN", 30)
+        it.editor.waits.clear()
+        it.editor.refuses.clear()
+        await it.use(replace("a.py", "one", "two"))
+        assert path.read_text() == "two\n"
+
+
+@pytest.mark.parametrize("method", ["fs/read_text_file", "fs/write_text_file"])
+async def test_a_cancelled_turn_takes_the_question_back_and_ends(tmp_path: Path, method: str):
+    async with talk(tmp_path) as it:
+        path = it.write("a.py", "one\n")
+        it.editor.waits[method] = asyncio.Event()
+        it.uses = [replace("a.py", "one", "two")]
+        turn = asyncio.ensure_future(it.editor.prompt(it.id, "go"))
+        await it.editor.until(lambda editor: method in editor.methods())
+        await it.editor.cancel(it.id)
+        assert (await turn).stop_reason == "cancelled"
+        await it.editor.until(lambda editor: editor.cancelled == [method])
+        assert it.shown.status == "failed"
+        assert path.read_text() == "one\n"
+        it.editor.waits.clear()
+        assert "Edited" in await it.use(replace("a.py", "one", "two"))
+
+
+@pytest.mark.parametrize(
+    ("use", "method"),
+    [
+        (edit("view", "a.py"), "fs/read_text_file"),
+        (replace("a.py", "one", "two"), "fs/write_text_file"),
+        (run("true"), "terminal/create"),
+        (run("sleep 600"), "terminal/wait_for_exit"),
+    ],
+)
+async def test_a_client_that_hangs_up_in_a_call_leaves_an_answered_log(tmp_path: Path, use: Use, method: str):
+    (tmp_path / "a.py").write_text("one\n")
+    crow = Crow(ScriptedModel(lambda _: Reply(tool_calls=[use])))
+    crow.servers.append(built_in_tools(crow))
+    crow.use(terminals)
+    ours, theirs = memory_pair()
+    agent = asyncio.ensure_future(Agent(theirs, crow).serve())
+    editor = Editor(ours)
+    async with editor.serving():
+        await editor.initialize("editor", EVERYTHING)
+        id = (await editor.new_session(str(tmp_path))).session_id
+        (session,) = crow.sessions.values()
+        if method != "terminal/wait_for_exit":
+            editor.waits[method] = asyncio.Event()
+        turn = asyncio.ensure_future(editor.prompt(id, "go"))
+        await editor.until(lambda editor: method in editor.methods())
+    with suppress(Exception):
+        await turn
+    await agent
+    await crow.shut_down()
+    for terminal in editor.terminals.values():
+        await terminal.close()
+    assert [entry["role"] for entry in session.log if "role" in entry] == ["user", "assistant", "tool"]
+    assert (tmp_path / "a.py").read_text() == "one\n"
+
+
+async def test_a_client_can_follow_along_line_by_line(tmp_path: Path):
+    async with talk(tmp_path) as it:
+        it.write("a.py", "".join(f"line {n}\n" for n in range(1, 31)))
+        seen: list[tuple[Any, Any]] = []
+        for use in (
+            edit("view", "a.py", view_range=[7, 9]),
+            edit("insert", "a.py", insert_line=20, new_str="new"),
+            replace("a.py", "line 12\n", "LINE 12\n"),
+            edit("view", "a.py"),
+            edit("view", "a.py", view_range=[0, 2]),
+        ):
+            await it.use(use)
+            call = it.editor.of(ToolCall)[-1]
+            (first,), (last,) = call.locations or [None], it.shown.locations or [None]
+            assert first
+            assert first.path == str(tmp_path / "a.py")
+            seen.append((first.line or None, last and last.line))
+        assert seen == [(7, 7), (21, 21), (None, 12), (None, 1), (None, None)]
+
+
+# Terminals
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in b"ZX"
+    except FileNotFoundError:
+        return False
+
+
+async def test_a_command_runs_in_a_terminal_of_the_client_that_stays_in_sight(tmp_path: Path):
+    async with talk(tmp_path) as it:
+        assert await it.use(run("echo out; echo err >&2; exit 3")) == "out\nerr\n[exit code 3]"
+        await it.editor.until(lambda editor: not editor.terminals)
+        requests = dict(it.editor.requests)
+        create = requests["terminal/create"]
+        assert (create.command, create.args) == ("bash", ["-c", "echo out; echo err >&2; exit 3"])
+        assert (create.session_id, create.cwd) == (it.id, str(tmp_path))
+        assert create.output_byte_limit > 100_000
+        embedded = [TerminalContent(terminal_id="terminal-1")]
+        states = [(update.status or None, update.content or None) for update in it.editor.of(ToolCallUpdate)]
+        assert states == [("in_progress", None), (None, embedded), ("completed", embedded)]
+    assert it.editor.methods() == [
+        "terminal/create",
+        "terminal/wait_for_exit",
+        "terminal/output",
+        "terminal/release",
+    ]
+
+
+async def test_commands_in_a_terminal_get_the_environment_they_get_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("CROW_TEST_KEY", "canary-4711")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link").symlink_to("sub")
+    told: dict[bool, list[str]] = {}
+    for terminal in (True, False):
+        async with talk(tmp_path, offers(terminal=terminal)) as it:
+            names = ("PAGER", "GIT_PAGER", "EDITOR", "GIT_TERMINAL_PROMPT", "TERM", "NO_COLOR", "CROW_TEST_KEY")
+            shown = await it.use(run("echo " + " ".join(f"{name}=${name}" for name in names)))
+            told[terminal] = [shown, await it.use(run("pwd", cwd="link")), await it.use(run("cat; echo $?"))]
+    assert told[True] == told[False]
+    assert (
+        told[True][0]
+        == "PAGER=cat GIT_PAGER=cat EDITOR=false GIT_TERMINAL_PROMPT=0 TERM=dumb NO_COLOR=1 CROW_TEST_KEY="
+    )
+    assert told[True][1] == f"{tmp_path}/link"
+
+
+async def test_a_loaded_session_shows_the_text_as_its_terminals_are_gone(tmp_path: Path):
+    async with talk(tmp_path) as it:
+        await it.use(run("echo hello"))
+        (session,) = it.crow.sessions.values()
+        *_, end = [update for update in replay(session.log, str(tmp_path)) if isinstance(update, ToolCallUpdate)]
+        assert end.content == [BlockContent(content=TextBlock(text="```\nhello\n```"))]
+
+
+async def test_a_command_that_takes_too_long_is_killed_and_what_it_printed_is_told(tmp_path: Path):
+    async with talk(tmp_path) as it:
+        told = await it.use(run("echo $$; sleep 600", timeout=0.5))
+        pid, *rest = told.split("\n", 1)
+        assert rest[0].startswith("[timed out after 0.5 s and was killed")
+        assert it.shown.content == [TerminalContent(terminal_id="terminal-1")]
+        await it.editor.until(lambda editor: not editor.terminals)
+        assert not alive(int(pid))
+    assert it.editor.methods()[-4:] == [
+        "terminal/wait_for_exit",
+        "terminal/kill",
+        "terminal/output",
+        "terminal/release",
+    ]
+    assert it.editor.cancelled == ["terminal/wait_for_exit"]
+
+
+async def test_a_cancelled_command_is_dead_and_its_terminal_given_back(tmp_path: Path):
+    async with talk(tmp_path) as it:
+        it.uses = [run("sleep 600 & sleep 600"), run("sleep 600")]
+        turn = asyncio.ensure_future(it.editor.prompt(it.id, "go"))
+        await it.editor.until(lambda editor: editor.methods().count("terminal/wait_for_exit") == 2)
+        processes = [terminal.process for terminal in it.editor.terminals.values()]
+        await it.editor.cancel(it.id)
+        assert (await turn).stop_reason == "cancelled"
+        await it.editor.until(lambda editor: not editor.terminals)
+        assert [process.returncode for process in processes] == [-9, -9]
+        assert sorted(it.editor.cancelled) == ["terminal/wait_for_exit"] * 2
+        assert "terminal/kill" not in it.editor.methods()  # a release kills
+        assert await it.use(run("echo next")) == "next"
+
+
+async def test_a_terminal_that_comes_after_the_turn_is_given_back_too(tmp_path: Path):
+    async with talk(tmp_path) as it:
+        it.editor.waits["terminal/create"] = asyncio.Event()
+        it.uses = [run("sleep 600")]
+        turn = asyncio.ensure_future(it.editor.prompt(it.id, "go"))
+        await it.editor.until(lambda editor: "terminal/create" in editor.methods())
+        await it.editor.cancel(it.id)
+        assert (await turn).stop_reason == "cancelled"
+        it.editor.waits["terminal/create"].set()
+        await it.editor.until(lambda editor: "terminal/release" in editor.methods() and not editor.terminals)
+        assert it.editor.opened == 1
+
+
+@pytest.mark.parametrize("how", ["deaf", "refuses"])
+@pytest.mark.parametrize("method", ["terminal/create", "terminal/wait_for_exit", "terminal/output"])
+async def test_a_client_whose_terminals_fail_is_named_and_gets_back_what_it_gave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, how: str
+):
+    async with talk(tmp_path) as it:
+        if how == "deaf":
+            monkeypatch.setattr(editors, "ANSWER_WITHIN", 0.05)
+            it.editor.waits[method] = asyncio.Event()
+            why = "[timed out" if method == "terminal/wait_for_exit" else f"the editor did not answer {method} within"
+        else:
+            it.editor.refuses.add(method)
+            why = f"the editor refused {method}: not today"
+        assert why in await it.use(run("sleep 600", timeout=0.5) if "wait" in method else run("true"))
+        it.editor.waits.get(method, asyncio.Event()).set()
+        await it.editor.until(lambda editor: not editor.terminals)
+        assert it.editor.methods().count("terminal/release") == it.editor.opened
+        monkeypatch.setattr(editors, "ANSWER_WITHIN", 30)
+        it.editor.refuses.clear()
+        assert await it.use(run("echo again")) == "again"
+
+
+async def test_a_client_that_does_not_kill_still_has_the_command_told(tmp_path: Path):
+    async with talk(tmp_path) as it:
+        it.editor.refuses.add("terminal/kill")
+        assert (await it.use(run("echo begun; sleep 600", timeout=0.5))).startswith("begun\n[timed out after 0.5 s")
+        await it.editor.until(lambda editor: not editor.terminals)
+
+
+async def test_output_of_which_the_client_kept_only_the_end_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async with talk(tmp_path) as it:
+        told = await it.use(run("yes | head -c 2000000; echo the end"))
+        assert told.startswith("[… the beginning was left out here")
+        assert told.endswith("\ny\nthe end")
+        assert 29_000 < len(told) <= 30_000
+        monkeypatch.setattr(editors, "OUTPUT_BYTES", 20)
+        told = await it.use(run("seq 1000"))
+        assert told.startswith("[… the beginning was left out here")
+        assert told.endswith("\n999\n1000")
+
+
+async def test_commands_and_edits_run_side_by_side(tmp_path: Path):
+    async with talk(tmp_path) as it:
+        meet = "touch {0}; while [ ! -e {1} ]; do sleep 0.01; done; echo met"
+        await it.use(run(meet.format("a", "b")), edit("create", "c", file_text="c\n"), run(meet.format("b", "a")))
+        answers = [message["content"] for message in it.model.requests[-1]["messages"][-3:]]
+        assert (answers[0], answers[2]) == ("met", "met")
+        assert (tmp_path / "c").read_text() == "c\n"
+        await it.editor.until(lambda editor: not editor.terminals)
+
+
+async def test_sessions_do_not_see_each_others_buffers(tmp_path: Path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    async with talk(tmp_path / "one") as it:
+        other = await it.editor.new_session(str(tmp_path / "two"))
+        it.write("a.py", "one\n")
+        await it.use(edit("view", "a.py"))
+        it.id, first = other.session_id, it.id
+        assert "does not exist" in await it.use(edit("view", "a.py"))
+        await it.use(run("true"))
+    asked = [(method, params.session_id) for method, params in it.editor.requests]
+    assert asked[0] == ("fs/read_text_file", first)
+    assert {session for _, session in asked[1:]} == {it.id}
+
+
+# The same either way
+
+COMMANDS = [
+    "true",
+    "false",
+    "echo out; echo err >&2; exit 3",
+    "printf 'no newline'",
+    "printf '\\033[31mred\\033[0m\\r\\nprogress 1\\rprogress 2\\n'",
+    "kill -TERM $$",
+    "kill -SEGV $$",
+    "no-such-command-here",
+    "echo (",
+    "seq 20000",
+    "head -c 300000 /dev/zero | tr '\\0' x",
+    "printf '\\377\\376 no text'",
+    "cat <<'X'\n'quotes' \"and\" $dollars `ticks` \\ back\nX",
+    "for n in 1 2 3; do\n  echo line $n\ndone\n# a comment",
+    "cat; read answer; echo $?",
+    "git commit",
+    "echo '日本語 ✓ é'",
+    "",
+    " \n",
+    "cd /; pwd",
+    "exec >&- 2>&-; exit 4",
+    "echo a\0b",
+]
+EDITS = [
+    edit("view", "."),
+    edit("create", "a.py", file_text="one\ntwo\nthree\n"),
+    edit("view", "a.py"),
+    edit("view", "a.py", view_range=[2, -1]),
+    replace("a.py", "two", "2"),
+    replace("a.py", "twoo", "2"),
+    replace("a.py", "e", "E"),
+    edit("insert", "a.py", insert_line=3, new_str="four"),
+    edit("insert", "a.py", insert_line=9, new_str="nine"),
+    edit("create", "a.py", file_text="other\n"),
+    edit("undo_edit", "a.py"),
+    edit("undo_edit", "a.py"),
+    edit("create", "sub/b.txt", file_text="b"),
+    replace("sub/b.txt", "b", "B"),
+    edit("undo_edit", "sub/b.txt"),
+    edit("undo_edit", "sub/b.txt"),
+    edit("undo_edit", "sub/b.txt"),
+    edit("view", "crlf.txt"),
+    replace("crlf.txt", "one\ntwo", "1\n2"),
+    edit("create", "crlf.txt", file_text="new\ntext\n"),
+    replace("latin.txt", "caf", "th"),
+    edit("view", "binary"),
+    edit("view", "missing"),
+    edit("view", "../.."),
+    edit("create", "empty", file_text=""),
+    edit("view", "empty"),
+    edit("create", "empty", file_text="no longer\n"),
+    edit("nonsense", "a.py"),
+    edit("create", "sub", file_text="a folder"),
+]
+
+
+async def test_the_model_reads_the_same_with_and_without_the_client(tmp_path: Path):
+    told: list[list[str]] = []
+    diffs: list[list[Any]] = []
+    for name, capabilities in (("local", NOTHING), ("editor", EVERYTHING)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "crlf.txt").write_bytes(b"one\r\ntwo\r\n")
+        (folder / "latin.txt").write_bytes(b"caf\xe9\n")
+        (folder / "binary").write_bytes(b"\0\1")
+        async with talk(folder, capabilities) as it:
+            uses = [*EDITS, *map(run, COMMANDS), run("sleep 600", timeout=0.3), run("true", cwd="gone")]
+            told.append([(await it.use(use)).replace(str(folder), "FOLDER") for use in uses])
+            updates = [update for update in it.editor.of(ToolCallUpdate) if update.status != "in_progress"]
+            diffs.append([part for update in updates for part in update.content or [] if isinstance(part, DiffContent)])
+            diffs[-1] = [(part.path.replace(str(folder), ""), part.old_text, part.new_text) for part in diffs[-1]]
+            assert bool(it.editor.requests) == (capabilities is EVERYTHING)
+    for local, editor in zip(*told, strict=True):
+        assert editor == local
+    assert diffs[0] == diffs[1]
+    files = [sorted((tmp_path / name).rglob("*")) for name in ("local", "editor")]
+    assert [path.name for path in files[0]] == [path.name for path in files[1]]
+    for local, editor in zip(*files, strict=True):
+        assert local.is_dir() or local.read_bytes() == editor.read_bytes()
+
+
+# What a command has printed so far
+
+
+def beats(editor: Editor) -> list[str]:
+    """What was shown of commands while they ran."""
+    running = [update for update in editor.of(ToolCallUpdate) if not update.status]
+    return [part.content.text for update in running for part in update.content or []]  # type: ignore[union-attr]
+
+
+async def test_a_local_command_shows_what_it_prints_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processes, "BEAT", 0.01)
+    async with talk(tmp_path, FILES) as it:
+        it.uses = [run("echo one; until [ -e go ]; do sleep 0.01; done; echo two")]
+        turn = asyncio.ensure_future(it.editor.prompt(it.id, "go"))
+        await it.editor.until(lambda editor: beats(editor) == ["```\none\n\n```"])
+        it.write("go", "")
+        await turn
+        assert it.shown.content == [BlockContent(content=TextBlock(text="```\none\ntwo\n```"))]
+        assert it.model.requests[-1]["messages"][-1]["content"] == "one\ntwo"
+
+
+async def test_what_is_shown_of_a_running_command_is_short_and_without_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(processes, "BEAT", 0.01)
+    async with talk(tmp_path, NOTHING, known=["canary-4711"]) as it:
+        lines = "for n in $(seq 1 30000); do echo $n canary-4711; done"
+        it.uses = [run(f"{lines}; until [ -e go ]; do sleep 0.01; done")]
+        turn = asyncio.ensure_future(it.editor.prompt(it.id, "go"))
+        await it.editor.until(lambda editor: any("\n30000 " in beat for beat in beats(editor)))
+        it.write("go", "")
+        await turn
+        assert all(len(beat) < 4_100 for beat in beats(it.editor))
+        assert not any("canary" in beat or "4711" in beat for beat in beats(it.editor))
+        assert beats(it.editor)[-1].startswith("```\n…\n")
+
+
+async def test_a_quick_command_and_one_in_the_clients_terminal_show_nothing_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async with talk(tmp_path, NOTHING) as it:
+        await it.use(run("echo one"))
+        assert beats(it.editor) == []
+    monkeypatch.setattr(processes, "BEAT", 0.01)
+    async with talk(tmp_path, TERMINALS) as it:
+        await it.use(run("echo one; sleep 0.1; echo two"))
+        (update,) = [update for update in it.editor.of(ToolCallUpdate) if not update.status]
+        assert update.content == [TerminalContent(terminal_id="terminal-1")]
+
+
+# Whatever happens
+
+
+@dataclass
+class Desk:
+    """Files with two hands on them: the model's, and the user's."""
+
+    it: Talk
+    read: bool
+    write: bool
+
+    def now(self, name: str) -> str | None:
+        """What the model should find."""
+        path = self.it.folder / name
+        disk = path.read_bytes().decode() if path.exists() else None
+        if not self.read or disk is None:
+            return disk
+        buffer = self.it.editor.buffers.get(str(path)) or disk
+        if buffer.replace("\r\n", "\n") == disk.replace("\r\n", "\n"):
+            return disk
+        windows = disk.count("\r\n") * 2 > disk.count("\n")
+        return buffer.replace("\n", "\r\n") if windows and "\r" not in buffer else buffer
+
+    async def step(self, who: str, name: str, what: Any) -> None:
+        path = str(self.it.folder / name)
+        buffers = self.it.editor.buffers
+        match who:
+            case "types":
+                buffers[path] = what
+            case "saves" if path in buffers:
+                self.it.write(name, buffers.pop(path))
+            case "writes":
+                self.it.write(name, what)
+            case "formats":
+                self.it.editor.on_save = str.upper if what else str
+            case "model":
+                before = self.now(name)
+                await self.it.use({"name": "file_editor", "arguments": {"path": name, **what}})
+                if self.it.shown.status != "completed" or not isinstance(self.it.shown.content[0], DiffContent):  # type: ignore[index]
+                    assert self.now(name) == before
+                    return
+                change = self.it.crow.sessions[self.it.id].log[-2]["crow"]["changes"][0]
+                assert change["old"] == before
+                if not self.write and path in buffers:
+                    buffers.pop(path)  # the disk has changed under it, and the user takes what is there
+                assert change["new"] == self.now(name)
+
+
+NAMES = st.sampled_from(["a", "b"])
+TEXTS = st.builds(
+    lambda words, newline, end: newline.join(words) + end,
+    st.lists(st.sampled_from(["one", "two", "é日", ""]), max_size=4),
+    st.sampled_from(["\n", "\r\n"]),
+    st.sampled_from(["", "\n", "\r\n"]),
+)
+USES = st.one_of(
+    st.just({"command": "view"}),
+    st.just({"command": "undo_edit"}),
+    st.builds(lambda text: {"command": "create", "file_text": text}, TEXTS),
+    st.builds(lambda text: {"command": "insert", "insert_line": 0, "new_str": text}, TEXTS),
+    st.builds(
+        lambda old, new: {"command": "str_replace", "old_str": old, "new_str": new},
+        st.sampled_from(["one", "two", "é日", "one\ntwo"]),
+        TEXTS,
+    ),
+)
+STEPS = st.one_of(
+    *[st.tuples(st.just("model"), NAMES, USES)] * 3,
+    st.tuples(st.just("types"), NAMES, TEXTS),
+    st.tuples(st.just("writes"), NAMES, TEXTS),
+    st.tuples(st.just("saves"), NAMES, st.none()),
+    st.tuples(st.just("formats"), NAMES, st.booleans()),
+)
+
+
+@given(
+    files=st.tuples(TEXTS, TEXTS),
+    steps=st.lists(STEPS, min_size=4, max_size=12),
+    read=st.booleans(),
+    write=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_whatever_happens_a_diff_tells_what_was_and_what_is(
+    files: tuple[str, str], steps: list[Any], read: bool, write: bool
+):
+    async def play(folder: Path) -> None:
+        async with talk(folder, offers(read=read, write=write)) as it:
+            desk = Desk(it, read, write)
+            for name, text in zip("ab", files, strict=True):
+                await desk.step("writes", name, text)
+                await desk.step("model", name, {"command": "view"})
+            for step in steps:
+                await desk.step(*step)
+
+    with TemporaryDirectory() as folder:
+        asyncio.run(play(Path(folder).resolve()))
