@@ -30,7 +30,6 @@ from crow_core.acp.schema import (
     ClientCapabilities,
     CloseSessionRequest,
     CloseSessionResponse,
-    ConfigOptionUpdate,
     CurrentModeUpdate,
     DeleteSessionRequest,
     DeleteSessionResponse,
@@ -372,7 +371,7 @@ class Agent:
         session = self.session(params.session_id)
         option = next((option for option in session.options if option.category == "mode"), None)
         await choose(session, option, params.mode_id)
-        await session.update(ConfigOptionUpdate(config_options=session.config_options()))
+        await session.announce_options()
         return SetSessionModeResponse()
 
     async def set_config_option(self, params: SetSessionConfigOptionRequest) -> SetSessionConfigOptionResponse:
