@@ -87,7 +87,7 @@ async def test_a_client_that_does_not_is_shown_two_choices(capabilities: dict[st
         assert answer["error"]["code"] == INVALID_PARAMS
 
 
-async def test_a_mode_set_in_the_old_words_is_confirmed_in_both():
+async def test_a_mode_set_in_the_old_words_is_announced_in_the_new_ones_too():
     async with wired(Crow(talker()).use(permissions)) as wire:
         session = await opened(wire)
         assert session["modes"]["currentModeId"] == values(session["configOptions"])["mode"] == "ask"
