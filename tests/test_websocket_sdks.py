@@ -128,9 +128,7 @@ async def test_pythons_client_asks_permits_cancels_and_comes_back(env: dict[str,
             response = await crow.prompt(session_id=id, prompt=[acp.text_block("What is six times seven?")])
             await client.until(lambda: client.text == "It is 42.")
             assert response.stop_reason == "end_turn"
-            assert [question.raw_input for question in client.questions] == [
-                {"command": "echo 42 | tee answer"}
-            ]
+            assert [question.raw_input for question in client.questions] == [{"command": "echo 42 | tee answer"}]
             assert client.states == ["pending", "in_progress", "completed"]
             assert (project / "answer").read_text() == "42\n"
             turn = asyncio.create_task(crow.prompt(session_id=id, prompt=[acp.text_block("Wait for me.")]))
