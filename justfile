@@ -31,6 +31,8 @@ bench:
     uv run benchmarks/stream.py
     uv run benchmarks/view.py
     uv run benchmarks/serve.py
+    uv run benchmarks/persistence.py
+    uv run benchmarks/search.py
 
 # regenerate what is generated: the ACP structs, and the tools' descriptions
 schema:

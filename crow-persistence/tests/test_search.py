@@ -280,6 +280,13 @@ def test_a_snippet_of_a_phrase_marks_all_of_it(database: Database):
     assert find(database, "compos*")[0].snippet == "see docker-⟦compose⟧.yml, and ⟦composers⟧"
 
 
+def test_a_snippet_is_text_that_can_be_sent(database: Database):
+    begin(database, user("docker \ud800\0 compose"))
+    [hit] = find(database, "docker compose")
+    assert "⟦compose⟧" in hit.snippet
+    assert b"\0" not in hit.snippet.encode()
+
+
 def test_what_the_search_itself_was_asked_is_not_what_was_said(database: Database):
     begin(database, {"role": "assistant", "content": "", "tool_calls": [use("search_sessions", {"words": "docker"})]})
     assert found(database, "docker") == []

@@ -141,7 +141,7 @@ def doctor(model: str, as_json: bool, save: bool) -> None:
 @cli.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".")
 def trust(folder: Path) -> None:
-    """Let a FOLDER's .mcp.json and .crow/config.toml count, as they are now."""
+    """Let a FOLDER's .mcp.json, .crow/config.toml and .crow/prompts count, as they are now."""
     from crow_cli.screen import spelled_out
 
     folder = folder.absolute()
@@ -149,7 +149,7 @@ def trust(folder: Path) -> None:
     for file in files:
         click.echo(f"--- {file}\n{spelled_out(file.read_text('utf-8', errors='replace').rstrip())}")
     if not files:
-        wrong(f"{folder} has neither .mcp.json nor .crow/config.toml: there is nothing to trust.")
+        wrong(f"{folder} has no .mcp.json, .crow/config.toml or .crow/prompts: there is nothing to trust.")
     Trust(Home.find(os.environ).data).remember(folder)
     click.echo(f"Trusted as they are now; after a change you are asked again: {folder}")
 
