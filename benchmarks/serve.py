@@ -128,8 +128,7 @@ async def measure(env: dict[str, str], connections: int, sessions: int, words: i
     print(
         f"{f'{connections} connections' if connections else 'standard streams':17} {len(late) / took:5.0f} updates/s,"
         f" late by {p50:4.0f} ms at the median, {p99:4.0f} ms at p99, {most:4.0f} ms at most;"
-        f" {sum(one > TOO_LATE for one in late)} of {len(late)} by more than 250 ms;"
-        f" crow's CPU: {cpu / took:.0%} of one"
+        f" {sum(one > TOO_LATE for one in late)} by more than 250 ms; crow took {cpu / took:.0%} of a core"
     )
 
 

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hmac import compare_digest
 from ipaddress import ip_address
 from re import fullmatch
@@ -174,7 +174,7 @@ class Upgraded:
 class Gate:
     """Who is let in: who knows the token, called this server by one of its names, and is no foreign page."""
 
-    token: str
+    token: str = field(repr=False)
     hosts: Collection[str]
     """Names and addresses (IPv6 in brackets) that a Host header may hold; a page of another name that leads here,
     by DNS rebinding, holds its own."""
@@ -273,10 +273,9 @@ class Server:
             return
         self._connections += 1
         try:
-            await self._welcome(scope, receive, send)
+            with suppress(OSError):  # it may be gone already; then the talk is short
+                await self._welcome(scope, receive, send)
             await self._talk(Frames(Upgraded(receive, send)))
-        except OSError:
-            pass  # the client was gone before it was welcome
         except Exception:
             logger.exception("A connection failed")
         finally:
@@ -312,7 +311,11 @@ class Door(H11Protocol):
         self.logger = QUIET
         if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
             transport.abort()
-        self.loop.call_later(HANDSHAKE, self.show_out)
+        self.patience = self.loop.call_later(HANDSHAKE, self.show_out)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.patience.cancel()
 
     def show_out(self) -> None:
         if self.transport.get_protocol() is self:  # else the client was let in
