@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,14 +14,23 @@ from acp.schema import (
     AgentMessageChunk,
     AllowedOutcome,
     AvailableCommandsUpdate,
+    ClientCapabilities,
     ConfigOptionUpdate,
+    CreateTerminalResponse,
     CurrentModeUpdate,
+    EnvVariable,
+    FileEditToolCallContent,
+    FileSystemCapabilities,
     Implementation,
     PermissionOption,
+    ReadTextFileResponse,
     RequestPermissionResponse,
+    TerminalOutputResponse,
+    TerminalToolCallContent,
     ToolCallProgress,
     ToolCallStart,
     ToolCallUpdate,
+    WaitForTerminalExitResponse,
 )
 from crow_core.acp import schema
 from crow_core.acp.connection import RpcError
@@ -198,6 +208,88 @@ async def test_its_client_sees_a_tool_call_from_the_question_to_the_result(tmp_p
     assert [call.status for call in calls] == ["pending", "in_progress", "completed"]
     assert "42" in calls[-1].content[0].content.text
     assert [command.name for command in client.of(AvailableCommandsUpdate)[0].available_commands]
+
+
+class Workshop(Client):
+    """Has files of its own, with changes not saved yet, and a terminal that runs one command after the other."""
+
+    def __init__(self, buffers: dict[str, str]) -> None:
+        super().__init__()
+        self.buffers = buffers
+        self.saved: list[tuple[str, str]] = []
+        self.commands: list[list[str]] = []
+        self.outputs: dict[str, tuple[str, int | None]] = {}
+        self.released = asyncio.Event()
+
+    async def read_text_file(self, path: str, **kwargs: Any) -> ReadTextFileResponse:
+        if path not in self.buffers:
+            raise acp.RequestError.resource_not_found(path)
+        return ReadTextFileResponse(content=self.buffers[path])
+
+    async def write_text_file(self, path: str, content: str, **kwargs: Any) -> None:
+        self.saved.append((path, content))
+        self.buffers[path] = content
+        await asyncio.to_thread(Path(path).write_text, content)
+
+    async def create_terminal(
+        self,
+        command: str,
+        args: list[str] | None = None,
+        env: list[EnvVariable] | None = None,
+        cwd: str | None = None,
+        **kwargs: Any,
+    ) -> CreateTerminalResponse:
+        self.commands.append([command, *(args or [])])
+        process = await asyncio.create_subprocess_exec(
+            command, *(args or []), cwd=cwd, env={each.name: each.value for each in env or []}, stdout=PIPE
+        )
+        output, _ = await process.communicate()
+        self.outputs[f"t{len(self.commands)}"] = output.decode(), process.returncode
+        return CreateTerminalResponse(terminal_id=f"t{len(self.commands)}")
+
+    async def wait_for_terminal_exit(self, terminal_id: str, **kwargs: Any) -> WaitForTerminalExitResponse:
+        return WaitForTerminalExitResponse(exit_code=self.outputs[terminal_id][1])
+
+    async def terminal_output(self, terminal_id: str, **kwargs: Any) -> TerminalOutputResponse:
+        return TerminalOutputResponse(output=self.outputs[terminal_id][0], truncated=False)
+
+    async def release_terminal(self, terminal_id: str, **kwargs: Any) -> None:
+        del self.outputs[terminal_id]
+        self.released.set()
+
+
+async def test_its_client_lends_its_files_and_its_terminal(tmp_path: Path, project: Path) -> None:
+    path = project / "a.py"
+    path.write_text("saved\n")
+    client = Workshop({str(path): "not saved\n"})
+    replace: ToolCall = {
+        "name": "file_editor",
+        "arguments": {"command": "str_replace", "path": "a.py", "old_str": "not saved", "new_str": "edited"},
+    }
+    async with (
+        ScriptedServer([Reply(tool_calls=[replace]), command("cat a.py; exit 3"), Reply("Done.")]) as server,
+        conversation(client, server, tmp_path) as crow,
+    ):
+        await crow.initialize(
+            protocol_version=1,
+            client_capabilities=ClientCapabilities(
+                fs=FileSystemCapabilities(read_text_file=True, write_text_file=True), terminal=True
+            ),
+        )
+        session = await crow.new_session(cwd=str(project))
+        await crow.prompt(session_id=session.session_id, prompt=[acp.text_block("Edit it.")])
+        await client.released.wait()
+
+    assert client.saved == [(str(path), "edited\n")]
+    assert client.commands == [["bash", "-c", "cat a.py; exit 3"]]
+    assert server.requests[-1]["messages"][-1]["content"] == "edited\n[exit code 3]"
+    ends = [update for update in client.of(ToolCallProgress) if update.status == "completed"]
+    diff, terminal = [content for end in ends for content in end.content]
+    assert isinstance(diff, FileEditToolCallContent)
+    assert (diff.path, diff.old_text, diff.new_text) == (str(path), "not saved\n", "edited\n")
+    assert isinstance(terminal, TerminalToolCallContent)
+    assert terminal.terminal_id == "t1"
+    assert not client.outputs
 
 
 async def test_its_client_cancels_a_command(tmp_path: Path, project: Path) -> None:

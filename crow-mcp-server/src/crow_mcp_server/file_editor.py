@@ -330,14 +330,14 @@ class Call:
         if not (self.files and self.files.writes and after.plain) or (before and before.hidden):
             disk.write(self.place, data, before.stamp if before else None)
             return after
-        try:
-            with disk.parents(self.place):
+        with disk.parents(self.place):
+            try:
                 from_thread.run(self.files.write_text, self.place.named, after.text)
-            written = self._load()
-        except OSError as error:
-            raise Refusal(
-                f"It is not known whether {self.place.path} was written: {error}. View it before you edit it again."
-            ) from None
+                written = self._load()
+            except OSError as error:
+                raise Refusal(
+                    f"It is not known whether {self.place.path} was written: {error}. View it before you edit it again."
+                ) from None
         if written is None:
             raise Refusal(f"The editor says that it wrote {self.place.path}, but there is no such file.")
         return written.document
