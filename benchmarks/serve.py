@@ -55,7 +55,8 @@ class Client:
 
     def __init__(self, wire: Transport) -> None:
         self.wire = wire
-        self.late: list[float] = []
+        self.late: list[tuple[float, float]] = []
+        """When an update was sent by the model, and how much later it came."""
         self.ids = 0
         self.waiting: dict[int, asyncio.Future[dict[str, str]]] = {}
         self.reading = asyncio.ensure_future(self.read())
@@ -63,7 +64,8 @@ class Client:
     async def read(self) -> None:
         while line := await self.wire.readline():
             if stamp := STAMP.search(line):
-                self.late.append(monotonic() - float(stamp[1]))
+                sent = float(stamp[1])
+                self.late.append((sent, monotonic() - sent))
             elif b'"id":' in line and b'"result":' in line:
                 message = json.loads(line)
                 self.waiting.pop(message["id"]).set_result(message["result"])
@@ -121,15 +123,21 @@ async def measure(env: dict[str, str], connections: int, sessions: int, words: i
         took, cpu = monotonic() - began, seconds(pid) - cpu
         for client in clients:
             client.reading.cancel()
-    late = sorted(late for client in clients for late in client.late)
+    late = [one for client in clients for one in client.late]
     if len(late) != sessions * words:
         raise SystemExit(f"{len(late)} updates came instead of {sessions * words}")
+    start = min(sent for sent, _ in late) + 1
+    way = f"{connections} connections" if connections else "standard streams"
+    print(f"{way}, {len(late) / took:.0f} updates/s, crow took {cpu / took:.0%} of a core")
+    print("    the first second", summary([by for sent, by in late if sent < start]))
+    print("    the rest        ", summary([by for sent, by in late if sent >= start]))
+
+
+def summary(late: list[float]) -> str:
+    late.sort()
     p50, p99, most = (late[int((len(late) - 1) * share)] * 1000 for share in (0.5, 0.99, 1))
-    print(
-        f"{f'{connections} connections' if connections else 'standard streams':17} {len(late) / took:5.0f} updates/s,"
-        f" late by {p50:4.0f} ms at the median, {p99:4.0f} ms at p99, {most:4.0f} ms at most;"
-        f" {sum(one > TOO_LATE for one in late)} by more than 250 ms; crow took {cpu / took:.0%} of a core"
-    )
+    over = sum(one > TOO_LATE for one in late)
+    return f"late by {p50:4.0f} ms (median), {p99:4.0f} ms (p99), {most:4.0f} ms (most); {over} by more than 250 ms"
 
 
 async def main() -> None:
