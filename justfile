@@ -22,10 +22,17 @@ check:
 test *args:
     uv run pytest {{args}}
 
+# kill it 200 times, and let 32 processes write at once, on both databases; CROW_TEST_POSTGRES names a server
+soak:
+    CROW_SOAK=200 CROW_TEST_ALL=1 uv run pytest crow-persistence/tests/test_kill.py
+
 # compare, in one run each; nothing else should run on the machine
 bench:
     uv run benchmarks/stream.py
     uv run benchmarks/view.py
+    uv run benchmarks/persistence.py
+    uv run benchmarks/search.py
+    uv run benchmarks/serve.py
 
 # regenerate what is generated: the ACP structs, and the tools' descriptions
 schema:

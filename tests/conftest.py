@@ -65,3 +65,12 @@ def node(tmp_path: Path) -> Node:
     project.mkdir()
     env = {"PATH": os.environ["PATH"], "HOME": str(home), "CROW_HOME": str(home / "crow"), "LANG": "C.UTF-8"}
     return Node(project, env)
+
+
+@pytest.fixture
+def next_sdk() -> str:
+    """A Python that has the next official SDK."""
+    python = os.environ.get("CROW_TEST_NEXT_SDK", "")
+    if not python:
+        unable("No next SDK to judge with; CROW_TEST_NEXT_SDK names a Python with agent-client-protocol==1.0.0rc3.")
+    return python

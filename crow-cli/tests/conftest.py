@@ -76,11 +76,11 @@ class Machine:
         assert process.returncode is not None
         return Finished(process.returncode, out.decode(), err.decode())
 
-    async def agent(self) -> Child:
+    async def agent(self, *more: str) -> Child:
         """Start `crow acp`, away from the project: an editor does not start it there either."""
         with self.stderr.open("ab") as stderr:
             command, *args = CROW
-            return await spawn(command, [*args, "acp"], self.env, self.home, stderr)
+            return await spawn(command, [*args, "acp", *more], self.env, self.home, stderr)
 
     @asynccontextmanager
     async def editor(self, transport: Transport | None = None, *, permit: str | None = None) -> AsyncGenerator[Editor]:

@@ -21,12 +21,15 @@ from crow_core.acp.schema import (
     METHOD_NOT_FOUND,
     NOT_FOUND,
     PARSE_ERROR,
+    ClientCapabilities,
     DiffContent,
     McpServer,
+    SetProviderRequest,
     ToolCallUpdate,
 )
 from crow_core.acp.transports import Child, spawn
 from crow_core.testing import Failure, Raw, Reply, ScriptedServer, ToolCall
+from crow_core.testing.wire import RUBBISH
 
 if TYPE_CHECKING:
     from conftest import Ear, Machine
@@ -357,3 +360,64 @@ async def test_a_refused_connection_is_told_with_the_address(machine: "Machine")
 
     assert error.value.code == INTERNAL_ERROR
     assert error.value.data["details"].startswith(f"Nothing answers at {url}.")
+
+
+@pytest.mark.usefixtures("no_local_model")
+async def test_an_endpoint_that_the_client_brings_is_asked_and_its_key_written_nowhere(machine: "Machine"):
+    key = "sk-of-the-client-1234"
+    async with ScriptedServer([Reply(f"Your key is {key}.")]) as model:
+        agent = await machine.agent("--unstable")
+        async with machine.editor(agent) as editor:
+            headers = {"Authorization": f"Bearer {key}"}
+            wanted = SetProviderRequest(provider_id="main", api_type="openai", base_url=model.url, headers=headers)
+            await editor.request("providers/set", wanted)
+            session = await editor.new_session(str(machine.project))
+            assert (await editor.prompt(session.session_id, "hi")).usage
+        assert model.headers[0]["authorization"] == f"Bearer {key}"
+    written = [file.read_bytes() for file in machine.home.rglob("*") if file.is_file()]
+    assert any(session.session_id.encode() in data for data in written)
+    assert not any(key.encode() in data for data in written)
+
+
+async def test_what_is_said_beyond_acp_is_answered(machine: "Machine"):
+    async with ScriptedServer([]) as model:
+        machine.ask(model.url)
+        async with machine.editor() as editor:
+            told = await editor.initialize("editor", ClientCapabilities())
+            session = await editor.new_session(str(machine.project))
+            assert told.agent_capabilities.meta
+            assert told.agent_capabilities.meta["crow"]["methods"] == ["_crow/usage", "_crow/undo"]
+            assert (await editor.request("_crow/usage", {"sessionId": session.session_id}))["calls"] == 0
+            with pytest.raises(RpcError, match="Nothing was taken back"):
+                await editor.request("_crow/undo", {"sessionId": session.session_id})
+
+
+@pytest.mark.parametrize(
+    ("config", "hears"), [("", False), ("audio = true", True), ("audio = 7", False), ("[[", False)]
+)
+async def test_it_takes_audio_where_a_configured_model_does(machine: "Machine", config: str, hears: bool):
+    machine.configure(f'[models.m]\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "m"\n[models.m.quirks]\n{config}\n')
+    async with machine.editor() as editor:
+        told = await editor.initialize("editor", ClientCapabilities())
+    assert told.agent_capabilities.prompt_capabilities.audio == hears
+
+
+async def test_a_thousand_lines_of_rubbish_end_nothing(machine: "Machine"):
+    async with ScriptedServer([Reply("Still here.")]) as model:
+        machine.ask(model.url)
+        agent = await machine.agent()
+
+        async def spoil() -> None:
+            for line in RUBBISH * 40:
+                agent.write(line + b"\n")
+                await agent.drain()
+
+        async with machine.editor(agent) as editor:
+            spoiling = asyncio.ensure_future(spoil())
+            session = await editor.new_session(str(machine.project))
+            await editor.prompt(session.session_id, "Are you there?")
+            await spoiling
+            await editor.new_session(str(machine.project))
+        assert editor.text == "Still here."
+    assert agent.process.returncode == 0
+    assert "Traceback" not in machine.stderr.read_text()

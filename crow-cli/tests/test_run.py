@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import crow_core
 import pytest
@@ -335,3 +335,54 @@ async def test_a_trusted_projects_broken_settings_are_one_sentence(machine: "Mac
     assert f"{folder / 'config.toml'}, line 2, permissions.ask:" in done.err
     assert "fault in crow" not in done.err
     assert "Traceback" not in done.err
+
+
+def heard(request: dict[str, Any]) -> list[str]:
+    """What the user said in a request."""
+    return [message["content"] for message in request["messages"] if message["role"] == "user"]
+
+
+async def test_a_session_is_gone_on_with(machine: "Machine") -> None:
+    """The last one of this folder with -c, any with -r and the beginning of its id; the mode given counts there."""
+    make = Reply(tool_calls=[command("touch made")])
+    async with ScriptedServer([Reply("One."), Reply("Two."), Reply("Three."), make, Reply("Four.")]) as model:
+        machine.ask(model.url)
+        first = json.loads((await machine.crow("run", "one", "--output-format", "json")).out)
+        await machine.crow("run", "two")
+        last = await machine.crow("run", "-c", "three")
+        named = await machine.crow("run", "-r", first["sessionId"][:8], "--yolo", "four")
+        bodies = model.requests
+    assert (last.out, named.out) == ("Three.\n", "Four.\n")
+    assert [heard(body) for body in bodies] == [["one"], ["two"], ["two", "three"], *2 * [["one", "four"]]]
+    assert (machine.project / "made").exists()
+
+
+async def test_where_there_is_no_session_to_go_on_with_it_is_said(machine: "Machine") -> None:
+    async with ScriptedServer([]) as model:
+        machine.ask(model.url)
+        last, named = await machine.crow("run", "-c", "hi"), await machine.crow("run", "-r", "abc", "hi")
+        both = await machine.crow("run", "-c", "-r", "abc", "hi")
+    assert (last.code, named.code, both.code) == (1, 2, 2)
+    assert f"There is no session in {machine.project} to go on with." in last.err
+    assert "There is no session 'abc'" in named.err
+    assert "give one of them" in both.err
+
+
+async def test_a_projects_prompts_count_only_after_trust_and_each_edit_is_a_version(machine: "Machine") -> None:
+    theirs = machine.project / ".crow" / "prompts" / "system.md.j2"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("You are theirs in {{ cwd }}.")
+    mine = machine.home / "crow" / "prompts" / "system.md.j2"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("You are mine.")
+    async with ScriptedServer(lambda _: Reply("Yes.")) as model:
+        machine.ask(model.url)
+        assert "crow trust" in (await machine.crow("run", "hi")).err
+        await machine.crow("trust")
+        await machine.crow("run", "hi")
+        theirs.write_text("You are others' in {{ cwd }}.")
+        await machine.crow("run", "hi")
+        systems = [request["messages"][0]["content"] for request in model.requests]
+    assert systems == ["You are mine.", f"You are theirs in {machine.project}.", "You are mine."]
+    listed = json.loads((await machine.crow("prompts", "list", "--json")).out)
+    assert sorted(version["number"] for version in listed if version["name"] == "system") == [1, 2]

@@ -1,64 +1,20 @@
 """The agent as any client sees it, down to the lines on the wire."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
 from crow_core import __version__
 from crow_core.acp.schema import AUTH_REQUIRED, INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
-from crow_core.acp.transports import Memory, memory_pair
-from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.config import ConfigError
 from crow_core.extensions.commands import commands
 from crow_core.stream import ModelError
 from crow_core.testing import Reply, ScriptedModel
+from crow_core.testing.wire import wired
 
 pytestmark = pytest.mark.anyio
-
-
-class Wire:
-    """The client's end, in lines."""
-
-    def __init__(self, transport: Memory) -> None:
-        self.transport = transport
-        self.last_id = 0
-        self.heard: list[dict[str, Any]] = []
-        """Everything that came, in order."""
-
-    def tell(self, method: str, params: Any) -> None:
-        self.transport.write(msgspec.json.encode({"jsonrpc": "2.0", "method": method, "params": params}) + b"\n")
-
-    async def ask(self, method: str, params: Any) -> dict[str, Any]:
-        """The whole answer to a request, an error too."""
-        self.last_id = id = self.last_id + 1
-        request = {"jsonrpc": "2.0", "id": id, "method": method, "params": params}
-        self.transport.write(msgspec.json.encode(request) + b"\n")
-        while True:
-            message = await self.hear()
-            if message.get("id") == id and "method" not in message:
-                return message
-
-    async def hear(self) -> dict[str, Any]:
-        self.heard.append(msgspec.json.decode(await self.transport.readline()))
-        return self.heard[-1]
-
-
-@asynccontextmanager
-async def wired(crow: "Crow | Callable[[], Awaitable[Crow]]") -> AsyncGenerator[Wire]:
-    ours, theirs = memory_pair()
-    agent = Agent(theirs, crow)
-    serving = asyncio.ensure_future(agent.serve())
-    try:
-        yield Wire(ours)
-    finally:
-        await ours.close()
-        await serving
-        if isinstance(agent.source, Crow):
-            await agent.source.shut_down()
 
 
 def greeter() -> Crow:

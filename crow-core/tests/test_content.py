@@ -10,6 +10,7 @@ import pytest
 from crow_core.acp.schema import (
     AudioBlock,
     BlockContent,
+    ClientCapabilities,
     ContentBlock,
     DiffContent,
     ImageBlock,
@@ -20,10 +21,14 @@ from crow_core.acp.schema import (
     TextBlock,
     ToolCall,
     ToolCallUpdate,
+    UserMessageChunk,
 )
 from crow_core.app import Crow
+from crow_core.content import replay, to_message
+from crow_core.model import ChatModel
+from crow_core.quirks import Quirks
 from crow_core.servers import Server
-from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ToolCall as Use
 from fastmcp import FastMCP
 from fastmcp.tools.base import ToolResult
@@ -111,9 +116,48 @@ async def test_images_become_parts_beside_the_text():
     ]
 
 
+@pytest.mark.parametrize(
+    ("mime_type", "format"),
+    [("audio/wav", "wav"), ("audio/x-wav", "wav"), ("audio/mpeg", "mp3"), ("audio/ogg; codecs=opus", "ogg"), ("", "")],
+)
+async def test_what_was_said_becomes_a_sound(mime_type: str, format: str):
+    sound = AudioBlock(data=PIXEL, mime_type=mime_type)
+    assert await message_of(TextBlock(text="Listen"), sound) == [
+        {"type": "text", "text": "Listen"},
+        {"type": "input_audio", "input_audio": {"data": PIXEL, "format": format}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hears", "sent"),
+    [
+        (True, [{"type": "input_audio", "input_audio": {"data": PIXEL, "format": "wav"}}]),
+        (False, "[a sound, which this model cannot hear]"),
+    ],
+)
+async def test_a_sound_is_sent_only_to_a_model_that_hears_and_the_client_knows_before(hears: bool, sent: Any):
+    async with ScriptedServer([Reply("I see.")]) as server:
+        crow = Crow(ChatModel(name="m", base_url=server.url, quirks=Quirks(audio=hears)))
+        async with connect(crow) as editor:
+            told = await editor.initialize("editor", ClientCapabilities())
+            assert told.agent_capabilities.prompt_capabilities.audio == hears
+            session = await editor.new_session("/")
+            await editor.prompt(session.session_id, [AudioBlock(data=PIXEL, mime_type="audio/wav")])
+        assert server.requests[0]["messages"][-1]["content"] == sent
+
+
+def test_what_a_prompt_attached_is_shown_again_as_it_was():
+    blocks: list[ContentBlock] = [
+        AudioBlock(data="c291bmQ=", mime_type="audio/wav"),
+        TextBlock(text="and"),
+        ImageBlock(data=PIXEL, mime_type="image/png"),
+        AudioBlock(data="bW9yZQ==", mime_type="audio/mpeg"),
+    ]
+    shown = list(replay([to_message(blocks)], "/"))
+    assert [update.content for update in shown if isinstance(update, UserMessageChunk)] == blocks
+
+
 async def test_what_the_agent_cannot_perceive_is_said_to_the_model():
-    sound = AudioBlock(data=PIXEL, mime_type="audio/wav")
-    assert "cannot hear" in await message_of(TextBlock(text="Listen"), sound)
     model = ScriptedModel([Reply("I see.")])
     async with connect(Crow(model)) as editor:
         session = await editor.new_session("/")

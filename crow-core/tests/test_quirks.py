@@ -191,6 +191,14 @@ def test_images_are_replaced_by_a_note_for_a_model_that_does_not_see() -> None:
     assert fitted()["messages"][4]["content"][1] == IMAGE
 
 
+def test_sounds_are_replaced_by_a_note_and_images_stay() -> None:
+    sound = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
+    given = {"messages": [{"role": "user", "content": [sound, IMAGE]}]}
+    note = {"type": "text", "text": "[a sound, which this model cannot hear]"}
+    assert fit(given, Quirks())["messages"][0]["content"] == [note, IMAGE]
+    assert fit(given, Quirks(audio=True))["messages"][0]["content"] == [sound, IMAGE]
+
+
 @pytest.mark.parametrize(
     ("role", "first"),
     [
@@ -225,6 +233,7 @@ every_quirk = st.builds(
     schemas=st.sampled_from(["full", "plain"]),
     content=st.sampled_from(["text", "parts"]),
     images=st.booleans(),
+    audio=st.booleans(),
     system_role=st.sampled_from(["system", "developer", "user"]),
     temperature=st.booleans(),
     call_ids=st.sampled_from(["any", "nine"]),

@@ -13,9 +13,10 @@ from crow_core.store import Record, Summary
 from crow_persistence.export import Format, export
 from crow_persistence.export.redaction import MASK, redact, redacted
 from crow_persistence.export.story import Story
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+CALMLY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 KEY = "Zq3vT9xLm2Rk8WpYc5Hd7NbJ4sGf6Ua1"
 """What a key looks like: 32 letters and digits."""
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
@@ -117,7 +118,7 @@ def test_source_code_stays_as_it_is():
 noise = st.text(st.characters() | st.sampled_from("\"'\\\n`=: -_./@{}[]()&?+"), max_size=40)
 
 
-@settings(deadline=None)
+@CALMLY
 @given(noise, st.sampled_from(SECRETS), noise)
 def test_a_secret_is_masked_wherever_it_stands(before: str, example: tuple[str, str], after: str):
     text, secret = example
@@ -126,7 +127,7 @@ def test_a_secret_is_masked_wherever_it_stands(before: str, example: tuple[str, 
     assert redact(masked) == masked
 
 
-@settings(deadline=None)
+@CALMLY
 @given(st.recursive(noise | st.integers(), lambda some: st.lists(some) | st.dictionaries(noise, some)), noise)
 def test_data_keep_their_shape_and_a_text_its_lines(value: Any, text: str):
     def shape(value: Any) -> Any:
@@ -460,7 +461,7 @@ def logs(draw: st.DrawFn) -> list[Message]:
     return log
 
 
-@settings(deadline=None)
+@CALMLY
 @given(logs(), texts, st.none() | texts, st.booleans())
 def test_whatever_was_said_every_export_is_sound(log: list[Message], title: str, system: str | None, masks: bool):
     told = story(*log, title=title, system=system)

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
@@ -69,8 +69,8 @@ class Moment:
     """When to kill: so many seconds after the n-th of something; at the latest when three turns have ended."""
 
     what: str
-    """byte of the model's stream (which then falls silent), update that is shown, tool that begins, prompt, load of the
-    session. Of nothing: never."""
+    """byte of the model's stream (which then falls silent), update that is shown, word on a tool call, prompt, load of
+    the session. Of nothing: never."""
     n: int = 1
     after: float = 0.0
     pace: float = 0.0
@@ -88,7 +88,7 @@ def moments(random: Random, count: int) -> list[Moment]:
         found += [
             Moment("byte", random.randint(1, 60_000), random.uniform(0, 0.8)),
             Moment("update", random.randint(1, 250), pace=pace),
-            Moment("tool", random.randint(1, 5), random.uniform(0, 0.4), pace),
+            Moment("call", random.randint(1, 15), random.choice((0, 0.4)) * random.random(), pace),
             Moment("prompt", random.randint(2, 3), random.uniform(0, 0.1), pace),
             Moment("prompt", 2, random.uniform(0, 4), 0.01),
             Moment("load", 1, random.uniform(0, 1), pace),
@@ -109,8 +109,8 @@ class Witness(Editor):
     async def on_update(self, notification: SessionNotification) -> None:
         self.heard.append((monotonic(), notification.update))
         self.count("update")
-        if isinstance(notification.update, ToolCallUpdate) and notification.update.status == "in_progress":
-            self.count("tool")
+        if isinstance(notification.update, ToolCall | ToolCallUpdate):
+            self.count("call")
         await super().on_update(notification)
 
     def count(self, what: str, n: int = 1) -> None:
@@ -134,8 +134,7 @@ class Witness(Editor):
 
 @asynccontextmanager
 async def process(home: Path, folder: Path, url: str, model: str, moment: Moment = NEVER) -> AsyncGenerator[Witness]:
-    """The real thing: at the end of the block it is killed, if it was not before; only without a moment it may leave
-    in peace."""
+    """The real thing. It is killed at its moment, or at the end of the block; one that never is leaves in peace."""
     env = {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
@@ -145,7 +144,8 @@ async def process(home: Path, folder: Path, url: str, model: str, moment: Moment
         "OPENAI_API_KEY": "key",
         "CROW_MODEL": model,
     }
-    witness = Witness(await spawn(sys.executable, ["-m", "crow_cli", "acp"], env, folder), moment)
+    with (home / "stderr").open("ab") as stderr:
+        witness = Witness(await spawn(sys.executable, ["-m", "crow_cli", "acp"], env, folder, stderr), moment)
     serving = asyncio.ensure_future(witness.connection.serve())
     try:
         with suppress(ConnectionClosed):
@@ -371,6 +371,13 @@ def use(database: Database, home: Path) -> None:
     (home / "config.toml").write_text(f"[database]\nurl = {json.dumps(url)}\n")
 
 
+async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Have it all done; when something fails, the rest ends, too."""
+    async with asyncio.TaskGroup() as group:
+        for one in work:
+            group.create_task(one)
+
+
 async def test_nothing_is_lost_by_kills_at_any_moment(database: Database, tmp_path: Path):
     use(database, tmp_path)
     seed = int(os.environ.get("CROW_SEED") or randrange(2**32))
@@ -395,12 +402,13 @@ async def test_nothing_is_lost_by_kills_at_any_moment(database: Database, tmp_pa
             (folder / "ran").touch()
             chains[folder.name] = Chain(tmp_path, folder, server.url)
         try:
-            await asyncio.gather(*(forge(chain, plan[n * LINKS :][:LINKS]) for n, chain in enumerate(chains.values())))
+            await together(forge(chain, plan[n * LINKS :][:LINKS]) for n, chain in enumerate(chains.values()))
             assert [line for line in check(database) if LAGS not in line] == []
-            await asyncio.gather(*map(end, chains.values()))
+            await together(map(end, chains.values()))
             for request in server.requests:
                 assert_valid(request)
             assert check(database) == []
+            assert (tmp_path / "stderr").read_text() == ""
         except BaseException as error:
             error.add_note(f"CROW_SEED={seed} makes the same moments again.")
             raise
@@ -418,7 +426,7 @@ async def test_processes_that_write_at_once_lose_nothing(database: Database, tmp
                 await witness.say(ids[name], f"{name} says {n}")
 
     async with ScriptedServer(lambda request: Reply(f"To {request['messages'][-1]['content']}.")) as server:
-        await asyncio.gather(*(write(server.url, f"writer {n}") for n in range(writers)))
+        await together(write(server.url, f"writer {n}") for n in range(writers))
         async with process(tmp_path, tmp_path, server.url, "reader") as witness:
             for name, id in ids.items():
                 witness.heard.clear()
@@ -429,3 +437,4 @@ async def test_processes_that_write_at_once_lose_nothing(database: Database, tmp
                 said = [what for _, _, what in items(witness.heard)]
                 assert said == [words for prompt in prompts for words in (prompt, ("", f"To {prompt}."))]
     assert check(database) == []
+    assert (tmp_path / "stderr").read_text() == ""

@@ -15,7 +15,7 @@ from crow_core.messages import view
 from crow_core.session import Session
 from crow_core.store import SessionBusy, StoreError
 from crow_core.testing import Reply, ScriptedModel
-from crow_persistence import leases, reading
+from crow_persistence import extension, leases, reading
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.store import Store
@@ -197,6 +197,16 @@ async def test_a_beating_heart_keeps_a_lease(database: Database):
     assert row(database).beat == 0 or row(database).owner == other.owner
     for each in (store, other):
         each.database.close()
+
+
+async def test_a_heart_beats_as_long_as_a_session_is_open(database: Database, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(extension, "BEAT", 0.01)
+    async with app(database) as crow:
+        await talk(crow, "one")
+        change(database, beat=0)
+        while not row(database).beat:
+            await asyncio.sleep(0.01)
+    assert row(database).beat is None
 
 
 def test_an_owner_is_this_process_and_no_other():

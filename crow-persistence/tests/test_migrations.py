@@ -17,8 +17,9 @@ from crow_persistence import audit, reading, requests
 from crow_persistence import database as module
 from crow_persistence.checks import check
 from crow_persistence.database import HEAD, Database, revision
+from crow_persistence.migrations import upgrade
 from crow_persistence.tables import calls, metadata, sessions
-from sqlalchemy import func, select
+from sqlalchemy import Connection, MetaData, create_engine, func, inspect, select
 
 DATABASES = Path(__file__).parent / "databases"
 
@@ -50,11 +51,40 @@ def test_the_revision_that_is_asked_for_is_the_last_one() -> None:
     assert script().get_heads() == [HEAD]
 
 
-def test_the_migrations_make_the_tables_that_are_used(database: Database) -> None:
-    with database.reading() as connection:
+def test_the_migrations_make_the_tables_that_a_new_database_has(database: Database) -> None:
+    engine = create_engine(database.url)
+    with engine.begin() as connection:
+        upgrade(connection)
         context = MigrationContext.configure(connection, opts={"include_name": ours})
         assert compare_metadata(context, metadata) == []
         assert revision(connection) == HEAD
+        migrated = shape(connection)
+        every = reflected(connection)
+        every.drop_all(connection, [table for name, table in every.tables.items() if not name.startswith("search_")])
+    with database.reading() as connection:
+        assert shape(connection) == migrated
+        assert revision(connection) == HEAD
+    engine.dispose()
+
+
+def reflected(connection: Connection) -> MetaData:
+    every = MetaData()
+    every.reflect(connection)
+    return every
+
+
+def shape(connection: Connection) -> dict[str, Any]:
+    """All tables with their columns, keys and indexes, as the database has them."""
+    found = inspect(connection)
+    return {
+        name: (
+            {column["name"]: (str(column["type"]), column["nullable"]) for column in found.get_columns(name)},
+            found.get_pk_constraint(name)["constrained_columns"],
+            sorted(str(sorted(key.items())) for key in found.get_foreign_keys(name)),
+            sorted(str(sorted(index.items())) for index in found.get_indexes(name)),
+        )
+        for name in found.get_table_names()
+    }
 
 
 @pytest.mark.parametrize("number", REVISIONS)

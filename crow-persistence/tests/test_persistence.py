@@ -481,6 +481,19 @@ async def test_an_unknown_session_is_unknown(database: Database):
             assert caught.value.data["sessionId"] == id
 
 
+async def test_the_agent_can_search_its_own_past(database: Database):
+    async with connect(app(database)) as editor:
+        id = (await editor.new_session("/")).session_id
+        await editor.prompt(id, "The port is 4711.")
+    look = Reply(tool_calls=[{"name": "search_sessions", "arguments": {"words": "port"}}])
+    async with connect(crow := app(database, look, Reply("It was 4711."))) as editor:
+        await editor.prompt((await editor.new_session("/")).session_id, "Which was it?")
+        answer = asked(crow)[1]["messages"][-1]
+    assert answer["role"] == "tool"
+    assert f"{id[:8]} " in answer["content"]
+    assert "The ⟦port⟧ is 4711." in answer["content"]
+
+
 async def test_an_app_that_ended_leaves_no_thread(database: Database):
     async with connect(app(database)) as editor:
         id = (await editor.new_session("/")).session_id

@@ -224,7 +224,11 @@ def entry_of(kind: str, n: int) -> Message:
             return {"role": "user", "content": [{"type": "text", "text": STRINGS[n % 9]}]}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(st.lists(st.tuples(entries, st.booleans()), max_size=12), st.sampled_from(QUIRKS), st.data())
 def test_whatever_is_in_a_log_its_requests_can_be_made_again(
     talk: Talk, told: Any, quirks: Quirks, data: st.DataObject

@@ -235,8 +235,10 @@ def test_the_best_come_first(database: Database):
     assert found(database, "the rare")[0].startswith("rare, rare")
 
 
-def test_of_very_many_the_newest_come_first(database: Database, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("walk", [0, search.WALK])
+def test_of_very_many_the_newest_come_first(database: Database, monkeypatch: pytest.MonkeyPatch, walk: int):
     monkeypatch.setattr(search, "RANKED", 20)
+    monkeypatch.setattr(search, "WALK", walk)
     begin(database, *(user(f"docker {n} {'docker ' * (n % 3)}".strip()) for n in range(40)), cwd="/one")
     begin(database, *(user(f"compose {n}") for n in range(200)), cwd="/one")
     begin(database, *(user(f"something {n}") for n in range(40)), cwd="/two")
@@ -276,6 +278,13 @@ def test_a_snippet_of_a_phrase_marks_all_of_it(database: Database):
     begin(database, user("see docker-compose.yml, and composers"))
     assert find(database, "docker-compose.yml")[0].snippet == "see ⟦docker-compose.yml⟧, and composers"
     assert find(database, "compos*")[0].snippet == "see docker-⟦compose⟧.yml, and ⟦composers⟧"
+
+
+def test_a_snippet_is_text_that_can_be_sent(database: Database):
+    begin(database, user("docker \ud800\0 compose"))
+    [hit] = find(database, "docker compose")
+    assert "⟦compose⟧" in hit.snippet
+    assert b"\0" not in hit.snippet.encode()
 
 
 def test_what_the_search_itself_was_asked_is_not_what_was_said(database: Database):

@@ -12,12 +12,13 @@ from crow_core.messages import Message, view
 from crow_core.session import Session
 from crow_core.store import Page, SessionBusy, StoreError
 from crow_core.testing import Reply, ScriptedModel
-from crow_persistence import checks, reading
+from crow_persistence import checks, reading, trees
 from crow_persistence.database import Database
+from crow_persistence.entries import pack
 from crow_persistence.extension import persistence
 from crow_persistence.search import search
-from crow_persistence.tables import messages, metadata, sessions
-from sqlalchemy import func, select
+from crow_persistence.tables import drafts, messages, metadata, sessions
+from sqlalchemy import func, insert, select
 
 pytestmark = pytest.mark.anyio
 
@@ -122,6 +123,23 @@ async def test_a_fork_carries_name_and_choices_and_its_own_lease(database: Datab
         assert fork.title == "A name"
         with pytest.raises(SessionBusy):
             await crow.load(Nobody(), fork.id, "/")
+
+
+async def test_a_fork_has_what_was_said_of_a_reply_that_never_ended(database: Database):
+    async with app(database) as crow:
+        first = await talk(crow, "one")
+        half: Message = {"role": "assistant", "content": "half a rep", "crow": {"id": "0"}}
+        with database.writing() as connection:
+            connection.execute(insert(drafts).values(session=1, at=0, body=pack(half).body))
+            trees.fork(connection, first.id, "f" * 32)
+        whole = stored(database, "f" * 32)
+        assert whole[:-1] == first.log
+        assert whole[-1] == {**half, "crow": {"id": "0", "cut": "interrupted"}}
+        fork = await crow.load(Nobody(), "f" * 32, "/")
+        assert fork is not None
+        await say(crow, fork, "two")
+        assert stored(database, fork.id) == fork.log
+        assert view(fork.log)[2]["content"] == "half a rep"
 
 
 async def test_forks_of_forks_share_what_they_have_in_common(database: Database):

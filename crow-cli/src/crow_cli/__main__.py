@@ -7,10 +7,10 @@ import sys
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted."""
     try:
-        if sys.argv[1:] == ["acp"]:
+        if sys.argv[1:] in (["acp"], ["acp", "--unstable"]):
             from crow_cli.acp import serve  # not above: an editor waits for this process to answer
 
-            serve()
+            serve(unstable="--unstable" in sys.argv)
         else:
             from crow_cli.commands import cli
 

@@ -15,9 +15,12 @@ from crow_core.trust import Trust, settings_in
 
 from crow_cli.audit import audit
 from crow_cli.calls import calls
+from crow_cli.check.command import check
 from crow_cli.db import db
 from crow_cli.ending import complete, wrong
+from crow_cli.printed import CLIENTS, show
 from crow_cli.prompts import prompts
+from crow_cli.recordings import record, replay
 from crow_cli.sessions import sessions
 from crow_cli.undo import undo
 
@@ -38,13 +41,43 @@ cli.add_command(db)
 cli.add_command(undo)
 
 
+@cli.group(invoke_without_command=True)
+@MODEL
+@click.option("--unstable", is_flag=True, help="Speak what ACP may still change, too.")
+@click.option("--print-config", type=click.Choice(list(CLIENTS)), help="Print what makes this client start crow.")
+@click.pass_context
+def acp(context: click.Context, model: str, unstable: bool, print_config: str | None) -> None:
+    """Speak ACP on standard input and output, for an editor. The commands below are for any agent and client."""
+    if print_config:
+        show(print_config, model)
+    elif context.invoked_subcommand is None:
+        from crow_cli.acp import serve
+
+        serve(model, unstable=unstable)
+
+
+acp.add_command(check)
+acp.add_command(record)
+acp.add_command(replay)
+
+
 @cli.command()
 @MODEL
-def acp(model: str) -> None:
-    """Speak ACP on standard input and output, for an editor."""
-    from crow_cli.acp import serve
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=2769, show_default=True, help="0 is any free one.")
+@click.option("--token", default="", help="What clients have to know. Others can see it in the list of processes.")
+@click.option("--token-file", type=click.Path(path_type=Path), help="A file that holds the token.")
+@click.option("--allow-origin", "origins", metavar="ORIGIN", multiple=True, help="Let this origin's web pages connect.")
+@click.option("--max-connections", type=click.IntRange(min=1), default=32, show_default=True)
+@click.option("--allow-remote", is_flag=True, help="Listen on an address that other machines can reach.")
+def serve(**options: Any) -> None:
+    """Speak ACP over WebSocket, with many clients at once.
 
-    serve(model)
+    Prints the address, and the header to send along; without --token and --token-file, it holds a new token.
+    """
+    from crow_cli.serve import serve
+
+    leave(serve(**options))
 
 
 @cli.command()
@@ -88,7 +121,7 @@ async def run_prompt(
     from crow_cli.house import build
     from crow_cli.run import LAST, is_interactive, run
 
-    crow = await build(os.environ, model=model, mode=mode, max_turns=max_turns)
+    crow = await build(os.environ, model=model, mode=mode, max_turns=max_turns, asks=False)
     if resume and resume != LAST:
         from crow_cli.history import whole_id
 
@@ -122,7 +155,7 @@ def doctor(model: str, as_json: bool, save: bool) -> None:
 @cli.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".")
 def trust(folder: Path) -> None:
-    """Let a FOLDER's .mcp.json and .crow/config.toml count, as they are now."""
+    """Let a FOLDER's .mcp.json, .crow/config.toml and .crow/prompts count, as they are now."""
     from crow_cli.screen import spelled_out
 
     folder = folder.absolute()
@@ -130,7 +163,7 @@ def trust(folder: Path) -> None:
     for file in files:
         click.echo(f"--- {file}\n{spelled_out(file.read_text('utf-8', errors='replace').rstrip())}")
     if not files:
-        wrong(f"{folder} has neither .mcp.json nor .crow/config.toml: there is nothing to trust.")
+        wrong(f"{folder} has no .mcp.json, .crow/config.toml or .crow/prompts: there is nothing to trust.")
     Trust(Home.find(os.environ).data).remember(folder)
     click.echo(f"Trusted as they are now; after a change you are asked again: {folder}")
 

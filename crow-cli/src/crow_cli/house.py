@@ -12,14 +12,17 @@ from crow_core.config import Config, ConfigError, Home, database_url, load, load
 from crow_core.discovery import find_models
 from crow_core.editor import Editor, terminals
 from crow_core.extensions.alarm import alarm
+from crow_core.extensions.ask import ask
 from crow_core.extensions.commands import commands
 from crow_core.extensions.effort import effort
 from crow_core.extensions.nudge import nudge
+from crow_core.extensions.plan import plan
 from crow_core.extensions.prefix import prefix
 from crow_core.extensions.printed_calls import printed_calls
 from crow_core.extensions.refusal import refusal
 from crow_core.extensions.resume import resume
 from crow_core.extensions.secrets import secrets
+from crow_core.extensions.telemetry import telemetry
 from crow_core.extensions.templates import templates
 from crow_core.extensions.titles import titles
 from crow_core.extensions.truncate import truncate
@@ -47,8 +50,11 @@ async def build(
     max_turns: int | None = None,
     models: Mapping[str, Model] | None = None,
     remember: bool = True,
+    asks: bool = True,
+    known: Sequence[str] = (),
 ) -> Crow:
-    """An app as the user's files, the environment and the command line want it; it may be one that remembers nothing.
+    """An app as the user's files, the environment and the command line want it; it may be one that remembers nothing,
+    or has nobody whom the model could ask. `known` are further secrets to be written nowhere.
 
     Raises ConfigError for a setting that cannot be used, ModelError when there is no model to ask.
     """
@@ -56,14 +62,17 @@ async def build(
     home = Home.find(env)
     config, env = load(home, env), variables(home, env)
     crow = Crow(
-        models or await find_models(config, env, model),
+        await find_models(config, env, model) if models is None else models,
         system=system_prompt(config, home),
         max_steps=max_turns or config.max_turns,
     )
     crow.servers.append(built_in_tools(crow, hidden(env, config)))
     rules = config.permissions
     trust = Trust(home.data)
-    crow.use(secrets, known=secrets_of(config, env))
+    if remember:  # before all others: so it hears last that a session ends, and what they say then is stored
+        crow.use(persistence, url=database_url(config, home), folder=home.data)
+    crow.use(telemetry)
+    crow.use(secrets, known=[*secrets_of(config, env), *known])
     crow.use(templates, files=lambda session: prompt_files(config, home, trust, session.cwd))
     crow.use(
         permissions,
@@ -77,9 +86,9 @@ async def build(
     crow.use(configured_servers, config=config)
     crow.use(project_servers, trust=trust, env=env)
     crow.use(commands).use(effort).use(window).use(prefix).use(alarm).use(usage)
-    crow.use(printed_calls).use(resume).use(nudge).use(refusal).use(truncate).use(titles).use(undo)
-    if remember:
-        crow.use(persistence, url=database_url(config, home), folder=home.data)
+    crow.use(printed_calls).use(resume).use(nudge).use(refusal).use(truncate).use(titles).use(undo).use(plan)
+    if asks:
+        crow.use(ask)
     return crow
 
 

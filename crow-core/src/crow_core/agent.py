@@ -2,12 +2,12 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from crow_core import __version__
 from crow_core.acp.connection import Connection, ConnectionClosed, RpcError
@@ -18,8 +18,10 @@ from crow_core.acp.schema import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
+    METHOD_NOT_FOUND,
     NOT_FOUND,
     PROTOCOL_VERSION,
+    AgentAuthCapabilities,
     AgentCapabilities,
     AuthenticateRequest,
     AuthenticateResponse,
@@ -28,23 +30,34 @@ from crow_core.acp.schema import (
     ClientCapabilities,
     CloseSessionRequest,
     CloseSessionResponse,
+    CurrentModeUpdate,
     DeleteSessionRequest,
     DeleteSessionResponse,
+    DisableProviderRequest,
+    DisableProviderResponse,
     ForkSessionRequest,
     ForkSessionResponse,
     Implementation,
     InitializeRequest,
     InitializeResponse,
+    ListProvidersRequest,
+    ListProvidersResponse,
     ListSessionsRequest,
     ListSessionsResponse,
     LoadSessionRequest,
     LoadSessionResponse,
+    LogoutCapabilities,
+    LogoutRequest,
+    LogoutResponse,
     McpCapabilities,
     NewSessionRequest,
     NewSessionResponse,
     PromptCapabilities,
     PromptRequest,
     PromptResponse,
+    ProviderCurrentConfig,
+    ProviderInfo,
+    ProvidersCapabilities,
     ResumeSessionRequest,
     ResumeSessionResponse,
     SessionAdditionalDirectoriesCapabilities,
@@ -56,43 +69,86 @@ from crow_core.acp.schema import (
     SessionInfoUpdate,
     SessionListCapabilities,
     SessionResumeCapabilities,
+    SessionSystemPromptCapabilities,
+    SessionSystemPromptModeCapabilities,
+    SessionSystemPromptOverrideCapabilities,
+    SetProviderRequest,
+    SetProviderResponse,
     SetSessionConfigOptionRequest,
     SetSessionConfigOptionResponse,
     SetSessionModeRequest,
     SetSessionModeResponse,
+    TextBlock,
+    Usage,
 )
 from crow_core.acp.transports import Transport
 from crow_core.app import Crow
 from crow_core.config import ConfigError
 from crow_core.content import replay, to_message
+from crow_core.extensions.usage import TURN, Totals
+from crow_core.hooks import call
+from crow_core.model import ChatModel, Model
 from crow_core.prompts import PromptError
+from crow_core.providers import API, MAIN, Provider, is_endpoint
 from crow_core.servers import from_acp
-from crow_core.session import Option, Session
+from crow_core.session import SWITCH, Option, Session
 from crow_core.store import Page, SessionBusy, StoreError
 from crow_core.stream import ModelError
+from crow_core.trace import TRACE, trace_in
 
 PAGE = 50
 """Sessions in one answer to `session/list`."""
+
+MAX_SESSIONS = 500
+"""Sessions that one client may have open at once."""
+
+
+Opening: TypeAlias = NewSessionRequest | LoadSessionRequest | ResumeSessionRequest | ForkSessionRequest
 
 
 class Agent:
     """One client's connection to an app; its sessions see the client through this."""
 
     def __init__(
-        self, transport: Transport, crow: "Crow | Callable[[], Awaitable[Crow]]", *, stored: bool = False
+        self,
+        transport: Transport,
+        crow: "Crow | Callable[..., Awaitable[Crow]]",
+        *,
+        stored: bool = False,
+        unstable: bool = False,
+        methods: Sequence[str] = (),
+        audio: bool = False,
     ) -> None:
-        self.source = crow
-        """The app, or what makes it when the first session asks for it; raises ModelError when there is no model."""
+        self.source: Crow | Callable[..., Awaitable[Crow]] = crow
+        """The app, or what makes it when the first session asks for it; raises ModelError when there is no model. Given
+        `models={}`, it makes one without."""
+        self.unstable = unstable
+        """Whether to speak what ACP may still change: tokens of a turn, the client's system prompts and endpoints."""
         self.stored = bool(crow.load_session) if isinstance(crow, Crow) else stored
         """Whether sessions are remembered; of an app that is still to be made, somebody has to say it."""
+        self.methods = list(crow.methods) if isinstance(crow, Crow) else list(methods)
+        """What it answers beyond ACP; of an app that is still to be made, as `stored`."""
+        self.audio = any(hears(model) for model in crow.models.values()) if isinstance(crow, Crow) else audio
+        """Whether one of its models takes audio; likewise."""
         self.capabilities = ClientCapabilities()
+        self.logged_out = False
+        """The client has called `logout`, and not `authenticate` since."""
         self.sessions: dict[str, Session] = {}
+        self.provider: Provider | None = None
+        """The endpoint that the client wants asked in the sessions it opens from now on."""
+        self.providers: list[Provider] = []
+        """All it has ever set."""
         storing = {
             "session/load": self.load_session,
             "session/resume": self.resume_session,
             "session/fork": self.fork_session,
             "session/list": self.list_sessions,
             "session/delete": self.delete_session,
+        }
+        trying = {
+            "providers/list": self.list_providers,
+            "providers/set": self.set_provider,
+            "providers/disable": self.disable_provider,
         }
         self.connection = Connection(
             transport,
@@ -101,6 +157,7 @@ class Agent:
             {
                 "initialize": self.initialize,
                 "authenticate": self.authenticate,
+                "logout": self.logout,
                 "session/new": self.new_session,
                 "session/prompt": self.prompt,
                 "session/cancel": self.cancel,
@@ -108,8 +165,12 @@ class Agent:
                 "session/set_mode": self.set_mode,
                 "session/set_config_option": self.set_config_option,
                 **(storing if self.stored else {}),
+                **(trying if unstable else {}),
             },
+            others=self.extend,
         )
+        self._opening = 0
+        """Sessions on the way to be open."""
         self._making = asyncio.Lock()
         self._aside: set[asyncio.Task[None]] = set()
 
@@ -120,24 +181,34 @@ class Agent:
         finally:
             if isinstance(crow := self.source, Crow):
                 await asyncio.gather(*(crow.close(session) for session in self.sessions.values()))
+            await asyncio.gather(*(provider.close() for provider in self.providers))
 
     async def request(self, method: str, params: Struct) -> Any:
         return await self.connection.request(method, params)
 
     async def notify(self, method: str, params: Struct) -> None:
-        await self.connection.notify(method, params)
+        try:
+            await self.connection.notify(method, params)
+        except ConnectionClosed:
+            if not self.connection.ending:  # else all that runs is being ended, and need not fail as well
+                raise
 
     async def crow(self) -> Crow:
-        """The app; an error that asks for credentials when it has no model."""
+        """The app; an error that asks for credentials when it has no model, and after `logout`."""
+        if self.logged_out:
+            raise RpcError(AUTH_REQUIRED, "Logged out", details="You have logged out of crow. Log in to go on.")
         async with self._making:
-            if not isinstance(self.source, Crow):
-                try:
-                    self.source = await self.source()
-                except ModelError as error:
-                    raise RpcError(AUTH_REQUIRED, "No model is configured", details=str(error)) from error
-                except ConfigError as error:
-                    raise unusable(error) from error
-            return self.source
+            if isinstance(made := self.source, Crow):
+                return made
+            try:
+                self.source = crow = await made()
+            except ModelError as error:
+                if self.provider is None:
+                    raise no_model(error) from error
+                self.source = crow = await made(models={})
+            except ConfigError as error:
+                raise unusable(error) from error
+            return crow
 
     async def initialize(self, params: InitializeRequest) -> InitializeResponse:
         self.capabilities = params.client_capabilities or ClientCapabilities()
@@ -146,13 +217,17 @@ class Agent:
             agent_info=Implementation(name="crow", title="Crow", version=__version__),
             agent_capabilities=AgentCapabilities(
                 load_session=self.stored,
-                prompt_capabilities=PromptCapabilities(image=True, embedded_context=True),
+                prompt_capabilities=PromptCapabilities(image=True, audio=self.audio, embedded_context=True),
                 mcp_capabilities=McpCapabilities(http=True, sse=True),
                 session_capabilities=SessionCapabilities(
                     **remembering() if self.stored else {},
                     close=SessionCloseCapabilities(),
                     additional_directories=SessionAdditionalDirectoriesCapabilities(),
+                    **instructing() if self.unstable else {},
                 ),
+                providers=ProvidersCapabilities() if self.unstable else UNSET,
+                auth=AgentAuthCapabilities(logout=LogoutCapabilities()),
+                meta={"crow": {"methods": self.methods}} if self.methods else UNSET,
             ),
             auth_methods=[
                 AuthMethod(
@@ -166,26 +241,46 @@ class Agent:
     async def authenticate(self, params: AuthenticateRequest) -> AuthenticateResponse:
         if params.method_id != "configured":
             raise RpcError(INVALID_PARAMS, "Unknown authentication method", details="The only method is 'configured'.")
+        self.logged_out = False
         await self.crow()
         return AuthenticateResponse()
 
+    async def logout(self, params: LogoutRequest) -> LogoutResponse:
+        """Nothing more is asked of the model for this client; what runs is cancelled, what is open stays open."""
+        self.logged_out = True
+        if isinstance(crow := self.source, Crow):
+            await asyncio.gather(*(crow.cancel(session) for session in self.sessions.values()))
+        return LogoutResponse()
+
     async def new_session(self, params: NewSessionRequest) -> NewSessionResponse:
-        crow = await self.crow()
-        session = await self.take_in(crow.open(self, folder(params.cwd), **beside(params)))
+        crow, cwd = await self.crow(), folder(params.cwd)
+        session = await self.take_in(crow.open, self, cwd, params=params)
         return NewSessionResponse(
             session_id=session.id, modes=session.modes() or UNSET, config_options=[*session.config_options()]
         )
 
-    async def take_in(self, opening: Awaitable[Session | None], id: str = "") -> Session:
-        """The session that is being opened, as one of this client's; `id` is the one that was asked for."""
+    async def take_in(
+        self, open: Callable[..., Awaitable[Session | None]], *args: Any, params: Opening, id: str = ""
+    ) -> Session:
+        """A session that `open` gives, as one of this client's; `id` is the one that was asked for."""
+        instructions = instructions_in(params) if self.unstable else None
+        if len(self.sessions) + self._opening >= MAX_SESSIONS:
+            raise RpcError(INVALID_REQUEST, "Too many sessions", details=f"{MAX_SESSIONS} are open. Close one first.")
+        self._opening += 1
         try:
-            session = await opening
+            session = await open(*args, **beside(params), models=await self.models())
         except ConfigError as error:  # a trusted project's own settings
             raise unusable(error) from error
+        except ModelError as error:
+            raise no_model(error) from error
         except StoreError as error:
             raise unavailable(error, id) from error
+        finally:
+            self._opening -= 1
         if session is None:
             raise unknown(id)
+        if instructions:
+            session.instruct(instructions[1], alone=instructions[0] == "override")
         self.sessions[session.id] = session
         # The client knows the session's id only once it has the answer; see Connection on the order.
         asyncio.get_running_loop().call_soon(self.start_announcing, session)
@@ -202,16 +297,22 @@ class Agent:
         return ResumeSessionResponse(modes=session.modes() or UNSET, config_options=[*session.config_options()])
 
     async def go_on(self, params: LoadSessionRequest | ResumeSessionRequest) -> Session:
-        """Open a stored session; one that this client has open already begins anew."""
+        """Open a stored session; one that this client, or one that has hung up, has open already begins anew."""
         crow, id = await self.crow(), params.session_id
-        cwd, rest = folder(params.cwd), beside(params)
-        if open_here := self.sessions.pop(id, None):
-            await crow.close(open_here)
-        return await self.take_in(crow.load(self, id, cwd, **rest), id)
+        cwd, _ = folder(params.cwd), beside(params)
+        if (before := crow.sessions.get(id)) and not self.is_foreign(before):
+            self.sessions.pop(id, None)
+            await crow.close(before)
+        return await self.take_in(crow.load, self, id, cwd, params=params, id=id)
+
+    def is_foreign(self, session: Session) -> bool:
+        """Whether an open session is that of another client, who is still there."""
+        client = session.client
+        return client is not self and not (isinstance(client, Agent) and client.connection.ending)
 
     async def fork_session(self, params: ForkSessionRequest) -> ForkSessionResponse:
         crow, id = await self.crow(), params.session_id
-        session = await self.take_in(crow.fork(self, id, folder(params.cwd), **beside(params)), id)
+        session = await self.take_in(crow.fork, self, id, folder(params.cwd), params=params, id=id)
         return ForkSessionResponse(
             session_id=session.id, modes=session.modes() or UNSET, config_options=[*session.config_options()]
         )
@@ -237,12 +338,14 @@ class Agent:
         return ListSessionsResponse(sessions=sessions, next_cursor=page.cursor or UNSET)
 
     async def delete_session(self, params: DeleteSessionRequest) -> DeleteSessionResponse:
-        crow = await self.crow()
-        self.sessions.pop(params.session_id, None)
+        crow, id = await self.crow(), params.session_id
         try:
-            await crow.delete(params.session_id)
+            if (found := crow.sessions.get(id)) and self.is_foreign(found):
+                raise SessionBusy(f"Session {id} is open in another connection. Close it there, then delete it.")
+            self.sessions.pop(id, None)
+            await crow.delete(id)
         except StoreError as error:
-            raise unavailable(error, params.session_id) from error
+            raise unavailable(error, id) from error
         return DeleteSessionResponse()
 
     def start_announcing(self, session: Session) -> None:
@@ -261,8 +364,11 @@ class Agent:
 
     async def prompt(self, params: PromptRequest) -> PromptResponse:
         session, crow = self.session(params.session_id), await self.crow()
+        TURN.set(spent := Totals())
+        TRACE.set(trace_in(params.meta or {}))
         try:
-            return PromptResponse(stop_reason=await crow.prompt(session, to_message(params.prompt)))
+            stop_reason = await crow.prompt(session, to_message(params.prompt))
+            return PromptResponse(stop_reason=stop_reason, usage=as_usage(spent) if self.unstable else UNSET)
         except asyncio.CancelledError:
             return PromptResponse(stop_reason="cancelled")
         except ModelError as error:
@@ -273,13 +379,14 @@ class Agent:
             raise RpcError(INTERNAL_ERROR, "The prompt's template cannot be used", details=str(error)) from error
 
     async def cancel(self, params: CancelNotification) -> None:
-        if session := self.sessions.get(params.session_id):
-            await (await self.crow()).cancel(session)
+        if (session := self.sessions.get(params.session_id)) and isinstance(crow := self.source, Crow):
+            await crow.cancel(session)
 
     async def close_session(self, params: CloseSessionRequest) -> CloseSessionResponse:
-        session, crow = self.session(params.session_id), await self.crow()
+        session = self.session(params.session_id)
         del self.sessions[session.id]
-        await crow.close(session)
+        if isinstance(crow := self.source, Crow):
+            await crow.close(session)
         return CloseSessionResponse()
 
     async def set_mode(self, params: SetSessionModeRequest) -> SetSessionModeResponse:
@@ -291,11 +398,47 @@ class Agent:
 
     async def set_config_option(self, params: SetSessionConfigOptionRequest) -> SetSessionConfigOptionResponse:
         session = self.session(params.session_id)
-        option = session.option(params.config_id)
-        await choose(session, option, params.value)
-        if option and option.category == "mode":
-            await session.announce_options()
+        before = session.modes()
+        await choose(session, session.option(params.config_id), params.value)
+        if (modes := session.modes()) and modes != before:
+            await session.update(CurrentModeUpdate(current_mode_id=modes.current_mode_id))
         return SetSessionConfigOptionResponse(config_options=[*session.config_options()])
+
+    async def list_providers(self, params: ListProvidersRequest) -> ListProvidersResponse:
+        set = self.provider
+        current = ProviderCurrentConfig(api_type=API, base_url=set.base_url) if set else UNSET
+        info = ProviderInfo(provider_id=MAIN, supported=[API], required=False, current=current)
+        return ListProvidersResponse(providers=[info])
+
+    async def set_provider(self, params: SetProviderRequest) -> SetProviderResponse:
+        if params.provider_id != MAIN:
+            raise RpcError(INVALID_PARAMS, "Unknown provider", details=f"The only provider is {MAIN!r}.")
+        if params.api_type != API:
+            raise RpcError(INVALID_PARAMS, "Unknown API type", details=f"Crow speaks {API!r} with models.")
+        if not is_endpoint(params.base_url):
+            why = "It takes an http or https address without a password or a query: a key belongs into the headers."
+            raise RpcError(INVALID_PARAMS, "Unusable base URL", details=why)
+        self.provider = Provider(params.base_url, dict(params.headers or {}))
+        self.providers.append(self.provider)
+        return SetProviderResponse()
+
+    async def disable_provider(self, params: DisableProviderRequest) -> DisableProviderResponse:
+        """Ask the configured models again; one that was never set is fine."""
+        if params.provider_id == MAIN:
+            self.provider = None
+        return DisableProviderResponse()
+
+    async def extend(self, method: str, params: dict[str, Any]) -> Any:
+        """Answer what an extension can, about one of this client's sessions."""
+        found = self.source.methods.get(method) if isinstance(self.source, Crow) else None
+        if found is None:
+            raise RpcError(METHOD_NOT_FOUND, f"Method not found: {method}")
+        return await call(found, self.session(str(params.get("sessionId"))), params)
+
+    async def models(self) -> Mapping[str, Model] | None:
+        """Those of the client's own endpoint; None for the configured ones. Raises ModelError."""
+        configured = self.source.models.values() if isinstance(self.source, Crow) else ()
+        return self.provider and await self.provider.models([model.name for model in configured])
 
     def session(self, id: str) -> Session:
         try:
@@ -314,9 +457,38 @@ def remembering() -> dict[str, Any]:
     }
 
 
-def beside(
-    params: NewSessionRequest | LoadSessionRequest | ResumeSessionRequest | ForkSessionRequest,
-) -> dict[str, Any]:
+def instructing() -> dict[str, Any]:
+    """What system prompts of the client's an agent takes."""
+    modes = SessionSystemPromptModeCapabilities(override=SessionSystemPromptOverrideCapabilities())
+    return {"system_prompt": SessionSystemPromptCapabilities(mode=modes)}
+
+
+def instructions_in(params: Opening) -> tuple[str, str] | None:
+    """The mode and the text of a system prompt of the client's."""
+    if not (prompt := params.system_prompt):
+        return None
+    if prompt.mode not in ("append", "override"):
+        raise RpcError(INVALID_PARAMS, "Unknown system prompt mode", details="It is one of: append, override.")
+    texts = [block.text for block in prompt.content if isinstance(block, TextBlock)]
+    if not texts or len(texts) < len(prompt.content):
+        raise RpcError(INVALID_PARAMS, "Unusable system prompt", details="It takes text blocks, at least one.")
+    return prompt.mode, "\n\n".join(texts)
+
+
+def as_usage(spent: Totals) -> Usage | UnsetType:
+    """The tokens of a turn; nothing where the model was not asked, or nobody counted."""
+    if not spent.calls:
+        return UNSET
+    return Usage(
+        input_tokens=spent.prompt,
+        output_tokens=spent.completion,
+        total_tokens=spent.prompt + spent.completion,
+        cached_read_tokens=spent.cached or UNSET,
+        thought_tokens=spent.thought or UNSET,
+    )
+
+
+def beside(params: Opening) -> dict[str, Any]:
     """The further folders, and the servers, that a client wants in a session."""
     return {
         "roots": [folder(root) for root in params.additional_directories or []],
@@ -339,6 +511,16 @@ def unavailable(error: StoreError, id: str = "") -> RpcError:
     return RpcError(INTERNAL_ERROR, "The stored sessions cannot be used", data)
 
 
+def hears(model: Model) -> bool:
+    """Whether a model takes audio."""
+    return isinstance(model, ChatModel) and model.quirks.audio
+
+
+def no_model(error: ModelError) -> RpcError:
+    """The answer where there is no model to ask."""
+    return RpcError(AUTH_REQUIRED, "No model is configured", details=str(error))
+
+
 def unusable(error: ConfigError) -> RpcError:
     """The answer where settings are wrong."""
     return RpcError(INTERNAL_ERROR, "The configuration cannot be used", details=str(error))
@@ -348,6 +530,8 @@ async def choose(session: Session, option: Option | None, value: str | bool) -> 
     """Set an option to one of its choices."""
     if option is None:
         raise RpcError(INVALID_PARAMS, "Unknown option", details="No such option in this session.")
+    if option.choices is SWITCH and isinstance(value, bool):
+        value = "on" if value else "off"
     values = [choice.value for choice in option.choices]
     if value not in values:
         raise RpcError(INVALID_PARAMS, "Unknown value", details=f"{option.id} takes one of: {', '.join(values)}.")

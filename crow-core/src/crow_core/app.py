@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 from crow_core.acp.schema import StopReason
 from crow_core.messages import INTERRUPTED, Message, answer, unanswered
@@ -13,8 +13,11 @@ from crow_core.react import react
 from crow_core.servers import Server
 from crow_core.session import Choice, Client, EndTurn, Hooks, Option, Session, new_id
 from crow_core.store import Record, SessionBusy
+from crow_core.stream import ModelError
 
 P = ParamSpec("P")
+Method = Callable[[Session, dict[str, Any]], Any]
+"""Takes the params, plain or async; gives what JSON holds. Raises RpcError."""
 
 SERVERS_WAIT = 5.0
 """Seconds the first prompt waits for MCP servers that are still starting; later tools join at a later turn."""
@@ -39,7 +42,12 @@ class Crow(Hooks):
         self.prompts = {"system": system or Prompt.packaged("system")}
         """The templates by name; a session begins with a copy."""
         self.max_steps = max_steps
+        self.methods: dict[str, Method] = {}
+        """What a client may ask about a session beyond ACP, by name: `_crow/usage`."""
         self.sessions: dict[str, Session] = {}
+        """Those that are open, by id."""
+        self.endings: dict[str, asyncio.Task[None]] = {}
+        """Those that were closed and have not come to their end."""
         self.options(self.model_option)
 
     def use(self, extension: "Callable[Concatenate[Crow, P], None]", *args: P.args, **options: P.kwargs) -> "Crow":
@@ -51,12 +59,12 @@ class Crow(Hooks):
         """The choice of a model, as a session option."""
 
         def current() -> str:
-            return next((name for name, model in self.models.items() if model is session.model), "")
+            return next((name for name, model in session.models.items() if model is session.model), "")
 
         def choose(name: str) -> None:
-            session.model = self.models[name]
+            session.model = session.models[name]
 
-        choices = [Choice(name, name, "" if name == m.name else m.name) for name, m in self.models.items()]
+        choices = [Choice(name, name, "" if name == m.name else m.name) for name, m in session.models.items()]
         return Option("model", "Model", "model", choices, current, choose)
 
     async def open(
@@ -66,14 +74,16 @@ class Crow(Hooks):
         *,
         roots: Sequence[str] = (),
         servers: Sequence[Server] = (),
+        models: Mapping[str, Model] | None = None,
         record: Record | None = None,
     ) -> Session:
         """Start a session, or go on with a stored one. Its MCP servers start in the background; the first prompt waits
-        for them."""
+        for them. `models` take the place of the app's. Raises ModelError when there is none at all."""
         self.seal()
-        model = next(iter(self.models.values()))
+        if not (models := models or self.models):
+            raise ModelError("No model is configured.")
         id, prompts = record.id if record else new_id(), dict(self.prompts)
-        session = Session(self, client, id, cwd, model, prompts, roots=[cwd, *roots], max_steps=self.max_steps)
+        session = Session(self, client, id, cwd, models, prompts, roots=[cwd, *roots], max_steps=self.max_steps)
         self.sessions[session.id] = session
         try:
             if record:
@@ -94,13 +104,21 @@ class Crow(Hooks):
         return session
 
     async def load(
-        self, client: Client, id: str, cwd: str, *, roots: Sequence[str] = (), servers: Sequence[Server] = ()
+        self,
+        client: Client,
+        id: str,
+        cwd: str,
+        *,
+        roots: Sequence[str] = (),
+        servers: Sequence[Server] = (),
+        models: Mapping[str, Model] | None = None,
     ) -> Session | None:
         """Go on with a stored session; None when there is no such session. Raises StoreError."""
         if id in self.sessions:
             raise SessionBusy(f"Session {id} is open in this process. Close it there first, or fork it.")
+        await self.ended(id)
         record = await self.load_session.run(id)
-        return record and await self.open(client, cwd, roots=roots, servers=servers, record=record)
+        return record and await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
 
     async def fork(
         self,
@@ -111,18 +129,21 @@ class Crow(Hooks):
         at: str = "",
         roots: Sequence[str] = (),
         servers: Sequence[Server] = (),
+        models: Mapping[str, Model] | None = None,
     ) -> Session | None:
         """Open a new session that goes on from a stored one, from its end or from the entry `at`; None when there is no
         such session. Raises StoreError."""
         if id in self.sessions:
             await self.sessions[id].written()
+        await self.ended(id)
         record = await self.fork_session.run(id, new_id(), at)
-        return record and await self.open(client, cwd, roots=roots, servers=servers, record=record)
+        return record and await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
 
     async def delete(self, id: str) -> None:
         """Forget a stored session, which is closed if it is open here. Raises StoreError."""
         if id in self.sessions:
             await self.close(self.sessions[id])
+        await self.ended(id)
         await self.delete_session.run(id)
 
     async def prompt(self, session: Session, message: Message) -> StopReason:
@@ -188,19 +209,30 @@ class Crow(Hooks):
             stop(session, turn)
 
     async def close(self, session: Session) -> None:
-        """End a session: its work is cancelled, its servers stop."""
-        if self.sessions.pop(session.id, None) is None:
-            return
+        """End a session: its work is cancelled, its servers stop. Who closes it once more waits for the same end."""
+        if self.sessions.pop(session.id, None) is not None:
+            self.endings[session.id] = asyncio.ensure_future(self.end(session))
+        await self.ended(session.id)
+
+    async def end(self, session: Session) -> None:
         await self.cancel(session)
-        async with session.lock:
-            try:
-                await self.session_end.run_all(session)
-            finally:
-                await session.close()
+        try:
+            async with session.lock:
+                try:
+                    await self.session_end.run_all(session)
+                finally:
+                    await session.close()
+        finally:
+            del self.endings[session.id]
+
+    async def ended(self, id: str) -> None:
+        """Wait for a session that was closed; what comes next finds it stored and nobody's."""
+        if ending := self.endings.get(id):
+            await asyncio.shield(ending)
 
     async def shut_down(self) -> None:
         """End every session and let go of everything shared."""
-        await asyncio.gather(*(self.close(session) for session in list(self.sessions.values())))
+        await asyncio.gather(*(self.close(session) for session in list(self.sessions.values())), *self.endings.values())
         await self.app_end.run_all()
         await asyncio.gather(*(server.close() for server in self.servers))
         for model in self.models.values():

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 from msgspec import UNSET, UnsetType, to_builtins
@@ -17,6 +17,8 @@ from crow_core.acp.schema import (
     ContentBlock,
     DiffContent,
     ImageBlock,
+    PlanEntry,
+    PlanUpdate,
     ResourceBlock,
     ResourceLinkBlock,
     SessionUpdate,
@@ -48,7 +50,7 @@ class ToolResult:
     is_error: bool = False
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
     """The built-in tools' word on what they did: `crow/changes` [{path, old, new}], `crow/locations` [{path, line}],
-    `crow/terminal` (the client's terminal that holds the output)."""
+    `crow/plan` [{content, priority, status}], `crow/terminal` (the client's terminal that holds the output)."""
 
     @classmethod
     def text(cls, text: str, *, is_error: bool = False) -> "ToolResult":
@@ -61,7 +63,7 @@ class ToolResult:
 
 
 def to_message(blocks: Sequence[ContentBlock]) -> Message:
-    """A prompt's blocks as one user message; its content is a string unless it holds images.
+    """A prompt's blocks as one user message; its content is a string unless it holds images or sounds.
 
     Its notes hold the blocks, where they are more than text.
     """
@@ -90,8 +92,8 @@ def spoken(blocks: Sequence[ContentBlock]) -> Message:
                 else:
                     size = len(str(resource.blob or "")) * 3 // 4
                     parts.append(text_part(f"[attached: {name}, {size} bytes that are neither text nor an image]"))
-            case AudioBlock():
-                parts.append(text_part("[attached: audio, which this agent cannot hear]"))
+            case AudioBlock(data=data, mime_type=mime_type):
+                parts.append(audio_part(data, mime_type))
             case _:
                 parts.append(text_part("[attached: something this agent does not know]"))
     parts = [part for part in parts if part != text_part("")]  # which some servers refuse
@@ -106,6 +108,12 @@ def text_part(text: str) -> dict[str, Any]:
 
 def image_part(data: str, mime_type: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:{mime_type};base64,{data}"}}
+
+
+def audio_part(data: str, mime_type: str) -> dict[str, Any]:
+    kind = mime_type.partition(";")[0].strip().lower().partition("/")[2].removeprefix("x-")
+    format = {"mpeg": "mp3", "wave": "wav", "vnd.wave": "wav"}.get(kind, kind)
+    return {"type": "input_audio", "input_audio": {"data": data, "format": format}}
 
 
 def link_text(link: ResourceLinkBlock) -> str:
@@ -163,7 +171,10 @@ def title_of(name: str, arguments: dict[str, Any]) -> str:
     if isinstance(command, str) and command.strip():
         first, *more = command.strip().splitlines()
         return clean(f"{first[:200]} …" if more or len(first) > 200 else first)
-    detail = ", ".join(f"{key}={str(value)[:60]}" for key, value in arguments.items())
+    detail = ", ".join(
+        f"{len(cast(list[Any], value))} {key}" if isinstance(value, list) else f"{key}={str(value)[:60]}"
+        for key, value in arguments.items()
+    )
     return clean(f"{name}({detail})"[:200])
 
 
@@ -227,6 +238,8 @@ def remembered(result: ToolResult, call: ToolUse, kind: ToolKind) -> Message:
         notes["shown"]["locations"] = places
     if changes := result.meta.get("crow/changes"):
         notes["changes"] = changes
+    if (plan := result.meta.get("crow/plan")) is not None:
+        notes["plan"] = plan
     if result.is_error:
         notes["failed"] = True
     return answer(call, told(result), **notes)
@@ -263,21 +276,22 @@ def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
                     kind: ToolKind = message.get("crow", {}).get("shown", {}).get("kind", "other")
                     yield describe(call, kind, cwd)
                     yield shown(recalled(message), call, kind)
+                    if (plan := message.get("crow", {}).get("plan")) is not None:
+                        yield PlanUpdate(entries=lenient(plan, list[PlanEntry]))
             case _:
                 pass
 
 
 def blocks_of(message: Message) -> list[ContentBlock]:
     """The blocks a user message was made of."""
-    images = [part["image_url"]["url"] for part in parts(message.get("content")) if part.get("type") == "image_url"]
-    data = iter([str(url).partition(",")[2] for url in images])
+    data = iter([text for part in parts(message.get("content")) if (text := data_of(part)) is not None])
     filled: list[dict[str, Any]] = []
     for block in message.get("crow", {}).get("blocks") or parts(message.get("content")):
         match block:
             case {"type": "image_url", "image_url": {"url": str(url)}}:
                 mime_type = url.removeprefix("data:").partition(";")[0]
                 filled.append({"type": "image", "mimeType": mime_type, "data": next(data, "")})
-            case {"type": "image"}:
+            case {"type": "image" | "audio"}:
                 filled.append({**block, "data": next(data, "")})
             case {"type": "resource", "resource": {"mimeType": str(kind), **resource}} if "text" not in resource:
                 blob = next(data, "") if kind.startswith("image/") else ""
@@ -287,8 +301,19 @@ def blocks_of(message: Message) -> list[ContentBlock]:
     return lenient(filled, list[ContentBlock])
 
 
+def data_of(part: dict[str, Any]) -> str | None:
+    """The base64 data in a part of a message; None for text."""
+    match part:
+        case {"type": "image_url", "image_url": {"url": url}}:
+            return str(url).partition(",")[2]
+        case {"type": "input_audio", "input_audio": {"data": data}}:
+            return str(data)
+        case _:
+            return None
+
+
 def kept(block: ContentBlock) -> dict[str, Any]:
-    """A block as it is remembered: without data, which the message itself has where it is an image."""
+    """A block as it is remembered: without data, which the message itself has where it is an image or a sound."""
     known: dict[str, Any] = to_builtins(block, enc_hook=as_it_came)
     match known:
         case {"resource": {"blob": _, **resource}}:

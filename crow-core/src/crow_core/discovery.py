@@ -1,7 +1,8 @@
 """Which model to ask: the one configured, the one the environment names, or one that runs on this machine."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +22,8 @@ LOCAL = {
 
 PATIENCE = 0.7
 """Seconds a local server may take to list its models."""
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 NOTHING = """No model is configured, and no local server (Ollama, LM Studio, llama.cpp, vLLM) answers.
 Set OPENAI_BASE_URL and CROW_MODEL, for example http://localhost:11434/v1 and qwen3:8b,
@@ -59,6 +62,13 @@ async def find_models(config: Config, env: Mapping[str, str], wanted: str = "") 
     if key:
         raise ModelError("OPENAI_API_KEY is set, but no model is named. Set CROW_MODEL, or pass -m.")
     return await probe(name)
+
+
+def hears(config: Config, env: Mapping[str, str], wanted: str = "") -> bool:
+    """Whether a model that may be asked is known to take audio, as far as one knows without asking anybody."""
+    settings = [known(each.base_url, each.model, each.quirks) for each in config.models.values()]
+    name = wanted or env.get("CROW_MODEL", "")
+    return any(quirks.audio for quirks in (*settings, known(env.get("OPENAI_BASE_URL", ""), name)))
 
 
 def from_settings(name: str, settings: ModelSettings) -> ChatModel:
@@ -105,12 +115,24 @@ async def first_model(base_url: str, key: str) -> str:
     return found[0]
 
 
-async def list_models(base_url: str, key: str = "", patience: float = PATIENCE) -> list[str]:
+async def models_at(base_url: str, headers: Mapping[str, str], known_names: Collection[str]) -> dict[str, Model]:
+    """The models of an endpoint of which nothing is configured: those it lists, the `known_names` among them first;
+    where it lists none, these. Raises ModelError when there is neither."""
+    listed = await list_models(base_url, patience=10.0, headers=headers)
+    names = sorted(listed, key=lambda name: name not in known_names) or known_names
+    if not names:
+        raise ModelError(f"{base_url} does not list its models, and none is named. Set CROW_MODEL.")
+    return {n: ChatModel(name=n, base_url=base_url, headers=headers, quirks=known(base_url, n)) for n in names}
+
+
+async def list_models(
+    base_url: str, key: str = "", patience: float = PATIENCE, headers: Mapping[str, str] = NO_HEADERS
+) -> list[str]:
     """The models an endpoint says it has; none when it does not answer as such an endpoint."""
     import httpx2  # as in model.py: not before it is needed
 
     try:
-        async with http_client(base_url, key, patience, {}) as http:
+        async with http_client(base_url, key, patience, headers) as http:
             response = await http.get(endpoint(base_url, "models"))
         listing = msgspec.json.decode(response.content, type=Listing)
     except (httpx2.HTTPError, httpx2.InvalidURL, msgspec.DecodeError, UnicodeError):

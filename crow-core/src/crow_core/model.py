@@ -102,6 +102,8 @@ class Call:
     first: float = 0.0
     """When the first fragment came, in seconds of the monotonic clock, like `started` and `ended`; 0 for never."""
     ended: float = 0.0
+    held: float = 0.0
+    """Seconds of it in which nothing was read, because what had come was still being shown."""
     error: str = ""
     """What went wrong, as a sentence; empty when it went well."""
     broken: ModelError | None = None
@@ -126,7 +128,9 @@ class Call:
                 if "cached" in delta and self.usage:
                     self.usage = {"cached_tokens": delta["cached"], **self.usage}
                 if tell is not None:
+                    since = monotonic()
                     await tell(delta)
+                    self.held += monotonic() - since
         except BaseException as error:
             self.error = str(error) or type(error).__name__
             raise

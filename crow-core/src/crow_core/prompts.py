@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 
 class PromptError(Exception):
@@ -38,17 +41,24 @@ class Prompt:
         """The template's content hash, twelve hexadecimal digits."""
         return hashlib.sha256(self.template.encode()).hexdigest()[:12]
 
-    def render(self, **variables: Any) -> str:
-        """The finished text. Raises PromptError; an undefined variable is an error, never an empty string."""
+    @cached_property
+    def compiled(self) -> "Template":
+        """Made once: it takes thirty times as long as to render it."""
         # Here and not above: 5 % of start-up, needed only when the first prompt of a session is rendered.
-        from jinja2 import StrictUndefined, TemplateSyntaxError
+        from jinja2 import StrictUndefined
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(
             undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=False
         )
+        return environment.from_string(self.template)
+
+    def render(self, **variables: Any) -> str:
+        """The finished text. Raises PromptError; an undefined variable is an error, never an empty string."""
+        from jinja2 import TemplateSyntaxError  # see above
+
         try:
-            return environment.from_string(self.template).render(variables).strip()
+            return self.compiled.render(variables).strip()
         except Exception as error:  # whatever a template does wrong is the template's fault
             line = f" (line {error.lineno})" if isinstance(error, TemplateSyntaxError) else ""
             said = str(error).rstrip(".")

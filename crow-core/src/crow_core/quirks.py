@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -41,6 +41,8 @@ class Quirks(Struct, frozen=True, forbid_unknown_fields=True):
     """The form of text-only content: a string, or a list of parts."""
     images: bool = True
     """Whether the model sees; images are replaced by a note where it does not."""
+    audio: bool = False
+    """Whether the model hears; what is said is replaced by a note where it does not."""
     system_role: Literal["system", "developer", "user"] = "system"
     """What the system prompt is sent as; `user` puts it before the first user message."""
     temperature: bool = True
@@ -152,13 +154,23 @@ def without_images(messages: Messages, quirks: Quirks) -> Messages:
     """Notes in the place of images that the model cannot see."""
     if quirks.images:
         return messages
-    return [blinded(message) if isinstance(message.get("content"), list) else message for message in messages]
+    return [noted(message, "image_url", "[an image, which this model cannot see]") for message in messages]
 
 
-def blinded(message: dict[str, Any]) -> dict[str, Any]:
-    note = "[an image, which this model cannot see]"
-    texts = [part["text"] if part["type"] == "text" else note for part in message["content"]]
-    return {**message, "content": "\n\n".join(texts)}
+def without_audio(messages: Messages, quirks: Quirks) -> Messages:
+    """Notes in the place of sounds that the model cannot hear."""
+    if quirks.audio:
+        return messages
+    return [noted(message, "input_audio", "[a sound, which this model cannot hear]") for message in messages]
+
+
+def noted(message: dict[str, Any], kind: str, note: str) -> dict[str, Any]:
+    """A message with a note in the place of each part of a kind."""
+    content: Any = message.get("content")
+    if not isinstance(content, list) or not any(part["type"] == kind for part in cast("Messages", content)):
+        return message
+    parts = [{"type": "text", "text": note} if part["type"] == kind else part for part in cast("Messages", content)]
+    return with_text({**message, "content": parts})
 
 
 def with_content_form(messages: Messages, quirks: Quirks) -> Messages:
@@ -210,6 +222,7 @@ STEPS: tuple[Callable[[Messages, Quirks], Messages], ...] = (
     with_echo,
     with_system_role,
     without_images,
+    without_audio,
     with_content_form,
     with_call_ids,
 )

@@ -21,6 +21,7 @@ from msgspec import UNSET
 from crow_core.acp.schema import McpServer
 from crow_core.content import ToolResult, clean
 from crow_core.secrets import masked, secrets_of
+from crow_core.trace import KEYS
 from crow_core.watchdog import MARK, Watchdog
 
 if TYPE_CHECKING:
@@ -45,8 +46,9 @@ class Server:
     """One MCP server. It is connected at the first need, and again after it died."""
 
     name: str
-    source: Callable[[], Any]
-    """Gives what FastMCP's `Client` takes: a transport, a URL, a server object."""
+    source: Callable[[], Any] | None
+    """Gives what FastMCP's `Client` takes: a transport, a URL, a server object. None where there is nothing to connect:
+    an extension answers the calls, in `before_tool`, and `definitions` are all there is."""
     definitions: list[dict[str, Any]] | None = None
     """Its tools, where they are known beforehand; then it need not be connected to offer them."""
     trusted: bool = False
@@ -67,7 +69,7 @@ class Server:
 
     def warm(self) -> None:
         """Connect before anyone calls, but not before the model has been asked: loading FastMCP takes a second."""
-        if self._warming is None:
+        if self._warming is None and self.source:
             self._warming = asyncio.get_running_loop().call_later(WARM_AFTER, self.connect)
 
     def connect(self) -> "asyncio.Task[Client[Any]]":
@@ -80,6 +82,7 @@ class Server:
     async def _connect(self, before: "asyncio.Task[None] | None") -> "Client[Any]":
         if before is not None:
             await asyncio.wait([before])
+        assert self.source is not None
         client_class = await aside(fastmcp_client)
         client = client_class(await aside(self.source), name=self.name, init_timeout=START_TIMEOUT)
         if self.mark:  # else a command's standard error would be ours
@@ -114,10 +117,12 @@ class Server:
 
     async def call(self, tool: str, arguments: dict[str, Any], meta: dict[str, Any]) -> ToolResult:
         """Call a tool; every failure is a result that the model can read."""
+        if self.source is None:
+            return ToolResult.error(f"Nothing answers calls of {tool!r}.")
         connection = self.connect()
         timeout = None if self.trusted else CALL_TIMEOUT
         # Only our own tools are told where the session lives; to others it would be a leak.
-        ours = meta if self.trusted else None
+        ours = meta if self.trusted else {key: meta[key] for key in KEYS if key in meta} or None
         try:
             client = await client_of(connection)
             result = await client.call_tool_mcp(tool, arguments, timeout=timeout, meta=ours)

@@ -3,7 +3,7 @@
 import asyncio
 import platform
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
@@ -13,15 +13,21 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from msgspec import UNSET, Struct
 
+from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
     AgentMessageChunk,
     AgentThoughtChunk,
     AvailableCommand,
     AvailableCommandInput,
     AvailableCommandsUpdate,
+    BooleanConfigOption,
     ClientCapabilities,
+    CompleteElicitationNotification,
     ConfigOptionUpdate,
+    CreateElicitationRequest,
+    CreateElicitationResponse,
     CurrentModeUpdate,
+    ElicitationSchema,
     NoticeUpdate,
     SelectConfigOption,
     SelectEntry,
@@ -35,13 +41,15 @@ from crow_core.acp.schema import (
     TextBlock,
 )
 from crow_core.content import ToolResult
+from crow_core.elicitation import Answer, ElicitationError, can_ask, check_form, check_page, checked
 from crow_core.hooks import Collect, First, Observe, Pipe
-from crow_core.messages import Delta, Message, ToolUse, View, live, settle
+from crow_core.messages import Delta, Message, ToolUse, View, kind_of, live, settle
 from crow_core.model import Call, Model, Request
 from crow_core.prompts import Prompt
 from crow_core.servers import Server
 from crow_core.store import Page, Record
 from crow_core.toolbox import Toolbox
+from crow_core.trace import TRACE
 
 W = TypeVar("W")
 
@@ -101,16 +109,22 @@ class Choice:
     """It does not come back with a stored session: it has to be chosen anew."""
 
 
+SWITCH = (Choice("on", "On"), Choice("off", "Off"))
+"""The choices of an option that is a boolean; clients that know booleans are shown one."""
+
+
 @dataclass(frozen=True)
 class Option:
     """A setting of a session that its user can change at any time (ACP, session config options)."""
 
     id: str
     name: str
-    category: Literal["mode", "model", "thought_level"]
+    category: str
+    """"mode", "model", "model_config", "thought_level", or one's own that begins with `_`; empty for none."""
     choices: Sequence[Choice]
     get: "Callable[[], str]"
     set: "Callable[[str], None]"
+    description: str = ""
 
 
 class Hooks:
@@ -179,11 +193,14 @@ class Session:
     client: Client
     id: str
     cwd: str
-    model: Model
+    models: Mapping[str, Model]
+    """By the name a user picks; the first is the default."""
     prompts: dict[str, Prompt]
     """The templates by name; `system` is the system prompt's."""
     roots: list[str] = field(default_factory=list[str])
     """Absolute folders the file tools may touch; the first is `cwd`."""
+    instructions: list[str] = field(default_factory=list[str])
+    """The client's own, for the system prompt; they come before those of extensions."""
     log: list[Message] = field(default_factory=list[Message])
     """Messages and markers; only ever appended to."""
     toolbox: Toolbox = field(default_factory=Toolbox)
@@ -207,11 +224,16 @@ class Session:
     """The running turn and those that wait for it, in order; a turn that is ending can no longer be cancelled."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the running turn until it has ended."""
+    model: Model = field(init=False)
+    """The one that is asked."""
     _view: View = field(default_factory=View)
     _drafting: asyncio.TimerHandle | None = None
     _call_ids: set[str] = field(default_factory=set[str])
     _writing: "asyncio.Task[None] | None" = None
     _scratch: "tempfile.TemporaryDirectory[str] | None" = None
+
+    def __post_init__(self) -> None:
+        self.model = next(iter(self.models.values()))
 
     def append(self, entry: Message) -> None:
         """Extend the log at once, and let the `message` hooks write it down behind; `written` waits for them."""
@@ -272,6 +294,47 @@ class Session:
             await self.update(NoticeUpdate(severity=severity, title=title))
         else:
             await self.update(AgentThoughtChunk(content=TextBlock(text=f"{title}\n"), message_id=new_id()))
+
+    async def elicit(
+        self, message: str, *, form: ElicitationSchema | None = None, url: str = "", call: str = ""
+    ) -> Answer:
+        """Ask the person to fill in a form, or to visit a page; `call` is the id of the tool call it is for.
+
+        Waits as long as it takes; the question is withdrawn when whoever waits is cancelled. Raises ElicitationError
+        where the client cannot ask so, or what it answers does not fit.
+        """
+        if not can_ask(self.client.capabilities, "form" if form else "url"):
+            raise ElicitationError(f"The client cannot {'show forms' if form else 'send a person to a page'}.")
+        id = "" if form else new_id()
+        if form:
+            check_form(message, form)
+        else:
+            check_page(url)
+        request = CreateElicitationRequest(
+            message=message,
+            mode="form" if form else "url",
+            session_id=self.id,
+            tool_call_id=call or UNSET,
+            requested_schema=form or UNSET,
+            url=url or UNSET,
+            elicitation_id=id or UNSET,
+        )
+        await self.written()
+        try:
+            response: CreateElicitationResponse = await self.client.request("elicitation/create", request)
+        except (RpcError, ConnectionClosed) as error:
+            raise ElicitationError(f"The client did not ask: {error}") from error
+        match response.action:
+            case "accept":
+                return Answer("accept", checked(response.content or {}, form) if form else {}, id)
+            case "decline":
+                return Answer("decline")
+            case _:
+                return Answer("cancel")
+
+    async def complete(self, id: str) -> None:
+        """Tell the client that what a page was visited for is done; `id` is the answer's."""
+        await self.client.notify("elicitation/complete", CompleteElicitationNotification(elicitation_id=id))
 
     async def show(self, delta: Delta, call: Call) -> None:
         """Show a fragment of a reply, and see to it that it is soon written down."""
@@ -336,8 +399,22 @@ class Session:
             roots=self.roots,
             platform=f"{platform.system()} {platform.machine()}",
             date=date.today().isoformat(),
-            instructions=await self.hooks.instructions.run(self),
+            instructions=[*self.instructions, *await self.hooks.instructions.run(self)],
         )
+
+    def instruct(self, text: str, *, alone: bool = False) -> None:
+        """Take instructions of the client's into the system prompt, behind crow's own, or `alone` in their place.
+
+        What was sent once stays as it is: a stored session is told anew only if these are others.
+        """
+        self.instructions = [text]
+        if alone:
+            self.prompts["system"] = Prompt.packaged("client")
+        renders = (entry.get("crow", {}) for entry in reversed(live(self.log)) if kind_of(entry) == "render")
+        told = next((render for render in renders if render.get("purpose") == "system"), None)
+        if told:
+            before = told.get("prompt"), told.get("variables", {}).get("instructions", [])[:1]
+            self.system = self.system if before == (self.prompts["system"].name, [text]) else None
 
     def render(self, prompt: Prompt, purpose: str, **variables: Any) -> str:
         """Render a prompt and write down which version became what. Raises PromptError."""
@@ -358,9 +435,16 @@ class Session:
         return text
 
     def meta(self, call: ToolUse, **more: Any) -> dict[str, Any]:
-        """What the built-in tools are told along with a call."""
+        """What tools are told along with a call; those that are not our own learn the trace context alone."""
         roots = [*self.roots, self._scratch.name] if self._scratch else self.roots
-        return {"crow/session": self.id, "crow/call": call["id"], "crow/cwd": self.cwd, "crow/roots": roots, **more}
+        return {
+            **TRACE.get(),
+            "crow/session": self.id,
+            "crow/call": call["id"],
+            "crow/cwd": self.cwd,
+            "crow/roots": roots,
+            **more,
+        }
 
     def scratch(self) -> Path:
         """A folder that lives as long as the session, for what is too long to tell the model; it may read it."""
@@ -393,20 +477,10 @@ class Session:
         self.options = await self.hooks.options.run(self)
 
     def config_options(self) -> list[SessionConfigOption]:
-        """All options with their current values."""
-        return [
-            SelectConfigOption(
-                id=option.id,
-                name=option.name,
-                category=option.category,
-                current_value=option.get(),
-                options=[
-                    SelectEntry(value=choice.value, name=choice.name, description=choice.description or UNSET)
-                    for choice in option.choices
-                ],
-            )
-            for option in self.options
-        ]
+        """All options with their current values, as far as the client understands them."""
+        wanted = self.client.capabilities.session
+        booleans = bool(wanted and wanted.config_options and wanted.config_options.boolean)
+        return [as_config_option(option, booleans=booleans) for option in self.options]
 
     def modes(self) -> SessionModeState | None:
         """The option of category `mode` in the older words that some clients read."""
@@ -441,3 +515,17 @@ class Session:
         if self._scratch is not None:
             with suppress(OSError):
                 self._scratch.cleanup()
+
+
+def as_config_option(option: Option, *, booleans: bool) -> SessionConfigOption:
+    """An option as ACP has it, with its current value."""
+    what: dict[str, Any] = {
+        "id": option.id,
+        "name": option.name,
+        "category": option.category or UNSET,
+        "description": option.description or UNSET,
+    }
+    if booleans and option.choices is SWITCH:
+        return BooleanConfigOption(**what, current_value=option.get() == "on")
+    entries = [SelectEntry(value=c.value, name=c.name, description=c.description or UNSET) for c in option.choices]
+    return SelectConfigOption(**what, current_value=option.get(), options=entries)

@@ -105,6 +105,11 @@ class Toolbox:
         tool = self.tools.get(call["function"]["name"])
         return tool.kind(arguments_of(call) or {}) if tool else "other"
 
+    def is_of(self, call: ToolUse, server: Server) -> bool:
+        """Whether it is a call of one of this server's tools."""
+        tool = self.tools.get(call["function"]["name"])
+        return tool is not None and tool.server is server
+
     def reject(self, call: ToolUse) -> ToolResult | None:
         """The answer to a call that cannot be run: no such tool, or arguments that are no JSON object."""
         name = call["function"]["name"]

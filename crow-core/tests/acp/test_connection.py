@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from anyio import wait_all_tasks_blocked
-from crow_core.acp.connection import Connection, ConnectionClosed, Handler, RpcError
+from crow_core.acp.connection import MAX_RUNNING, MAX_WEIGHT, Connection, ConnectionClosed, Handler, RpcError
 from crow_core.acp.schema import (
     AGENT_METHODS,
     AUTH_REQUIRED,
@@ -235,6 +235,26 @@ async def test_what_is_no_request_is_never_answered(line: bytes, caplog: pytest.
         assert await wire.hear_before(1) == []
 
 
+@pytest.mark.parametrize("half", [rb"\ud83d", rb"\uDE00", rb"\ud83d\ud83d\ude00"])
+async def test_half_an_emoji_in_a_message_does_not_spoil_it(half: bytes):
+    """A client that cut a text in the middle of one waits for its answer, too."""
+    heard: list[str] = []
+
+    async def prompt(params: PromptRequest) -> PromptResponse:
+        heard.extend(block.text for block in params.prompt if isinstance(block, TextBlock))
+        return PromptResponse(stop_reason="end_turn")
+
+    line = (
+        b'{"jsonrpc":"2.0","id":1,"method":"session/prompt","params":{"sessionId":"s","prompt":'
+        b'[{"type":"text","text":"a' + half + b'b"}],"_meta":{"' + half + b'":1}}}'
+    )
+    async with serving({"session/prompt": prompt}) as (_, wire):
+        await wire.say(line)
+        assert await wire.hear() == {"id": 1, "result": {"stopReason": "end_turn"}}
+    assert heard[0].startswith("a?")
+    assert heard[0].endswith("b")
+
+
 async def test_bad_params_are_refused_with_their_path():
     async with serving({"session/prompt": wait_forever}) as (_, wire):
         await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": [{"type": "text", "text": 5}]})
@@ -254,8 +274,12 @@ async def test_an_error_a_handler_raises_is_answered_as_it_is():
 
 
 async def test_a_failing_handler_is_answered_with_a_sentence_and_logged_with_its_traceback(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
+    log = logging.getLogger("crow_core.acp.connection")
+    monkeypatch.setattr(log, "propagate", False)  # what is logged here cannot be written into a report
+    monkeypatch.setattr(log, "handlers", [caplog.handler])
+
     async def prompt(params: PromptRequest) -> None:
         raise RuntimeError("the disk is full\nand \udcff more")
 
@@ -270,6 +294,16 @@ async def test_a_failing_handler_is_answered_with_a_sentence_and_logged_with_its
             },
         }
     assert "Traceback" in caplog.text
+
+
+async def test_that_the_other_side_is_gone_is_no_failure(caplog: pytest.LogCaptureFixture):
+    async def prompt(params: PromptRequest) -> None:
+        raise ConnectionClosed("the other side is gone")
+
+    async with serving({"session/prompt": prompt}) as (_, wire):
+        await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": []})
+        assert (await wire.hear())["error"]["code"] == INTERNAL_ERROR
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(
@@ -616,6 +650,56 @@ async def test_who_sends_rubbish_and_does_not_read_has_to_wait():
         await wait_all_tasks_blocked()
         assert 0 < sent < 2 * HIGH_WATER
         babbling.cancel()
+
+
+async def test_who_asks_and_does_not_read_has_to_wait():
+    async def list_many(params: ListSessionsRequest) -> dict[str, Any]:
+        return {"sessions": [{"sessionId": "x" * 1000, "cwd": "/"}]}
+
+    async def ask() -> None:
+        nonlocal asked
+        while True:
+            asked += 1
+            await wire.ask(asked, "session/list", {})
+
+    asked = 0
+    async with serving({"session/list": list_many}) as (_, wire):
+        asking = asyncio.create_task(ask())
+        await wait_all_tasks_blocked()
+        before = asked
+        assert before * 1000 < HIGH_WATER * 100
+        await wire.hear_before(before // 2)
+        await wait_all_tasks_blocked()
+        assert asked > before
+        asking.cancel()
+
+
+async def test_who_asks_for_too_much_at_once_is_refused_and_can_still_cancel():
+    async with serving({"session/prompt": wait_forever, "session/list": list_nothing}) as (_, wire):
+        for id in range(MAX_RUNNING):
+            await wire.ask(id, "session/prompt", {"sessionId": "s", "prompt": []})
+        await wire.ask("one more", "session/list", {})
+        refusal = await wire.hear()
+        assert (refusal["id"], refusal["error"]["code"]) == ("one more", INVALID_REQUEST)
+        assert refusal["error"]["data"]["details"] == "1000 requests are running. Wait for some of their answers."
+        await wire.tell("$/cancel_request", {"requestId": 7})
+        assert (await wire.hear())["id"] == 7
+        await wire.ask("again", "session/list", {})
+        assert (await wire.hear())["result"] == {"sessions": []}
+
+
+async def test_requests_that_run_at_once_may_not_be_too_large_together():
+    text = "x" * (MAX_WEIGHT // 4)
+    async with serving({"session/prompt": wait_forever}) as (_, wire):
+        for id in range(3):
+            await wire.ask(id, "session/prompt", {"sessionId": "s", "prompt": [{"type": "text", "text": text}]})
+        await wire.ask(3, "session/prompt", {"sessionId": "s", "prompt": [{"type": "text", "text": text}]})
+        assert (await wire.hear())["id"] == 3
+        await wire.tell("$/cancel_request", {"requestId": 0})
+        assert (await wire.hear())["id"] == 0
+        await wire.ask(4, "session/prompt", {"sessionId": "s", "prompt": [{"type": "text", "text": text}]})
+        await wire.tell("$/cancel_request", {"requestId": 4})
+        assert (await wire.hear())["error"]["code"] == REQUEST_CANCELLED
 
 
 async def test_twenty_mebibytes_pass_both_ways():

@@ -221,9 +221,10 @@ async def test_hang_up_in_the_middle_of_a_hanging_reply_leaves_the_server_workin
     assert server.hangups == 1
 
 
-async def test_leaving_ends_a_hanging_reply_and_frees_the_port() -> None:
+@pytest.mark.parametrize("hanging", [Reply("Hi", hang=True), Raw([b'data: {"cho'], hang=True)])
+async def test_leaving_ends_a_hanging_reply_and_frees_the_port(hanging: Reply | Raw) -> None:
     async with httpx2.AsyncClient() as client:
-        async with ScriptedServer([Reply("Hi", hang=True)]) as server:
+        async with ScriptedServer([hanging]) as server:
             url = f"{server.url}/chat/completions"
             response = await client.send(client.build_request("POST", url, json=ASK), stream=True)
         with pytest.raises(httpx2.RemoteProtocolError):

@@ -65,9 +65,11 @@ class LocalTerminals:
         cancelled, cancel = os.pipe()
 
         def work() -> Outcome:
+            watch = self._watchdog.over  # by its mark before it starts: it is quicker than we are
             with (
+                watch("", mark),
                 Run(self._shell, command, cwd, environment, mark, cancelled, capture) as run,
-                self._watchdog.over(run.group, mark),
+                watch(run.group, mark),
             ):
                 return run.outcome(timeout, output_limit)
 

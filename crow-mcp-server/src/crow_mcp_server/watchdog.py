@@ -36,8 +36,8 @@ class Watchdog:
         self._listener: int | None = None
 
     @contextmanager
-    def over(self, group: int, mark: str) -> Generator[None]:
-        """Have a process group, and the processes that carry the mark, killed if we end inside of this block."""
+    def over(self, group: int | str, mark: str) -> Generator[None]:
+        """Have a process group ("" for none), and those that carry the mark, killed if we end inside of this block."""
         self._tell(f"start {group}:{mark}\n")
         try:
             yield

@@ -1,7 +1,8 @@
 """What is large, and the same in many rows, is kept once, under its hash."""
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from hashlib import sha256
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, bindparam, delete, exists, func, select, text
 
@@ -28,11 +29,17 @@ def keep(connection: Connection, data: Mapping[str, bytes]) -> None:
 
 
 def fetch(connection: Connection, hashes: Iterable[str]) -> dict[str, bytes]:
-    """Those of the blobs that are there, by hash."""
+    """Those of the blobs that are there and whole, by hash."""
     found: dict[str, bytes] = {}
     for part in parts(hashes):
-        found |= {row.hash: row.data for row in connection.execute(FETCH, {"wanted": part})}
+        rows = connection.execute(FETCH, {"wanted": part})
+        found |= {row.hash: row.data for row in rows if is_whole(row.hash, row.data)}
     return found
+
+
+def is_whole(hash: str, data: Any) -> bool:
+    """Whether a blob is what was stored under its hash."""
+    return isinstance(data, bytes) and sha256(data).hexdigest() == hash
 
 
 def sweep(connection: Connection, hashes: Iterable[str]) -> None:

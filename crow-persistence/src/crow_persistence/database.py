@@ -11,9 +11,28 @@ from threading import Lock
 from typing import Any, NoReturn
 
 from crow_core.store import StoreError
-from sqlalchemy import URL, Connection, Engine, column, create_engine, event, inspect, select, table, text
+from sqlalchemy import (
+    URL,
+    Column,
+    Connection,
+    Engine,
+    MetaData,
+    String,
+    Table,
+    column,
+    create_engine,
+    event,
+    insert,
+    inspect,
+    select,
+    table,
+    text,
+)
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from crow_persistence import search
+from crow_persistence.tables import metadata
 
 HEAD = "0001"
 """The newest revision in `migrations`; a test keeps it so."""
@@ -173,13 +192,15 @@ class Database:
 
     def _update(self, engine: Engine) -> None:
         """Bring the tables up to date, once, however many processes start together."""
-        from crow_persistence.migrations import upgrade  # Alembic is slow to import, and rarely needed
-
         with engine.connect().execution_options(begin="BEGIN IMMEDIATE") as connection, connection.begin():
             if not self.file:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
-            if self._is_stale(connection):
-                if self.file and revision(connection) is not None:
+            if revision(connection) is None:
+                create(connection)
+            elif self._is_stale(connection):
+                from crow_persistence.migrations import upgrade  # Alembic is slow to import, and rarely needed
+
+                if self.file:
                     copy(self.file, self.folder / f"{self.file.name}.before-{HEAD}")
                 upgrade(connection)
 
@@ -245,6 +266,15 @@ def revision(connection: Connection) -> str | None:
     if not connection.dialect.has_table(connection, version.name):
         return None
     return connection.scalar(select(version.c.version_num))
+
+
+def create(connection: Connection) -> None:
+    """Make the tables as they are now; what the migrations make is the same, and a test says so."""
+    metadata.create_all(connection)
+    search.create(connection)
+    version = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
+    version.create(connection)
+    connection.execute(insert(version).values(version_num=HEAD))
 
 
 def copy(file: Path, to: Path) -> None:

@@ -84,7 +84,9 @@ def unpack(kind: str, body: str, blobs: Mapping[str, bytes]) -> Message:
 
 
 def names(body: str) -> set[str]:
-    """The hashes of all blobs a body may name, and perhaps more."""
+    """The hashes of all blobs a body may name, and perhaps more; none of one that was damaged to something else."""
+    if not isinstance(body, str):  # pyright: ignore[reportUnnecessaryIsInstance] - SQLite takes anything
+        return set()
     return {part[:64] for part in body.split(f'"{BLOB}')[1:]}
 
 

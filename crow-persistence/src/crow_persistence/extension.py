@@ -15,7 +15,10 @@ from crow_core.model import Call
 from crow_core.session import Session
 from crow_core.store import Page, Record, StoreError
 
+from crow_persistence import search_tool
+
 if TYPE_CHECKING:
+    from crow_persistence.database import Database
     from crow_persistence.store import Store
 
 T = TypeVar("T")
@@ -40,6 +43,7 @@ def persistence(
     `folder` is crow's data folder, if not the file's. What `secrets` names is masked in all that is written.
     """
     threads = Threads(url, folder)
+    crow.servers.append(search_tool.server(threads.database))
 
     @crow.message
     async def write(session: Session, entry: Message) -> None:
@@ -84,6 +88,8 @@ def persistence(
     @crow.session_end
     async def end(session: Session) -> None:
         await session.flush()
+        if threads.opened is None:
+            return
         try:
             await threads.write(lambda store: store.end(session, secrets(session)))
         except StoreError as error:
@@ -119,6 +125,11 @@ class Threads:
             self.opened = asyncio.get_running_loop().run_in_executor(self.writer, open_store, self.url, self.folder)
         return await asyncio.shield(self.opened)
 
+    def database(self) -> "Database":
+        """The database, once it was needed."""
+        assert self.opened is not None
+        return self.opened.result().database
+
     def watch(self) -> None:
         """Let hearts beat from now on, if they do not yet."""
         if self.beating is None:
@@ -135,7 +146,8 @@ class Threads:
         if self.beating is not None:
             self.beating.cancel()
         if self.opened is not None:
-            await self.write(lambda store: store.database.close())
+            with suppress(StoreError):  # it could never be opened
+                await self.write(lambda store: store.database.close())
         self.writer.shutdown()
         self.reader.shutdown()
 

@@ -170,7 +170,7 @@ def follow(connection: Connection, row: "Row[Any]") -> tuple[list["Row[Any]"], i
             continue
         path.append(found)
         at = found.parent
-        if at is not None and at >= found.id:  # a parent is always older
+        if at is not None and not (isinstance(at, int) and at < found.id):  # a parent is always older
             astray += 1
             at = before(connection, row, path)
     return path[::-1], missing, astray
@@ -208,11 +208,13 @@ def before(connection: Connection, row: "Row[Any]", path: "Sequence[Row[Any]]") 
 
 def renders_of(connection: Connection, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
     """What belongs to `render` markers beside their bodies, by their rows."""
-    every = select(renders.c.message, renders.c.variables, prompts.c.template, tables.blobs.c.data).join(prompts)
+    every = select(renders.c.message, renders.c.variables, prompts.c.template, tables.blobs).join(prompts)
     joined = every.join(tables.blobs, tables.blobs.c.hash == renders.c.text)
     found: dict[int, dict[str, Any]] = {}
     for part in blobs.parts(ids):
         for row in connection.execute(joined.where(renders.c.message.in_(part))):
+            if not blobs.is_whole(row.hash, row.data):
+                continue
             text = row.data.decode("utf-8", "surrogatepass")
             found[row.message] = {"template": row.template, "variables": lenient(row.variables, {}), "text": text}
     return found

@@ -109,7 +109,7 @@ class Trail:
             "messages": encode([shared, *own]),
         }
         latest = Sent(call.id, body, as_sent({**body, "messages": []}), {})
-        columns["digest"] = whole_digest(latest, asked, like)
+        columns["digest"] = whole_digest(latest, asked, like, shared)
         self._sent[call.purpose] = latest
         return columns, data
 
@@ -118,9 +118,11 @@ class Trail:
         or the message itself."""
         bare = {key: message[key] for key in ("role", "tool_call_id", "content", "tool_calls") if key in message}
         if (at := self._entries.get(digest(bare))) is not None:
-            for thought in (None, "", *(key for key in message if key not in bare)):
+            if list(message) == list(bare):
+                return self.rows[at]
+            for thought in ("", *(key for key in message if key not in bare)):
                 if as_sent(sent(self.log[at], thought)) == as_sent(message):
-                    return self.rows[at] if thought is None else [self.rows[at], thought]
+                    return [self.rows[at], thought]
         return mapped(masked(message, self.secrets), partial(self.apart, data=data))
 
     def apart(self, text: str, data: dict[str, bytes]) -> str:
@@ -186,7 +188,7 @@ def outcome(call: Call, secrets: Collection[str]) -> dict[str, Any]:
     cost = price(call) if counted else None
     return {
         "first": (call.first - call.started) * 1000 if call.first else None,
-        "total": (call.ended - call.started) * 1000,
+        "total": (call.ended - call.started - call.held) * 1000,
         "stop_reason": plain(call.finish_reason) or None,
         "error": plain(masked(call.error, secrets)) or None,
         "usage": encode(call.usage) if call.usage else None,
@@ -209,14 +211,13 @@ def is_written(connection: Connection, id: str) -> bool:
     return connection.scalar(select(calls.c.id).where(calls.c.id == id)) is not None
 
 
-def whole_digest(latest: Sent, asked: Sequence[Any], like: Sent | None) -> str:
-    """The digest of the whole body as JSON. What it begins with like another one is not hashed again."""
+def whole_digest(latest: Sent, asked: Sequence[Any], like: Sent | None, shared: int) -> str:
+    """The digest of the whole body as JSON. What it shares with the one it begins like is not hashed again."""
     end = b'"messages":[]}'
     if not latest.head.endswith(end):
         return hashlib.sha256(as_sent(latest.body)).hexdigest()
     start, hash = 0, hashlib.sha256(latest.head[:-2])
     if like and like.head == latest.head:
-        shared = common(asked, like.body["messages"])
         start = max((at for at in like.hashes if at <= shared), default=0)
         hash = like.hashes[start].copy() if start else hash
     try:

@@ -42,7 +42,7 @@ sessions = Table(
     Column("options", Text, nullable=False),  # JSON object: model, mode and the like, as last chosen
     Column("head", Number),  # the messages row at the tip of its path; no foreign key, as it is written before it
     Column("origin", String(64)),  # id of the session it was forked from
-    Column("owner", Text),  # the process that has it open: "machine:pid:started"
+    Column("owner", Text),  # the process that has it open: "machine:pid:started:random"
     Column("beat", BigInteger),  # when the owner was last heard of
     Column("deleted", BigInteger),  # a tombstone: what it held is gone but for what a fork uses
 )
@@ -54,7 +54,9 @@ messages = Table(
     metadata,
     Column("id", Number, primary_key=True, autoincrement=True),
     Column("session", Number, ForeignKey("sessions.number"), nullable=False),
-    Column("parent", Number, ForeignKey("messages.id")),  # what came before it; a fork's first points into another session
+    Column(
+        "parent", Number, ForeignKey("messages.id")
+    ),  # what came before it; a fork's first points into another session
     Column("at", BigInteger, nullable=False),
     Column("kind", String(16), nullable=False),  # a message's role, or a marker's kind
     Column("body", Text, nullable=False),  # the entry of the log as JSON, what is large in it put into blobs
@@ -103,7 +105,9 @@ prompts = Table(
 renders = Table(
     "renders",
     metadata,
-    Column("message", Number, ForeignKey("messages.id", ondelete="CASCADE"), primary_key=True, autoincrement=False),  # its marker
+    Column(
+        "message", Number, ForeignKey("messages.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
+    ),  # its marker
     Column("session", Number, ForeignKey("sessions.number"), nullable=False),
     Column("prompt", Number, ForeignKey("prompts.id"), nullable=False),
     Column("purpose", String(32), nullable=False),  # system, compaction, skill, title, command …
@@ -121,13 +125,15 @@ calls = Table(
     Column("id", String(64), primary_key=True),  # of the reply it brought
     Column("session", Number, ForeignKey("sessions.number"), nullable=False),
     Column("purpose", String(32), nullable=False),
-    Column("render", Number, ForeignKey("renders.message", ondelete="SET NULL")),  # of its system prompt, or its own prompt
+    Column(
+        "render", Number, ForeignKey("renders.message", ondelete="SET NULL")
+    ),  # of its system prompt, or its own prompt
     Column("model", Text, nullable=False),  # what the endpoint calls it
     Column("endpoint", Text, nullable=False),  # without what may be secret in an address
     Column("crow", String(32), nullable=False),  # the version that asked
     Column("started", BigInteger, nullable=False),
     Column("first", Float),  # milliseconds until the first fragment
-    Column("total", Float),  # milliseconds until the end; null for one that a crash cut off
+    Column("total", Float),  # milliseconds of the endpoint until the end; null for one that a crash cut off
     Column("stop_reason", Text),
     Column("error", Text),
     Column("usage", Text),  # JSON, as the provider counted
@@ -162,7 +168,9 @@ decisions = Table(
     Column("scope", Text, nullable=False),  # how far the answer reaches
     Column("arguments", Digest, nullable=False),  # digest of the arguments as they were executed
     Column("result", Digest, nullable=False),  # digest of what the tool answered; "" in a decision
-    Column("files", Text, nullable=False),  # JSON list of {path, before, after}: digests of the files' bytes, null for none
+    Column(
+        "files", Text, nullable=False
+    ),  # JSON list of {path, before, after}: digests of the files' bytes, null for none
     Column("previous", Digest, nullable=False),
     Column("hash", Digest, nullable=False),
 )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from crow_core.store import Record, SessionBusy
-from sqlalchemy import Connection, Row, Select, bindparam, insert, or_, select, union, update
+from sqlalchemy import Connection, Row, Select, bindparam, insert, literal, or_, select, union, update
 from sqlalchemy import delete as deletion
 
 from crow_persistence import blobs, leases, search
@@ -29,6 +29,9 @@ def fork(
     key = connection.execute(insert(sessions), row).inserted_primary_key
     assert key is not None
     record.id, track.number = new_id, key[0]
+    if len(record.log) > len(track.rows):  # it ends with a reply that never came to its end
+        same = select(literal(track.number), drafts.c.at, drafts.c.body).where(drafts.c.session == source.number)
+        connection.execute(insert(drafts).from_select(["session", "at", "body"], same))
     return record, track
 
 

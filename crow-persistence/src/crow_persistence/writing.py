@@ -96,7 +96,9 @@ def extend(
 
 
 def begin(connection: Connection, track: Track, session: Session, at: int) -> int:
-    """A row for a new session; gives its number."""
+    """A row for a new session, and the prompts it has; gives its number."""
+    for prompt in session.prompts.values():
+        prompts.note(connection, prompt.name, prompt.template, at)
     row = {
         "id": plain(session.id),
         "cwd": plain(session.cwd),

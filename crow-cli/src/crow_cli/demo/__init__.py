@@ -25,12 +25,12 @@ async def show(env: Mapping[str, str], model: str = "") -> int:
         click.secho(f"crow demo in {folder}", bold=True, err=True)
         click.secho(f"{f'Model: {model}.' if model else HONEST}\n\n> {TASK}\n", dim=True, err=True)
         if model:
-            crow = await build(env, model=model, mode="accept-edits", remember=False)
+            crow = await build(env, model=model, mode="accept-edits", remember=False, asks=False)
             code = await run(crow, TASK, folder, interactive=is_interactive())
         else:
             async with ScriptedServer(play) as server:
                 scripted = ChatModel(name="script", base_url=server.url, window=32_768)
-                crow = await build(env, mode="yolo", models={"script": scripted}, remember=False)
+                crow = await build(env, mode="yolo", models={"script": scripted}, remember=False, asks=False)
                 code = await run(crow, TASK, folder)
         works = await tests_pass(folder)
     if works and code == 0:

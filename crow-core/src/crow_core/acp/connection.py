@@ -7,14 +7,17 @@ to `loop.call_soon` runs after the answer is out: how updates follow the answer 
 """
 
 import asyncio
+import json
 import logging
+import re
 from codecs import utf_8_decode
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from msgspec import UNSET, Raw, Struct, UnsetType, ValidationError
+from msgspec import UNSET, DecodeError, Raw, Struct, UnsetType, ValidationError
 from msgspec.json import Decoder
 
 from crow_core.acp.decoding import decode, encode
@@ -31,12 +34,18 @@ from crow_core.acp.schema import (
     Method,
     RequestId,
 )
-from crow_core.acp.transports import LineTooLong, Transport
+from crow_core.acp.transports import MAX_MESSAGE, LineTooLong, Transport
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[Any], Awaitable[Any]]
 """Takes the params struct, a dict if the method begins with `_`; returns the result, None for `{}`."""
+
+MAX_RUNNING = 1000
+"""Requests of theirs that may run at once; those beyond are refused."""
+
+MAX_WEIGHT = 2 * MAX_MESSAGE
+"""Bytes that the params of those requests may have together."""
 
 GRACE = 3.0
 """Seconds that cancelled requests have to clean up and answer when the connection ends."""
@@ -51,6 +60,8 @@ class RpcError(Exception):
         self.message = message  # one short line
         self.data: Any = {**(data or {}), "details": encodable(details)} if details else data
         """For programs, UNSET if there is none; clients show its `details` to people."""
+        if isinstance(self.data, dict) and (said := cast(dict[str, Any], self.data).get("details")):
+            self.add_note(str(said))
 
 
 class ConnectionClosed(ConnectionError):
@@ -80,6 +91,8 @@ class Remains(Struct):
 INCOMING = Decoder(Incoming)
 REMAINS = Decoder(Remains)
 SYNTAX = Decoder(Raw)
+HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""How half a surrogate pair may be written; whole ones are, too."""
 
 
 class Outgoing(Struct, tag_field="jsonrpc", tag="2.0"):
@@ -120,9 +133,13 @@ class Connection:
         methods: Mapping[str, Method],
         peer_methods: Mapping[str, Method],
         handlers: Mapping[str, Handler],
+        *,
+        others: Callable[[str, dict[str, Any]], Awaitable[Any]] | None = None,
     ) -> None:
         self._transport = transport
         self._peer_methods = peer_methods
+        self._others = others
+        """Answers requests that begin with `_` and have no handler, by method and params."""
         self._requests: dict[str, tuple[Handler, type[Any]]] = {}
         self._notifications: dict[str, tuple[Handler, type[Any]]] = {}
         for method, handler in {"$/cancel_request": self._cancel, **handlers}.items():
@@ -132,19 +149,22 @@ class Connection:
         """Requests of ours without an answer."""
         self._running: dict[RequestId, asyncio.Task[None]] = {}
         """Requests of theirs without an answer."""
+        self._weight = 0
+        """Bytes of the params of those."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ending = False
+        self.ending = False
+        """The other side has hung up, or this one is about to."""
 
     async def serve(self) -> None:
         """Read until the other side hangs up or `close` is called, then `close`."""
         try:
-            while not self._ending:
+            while True:
                 try:
                     line = await self._transport.readline()
                 except LineTooLong as error:
                     await self._reject(None, RpcError(INVALID_REQUEST, "Message too long", details=str(error)))
                     continue
-                if not line:
+                if not line or self.ending:
                     break
                 if not line.isspace():
                     await self._receive(line)
@@ -158,7 +178,7 @@ class Connection:
         Raises RpcError if it refuses or its answer cannot be read, ConnectionClosed if it is gone. If the waiting task
         is cancelled, the other side hears it (`$/cancel_request`).
         """
-        if self._ending:
+        if self.ending:
             raise ConnectionClosed(f"{method} was not sent: the connection has ended")
         type = Any if method.startswith("_") else self._peer_methods[method].result or Any
         id = next(self._ids)
@@ -168,7 +188,7 @@ class Connection:
             await self._send(line)
             result = await future
         except asyncio.CancelledError:
-            if id in self._pending and not self._ending:
+            if id in self._pending and not self.ending:
                 self._write(Notification("$/cancel_request", CancelRequestNotification(request_id=id)))
             raise
         finally:
@@ -187,9 +207,9 @@ class Connection:
 
     async def close(self) -> None:
         """Cancel what runs, see its answers out, fail what waits for an answer, and hang up."""
-        if self._ending:
+        if self.ending:
             return
-        self._ending = True
+        self.ending = True
         await asyncio.sleep(0)  # what has just been read starts before it is cancelled, else it could not answer
         for id in list(self._pending):
             self._resolve(id, ConnectionClosed("the connection ended before the answer came"))
@@ -208,8 +228,7 @@ class Connection:
 
     async def _receive(self, line: bytes | bytearray) -> None:
         try:
-            check_utf8(line)
-            message = INCOMING.decode(line)
+            message = read(line)
         except (ValueError, RecursionError) as error:
             await self._receive_malformed(line, str(error))
             return
@@ -230,13 +249,26 @@ class Connection:
             self._start(self._take(method, *found, params))
 
     async def _receive_request(self, id: RequestId, method: str, params: Raw) -> None:
-        if (found := self._requests.get(method)) is None:
+        found = self._requests.get(method)
+        if found is None and self._others and method.startswith("_"):
+            found = partial(self._others, method), dict
+        if found is None:
             await self._reject(id, RpcError(METHOD_NOT_FOUND, f"Method not found: {method}"))
         elif id in self._running:
             await self._reject(id, RpcError(INVALID_REQUEST, "A request with this id is still running"))
+        elif len(self._running) >= MAX_RUNNING or self._weight + (weight := memoryview(params).nbytes) > MAX_WEIGHT:
+            why = f"{len(self._running)} requests are running. Wait for some of their answers."
+            await self._reject(id, RpcError(INVALID_REQUEST, "Too much at once", details=why))
         else:
-            self._running[id] = task = self._start(self._answer(id, method, *found, params))
-            task.add_done_callback(lambda _: self._running.pop(id))
+            await self._make_room()
+            if not self.ending:
+                self._running[id] = task = self._start(self._answer(id, method, *found, params))
+                self._weight += weight
+                task.add_done_callback(lambda _: self._forget(id, weight))
+
+    def _forget(self, id: RequestId, weight: int) -> None:
+        del self._running[id]
+        self._weight -= weight
 
     def _resolve(self, id: RequestId | UnsetType, outcome: Raw | Exception) -> None:
         future = self._pending.pop(id, None)
@@ -282,6 +314,8 @@ class Connection:
             self._refuse(id, RpcError(REQUEST_CANCELLED, "Request cancelled"))
         except RpcError as error:
             self._refuse(id, error)
+        except ConnectionClosed as error:  # nobody is left to read this, and nothing went wrong here
+            self._refuse(id, RpcError(INTERNAL_ERROR, "The other side is gone", details=str(error)))
         except Exception as error:
             logger.exception("%s failed", method)
             self._refuse(id, RpcError(INTERNAL_ERROR, "Internal error", details=str(error) or repr(error)))
@@ -289,7 +323,12 @@ class Connection:
     async def _take(self, method: str, handler: Handler, type: type[Any], params: Raw) -> None:
         """Run one notification, which nobody answers."""
         try:
-            await handler(decode(params, type))
+            arguments = decode(params, type)
+        except (ValueError, RecursionError) as error:
+            logger.warning("%s was ignored: %s", method, one_line(str(error)))
+            return
+        try:
+            await handler(arguments)
         except Exception:
             logger.exception("%s failed", method)
 
@@ -321,8 +360,11 @@ class Connection:
             self._write(Refusal(id, Error(code=error.code, message=one_line(error.message))))
 
     async def _reject(self, id: RequestId, error: RpcError) -> None:
-        """Refuse, and read on only when there is room: who sends rubbish and does not read gets to wait."""
         self._refuse(id, error)
+        await self._make_room()
+
+    async def _make_room(self) -> None:
+        """Read on only when there is room for answers: who asks, or sends rubbish, and does not read gets to wait."""
         with suppress(OSError):
             await self._transport.drain()
 
@@ -332,6 +374,18 @@ class Connection:
             await self._transport.drain()
         except OSError as error:
             raise ConnectionClosed(f"the other side is gone: {error}") from error
+
+
+def read(line: bytes | bytearray) -> Incoming:
+    """The message in a line; half an emoji in it, as of a text that was cut, becomes `?`. Raises ValueError and
+    RecursionError."""
+    check_utf8(line)
+    try:
+        return INCOMING.decode(line)
+    except DecodeError:
+        if not HALF.search(line):
+            raise
+        return INCOMING.decode(json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace"))
 
 
 def check_utf8(line: bytes | bytearray) -> None:

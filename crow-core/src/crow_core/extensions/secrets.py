@@ -5,12 +5,14 @@ from collections.abc import Collection
 from crow_core.app import Crow
 from crow_core.content import ToolResult
 from crow_core.messages import Message, ToolUse
-from crow_core.secrets import masked
+from crow_core.model import ChatModel
+from crow_core.secrets import masked, secrets_of
 from crow_core.session import Session
 
 
 def secrets(crow: Crow, *, known: Collection[str] = ()) -> None:
-    """Mask known secrets, and those that a session's MCP servers were given, in what the user says and a tool returns.
+    """Mask known secrets, and those that a session's MCP servers and models were given, in what the user says and a
+    tool returns.
 
     To be used before what else looks at results: a file that holds a whole long one is to be masked, too.
     """
@@ -18,7 +20,9 @@ def secrets(crow: Crow, *, known: Collection[str] = ()) -> None:
     @crow.session_start
     def gather(session: Session) -> None:
         of_servers = (secret for server in session.toolbox.servers for secret in server.secrets)
-        session.state["secrets"] = frozenset([*known, *of_servers])
+        models = (model for model in session.models.values() if isinstance(model, ChatModel))
+        of_models = secrets_of(*({"api_key": model.api_key, "headers": dict(model.headers)} for model in models))
+        session.state["secrets"] = frozenset([*known, *of_servers, *of_models])
 
     @crow.before_prompt
     def mask_prompt(message: Message, session: Session) -> Message:

@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
+from crow_core.acp.connection import RpcError
+from crow_core.acp.schema import INVALID_PARAMS, INVALID_REQUEST
 from crow_core.app import Crow
 from crow_core.content import clean, title_of
 from crow_core.extensions.commands import first_text
 from crow_core.messages import INTERRUPTED, Message, arguments_of, live, prompts_in
 from crow_core.secrets import MASK
 from crow_core.session import Command, Session
+from crow_core.store import StoreError
 
 Change = dict[str, Any]
 """What an edit says of itself: `path`, `old`, `new`, `before`, `after`, perhaps `encoding` and `mark`."""
@@ -72,7 +75,9 @@ class Undo:
 
 
 def undo(crow: Crow) -> None:
-    """Bring /undo: it says what would be taken back, and `/undo yes` does it."""
+    """Bring /undo: it says what would be taken back, and `/undo yes` does it. For programs it is `_crow/undo`, with
+    `turns` and `confirm`."""
+    crow.methods["_crow/undo"] = answer
 
     @crow.commands
     def command(session: Session) -> list[Command]:
@@ -92,6 +97,24 @@ async def run(session: Session, words: str) -> str:
     except UndoError as error:
         return str(error)
     return f"{planned}\n\n`/undo {f'{turns} ' if turns > 1 else ''}yes` does it."
+
+
+async def answer(session: Session, params: dict[str, Any]) -> dict[str, Any]:
+    """The same for a program: what would be taken back, and with `confirm` whether it was. Raises RpcError."""
+    turns, confirm = params.get("turns", 1), params.get("confirm", False)
+    if type(turns) is not int or type(confirm) is not bool:
+        raise RpcError(INVALID_PARAMS, "Invalid params", details="turns is a whole number, confirm is true or false.")
+    if session.lock.locked() or session.turns:
+        raise RpcError(INVALID_REQUEST, "A turn is running", details="Cancel it, or wait for its end.")
+    try:
+        async with session.lock:
+            planned = await asyncio.to_thread(plan, session.log, turns)
+            if confirm:
+                await take_back(session, turns)
+    except (UndoError, StoreError) as error:
+        raise RpcError(INVALID_REQUEST, "Nothing was taken back", details=str(error)) from error
+    files = [{"path": file.path, "removed": file.data is None} for file in planned.files]
+    return {"done": confirm, "turns": planned.turns, "prompt": planned.prompt, "files": files, "stays": planned.stays}
 
 
 async def take_back(session: Session, turns: int = 1) -> str:

@@ -1,5 +1,6 @@
 """How full the context is and what it cost: told to the client after each reply, and by /usage."""
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,9 @@ class Totals:
     prompt: int = 0
     completion: int = 0
     cached: int = 0
+    """Of `prompt`, what the server had read before."""
+    thought: int = 0
+    """Of `completion`, what was reasoning, as far as servers tell."""
     used: int = 0
     """Tokens of the context now."""
     estimated: bool = False
@@ -32,23 +36,31 @@ class Totals:
     """Empty where no prices are configured."""
 
 
+TURN: ContextVar[Totals | None] = ContextVar("turn", default=None)
+"""What is to count the tokens of a turn by itself, set by whoever prompts."""
+
+
 def usage(crow: Crow) -> None:
-    """Report the tokens of each model call."""
+    """Report the tokens of each model call; bring /usage and `_crow/usage`."""
 
     @crow.after_model
     async def report(session: Session, call: Call) -> None:
         totals: Totals = session.state.setdefault("usage", Totals())
         counted = counts(call)
-        totals.calls += 1
-        totals.prompt += counted["prompt"]
-        totals.completion += counted["completion"]
-        totals.cached += counted["cached"]
+        for sum in filter(None, (totals, TURN.get())):
+            sum.calls += 1
+            sum.prompt += counted["prompt"]
+            sum.completion += counted["completion"]
+            sum.cached += counted["cached"]
+            sum.thought += counted["thought"]
         totals.used, totals.estimated = counted["prompt"] + counted["completion"], not call.usage
         if paid := price(call):
             totals.cost += paid[0]
             totals.currency = paid[1]
         cost = Cost(amount=totals.cost, currency=totals.currency) if totals.currency else UNSET
         await session.update(UsageUpdate(used=totals.used, size=room(session.model) or UNKNOWN_WINDOW, cost=cost))
+
+    crow.methods["_crow/usage"] = tell
 
     @crow.commands
     def command(session: Session) -> list[Command]:
@@ -60,9 +72,12 @@ def counts(call: Call) -> dict[str, int]:
     told: dict[str, Any] = call.usage
     if not told:
         prompt, reply = (len(encode(dict(part))) // 4 for part in (call.request, call.reply))
-        return {"prompt": prompt, "completion": reply, "cached": 0}
+        return {"prompt": prompt, "completion": reply, "cached": 0, "thought": 0}
     prompt, completion = number(told.get("prompt_tokens")), number(told.get("completion_tokens"))
-    return {"prompt": prompt, "completion": completion, "cached": min(cached_tokens(told), prompt)}
+    details: Any = told.get("completion_tokens_details")
+    thought = number(details.get("reasoning_tokens")) if hasattr(details, "get") else 0
+    cached = min(cached_tokens(told), prompt)
+    return {"prompt": prompt, "completion": completion, "cached": cached, "thought": min(thought, completion)}
 
 
 def price(call: Call) -> tuple[float, str] | None:
@@ -91,6 +106,21 @@ def cached_tokens(told: dict[str, Any]) -> int:
 def number(value: Any) -> int:
     """A count of tokens; 0 for whatever else a server sends."""
     return int(value) if isinstance(value, int | float) and 0 <= value < 1e15 else 0
+
+
+def tell(session: Session, params: dict[str, Any]) -> dict[str, Any]:
+    """The totals, for a program."""
+    totals: Totals = session.state.get("usage") or Totals()
+    told: dict[str, Any] = {
+        "calls": totals.calls,
+        "inputTokens": totals.prompt,
+        "outputTokens": totals.completion,
+        "cachedReadTokens": totals.cached,
+        "thoughtTokens": totals.thought,
+        "used": totals.used,
+        "size": room(session.model),
+    }
+    return {**told, "cost": {"amount": totals.cost, "currency": totals.currency}} if totals.currency else told
 
 
 async def show(session: Session, words: str) -> str:

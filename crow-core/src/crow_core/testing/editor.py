@@ -19,6 +19,9 @@ from crow_core.acp.schema import (
     AgentThoughtChunk,
     CancelledOutcome,
     ClientCapabilities,
+    CompleteElicitationNotification,
+    CreateElicitationRequest,
+    CreateElicitationResponse,
     CreateTerminalRequest,
     CreateTerminalResponse,
     KillTerminalRequest,
@@ -97,6 +100,8 @@ class Editor(AcpClient):
             {
                 "session/update": self.on_update,
                 "session/request_permission": self.on_permission,
+                "elicitation/create": self.on_elicitation,
+                "elicitation/complete": self.on_complete,
                 "fs/read_text_file": self.asked("fs/read_text_file", self.on_read),
                 "fs/write_text_file": self.asked("fs/write_text_file", self.on_write),
                 "terminal/create": self.asked("terminal/create", self.on_create),
@@ -111,6 +116,12 @@ class Editor(AcpClient):
         self.updates: list[SessionUpdate] = []
         self.questions: list[RequestPermissionRequest] = []
         self.cancelled_questions = 0
+        self.answer: CreateElicitationResponse | None = None
+        """What is answered to a form or a page; None leaves it open until it is cancelled."""
+        self.forms: list[CreateElicitationRequest] = []
+        """The pages, too."""
+        self.completed: list[str] = []
+        """The pages whose business is done, by their ids."""
         self.requests: list[tuple[str, Any]] = []
         """What the agent asked of files and terminals: method and params, in order."""
         self.cancelled: list[str] = []
@@ -156,6 +167,23 @@ class Editor(AcpClient):
                 return RequestPermissionResponse(outcome=CancelledOutcome())
         chosen = next(option for option in question.options if option.kind == self.permit)
         return RequestPermissionResponse(outcome=SelectedOutcome(option_id=chosen.option_id))
+
+    async def on_elicitation(self, form: CreateElicitationRequest) -> CreateElicitationResponse:
+        self.forms.append(form)
+        async with self._news:
+            self._news.notify_all()
+        if self.answer is not None:
+            return self.answer
+        try:
+            return await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            self.cancelled_questions += 1
+            raise
+
+    async def on_complete(self, notification: CompleteElicitationNotification) -> None:
+        self.completed.append(notification.elicitation_id)
+        async with self._news:
+            self._news.notify_all()
 
     def asked(self, method: str, answer: Handler) -> Handler:
         """Answers a method, unless told otherwise."""

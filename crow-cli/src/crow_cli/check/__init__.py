@@ -1,0 +1,1 @@
+"""Examines whether any ACP agent conforms to the protocol."""

@@ -1,0 +1,163 @@
+"""`crow acp --print-config`: what it prints is what the client reads, and starts this crow from anywhere."""
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from crow_cli.printed import CLIENTS, command
+from crow_core.acp.schema import ClientCapabilities
+from crow_core.acp.transports import spawn
+from crow_core.testing import Editor
+
+if TYPE_CHECKING:
+    from conftest import Machine
+
+pytestmark = pytest.mark.anyio
+
+PYTHON = [sys.executable, "-m", "crow_cli", "acp"]
+TOKENS = re.compile(r"""\s+|;[^\n]*|(?P<string>"(?:\\.|[^"\\])*")|(?P<mark>['()])|(?P<word>[^\s'()"]+)""", re.S)
+
+
+async def printed(machine: "Machine", client: str, *more: str) -> str:
+    done = await machine.crow("acp", "--print-config", client, *more)
+    assert done.code == 0
+    assert done.err.count("\n") == 1  # where to put it
+    return done.out
+
+
+async def starts(agent: list[str], env: dict[str, str]) -> None:
+    """Whether a command line starts crow where nothing is set up for it."""
+    editor = Editor(await spawn(agent[0], agent[1:], {"PATH": "/usr/bin:/bin", "HOME": env["HOME"]}, "/"))
+    async with editor.serving():
+        greeting = await editor.initialize("editor", ClientCapabilities())
+    assert greeting.agent_info
+    assert greeting.agent_info.name == "crow"
+
+
+@pytest.mark.parametrize(
+    ("client", "path"),
+    [
+        ("zed", ["agent_servers", "crow"]),
+        ("jetbrains", ["agent_servers", "crow"]),
+        ("vscode", ["acp.agents", "Crow"]),
+    ],
+)
+async def test_editors_with_json_settings_get_an_absolute_command(
+    machine: "Machine", client: str, path: list[str]
+) -> None:
+    agent: Any = json.loads(await printed(machine, client))
+    for key in path:
+        agent = agent[key]
+
+    assert [agent["command"], *agent["args"]] == PYTHON
+    assert agent["env"] == {"CROW_HOME": machine.env["CROW_HOME"]}
+    assert agent.get("type") == ("custom" if client == "zed" else None)
+    await starts([agent["command"], *agent["args"]], machine.env)
+
+
+async def test_acpx_gets_its_arguments_one_by_one(machine: "Machine") -> None:
+    assert json.loads(await printed(machine, "acpx")) == {"agents": {"crow": {"argv": PYTHON}}}
+
+
+async def test_toad_gets_a_line_for_its_shell(machine: "Machine") -> None:
+    toad, acp, line, folder = shlex.split(await printed(machine, "toad"))
+
+    assert (toad, acp, folder) == ("toad", "acp", ".")
+    assert shlex.split(line) == PYTHON
+
+
+def expressions(text: str) -> Iterator[Any]:
+    """Emacs Lisp as lists of strings and words; a quote is `["quote", …]`. An unbalanced one raises."""
+    stack: list[list[Any]] = [[]]
+    at = 0
+    while at < len(text):
+        token = TOKENS.match(text, at)
+        assert token, text[at:]
+        at = token.end()
+        match token.lastgroup, token.group():
+            case "string", string:
+                stack[-1].append(json.loads(string))
+            case "mark", "(":
+                stack.append([])
+            case "mark", ")":
+                inner = stack.pop()
+                stack[-1].append(inner)
+            case "word", word:
+                stack[-1].append(word)
+            case _:
+                pass
+    [whole] = stack
+    yield from whole
+
+
+def keyword(form: list[Any], name: str) -> Any:
+    """What follows a keyword, at any depth; None where there is none."""
+    for place, item in enumerate(form):
+        if item == name:
+            return form[place + 1]
+        if isinstance(item, list) and (found := keyword(item, name)) is not None:
+            return found
+    return None
+
+
+async def test_agent_shell_gets_a_form_that_can_be_read(machine: "Machine") -> None:
+    [form] = expressions(await printed(machine, "agent-shell", "-m", 'the "fast" one'))
+
+    assert form[:2] == ["defun", "crow"]
+    agent = [keyword(form, ":command"), *keyword(form, ":command-params")]
+    assert agent == [*PYTHON, "-m", 'the "fast" one']
+    assert keyword(form, ":environment-variables") == [f"CROW_HOME={machine.env['CROW_HOME']}"]
+
+
+async def test_codecompanion_gets_a_table_that_can_be_read(machine: "Machine") -> None:
+    lua = await printed(machine, "codecompanion")
+
+    strings = [json.loads(string) for string in re.findall(r'"(?:\\.|[^"\\])*"', lua)]
+    assert [item for item in strings if item in PYTHON] == PYTHON
+    assert machine.env["CROW_HOME"] in strings
+    code = re.sub(r'"(?:\\.|[^"\\])*"', "", lua)
+    while (reduced := re.sub(r"\(\s*[^(){}]*\)|\{[^(){}]*\}|\bfunction\b[^(){}]*?\bend\b", "", code)) != code:
+        code = reduced
+    assert re.fullmatch(r"[\w.\s]*", code), code
+
+
+async def test_a_name_with_odd_letters_is_quoted_for_each_client(machine: "Machine", tmp_path: Path) -> None:
+    machine.env["CROW_HOME"] = str(tmp_path / 'so "odd" \\ a home')
+    zed = json.loads(await printed(machine, "zed"))
+    [form] = expressions(await printed(machine, "agent-shell"))
+
+    assert zed["agent_servers"]["crow"]["env"]["CROW_HOME"] == machine.env["CROW_HOME"]
+    assert keyword(form, ":environment-variables") == [f"CROW_HOME={machine.env['CROW_HOME']}"]
+
+
+def linked(folder: Path) -> Path:
+    """The script crow behind a link, as `uv tool` makes them."""
+    folder.mkdir()
+    link = folder / "crow"
+    link.symlink_to(Path(sys.executable).with_name("crow"))
+    return link
+
+
+def test_a_script_is_named_by_its_absolute_path_and_a_link_stays_a_link(tmp_path: Path) -> None:
+    link = linked(tmp_path / "bin")
+
+    assert command(sys.executable, "") == [sys.executable]
+    assert command(os.path.relpath(link), sys.executable) == [str(link)]
+    assert command("/usr/lib/crow_cli/__main__.py", "/opt/python") == ["/opt/python", "-m", "crow_cli"]
+
+
+async def test_a_linked_script_starts_crow(machine: "Machine", tmp_path: Path) -> None:
+    await starts([*command(str(linked(tmp_path / "bin")), ""), "acp"], machine.env)
+
+
+async def test_an_unknown_client_is_wrong_usage_that_names_those_known(machine: "Machine") -> None:
+    done = await machine.crow("acp", "--print-config", "notepad")
+
+    assert done.code == 2
+    assert all(client in done.err for client in CLIENTS)

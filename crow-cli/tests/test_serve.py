@@ -1,0 +1,378 @@
+"""`crow serve` as its clients see it: a process, a socket, a token, and a model behind HTTP."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import sqlite3
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from crow_core.acp.connection import ConnectionClosed, RpcError
+from crow_core.acp.schema import (
+    INVALID_REQUEST,
+    ClientCapabilities,
+    LoadSessionRequest,
+    LoadSessionResponse,
+    McpServer,
+    UserMessageChunk,
+)
+from crow_core.acp.websocket import connect
+from crow_core.testing import Editor, Reply, ScriptedServer, ToolCall
+from websockets.asyncio.client import connect as dial
+from websockets.exceptions import InvalidStatus
+from websockets.frames import CloseCode
+
+if TYPE_CHECKING:
+    from conftest import Ear, Machine
+
+pytestmark = pytest.mark.anyio
+
+Listen = Callable[[str], Awaitable["Ear"]]
+
+SERVER = """
+import os, subprocess, sys
+held = os.open(sys.argv[1], os.O_WRONLY)
+subprocess.Popen(["sleep", "600"], pass_fds=[held])
+
+from fastmcp import FastMCP
+server = FastMCP("keeper")
+
+@server.tool
+def keep(what: str) -> str:
+    "Keep something."
+    return f"kept {what}"
+
+os.write(held, b"started\\n")
+server.run(show_banner=False)
+"""
+
+
+@dataclass
+class Served:
+    """A running `crow serve`."""
+
+    process: Process
+    line: str
+    """What it said on standard output."""
+
+    @property
+    def url(self) -> str:
+        return self.line.split()[0]
+
+    @property
+    def token(self) -> str:
+        return self.line.split()[-1]
+
+    @asynccontextmanager
+    async def editor(self, *, permit: str | None = "allow_once") -> AsyncIterator[Editor]:
+        """An editor in conversation with it, past `initialize`."""
+        editor = Editor(await connect(self.url, self.token), permit=permit)
+        async with editor.serving():
+            await editor.initialize("editor", ClientCapabilities())
+            yield editor
+
+    async def outcome(self) -> tuple[int | None, str, str]:
+        """Its exit code, and what else it said."""
+        out, err = await self.process.communicate()
+        return self.process.returncode, out.decode(), err.decode()
+
+
+@asynccontextmanager
+async def serving(machine: "Machine", *args: str, model: ScriptedServer | None = None) -> AsyncIterator[Served]:
+    """`crow serve`, which ends well and has said nothing but its one line."""
+    machine.ask(model.url if model else "http://127.0.0.1:9/v1")
+    process = await machine.start("serve", *(args or ("--port", "0")))
+    assert process.stdout
+    served = Served(process, (await process.stdout.readline()).decode().strip())
+    try:
+        yield served
+        if process.returncode is None:
+            with suppress(ProcessLookupError):  # the test ended it
+                process.terminate()
+        assert await served.outcome() == (0, "", "")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+def command(line: str) -> ToolCall:
+    return {"name": "terminal", "arguments": {"command": line}}
+
+
+def lasting(ear: "Ear") -> Reply:
+    """Asks for a command that holds the ear open, as do two children of its own, one of them deaf to SIGTERM."""
+    line = f'exec 9>{ear.path}; (trap "" TERM; while :; do sleep 600; done) & sleep 600 & echo $$ >&9; wait'
+    return Reply(tool_calls=[command(line)])
+
+
+def keeper(machine: "Machine", ear: "Ear") -> McpServer:
+    """An MCP server on standard streams that holds the ear open, as does a child that it leaves behind."""
+    script = machine.home / "keeper.py"
+    script.write_text(SERVER)
+    return McpServer(name="keeper", command=sys.executable, args=[str(script), str(ear.path)])
+
+
+async def load(editor: Editor, id: str, cwd: Path) -> LoadSessionResponse:
+    return await editor.request("session/load", LoadSessionRequest(session_id=id, cwd=str(cwd), mcp_servers=[]))
+
+
+async def test_it_prints_where_it_is_and_what_to_send(machine: "Machine"):
+    async with serving(machine) as served:
+        assert re.fullmatch(r"ws://127\.0\.0\.1:\d+/acp Authorization: Bearer [\w-]{43}", served.line)
+        async with served.editor() as editor:
+            assert (await editor.new_session(str(machine.project))).session_id
+
+
+async def test_every_start_makes_a_new_token(machine: "Machine"):
+    async with serving(machine) as one:
+        pass
+    async with serving(machine) as other:
+        with pytest.raises(InvalidStatus) as refusal:
+            await connect(other.url, one.token)
+    assert refusal.value.response.status_code == 401
+
+
+async def test_a_token_of_ones_own_is_not_printed(machine: "Machine"):
+    token, file = "a-token-of-32-characters-or-so.~", machine.home / "token"
+    file.write_text(f"{token}\n")
+    for args, hint in ((("--token", token), "(your --token)"), (("--token-file", str(file)), f"(what {file} holds)")):
+        async with serving(machine, "--port", "0", *args) as served:
+            assert served.line == f"{served.url} Authorization: Bearer {hint}"
+            with pytest.raises(InvalidStatus):
+                await connect(served.url, "wrong")
+            await (await connect(served.url, token)).close()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--token", "short"], "--token: it has to be 16 or more letters, digits,"),
+        (["--token", "with a space and long enough"], "--token: it has to be 16 or more"),
+        (["--token-file", "/nowhere"], "--token-file: /nowhere cannot be read"),
+        (["--token-file", "/dev/null"], "--token-file: what /dev/null holds has to be 16 or more"),
+        (["--token", "x" * 16, "--token-file", "/nowhere"], "--token or --token-file: give one of them."),
+        (["--host", "0.0.0.0"], "--host: 0.0.0.0 can be reached from other machines. Add --allow-remote"),
+        (["--host", "::"], "--host: :: can be reached from other machines."),
+        (["--host", "no such host"], "--host: 'no such host' is not an address"),
+        (["--host", "192.0.2.1", "--allow-remote"], "--port: 0 of 192.0.2.1 cannot be had"),
+        (["--allow-origin", "*"], "--allow-origin: '*' is no origin. Write it like https://example.org"),
+        (["--allow-origin", "https://example.org/page"], "is no origin"),
+        (["--max-connections", "0"], "--max-connections"),
+    ],
+)
+async def test_what_cannot_be_served_is_said_in_a_sentence(machine: "Machine", args: list[str], words: str):
+    machine.ask("http://127.0.0.1:9/v1")
+    done = await machine.crow("serve", "--port", "0", *args)
+    assert (done.code, done.out) == (2, "")
+    assert words in done.err
+    assert "Traceback" not in done.err
+
+
+async def test_a_port_that_is_taken_is_said(machine: "Machine"):
+    machine.ask("http://127.0.0.1:9/v1")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = await machine.crow("serve", "--port", port)
+    assert done.code == 2
+    words = (
+        f"crow: --port: {port} of 127.0.0.1 cannot be had (Address already in use). Choose another; 0 is any free one."
+    )
+    assert done.err == f"{words}\n"
+
+
+async def test_a_configuration_that_cannot_be_used_is_said_before_anyone_connects(machine: "Machine"):
+    file = machine.configure('[models.mine]\nbase_ulr = "http://127.0.0.1:9/v1"\n')
+    done = await machine.crow("serve", "--port", "0")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"crow: {file}, line 2, models.mine.base_ulr: no such setting")
+
+
+async def test_who_lets_other_machines_in_is_warned(machine: "Machine"):
+    machine.ask("http://127.0.0.1:9/v1")
+    process = await machine.start("serve", "--host", "0.0.0.0", "--port", "0", "--allow-remote")
+    assert process.stdout
+    served = Served(process, (await process.stdout.readline()).decode().strip())
+    port = served.url.rpartition(":")[2]
+    await (await connect(f"ws://127.0.0.1:{port}", served.token)).close()
+    with pytest.raises(InvalidStatus) as refusal:
+        await connect(f"ws://127.0.0.1:{port}", "")
+    process.terminate()
+    code, out, err = await served.outcome()
+    assert refusal.value.response.status_code == 401
+    assert (code, out) == (0, "")
+    assert err.startswith(f"crow: {served.url} can be reached from other machines. Whoever has the token can do what")
+    assert served.token not in err
+
+
+async def test_only_pages_of_the_origins_that_are_allowed_can_connect(machine: "Machine"):
+    """As a page in a browser does it, which can set no header of its own."""
+    async with serving(machine, "--port", "0", "--allow-origin", "https://Editor.example/") as served:
+        offered: Any = ["acp", f"bearer.{served.token}"]
+        async with dial(served.url, subprotocols=offered, origin="https://editor.example") as connection:  # type: ignore[arg-type]
+            assert connection.subprotocol == "acp"
+        with pytest.raises(InvalidStatus) as refusal:
+            await dial(served.url, subprotocols=offered, origin="https://evil.example")  # type: ignore[arg-type]
+    assert refusal.value.response.status_code == 403
+
+
+async def test_several_clients_work_side_by_side(machine: "Machine"):
+    """Each turn ends only after all others have begun."""
+    begun, everyone = 0, asyncio.Event()
+
+    async def script(request: dict[str, Any]) -> Reply:
+        nonlocal begun
+        begun += 1
+        if begun == 6:
+            everyone.set()
+        await everyone.wait()
+        return Reply(request["messages"][-1]["content"])
+
+    async with (
+        ScriptedServer(script) as model,
+        serving(machine, model=model) as served,
+        served.editor() as one,
+        served.editor() as other,
+    ):
+
+        async def talk(editor: Editor, name: str) -> list[str]:
+            ids = [(await editor.new_session(str(machine.project))).session_id for _ in range(3)]
+            answers = await asyncio.gather(*(editor.prompt(id, name) for id in ids))
+            return [answer.stop_reason for answer in answers]
+
+        assert await asyncio.gather(talk(one, "one "), talk(other, "two ")) == [["end_turn"] * 3] * 2
+    assert (one.text, other.text) == ("one " * 3, "two " * 3)
+
+
+async def test_a_client_comes_back_and_goes_on(machine: "Machine"):
+    replies = [Reply("I look.", tool_calls=[command("echo 42 | tee answer")]), Reply("It is 42."), Reply("As I said.")]
+    async with ScriptedServer(replies) as model, serving(machine, model=model) as served:
+        async with served.editor() as editor:
+            id = (await editor.new_session(str(machine.project))).session_id
+            await editor.prompt(id, "What is it?")
+            before = editor.text
+        async with served.editor() as editor:
+            await load(editor, id, machine.project)
+            assert editor.text == before == "I look.It is 42."
+            assert [update.content.text for update in editor.of(UserMessageChunk)] == ["What is it?"]  # type: ignore[union-attr]
+            assert (await editor.prompt(id, "Sure?")).stop_reason == "end_turn"
+    roles = [message["role"] for message in model.requests[-1]["messages"]]
+    assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
+
+
+async def test_a_session_that_was_cut_off_is_ended_and_free_for_others(machine: "Machine", listen: Listen):
+    """The command ends with all it started, and another process can go on."""
+    ear, server_ear = await listen("ear"), await listen("server")
+    async with (
+        ScriptedServer([lasting(ear), Reply("Again.")]) as model,
+        serving(machine, model=model) as served,
+    ):
+        async with served.editor() as editor:
+            id = (await editor.new_session(str(machine.project), [keeper(machine, server_ear)])).session_id
+            turn = asyncio.create_task(editor.prompt(id, "Wait for me."))
+            assert await server_ear.line() == "started"
+            assert await ear.line()
+        with pytest.raises(ConnectionClosed):
+            await turn
+        await ear.silence()
+        await server_ear.silence()
+        async with served.editor() as again:  # waits for the end of the session before
+            await load(again, id, machine.project)
+            async with machine.editor() as elsewhere:
+                with pytest.raises(RpcError) as refusal:
+                    await load(elsewhere, id, machine.project)
+            assert (refusal.value.code, refusal.value.data["canFork"]) == (INVALID_REQUEST, True)
+            assert list(again.calls().values()) == [["pending", "failed"]]
+            await again.request("session/close", {"sessionId": id})
+            async with machine.editor() as elsewhere:
+                await load(elsewhere, id, machine.project)
+                assert (await elsewhere.prompt(id, "And now?")).stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+async def test_a_signal_ends_it_in_good_order(machine: "Machine", listen: Listen, number: signal.Signals):
+    command_ear, server_ear = await listen("command"), await listen("server")
+    async with ScriptedServer([lasting(command_ear)]) as model, serving(machine, model=model) as served:
+        async with (
+            served.editor() as editor,
+            dial(served.url, additional_headers={"Authorization": f"Bearer {served.token}"}) as idle,
+        ):
+            session = await editor.new_session(str(machine.project), [keeper(machine, server_ear)])
+            turn = asyncio.create_task(editor.prompt(session.session_id, "Wait for me."))
+            assert await server_ear.line() == "started"
+            assert await command_ear.line()
+
+            served.process.send_signal(number)
+
+            assert (await turn).stop_reason == "cancelled"
+            await idle.wait_closed()
+            assert idle.close_code == CloseCode.GOING_AWAY
+            await server_ear.silence()
+            await command_ear.silence()
+        assert await served.outcome() == (0, "", "")
+    assert os.listdir(machine.env["TMPDIR"]) == []
+
+
+async def test_kill_leaves_nothing_running_and_the_session_can_be_gone_on_with(machine: "Machine", listen: Listen):
+    command_ear, server_ear = await listen("command"), await listen("server")
+    async with ScriptedServer([lasting(command_ear), Reply("Again.")]) as model:
+        machine.ask(model.url)
+        process = await machine.start("serve", "--port", "0")
+        assert process.stdout
+        served = Served(process, (await process.stdout.readline()).decode().strip())
+        async with served.editor() as editor:
+            id = (await editor.new_session(str(machine.project), [keeper(machine, server_ear)])).session_id
+            turn = asyncio.create_task(editor.prompt(id, "Wait for me."))
+            assert await server_ear.line() == "started"
+            assert await command_ear.line()
+            process.kill()
+            with pytest.raises(ConnectionClosed):
+                await turn
+        assert await served.outcome() == (-signal.SIGKILL, "", "")
+        await server_ear.silence()
+        await command_ear.silence()
+        async with serving(machine, model=model) as served, served.editor() as editor:
+            await load(editor, id, machine.project)
+            assert (await editor.prompt(id, "And now?")).stop_reason == "end_turn"
+
+
+async def test_the_token_is_written_nowhere(machine: "Machine"):
+    """Also when the model finds it."""
+    token, file = "a-token-of-32-characters-or-so.~", machine.home / "token"
+    file.write_text(token)
+    replies = [Reply(tool_calls=[command(f"cat {file}; ps -ef | cat; cat /proc/$PPID/cmdline; env")]), Reply("Well.")]
+    async with (
+        ScriptedServer(replies) as model,
+        serving(machine, "--port", "0", "--token-file", str(file), model=model) as served,
+    ):
+        served.line = f"{served.url} {token}"
+        async with served.editor() as editor:
+            id = (await editor.new_session(str(machine.project))).session_id
+            await editor.prompt(id, f"Is {token} a good token?")
+        for attempt in ("wrong", token[:-1]):
+            with pytest.raises(InvalidStatus):
+                await connect(served.url, attempt)
+    assert all(token.encode() not in body for body in model.bodies)
+    [database] = machine.home.rglob("crow.db")
+    with sqlite3.connect(database) as connection:
+        assert token not in "\n".join(connection.iterdump())
+    connection.close()
+
+
+async def test_what_libraries_print_is_not_its_word(machine: "Machine"):
+    (machine.home / "sitecustomize.py").write_text("import atexit\natexit.register(print, 'a library says goodbye')\n")
+    machine.env["PYTHONPATH"] = str(machine.home)
+    machine.ask("http://127.0.0.1:9/v1")
+    process = await machine.start("serve", "--port", "0", stdin=PIPE)
+    assert process.stdout
+    served = Served(process, (await process.stdout.readline()).decode().strip())
+    process.terminate()
+    assert await served.outcome() == (0, "", "a library says goodbye\n")

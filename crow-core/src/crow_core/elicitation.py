@@ -1,0 +1,137 @@
+"""Questions to a person that are more than yes or no: a form to fill in, a page to visit (ACP, elicitation)."""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from typing import Any, Literal, cast
+from urllib.parse import urlsplit
+
+from crow_core.acp.schema import (
+    BooleanPropertySchema,
+    ClientCapabilities,
+    ElicitationPropertySchema,
+    ElicitationSchema,
+    IntegerPropertySchema,
+    MultiSelectPropertySchema,
+    NumberPropertySchema,
+    StringPropertySchema,
+)
+from crow_core.model import is_local
+
+SECRET = re.compile(
+    r"\b((api|access|secret|private)[ _-]?(key|token)s?|pass(word|wd|phrase|code)|pin|credentials?)\b"
+    r"|(\b|_)(token|secret|key)$",
+    re.IGNORECASE,
+)
+"""How a field is called that asks for what must never be asked by a form: it would be sent and kept as plain text."""
+
+
+class ElicitationError(Exception):
+    """A person cannot be asked so, or the answer does not fit the question; the text says why."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a person said to a form or a page."""
+
+    action: Literal["accept", "decline", "cancel"]
+    """Filled in, or on the way to the page; refused; put aside without a word."""
+    content: dict[str, Any] = field(default_factory=dict[str, Any])
+    """A form's values by field, checked."""
+    id: str = ""
+    """A page's, for `Session.complete`."""
+
+
+def can_ask(capabilities: ClientCapabilities, mode: Literal["form", "url"]) -> bool:
+    """Whether a client takes such questions."""
+    can = capabilities.elicitation
+    return bool(can and (can.form if mode == "form" else can.url))
+
+
+def check_form(message: str, form: ElicitationSchema) -> None:
+    """Raise ElicitationError for a form that asks for a secret."""
+    for name, schema in form.properties.items():
+        if not isinstance(schema, StringPropertySchema) or allowed(schema) is not None:
+            continue
+        words = [name, schema.title, schema.description, message.rstrip(" ?.:!") if len(form.properties) == 1 else ""]
+        if any(isinstance(text, str) and SECRET.search(text) for text in words):
+            raise ElicitationError("A form must not ask for secrets. Name the variable or file that should hold it")
+
+
+def check_page(url: str) -> None:
+    """Raise ElicitationError for an address that no person should be sent to."""
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError:
+        scheme = ""
+    if scheme != "https" and not (scheme == "http" and is_local(url)):
+        raise ElicitationError(f"{url!r} is no https address")
+
+
+def checked(content: dict[str, Any], form: ElicitationSchema) -> dict[str, Any]:
+    """The values of a form's own fields. Raises ElicitationError for what its schema does not allow."""
+    for name in form.required or ():
+        if name not in content:
+            raise ElicitationError(f"the answer lacks {name!r}")
+    values = {name: value for name, value in content.items() if name in form.properties}
+    for name, value in values.items():
+        if not fits(value, form.properties[name]):
+            raise ElicitationError(f"the answer has an unfit {name!r}")
+    return values
+
+
+def fits(value: Any, schema: ElicitationPropertySchema) -> bool:
+    """Whether a field takes a value."""
+    match schema:
+        case BooleanPropertySchema():
+            return isinstance(value, bool)
+        case IntegerPropertySchema():
+            return type(value) is int and within(value, schema.minimum, schema.maximum)
+        case NumberPropertySchema():
+            return type(value) in (int, float) and within(value, schema.minimum, schema.maximum)
+        case StringPropertySchema():
+            return (
+                isinstance(value, str)
+                and within(len(value), schema.min_length, schema.max_length)
+                and (allowed(schema) is None or value in (allowed(schema) or ()))
+                and (not schema.pattern or re.search(schema.pattern, value) is not None)
+                and (not schema.format or is_formatted(value, schema.format))
+            )
+        case MultiSelectPropertySchema(items=items):
+            choices = [option.const for option in items.any_of] if items.any_of else items.enum or []
+            chosen = cast(list[Any], value) if isinstance(value, list) else [None]
+            return within(len(chosen), schema.min_items, schema.max_items) and all(one in choices for one in chosen)
+        case _:
+            return False
+
+
+def allowed(schema: StringPropertySchema) -> Collection[str] | None:
+    """The values to choose from; None where any text will do."""
+    if schema.one_of:
+        return [option.const for option in schema.one_of]
+    return schema.enum or None
+
+
+def within(value: float, least: Any, most: Any) -> bool:
+    """Whether a number, or a length, is between two bounds; what is no number bounds nothing."""
+    above = not isinstance(least, int | float) or value >= least
+    return above and (not isinstance(most, int | float) or value <= most)
+
+
+def is_formatted(text: str, format: str) -> bool:
+    """Whether a text is of a format that the protocol names."""
+    try:
+        match format:
+            case "email":
+                return re.fullmatch(r"[^@\s]+@[^@\s]+", text) is not None
+            case "uri":
+                return bool(urlsplit(text).scheme)
+            case "date":
+                return bool(date.fromisoformat(text))
+            case "date-time":
+                return bool(datetime.fromisoformat(text))
+            case _:
+                return True
+    except ValueError:
+        return False

@@ -1,0 +1,79 @@
+"""The tool `plan`: what the model is going to do, for the person to follow (ACP, `plan` updates)."""
+
+from typing import Any
+
+from msgspec import Struct, ValidationError
+
+from crow_core.acp.decoding import lenient
+from crow_core.acp.schema import PlanEntry, PlanUpdate
+from crow_core.app import Crow
+from crow_core.content import ToolResult
+from crow_core.messages import ToolUse, arguments_of
+from crow_core.servers import Server
+from crow_core.session import Session
+from crow_core.toolbox import unquoted
+
+DESCRIPTION = """\
+Show the user your plan for work of several steps, and how far you are. Give the whole list each time.
+One step is in progress at a time; mark it completed before you go on. Not for what takes a step or two."""
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "entries": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "content": {"type": "string", "description": "the step, in a few words"},
+                    "status": {"type": "string", "enum": ["pending", "in_progress", "completed"]},
+                    "priority": {"type": "string", "enum": ["high", "medium", "low"], "default": "medium"},
+                },
+                "required": ["content", "status"],
+            },
+        }
+    },
+    "required": ["entries"],
+}
+
+DEFINITION: dict[str, Any] = {
+    "name": "plan",
+    "description": DESCRIPTION,
+    "inputSchema": SCHEMA,
+    "_meta": {"crow/kind": "think"},
+}
+
+
+class Plan(Struct):
+    """The arguments of a call."""
+
+    entries: list[PlanEntry]
+
+
+def plan(crow: Crow) -> None:
+    """Let the model write a plan. The last one comes back with a stored session."""
+    tools = Server("plan", None, definitions=[DEFINITION], trusted=True, shared=True)
+    crow.servers.append(tools)
+
+    @crow.before_tool
+    async def write(session: Session, call: ToolUse) -> ToolResult | None:
+        if not session.toolbox.is_of(call, tools):
+            return None
+        try:
+            entries = entries_in(unquoted(arguments_of(call) or {}, SCHEMA))
+        except ValidationError as error:
+            return ToolResult.error(f"The plan was not shown: {error}.")
+        await session.update(PlanUpdate(entries=entries))
+        done = sum(entry.status == "completed" for entry in entries)
+        shown = [{"content": e.content, "priority": e.priority, "status": e.status} for e in entries]
+        text = {"type": "text", "text": f"The user sees the plan: {done} of {len(entries)} steps completed."}
+        return ToolResult([text], meta={"crow/plan": shown})
+
+
+def entries_in(arguments: dict[str, Any]) -> list[PlanEntry]:
+    """The plan in a call's arguments. Raises ValidationError."""
+    match arguments:
+        case {"entries": [*entries]} if all(isinstance(entry, dict) for entry in entries):
+            return lenient({"entries": [{"priority": "medium", **entry} for entry in entries]}, Plan).entries
+        case _:
+            raise ValidationError("entries is a list of objects")

@@ -1,0 +1,94 @@
+"""Turns, model calls and tool calls as OpenTelemetry spans, under the names of its conventions for generative AI.
+
+Who wants spans has loaded OpenTelemetry before us (`opentelemetry-instrument crow acp`, or a program that we are part
+of); it is never loaded for their sake. No span holds what was said.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from crow_core.acp.schema import StopReason
+from crow_core.app import Crow
+from crow_core.content import ToolResult
+from crow_core.messages import Message, ToolUse
+from crow_core.model import Call, Request
+from crow_core.session import Session
+from crow_core.trace import TRACE
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
+
+TURN, CHAT = "turn", "chat"
+
+
+def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
+    """Trace what sessions do; `tracer` is whose spans they are, the process's if nobody says. To be used first: what
+    other extensions do in a turn is part of it."""
+
+    def spans_of(session: Session) -> "dict[str, Span]":
+        """The spans that are open."""
+        return session.state.setdefault("spans", {})
+
+    def start(session: Session, key: str, name: str, operation: str, **more: Any) -> None:
+        if tracer is None and "opentelemetry.trace" not in sys.modules:
+            return
+        from opentelemetry import context, propagate, trace  # not above, see there
+
+        ours = tracer or trace.get_tracer("crow")
+        parent = propagate.extract(TRACE.get()) if key == TURN else None
+        attributes = {"gen_ai.operation.name": operation, "gen_ai.conversation.id": session.id, **more}
+        spans_of(session)[key] = span = ours.start_span(name, parent, attributes=attributes)
+        if key == CHAT:
+            return
+        # What the task that we run in does from here on is inside; the task ends with the span.
+        inside = trace.set_span_in_context(span, parent)
+        context.attach(inside)
+        carrier = dict(TRACE.get())
+        propagate.inject(carrier, inside)
+        TRACE.set(carrier)
+
+    def end(session: Session, key: str, attributes: Mapping[str, Any], error: str = "") -> None:
+        if (span := spans_of(session).pop(key, None)) is None:
+            return
+        span.set_attributes({**attributes, **({"error.type": error} if error else {})})
+        if error:
+            from opentelemetry.trace import Status, StatusCode  # not above, see there
+
+            span.set_status(Status(StatusCode.ERROR))
+        span.end()
+
+    @crow.before_prompt
+    def turn(message: Message, session: Session) -> None:
+        start(session, TURN, "invoke_agent crow", "invoke_agent", **{"gen_ai.agent.name": "crow"})
+
+    @crow.before_model
+    def chat(request: Request, session: Session) -> None:
+        name = session.model.name
+        start(session, CHAT, f"chat {name}", "chat", **{"gen_ai.request.model": name})
+
+    @crow.model_call
+    def answered(session: Session, call: Call) -> None:
+        if not call.ended:
+            return
+        counted = {"input": call.usage.get("prompt_tokens"), "output": call.usage.get("completion_tokens")}
+        attributes: dict[str, Any] = {f"gen_ai.usage.{n}_tokens": c for n, c in counted.items() if isinstance(c, int)}
+        if call.finish_reason:
+            attributes["gen_ai.response.finish_reasons"] = [call.finish_reason]
+        end(session, CHAT, attributes, "model_error" if call.error else "")
+
+    @crow.before_tool
+    def tool(session: Session, call: ToolUse) -> None:
+        name = call["function"]["name"]
+        attributes = {"gen_ai.tool.name": name, "gen_ai.tool.call.id": call["id"], "gen_ai.tool.type": "function"}
+        start(session, call["id"], f"execute_tool {name}", "execute_tool", **attributes)
+
+    @crow.after_tool
+    def returned(result: ToolResult, session: Session, call: ToolUse) -> None:
+        end(session, call["id"], {}, "tool_error" if result.is_error else "")
+
+    @crow.turn_end
+    def over(session: Session, outcome: StopReason | Exception) -> None:
+        for key in [key for key in spans_of(session) if key != TURN]:
+            end(session, key, {}, "cancelled")
+        end(session, TURN, {}, type(outcome).__name__ if isinstance(outcome, Exception) else "")

@@ -1,0 +1,278 @@
+"""Questions to the person: forms, pages, and what becomes of them where a client knows neither."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from crow_core.acp.decoding import encode
+from crow_core.acp.schema import (
+    BooleanPropertySchema,
+    ClientCapabilities,
+    CreateElicitationResponse,
+    ElicitationCapabilities,
+    ElicitationFormCapabilities,
+    ElicitationSchema,
+    ElicitationUrlCapabilities,
+    EnumOption,
+    IntegerPropertySchema,
+    MultiSelectItems,
+    MultiSelectPropertySchema,
+    NumberPropertySchema,
+    StringPropertySchema,
+    ToolCallUpdate,
+)
+from crow_core.app import Crow
+from crow_core.elicitation import Answer, ElicitationError
+from crow_core.extensions.ask import ask
+from crow_core.messages import Message
+from crow_core.permissions import permissions
+from crow_core.session import EndTurn, Session
+from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_core.testing.script import ToolCall as Use
+
+pytestmark = pytest.mark.anyio
+
+FORMS = ClientCapabilities(elicitation=ElicitationCapabilities(form=ElicitationFormCapabilities()))
+PAGES = ClientCapabilities(elicitation=ElicitationCapabilities(url=ElicitationUrlCapabilities()))
+NEITHER = ClientCapabilities(elicitation=ElicitationCapabilities())
+COLOUR: dict[str, Any] = {"question": "Which colour?", "choices": ["red", "blue", "red", ""]}
+
+
+def accepted(**content: Any) -> CreateElicitationResponse:
+    return CreateElicitationResponse(action="accept", content=content)
+
+
+def asking(**question: Any) -> ScriptedModel:
+    return ScriptedModel([Reply(tool_calls=[Use(name="ask_user", arguments=question)]), Reply("Done.")])
+
+
+def told(model: ScriptedModel) -> str:
+    """What the model read as the answer."""
+    return model.requests[-1]["messages"][-1]["content"]
+
+
+async def turn(
+    model: ScriptedModel, answer: CreateElicitationResponse | None, capabilities: ClientCapabilities = FORMS
+) -> Editor:
+    crow = Crow(model).use(permissions).use(ask)
+    async with connect(crow, capabilities=capabilities) as editor:
+        editor.answer = answer
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    return editor
+
+
+async def test_choices_become_a_form_tied_to_the_call():
+    model = asking(**COLOUR)
+    editor = await turn(model, accepted(answer="blue"))
+    (form,) = editor.forms
+    assert (form.message, form.mode, form.tool_call_id) == ("Which colour?", "form", "call_1_0")
+    assert form.session_id
+    assert encode(form.requested_schema).decode() == (
+        '{"type":"object","properties":{"answer":{"type":"string","title":"Answer","enum":["red","blue"]}},'
+        '"required":["answer"]}'
+    )
+    assert told(model) == "blue"
+    assert editor.questions == []
+    assert editor.of(ToolCallUpdate)[-1].status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("question", "content", "read"),
+    [
+        ({"question": "Why?"}, {"answer": "Because."}, "Because."),
+        ({**COLOUR, "several": True}, {"answer": ["red", "blue"]}, '["red","blue"]'),
+        (
+            {"question": "Who?", "fields": [{"name": "name"}, {"name": "age", "type": "integer", "optional": True}]},
+            {"name": "Ada", "unasked": "x"},
+            '{"name":"Ada"}',
+        ),
+        ({"question": "Sure?", "fields": [{"name": "sure", "type": "boolean"}]}, {"sure": False}, '{"sure":false}'),
+        ({"question": "How much?", "fields": '[{"name": "n", "type": "number"}]'}, {"n": 1.5}, '{"n":1.5}'),
+    ],
+)
+async def test_what_the_person_says_is_what_the_model_reads(
+    question: dict[str, Any], content: dict[str, Any], read: str
+):
+    model = asking(**question)
+    await turn(model, accepted(**content))
+    assert told(model) == read
+
+
+@pytest.mark.parametrize(("action", "words"), [("decline", "did not want"), ("cancel", "aside"), ("shrug", "aside")])
+async def test_no_answer_is_no_failure(action: str, words: str):
+    model = asking(**COLOUR)
+    editor = await turn(model, CreateElicitationResponse(action=action))
+    assert words in told(model)
+    assert editor.of(ToolCallUpdate)[-1].status == "completed"
+
+
+@pytest.mark.parametrize("content", [{}, {"answer": "green"}, {"answer": 7}, {"answer": ["red"]}])
+async def test_an_answer_that_was_not_on_offer_is_not_believed(content: dict[str, Any]):
+    model = asking(**COLOUR)
+    editor = await turn(model, accepted(**content))
+    assert told(model).startswith("The user was not asked: the answer")
+    assert editor.of(ToolCallUpdate)[-1].status == "failed"
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"question": "What is your password?"},
+        {"question": "What is the API key?"},
+        {"question": "Log in", "fields": [{"name": "user"}, {"name": "password"}]},
+        {"question": "Log in", "fields": [{"name": "user"}, {"name": "x", "description": "Your access token"}]},
+        {"question": "Log in", "fields": [{"name": "user"}, {"name": "github_token"}]},
+    ],
+)
+async def test_a_secret_is_never_asked_for_by_a_form(question: dict[str, Any]):
+    model = asking(**question)
+    editor = await turn(model, accepted(answer="hunter2"))
+    assert editor.forms == []
+    assert "must not ask for secrets" in told(model)
+
+
+async def test_a_question_about_secrets_may_be_asked():
+    model = asking(question="Where should the password be kept?", choices=["keyring", "file"])
+    await turn(model, accepted(answer="file"))
+    assert told(model) == "file"
+
+
+@pytest.mark.parametrize("capabilities", [ClientCapabilities(), NEITHER, PAGES])
+async def test_a_client_without_forms_is_asked_as_for_a_permission(capabilities: ClientCapabilities):
+    model = asking(**COLOUR)
+    editor = await turn(model, None, capabilities)
+    (question,) = editor.questions
+    assert editor.forms == []
+    assert question.tool_call.title == "Which colour?"
+    assert [option.name for option in question.options] == ["red", "blue", "None of these"]
+    assert told(model) == "red"
+    (tool,) = model.requests[0]["tools"]
+    assert tool["function"]["parameters"]["required"] == ["question", "choices"]
+
+
+@pytest.mark.parametrize(("permit", "words"), [("reject_once", "did not want"), ("allow_once", "red")])
+async def test_none_of_the_choices_is_an_answer_too(permit: str, words: str):
+    model = asking(**COLOUR)
+    async with connect(Crow(model).use(ask), permit=permit) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert words in told(model)
+
+
+@pytest.mark.parametrize("question", [{"question": "Why?"}, {**COLOUR, "several": True}])
+async def test_what_such_a_client_cannot_ask_the_model_is_told_so(question: dict[str, Any]):
+    model = asking(**question)
+    editor = await turn(model, None, NEITHER)
+    assert editor.questions == []
+    assert told(model) == "The user was not asked: this client can only offer choices of which one is taken."
+
+
+@pytest.mark.parametrize("capabilities", [FORMS, NEITHER])
+async def test_a_cancelled_turn_withdraws_its_question(capabilities: ClientCapabilities):
+    async with connect(Crow(asking(**COLOUR)).use(ask), permit=None, capabilities=capabilities) as editor:
+        session = await editor.new_session("/")
+        prompting = asyncio.ensure_future(editor.prompt(session.session_id, "go"))
+        await editor.until(lambda editor: editor.forms or editor.questions)
+        await editor.cancel(session.session_id)
+        assert (await prompting).stop_reason == "cancelled"
+        assert editor.of(ToolCallUpdate)[-1].status == "failed"
+    assert editor.cancelled_questions == 1
+
+
+async def at_the_door(
+    ask_so: Callable[[Session], Awaitable[Any]],
+    answer: CreateElicitationResponse | None,
+    capabilities: ClientCapabilities,
+) -> tuple[Any, Editor]:
+    """What `session.elicit` gives or raises in a command of an extension's."""
+    crow, outcome = Crow(ScriptedModel([])), list[Any]()
+
+    @crow.before_prompt
+    async def run(message: Message, session: Session) -> Message:
+        try:
+            outcome.append(await ask_so(session))
+        except ElicitationError as error:
+            outcome.append(error)
+        raise EndTurn
+
+    async with connect(crow, capabilities=capabilities) as editor:
+        editor.answer = answer
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    return outcome[0], editor
+
+
+async def test_a_person_is_sent_to_a_page_and_told_when_all_is_done():
+    async def log_in(session: Session) -> Answer:
+        answer = await session.elicit("Log in there.", url="https://example.org/login")
+        await session.complete(answer.id)
+        return answer
+
+    answer, editor = await at_the_door(log_in, CreateElicitationResponse(action="accept"), PAGES)
+    (page,) = editor.forms
+    assert (page.mode, page.url, page.elicitation_id) == ("url", "https://example.org/login", answer.id)
+    assert answer.action == "accept"
+    assert editor.completed == [answer.id]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://example.org", "javascript:alert(1)", "file:///etc/passwd", "https", "http://["]
+)
+async def test_nobody_is_sent_to_an_unsafe_page(url: str):
+    error, editor = await at_the_door(lambda session: session.elicit("Go.", url=url), None, PAGES)
+    assert isinstance(error, ElicitationError)
+    assert editor.forms == []
+
+
+@pytest.mark.parametrize("capabilities", [ClientCapabilities(), NEITHER, PAGES])
+async def test_a_form_is_not_sent_to_a_client_that_did_not_offer_it(capabilities: ClientCapabilities):
+    form = ElicitationSchema(properties={"a": BooleanPropertySchema()})
+    error, editor = await at_the_door(lambda session: session.elicit("?", form=form), None, capabilities)
+    assert str(error) == "The client cannot show forms."
+    assert editor.forms == []
+
+
+FORM = ElicitationSchema(
+    properties={
+        "text": StringPropertySchema(min_length=2, max_length=4, pattern="^[a-z]+$"),
+        "one": StringPropertySchema(one_of=[EnumOption(const="a", title="A")]),
+        "mail": StringPropertySchema(format="email"),
+        "day": StringPropertySchema(format="date"),
+        "time": StringPropertySchema(format="date-time"),
+        "link": StringPropertySchema(format="uri"),
+        "count": IntegerPropertySchema(minimum=0, maximum=9),
+        "share": NumberPropertySchema(minimum=0.0, maximum=1.0),
+        "sure": BooleanPropertySchema(),
+        "some": MultiSelectPropertySchema(items=MultiSelectItems(type="string", enum=["a", "b"]), min_items=1),
+        "more": MultiSelectPropertySchema(
+            items=MultiSelectItems(any_of=[EnumOption(const="a", title="A")]), max_items=1
+        ),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad"),
+    [
+        ("text", ["ab", "abcd"], ["a", "abcde", "AB", 7, True]),
+        ("one", ["a"], ["b", ""]),
+        ("mail", ["me@example.org"], ["me", "@", "a b@c"]),
+        ("day", ["2026-11-21"], ["yesterday", "2026-13-01"]),
+        ("time", ["2026-11-21T10:00:00Z"], ["noon"]),
+        ("link", ["https://example.org"], ["example", "http://["]),
+        ("count", [0, 9], [-1, 10, True, 1.5, "1"]),
+        ("share", [0, 0.5, 1], [-0.1, 1.1, True, "0.5"]),
+        ("sure", [True, False], [0, "yes"]),
+        ("some", [["a"], ["a", "b"]], [[], ["c"], "a"]),
+        ("more", [[], ["a"]], [["a", "a"], ["b"]]),
+    ],
+)
+async def test_every_kind_of_field_is_checked_again(field: str, good: list[Any], bad: list[Any]):
+    for value in good:
+        answer, _ = await at_the_door(lambda session: session.elicit("?", form=FORM), accepted(**{field: value}), FORMS)
+        assert answer == Answer("accept", {field: value})
+    for value in bad:
+        error, _ = await at_the_door(lambda session: session.elicit("?", form=FORM), accepted(**{field: value}), FORMS)
+        assert str(error) == f"the answer has an unfit {field!r}"

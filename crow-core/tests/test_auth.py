@@ -1,0 +1,92 @@
+"""Logging in and out: credentials are there or not, and a client that logs in eagerly is not kept waiting."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from crow_core.acp.schema import AUTH_REQUIRED
+from crow_core.app import Crow
+from crow_core.stream import ModelError
+from crow_core.testing import Reply, ScriptedModel
+from crow_core.testing.wire import Wire, wired
+
+pytestmark = pytest.mark.anyio
+
+LOGIN = {"methodId": "configured"}
+
+
+def greeter() -> Crow:
+    return Crow(ScriptedModel(lambda request: Reply("Hello.")))
+
+
+async def opened(wire: Wire) -> str:
+    return (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
+
+
+def said(session: str, text: str = "hi") -> dict[str, Any]:
+    return {"sessionId": session, "prompt": [{"type": "text", "text": text}]}
+
+
+@pytest.mark.parametrize("capabilities", [{}, {"auth": {"terminal": True}}])
+async def test_every_way_to_log_in_is_the_agents_own_business(capabilities: dict[str, Any]):
+    """No terminal method: what it would do, a file and two variables do."""
+    async with wired(greeter()) as wire:
+        answer = await wire.ask("initialize", {"protocolVersion": 1, "clientCapabilities": capabilities})
+    (method,) = answer["result"]["authMethods"]
+    assert method.get("type", "agent") == "agent"
+    assert method["description"]
+    assert answer["result"]["agentCapabilities"]["auth"] == {"logout": {}}
+
+
+async def test_a_client_that_logs_in_before_anything_else_succeeds_at_once():
+    async with wired(greeter()) as wire:
+        assert (await wire.ask("authenticate", LOGIN))["result"] == {}
+        assert (await wire.ask("authenticate", LOGIN))["result"] == {}
+        assert await opened(wire)
+
+
+async def test_after_logout_nothing_is_opened_or_asked_until_the_next_login():
+    crow = greeter()
+    async with wired(crow) as wire:
+        session = await opened(wire)
+        assert (await wire.ask("logout", {}))["result"] == {}
+        new: dict[str, Any] = {"cwd": "/", "mcpServers": []}
+        for method, params in (("session/new", new), ("session/prompt", said(session))):
+            error = (await wire.ask(method, params))["error"]
+            assert error["code"] == AUTH_REQUIRED
+            assert error["data"]["details"]
+        assert (await wire.ask("authenticate", LOGIN))["result"] == {}
+        assert (await wire.ask("session/prompt", said(session)))["result"]["stopReason"] == "end_turn"
+
+
+async def test_logout_cancels_what_runs():
+    asked = asyncio.Event()
+
+    async def think(request: Any) -> Reply:
+        asked.set()
+        return Reply(hang=True)
+
+    async with wired(Crow(ScriptedModel(think))) as wire:
+        session = await opened(wire)
+        prompting = asyncio.ensure_future(wire.ask("session/prompt", said(session)))
+        await asked.wait()
+        wire.transport.write(b'{"jsonrpc": "2.0", "id": "bye", "method": "logout"}\n')
+        assert (await prompting)["result"]["stopReason"] == "cancelled"
+
+
+async def test_a_session_can_be_closed_after_logout():
+    crow = greeter()
+    async with wired(crow) as wire:
+        session = await opened(wire)
+        await wire.ask("logout", {})
+        assert (await wire.ask("session/close", {"sessionId": session}))["result"] == {}
+        assert crow.sessions == {}
+
+
+async def test_logout_before_there_is_an_app_is_fine():
+    async def make() -> Crow:
+        raise ModelError("No model is configured.")
+
+    async with wired(make) as wire:
+        assert (await wire.ask("logout", {}))["result"] == {}
+        assert (await wire.ask("authenticate", LOGIN))["error"]["data"] == {"details": "No model is configured."}

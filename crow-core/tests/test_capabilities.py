@@ -1,0 +1,191 @@
+"""Whatever a client can do and cannot: it hears nothing that it did not say it understands, and misses nothing else.
+
+Which test proves which row of the protocol stands at the end.
+"""
+
+import asyncio
+import re
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from crow_core.acp import schema
+from crow_core.acp.client import AcpClient
+from crow_core.acp.schema import AGENT_METHODS, CLIENT_METHODS, PROTOCOL_METHODS
+from crow_core.acp.transports import memory_pair
+from crow_core.agent import Agent
+from crow_core.app import Crow
+from crow_core.extensions.ask import ask
+from crow_core.extensions.commands import commands
+from crow_core.extensions.plan import plan
+from crow_core.extensions.titles import titles
+from crow_core.extensions.usage import usage
+from crow_core.messages import Message
+from crow_core.permissions import permissions
+from crow_core.session import SWITCH, Option, Session
+from crow_core.testing import Reply, ScriptedModel
+from crow_core.testing.script import ToolCall as Use
+
+pytestmark = pytest.mark.anyio
+
+ABLE = ("notices", "boolean", "compaction", "form", "url", "fs", "terminal", "login")
+
+
+def capabilities(able: set[str]) -> dict[str, Any]:
+    """What a client says that is able to do so much."""
+    here: dict[str, Any] = {name: {} for name in ("notices", "compaction") if name in able}
+    if "boolean" in able:
+        here["configOptions"] = {"boolean": {}}
+    return {
+        "fs": {"readTextFile": "fs" in able, "writeTextFile": "fs" in able},
+        "terminal": "terminal" in able,
+        "auth": {"terminal": "login" in able},
+        "elicitation": {name: {} for name in ("form", "url") if name in able},
+        "session": here,
+    }
+
+
+def everything() -> Crow:
+    """An app that would like to use all that a client may be able to do."""
+    uses = [
+        Use(name="plan", arguments={"entries": [{"content": "Ask", "status": "in_progress"}]}),
+        Use(name="ask_user", arguments={"question": "Which?", "choices": ["red", "blue"]}),
+        Use(name="nothing", arguments={}),
+    ]
+    crow = Crow(ScriptedModel([Reply("Well.", reasoning="Hm.", tool_calls=uses), Reply("Done.")]))
+    crow.use(permissions).use(commands).use(usage).use(titles).use(plan).use(ask)
+
+    @crow.options
+    def verbose(session: Session) -> Option:
+        return Option("verbose", "Verbose", "model_config", SWITCH, lambda: "off", lambda value: None)
+
+    @crow.before_prompt
+    async def warn(message: Message, session: Session) -> None:
+        await session.notice("It is late.", "warning")
+
+    return crow
+
+
+@pytest.mark.parametrize(
+    "able", [{n for n, can in zip(ABLE, c, strict=True) if can} for c in product((0, 1), repeat=8)]
+)
+async def test_a_client_hears_only_what_it_understands(able: set[str]):
+    heard: list[tuple[str, Any]] = []
+
+    async def hear(params: Any) -> None:
+        heard.append((params.update.__struct_config__.tag, params.update))
+
+    async def permit(params: Any) -> Any:
+        heard.append(("session/request_permission", params))
+        return {"outcome": {"outcome": "selected", "optionId": params.options[0].option_id}}
+
+    def unwanted(method: str) -> Any:
+        async def answer(params: Any) -> Any:
+            heard.append((method, params))
+            return {"action": "accept", "content": {"answer": "red"}}
+
+        return answer
+
+    ours, theirs = memory_pair()
+    crow = everything()
+    serving = asyncio.ensure_future(Agent(theirs, crow).serve())
+    others = CLIENT_METHODS.keys() - {"session/update", "session/request_permission"}
+    handlers = {"session/update": hear, "session/request_permission": permit, **{m: unwanted(m) for m in others}}
+    client = AcpClient(ours, handlers)
+    async with client.serving():
+        told = await client.request("initialize", {"protocolVersion": 1, "clientCapabilities": capabilities(able)})
+        session = await client.new_session("/")
+        answer = await client.prompt(session.session_id, "go")
+    await serving
+    await crow.shut_down()
+
+    kinds = [kind for kind, _ in heard]
+    assert answer.stop_reason == "end_turn"
+    assert {method.type for method in told.auth_methods} == {schema.UNSET}
+    assert type((session.config_options or [None])[-1]).__name__ == (
+        "BooleanConfigOption" if "boolean" in able else "SelectConfigOption"
+    )
+    assert kinds.count("elicitation/create") == ("form" in able)
+    assert kinds.count("session/request_permission") == ("form" not in able)
+    assert kinds.count("notice") == ("notices" in able)
+    assert set(kinds) - {"elicitation/create", "session/request_permission", "notice"} == {
+        "agent_thought_chunk",
+        "agent_message_chunk",
+        "available_commands_update",
+        "plan",
+        "session_info_update",
+        "tool_call",
+        "tool_call_update",
+        "usage_update",
+    }
+    chunks = [update for kind, update in heard if kind.endswith("_chunk")]
+    assert all(update.message_id for update in chunks)
+    ids = {update.tool_call_id for kind, update in heard if kind == "tool_call"}
+    ends = [update.tool_call_id for kind, update in heard if kind == "tool_call_update" and update.status != "pending"]
+    assert set(ends) == ids
+    assert len(ids) == 3
+
+
+PROOF = {
+    "initialize": "test_it_answers_with_the_version_it_speaks",
+    "authenticate": "test_a_client_that_logs_in_before_anything_else_succeeds_at_once",
+    "logout": "test_after_logout_nothing_is_opened_or_asked_until_the_next_login",
+    "session/new": "test_the_answer_to_session_new_comes_before_any_update_of_that_session",
+    "session/load": "test_a_loaded_session_shows_what_was_shown",
+    "session/resume": "test_a_resumed_session_shows_nothing_of_the_past",
+    "session/list": "test_the_list_comes_in_pages",
+    "session/delete": "test_a_deleted_session_is_gone_and_may_be_deleted_again",
+    "session/close": "test_closing_a_session_cancels_its_turns",
+    "session/prompt": "test_all_updates_of_a_turn_come_before_its_answer_and_none_after",
+    "session/cancel": "test_whatever_the_order_of_prompts_and_cancels_each_prompt_has_one_answer",
+    "session/set_mode": "test_a_mode_set_in_the_old_words_is_announced_in_the_new_ones_too",
+    "session/set_config_option": "test_which_options_there_are_may_depend_on_another",
+    "session/fork": "test_a_fork_goes_its_own_way",
+    "providers/list": "test_the_client_brings_its_own_endpoint_where_none_is_configured",
+    "providers/set": "test_an_endpoint_counts_from_the_next_session_on_and_until_it_is_disabled",
+    "providers/disable": "test_an_endpoint_counts_from_the_next_session_on_and_until_it_is_disabled",
+    "$/cancel_request": "test_a_withdrawn_request_is_a_cancelled_prompt",
+    "_vendor": "test_an_extension_answers_a_method_of_its_own",
+    "session/request_permission": "test_each_answer_does_what_it_says",
+    "elicitation/create": "test_every_kind_of_field_is_checked_again",
+    "elicitation/complete": "test_a_person_is_sent_to_a_page_and_told_when_all_is_done",
+    "session/update": "test_a_client_hears_only_what_it_understands",
+    "user_message_chunk": "test_a_loaded_session_shows_what_was_shown",
+    "agent_message_chunk": "test_text_alone_is_streamed_under_one_id_and_remembered",
+    "agent_thought_chunk": "test_a_notice_is_shown_the_way_the_client_knows",
+    "tool_call": "test_a_call_is_shown_with_its_name_kind_place_and_whole_arguments",
+    "tool_call_update": "test_an_edit_is_shown_as_the_diff_of_what_really_changed",
+    "plan": "test_the_plan_is_shown_again_with_a_stored_session",
+    "available_commands_update": "test_the_client_learns_which_commands_there_are",
+    "current_mode_update": "test_a_mode_set_in_the_new_words_is_announced_in_the_old_ones",
+    "config_option_update": "test_a_mode_set_by_a_command_is_announced_in_both",
+    "session_info_update": "test_a_session_is_named_once_after_its_first_words",
+    "usage_update": "test_usage_is_told_after_each_reply_and_adds_up",
+    "notice": "test_a_notice_is_shown_the_way_the_client_knows",
+    "content blocks": "test_what_a_prompt_attached_is_shown_again_as_it_was",
+    "audio": "test_a_sound_is_sent_only_to_a_model_that_hears_and_the_client_knows_before",
+    "boolean options": "test_a_client_that_knows_booleans_is_shown_one",
+    "auth methods": "test_every_way_to_log_in_is_the_agents_own_business",
+    "MCP servers": "test_a_server_that_does_not_start_is_reported_and_the_others_work",
+    "additional directories": "test_the_working_folder_is_the_sessions_and_additional_ones_are_open_too",
+    "stop reason refusal": "test_what_was_refused_is_not_said_to_the_model_again",
+    "stop reason max_turn_requests": "test_a_turn_takes_no_more_requests_than_it_may",
+    "errors": "test_an_error_a_handler_raises_is_answered_as_it_is",
+    "_meta": "test_every_server_learns_the_trace_and_only_our_own_learn_more",
+    "framing": "test_standard_output_carries_json_lines_only",
+}
+"""The rows of the protocol, and a test that proves each."""
+NOT_YET = {"compaction_update", "compaction_summary_chunk"}
+"""Nothing is compacted so far."""
+ELSEWHERE = {method for method in CLIENT_METHODS if method.startswith(("fs/", "terminal/"))}
+"""Proved where the client's files and terminals are used."""
+
+
+def test_every_row_of_the_protocol_is_proved_by_a_test_that_exists():
+    kinds = {update.__struct_config__.tag for update in get_args(schema.SessionUpdate)}
+    rows = {*AGENT_METHODS, *CLIENT_METHODS, *PROTOCOL_METHODS, *kinds} - NOT_YET - ELSEWHERE
+    assert rows <= PROOF.keys()
+    files = Path(__file__).parents[2].glob("*/tests/**/test_*.py")
+    tests = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text("utf-8"))}
+    assert set(PROOF.values()) <= tests

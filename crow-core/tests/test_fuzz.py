@@ -1,0 +1,224 @@
+"""Ten thousand lines that no client should send: the agent lives, answers each once, and serves its sessions."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from crow_core.acp.transports import HIGH_WATER, memory_pair
+from crow_core.agent import Agent
+from crow_core.app import Crow
+from crow_core.extensions.ask import ask
+from crow_core.extensions.commands import commands
+from crow_core.extensions.plan import plan
+from crow_core.extensions.secrets import secrets
+from crow_core.extensions.telemetry import telemetry
+from crow_core.extensions.titles import titles
+from crow_core.extensions.undo import undo
+from crow_core.extensions.usage import usage
+from crow_core.messages import Delta
+from crow_core.permissions import permissions
+from crow_core.store import Page, Record
+from crow_core.testing import Reply, ScriptedModel
+from crow_core.testing.wire import RUBBISH, Wire
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+TEXT: list[Any] = [{"type": "text", "text": "hi"}]
+HERE = "HERE"
+"""Stands for the id of an open session."""
+WILD = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20)
+    | st.sampled_from([HERE, "/", "..", "\ud800", "a" * 100_000, -1, 10**40, "on", "ask", "text", "append", "main"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+META: dict[str, Any] = {
+    "sessionId": "other",
+    "cwd": "/nowhere",
+    "prompt": [],
+    "params": {},
+    "modeId": "yolo",
+    "traceparent": "00-0-0-0",
+    "_meta": {"_meta": None},
+}
+"""Names real parameters, and has to change nothing."""
+BASE: dict[str, dict[str, Any]] = {
+    "initialize": {"protocolVersion": 1, "clientCapabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
+    "authenticate": {"methodId": "configured"},
+    "logout": {},
+    "session/new": {"cwd": "/", "mcpServers": [], "additionalDirectories": [], "systemPrompt": None},
+    "session/load": {"sessionId": "kept", "cwd": "/", "mcpServers": []},
+    "session/resume": {"sessionId": "kept", "cwd": "/"},
+    "session/fork": {"sessionId": "kept", "cwd": "/"},
+    "session/list": {"cwd": "/", "cursor": "x"},
+    "session/delete": {"sessionId": "gone"},
+    "session/close": {"sessionId": "gone"},
+    "session/prompt": {"sessionId": HERE, "prompt": TEXT},
+    "session/set_mode": {"sessionId": HERE, "modeId": "plan"},
+    "session/set_config_option": {"sessionId": HERE, "configId": "mode", "value": "plan", "type": "boolean"},
+    "providers/list": {},
+    "providers/set": {"providerId": "main", "apiType": "openai", "baseUrl": "ftp://x", "headers": {"a": "b"}},
+    "providers/disable": {"providerId": "main"},
+    "_crow/usage": {"sessionId": HERE},
+    "_crow/undo": {"sessionId": HERE, "turns": 1, "confirm": True},
+    "_unknown/thing": {},
+    "nonsense": {},
+    "": {},
+}
+BLOCKS: list[Any] = [
+    *TEXT,
+    {"type": "image", "data": "x", "mimeType": "image/png"},
+    {"type": "audio", "data": "x", "mimeType": "audio/wav"},
+    {"type": "resource_link", "uri": "file:///x", "name": "x"},
+    {"type": "resource", "resource": {"uri": "file:///x", "text": "x"}},
+    {"type": "resource", "resource": {"uri": "file:///x", "blob": "x", "mimeType": "image/png"}},
+]
+
+
+@st.composite
+def bent(draw: st.DrawFn) -> tuple[str, Any]:
+    """A request with something wrong in it, perhaps."""
+    method = draw(st.sampled_from(list(BASE)))
+    params: Any = {**BASE[method]}
+    match draw(st.integers(0, 5)):
+        case 0:
+            params = draw(WILD)
+        case 1 if params:
+            params[draw(st.sampled_from(sorted(params)))] = draw(WILD)
+        case 2 if params:
+            del params[draw(st.sampled_from(sorted(params)))]
+        case 3 if "prompt" in params:
+            block = dict(draw(st.sampled_from(BLOCKS)))
+            block[draw(st.sampled_from([*block, "annotations", "_meta"]))] = draw(WILD)
+            params["prompt"] = [*TEXT, block]
+        case 4:
+            params["_meta"] = draw(st.just(META) | WILD)
+        case _:
+            pass
+    return method, params
+
+
+LINES = st.lists(bent() | st.sampled_from(RUBBISH), min_size=50, max_size=50)
+
+
+def everything() -> Crow:
+    """An app with all that a client can reach, and a store that holds one session."""
+    crow = Crow(ScriptedModel(lambda request: Reply("Well.")))
+    crow.use(telemetry).use(secrets).use(permissions).use(commands).use(usage).use(titles).use(undo).use(plan).use(ask)
+    entry: Any = {"role": "user", "content": "earlier", "crow": {"id": "1"}}
+
+    @crow.load_session
+    def load(id: str) -> Record | None:
+        return Record(id, [entry]) if id == "kept" else None
+
+    @crow.fork_session
+    def fork(id: str, new_id: str, at: str) -> Record | None:
+        return Record(new_id, [entry]) if id == "kept" else None
+
+    @crow.list_sessions
+    def list_sessions(cwd: str, cursor: str, limit: int) -> Page:
+        if cursor:
+            raise ValueError(cursor)
+        return Page(())
+
+    return crow
+
+
+def spoken(id: str, method: str, params: Any, session: str, twice: bool) -> bytes:
+    """A request as a line; `twice` names the method a second time."""
+    again = f'"method": {json.dumps(method)}, ' if twice else ""
+    line = f'{{"jsonrpc": "2.0", {again}"id": "{id}", "method": {json.dumps(method)}, "params": {json.dumps(params)}}}'
+    return line.replace(HERE, session).encode()
+
+
+async def opened(wire: Wire) -> str:
+    return (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
+
+
+async def survive(lines: list[bytes | tuple[str, Any]]) -> None:
+    ours, theirs = memory_pair()
+    crow = everything()
+    serving = asyncio.ensure_future(Agent(theirs, crow, unstable=True).serve())
+    wire = Wire(ours)
+    here, other = await opened(wire), await opened(wire)
+    asked: set[str] = set()
+    for number, line in enumerate(lines):
+        if isinstance(line, bytes):
+            wire.transport.write(line + b"\n")
+        else:
+            asked.add(f"r{number}")
+            wire.transport.write(spoken(f"r{number}", line[0], line[1], here, twice=number % 7 == 0) + b"\n")
+        await asyncio.sleep(0)
+    prompt = {"sessionId": other, "prompt": TEXT}
+    while (answer := await wire.ask("session/prompt", prompt)).get("error"):
+        assert answer["error"]["code"] == -32000  # somebody has logged out
+        await wire.ask("authenticate", {"methodId": "configured"})
+    assert answer["result"]["stopReason"] == "end_turn"
+    while asked - {message.get("id") for message in wire.heard}:
+        await wire.hear()
+    await wire.ask("_the/end", {})
+    answers = [message for message in wire.heard if "method" not in message]
+    counted = Counter(message["id"] for message in answers)
+    assert {counted[id] for id in asked} <= {1}
+    assert all(("result" in message) != ("error" in message) for message in answers)
+    assert crow.sessions[other].cwd == "/"
+    await ours.close()
+    await serving
+    await crow.shut_down()
+
+
+@settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    derandomize=True,
+)
+@given(LINES)
+def test_ten_thousand_lines_end_nothing_and_block_nobody(lines: list[bytes | tuple[str, Any]]):
+    asyncio.run(survive(lines))
+
+
+@pytest.mark.anyio
+async def test_a_client_that_stops_reading_pauses_the_model():
+    """Nothing piles up: a little waits unread, then the model is not listened to until somebody reads."""
+    words, said = "word " * 200, 0
+
+    class Talker:
+        name = "talker"
+        window: int | None = None
+
+        async def stream(self, request: Any) -> AsyncIterator[Delta]:
+            nonlocal said
+            for _ in range(1000):
+                said += 1
+                yield {"content": words}
+            yield {"finish_reason": "stop"}
+
+    ours, theirs = memory_pair()
+    crow = Crow(Talker())
+    serving = asyncio.ensure_future(Agent(theirs, crow).serve())
+    wire = Wire(ours)
+    session = await opened(wire)
+    wire.send("p", "session/prompt", {"sessionId": session, "prompt": TEXT})
+    before = -1
+    while said == 0 or said > before:  # until it has come to rest
+        before = said
+        for _ in range(100):
+            await asyncio.sleep(0)
+    assert said <= HIGH_WATER // len(words) + 2
+    heard = 0
+    while (message := await wire.hear()).get("id") != "p":
+        heard += message.get("method") == "session/update"
+    assert message["result"] == {"stopReason": "end_turn"}
+    assert said == 1000
+    assert heard >= 1000
+    await ours.close()
+    await serving
+    await crow.shut_down()

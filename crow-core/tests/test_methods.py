@@ -1,0 +1,129 @@
+"""What a client may ask beyond ACP: methods that begin with an underscore."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import crow_mcp_server
+import pytest
+from crow_core.acp.schema import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, NOT_FOUND
+from crow_core.app import Crow
+from crow_core.extensions.undo import undo
+from crow_core.extensions.usage import usage
+from crow_core.permissions import permissions
+from crow_core.servers import Server
+from crow_core.session import Session
+from crow_core.testing import Reply, ScriptedModel
+from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.wire import Wire, wired
+
+pytestmark = pytest.mark.anyio
+
+BUILT_IN = Server("crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), trusted=True, shared=True)
+
+
+async def opened(wire: Wire, cwd: str = "/") -> str:
+    return (await wire.ask("session/new", {"cwd": cwd, "mcpServers": []}))["result"]["sessionId"]
+
+
+async def prompt(wire: Wire, session: str) -> dict[str, Any]:
+    return await wire.ask("session/prompt", {"sessionId": session, "prompt": [{"type": "text", "text": "go"}]})
+
+
+def greeter() -> Crow:
+    return Crow(ScriptedModel(lambda request: Reply("Hello.")))
+
+
+def code(answer: dict[str, Any]) -> int:
+    return answer["error"]["code"]
+
+
+async def test_they_are_told_at_the_start():
+    async with wired(greeter().use(usage).use(undo)) as wire:
+        capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
+        assert capabilities["_meta"] == {"crow": {"methods": ["_crow/usage", "_crow/undo"]}}
+    async with wired(greeter()) as wire:
+        capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
+        assert "_meta" not in capabilities
+
+
+async def test_an_extension_answers_a_method_of_its_own():
+    crow = greeter()
+
+    async def double(session: Session, params: dict[str, Any]) -> Any:
+        return {"twice": params["n"] * 2, "cwd": session.cwd}
+
+    crow.methods["_mine/double"] = double
+    async with wired(crow) as wire:
+        session = await opened(wire)
+        assert (await wire.ask("_mine/double", {"sessionId": session, "n": 4}))["result"] == {"twice": 8, "cwd": "/"}
+        assert code(await wire.ask("_mine/double", {"sessionId": session})) == INTERNAL_ERROR
+        assert code(await wire.ask("_mine/double", {"sessionId": "other", "n": 4})) == NOT_FOUND
+        assert code(await wire.ask("_mine/double", {})) == NOT_FOUND
+        assert code(await wire.ask("_mine/double", [1])) == INVALID_PARAMS
+        assert code(await wire.ask("_mine/treble", {"sessionId": session})) == METHOD_NOT_FOUND
+        wire.tell("_mine/double", {"sessionId": session, "n": 4})
+        wire.tell("_mine/treble", {})
+        assert (await prompt(wire, session))["result"] == {"stopReason": "end_turn"}
+
+
+async def test_another_clients_session_is_nobody_elses():
+    crow = greeter().use(usage)
+    async with wired(crow) as one, wired(crow) as other:
+        session = await opened(one)
+        assert code(await other.ask("_crow/usage", {"sessionId": session})) == NOT_FOUND
+        assert "result" in await one.ask("_crow/usage", {"sessionId": session})
+
+
+async def test_usage_is_told_in_numbers():
+    counts = {"prompt_tokens": 1000, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 900}}
+    model = ScriptedModel([Reply("Hello.", usage=counts)], window=8192)
+    async with wired(Crow(model).use(usage)) as wire:
+        session = await opened(wire)
+        assert (await wire.ask("_crow/usage", {"sessionId": session}))["result"]["calls"] == 0
+        await prompt(wire, session)
+        assert (await wire.ask("_crow/usage", {"sessionId": session}))["result"] == {
+            "calls": 1,
+            "inputTokens": 1000,
+            "outputTokens": 20,
+            "cachedReadTokens": 900,
+            "thoughtTokens": 0,
+            "used": 1020,
+            "size": 8192,
+        }
+
+
+async def test_undo_tells_first_and_does_it_when_it_is_confirmed(tmp_path: Path):
+    file = tmp_path / "new.txt"
+    edit = Use(name="file_editor", arguments={"command": "create", "path": str(file), "file_text": "hello\n"})
+    model = ScriptedModel([Reply(tool_calls=[edit]), Reply("Done.")])
+    crow = Crow(model, servers=[BUILT_IN]).use(permissions, mode="yolo").use(undo)
+    async with wired(crow) as wire:
+        session = await opened(wire, str(tmp_path))
+        assert code(await wire.ask("_crow/undo", {"sessionId": session})) == INVALID_REQUEST
+        await prompt(wire, session)
+        assert file.exists()
+        told = (await wire.ask("_crow/undo", {"sessionId": session}))["result"]
+        files = [{"path": str(file), "removed": True}]
+        assert told == {"done": False, "turns": 1, "prompt": "go", "files": files, "stays": []}
+        assert file.exists()
+        for wrong in ({"turns": "1"}, {"turns": True}, {"confirm": "yes"}):
+            assert code(await wire.ask("_crow/undo", {"sessionId": session, **wrong})) == INVALID_PARAMS
+        done = (await wire.ask("_crow/undo", {"sessionId": session, "confirm": True}))["result"]
+        assert done == {**told, "done": True}
+        assert not file.exists()
+        assert code(await wire.ask("_crow/undo", {"sessionId": session})) == INVALID_REQUEST
+
+
+async def test_nothing_is_undone_under_a_running_turn():
+    asked = asyncio.Event()
+
+    async def think(request: Any) -> Reply:
+        asked.set()
+        return Reply(hang=True)
+
+    async with wired(Crow(ScriptedModel(think)).use(undo)) as wire:
+        session = await opened(wire)
+        wire.send("p", "session/prompt", {"sessionId": session, "prompt": [{"type": "text", "text": "go"}]})
+        await asked.wait()
+        assert code(await wire.ask("_crow/undo", {"sessionId": session, "confirm": True})) == INVALID_REQUEST

@@ -1,0 +1,193 @@
+"""Options and modes, as clients of every age see them: one truth in two vocabularies."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from crow_core.acp.schema import INVALID_PARAMS
+from crow_core.app import Crow
+from crow_core.extensions.commands import commands
+from crow_core.extensions.effort import effort
+from crow_core.model import ChatModel
+from crow_core.permissions import permissions
+from crow_core.quirks import Quirks
+from crow_core.session import SWITCH, Choice, Option, Session
+from crow_core.testing import Reply, ScriptedModel, ScriptedServer
+from crow_core.testing.wire import Wire, wired
+
+pytestmark = pytest.mark.anyio
+
+BOOLEANS: dict[str, Any] = {"session": {"configOptions": {"boolean": {}}}}
+
+
+def talker() -> ScriptedModel:
+    return ScriptedModel(lambda request: Reply("Well."))
+
+
+def verbosity(crow: Crow) -> None:
+    """An option that is on or off."""
+
+    @crow.options
+    def option(session: Session) -> Option:
+        def choose(value: str) -> None:
+            session.state["verbose"] = value
+
+        return Option(
+            "verbose", "Verbose", "", SWITCH, lambda: session.state.get("verbose", "off"), choose, "Says more"
+        )
+
+
+async def opened(wire: Wire, capabilities: Any = None) -> dict[str, Any]:
+    """What `session/new` answers to a client that can do so much."""
+    await wire.ask("initialize", {"protocolVersion": 1, "clientCapabilities": capabilities or {}})
+    return (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]
+
+
+async def choose(wire: Wire, session: str, option: str, value: Any, **more: Any) -> dict[str, Any]:
+    return await wire.ask(
+        "session/set_config_option", {"sessionId": session, "configId": option, "value": value, **more}
+    )
+
+
+def values(options: list[dict[str, Any]]) -> dict[str, Any]:
+    return {option["id"]: option["currentValue"] for option in options}
+
+
+def updates(wire: Wire, kind: str) -> list[dict[str, Any]]:
+    heard = (message["params"]["update"] for message in wire.heard if message.get("method") == "session/update")
+    return [update for update in heard if update["sessionUpdate"] == kind]
+
+
+async def test_a_client_that_knows_booleans_is_shown_one():
+    async with wired(Crow(talker()).use(verbosity)) as wire:
+        session = await opened(wire, BOOLEANS)
+        assert session["configOptions"][-1] == {
+            "type": "boolean",
+            "id": "verbose",
+            "name": "Verbose",
+            "description": "Says more",
+            "currentValue": False,
+        }
+        answer = await choose(wire, session["sessionId"], "verbose", True, type="boolean")
+        assert values(answer["result"]["configOptions"]) == {"model": "scripted", "verbose": True}
+        answer = await choose(wire, session["sessionId"], "model", True, type="boolean")
+        assert answer["error"]["code"] == INVALID_PARAMS
+
+
+@pytest.mark.parametrize("capabilities", [{}, {"session": {"configOptions": {"boolean": None}}}, {"session": {}}])
+async def test_a_client_that_does_not_is_shown_two_choices(capabilities: dict[str, Any]):
+    async with wired(Crow(talker()).use(verbosity)) as wire:
+        session = await opened(wire, capabilities)
+        option = session["configOptions"][-1]
+        assert (option["type"], option["currentValue"]) == ("select", "off")
+        assert [entry["value"] for entry in option["options"]] == ["on", "off"]
+        answer = await choose(wire, session["sessionId"], "verbose", "on")
+        assert values(answer["result"]["configOptions"])["verbose"] == "on"
+        answer = await choose(wire, session["sessionId"], "verbose", "perhaps")
+        assert answer["error"]["code"] == INVALID_PARAMS
+
+
+async def test_a_mode_set_in_the_old_words_is_announced_in_the_new_ones_too():
+    async with wired(Crow(talker()).use(permissions)) as wire:
+        session = await opened(wire)
+        assert session["modes"]["currentModeId"] == values(session["configOptions"])["mode"] == "ask"
+        answer = await wire.ask("session/set_mode", {"sessionId": session["sessionId"], "modeId": "plan"})
+        assert answer["result"] == {}
+        (update,) = updates(wire, "config_option_update")
+        assert values(update["configOptions"]) == {"model": "scripted", "mode": "plan"}
+        assert [update["currentModeId"] for update in updates(wire, "current_mode_update")] == ["plan"]
+
+
+async def test_a_mode_set_in_the_new_words_is_announced_in_the_old_ones():
+    async with wired(Crow(talker()).use(permissions)) as wire:
+        session = await opened(wire)
+        answer = await choose(wire, session["sessionId"], "mode", "plan")
+        assert values(answer["result"]["configOptions"]) == {"model": "scripted", "mode": "plan"}
+        assert [update["currentModeId"] for update in updates(wire, "current_mode_update")] == ["plan"]
+        await choose(wire, session["sessionId"], "mode", "plan")
+        await choose(wire, session["sessionId"], "model", "scripted")
+        assert len(updates(wire, "current_mode_update")) == 1
+        assert updates(wire, "config_option_update") == []
+
+
+async def test_a_mode_set_by_a_command_is_announced_in_both():
+    async with wired(Crow(talker()).use(permissions).use(commands)) as wire:
+        session = await opened(wire)
+        said = [{"type": "text", "text": "/mode plan"}]
+        await wire.ask("session/prompt", {"sessionId": session["sessionId"], "prompt": said})
+        assert [update["currentModeId"] for update in updates(wire, "current_mode_update")] == ["plan"]
+        (update,) = updates(wire, "config_option_update")
+        assert values(update["configOptions"])["mode"] == "plan"
+
+
+@pytest.mark.parametrize("mode", ["god", "", "Plan"])
+async def test_a_mode_that_there_is_not_changes_nothing(mode: str):
+    async with wired(Crow(talker()).use(permissions)) as wire:
+        session = await opened(wire)
+        answer = await wire.ask("session/set_mode", {"sessionId": session["sessionId"], "modeId": mode})
+        assert answer["error"]["code"] == INVALID_PARAMS
+        answer = await choose(wire, session["sessionId"], "model", "scripted")
+        assert values(answer["result"]["configOptions"])["mode"] == "ask"
+
+
+async def test_an_option_that_moves_the_mode_is_announced_in_the_old_words_too():
+    crow = Crow(talker())
+
+    @crow.options
+    def mode(session: Session) -> Option:
+        def current() -> str:
+            return "bold" if session.state.get("verbose") == "on" else "shy"
+
+        def choose(value: str) -> None:
+            session.state["verbose"] = {"bold": "on", "shy": "off"}[value]
+
+        return Option("mode", "Mode", "mode", [Choice("shy", "Shy"), Choice("bold", "Bold")], current, choose)
+
+    async with wired(crow.use(verbosity)) as wire:
+        session = await opened(wire, BOOLEANS)
+        await choose(wire, session["sessionId"], "verbose", True, type="boolean")
+        assert [update["currentModeId"] for update in updates(wire, "current_mode_update")] == ["bold"]
+
+
+async def test_which_options_there_are_may_depend_on_another():
+    thinker = ChatModel(name="thinker", quirks=Quirks(effort="reasoning_effort"))
+    async with wired(Crow({"plain": talker(), "thinker": thinker}).use(effort)) as wire:
+        session = await opened(wire)
+        assert list(values(session["configOptions"])) == ["model"]
+        answer = await choose(wire, session["sessionId"], "model", "thinker")
+        assert values(answer["result"]["configOptions"]) == {"model": "thinker", "thought_level": "default"}
+        answer = await choose(wire, session["sessionId"], "thought_level", "high")
+        assert values(answer["result"]["configOptions"])["thought_level"] == "high"
+        answer = await choose(wire, session["sessionId"], "model", "plain")
+        assert values(answer["result"]["configOptions"]) == {"model": "plain"}
+        answer = await choose(wire, session["sessionId"], "thought_level", "low")
+        assert answer["error"]["code"] == INVALID_PARAMS
+
+
+async def test_an_option_chosen_while_a_turn_runs_counts_from_the_next_request_on():
+    asked, chosen = asyncio.Event(), asyncio.Event()
+
+    async def first(request: dict[str, Any]) -> Reply:
+        asked.set()
+        await chosen.wait()
+        return Reply(tool_calls=[{"name": "nothing", "arguments": {}}])
+
+    async with ScriptedServer([Reply("From the other.")]) as server:
+        other = ChatModel(name="other", base_url=server.url)
+        async with wired(Crow({"one": ScriptedModel(first), "other": other}).use(permissions)) as wire:
+            session = (await opened(wire))["sessionId"]
+            prompt = {"sessionId": session, "prompt": [{"type": "text", "text": "go"}]}
+            prompting = asyncio.ensure_future(wire.ask("session/prompt", prompt))
+            await asked.wait()
+            for id, params in (
+                ("a", {"configId": "model", "value": "other"}),
+                ("b", {"configId": "mode", "value": "plan"}),
+            ):
+                wire.send(id, "session/set_config_option", {"sessionId": session, **params})
+            while not {"a", "b"} <= {message.get("id") for message in wire.heard}:
+                await asyncio.sleep(0)
+            chosen.set()
+            assert (await prompting)["result"] == {"stopReason": "end_turn"}
+            assert len(server.requests) == 1
+            said = server.requests[0]["messages"]
+    assert [message["role"] for message in said] == ["system", "user", "assistant", "tool"]

@@ -1,0 +1,198 @@
+"""One trace from the editor through the agent to its tools."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crow_core.app import Crow
+from crow_core.extensions.telemetry import telemetry
+from crow_core.permissions import permissions
+from crow_core.servers import Server
+from crow_core.session import Session
+from crow_core.stream import ModelError
+from crow_core.testing import Reply, ScriptedModel
+from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.wire import Wire, wired
+from fastmcp import Context, FastMCP
+from opentelemetry import context, trace
+
+pytestmark = pytest.mark.anyio
+
+ID, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+CONTEXT = {"traceparent": f"00-{ID}-{PARENT}-01", "tracestate": "vendor=x", "baggage": "user=ada"}
+
+
+class Noted(trace.NonRecordingSpan):
+    """A span that remembers."""
+
+    def __init__(self, name: str, parent: Any, number: int, attributes: Any) -> None:
+        super().__init__(trace.SpanContext(parent.trace_id or number, number, False, trace.TraceFlags(1)))
+        self.name, self.parent, self.attributes = name, parent.span_id, dict(attributes)
+        self.ended, self.failed = False, False
+
+    def set_attributes(self, attributes: Any) -> None:
+        self.attributes |= attributes
+
+    def set_status(self, status: Any, description: Any = None) -> None:
+        self.failed = True
+
+    def end(self, end_time: Any = None) -> None:
+        self.ended = True
+
+
+class Notes(trace.NoOpTracer):
+    """A tracer whose spans can be looked at."""
+
+    def __init__(self) -> None:
+        self.spans: list[Noted] = []
+
+    def start_span(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, name: str, context: Any = None, kind: Any = None, attributes: Any = None, **_: Any
+    ) -> Noted:
+        parent = trace.get_current_span(context).get_span_context()
+        self.spans.append(Noted(name, parent, len(self.spans) + 1, attributes))
+        return self.spans[-1]
+
+
+class Tools:
+    """A server that notes with which `_meta` it was called."""
+
+    def __init__(self) -> None:
+        self.metas: list[dict[str, Any]] = []
+
+    def server(self, *, trusted: bool) -> Server:
+        return Server("tools", self.make, trusted=trusted)
+
+    def make(self) -> Any:
+        mcp = FastMCP("tools")
+
+        @mcp.tool
+        def look(context: Context) -> str:  # pyright: ignore[reportUnusedFunction]
+            request = context.request_context
+            self.metas.append(dict((request and request.meta) or {}))
+            return "seen"
+
+        return mcp
+
+
+def model(name: str) -> ScriptedModel:
+    return ScriptedModel([Reply(tool_calls=[Use(name=name, arguments={})]), Reply("Done.")])
+
+
+@asynccontextmanager
+async def session_of(crow: Crow) -> AsyncGenerator[tuple[Wire, str]]:
+    async with wired(crow) as wire:
+        yield wire, (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
+
+
+async def prompt(wire: Wire, session: str, meta: Any = None) -> dict[str, Any]:
+    said = [{"type": "text", "text": "go"}]
+    return await wire.ask("session/prompt", {"sessionId": session, "prompt": said, "_meta": meta})
+
+
+@pytest.mark.parametrize(("trusted", "name"), [(True, "look"), (False, "tools_look")])
+async def test_every_server_learns_the_trace_and_only_our_own_learn_more(trusted: bool, name: str):
+    tools = Tools()
+    crow = Crow(model(name), servers=[tools.server(trusted=trusted)]).use(permissions, mode="yolo")
+    async with session_of(crow) as (wire, session):
+        await prompt(wire, session, {**CONTEXT, "editor": "private"})
+    (meta,) = tools.metas
+    assert {key: meta.get(key) for key in CONTEXT} == CONTEXT
+    assert "editor" not in meta
+    assert any(key.startswith("crow/") for key in meta) == trusted
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        None,
+        [],
+        {"traceparent": 7, "baggage": None},
+        {"traceparent": "00-0-0-00", "tracestate": "vendor=x"},
+        {"traceparent": f"ff-{ID}-{PARENT}-01"},
+        {"traceparent": f"00-{'0' * 32}-{PARENT}-01"},
+        {"baggage": "a\r\nX-Evil: 1"},
+        {"baggage": "a" * 10_000},
+    ],
+)
+async def test_a_trace_that_is_none_goes_nowhere(meta: Any):
+    tools = Tools()
+    crow = Crow(model("tools_look"), servers=[tools.server(trusted=False)]).use(permissions, mode="yolo")
+    async with session_of(crow) as (wire, session):
+        assert (await prompt(wire, session, meta))["result"] == {"stopReason": "end_turn"}
+    (seen,) = tools.metas
+    assert not seen.keys() & CONTEXT.keys()
+
+
+async def test_the_next_prompt_has_its_own_trace():
+    tools = Tools()
+    call = Reply(tool_calls=[Use(name="tools_look", arguments={})])
+    crow = Crow(ScriptedModel([call, Reply("1"), call, Reply("2")]), servers=[tools.server(trusted=False)])
+    async with session_of(crow.use(permissions, mode="yolo")) as (wire, session):
+        await prompt(wire, session, CONTEXT)
+        await prompt(wire, session)
+    first, second = tools.metas
+    assert first["traceparent"] == CONTEXT["traceparent"]
+    assert "traceparent" not in second
+
+
+async def test_turn_model_calls_and_tool_calls_are_spans_of_the_clients_trace():
+    tools, notes = Tools(), Notes()
+    crow = Crow(model("tools_look"), servers=[tools.server(trusted=False)])
+    async with session_of(crow.use(telemetry, tracer=notes).use(permissions, mode="yolo")) as (wire, session):
+        await prompt(wire, session, CONTEXT)
+    turn, chat, tool, again = notes.spans
+    assert [span.name for span in notes.spans] == [
+        "invoke_agent crow",
+        "chat scripted",
+        "execute_tool tools_look",
+        "chat scripted",
+    ]
+    assert turn.get_span_context().trace_id == int(ID, 16)
+    assert turn.parent == int(PARENT, 16)
+    assert {chat.parent, tool.parent, again.parent} == {turn.get_span_context().span_id}
+    assert all(span.ended and not span.failed for span in notes.spans)
+    assert all(span.attributes["gen_ai.conversation.id"] == session for span in notes.spans)
+    assert chat.attributes["gen_ai.request.model"] == "scripted"
+    assert chat.attributes["gen_ai.response.finish_reasons"] == ["tool_calls"]
+    assert chat.attributes["gen_ai.usage.input_tokens"] > 0
+    assert tool.attributes["gen_ai.tool.name"] == "tools_look"
+    (meta,) = tools.metas
+    assert meta["traceparent"] == f"00-{ID}-{tool.get_span_context().span_id:016x}-01"
+    assert meta["baggage"] == CONTEXT["baggage"]
+    assert trace.get_current_span(context.get_current()) is trace.INVALID_SPAN
+
+
+async def test_a_span_ends_however_its_turn_does():
+    notes = Notes()
+    broken = ScriptedModel([Reply("Hel", error=ModelError("It broke."))])
+    async with session_of(Crow(broken).use(telemetry, tracer=notes)) as (wire, session):
+        assert "error" in await prompt(wire, session)
+    assert [(span.name, span.ended, span.failed) for span in notes.spans] == [
+        ("invoke_agent crow", True, True),
+        ("chat scripted", True, True),
+    ]
+
+
+async def test_a_tool_that_fails_is_a_span_that_failed():
+    notes, tools = Notes(), Tools()
+    crow = Crow(model("tools_look"), servers=[tools.server(trusted=False)]).use(telemetry, tracer=notes)
+
+    @crow.before_tool
+    def fail(session: Session, call: Any) -> Any:
+        raise RuntimeError("no")
+
+    async with session_of(crow) as (wire, session):
+        assert "error" in await prompt(wire, session)
+    tool = notes.spans[2]
+    assert (tool.name, tool.ended, tool.failed) == ("execute_tool tools_look", True, True)
+
+
+def test_no_file_of_ours_loads_opentelemetry_for_its_own_sake():
+    import crow_core
+
+    files = Path(str(crow_core.__file__)).parent.rglob("*.py")
+    lines = [line for file in files for line in file.read_text("utf-8").splitlines() if "import" in line]
+    assert not [line for line in lines if line.startswith(("import opentelemetry", "from opentelemetry"))]

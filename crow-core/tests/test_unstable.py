@@ -1,0 +1,267 @@
+"""What ACP may still change: silent unless it was asked for, and then as its drafts have it."""
+
+from typing import Any
+
+import pytest
+from crow_core.acp.schema import AUTH_REQUIRED, INVALID_PARAMS, METHOD_NOT_FOUND
+from crow_core.app import Crow
+from crow_core.extensions.secrets import secrets, session_secrets
+from crow_core.extensions.usage import usage
+from crow_core.prompts import Prompt
+from crow_core.session import Session
+from crow_core.store import Record
+from crow_core.stream import ModelError
+from crow_core.testing import Reply, ScriptedModel, ScriptedServer
+from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.wire import Wire, wired
+
+pytestmark = pytest.mark.anyio
+
+HI = [{"type": "text", "text": "hi"}]
+COUNTS = {
+    "prompt_tokens": 1000,
+    "completion_tokens": 20,
+    "prompt_tokens_details": {"cached_tokens": 900},
+    "completion_tokens_details": {"reasoning_tokens": 5},
+}
+
+
+async def opened(wire: Wire, **params: Any) -> str:
+    return (await wire.ask("session/new", {"cwd": "/", "mcpServers": [], **params}))["result"]["sessionId"]
+
+
+async def prompt(wire: Wire, session: str) -> dict[str, Any]:
+    return (await wire.ask("session/prompt", {"sessionId": session, "prompt": HI}))["result"]
+
+
+def instructions(text: str, mode: str = "append") -> dict[str, Any]:
+    return {"systemPrompt": {"mode": mode, "content": [{"type": "text", "text": text}]}}
+
+
+def system_of(model: ScriptedModel, request: int = -1) -> str:
+    return model.requests[request]["messages"][0]["content"]
+
+
+def well(request: Any) -> Reply:
+    return Reply("Well.")
+
+
+def talker() -> ScriptedModel:
+    return ScriptedModel(well)
+
+
+async def no_app(models: Any = None) -> Crow:
+    """An app of which nothing is configured."""
+    if models is None:
+        raise ModelError("No model is configured.")
+    return Crow(models).use(secrets)
+
+
+async def test_without_the_flag_there_is_none_of_it():
+    model = ScriptedModel(lambda request: Reply("Well.", usage=COUNTS))
+    async with wired(Crow(model).use(usage)) as wire:
+        capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
+        assert "providers" not in capabilities
+        assert "systemPrompt" not in capabilities["sessionCapabilities"]
+        assert (await wire.ask("providers/list", {}))["error"]["code"] == METHOD_NOT_FOUND
+        session = await opened(wire, **instructions("Speak French."))
+        assert await prompt(wire, session) == {"stopReason": "end_turn"}
+    assert "French" not in system_of(model)
+
+
+async def test_it_says_what_it_can_do():
+    async with wired(Crow(talker()), unstable=True) as wire:
+        capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
+    assert capabilities["providers"] == {}
+    assert capabilities["sessionCapabilities"]["systemPrompt"] == {"mode": {"override": {}}}
+
+
+async def test_a_prompts_answer_counts_the_tokens_of_its_own_turn():
+    calls = [Use(name="nothing", arguments={})]
+    model = ScriptedModel([Reply(tool_calls=calls, usage=COUNTS), Reply("A", usage=COUNTS), Reply("B", usage=COUNTS)])
+    async with wired(Crow(model).use(usage), unstable=True) as wire:
+        session = await opened(wire)
+        assert (await prompt(wire, session))["usage"] == {
+            "inputTokens": 2000,
+            "outputTokens": 40,
+            "totalTokens": 2040,
+            "cachedReadTokens": 1800,
+            "thoughtTokens": 10,
+        }
+        assert (await prompt(wire, session))["usage"]["totalTokens"] == 1020
+
+
+async def test_a_clients_instructions_follow_the_agents_own():
+    model = talker()
+    async with wired(Crow(model), unstable=True) as wire:
+        await prompt(wire, await opened(wire, **instructions("Speak {{ cwd }} French.")))
+    assert system_of(model).startswith("You are crow")
+    assert system_of(model).endswith("\n\nSpeak {{ cwd }} French.")
+
+
+async def test_a_clients_instructions_take_the_place_of_the_agents_own():
+    model = talker()
+    crow = Crow(model)
+
+    @crow.instructions
+    def more(session: Session) -> str:
+        return "The project's own rules."
+
+    async with wired(crow, unstable=True) as wire:
+        await prompt(wire, await opened(wire, **instructions("{% if %} Be a poet.", "override")))
+    assert system_of(model) == "{% if %} Be a poet.\n\nThe project's own rules."
+
+
+async def test_a_clients_instructions_are_written_down_as_what_they_are():
+    crow = Crow(talker())
+    async with wired(crow, unstable=True) as wire:
+        session = await opened(wire, **instructions("Be brief."))
+        await prompt(wire, session)
+        notes = [entry.get("crow", {}) for entry in crow.sessions[session].log]
+        (render,) = (note for note in notes if note.get("kind") == "render")
+    assert render["variables"]["instructions"] == ["Be brief."]
+    assert "Be brief." not in render["template"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mode": "prepend", "content": HI},
+        {"mode": "append", "content": []},
+        {"mode": "append", "content": [{"type": "image", "data": "", "mimeType": "image/png"}]},
+        {"mode": "append", "content": [*HI, {"type": "smell"}]},
+        {"mode": "append"},
+        {"content": HI},
+        "Be brief.",
+    ],
+)
+async def test_instructions_that_are_not_understood_open_no_session(wrong: Any):
+    crow = Crow(talker())
+    async with wired(crow, unstable=True) as wire:
+        answer = await wire.ask("session/new", {"cwd": "/", "mcpServers": [], "systemPrompt": wrong})
+        assert answer["error"]["code"] == INVALID_PARAMS
+        assert crow.sessions == {}
+
+
+def remembering(model: ScriptedModel) -> Crow:
+    """An app whose store holds a session that was told to be brief."""
+    crow = Crow(model)
+    variables: dict[str, Any] = {"instructions": ["Be brief."]}
+    render = {"kind": "render", "purpose": "system", "prompt": "system", "variables": variables, "id": "1"}
+
+    @crow.load_session
+    def load(id: str) -> Record:
+        return Record(id, [{"crow": render}], system="As it was: Be brief.")
+
+    return crow
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "As it was: Be brief."),
+        (instructions("Be brief."), "As it was: Be brief."),
+        (instructions("Be verbose."), "Be verbose."),
+        (instructions("Be brief.", "override"), "Be brief."),
+    ],
+)
+@pytest.mark.parametrize("method", ["session/load", "session/resume"])
+async def test_a_stored_session_is_told_anew_only_what_is_new(method: str, given: dict[str, Any], told: str):
+    model = talker()
+    async with wired(remembering(model), unstable=True) as wire:
+        await wire.ask(method, {"sessionId": "s", "cwd": "/", "mcpServers": [], **given})
+        await prompt(wire, "s")
+    assert system_of(model).endswith(told)
+    assert system_of(model).startswith("As it was") == told.startswith("As it was")
+
+
+async def test_the_client_brings_its_own_endpoint_where_none_is_configured():
+    headers = {"Authorization": "Bearer sk-of-the-client-1234", "X-Route": "eu"}
+    async with ScriptedServer(lambda request: Reply("From afar.")) as server, wired(no_app, unstable=True) as wire:
+        new: dict[str, Any] = {"cwd": "/", "mcpServers": []}
+        assert (await wire.ask("session/new", new))["error"]["code"] == AUTH_REQUIRED
+        assert (await wire.ask("providers/list", {}))["result"] == {
+            "providers": [{"providerId": "main", "supported": ["openai"], "required": False}]
+        }
+        wanted: dict[str, Any] = {"providerId": "main", "apiType": "openai", "baseUrl": server.url, "headers": headers}
+        assert (await wire.ask("providers/set", wanted))["result"] == {}
+        (info,) = (await wire.ask("providers/list", {}))["result"]["providers"]
+        assert info["current"] == {"apiType": "openai", "baseUrl": server.url}
+        await prompt(wire, await opened(wire))
+        assert server.requests[0]["model"] == "scripted"
+        assert server.headers[0]["authorization"] == headers["Authorization"]
+        assert server.headers[0]["x-route"] == "eu"
+        assert (await wire.ask("providers/disable", {"providerId": "main"}))["result"] == {}
+        assert (await wire.ask("session/new", new))["error"]["code"] == AUTH_REQUIRED
+
+
+async def test_an_endpoint_counts_from_the_next_session_on_and_until_it_is_disabled():
+    configured = ScriptedModel(lambda request: Reply("From here."))
+    crow = Crow(configured)
+    async with ScriptedServer(lambda request: Reply("From afar.")) as server, wired(crow, unstable=True) as wire:
+        before = await opened(wire)
+        await wire.ask("providers/set", {"providerId": "main", "apiType": "openai", "baseUrl": server.url})
+        during = await opened(wire)
+        await wire.ask("providers/disable", {"providerId": "main"})
+        await wire.ask("providers/disable", {"providerId": "main"})
+        after = await opened(wire)
+        for session in (before, during, after):
+            await prompt(wire, session)
+        assert (len(configured.requests), len(server.requests)) == (2, 1)
+
+
+async def test_what_the_client_sent_along_for_its_endpoint_is_a_secret():
+    key = "sk-of-the-client-1234"
+
+    async def make(models: Any = None) -> Crow:
+        return made
+
+    made = Crow(talker()).use(secrets)
+    async with ScriptedServer(lambda request: Reply("Well.")) as server, wired(make, unstable=True) as wire:
+        wanted = {"providerId": "main", "apiType": "openai", "baseUrl": server.url, "headers": {"X-Api-Key": key}}
+        await wire.ask("providers/set", wanted)
+        session = made.sessions[await opened(wire)]
+        assert key in session_secrets(session)
+        said = [{"type": "text", "text": f"my key is {key}"}]
+        await wire.ask("session/prompt", {"sessionId": session.id, "prompt": said})
+        assert key not in repr(session.log)
+        assert key not in repr(session.models)
+        assert key not in repr(await wire.ask("providers/list", {}))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"providerId": "other"},
+        {"apiType": "anthropic"},
+        {"baseUrl": "ftp://example.org"},
+        {"baseUrl": "example.org/v1"},
+        {"baseUrl": "https://me:secret@example.org/v1"},
+        {"baseUrl": "https://example.org/v1?key=secret"},
+        {"baseUrl": "http://[broken"},
+        {"baseUrl": 7},
+        {"headers": {"a": 1}},
+    ],
+)
+async def test_an_endpoint_that_cannot_be_used_is_refused_and_changes_nothing(wrong: dict[str, Any]):
+    async with wired(Crow(talker()), unstable=True) as wire:
+        right = {"providerId": "main", "apiType": "openai", "baseUrl": "https://example.org/v1"}
+        assert (await wire.ask("providers/set", {**right, **wrong}))["error"]["code"] == INVALID_PARAMS
+        assert "current" not in (await wire.ask("providers/list", {}))["result"]["providers"][0]
+        assert (await wire.ask("providers/disable", {"providerId": "unknown"}))["result"] == {}
+
+
+async def test_an_endpoint_that_lists_no_models_is_asked_for_those_that_are_configured():
+    pages = {"/v1/models": "nothing here"}
+    async with ScriptedServer(well, pages=pages) as server, wired(Crow(talker()), unstable=True) as wire:
+        await wire.ask("providers/set", {"providerId": "main", "apiType": "openai", "baseUrl": server.url})
+        await prompt(wire, await opened(wire))
+        assert server.requests[0]["model"] == "scripted"
+    async with ScriptedServer(well, pages=pages) as server, wired(no_app, unstable=True) as wire:
+        await wire.ask("providers/set", {"providerId": "main", "apiType": "openai", "baseUrl": server.url})
+        error = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["error"]
+        assert error["data"]["details"] == f"{server.url} does not list its models, and none is named. Set CROW_MODEL."
+
+
+def test_the_template_in_place_of_the_agents_own_holds_no_words():
+    assert Prompt.packaged("client").render(instructions=["a", "b"]) == "a\n\nb"

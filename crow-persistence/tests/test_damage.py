@@ -1,0 +1,66 @@
+"""Whatever stands in a column: what can be read is read, the rest is a sentence, and nothing else comes of it."""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crow_core.store import StoreError
+from crow_persistence import reading, requests, search
+from crow_persistence.checks import check
+from crow_persistence.database import Database
+from crow_persistence.tables import calls, metadata, sessions
+from sqlalchemy import select
+
+HARM: tuple[Any, ...] = (b"\xff\xfe", "", "no", "[1]", '{"crow": 1}', "9" * 30, -1, 0, 2**62, 0.5)
+
+
+@pytest.fixture
+def used(tmp_path: Path, earlier: Callable[[str], None], database: Database) -> Database:
+    """A database with rows in every table."""
+    earlier("0001")
+    return database
+
+
+def read_all(database: Database) -> None:
+    """Everything that anybody reads of it. Raises StoreError."""
+    with database.reading() as connection:
+        for row in connection.execute(select(sessions)):
+            with suppress(StoreError):
+                reading.load(connection, row)
+        for id in connection.scalars(select(calls.c.id)):
+            with suppress(StoreError):
+                requests.body(connection, id)
+        reading.listing(connection, "", "", 100)
+        requests.listing(connection)
+        search.search(connection, "the")
+    check(database)
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # PostgreSQL keeps to the types of columns
+@pytest.mark.parametrize("table", sorted(metadata.tables))
+def test_any_value_in_any_column_is_damage_at_most(used: Database, table: str):
+    read_all(used)
+    file = used.file
+    assert file
+    columns = [column.name for column in metadata.tables[table].columns]
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        rows = [row for (row,) in connection.execute(f"SELECT rowid FROM {table} ORDER BY rowid DESC LIMIT 1")]
+        for column in columns:
+            for row in rows:
+                before = connection.execute(f'SELECT "{column}" FROM {table} WHERE rowid = ?', (row,)).fetchone()
+                for harm in HARM:
+                    with suppress(sqlite3.IntegrityError):
+                        connection.execute(f'UPDATE {table} SET "{column}" = ? WHERE rowid = ?', (harm, row))
+                        try:
+                            read_all(used)
+                        except StoreError:
+                            pass
+                        except Exception as error:
+                            raise AssertionError(f"{harm!r} in {table}.{column}") from error
+                        key = harm if column == "number" and table in ("sessions", "decisions") else row
+                        key = harm if column == "id" and table in ("messages", "prompts") else key
+                        key = harm if column in ("session", "message") and table in ("drafts", "renders") else key
+                        connection.execute(f'UPDATE {table} SET "{column}" = ? WHERE rowid = ?', (*before, key))
