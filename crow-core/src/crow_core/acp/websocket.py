@@ -276,7 +276,7 @@ class Server:
             with suppress(OSError):  # it may be gone already; then the talk is short
                 await self._welcome(scope, receive, send)
             await self._talk(Frames(Upgraded(receive, send)))
-        except Exception:
+        except Exception:  # one connection's failure is nobody else's
             logger.exception("A connection failed")
         finally:
             self._connections -= 1
