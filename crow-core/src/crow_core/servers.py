@@ -5,13 +5,12 @@ FastMCP is large, so it is imported when the first server has to be connected, i
 
 import asyncio
 import importlib
-import logging
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
@@ -59,6 +58,8 @@ class Server:
     """The value of MARK for its processes, if it is a command."""
     secrets: Collection[str] = field(default=(), repr=False)
     """What it was given that nobody else may see: variables, headers, what is secret in its address."""
+    folder: Callable[[], Path | None] = lambda: None
+    """Gives where an answer is kept that is too long to hand over; None keeps none."""
     error: str = ""
     """Why it did not start, as a sentence."""
     _connection: "asyncio.Task[Client[Any]] | None" = field(default=None, repr=False)
@@ -85,15 +86,10 @@ class Server:
         assert self.source is not None
         client_class = await aside(fastmcp_client)
         client = client_class(await aside(self.source), name=self.name, init_timeout=START_TIMEOUT)
-        if self.mark:  # else a command's standard error would be ours
-            client.transport.log_file = tempfile.TemporaryFile("w+")  # noqa: SIM115, see close_log
         try:
             return await client.__aenter__()
         except Exception as error:
             raise ConnectionError(f"{reason(error)}{last_words(client, self.secrets)}") from error
-        finally:
-            if not client.is_connected():
-                close_log(client)
 
     async def list(self) -> list[dict[str, Any]]:
         """Its tools as tools/list gives them; none when it does not start, and `error` says why."""
@@ -184,24 +180,13 @@ async def hang_up(connection: "asyncio.Task[Client[Any]]") -> None:
         client = connection.result()
         with suppress(Exception):  # it is going away; what it says now helps nobody
             await client.close()
-        close_log(client)
 
 
 def last_words(client: "Client[Any]", secrets: Collection[str]) -> str:
-    """What a command that did not start wrote last to its standard error, as the end of a sentence."""
-    log = getattr(client.transport, "log_file", None)
-    if log is None:
-        return ""
-    written = os.pread(log.fileno(), 4096, max(os.fstat(log.fileno()).st_size - 4096, 0))
-    lines = written.decode(errors="replace").split("\n")
+    """What a command that did not start said last, as the end of a sentence."""
+    lines = getattr(client.transport, "said", b"").decode(errors="replace").split("\n")
     last = next((line for line in reversed(lines) if line.strip()), "")
     return f". It said: {masked(clean(last.strip()), secrets)[:300]}" if last else ""
-
-
-def close_log(client: "Client[Any]") -> None:
-    """Let go of the file that holds a command's standard error."""
-    if (log := getattr(client.transport, "log_file", None)) is not None:
-        log.close()
 
 
 def is_broken(connection: "asyncio.Task[Client[Any]]", error: Exception) -> bool:
@@ -218,7 +203,9 @@ def from_acp(config: McpServer, cwd: str) -> Server:
     mark = uuid4().hex if config.url is UNSET else ""
 
     def source() -> Any:
-        from fastmcp.client import transports  # loaded by `connected` already
+        from fastmcp.client import transports  # loaded by `_connect` already
+
+        from crow_core.stdio import Stdio
 
         pairs = {} if config.headers is UNSET else {header.name: header.value for header in config.headers or ()}
         if config.type == "sse":
@@ -227,15 +214,11 @@ def from_acp(config: McpServer, cwd: str) -> Server:
             return transports.StreamableHttpTransport(str(config.url), headers=pairs)
         env = {} if config.env is UNSET else {variable.name: variable.value for variable in config.env or ()}
         env[MARK] = f"{os.environ.get(MARK, '')}:{mark}"
-        return transports.StdioTransport(
-            str(config.command),
-            [] if config.args is UNSET else list(config.args or ()),
-            env=env,
-            cwd=cwd,
-            keep_alive=False,
-        )
+        args = () if config.args is UNSET else config.args or ()
+        return Stdio(str(config.command), args, env, cwd, lambda: server.folder())
 
-    return Server(config.name, source, mark=mark, secrets=secrets_of(config))
+    server = Server(config.name, source, mark=mark, secrets=secrets_of(config))
+    return server
 
 
 async def aside(function: Callable[[], T]) -> T:
@@ -278,7 +261,6 @@ def fastmcp_client() -> "type[Client[Any]]":
                     del os.environ[name]
                 else:
                     os.environ[name] = value
-    logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)  # it logs every line that is no message
     return client
 
 
