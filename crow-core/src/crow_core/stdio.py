@@ -13,9 +13,8 @@ import subprocess
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -27,7 +26,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
 from typing_extensions import Unpack
 
-from crow_core.acp.transports import CHUNK, Child, Source, open_source, spawn
+from crow_core.acp.transports import CHUNK, Child, Source, spawn
 
 LINE_LIMIT = 8 * 1024 * 1024
 """Bytes of a message that is read; a longer one goes to a file, and what is said of it takes its place."""
@@ -75,32 +74,37 @@ class Stdio(ClientTransport):
     ) -> AsyncGenerator[ClientSession]:
         options = transport_options or TransportOptions()
         env = get_default_environment() | dict(self.env)
-        child = await spawn(self.command, self.args, env, self.cwd, subprocess.PIPE, GRACE)
         incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-        hearing = asyncio.create_task(self._hear(await open_source(cast("FileIO", child.process.stderr))))
-        reading = asyncio.create_task(self._read(child.source, incoming))
-        writing = asyncio.create_task(self._write(child, outgoing, incoming))
-        watching = asyncio.create_task(watch(child, reading))
+        starting = asyncio.create_task(spawn(self.command, self.args, env, self.cwd, subprocess.PIPE, GRACE))
+        tasks: list[asyncio.Task[None]] = []
         try:
+            child = await asyncio.shield(starting)
+            hearing = asyncio.create_task(self._hear(child))
+            reading = asyncio.create_task(self._read(child.source, incoming))
+            writing = asyncio.create_task(self._write(child, outgoing, incoming))
+            tasks += [hearing, reading, writing, asyncio.create_task(watch(child, reading))]
             async with options.session_class(read, write, **session_kwargs) as session:
                 yield session
         finally:
             with anyio.CancelScope(shield=True):
-                await child.close()
-                await asyncio.wait([hearing], timeout=GRACE)
-                for task in (hearing, reading, writing, watching):
-                    task.cancel()
-                await asyncio.wait([hearing, reading, writing, watching])
+                await asyncio.wait([starting])
+                if not starting.exception():
+                    await starting.result().close()
+                if tasks:
+                    await asyncio.wait(tasks[:1], timeout=GRACE)  # its last words
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.wait(tasks)
+                if not starting.exception() and (errors := starting.result().errors):
+                    errors.close()
                 for stream in (incoming, read, write, outgoing):
                     stream.close()
 
-    async def _hear(self, source: Source) -> None:
-        try:
-            while words := await source.read(CHUNK):
-                self._remember(words)
-        finally:
-            source.close()
+    async def _hear(self, child: Child) -> None:
+        assert child.errors is not None
+        while words := await child.errors.read(CHUNK):
+            self._remember(words)
 
     def _remember(self, words: bytes) -> None:
         self.said = (self.said + words)[-LAST_WORDS:]
