@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import process_time
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WARM_AFTER = 0.2
-"""Seconds after a turn's start until the built-in tools are loaded: by then the request is on its way."""
+"""Seconds after a turn's start until the built-in tools are loaded, and again so many if this process was busy for half
+of them: by then the request is on its way, and nobody who streams is kept waiting by what loads."""
 START_TIMEOUT = 30.0
 """Seconds a server may take to start and list its tools."""
 CALL_TIMEOUT = 600.0
@@ -69,9 +71,16 @@ class Server:
     _warming: asyncio.TimerHandle | None = field(default=None, repr=False)
 
     def warm(self) -> None:
-        """Connect before anyone calls, but not before the model has been asked: loading FastMCP takes a second."""
-        if self._warming is None and self.source:
-            self._warming = asyncio.get_running_loop().call_later(WARM_AFTER, self.connect)
+        """Connect before anyone calls, but not before there is little else to do: loading FastMCP takes a second."""
+        if self._warming is None and self._connection is None and self.source:
+            self._warming = asyncio.get_running_loop().call_later(WARM_AFTER, self._warm, process_time())
+
+    def _warm(self, before: float) -> None:
+        self._warming = None
+        if process_time() - before < WARM_AFTER / 2:
+            self.connect()
+        else:
+            self.warm()
 
     def connect(self) -> "asyncio.Task[Client[Any]]":
         """What gives the connected client, begun if need be. It fails with a ConnectionError for a person to read."""
