@@ -17,7 +17,6 @@ from crow_core.messages import (
     View,
     answer,
     arguments_of,
-    chosen,
     live,
     merge,
     settle,
@@ -585,12 +584,6 @@ def test_whatever_markers_choose_the_request_is_valid_and_the_growing_view_the_s
     assert_valid(view(log))
     assert growing.of(log) == view(log)
     assert log == before
-
-
-@settings(deadline=None)
-@given(marked())
-def test_what_markers_chose_once_reads_the_same_again(log: list[Message]) -> None:
-    assert chosen(chosen(log)) == chosen(log)
 
 
 LONG = "".join(f"line {n}\n" for n in range(100))
