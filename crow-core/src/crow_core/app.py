@@ -166,6 +166,7 @@ class Crow(Hooks):
 
     async def turn(self, session: Session, message: Message) -> StopReason:
         """One prompt from the user's message to its stop reason."""
+        session.known.set()
         async with session.lock:
             outcome: StopReason | Exception = "cancelled"
             try:
@@ -195,9 +196,10 @@ class Crow(Hooks):
         for server in await session.toolbox.gather(SERVERS_WAIT if first else 0):
             if server.error:
                 await session.notice(server.error, "warning")
-            elif not first:
+            elif not first and server.source:
                 await session.notice(f"The tools of {server.name!r} have joined.")
-        if (schemas := session.toolbox.schemas()) != (session.tools or []):
+        schemas = await self.tools.run(session.toolbox.schemas(), session)
+        if schemas != (session.tools or []):
             if first and session.tools is not None:
                 await session.notice("The tools are not those of last time; the model will read everything anew.")
             session.tools = schemas

@@ -15,6 +15,9 @@ INTERRUPTED = "Interrupted before it finished; it may have had effects. Check be
 """What the model reads as the result of a call that never got one."""
 
 
+PROXY = "call_tool"
+"""The tool that calls another: {name, arguments}."""
+
 OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -130,6 +133,18 @@ def arguments_of(call: ToolUse) -> dict[str, Any] | None:
         return OBJECT.decode(text)
     except (ValueError, RecursionError):  # no JSON, or half a surrogate pair in it
         return None
+
+
+def unwrapped(call: ToolUse) -> ToolUse:
+    """The call that `call_tool` stands for, whose tool is not in the list that was sent; any other call as it is."""
+    if call["function"]["name"] != PROXY:
+        return call
+    given = arguments_of(call) or {}
+    name, arguments = given.get("name"), given.get("arguments", {})
+    if not isinstance(name, str) or not isinstance(arguments, dict | str):
+        return call
+    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    return {**call, "function": {"name": name, "arguments": text}}
 
 
 def settle(reply: Message, *, used: set[str], whole: bool = True) -> Message:

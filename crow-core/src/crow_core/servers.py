@@ -9,7 +9,7 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -59,6 +59,16 @@ class Server:
     """The value of MARK for its processes, if it is a command."""
     secrets: Collection[str] = field(default=(), repr=False)
     """What it was given that nobody else may see: variables, headers, what is secret in its address."""
+    allow: Sequence[str] = ()
+    """Patterns of the names of its tools that are offered (fnmatch); empty for all."""
+    deny: Sequence[str] = ()
+    """Patterns of those that are not."""
+    trust: bool = False
+    """Its annotations may loosen what is asked."""
+    timeout: float | None = None
+    start_timeout: float | None = None
+    heard: "list[Callable[[str], None]]" = field(default_factory=list["Callable[[str], None]"], repr=False)
+    """Told the method of every notification that a list of the server's has changed."""
     error: str = ""
     """Why it did not start, as a sentence."""
     _connection: "asyncio.Task[Client[Any]] | None" = field(default=None, repr=False)
@@ -79,12 +89,34 @@ class Server:
             self._connection = asyncio.ensure_future(self._connect(self._ending))
         return self._connection
 
+    @property
+    def patience(self) -> float:
+        return START_TIMEOUT if self.start_timeout is None else self.start_timeout
+
+    @property
+    def connected(self) -> bool:
+        """Whether it is up, as far as anyone has noticed."""
+        connection = self._connection
+        return (
+            connection is not None and connection.done() and not connection.cancelled() and not connection.exception()
+        )
+
+    async def client(self) -> "Client[Any]":
+        """The connected client, for what is neither a list of tools nor a call. Raises ConnectionError."""
+        return await client_of(self.connect())
+
+    async def _hear(self, message: Any) -> None:
+        for listener in self.heard:
+            listener(getattr(message, "method", ""))
+
     async def _connect(self, before: "asyncio.Task[None] | None") -> "Client[Any]":
         if before is not None:
             await asyncio.wait([before])
         assert self.source is not None
         client_class = await aside(fastmcp_client)
-        client = client_class(await aside(self.source), name=self.name, init_timeout=START_TIMEOUT)
+        client = client_class(
+            await aside(self.source), name=self.name, init_timeout=self.patience, message_handler=self._hear
+        )
         if self.mark:  # else a command's standard error would be ours
             client.transport.log_file = tempfile.TemporaryFile("w+")  # noqa: SIM115, see close_log
         try:
@@ -101,10 +133,10 @@ class Server:
             return self.definitions
         connection, self.error = self.connect(), ""
         try:
-            async with asyncio.timeout(START_TIMEOUT):
+            async with asyncio.timeout(self.patience):
                 tools = await (await client_of(connection)).list_tools()
         except TimeoutError:
-            self.error = f"MCP server {clean(self.name)!r} did not answer within {START_TIMEOUT:.0f} s."
+            self.error = f"MCP server {clean(self.name)!r} did not answer within {self.patience:.0f} s."
         except Exception as error:
             said = masked(reason(error), self.secrets)
             self.error = f"MCP server {clean(self.name)!r} did not start: {said}."
@@ -213,18 +245,17 @@ def is_broken(connection: "asyncio.Task[Client[Any]]", error: Exception) -> bool
     return getattr(error, "code", None) == CONNECTION_CLOSED
 
 
-def from_acp(config: McpServer, cwd: str) -> Server:
-    """A server as the client or the configuration names it."""
+def from_acp(config: McpServer, cwd: str, auth: Callable[[], Any] | None = None) -> Server:
+    """A server as the client or the configuration names it; `auth` gives what logs in to it, for its URL."""
     mark = uuid4().hex if config.url is UNSET else ""
 
     def source() -> Any:
         from fastmcp.client import transports  # loaded by `connected` already
 
         pairs = {} if config.headers is UNSET else {header.name: header.value for header in config.headers or ()}
-        if config.type == "sse":
-            return transports.SSETransport(str(config.url), headers=pairs)
         if config.url is not UNSET:
-            return transports.StreamableHttpTransport(str(config.url), headers=pairs)
+            over = transports.SSETransport if config.type == "sse" else transports.StreamableHttpTransport
+            return over(str(config.url), headers=pairs, auth=auth and auth())
         env = {} if config.env is UNSET else {variable.name: variable.value for variable in config.env or ()}
         env[MARK] = f"{os.environ.get(MARK, '')}:{mark}"
         return transports.StdioTransport(
