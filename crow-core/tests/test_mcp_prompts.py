@@ -224,7 +224,7 @@ async def test_mcp_shows_each_server_in_a_line():
 
     crow = app(hello(), server)
     crow.servers.append(Server("dead", dead))
-    crow.servers.append(Server("own", None, definitions=[], trusted=True))
+    crow.servers.append(Server("own", None, definitions=[], built_in=True))
     async with connect(crow) as editor:
         session = await editor.new_session("/")
         await until_offered(editor, "demo:review")

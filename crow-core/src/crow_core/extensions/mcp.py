@@ -27,7 +27,6 @@ from crow_core.session import Command, Session
 if TYPE_CHECKING:
     from mcp_types import Prompt, PromptMessage
 
-CHANGED = "notifications/prompts/list_changed"
 CALM = 0.2
 """Seconds without another change before a list that changed is asked for."""
 PATIENCE = 30.0
@@ -60,7 +59,7 @@ def mcp(crow: Crow) -> None:
 
 def others(session: Session) -> list[Server]:
     """A session's servers that are not crow's own."""
-    return [server for server in session.toolbox.servers if server.source and not server.trusted]
+    return [server for server in session.toolbox.servers if server.source and not server.built_in]
 
 
 async def show(session: Session, words: str) -> str:
@@ -72,11 +71,12 @@ def state_of(server: Server, session: Session) -> str:
     """How a server is, in a few words."""
     if server.error:
         return server.error
-    if server.definitions is None:
-        return "starting"
     tools = sum(tool.server is server for tool in session.toolbox.tools.values())
     prompts = sum(len(found.names) for found in session.state.get("prompts", ()) if found.server is server)
-    return counted(tools, "tool") + (f", {counted(prompts, 'prompt')}" if prompts else "")
+    has = counted(tools, "tool") + (f", {counted(prompts, 'prompt')}" if prompts else "")
+    if server.connected:
+        return has
+    return f"{has}; not connected, as long as nobody needs it" if tools else "starting"
 
 
 def counted(number: int, what: str) -> str:
@@ -94,11 +94,11 @@ class Prompts:
 
     def __post_init__(self) -> None:
         self.listing = asyncio.ensure_future(self.list(0))
-        self.server.heard.append(self.hear)
+        self.server.listeners.append(self.hear)
 
-    def hear(self, method: str) -> None:
+    def hear(self, what: str) -> None:
         """Ask once more, when what changes has come to rest."""
-        if method == CHANGED:
+        if what == "prompts":
             self.listing.cancel()
             self.listing = asyncio.ensure_future(self.list(CALM))
 
@@ -132,7 +132,7 @@ class Prompts:
         await self.session.announce_commands()
 
     async def close(self) -> None:
-        self.server.heard.remove(self.hear)
+        self.server.listeners.remove(self.hear)
         self.listing.cancel()
         await asyncio.wait([self.listing])
 

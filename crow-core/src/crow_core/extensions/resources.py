@@ -93,7 +93,7 @@ def resources(crow: Crow) -> None:
 
     @crow.mcp_servers
     def offer(session: Session) -> Sequence[Server]:
-        session.state["resources"] = Offer("resources", None, trusted=True, session=session)
+        session.state["resources"] = Offer("resources", None, built_in=True, session=session)
         return [session.state["resources"]]
 
     @crow.before_tool

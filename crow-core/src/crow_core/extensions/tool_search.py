@@ -62,7 +62,7 @@ def tool_search(crow: Crow, *, above: int = 60, share: float = 0.1) -> None:
 
     @crow.mcp_servers
     def offer(session: Session) -> Sequence[Server]:
-        session.state[NAME] = Server(NAME, None, definitions=DEFINITIONS, trusted=True)
+        session.state[NAME] = Server(NAME, None, definitions=DEFINITIONS, built_in=True)
         return [session.state[NAME]]
 
     @crow.tools
@@ -100,7 +100,7 @@ def name_of(schema: dict[str, Any]) -> str:
 
 def is_foreign(tool: Tool) -> bool:
     """Whether a tool is not crow's own."""
-    return tool.server is not None and not tool.server.trusted
+    return tool.server is not None and not tool.server.built_in
 
 
 def is_large(schemas: Sequence[dict[str, Any]], session: Session, share: float) -> bool:
