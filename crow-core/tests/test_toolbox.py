@@ -555,7 +555,7 @@ async def test_tools_are_made_ready_once_the_process_has_little_to_do():
 
     servers.fastmcp_client()
     loop, busy = asyncio.get_running_loop(), list[None]()
-    server = Server("crow", source, definitions=[], trusted=True, shared=True)
+    server = Server("crow", source, definitions=[], built_in=True, shared=True)
     server.warm()
     work()
     await made.wait()

@@ -20,6 +20,9 @@ SUMMARY = (
 """What a summary begins with."""
 
 
+PROXY = "call_tool"
+"""The tool that calls another: {name, arguments}."""
+
 OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -135,6 +138,18 @@ def arguments_of(call: ToolUse) -> dict[str, Any] | None:
         return OBJECT.decode(text)
     except (ValueError, RecursionError):  # no JSON, or half a surrogate pair in it
         return None
+
+
+def unwrapped(call: ToolUse) -> ToolUse:
+    """The call that `call_tool` stands for, whose tool is not in the list that was sent; any other call as it is."""
+    if call["function"]["name"] != PROXY:
+        return call
+    given = arguments_of(call) or {}
+    name, arguments = given.get("name"), given.get("arguments", {})
+    if not isinstance(name, str) or not isinstance(arguments, dict | str):
+        return call
+    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    return {**call, "function": {"name": name, "arguments": text}}
 
 
 def settle(reply: Message, *, used: set[str], whole: bool = True) -> Message:

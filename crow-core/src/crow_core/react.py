@@ -4,7 +4,7 @@ import asyncio
 
 from crow_core.acp.schema import StopReason, ToolCallUpdate
 from crow_core.content import describe, remembered, shown
-from crow_core.messages import INTERRUPTED, Message, ToolUse, answer, unanswered
+from crow_core.messages import INTERRUPTED, Message, ToolUse, answer, unanswered, unwrapped
 from crow_core.model import Call
 from crow_core.session import Session
 from crow_core.stream import ModelError
@@ -72,6 +72,7 @@ async def act(session: Session, calls: list[ToolUse]) -> None:
 
 async def use_tool(session: Session, call: ToolUse) -> None:
     """One call from its first sight to its answer; the client sees it end, whatever happens."""
+    call = unwrapped(call)
     kind, title = session.toolbox.kind(call), session.toolbox.title(call)
     await session.update(describe(call, kind, session.cwd, title))
     try:

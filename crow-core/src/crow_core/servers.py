@@ -169,6 +169,8 @@ class Server:
     """Whom it works for: one session, or several if it is shared."""
     changes: Counter[str] = field(default_factory=Counter[str], repr=False)
     """How often its list of `tools`, `prompts` or `resources` may have become another."""
+    listeners: list[Callable[[str], None]] = field(default_factory=list[Callable[[str], None]], repr=False)
+    """Told which of its lists may have become another."""
     _connection: "asyncio.Task[Client[Any]] | None" = field(default=None, repr=False)
     _ending: "asyncio.Task[None] | None" = field(default=None, repr=False)
     """The end of the connection before."""
@@ -213,7 +215,8 @@ class Server:
     async def _connect(self, before: "asyncio.Task[None] | None") -> "Client[Any]":
         if before is not None:
             await asyncio.wait([before])
-            self.changes.update(("tools", "prompts", "resources"))  # it may have become another program
+            for what in ("tools", "prompts", "resources"):
+                self.note(what)  # it may have become another program
         assert self.source is not None
         client_class = await aside(fastmcp_client)
         from mcp_types import Implementation  # loaded with FastMCP
@@ -241,6 +244,11 @@ class Server:
     def patience(self) -> float:
         """Seconds it may take to start."""
         return START_TIMEOUT if self.start_timeout is None else self.start_timeout
+
+    @property
+    def connected(self) -> bool:
+        """Whether it is up, as far as anyone has noticed."""
+        return self._connection is not None and self._connection.done() and not is_dead(self._connection)
 
     async def list(self) -> list[dict[str, Any]]:
         """Its tools as tools/list gives them; none when it does not start, and `error` says why."""
@@ -438,16 +446,22 @@ class Server:
             case Exception():
                 self._noise = reason(message)[:200]
             case ToolListChangedNotification():
-                self.changes["tools"] += 1
+                self.note("tools")
             case PromptListChangedNotification():
-                self.changes["prompts"] += 1
+                self.note("prompts")
             case ResourceListChangedNotification():
-                self.changes["resources"] += 1
+                self.note("resources")
             case ElicitCompleteNotification(params=params):
                 for host in [*self.hosts]:
                     await host.complete(self, params.elicitation_id)
             case _:
                 pass
+
+    def note(self, what: str) -> None:
+        """Take down that one of its lists may have become another."""
+        self.changes[what] += 1
+        for listener in self.listeners:
+            listener(what)
 
     def let_go(self, connection: "asyncio.Task[Client[Any]] | None") -> None:
         """Begin to end a connection, if it still is this server's; the next call makes a new one."""
@@ -553,8 +567,8 @@ def pages_in(error: Exception) -> "Sequence[ElicitRequestParams]":
     return []
 
 
-def from_acp(config: McpServer, cwd: str) -> Server:
-    """A server as the client or the configuration names it."""
+def from_acp(config: McpServer, cwd: str, auth: Callable[[], Any] | None = None) -> Server:
+    """A server as the client or the configuration names it; `auth` gives what logs in to it, for its URL."""
     mark = uuid4().hex if config.url is UNSET else ""
 
     def source() -> Any:
@@ -563,10 +577,9 @@ def from_acp(config: McpServer, cwd: str) -> Server:
         from crow_core.stdio import Stdio
 
         pairs = {} if config.headers is UNSET else {header.name: header.value for header in config.headers or ()}
-        if config.type == "sse":
-            return transports.SSETransport(str(config.url), headers=pairs)
         if config.url is not UNSET:
-            return transports.StreamableHttpTransport(str(config.url), headers=pairs)
+            over = transports.SSETransport if config.type == "sse" else transports.StreamableHttpTransport
+            return over(str(config.url), headers=pairs, auth=auth and auth())
         env = {} if config.env is UNSET else {variable.name: variable.value for variable in config.env or ()}
         env[MARK] = f"{os.environ.get(MARK, '')}:{mark}"
         args = () if config.args is UNSET else config.args or ()

@@ -146,6 +146,8 @@ class Hooks:
         """The app ends, after its last session; last registered first, and all run."""
         self.mcp_servers = Collect[[Session], Sequence[Server]]()
         """Servers to connect for a session."""
+        self.tools = Pipe[list[dict[str, Any]], [Session]]()
+        """The tool list before it is frozen, at a turn's start; may replace it. What was sent once should stay."""
         self.instructions = Collect[[Session], str]()
         """Text for the system prompt, asked for once a session."""
         self.before_prompt = Pipe[Message, [Session]]()
@@ -233,6 +235,8 @@ class Session:
     """The running turn and those that wait for it, in order; a turn that is ending can no longer be cancelled."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the running turn until it has ended."""
+    known: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the client has learnt the session's id; before, it understands no update of it."""
     model: Model = field(init=False)
     """The one that is asked."""
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
