@@ -159,6 +159,12 @@ def describe(call: ToolUse, kind: ToolKind, cwd: str, title: str = "") -> ToolCa
     )
 
 
+def begin(call: ToolUse, kind: ToolKind, title: str = "") -> ToolCall:
+    """A call whose arguments have not all come."""
+    name = call["function"]["name"]
+    return ToolCall(tool_call_id=call["id"], title=title or clean(name[:200]), name=name, kind=kind, status="pending")
+
+
 def line_of(arguments: dict[str, Any]) -> int | UnsetType:
     """The line, from 1, that a call will look at or begin to change, where its arguments tell."""
     match arguments:
