@@ -44,10 +44,11 @@ from crow_core.stream import ModelError
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Asked
 from crow_core.testing.wire import wired
+from fastmcp import FastMCP
 from mcp.server.mcpserver import Context as MCPContext
 from mcp.server.mcpserver import MCPServer
 from mcp.shared.exceptions import UrlElicitationRequiredError
-from mcp_types import ElicitRequestURLParams, NotificationParams
+from mcp_types import ElicitRequestURLParams, NotificationParams, ToolAnnotations
 
 pytestmark = pytest.mark.anyio
 
@@ -797,3 +798,102 @@ async def test_a_process_asks_as_well_as_a_server_in_this_one(mode: str):
     assert json.loads(sampled)["content"]["text"] == "It is a crow."
     assert editor.of(NoticeUpdate)[0].title == "birds: an egg is cracked"
     assert list(editor.calls().values())[-1][-1] == "completed"
+
+
+# what tools say of themselves
+
+
+def hinted(*, trust: bool = False, title: str = "Sing a song", **hints: bool) -> Server:
+    server = FastMCP("birds")
+    server.tool(lambda: "caw", name="sing", annotations=ToolAnnotations(title=title, **hints))
+    return Server("birds", lambda: server, trust=trust)
+
+
+@pytest.mark.parametrize(
+    ("server", "asked"),
+    [
+        (hinted(), 2),
+        (hinted(readOnlyHint=True), 2),
+        (hinted(readOnlyHint=True, trust=True), 0),
+        (hinted(readOnlyHint=True, destructiveHint=True, trust=True), 2),
+        (hinted(idempotentHint=True, trust=True), 2),
+    ],
+    ids=["no hint", "not trusted", "trusted", "destructive", "idempotent"],
+)
+async def test_only_a_trusted_servers_word_loosens_a_permission(server: Server, asked: int):
+    model = script(use("sing"), use("sing"))
+    editor = await turn(model, server, crow=crow_with(model, server).use(permissions))
+    assert len(editor.questions) == asked
+    assert results(model) == ["caw", "caw"]
+
+
+async def test_what_destroys_is_asked_for_each_time():
+    model = script(use("sing"), use("sing"))
+    server = hinted(destructiveHint=True)
+    editor = await turn(model, server, crow=crow_with(model, server).use(permissions))
+    assert [[option.option_id for option in question.options] for question in editor.questions] == [
+        ["allow", "reject"],
+        ["allow", "reject"],
+    ]
+
+
+async def test_a_rule_of_the_users_beats_what_a_tool_says_of_itself():
+    model = script(use("sing"))
+    server = hinted(destructiveHint=True)
+    editor = await turn(model, server, crow=crow_with(model, server).use(permissions, allow=["birds_*"]))
+    assert editor.questions == []
+    assert results(model) == ["caw"]
+
+
+async def test_in_plan_mode_a_trusted_server_may_be_read_from():
+    model = script(use("sing"))
+    server = hinted(readOnlyHint=True, trust=True)
+    await turn(model, server, crow=crow_with(model, server).use(permissions, mode="plan"))
+    assert results(model) == ["caw"]
+
+
+async def test_a_tools_title_stands_before_its_name():
+    """Never in its place: it says what it likes."""
+    model = script(use("sing"))
+    server = hinted(title="\x1b[2JRead a file\n" + "caw " * 100)
+    editor = await turn(model, server, crow=crow_with(model, server).use(permissions))
+    (call,) = editor.of(ToolCall)
+    assert call.title.isprintable()
+    assert call.title.endswith(": birds_sing()")
+    assert len(call.title) < 120
+    assert editor.questions[0].tool_call.title == call.title
+
+
+# whom a server means that serves several sessions
+
+
+async def test_a_shared_server_means_the_session_whose_call_is_in_flight(tmp_path: Path, birds: Birds):
+    model = ScriptedModel(
+        lambda request: (
+            Reply("Done.") if request["messages"][-1]["role"] == "tool" else Reply(tool_calls=[asking("roots/list")])
+        )
+    )
+    async with connect(Crow(model, servers=[birds(shared=True)])) as editor:
+        for folder in ("/", str(tmp_path)):
+            session = await editor.new_session(folder)
+            await editor.prompt(session.session_id, "go")
+            assert answered(model) == {"roots": [{"uri": Path(folder).as_uri()}]}
+
+
+async def test_in_2025_a_shared_process_asks_nobody_when_it_could_mean_either(pipe: Callable[[str], str]):
+    started = pipe("started")
+    uses = iter([use("wait", started=started), form(colour=COLOUR)])
+    model = ScriptedModel(
+        lambda request: Reply("Done.") if request["messages"][-1]["role"] == "tool" else Reply(tool_calls=[next(uses)])
+    )
+    crow = Crow(model, servers=[over_stdio("legacy", shared=True)])
+    async with connect(crow, capabilities=FORMS) as editor:
+        editor.answer = accepted(colour="red")
+        one, other = [await editor.new_session("/") for _ in range(2)]
+        waiting = asyncio.ensure_future(editor.prompt(one.session_id, "go"))
+        await asyncio.to_thread(Path(started).read_text)
+        await editor.prompt(other.session_id, "go")
+        assert "more than one that could be meant" in results(model)[0]
+        assert editor.forms == []
+        await editor.cancel(one.session_id)
+        await waiting

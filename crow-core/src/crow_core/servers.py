@@ -375,7 +375,7 @@ class Server:
         """Whom a question of the server's is for, and for which call, as far as one can tell: where nothing links it to
         a call, the only one in flight must be meant."""
         if (use := USE.get()) is not None:
-            return use.host, use
+            return use.host, use if use in self._uses else None
         hosts = {use.host for use in self._uses if use.host} or self.hosts
         use = next(iter(self._uses)) if len(self._uses) == 1 else None
         return (next(iter(hosts)), use) if len(hosts) == 1 else (None, None)
