@@ -31,7 +31,7 @@ from crow_core.acp.schema import (
     ToolKind,
     UserMessageChunk,
 )
-from crow_core.messages import INTERRUPTED, Message, ToolUse, answer, arguments_of, live, parts
+from crow_core.messages import INTERRUPTED, Message, ToolUse, answer, arguments_of, joined, live, parts, unwrapped
 
 CONTROL: dict[int, str | None] = {
     **dict.fromkeys((*range(32), *range(127, 160), 0x2028, 0x2029), " "),
@@ -71,6 +71,14 @@ def to_message(blocks: Sequence[ContentBlock]) -> Message:
     if not all(isinstance(block, TextBlock) for block in blocks):
         message["crow"] = {"blocks": [kept(block) for block in blocks]}
     return message
+
+
+def attached(message: Message, blocks: Sequence[ContentBlock]) -> Message:
+    """A user message with more behind what the user said; a replay shows only that."""
+    if not blocks:
+        return message
+    notes = {"blocks": [kept(block) for block in blocks_of(message)]} | message.get("crow", {})
+    return {**message, "content": joined(message.get("content"), spoken(blocks).get("content")), "crow": notes}
 
 
 def spoken(blocks: Sequence[ContentBlock]) -> Message:
@@ -276,7 +284,7 @@ def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
                     yield AgentMessageChunk(content=TextBlock(text=str(text)), message_id=id)
                 if notes.get("cut") == "interrupted":
                     yield AgentThoughtChunk(content=TextBlock(text="Interrupted here.\n"), message_id=f"{id}-cut")
-                for call in entry.get("tool_calls", []):
+                for call in map(unwrapped, entry.get("tool_calls", [])):
                     message = answers.get(call["id"]) or answer(call, INTERRUPTED, failed=True)
                     seen: dict[str, Any] = message.get("crow", {}).get("shown", {})
                     kind: ToolKind = seen.get("kind", "other")
