@@ -55,6 +55,8 @@ LONGEST_CALL = 7200.0
 """Seconds a call may take, whatever is said of its progress; those in which a person is asked do not count."""
 PAGES_FIRST = -32042
 """The error with which a server answers a call that a person has to visit a page for (MCP, URLElicitationRequired)."""
+LONGEST_REASON = 4000
+"""Characters of what a server says went wrong."""
 STOP_GRACE = 1.0
 """Seconds a server may take to end; then all its processes are killed."""
 IMPORT = threading.Lock()
@@ -265,11 +267,11 @@ class Server:
                 now = self.changes["tools"]
                 tools = await client.list_tools()
         except TimeoutError:
-            junk = f"; what it sent was no message: {self._noise}" if self._noise else ""
+            junk = f"; {self._noise}" if self._noise else ""
             self.error = f"MCP server {clean(self.name)!r} did not answer within {self.patience:.0f} s{junk}."
         except Exception as error:
             said = masked(reason(error), self.secrets)
-            self.error = f"MCP server {clean(self.name)!r} did not start: {said}."
+            self.error = f"MCP server {clean(self.name)!r} did not start: {said[:1000]}."
         else:
             dumps = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in tools]
             found = masked([dump for dump in dumps if self.offers(dump["name"])], self.secrets)
@@ -385,7 +387,7 @@ class Server:
         """Whom a question of the server's is for, and for which call, as far as one can tell: where nothing links it to
         a call, the only one in flight must be meant."""
         if (use := USE.get()) is not None:
-            return use.host, use
+            return use.host, use if use in self._uses else None
         hosts = {use.host for use in self._uses if use.host} or self.hosts
         use = next(iter(self._uses)) if len(self._uses) == 1 else None
         return (next(iter(hosts)), use) if len(hosts) == 1 else (None, None)
@@ -444,7 +446,7 @@ class Server:
 
         match message:
             case Exception():
-                self._noise = reason(message)[:200]
+                self._noise = reason(message)[:300]
             case ToolListChangedNotification():
                 self.note("tools")
             case PromptListChangedNotification():
@@ -641,5 +643,9 @@ def reason(error: BaseException) -> str:
             return f"the command {clean(command)!r} was not found; check its name, or give its full path"
         case Exception(__cause__=FileNotFoundError() as cause):  # FastMCP wraps it
             return reason(cause)
+        case ValueError() if (errors := getattr(error, "errors", None)) is not None:  # pydantic's
+            fault: dict[str, Any] = errors()[0]
+            place = ".".join(map(str, fault["loc"]))
+            return clean(f"what it sent does not keep to MCP ({place}: {fault['msg']})")[:LONGEST_REASON]
         case _:
-            return clean(str(error) or type(error).__name__).strip().rstrip(".")
+            return clean(str(error)[:LONGEST_REASON] or type(error).__name__).strip().rstrip(".")
