@@ -639,6 +639,7 @@ def fastmcp_client() -> "type[Client[Any]]":
                 else:
                     os.environ[name] = value
     logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)  # it logs every line that is no message
+    logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL)  # it logs what it raises
     return client
 
 
@@ -649,7 +650,7 @@ def reason(error: BaseException) -> str:
             return reason(first)
         case FileNotFoundError(filename=str(command)):
             return f"the command {clean(command)!r} was not found; check its name, or give its full path"
-        case Exception(__cause__=FileNotFoundError() as cause):  # FastMCP wraps it
+        case Exception(__cause__=(FileNotFoundError() | ConnectionError()) as cause):  # FastMCP wraps it
             return reason(cause)
         case _:
             return clean(str(error) or type(error).__name__).strip().rstrip(".")
