@@ -10,7 +10,10 @@ from crow_core.acp.schema import AgentMessageChunk, AgentThoughtChunk, ToolCall,
 from crow_core.app import Crow
 from crow_core.extensions.nudge import nudge
 from crow_core.messages import Message
+from crow_core.model import Call
 from crow_core.servers import Server
+from crow_core.session import Session
+from crow_core.stream import ModelError
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 from fastmcp import FastMCP
@@ -352,3 +355,43 @@ async def test_system_prompt_and_tools_stay_byte_for_byte_what_they_were():
     for request in later:
         assert request.startswith(first)
         first = request
+
+
+async def test_a_request_that_was_refused_is_made_anew_where_an_extension_says_so():
+    refusals: list[str] = []
+
+    def answer(request: dict[str, Any]) -> Reply:
+        return Reply("Well.") if refusals else Reply(error=ModelError("Too long.", too_long=True))
+
+    crow = crow_with(ScriptedModel(answer))
+
+    @crow.model_error
+    def make_room(session: Session, error: ModelError) -> bool:
+        refusals.append(f"{error} {error.too_long}")
+        session.append({"role": "user", "content": "In short?"})
+        return True
+
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        assert (await editor.prompt(session.session_id, "hi")).stop_reason == "end_turn"
+    assert refusals == ["Too long. True"]
+    assert editor.text == "Well."
+
+
+async def test_what_is_asked_beside_the_conversation_is_noted_but_neither_shown_nor_kept():
+    crow = crow_with(ScriptedModel([Reply("Aside.", usage={"prompt_tokens": 7})]))
+    noted: list[Call] = []
+
+    @crow.model_call
+    def note(session: Session, call: Call) -> None:
+        noted.append(call)
+
+    async with connect(crow) as editor:
+        await editor.new_session("/")
+        (session,) = crow.sessions.values()
+        call = await session.ask_model({"messages": [{"role": "user", "content": "hi"}]}, "title")
+        await session.written()
+        assert not session.log
+        assert not editor.text
+    assert (call.reply.get("content"), call.purpose, call.usage) == ("Aside.", "title", {"prompt_tokens": 7})
+    assert noted == [call]

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.messages import kind_of
-from crow_core.servers import Server
+from crow_core.servers import WARM_AFTER, Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 from fastmcp import Context, FastMCP
@@ -535,6 +536,31 @@ async def test_a_server_whose_tools_are_known_is_not_needed_to_offer_them():
         assert answer.stop_reason == "end_turn"
     assert offered(model.requests[0]) == ["hammer"]
     assert results(model) == ["The tool failed: the workshop is closed."]
+
+
+async def test_tools_are_made_ready_once_the_process_has_little_to_do():
+    made = asyncio.Event()
+
+    def source() -> Any:
+        loop.call_soon_threadsafe(made.set)
+        return FastMCP("workshop")
+
+    def work() -> None:
+        if not made.is_set() and len(busy) < 20:
+            busy.append(None)
+            until = process_time() + WARM_AFTER / 4
+            while process_time() < until:
+                pass
+            loop.call_soon(work)
+
+    servers.fastmcp_client()
+    loop, busy = asyncio.get_running_loop(), list[None]()
+    server = Server("crow", source, definitions=[], built_in=True, shared=True)
+    server.warm()
+    work()
+    await made.wait()
+    assert len(busy) == 20
+    await server.close()
 
 
 NAMES = [

@@ -97,7 +97,9 @@ class Crow(Hooks):
             found = await self.commands.run(session)
             session.commands = {command.name: command for commands in found for command in commands}
             brought = [server for servers in await self.mcp_servers.run(session) for server in servers]
-            session.toolbox.add([*self.servers, *brought, *servers])
+            for server in (own := [*brought, *servers]):
+                server.folder = server.folder if server.shared else session.scratch
+            session.toolbox.add([*self.servers, *own])
             await self.session_start.run(session)
             for call in unanswered(session.log):
                 session.append(answer(call, INTERRUPTED, failed=True))

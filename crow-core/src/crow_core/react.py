@@ -16,7 +16,12 @@ async def react(session: Session, prompt: Message) -> StopReason:
     """Run one turn; whatever happens is appended to the session's log."""
     session.append(prompt)
     for _ in range(session.max_steps):
-        call = await ask(session)
+        try:
+            call = await ask(session)
+        except ModelError as error:
+            if await session.hooks.model_error.run(session, error):
+                continue
+            raise
         calls = call.reply.get("tool_calls", [])
         if calls:
             await act(session, calls)

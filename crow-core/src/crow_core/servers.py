@@ -5,9 +5,7 @@ FastMCP is large, so it is imported when the first server has to be connected, i
 
 import asyncio
 import importlib
-import logging
 import os
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
@@ -15,7 +13,8 @@ from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from time import monotonic
+from pathlib import Path
+from time import monotonic, process_time
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from uuid import uuid4
 
@@ -46,7 +45,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WARM_AFTER = 0.2
-"""Seconds after a turn's start until the built-in tools are loaded: by then the request is on its way."""
+"""Seconds after a turn's start until the built-in tools are loaded, and again so many if this process was busy for half
+of them: by then the request is on its way, and nobody who streams is kept waiting by what loads."""
 START_TIMEOUT = 30.0
 """Seconds a server may take to start and list its tools."""
 CALL_TIMEOUT = 600.0
@@ -161,6 +161,8 @@ class Server:
     """The value of MARK for its processes, if it is a command."""
     secrets: Collection[str] = field(default=(), repr=False)
     """What it was given that nobody else may see: variables, headers, what is secret in its address."""
+    folder: Callable[[], Path | None] = lambda: None
+    """Gives where an answer is kept that is too long to hand over; None keeps none."""
     error: str = ""
     """Why it did not start, as a sentence."""
     hosts: set[Host] = field(default_factory=set[Host], repr=False)
@@ -183,9 +185,16 @@ class Server:
     """What was wrong with the last thing it sent that is no message."""
 
     def warm(self) -> None:
-        """Connect before anyone calls, but not before the model has been asked: loading FastMCP takes a second."""
-        if self._warming is None and self.source:
-            self._warming = asyncio.get_running_loop().call_later(WARM_AFTER, self.connect)
+        """Connect before anyone calls, but not before there is little else to do: loading FastMCP takes a second."""
+        if self._warming is None and self._connection is None and self.source:
+            self._warming = asyncio.get_running_loop().call_later(WARM_AFTER, self._warm, process_time())
+
+    def _warm(self, before: float) -> None:
+        self._warming = None
+        if process_time() - before < WARM_AFTER / 2:
+            self.connect()
+        else:
+            self.warm()
 
     async def client(self) -> "Client[Any]":
         """The connected client; connected anew where the connection has died. Raises ConnectionError."""
@@ -224,15 +233,10 @@ class Server:
             log_handler=self._log,
             message_handler=self._hear,
         )
-        if self.mark:  # else a command's standard error would be ours
-            client.transport.log_file = tempfile.TemporaryFile("w+")  # noqa: SIM115, see close_log
         try:
             await client.__aenter__()
         except Exception as error:
             raise ConnectionError(f"{reason(error)}{last_words(client, self.secrets)}") from error
-        finally:
-            if not client.is_connected():
-                close_log(client)
         self.put_aside(asyncio.ensure_future(listen(client)))
         return client
 
@@ -506,24 +510,13 @@ async def hang_up(connection: "asyncio.Task[Client[Any]]") -> None:
         client = connection.result()
         with suppress(Exception):  # it is going away; what it says now helps nobody
             await client.close()
-        close_log(client)
 
 
 def last_words(client: "Client[Any]", secrets: Collection[str]) -> str:
-    """What a command that did not start wrote last to its standard error, as the end of a sentence."""
-    log = getattr(client.transport, "log_file", None)
-    if log is None:
-        return ""
-    written = os.pread(log.fileno(), 4096, max(os.fstat(log.fileno()).st_size - 4096, 0))
-    lines = written.decode(errors="replace").split("\n")
+    """What a command that did not start said last, as the end of a sentence."""
+    lines = getattr(client.transport, "said", b"").decode(errors="replace").split("\n")
     last = next((line for line in reversed(lines) if line.strip()), "")
     return f". It said: {masked(clean(last.strip()), secrets)[:300]}" if last else ""
-
-
-def close_log(client: "Client[Any]") -> None:
-    """Let go of the file that holds a command's standard error."""
-    if (log := getattr(client.transport, "log_file", None)) is not None:
-        log.close()
 
 
 def is_dead(connection: "asyncio.Task[Client[Any]]") -> bool:
@@ -579,7 +572,9 @@ def from_acp(config: McpServer, cwd: str, auth: Callable[[], Any] | None = None)
     mark = uuid4().hex if config.url is UNSET else ""
 
     def source() -> Any:
-        from fastmcp.client import transports  # loaded by `connected` already
+        from fastmcp.client import transports  # loaded by `_connect` already
+
+        from crow_core.stdio import Stdio
 
         pairs = {} if config.headers is UNSET else {header.name: header.value for header in config.headers or ()}
         if config.url is not UNSET:
@@ -587,15 +582,11 @@ def from_acp(config: McpServer, cwd: str, auth: Callable[[], Any] | None = None)
             return over(str(config.url), headers=pairs, auth=auth and auth())
         env = {} if config.env is UNSET else {variable.name: variable.value for variable in config.env or ()}
         env[MARK] = f"{os.environ.get(MARK, '')}:{mark}"
-        return transports.StdioTransport(
-            str(config.command),
-            [] if config.args is UNSET else list(config.args or ()),
-            env=env,
-            cwd=cwd,
-            keep_alive=False,
-        )
+        args = () if config.args is UNSET else config.args or ()
+        return Stdio(str(config.command), args, env, cwd, lambda: server.folder())
 
-    return Server(config.name, source, mark=mark, secrets=secrets_of(config))
+    server = Server(config.name, source, mark=mark, secrets=secrets_of(config))
+    return server
 
 
 async def aside(function: Callable[[], T]) -> T:
@@ -638,7 +629,6 @@ def fastmcp_client() -> "type[Client[Any]]":
                     del os.environ[name]
                 else:
                     os.environ[name] = value
-    logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)  # it logs every line that is no message
     logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL)  # it logs what it raises
     return client
 

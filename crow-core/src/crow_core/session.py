@@ -54,6 +54,7 @@ from crow_core.model import Call, Model, Request
 from crow_core.prompts import Prompt
 from crow_core.servers import Server
 from crow_core.store import Page, Record
+from crow_core.stream import ModelError
 from crow_core.toolbox import Toolbox
 from crow_core.trace import TRACE
 
@@ -165,6 +166,8 @@ class Hooks:
         """The reply so far, under the id it will keep; at most every 250 ms while it streams."""
         self.model_call = Observe[[Session, Call]]()
         """A request to a model has been sent, or (`call.ended`) has come to its end, well or not."""
+        self.model_error = First[[Session, ModelError], bool]()
+        """A request of the loop was refused before an answer began; True makes the request anew and asks once more."""
         self.before_end = First[[Session, StopReason], Message]()
         """The model is done; a user message given here makes the turn go on."""
         self.turn_end = Observe[[Session, StopReason | Exception]]()
@@ -378,22 +381,6 @@ class Session:
         """Tell the client that what a page was visited for is done; `id` is the answer's."""
         await self.client.notify("elicitation/complete", CompleteElicitationNotification(elicitation_id=id))
 
-    async def ask_model(self, request: Request, purpose: str) -> Call:
-        """Ask the model beside the conversation: nothing of it is shown, or is in the log. Raises ModelError."""
-        call = Call(self.model, request, purpose)
-
-        async def tell(delta: Delta) -> None:
-            if "sent" in delta:
-                self._note(call)
-            if text := delta.get("notice"):
-                await self.notice(text, "warning")
-
-        try:
-            await call.listen(tell)
-        finally:
-            self._note(call)
-        return call
-
     def _note(self, call: Call) -> None:
         """Have it written down what a model was asked, or answered."""
         if self.hooks.model_call:
@@ -401,16 +388,30 @@ class Session:
 
     async def show(self, delta: Delta, call: Call) -> None:
         """Show a fragment of a reply, and see to it that it is soon written down."""
-        if "sent" in delta:
-            self._note(call)
         if self.hooks.draft and self._drafting is None and ("content" in delta or "reasoning_content" in delta):
             self._drafting = asyncio.get_running_loop().call_later(DRAFT_AFTER, self._draft, call)
         if text := delta.get("reasoning_content"):
             await self.update(AgentThoughtChunk(content=TextBlock(text=text), message_id=call.id))
         if text := delta.get("content"):
             await self.update(AgentMessageChunk(content=TextBlock(text=text), message_id=call.id))
+        await self._hear(delta, call)
+
+    async def _hear(self, delta: Delta, call: Call) -> None:
+        """What is to be said and written down of a fragment of any call."""
+        if "sent" in delta:
+            self._note(call)
         if text := delta.get("notice"):
             await self.notice(text, "warning")
+
+    async def ask_model(self, request: Request, purpose: str) -> Call:
+        """Ask the model something beside the conversation: the call is written down, its answer is neither shown nor
+        kept in the log. Raises ModelError."""
+        call = Call(self.model, request, purpose)
+        try:
+            await call.listen(lambda delta: self._hear(delta, call))
+        finally:
+            self._note(call)
+        return call
 
     def _draft(self, call: Call) -> None:
         self._drafting = None

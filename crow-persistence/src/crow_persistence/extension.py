@@ -45,6 +45,13 @@ def persistence(
     threads = Threads(url, folder)
     crow.servers.append(search_tool.server(threads.database))
 
+    @crow.before_prompt
+    async def line_up(message: Message, session: Session) -> None:
+        if len(crow.sessions) > 1:  # one alone asks its model while the database opens
+            with suppress(StoreError):  # who writes next hears of it
+                async with threads.line:
+                    await threads.write(lambda store: None)
+
     @crow.message
     async def write(session: Session, entry: Message) -> None:
         if not threads.opened:
@@ -109,6 +116,9 @@ class Threads:
         self.reader = ThreadPoolExecutor(1, "crow-reads")
         self.opened: asyncio.Future[Store] | None = None
         self.beating: asyncio.Task[None] | None = None
+        self.line = asyncio.Lock()
+        """In which prompts of many sessions stand until what was asked for before is written. If all began at once,
+        whoever streams would be shown late: behind what the others have to write."""
 
     async def write(self, what: "Callable[[Store], T]") -> T:
         """Have something written, behind all that was asked for before."""
