@@ -22,7 +22,7 @@ from key_value.aio.stores.filetree import (
     FileTreeV1KeySanitizationStrategy,
 )
 from key_value.aio.stores.keyring import KeyringStore
-from mcp.shared.auth import AuthorizationCodeResult
+from mcp.shared.auth import AuthorizationCodeResult, OAuthClientMetadata
 
 from crow_core.elicitation import ElicitationError, check_page
 
@@ -68,9 +68,8 @@ class Login(OAuth):
         Raises ConnectionError for an address that no browser should open. Raises ClientNotFoundError, which makes
         FastMCP register anew, when crow is known there with another port.
         """
-        known = self.context.client_info
-        (here,) = self.context.client_metadata.redirect_uris or []
-        if known and not self._client_id and here not in (known.redirect_uris or ()):
+        known, here = self.context.client_info, self.context.client_metadata
+        if known and not self._client_id and addresses(known) != addresses(here):
             raise ClientNotFoundError
         try:
             check_page(authorization_url)
@@ -98,6 +97,11 @@ class Login(OAuth):
         if result.error or result.code is None:
             raise ConnectionError(f"the login was refused: {result.error}")
         return AuthorizationCodeResult(code=result.code, state=result.state, iss=result.iss)
+
+
+def addresses(client: OAuthClientMetadata) -> list[str]:
+    """Where the browser may come back to."""
+    return [str(uri) for uri in client.redirect_uris or ()]
 
 
 class Keyring(KeyringStore):

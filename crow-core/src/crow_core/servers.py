@@ -631,6 +631,7 @@ def fastmcp_client() -> "type[Client[Any]]":
                     del os.environ[name]
                 else:
                     os.environ[name] = value
+    logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL)  # it logs what it raises
     return client
 
 
@@ -641,7 +642,7 @@ def reason(error: BaseException) -> str:
             return reason(first)
         case FileNotFoundError(filename=str(command)):
             return f"the command {clean(command)!r} was not found; check its name, or give its full path"
-        case Exception(__cause__=FileNotFoundError() as cause):  # FastMCP wraps it
+        case Exception(__cause__=(FileNotFoundError() | ConnectionError()) as cause):  # FastMCP wraps it
             return reason(cause)
         case ValueError() if (errors := getattr(error, "errors", None)) is not None:  # pydantic's
             fault: dict[str, Any] = errors()[0]
