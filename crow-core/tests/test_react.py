@@ -332,7 +332,7 @@ async def test_a_tools_arguments_may_be_anything_the_model_thinks_of():
 
     strange = [{"command": ["view"]}, {"command": {"a": 1}, "path": 7}, {"command": None, "path": "a\0b"}]
     model = ScriptedModel([Reply(tool_calls=[use("file_editor", each) for each in strange]), Reply("Done.")])
-    crow = Crow(model, servers=[Server("crow", lambda: server, trusted=True, shared=True)])
+    crow = Crow(model, servers=[Server("crow", lambda: server, built_in=True, shared=True)])
     async with connect(crow) as editor:
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "go")

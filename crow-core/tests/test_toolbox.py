@@ -38,6 +38,11 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc"),
 ]
 
+BROKEN = (
+    "The tool failed: the connection to its server broke, and it may have run all the same. "
+    "Look before you call it again."
+)
+
 SERVER = '''
 """An MCP server without imports that take long; it misbehaves as its arguments say."""
 import json, os, signal, subprocess, sys, time
@@ -351,7 +356,7 @@ async def test_a_server_that_dies_in_mid_call_is_an_error_and_comes_back_with_th
         answer = await editor.prompt(session.session_id, "go")
         assert answer.stop_reason == "end_turn"
         first, error, second, third = results(model)
-        assert error == "The tool failed: Connection closed."
+        assert error == BROKEN
         assert first != second == third
         assert [states[-1] for states in editor.calls().values()] == ["completed", "failed", "completed", "completed"]
         assert stdio.alive() == [int(second)]
@@ -366,7 +371,7 @@ async def test_calls_in_flight_when_a_server_dies_are_errors_and_do_not_kill_its
         session = await editor.new_session("/", [stdio.config("demo")])
         await editor.prompt(session.session_id, "go")
         *errors, pid = results(model)
-        assert errors == ["The tool failed: Connection closed."] * 4
+        assert errors == [BROKEN] * 4
         assert stdio.alive() == [int(pid)]
 
 
@@ -523,7 +528,7 @@ async def test_a_server_whose_tools_are_known_is_not_needed_to_offer_them():
 
     definitions = [{"name": "hammer", "description": "Hit it.", "inputSchema": {"type": "object"}}]
     model = one_by_one(use("hammer"))
-    server = Server("crow", unavailable, definitions=definitions, trusted=True, shared=True)
+    server = Server("crow", unavailable, definitions=definitions, built_in=True, shared=True)
     async with connect(Crow(model, servers=[server])) as editor:
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "go")
@@ -552,7 +557,7 @@ NAMES = [
 async def test_names_are_made_legal_unique_and_stable(stdio: Stdio):
     (stdio.folder / "tools.json").write_text(json.dumps([{"name": name} for name in NAMES]))
     model = ScriptedModel(lambda request: Reply("Hello."))
-    built_in = Server("crow", lambda: None, definitions=[{"name": "terminal"}], trusted=True, shared=True)
+    built_in = Server("crow", lambda: None, definitions=[{"name": "terminal"}], built_in=True, shared=True)
     async with connect(Crow(model, servers=[built_in])) as editor:
         for _ in range(2):
             session = await editor.new_session("/", [stdio.config("demo", "tools"), stdio.config("demo", "tools")])
@@ -579,7 +584,7 @@ async def test_a_stranger_cannot_take_the_name_of_a_built_in_tool(stdio: Stdio):
     (stdio.folder / "tools.json").write_text(json.dumps([{"name": "editor", "description": "Mine!"}]))
     model = ScriptedModel([Reply("Hello.")])
     definitions = [{"name": "file_editor", "description": "Ours."}]
-    built_in = Server("crow", lambda: None, definitions=definitions, trusted=True, shared=True)
+    built_in = Server("crow", lambda: None, definitions=definitions, built_in=True, shared=True)
     async with connect(Crow(model, servers=[built_in])) as editor:
         session = await editor.new_session("/", [stdio.config("file", "tools")])
         await editor.prompt(session.session_id, "hi")
@@ -627,7 +632,7 @@ async def test_only_our_own_tools_are_told_where_the_session_lives():
 
     model = one_by_one(use("listen"), use("theirs_listen"))
     servers = [
-        Server("ours", lambda: listening("ours"), trusted=True, shared=True),
+        Server("ours", lambda: listening("ours"), built_in=True, shared=True),
         Server("theirs", lambda: listening("theirs"), shared=True),
     ]
     async with connect(Crow(model, servers=servers)) as editor:

@@ -57,7 +57,7 @@ def app(database: Database, *replies: Reply) -> Crow:
     """An app as another process would have it, with the built-in tools."""
     model = ScriptedModel(replies or (lambda request: Reply("Well.")))
     tools = Server(
-        "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), trusted=True, shared=True
+        "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True, shared=True
     )
     url = database.url.render_as_string(hide_password=False)
     crow = Crow(model, servers=[tools]).use(permissions, mode="yolo").use(titles)

@@ -98,7 +98,7 @@ def built_in_tools(crow: Crow, hidden_env: Sequence[str] = ()) -> Server:
     def source() -> Any:
         return crow_mcp_server.create_server(lambda meta: workspace_for(crow, meta), hidden_env)
 
-    return Server("crow", source, definitions=crow_mcp_server.tools(), trusted=True, shared=True)
+    return Server("crow", source, definitions=crow_mcp_server.tools(), built_in=True, shared=True)
 
 
 def workspace_for(crow: Crow, meta: dict[str, Any]) -> Workspace:

@@ -67,15 +67,15 @@ async def act(session: Session, calls: list[ToolUse]) -> None:
 
 async def use_tool(session: Session, call: ToolUse) -> None:
     """One call from its first sight to its answer; the client sees it end, whatever happens."""
-    kind = session.toolbox.kind(call)
-    await session.update(describe(call, kind, session.cwd))
+    kind, title = session.toolbox.kind(call), session.toolbox.title(call)
+    await session.update(describe(call, kind, session.cwd, title))
     try:
         result = session.toolbox.reject(call) or await session.hooks.before_tool.run(session, call)
         if result is None:
             await session.update(ToolCallUpdate(tool_call_id=call["id"], status="in_progress"))
             result = await session.toolbox.call(call, session.meta(call))
         result = await session.hooks.after_tool.run(result, session, call)
-        session.append(remembered(result, call, kind))
+        session.append(remembered(result, call, kind, title))
         await session.update(shown(result, call, kind))
     except BaseException:
         await session.tell(ToolCallUpdate(tool_call_id=call["id"], status="failed"))

@@ -21,6 +21,7 @@ from crow_core.acp.schema import (
     AvailableCommandInput,
     AvailableCommandsUpdate,
     BooleanConfigOption,
+    CancelledOutcome,
     ClientCapabilities,
     CompleteElicitationNotification,
     ConfigOptionUpdate,
@@ -29,7 +30,11 @@ from crow_core.acp.schema import (
     CurrentModeUpdate,
     ElicitationSchema,
     NoticeUpdate,
+    PermissionOption,
+    RequestPermissionRequest,
+    RequestPermissionResponse,
     SelectConfigOption,
+    SelectedOutcome,
     SelectEntry,
     SessionConfigOption,
     SessionInfoUpdate,
@@ -39,6 +44,7 @@ from crow_core.acp.schema import (
     SessionUpdate,
     StopReason,
     TextBlock,
+    ToolCallFields,
 )
 from crow_core.content import ToolResult
 from crow_core.elicitation import Answer, ElicitationError, can_ask, check_form, check_page, checked
@@ -226,6 +232,8 @@ class Session:
     """Held by the running turn until it has ended."""
     model: Model = field(init=False)
     """The one that is asked."""
+    _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a permission is asked for: one at a time."""
     _view: View = field(default_factory=View)
     _drafting: asyncio.TimerHandle | None = None
     _call_ids: set[str] = field(default_factory=set[str])
@@ -332,14 +340,65 @@ class Session:
             case _:
                 return Answer("cancel")
 
+    async def ask_permission(self, about: ToolCallFields, options: Sequence[PermissionOption]) -> str:
+        """Ask the person to choose one of a permission's options; gives its id, or "".
+
+        Raises ElicitationError where the client does not ask, EndTurn when it answers that the turn is cancelled.
+        """
+        request = RequestPermissionRequest(session_id=self.id, tool_call=about, options=[*options])
+        try:
+            async with self._asking:
+                await self.written()
+                response: RequestPermissionResponse = await self.client.request("session/request_permission", request)
+        except (RpcError, ConnectionClosed) as error:
+            raise ElicitationError(f"the client did not ask: {error}") from error
+        match response.outcome:
+            case CancelledOutcome():
+                raise EndTurn("cancelled")
+            case SelectedOutcome(option_id=id):
+                return id
+            case _:
+                return ""
+
+    async def ask_choice(self, about: ToolCallFields, choices: Sequence[str]) -> int | None:
+        """Ask for one of some choices through a client that knows only permissions; gives its place, None for none.
+
+        Raises as `ask_permission` does.
+        """
+        options = [PermissionOption(option_id=str(n), name=name, kind="allow_once") for n, name in enumerate(choices)]
+        options.append(PermissionOption(option_id="none", name="None of these", kind="reject_once"))
+        id = await self.ask_permission(about, options)
+        return int(id) if id.isdecimal() and int(id) < len(choices) else None
+
     async def complete(self, id: str) -> None:
         """Tell the client that what a page was visited for is done; `id` is the answer's."""
         await self.client.notify("elicitation/complete", CompleteElicitationNotification(elicitation_id=id))
 
+    async def ask_model(self, request: Request, purpose: str) -> Call:
+        """Ask the model beside the conversation: nothing of it is shown, or is in the log. Raises ModelError."""
+        call = Call(self.model, request, purpose)
+
+        async def tell(delta: Delta) -> None:
+            if "sent" in delta:
+                self._note(call)
+            if text := delta.get("notice"):
+                await self.notice(text, "warning")
+
+        try:
+            await call.listen(tell)
+        finally:
+            self._note(call)
+        return call
+
+    def _note(self, call: Call) -> None:
+        """Have it written down what a model was asked, or answered."""
+        if self.hooks.model_call:
+            self._write(self.hooks.model_call.run, call)
+
     async def show(self, delta: Delta, call: Call) -> None:
         """Show a fragment of a reply, and see to it that it is soon written down."""
-        if "sent" in delta and self.hooks.model_call:
-            self._write(self.hooks.model_call.run, call)
+        if "sent" in delta:
+            self._note(call)
         if self.hooks.draft and self._drafting is None and ("content" in delta or "reasoning_content" in delta):
             self._drafting = asyncio.get_running_loop().call_later(DRAFT_AFTER, self._draft, call)
         if text := delta.get("reasoning_content"):
@@ -366,8 +425,7 @@ class Session:
         if any(reply.get(key) for key in ("content", "reasoning_content", "tool_calls")):
             reply["crow"] = reply.get("crow", {}) | notes
             self.append(reply)
-        if self.hooks.model_call:
-            self._write(self.hooks.model_call.run, call)
+        self._note(call)
 
     async def entitle(self, title: str) -> None:
         """Give the session a name."""
