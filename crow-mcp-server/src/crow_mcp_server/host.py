@@ -21,6 +21,10 @@ class Host:
     """Turns the `_meta` of a call into the workspace it works on."""
     hidden_env: Collection[str] = ()
     """Names of environment variables that commands never see."""
+    allow_hosts: Collection[str] = ()
+    """Hosts, as `HOST` or `HOST:PORT`, that may be fetched from though they are not public."""
+    ignore_robots: bool = False
+    """Whether `fetch` asks no robots.txt."""
 
     async def workspace(self, context: Context) -> Workspace:
         """The workspace that a call works on."""

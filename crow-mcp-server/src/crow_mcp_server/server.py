@@ -11,17 +11,20 @@ from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
 from fastmcp.tools.base import ToolResult
 from pydantic import ValidationError as PydanticValidationError
 
-from crow_mcp_server import file_editor, terminal
+from crow_mcp_server import fetch, file_editor, terminal
 from crow_mcp_server.host import Host
 from crow_mcp_server.refusal import Refusal
 from crow_mcp_server.workspace import Workspace, local_workspace
 
-TOOLS = (file_editor, terminal)
+TOOLS = (fetch, file_editor, terminal)
 """Modules with `add(server: FastMCP, host: Host)`."""
 
 
 def create_server(
-    workspace_for: Callable[[dict[str, Any]], Workspace] = local_workspace, hidden_env: Collection[str] = ()
+    workspace_for: Callable[[dict[str, Any]], Workspace] = local_workspace,
+    hidden_env: Collection[str] = (),
+    allow_hosts: Collection[str] = (),
+    ignore_robots: bool = False,
 ) -> FastMCP:
     """The server with all its tools; one serves any number of sessions.
 
@@ -29,7 +32,7 @@ def create_server(
     that commands never see.
     """
     server = FastMCP("crow", version=version("crow-mcp-server"), middleware=[PlainErrors()])
-    host = Host(workspace_for, hidden_env)
+    host = Host(workspace_for, hidden_env, allow_hosts, ignore_robots)
     for tool in TOOLS:
         tool.add(server, host)
     return server
