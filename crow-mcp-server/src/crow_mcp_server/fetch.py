@@ -79,9 +79,10 @@ class Page:
 class Web:
     """Fetches, asks robots.txt before, and keeps what it has fetched."""
 
-    def __init__(self, guard: httpcore2.AsyncNetworkBackend, *, robots: bool = True) -> None:
+    def __init__(self, guard: httpcore2.AsyncNetworkBackend, *, robots: bool = True, stays: bool = False) -> None:
         self._guard = guard
         self._robots = robots
+        self._stays = stays  # on the host that was asked for
         self._rules: OrderedDict[str, tuple[float, Protego | None]] = OrderedDict()
         self._kept: OrderedDict[str, Page] = OrderedDict()
 
@@ -100,6 +101,8 @@ class Web:
                 async with open_client(self._guard, agent) as client:
 
                     async def permit(before: httpx2.URL, after: httpx2.URL) -> None:
+                        if self._stays and _site(before) != _site(after):
+                            raise Refusal(f"{before} redirects to another host. To go there, fetch {after}")
                         if robot and self._robots:
                             await self._ask_robots(client, after)
 
@@ -146,7 +149,7 @@ class Web:
 
 def add(server: FastMCP, host: Host) -> None:
     """Add the tool, and the prompt by which a person fetches, to a server."""
-    web = Web(Guard(host.allow_hosts), robots=not host.ignore_robots)
+    web = Web(Guard(host.allow_hosts), robots=not host.ignore_robots, stays=host.stays)
 
     @server.tool(
         description=DESCRIPTION,
@@ -213,6 +216,10 @@ async def _said(page: Page) -> str:
 def _wait(reply: Reply) -> str:
     wait = reply.headers.get("retry-after", "")
     return f" It asks to wait {wait} seconds." if wait.isdecimal() else ""
+
+
+def _site(url: httpx2.URL) -> tuple[str, int | None]:
+    return url.host.removeprefix("www."), url.port
 
 
 def _reason(error: Exception) -> str:
