@@ -181,7 +181,7 @@ def judge(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
     found = desk.rules.verdict(name, subject, spellings(session, subject, kind), simple=simple)
     if found and found[0] != "allow":
         return found[0], f"the rule {text_of(found[1])!r} says {found[0]}"
-    if desk.mode == "plan" and kind not in ("read", "search", "think"):
+    if desk.mode == "plan" and kind not in ("read", "search", "think", "fetch"):
         return "deny", "plan mode only reads. Describe the change instead"
     if desk.mode == "yolo":
         return "allow", "mode yolo"

@@ -12,12 +12,12 @@ from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
 from fastmcp.tools.base import ToolResult
 from pydantic import ValidationError as PydanticValidationError
 
-from crow_mcp_server import fetch, file_editor, terminal, web_search
+from crow_mcp_server import ask_user, fetch, file_editor, plan, terminal, web_search
 from crow_mcp_server.host import Host
 from crow_mcp_server.refusal import Refusal
 from crow_mcp_server.workspace import Workspace, local_workspace
 
-TOOLS = (fetch, file_editor, terminal, web_search)
+TOOLS = (ask_user, fetch, file_editor, plan, terminal, web_search)
 """Modules with `add(server: FastMCP, host: Host)`."""
 
 
