@@ -1,4 +1,4 @@
-"""crow as the client that the MCP conformance suite judges: `python mcp_client.py URL`, the scenario in the environment.
+"""crow as the client that the MCP conformance suite judges: `python mcp_client.py URL`, the scenario in the environment
 
 An editor opens a session with the server, and a scripted model calls the tools that the scenario wants called.
 """

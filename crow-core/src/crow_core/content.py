@@ -185,6 +185,8 @@ def title_of(name: str, arguments: dict[str, Any]) -> str:
     if isinstance(command, str) and command.strip():
         first, *more = command.strip().splitlines()
         return clean(f"{first[:200]} …" if more or len(first) > 200 else first)
+    if isinstance(url := arguments.get("url"), str):
+        return clean(f"{name} {url}"[:200])
     detail = ", ".join(
         f"{len(cast(list[Any], value))} {key}" if isinstance(value, list) else f"{key}={str(value)[:60]}"
         for key, value in arguments.items()
