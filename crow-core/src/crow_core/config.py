@@ -10,10 +10,10 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, Struct, field
+from msgspec import UNSET, Meta, Struct, field
 
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
 from crow_core.model import Prices
@@ -88,6 +88,15 @@ class DatabaseSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """`postgresql+psycopg://…` or `sqlite:///…`; empty means the file crow.db among crow's data."""
 
 
+class CompactSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`[compact]`"""
+
+    threshold: Annotated[float, Meta(ge=0)] = 0.8
+    """When to make the context shorter: up to 1 a share of the model's window, above it tokens; 0 for never by itself."""
+    models: dict[str, Annotated[float, Meta(ge=0)]] = field(default_factory=dict[str, float])
+    """Others, by the name of one of `models`."""
+
+
 class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     """`config.toml`"""
 
@@ -100,6 +109,7 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     mcp: McpSettings = field(default_factory=McpSettings)
     database: DatabaseSettings = field(default_factory=DatabaseSettings)
     prompts: PromptSettings = field(default_factory=PromptSettings)
+    compact: CompactSettings = field(default_factory=CompactSettings)
 
 
 class ProjectPermissions(Struct, kw_only=True):
