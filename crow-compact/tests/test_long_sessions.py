@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -112,7 +113,7 @@ async def test_a_session_of_200_turns_goes_on_in_a_small_window_and_forgets_noth
     assert len(asked) == 2 * TURNS + 59, "nothing was asked twice"
     assert max(map(tokens, model.requests)) <= WINDOW, "nothing was refused"
     assert all(notes["after"] < notes["before"] for notes in breaks)
-    departures = sum(not goes_on(*pair) for pair in zip(asked, asked[1:], strict=False))
+    departures = sum(not goes_on(*pair) for pair in pairwise(asked))
     assert departures == len(breaks), "between compactions a request begins like the one before"
     assert {notes["kind"] for notes in breaks} == {"shrink", "compaction"}
     at = [model.requests.index(request) for request in summaries]

@@ -92,7 +92,7 @@ class CompactSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """`[compact]`"""
 
     threshold: Annotated[float, Meta(ge=0)] = 0.8
-    """When to make the context shorter: up to 1 a share of the model's window, above it tokens; 0 for never by itself."""
+    """When the context is made shorter: up to 1 a share of the window, above it tokens; 0 for never by itself."""
     models: dict[str, Annotated[float, Meta(ge=0)]] = field(default_factory=dict[str, float])
     """Others, by the name of one of `models`."""
 
