@@ -23,8 +23,10 @@ FILL = 0.9
 """The share of the window that a request for a summary may take; the rest is for the summary."""
 SHORT = 2_000
 """Characters that are left of an old tool output."""
-TRIES = 3
+TRIES = 6
 """How often a summary is asked for when the request for it is itself too long."""
+LESS = 0.6
+"""The share of it that is tried next."""
 
 
 class Unable(Exception):
@@ -120,7 +122,7 @@ class Compaction:
             except ModelError as error:
                 if not error.too_long:
                     raise Unable(str(error)) from error
-                self.window = int(min(self.window, self.gauge.tokens(request)) * 0.7)
+                self.window = int(min(self.window, self.gauge.tokens(request)) * LESS)
         raise Unable("Even a part of it is too long for the model to sum up.")
 
     async def ask_for_each(self, request: Request, entries: Sequence[Message], places: Sequence[int]) -> str:
