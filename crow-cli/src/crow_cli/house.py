@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import crow_mcp_server
+from crow_compact.extension import compact
 from crow_core.app import Crow
 from crow_core.config import (
     TOKENS,
@@ -112,6 +113,7 @@ async def build(
         effort
     ).use(window).use(prefix).use(alarm).use(usage)
     crow.use(printed_calls).use(resume).use(nudge).use(refusal).use(truncate).use(titles).use(undo).use(plan)
+    crow.use(compact, threshold=config.compact.threshold, models=config.compact.models)  # last: it looks at all of it
     if asks:
         crow.use(ask)
     return crow
