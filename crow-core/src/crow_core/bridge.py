@@ -131,7 +131,8 @@ class Bridge:
             answer = Answer("decline")
         except EndTurn:
             answer = Answer("cancel")
-        return ElicitResult(action=answer.action, content=answer.content if answer.action == "accept" else None)
+        filled_in = answer.action == "accept" and asked.mode == "form"
+        return ElicitResult(action=answer.action, content=answer.content if filled_in else None)
 
     async def _send(self, server: Server, asked: "ElicitRequestURLParams", use: Use | None) -> Answer:
         """Send the person to a page. Raises ElicitationError."""
