@@ -5,6 +5,7 @@ FastMCP is large, so it is imported when the first server has to be connected, i
 
 import asyncio
 import importlib
+import logging
 import os
 import threading
 from collections import Counter
