@@ -5,6 +5,7 @@ FastMCP is large, so it is imported when the first server has to be connected, i
 
 import asyncio
 import importlib
+import logging
 import os
 import threading
 from collections import Counter
@@ -608,6 +609,7 @@ def fastmcp_client() -> "type[Client[Any]]":
                     del os.environ[name]
                 else:
                     os.environ[name] = value
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # what goes wrong is an exception, and ours to tell
     return client
 
 
@@ -620,5 +622,8 @@ def reason(error: BaseException) -> str:
             return f"the command {clean(command)!r} was not found; check its name, or give its full path"
         case Exception(__cause__=FileNotFoundError() as cause):  # FastMCP wraps it
             return reason(cause)
+        case ValueError(title=str(what)):  # pydantic's, of many lines
+            first: dict[str, Any] = getattr(error, "errors")()[0]  # noqa: B009, its type is loaded with FastMCP
+            return clean(f"what it sent is no valid {what} ({'.'.join(map(str, first['loc']))}: {first['msg']})")
         case _:
             return clean(str(error) or type(error).__name__).strip().rstrip(".")
