@@ -623,7 +623,7 @@ def reason(error: BaseException) -> str:
         case Exception(__cause__=FileNotFoundError() as cause):  # FastMCP wraps it
             return reason(cause)
         case ValueError(title=str(what)):  # pydantic's, of many lines
-            first: dict[str, Any] = getattr(error, "errors")()[0]  # noqa: B009, its type is loaded with FastMCP
-            return clean(f"what it sent is no valid {what} ({'.'.join(map(str, first['loc']))}: {first['msg']})")
+            wrong: dict[str, Any] = getattr(error, "errors")()[0]  # noqa: B009, its type is loaded with FastMCP
+            return clean(f"what it sent is no valid {what} ({'.'.join(map(str, wrong['loc']))}: {wrong['msg']})")
         case _:
             return clean(str(error) or type(error).__name__).strip().rstrip(".")
