@@ -171,6 +171,7 @@ class Crow(Hooks):
 
     async def turn(self, session: Session, message: Message) -> StopReason:
         """One prompt from the user's message to its stop reason."""
+        session.known.set()
         async with session.lock:
             outcome: StopReason | Exception = "cancelled"
             try:
@@ -202,9 +203,10 @@ class Crow(Hooks):
                 await session.notice(server.error, "warning")
             elif changes:
                 await session.notice(f"The tools of {clean(server.name)!r} have changed ({changes}).")
-            elif not first:
+            elif not first and server.source:
                 await session.notice(f"The tools of {clean(server.name)!r} have joined.")
-        if (schemas := session.toolbox.schemas()) != (session.tools or []):
+        schemas = await self.tools.run(session.toolbox.schemas(), session)
+        if schemas != (session.tools or []):
             if first and session.tools is not None:
                 await session.notice("The tools are not those of last time; the model will read everything anew.")
             session.tools = schemas

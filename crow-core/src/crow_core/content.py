@@ -31,7 +31,7 @@ from crow_core.acp.schema import (
     ToolKind,
     UserMessageChunk,
 )
-from crow_core.messages import INTERRUPTED, Message, ToolUse, answer, arguments_of, live, parts
+from crow_core.messages import INTERRUPTED, Message, ToolUse, answer, arguments_of, joined, live, parts, unwrapped
 
 CONTROL: dict[int, str | None] = {
     **dict.fromkeys((*range(32), *range(127, 160), 0x2028, 0x2029), " "),
@@ -71,6 +71,14 @@ def to_message(blocks: Sequence[ContentBlock]) -> Message:
     if not all(isinstance(block, TextBlock) for block in blocks):
         message["crow"] = {"blocks": [kept(block) for block in blocks]}
     return message
+
+
+def attached(message: Message, blocks: Sequence[ContentBlock]) -> Message:
+    """A user message with more behind what the user said; a replay shows only that."""
+    if not blocks:
+        return message
+    notes = {"blocks": [kept(block) for block in blocks_of(message)]} | message.get("crow", {})
+    return {**message, "content": joined(message.get("content"), spoken(blocks).get("content")), "crow": notes}
 
 
 def spoken(blocks: Sequence[ContentBlock]) -> Message:
@@ -151,6 +159,12 @@ def describe(call: ToolUse, kind: ToolKind, cwd: str, title: str = "") -> ToolCa
     )
 
 
+def begin(call: ToolUse, kind: ToolKind, title: str = "") -> ToolCall:
+    """A call whose arguments have not all come."""
+    name = call["function"]["name"]
+    return ToolCall(tool_call_id=call["id"], title=title or clean(name[:200]), name=name, kind=kind, status="pending")
+
+
 def line_of(arguments: dict[str, Any]) -> int | UnsetType:
     """The line, from 1, that a call will look at or begin to change, where its arguments tell."""
     match arguments:
@@ -171,6 +185,8 @@ def title_of(name: str, arguments: dict[str, Any]) -> str:
     if isinstance(command, str) and command.strip():
         first, *more = command.strip().splitlines()
         return clean(f"{first[:200]} …" if more or len(first) > 200 else first)
+    if isinstance(url := arguments.get("url"), str):
+        return clean(f"{name} {url}"[:200])
     detail = ", ".join(
         f"{len(cast(list[Any], value))} {key}" if isinstance(value, list) else f"{key}={str(value)[:60]}"
         for key, value in arguments.items()
@@ -276,7 +292,7 @@ def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
                     yield AgentMessageChunk(content=TextBlock(text=str(text)), message_id=id)
                 if notes.get("cut") == "interrupted":
                     yield AgentThoughtChunk(content=TextBlock(text="Interrupted here.\n"), message_id=f"{id}-cut")
-                for call in entry.get("tool_calls", []):
+                for call in map(unwrapped, entry.get("tool_calls", [])):
                     message = answers.get(call["id"]) or answer(call, INTERRUPTED, failed=True)
                     seen: dict[str, Any] = message.get("crow", {}).get("shown", {})
                     kind: ToolKind = seen.get("kind", "other")

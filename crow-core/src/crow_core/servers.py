@@ -15,7 +15,7 @@ from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from time import monotonic
+from time import monotonic, process_time
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from uuid import uuid4
 
@@ -25,6 +25,7 @@ from msgspec import UNSET
 from crow_core import __version__
 from crow_core.acp.schema import McpServer
 from crow_core.content import ToolResult, clean
+from crow_core.schemas import is_tame
 from crow_core.secrets import masked, secrets_of
 from crow_core.trace import KEYS
 from crow_core.watchdog import MARK, Watchdog
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WARM_AFTER = 0.2
-"""Seconds after a turn's start until the built-in tools are loaded: by then the request is on its way."""
+"""Seconds after a turn's start until the built-in tools are loaded, and again so many if this process was busy for half
+of them: by then the request is on its way, and nobody who streams is kept waiting by what loads."""
 START_TIMEOUT = 30.0
 """Seconds a server may take to start and list its tools."""
 CALL_TIMEOUT = 600.0
@@ -55,6 +57,8 @@ LONGEST_CALL = 7200.0
 """Seconds a call may take, whatever is said of its progress; those in which a person is asked do not count."""
 PAGES_FIRST = -32042
 """The error with which a server answers a call that a person has to visit a page for (MCP, URLElicitationRequired)."""
+LONGEST_REASON = 4000
+"""Characters of what a server says went wrong."""
 STOP_GRACE = 1.0
 """Seconds a server may take to end; then all its processes are killed."""
 IMPORT = threading.Lock()
@@ -110,8 +114,6 @@ class Use:
     end: float = field(default_factory=lambda: monotonic() + LONGEST_CALL)
     asking: int = 0
     """Questions of the server's that wait for an answer."""
-    sampled: int = 0
-    """How often the server has had the model asked."""
     progress: str = ""
     """How far it has come, as far as that has not been shown."""
     beside: "dict[str, asyncio.Task[Any]]" = field(default_factory=dict[str, "asyncio.Task[Any]"])
@@ -169,6 +171,8 @@ class Server:
     """Whom it works for: one session, or several if it is shared."""
     changes: Counter[str] = field(default_factory=Counter[str], repr=False)
     """How often its list of `tools`, `prompts` or `resources` may have become another."""
+    listeners: list[Callable[[str], None]] = field(default_factory=list[Callable[[str], None]], repr=False)
+    """Told which of its lists may have become another."""
     _connection: "asyncio.Task[Client[Any]] | None" = field(default=None, repr=False)
     _ending: "asyncio.Task[None] | None" = field(default=None, repr=False)
     """The end of the connection before."""
@@ -179,13 +183,20 @@ class Server:
     """Calls that nobody waits for any more, and what listens for changes."""
     _listed: "tuple[int, list[dict[str, Any]]] | None" = field(default=None, repr=False)
     """Its tools, and which of their changes they are of."""
-    _noise: str = field(default="", repr=False)
-    """What was wrong with the last thing it sent that is no message."""
+    _tame: set[str] = field(default_factory=set[str], repr=False)
+    """The tools whose answers can be checked."""
 
     def warm(self) -> None:
-        """Connect before anyone calls, but not before the model has been asked: loading FastMCP takes a second."""
-        if self._warming is None and self.source:
-            self._warming = asyncio.get_running_loop().call_later(WARM_AFTER, self.connect)
+        """Connect before anyone calls, but not before there is little else to do: loading FastMCP takes a second."""
+        if self._warming is None and self._connection is None and self.source:
+            self._warming = asyncio.get_running_loop().call_later(WARM_AFTER, self._warm, process_time())
+
+    def _warm(self, before: float) -> None:
+        self._warming = None
+        if process_time() - before < WARM_AFTER / 2:
+            self.connect()
+        else:
+            self.warm()
 
     async def client(self) -> "Client[Any]":
         """The connected client; connected anew where the connection has died. Raises ConnectionError."""
@@ -206,7 +217,8 @@ class Server:
     async def _connect(self, before: "asyncio.Task[None] | None") -> "Client[Any]":
         if before is not None:
             await asyncio.wait([before])
-            self.changes.update(("tools", "prompts", "resources"))  # it may have become another program
+            for what in ("tools", "prompts", "resources"):
+                self.note(what)  # it may have become another program
         assert self.source is not None
         client_class = await aside(fastmcp_client)
         from mcp_types import Implementation  # loaded with FastMCP
@@ -227,13 +239,29 @@ class Server:
             await client.__aenter__()
         except Exception as error:
             raise ConnectionError(f"{reason(error)}{last_words(client, self.secrets)}") from error
+        self._guard(client)
         self.put_aside(asyncio.ensure_future(listen(client)))
         return client
+
+    def _guard(self, client: "Client[Any]") -> None:
+        """Check answers only against schemas with which that comes to an end: it would stop everything else."""
+        check = client.session.validate_tool_result
+
+        async def validate(name: str, result: "CallToolResult") -> None:
+            if name in self._tame:
+                await check(name, result)
+
+        client.session.validate_tool_result = validate
 
     @property
     def patience(self) -> float:
         """Seconds it may take to start."""
         return START_TIMEOUT if self.start_timeout is None else self.start_timeout
+
+    @property
+    def connected(self) -> bool:
+        """Whether it is up, as far as anyone has noticed."""
+        return self._connection is not None and self._connection.done() and not is_dead(self._connection)
 
     async def list(self) -> list[dict[str, Any]]:
         """Its tools as tools/list gives them; none when it does not start, and `error` says why."""
@@ -243,24 +271,26 @@ class Server:
             return self._listed[1]
         if self._connection is not None and is_dead(self._connection):
             self.let_go(self._connection)
-        connection, self.error, self._noise = self.connect(), "", ""
+        connection, self.error = self.connect(), ""
+        failed = "did not start" if self._listed is None else "did not list its new tools"
         try:
             async with asyncio.timeout(self.patience):
                 client = await client_of(connection)
                 now = self.changes["tools"]
                 tools = await client.list_tools()
         except TimeoutError:
-            junk = f"; what it sent was no message: {self._noise}" if self._noise else ""
-            self.error = f"MCP server {clean(self.name)!r} did not answer within {self.patience:.0f} s{junk}."
+            self.error = f"MCP server {clean(self.name)!r} did not answer within {self.patience:.0f} s."
         except Exception as error:
             said = masked(reason(error), self.secrets)
-            self.error = f"MCP server {clean(self.name)!r} did not start: {said}."
+            self.error = f"MCP server {clean(self.name)!r} {failed}: {said[:1000]}."
         else:
             dumps = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in tools]
             found = masked([dump for dump in dumps if self.offers(dump["name"])], self.secrets)
             self._listed = now, found
+            self._tame = {tool["name"] for tool in found if is_tame(tool.get("outputSchema") or {})}
             return found
-        self.let_go(connection)
+        if self._listed is None or is_dead(connection):  # else what it had is still there
+            self.let_go(connection)
         return []
 
     def offers(self, tool: str) -> bool:
@@ -370,7 +400,7 @@ class Server:
         """Whom a question of the server's is for, and for which call, as far as one can tell: where nothing links it to
         a call, the only one in flight must be meant."""
         if (use := USE.get()) is not None:
-            return use.host, use
+            return use.host, use if use in self._uses else None
         hosts = {use.host for use in self._uses if use.host} or self.hosts
         use = next(iter(self._uses)) if len(self._uses) == 1 else None
         return (next(iter(hosts)), use) if len(hosts) == 1 else (None, None)
@@ -428,19 +458,23 @@ class Server:
         )
 
         match message:
-            case Exception():
-                self._noise = reason(message)[:200]
             case ToolListChangedNotification():
-                self.changes["tools"] += 1
+                self.note("tools")
             case PromptListChangedNotification():
-                self.changes["prompts"] += 1
+                self.note("prompts")
             case ResourceListChangedNotification():
-                self.changes["resources"] += 1
+                self.note("resources")
             case ElicitCompleteNotification(params=params):
                 for host in [*self.hosts]:
                     await host.complete(self, params.elicitation_id)
             case _:
                 pass
+
+    def note(self, what: str) -> None:
+        """Take down that one of its lists may have become another."""
+        self.changes[what] += 1
+        for listener in self.listeners:
+            listener(what)
 
     def let_go(self, connection: "asyncio.Task[Client[Any]] | None") -> None:
         """Begin to end a connection, if it still is this server's; the next call makes a new one."""
@@ -546,8 +580,8 @@ def pages_in(error: Exception) -> "Sequence[ElicitRequestParams]":
     return []
 
 
-def from_acp(config: McpServer, cwd: str) -> Server:
-    """A server as the client or the configuration names it."""
+def from_acp(config: McpServer, cwd: str, auth: Callable[[], Any] | None = None) -> Server:
+    """A server as the client or the configuration names it; `auth` gives what logs in to it, for its URL."""
     mark = uuid4().hex if config.url is UNSET else ""
 
     def source() -> Any:
@@ -556,10 +590,9 @@ def from_acp(config: McpServer, cwd: str) -> Server:
         from crow_core.stdio import Stdio
 
         pairs = {} if config.headers is UNSET else {header.name: header.value for header in config.headers or ()}
-        if config.type == "sse":
-            return transports.SSETransport(str(config.url), headers=pairs)
         if config.url is not UNSET:
-            return transports.StreamableHttpTransport(str(config.url), headers=pairs)
+            over = transports.SSETransport if config.type == "sse" else transports.StreamableHttpTransport
+            return over(str(config.url), headers=pairs, auth=auth and auth())
         env = {} if config.env is UNSET else {variable.name: variable.value for variable in config.env or ()}
         env[MARK] = f"{os.environ.get(MARK, '')}:{mark}"
         args = () if config.args is UNSET else config.args or ()
@@ -620,10 +653,12 @@ def reason(error: BaseException) -> str:
             return reason(first)
         case FileNotFoundError(filename=str(command)):
             return f"the command {clean(command)!r} was not found; check its name, or give its full path"
-        case Exception(__cause__=FileNotFoundError() as cause):  # FastMCP wraps it
+        case Exception(__cause__=(FileNotFoundError() | ConnectionError()) as cause):  # FastMCP wraps it
             return reason(cause)
-        case ValueError(title=str(what)):  # pydantic's, of many lines
-            wrong: dict[str, Any] = getattr(error, "errors")()[0]  # noqa: B009, its type is loaded with FastMCP
-            return clean(f"what it sent is no valid {what} ({'.'.join(map(str, wrong['loc']))}: {wrong['msg']})")
+        case ValueError() if hasattr(error, "errors"):  # pydantic's
+            faults: Any = error
+            fault: dict[str, Any] = faults.errors()[0]
+            place = ".".join(map(str, fault["loc"]))
+            return clean(f"what it sent does not keep to MCP ({place}: {fault['msg']})")[:LONGEST_REASON]
         case _:
-            return clean(str(error) or type(error).__name__).strip().rstrip(".")
+            return clean(str(error)[:LONGEST_REASON] or type(error).__name__).strip().rstrip(".")

@@ -6,26 +6,69 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Literal, NotRequired, TypedDict, TypeVar
+from typing import Annotated, Literal, NotRequired, TypedDict, TypeVar
 from weakref import WeakValueDictionary
 
 from anyio import CapacityLimiter, from_thread, to_thread
+from fastmcp import Context, FastMCP
+from fastmcp.tools.base import ToolResult
+from mcp_types import ToolAnnotations
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 
 from crow_mcp_server import disk
 from crow_mcp_server.disk import Place
 from crow_mcp_server.document import Document, decode, reconcile
 from crow_mcp_server.edits import Edit, changed_lines, insert_after, number, replace_once, shorten_line
+from crow_mcp_server.host import Host, is_dry, optional
 from crow_mcp_server.refusal import Refusal
 from crow_mcp_server.workspace import Files, Workspace
 
 T = TypeVar("T")
 Command = Literal["view", "create", "str_replace", "insert", "undo_edit"]
+Pair = Annotated[list[int], Field(min_length=2, max_length=2)]
+
+DESCRIPTION = """\
+View, create and edit text files; prefer it to cat, sed and heredocs.
+view: a file with line numbers (view_range for a part), or a folder two levels deep.
+str_replace: replace old_str, which must occur exactly once (copy it from a view, without line numbers), with new_str.
+insert: put new_str after line insert_line (0 = top).
+create: write file_text to a new file, parents included; a file that exists must have been viewed before.
+undo_edit: take back the last edit of path."""
+KINDS = {"view": "read", "create": "edit", "str_replace": "edit", "insert": "edit", "undo_edit": "edit"}
 
 MAX_SHOWN = 30_000  # characters of a view
 MAX_SESSIONS = 100
 MAX_SEEN = 2_000  # files a session remembers
 MAX_STEPS = 500  # edits a session can take back
 MAX_STEP_CHARACTERS = 4_000_000  # of all the texts it can go back to
+
+
+def add(server: FastMCP, host: Host) -> None:
+    """Add the tool to a server."""
+    editor = FileEditor()
+
+    @server.tool(
+        description=DESCRIPTION,
+        annotations=ToolAnnotations(
+            read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=False
+        ),
+        meta={"crow/kind": KINDS},
+        output_schema=None,
+    )
+    async def file_editor(
+        context: Context,
+        command: Command,
+        path: Annotated[str, Field(description="absolute, or relative to the working folder")],
+        file_text: Annotated[str | SkipJsonSchema[None], optional()],
+        old_str: Annotated[str | SkipJsonSchema[None], optional()],
+        new_str: Annotated[str | SkipJsonSchema[None], optional()],
+        insert_line: Annotated[int | SkipJsonSchema[None], optional()],
+        view_range: Annotated[Pair | SkipJsonSchema[None], optional("[first, last], -1 = end")],
+    ) -> ToolResult:
+        arguments = Arguments(command, path, file_text, old_str, new_str, insert_line, view_range)
+        answer = await editor.run(await host.workspace(context), arguments, dry_run=is_dry(context))
+        return ToolResult(answer.text, meta={"crow/changes": answer.changes, "crow/locations": [answer.location]})
 
 
 class Change(TypedDict):

@@ -2,9 +2,15 @@
 
 import os
 from functools import partial
+from typing import Annotated
 
 from anyio import to_thread
+from fastmcp import Context, FastMCP
+from fastmcp.tools.base import ToolResult
+from mcp_types import ToolAnnotations
+from pydantic.json_schema import SkipJsonSchema
 
+from crow_mcp_server.host import Host, is_dry, optional
 from crow_mcp_server.output import clean, shorten
 from crow_mcp_server.processes import LocalTerminals
 from crow_mcp_server.refusal import Refusal
@@ -13,6 +19,12 @@ from crow_mcp_server.workspace import Outcome, Workspace
 MAX_OUTPUT = 30_000  # characters the model is shown
 DEFAULT_TIMEOUT = 120.0  # seconds
 MAX_TIMEOUT = 600.0
+
+DESCRIPTION = """\
+Run a shell command (bash -c) to its end; returns stdout and stderr, and the exit code when it is not 0.
+Every call is a new shell: only files last, not variables or cd. There is no input: pass flags such as -y or -m.
+Long output keeps its beginning and end: narrow it with grep, head or tail. \
+Start servers with `cmd > log 2>&1 &` and read the log."""
 
 ENVIRONMENT = {
     "PAGER": "cat",
@@ -34,6 +46,35 @@ ENVIRONMENT = {
     "NO_COLOR": "1",
 }
 """Laid over the environment of every command: nothing waits for a person, nothing decorates."""
+
+
+def add(server: FastMCP, host: Host) -> None:
+    """Add the tool to a server."""
+    terminals = LocalTerminals(host.hidden_env)
+
+    @server.tool(
+        description=DESCRIPTION,
+        annotations=ToolAnnotations(
+            read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True
+        ),
+        meta={"crow/kind": "execute"},
+        output_schema=None,
+    )
+    async def terminal(
+        context: Context,
+        command: str,
+        timeout: Annotated[
+            float | SkipJsonSchema[None],
+            optional(f"seconds, {DEFAULT_TIMEOUT:g} unless given, at most {MAX_TIMEOUT:g}"),
+        ],
+        cwd: Annotated[str | SkipJsonSchema[None], optional("instead of the working folder")],
+    ) -> ToolResult:
+        if is_dry(context):
+            return ToolResult("Dry run, the command was not run.")
+        workspace = await host.workspace(context)
+        seconds = DEFAULT_TIMEOUT if timeout is None else timeout
+        text, place = await run_command(workspace, terminals, command, timeout=seconds, cwd=cwd)
+        return ToolResult(text, meta={"crow/terminal": place} if place else None)
 
 
 async def run_command(

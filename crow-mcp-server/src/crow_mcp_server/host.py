@@ -1,0 +1,52 @@
+"""What the tools share: whose workspace a call works on, and the words their definitions are made of."""
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastmcp import Context
+from mcp_types import ToolAnnotations
+from pydantic import Field
+
+from crow_mcp_server.workspace import Workspace, local_workspace
+
+READS = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
+
+
+@dataclass(frozen=True)
+class Host:
+    """The program that a server runs for; every tool is added with it."""
+
+    workspace_for: Callable[[dict[str, Any]], Workspace] = local_workspace
+    """Turns the `_meta` of a call into the workspace it works on."""
+    hidden_env: Collection[str] = ()
+    """Names of environment variables that commands never see."""
+    allow_hosts: Collection[str] = ()
+    """Hosts, as `HOST` or `HOST:PORT`, that may be fetched from though they are not public."""
+    ignore_robots: bool = False
+    """Whether `fetch` asks no robots.txt."""
+    stays: bool = False
+    """Whether `fetch` follows no redirect to another host: where people are asked about each host."""
+    env: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """Where `web_search` finds its providers' addresses and keys."""
+
+    async def workspace(self, context: Context) -> Workspace:
+        """The workspace that a call works on."""
+        return self.workspace_for(meta_of(context))
+
+
+def meta_of(context: Context) -> dict[str, Any]:
+    """The `_meta` of a call."""
+    request = context.request_context
+    return dict(request.meta or {}) if request else {}
+
+
+def is_dry(context: Context) -> bool:
+    """Whether a call shall only tell what it would do."""
+    return bool(meta_of(context).get("crow/dry_run"))
+
+
+def optional(description: str | None = None) -> Any:
+    """A parameter that may be left out or null; its schema, shorter for it, tells only what it is when given."""
+    return Field(description=description, default_factory=lambda: None)
