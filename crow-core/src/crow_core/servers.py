@@ -642,7 +642,7 @@ def fastmcp_client() -> "type[Client[Any]]":
                     del os.environ[name]
                 else:
                     os.environ[name] = value
-    logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL)  # it logs what it raises
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # what goes wrong is an exception, and ours to tell
     return client
 
 
