@@ -69,7 +69,9 @@ async def test_a_form_comes_back_as_json(mode: str):
     assert form["properties"]["size"] == {"type": "string", "enum": ["small", "large"]}
 
 
-@pytest.mark.parametrize(("action", "says"), [("decline", "did not want to answer"), ("cancel", "put the question aside")])
+@pytest.mark.parametrize(
+    ("action", "says"), [("decline", "did not want to answer"), ("cancel", "put the question aside")]
+)
 async def test_no_answer_is_told_as_what_it_was(mode: str, action: str, says: str):
     result = await ask(mode, lambda *_: ElicitResult(action=action), question="Which?")  # type: ignore[arg-type]
     assert not result.is_error
