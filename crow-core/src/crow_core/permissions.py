@@ -20,22 +20,13 @@ from typing import Literal
 
 import msgspec
 
-from crow_core.acp.connection import ConnectionClosed, RpcError
-from crow_core.acp.schema import (
-    CancelledOutcome,
-    PermissionOption,
-    RequestPermissionRequest,
-    RequestPermissionResponse,
-    SelectedOutcome,
-    ToolCallContent,
-    ToolCallFields,
-    ToolKind,
-)
+from crow_core.acp.schema import PermissionOption, ToolCallContent, ToolCallFields, ToolKind
 from crow_core.app import Crow
 from crow_core.content import ToolResult, describe, shown
+from crow_core.elicitation import ElicitationError
 from crow_core.extensions.secrets import without_secrets
 from crow_core.messages import ToolUse, arguments_of
-from crow_core.session import Choice, EndTurn, Option, Session
+from crow_core.session import Choice, Option, Session
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 Verdict = Literal["allow", "ask", "deny"]
@@ -122,8 +113,8 @@ class Desk:
 
     mode: Mode
     rules: Rules
-    always: dict[tuple[str, str], bool] = field(default_factory=dict[tuple[str, str], bool])
-    """Answers that hold for the rest of the session: (tool, scope) to allowed or not."""
+    always: dict[tuple[str, str, str], bool] = field(default_factory=dict[tuple[str, str, str], bool])
+    """Answers that hold for the rest of the session: (tool, digest of its definition, scope) to allowed or not."""
     queue: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One question at a time, in the order of the calls."""
 
@@ -189,7 +180,9 @@ def judge(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
         return "ask", "it changes what runs later"
     if found:
         return "allow", f"the rule {text_of(found[1])!r}"
-    if (answered := desk.always.get((name, scope_of(session, call)))) is not None:
+    if session.toolbox.destroys(call):
+        return "ask", "its server says that it may destroy something"
+    if (answered := desk.always.get(key_of(session, call))) is not None:
         return ("allow" if answered else "deny"), ANSWERED
     if kind in ("read", "search", "think"):
         return "allow", "reading is allowed"
@@ -205,7 +198,7 @@ async def question(session: Session, desk: Desk, call: ToolUse, *, lasting: bool
     Raises EndTurn when the client answers that the turn is cancelled.
     """
     kind = session.toolbox.kind(call)
-    start = describe(call, kind, session.cwd)
+    start = describe(call, kind, session.cwd, session.toolbox.title(call))
     preview = await dry_run(session, call) if kind == "edit" else msgspec.UNSET
     fields = ToolCallFields(
         tool_call_id=call["id"],
@@ -225,17 +218,12 @@ async def question(session: Session, desk: Desk, call: ToolUse, *, lasting: bool
         PermissionOption(option_id="never", name=f"Reject {what} for this session", kind="reject_always"),
     ]
     offered = options if lasting else [option for option in options if option.kind.endswith("_once")]
-    request = RequestPermissionRequest(session_id=session.id, tool_call=fields, options=offered)
-    await session.written()
     try:
-        response: RequestPermissionResponse = await session.client.request("session/request_permission", request)
-    except (RpcError, ConnectionClosed):
+        answer = await session.ask_permission(fields, offered)
+    except ElicitationError:
         return "deny", "it needs a permission, and nobody is there to give it", False
-    if isinstance(response.outcome, CancelledOutcome):
-        raise EndTurn("cancelled")
-    answer = response.outcome.option_id if isinstance(response.outcome, SelectedOutcome) else ""
     if lasts := answer in ("always", "never"):
-        desk.always[(call["function"]["name"], scope_of(session, call))] = answer == "always"
+        desk.always[key_of(session, call)] = answer == "always"
     if answer in ("allow", "always"):
         return "allow", "the user", lasts
     return "deny", "the user rejected it", lasts
@@ -286,6 +274,11 @@ def in_roots(session: Session, subject: str) -> bool:
     """Whether a path lies in a folder that is open to the session."""
     full = resolved(session, subject)
     return any(os.path.commonpath([root, full]) == root for root in map(os.path.realpath, session.roots))
+
+
+def key_of(session: Session, call: ToolUse) -> tuple[str, str, str]:
+    """What an answer for the whole session is bound to: a tool that its server describes otherwise is another one."""
+    return call["function"]["name"], session.toolbox.digest(call), scope_of(session, call)
 
 
 def address(url: str) -> tuple[str, str]:
