@@ -11,12 +11,12 @@ from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
 from fastmcp.tools.base import ToolResult
 from pydantic import ValidationError as PydanticValidationError
 
-from crow_mcp_server import file_editor, terminal
+from crow_mcp_server import file_editor, glob, grep, terminal, tree
 from crow_mcp_server.host import Host
 from crow_mcp_server.refusal import Refusal
 from crow_mcp_server.workspace import Workspace, local_workspace
 
-TOOLS = (file_editor, terminal)
+TOOLS = (file_editor, terminal, grep, glob, tree)
 """Modules with `add(server: FastMCP, host: Host)`."""
 
 
