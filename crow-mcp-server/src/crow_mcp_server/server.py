@@ -14,6 +14,7 @@ from pydantic import ValidationError as PydanticValidationError
 from crow_mcp_server import file_editor, glob, grep, terminal, tree
 from crow_mcp_server.host import Host
 from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.roots import AskForRoots
 from crow_mcp_server.workspace import Workspace, local_workspace
 
 TOOLS = (file_editor, terminal, grep, glob, tree)
@@ -28,7 +29,7 @@ def create_server(
     `workspace_for` turns the `_meta` of a call into the workspace it works on. `hidden_env` names environment variables
     that commands never see.
     """
-    server = FastMCP("crow", version=version("crow-mcp-server"), middleware=[PlainErrors()])
+    server = FastMCP("crow", version=version("crow-mcp-server"), middleware=[AskForRoots(), PlainErrors()])
     host = Host(workspace_for, hidden_env)
     for tool in TOOLS:
         tool.add(server, host)
