@@ -28,7 +28,7 @@ class Surroundings:
 
         `foreign`: in an environment that is not known, so it tells that in the beginning, too, and unsets for itself.
         """
-        lines = [f'trap "command -p env -0 > {shlex.quote(path + ".after")}" EXIT', process_limit()]
+        lines = [f'trap "exec 2>/dev/null; command -p env -0 > {shlex.quote(path + ".after")}" EXIT', process_limit()]
         if foreign:
             gone = [name for name, value in self.changes.items() if value is None and name.isidentifier()]
             lines += [f"unset {' '.join(gone)}"] if gone else []
