@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from crow_mcp_server.processes import MARK, SHELL, TERM_GRACE, Command, Program, inherited_environment
+from crow_mcp_server import processes
+from crow_mcp_server.processes import MARK, TERM_GRACE, Command, Program, inherited_environment
 from crow_mcp_server.refusal import Refusal
 from crow_mcp_server.scratch import Scratch
 from crow_mcp_server.surroundings import Surroundings
@@ -268,7 +269,7 @@ class Desk:
         script = f"{path}.sh"
         with open(script, "w", encoding="utf-8") as file:
             file.write(surroundings.script(path, foreign=foreign))
-        if os.path.basename(SHELL) == "bash":
+        if os.path.basename(processes.SHELL) == "bash":
             env["BASH_ENV"] = script
         else:
             command = f". {shlex.quote(script)}\n{command}"

@@ -16,8 +16,9 @@ from contextlib import suppress
 
 from anyio import to_thread
 
+from crow_mcp_server import processes
 from crow_mcp_server.output import Capture
-from crow_mcp_server.processes import SHELL, Program
+from crow_mcp_server.processes import Program
 from crow_mcp_server.screen import COLUMNS, ROWS, Screen
 from crow_mcp_server.surroundings import process_limit
 from crow_mcp_server.watchdog import Watchdog
@@ -38,14 +39,7 @@ os.execv(sys.argv[2], sys.argv[3:])
 REPORT = r"""printf '%s %s\0' "$__crow" "$?" >&8"""
 """How the shell says that it is ready for a command: number and status of the last one. Descriptor 8 is closed for
 commands, so nothing that they print passes for it."""
-SETTING = "__crow=0; __crow() { __crow=$1; return $2; }; unset HISTFILE TMOUT; " + (
-    f"set +H +o history; PS1= PS2= PROMPT_COMMAND={shlex.quote(REPORT)}"
-    if os.path.basename(SHELL) == "bash"
-    else f"PS2= PS1={shlex.quote(f'$({REPORT})')}"
-)
-ARGUMENTS = (
-    ["bash", "--noprofile", "--norc", "--noediting", "-i"] if os.path.basename(SHELL) == "bash" else ["sh", "-i"]
-)
+
 
 KEYS = {
     "Enter": "\r", "Tab": "\t", "Escape": "\x1b", "Esc": "\x1b", "Space": " ", "Backspace": "\x7f", "BSpace": "\x7f",
@@ -74,6 +68,7 @@ class Shell(Program):
 
     async def open(self, *, cwd: str, env: Mapping[str, str]) -> None:
         """Start it. Raises OSError."""
+        arguments, setting = dialect(os.path.basename(processes.SHELL))
         terminal, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         self._tty = shlex.quote(os.ttyname(theirs))
@@ -83,7 +78,7 @@ class Shell(Program):
         def spawn() -> subprocess.Popen[bytes]:
             try:
                 return subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", LAUNCH, str(reports), SHELL, *ARGUMENTS],
+                    [sys.executable, "-I", "-S", "-c", LAUNCH, str(reports), processes.SHELL, *arguments],
                     cwd=cwd,
                     env=env,
                     stdin=commands,
@@ -99,7 +94,7 @@ class Shell(Program):
         os.set_blocking(self._reports, False)
         asyncio.get_running_loop().add_reader(self._reports, self._report)
         await self.start(spawn, terminal)
-        await self._say(f"{SETTING}; {process_limit()}")
+        await self._say(f"{setting}; {process_limit()}")
         await self.wait(TAKES)
 
     async def run(self, command: str) -> None:
@@ -164,6 +159,15 @@ class Shell(Program):
                     if not self.read():
                         break
                 self.finish()
+
+
+def dialect(name: str) -> tuple[list[str], str]:
+    """How a shell is started, and what it is told first: to report when it is ready, and to keep no history."""
+    common = "__crow=0; __crow() { __crow=$1; return $2; }; unset HISTFILE TMOUT; PS2="
+    if name == "bash":
+        setting = f"{common} PS1= PROMPT_COMMAND={shlex.quote(REPORT)}; set +H +o history"
+        return [name, "--noprofile", "--norc", "--noediting", "-i"], setting
+    return [name, "-i"], f"{common} PS1={shlex.quote(f'$({REPORT})')}"
 
 
 def strokes(keys: str) -> str:

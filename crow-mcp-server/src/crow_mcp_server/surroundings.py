@@ -54,7 +54,7 @@ def process_limit() -> str:
         return ":"
     with open("/proc/loadavg", encoding="ascii") as file:
         limit = int(file.read().split("/")[1].split()[0]) + SPARE_PROCESSES
-    return f'[ "$(ulimit -S -u)" -lt {limit} ] 2>/dev/null || ulimit -S -u {limit} 2>/dev/null'
+    return f'{{ [ "$(ulimit -S -u)" -lt {limit} ] || ulimit -S -u {limit} || ulimit -S -p {limit}; }} 2>/dev/null'
 
 
 def _read(path: str) -> dict[str, str]:
