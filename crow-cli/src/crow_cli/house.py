@@ -114,7 +114,7 @@ async def build(
         effort
     ).use(window).use(prefix).use(alarm).use(usage)
     crow.use(printed_calls).use(resume).use(nudge).use(refusal).use(truncate).use(titles).use(undo).use(plan)
-    crow.use(compact, threshold=config.compact.threshold, models=config.compact.models)  # last: it looks at all of it
+    crow.use(compact, **asdict(config.extensions.compact))  # last: it looks at all of it
     if asks:
         crow.use(ask)
     return crow
