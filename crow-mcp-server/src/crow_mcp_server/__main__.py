@@ -61,7 +61,9 @@ def main() -> None:
     from crow_mcp_server.server import create_server  # not at the top: the switches must be set before
 
     workspace_for = partial(local_workspace, bounds=bounds) if bounds else local_workspace
-    server = create_server(workspace_for, only=only, allow_hosts=options.allow_host, ignore_robots=options.ignore_robots_txt)
+    server = create_server(
+        workspace_for, only=only, allow_hosts=options.allow_host, ignore_robots=options.ignore_robots_txt
+    )
     if not options.http:
         server.run(transport="stdio", show_banner=False)
         return
