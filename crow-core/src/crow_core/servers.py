@@ -642,7 +642,8 @@ def fastmcp_client() -> "type[Client[Any]]":
                     del os.environ[name]
                 else:
                     os.environ[name] = value
-    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # what goes wrong is an exception, and ours to tell
+    for name in ("client", "mcp"):  # they log what servers send, with tracebacks, and what they raise
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     return client
 
 
