@@ -44,10 +44,12 @@ from crow_core.stream import ModelError
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Asked
 from crow_core.testing.wire import wired
+from fastmcp import FastMCP
+from fastmcp.tools import ToolResult
 from mcp.server.mcpserver import Context as MCPContext
 from mcp.server.mcpserver import MCPServer
 from mcp.shared.exceptions import UrlElicitationRequiredError
-from mcp_types import ElicitRequestURLParams, NotificationParams
+from mcp_types import ElicitRequestURLParams, NotificationParams, ToolAnnotations
 
 pytestmark = pytest.mark.anyio
 
@@ -508,12 +510,12 @@ async def test_mode_yolo_asks_nothing_here_either(birds: Birds):
 async def test_a_server_gets_only_so_many_answers_a_call_and_tokens_an_answer(
     birds: Birds, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(bridge, "SAMPLES", 2)
+    monkeypatch.setattr(bridge, "QUESTIONS", 2)
     model = script(sample(maxTokens=10**9, times=2), sample(times=3))
     await turn(model, birds(), permit="allow_always")
     first, second = results(model)
     assert first.count("It is a crow.") == 2
-    assert "The model is asked at most 2 times during a call." in second
+    assert "A call may ask back at most 2 times." in second
     assert model.requests[1]["max_tokens"] == bridge.SAMPLE_TOKENS
 
 
@@ -797,3 +799,126 @@ async def test_a_process_asks_as_well_as_a_server_in_this_one(mode: str):
     assert json.loads(sampled)["content"]["text"] == "It is a crow."
     assert editor.of(NoticeUpdate)[0].title == "birds: an egg is cracked"
     assert list(editor.calls().values())[-1][-1] == "completed"
+
+
+BOMB = {f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(60)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "wanted"),
+    [
+        ({"type": "integer"}, "The tool failed: Invalid structured content"),
+        ({"type": "string", "pattern": "(a+)+$"}, "{"),
+        ({"$ref": "#/$defs/a0"}, "{"),
+        ({"$ref": "#/$defs/one"}, "The tool failed: Invalid structured content"),
+    ],
+    ids=["wrong", "pattern", "bomb", "reference"],
+)
+async def test_an_answer_is_checked_only_where_that_comes_to_an_end(schema: dict[str, Any], wanted: str):
+    server = FastMCP("birds")
+    definitions = {**BOMB, "a60": {"type": "string"}} if "a0" in str(schema) else {"one": {"type": "integer"}}
+    output = {"type": "object", "properties": {"caw": schema}, "$defs": definitions}
+    text = "a" * 50 + "!"
+    server.tool(lambda: ToolResult([], structured_content={"caw": text}), name="sing", output_schema=output)
+    model = script(use("sing"))
+    await turn(model, Server("birds", lambda: server))
+    assert results(model)[0].startswith(wanted)
+
+
+# what tools say of themselves
+
+
+def hinted(*, trust: bool = False, title: str = "Sing a song", **hints: bool) -> Server:
+    server = FastMCP("birds")
+    server.tool(lambda: "caw", name="sing", annotations=ToolAnnotations(title=title, **hints))
+    return Server("birds", lambda: server, trust=trust)
+
+
+@pytest.mark.parametrize(
+    ("server", "asked"),
+    [
+        (hinted(), 2),
+        (hinted(readOnlyHint=True), 2),
+        (hinted(readOnlyHint=True, trust=True), 0),
+        (hinted(readOnlyHint=True, destructiveHint=True, trust=True), 2),
+        (hinted(idempotentHint=True, trust=True), 2),
+    ],
+    ids=["no hint", "not trusted", "trusted", "destructive", "idempotent"],
+)
+async def test_only_a_trusted_servers_word_loosens_a_permission(server: Server, asked: int):
+    model = script(use("sing"), use("sing"))
+    editor = await turn(model, server, crow=crow_with(model, server).use(permissions))
+    assert len(editor.questions) == asked
+    assert results(model) == ["caw", "caw"]
+
+
+async def test_what_destroys_is_asked_for_each_time():
+    model = script(use("sing"), use("sing"))
+    server = hinted(destructiveHint=True)
+    editor = await turn(model, server, crow=crow_with(model, server).use(permissions))
+    assert [[option.option_id for option in question.options] for question in editor.questions] == [
+        ["allow", "reject"],
+        ["allow", "reject"],
+    ]
+
+
+async def test_a_rule_of_the_users_beats_what_a_tool_says_of_itself():
+    model = script(use("sing"))
+    server = hinted(destructiveHint=True)
+    editor = await turn(model, server, crow=crow_with(model, server).use(permissions, allow=["birds_*"]))
+    assert editor.questions == []
+    assert results(model) == ["caw"]
+
+
+async def test_in_plan_mode_a_trusted_server_may_be_read_from():
+    model = script(use("sing"))
+    server = hinted(readOnlyHint=True, trust=True)
+    await turn(model, server, crow=crow_with(model, server).use(permissions, mode="plan"))
+    assert results(model) == ["caw"]
+
+
+async def test_a_tools_title_stands_before_its_name():
+    """Never in its place: it says what it likes."""
+    model = script(use("sing"))
+    server = hinted(title="\x1b[2JRead a file\n" + "caw " * 100)
+    editor = await turn(model, server, crow=crow_with(model, server).use(permissions))
+    (call,) = editor.of(ToolCall)
+    assert call.title.isprintable()
+    assert call.title.endswith(": birds_sing()")
+    assert len(call.title) < 120
+    assert editor.questions[0].tool_call.title == call.title
+
+
+# whom a server means that serves several sessions
+
+
+async def test_a_shared_server_means_the_session_whose_call_is_in_flight(tmp_path: Path, birds: Birds):
+    model = ScriptedModel(
+        lambda request: (
+            Reply("Done.") if request["messages"][-1]["role"] == "tool" else Reply(tool_calls=[asking("roots/list")])
+        )
+    )
+    async with connect(Crow(model, servers=[birds(shared=True)])) as editor:
+        for folder in ("/", str(tmp_path)):
+            session = await editor.new_session(folder)
+            await editor.prompt(session.session_id, "go")
+            assert answered(model) == {"roots": [{"uri": Path(folder).as_uri()}]}
+
+
+async def test_in_2025_a_shared_process_asks_nobody_when_it_could_mean_either(pipe: Callable[[str], str]):
+    started = pipe("started")
+    uses = iter([use("wait", started=started), form(colour=COLOUR)])
+    model = ScriptedModel(
+        lambda request: Reply("Done.") if request["messages"][-1]["role"] == "tool" else Reply(tool_calls=[next(uses)])
+    )
+    crow = Crow(model, servers=[over_stdio("legacy", shared=True)])
+    async with connect(crow, capabilities=FORMS) as editor:
+        editor.answer = accepted(colour="red")
+        one, other = [await editor.new_session("/") for _ in range(2)]
+        waiting = asyncio.ensure_future(editor.prompt(one.session_id, "go"))
+        await asyncio.to_thread(Path(started).read_text)
+        await editor.prompt(other.session_id, "go")
+        assert "more than one that could be meant" in results(model)[0]
+        assert editor.forms == []
+        await editor.cancel(one.session_id)
+        await waiting

@@ -619,11 +619,6 @@ def test_a_compaction_leaves_the_first_words_what_is_pinned_a_summary_and_the_re
     assert view(log) == [first, mended, both, call, result, says("Done.")]
 
 
-def test_a_pinned_reply_keeps_the_answers_to_its_calls() -> None:
-    kept = without_notes(long_work())[1:3]
-    assert view([*long_work(), compaction("8", "1")])[1:3] == kept
-
-
 def test_a_compaction_that_keeps_nothing_ends_with_its_summary() -> None:
     assert view([*long_work(), compaction("")]) == [user(f"Mend it\n\n{SUMMARY}\n\nAll went well.")]
 

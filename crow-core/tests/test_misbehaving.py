@@ -12,7 +12,15 @@ from uuid import uuid4
 
 import pytest
 from crow_core import app, servers, stdio
-from crow_core.acp.schema import CloseSessionRequest, EnvVariable, McpServer
+from crow_core.acp.schema import (
+    ClientCapabilities,
+    CloseSessionRequest,
+    ElicitationCapabilities,
+    ElicitationFormCapabilities,
+    ElicitationUrlCapabilities,
+    EnvVariable,
+    McpServer,
+)
 from crow_core.app import Crow
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
@@ -25,7 +33,7 @@ pytestmark = [
 
 CAW = "caw"
 NUMBER = r"\d+"
-CLOSED = r"The tool failed: Connection closed\."
+DIED = r"The tool failed: the connection to its server broke, and it may have run all the same\. Look before .*"
 TIMED_OUT = r"The tool failed: .*timed out.*"
 ABSENT = r"There is no tool 'bad_\w+'\. The tools are: good_bad, good_pid\."
 AT_LENGTH = r"(?s).*\[[\d,]+ of 1\d\d,[\d,]+ bytes left out; the first 67,108,864 bytes are in \S+, as JSON .*the end.*"
@@ -55,19 +63,21 @@ OUTCOMES = {
     "lists 100 MB": Told(notice=r"MCP server 'bad' did not start: its answer of 100,0\d\d,\d\d\d bytes is too long\."),
     "hangs in a call": Told(TIMED_OUT, NUMBER),
     "stops reading": Told(TIMED_OUT, TIMED_OUT),
-    "dies in a call": Told(CLOSED, NUMBER),
-    "dies in an answer": Told(CLOSED, NUMBER),
-    "dies before its children": Told(CLOSED, NUMBER),
+    "dies in a call": Told(DIED, NUMBER),
+    "dies in an answer": Told(DIED, NUMBER),
+    "dies before its children": Told(DIED, NUMBER),
     "leaves children": Told(r"\d+ \d+", NUMBER),
     "answers with 100 MB": Told(AT_LENGTH, NUMBER),
     "answers with one line of 100 MB": Told(AT_LENGTH, NUMBER),
     "answers nonsense": Told(r"The tool failed: its answer is not valid\.", NUMBER),
-    "answers what is no result": Told(r"The tool failed: .*CallToolResult.*", NUMBER),
+    "answers what is no result": Told(r"The tool failed: what it sent does not keep to MCP \(.+\)\.", NUMBER),
     "answers others": Told(CAW, NUMBER),
     "answers in latin 1": Told("Kr\N{REPLACEMENT CHARACTER}he", NUMBER),
     "floods with notifications": Told(CAW, NUMBER),
     "floods standard error": Told(CAW, NUMBER),
-    "asks for secrets": Told(r"\[.*\]", NUMBER),
+    "asks for secrets": Told(
+        r'\[{"action": "decline"}, {"action": "decline"}\]', NUMBER, "(?s)A question of .* declined.*"
+    ),
 }
 
 
@@ -135,8 +145,10 @@ def test_every_fault_has_an_outcome():
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("fault", OUTCOMES)
-async def test_a_server_has_its_own_error_and_the_others_work(fault: str, marked: Marked):
-    """The session goes on, the next call finds the server again, and nothing is left running."""
+async def test_a_server_has_its_own_error_and_the_others_work(
+    fault: str, marked: Marked, capfd: pytest.CaptureFixture[str]
+):
+    """The session goes on, the next call finds the server again, nothing is left running, nothing of it was printed."""
     told = OUTCOMES[fault]
     model = ScriptedModel([use("bad_bad", "good_pid"), use("bad_pid", "good_pid"), Reply("Done.")])
     async with connect(Crow(model)) as editor:
@@ -148,9 +160,11 @@ async def test_a_server_has_its_own_error_and_the_others_work(fault: str, marked
         assert re.fullmatch(told.pid, pid), pid
         assert re.fullmatch(NUMBER, good)
         assert good == same
-        assert re.fullmatch(told.notice, editor.thoughts.strip())
+        assert re.fullmatch(told.notice, editor.thoughts.strip()), editor.thoughts
+        assert editor.thoughts.replace("\n", "").isprintable()
         await editor.request("session/close", CloseSessionRequest(session_id=session.session_id))
         assert marked.alive() == []
+    assert capfd.readouterr() == ("", "")
 
 
 async def test_a_server_that_died_is_another_one_afterwards(marked: Marked):
@@ -173,6 +187,16 @@ async def test_a_call_can_be_cancelled_although_nobody_reads_that(marked: Marked
         assert (await turn).stop_reason == "cancelled"
         await editor.prompt(session.session_id, "again")
         assert re.fullmatch(NUMBER, results(model.requests[-1])[-1])
+
+
+async def test_nobody_is_shown_a_form_without_end_or_sent_to_a_script(marked: Marked):
+    can = ElicitationCapabilities(form=ElicitationFormCapabilities(), url=ElicitationUrlCapabilities())
+    model = ScriptedModel([use("bad_bad"), Reply("Done.")])
+    async with connect(Crow(model), capabilities=ClientCapabilities(elicitation=can)) as editor:
+        session = await editor.new_session("/", [marked.server("asks for secrets")])
+        await editor.prompt(session.session_id, "go")
+        assert editor.forms == []
+        assert results(model.requests[-1]) == ['[{"action": "decline"}, {"action": "decline"}]']
 
 
 async def test_many_sessions_leave_nothing_behind(marked: Marked):

@@ -17,6 +17,7 @@ from crow_core.stream import ModelError
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 from fastmcp import FastMCP
+from msgspec import UNSET
 
 pytestmark = pytest.mark.anyio
 
@@ -323,6 +324,53 @@ async def test_a_call_id_that_comes_again_is_another_towards_the_client():
     assert list(editor.calls()) == ["call_0", "call_0_2"]
     answers = [m["tool_call_id"] for m in model.requests[2]["messages"] if m["role"] == "tool"]
     assert answers == ["call_0", "call_0_2"]
+
+
+LONG = use("demo_remember", {"note": {}, "text": "a word and " * 50}, id="call_0")
+"""A call whose arguments take a while."""
+
+
+async def test_a_long_call_is_shown_while_its_arguments_still_come():
+    model = ScriptedModel([Reply(tool_calls=[LONG]), Reply("Done.")])
+    async with connect(crow_with(model)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    (begun,) = editor.of(ToolCall)
+    assert (begun.title, begun.name, begun.raw_input) == ("Remember", "demo_remember", UNSET)
+    whole, *_ = editor.of(ToolCallUpdate)
+    assert whole.raw_input == LONG["arguments"]
+    assert str(whole.title).startswith("Remember: demo_remember(")
+    assert editor.calls() == {"call_0": ["pending", "pending", "in_progress", "completed"]}
+
+
+@pytest.mark.parametrize(
+    "cut", [{"finish_reason": "length"}, {"hang": True}, {"error": ModelError("It broke off.", retry=True)}]
+)
+async def test_a_long_call_that_never_came_whole_has_failed_and_its_id_is_not_used_again(cut: dict[str, Any]):
+    model = ScriptedModel([Reply(tool_calls=[LONG], **cut), Reply(tool_calls=[LONG]), Reply("Done.")])
+    crow = crow_with(model)
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        turn = asyncio.ensure_future(editor.prompt(id, "go"))
+        await editor.until(lambda editor: editor.of(ToolCall))
+        if "hang" in cut:
+            await editor.cancel(id)
+        await asyncio.gather(turn, return_exceptions=True)
+        assert editor.calls() == {"call_0": ["pending", "failed"]}
+        assert [message.get("role") for message in log_of(crow)] == ["user"]
+        await editor.prompt(id, "again")
+        assert list(editor.calls()) == ["call_0", "call_0_2"]
+        assert editor.calls()["call_0_2"][-1] == "completed"
+
+
+async def test_a_long_call_whose_id_is_not_its_own_is_shown_once_it_is_whole():
+    model = ScriptedModel([Reply(tool_calls=[LONG, LONG, {**LONG, "id": ""}]), Reply("Done.")])
+    async with connect(crow_with(model)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert [call.raw_input for call in editor.of(ToolCall)] == [UNSET, LONG["arguments"], LONG["arguments"]]
+    assert list(editor.calls()) == ["call_0", "call_0_2", "call"]
+    assert {states[-1] for states in editor.calls().values()} == {"completed"}
 
 
 async def test_a_tools_arguments_may_be_anything_the_model_thinks_of():

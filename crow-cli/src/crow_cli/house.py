@@ -1,6 +1,7 @@
 """Puts the house together: configuration in, a `Crow` with its models, tools and extensions out."""
 
 import logging
+import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import crow_mcp_server
+from crow_compact.extension import compact
 from crow_core.app import Crow
 from crow_core.config import (
     TOKENS,
@@ -60,6 +62,8 @@ from crow_persistence.extension import persistence
 from msgspec.structs import asdict
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
+THROUGH_ACP = ("plan", "ask_user")
+"""Tools that extensions have of the same name, with the client's own means."""
 
 
 async def build(
@@ -86,7 +90,7 @@ async def build(
         system=system_prompt(config, home),
         max_steps=max_turns or config.max_turns,
     )
-    crow.servers.append(built_in_tools(crow, hidden(env, config)))
+    crow.servers.append(built_in_tools(crow, hidden(env, config), env))
     rules = config.permissions
     trust = Trust(home.data)
     if remember:  # before all others: so it hears last that a session ends, and what they say then is stored
@@ -109,18 +113,20 @@ async def build(
         effort
     ).use(window).use(prefix).use(alarm).use(usage)
     crow.use(printed_calls).use(resume).use(nudge).use(refusal).use(truncate).use(titles).use(undo).use(plan)
+    crow.use(compact, threshold=config.compact.threshold, models=config.compact.models)  # last: it looks at all of it
     if asks:
         crow.use(ask)
     return crow
 
 
-def built_in_tools(crow: Crow, hidden_env: Sequence[str] = ()) -> Server:
+def built_in_tools(crow: Crow, hidden_env: Sequence[str] = (), env: Mapping[str, str] = os.environ) -> Server:
     """Our own tools, in this process; described by a file, so that they are loaded only when one is called."""
+    tools = [tool for tool in crow_mcp_server.tools() if tool["name"] not in THROUGH_ACP]
 
     def source() -> Any:
-        return crow_mcp_server.create_server(lambda meta: workspace_for(crow, meta), hidden_env)
+        return crow_mcp_server.create_server(lambda meta: workspace_for(crow, meta), hidden_env, stays=True, env=env)
 
-    return Server("crow", source, definitions=crow_mcp_server.tools(), built_in=True, shared=True)
+    return Server("crow", source, definitions=tools, built_in=True, shared=True)
 
 
 def workspace_for(crow: Crow, meta: dict[str, Any]) -> Workspace:

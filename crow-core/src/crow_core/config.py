@@ -12,10 +12,10 @@ import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, cast
 
 import msgspec
-from msgspec import UNSET, Struct, field
+from msgspec import UNSET, Meta, Struct, field
 from msgspec.structs import asdict
 
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
@@ -167,6 +167,15 @@ class DatabaseSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """`postgresql+psycopg://…` or `sqlite:///…`; empty means the file crow.db among crow's data."""
 
 
+class CompactSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`[compact]`"""
+
+    threshold: Annotated[float, Meta(ge=0)] = 0.8
+    """When the context is made shorter: up to 1 a share of the window, above it tokens; 0 for never by itself."""
+    models: dict[str, Annotated[float, Meta(ge=0)]] = field(default_factory=dict[str, float])
+    """Others, by the name of one of `models`."""
+
+
 class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     """`config.toml`"""
 
@@ -180,6 +189,7 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     database: DatabaseSettings = field(default_factory=DatabaseSettings)
     prompts: PromptSettings = field(default_factory=PromptSettings)
     extensions: ExtensionSettings = field(default_factory=ExtensionSettings)
+    compact: CompactSettings = field(default_factory=CompactSettings)
 
 
 class ProjectPermissions(Struct, kw_only=True):

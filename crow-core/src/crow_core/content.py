@@ -159,6 +159,12 @@ def describe(call: ToolUse, kind: ToolKind, cwd: str, title: str = "") -> ToolCa
     )
 
 
+def begin(call: ToolUse, kind: ToolKind, title: str = "") -> ToolCall:
+    """A call whose arguments have not all come."""
+    name = call["function"]["name"]
+    return ToolCall(tool_call_id=call["id"], title=title or clean(name[:200]), name=name, kind=kind, status="pending")
+
+
 def line_of(arguments: dict[str, Any]) -> int | UnsetType:
     """The line, from 1, that a call will look at or begin to change, where its arguments tell."""
     match arguments:
@@ -179,6 +185,8 @@ def title_of(name: str, arguments: dict[str, Any]) -> str:
     if isinstance(command, str) and command.strip():
         first, *more = command.strip().splitlines()
         return clean(f"{first[:200]} …" if more or len(first) > 200 else first)
+    if isinstance(url := arguments.get("url"), str):
+        return clean(f"{name} {url}"[:200])
     detail = ", ".join(
         f"{len(cast(list[Any], value))} {key}" if isinstance(value, list) else f"{key}={str(value)[:60]}"
         for key, value in arguments.items()

@@ -306,10 +306,9 @@ def compacted(messages: list[Message]) -> list[Message]:
     for notes, start in named(messages, "compaction", "from"):
         if start <= first:
             continue
-        old, pinned = messages[first + 1 : start], notes.get("pinned", ())
-        calls = {call["id"] for m in old if is_named(m, pinned) for call in m.get("tool_calls", ())}
-        kept = [m for m in old if is_named(m, pinned) or m.get("tool_call_id") in calls]
-        summary: Message = {"role": "user", "content": f"{SUMMARY}\n\n{notes.get('summary')}"}
+        kept = [m for m in messages[first + 1 : start] if "role" in m and is_named(m, notes.get("pinned", ()))]
+        text = f"{SUMMARY}\n\n{notes.get('summary')}"
+        summary: Message = {"role": "user", "content": text, "crow": {"hidden": True}}
         return [messages[first], *kept, summary, *messages[start:]]
     return messages
 

@@ -3,8 +3,8 @@
 An extension like any other: `crow.use(permissions, mode="ask", allow=["terminal:git status"], deny=["terminal:rm *"])`.
 
 A rule is `TOOL` or `TOOL:PATTERN`. The pattern is matched (as in a shell: `*`, `?`) against the command of `terminal`,
-the path of a file tool (relative to the working directory), or the whole arguments of any other tool. Deny beats ask,
-ask beats allow, and both beat what the mode would have allowed.
+the path of a file tool (relative to the working directory), the URL of `fetch`, or the whole arguments of any other
+tool. Deny beats ask, ask beats allow, and both beat what the mode would have allowed.
 
 This is a guard against accidents, not a sandbox: a person who lets a command run lets it do whatever it can.
 """
@@ -172,7 +172,7 @@ def judge(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
     found = desk.rules.verdict(name, subject, spellings(session, subject, kind), simple=simple)
     if found and found[0] != "allow":
         return found[0], f"the rule {text_of(found[1])!r} says {found[0]}"
-    if desk.mode == "plan" and kind not in ("read", "search", "think"):
+    if desk.mode == "plan" and kind not in ("read", "search", "think", "fetch"):
         return "deny", "plan mode only reads. Describe the change instead"
     if desk.mode == "yolo":
         return "allow", "mode yolo"
@@ -248,6 +248,8 @@ def subject_of(session: Session, call: ToolUse) -> str:
         elsewhere = str(arguments.get("cwd") or "")
         moves = elsewhere and resolved(session, elsewhere) != os.path.realpath(session.cwd)
         return f"cd {elsewhere} && {command}" if moves else command.strip(" \t\n")
+    if isinstance(url := arguments.get("url"), str) and kind == "fetch":
+        return address(url)[0]
     return msgspec.json.encode(arguments).decode()  # in one spelling, whatever the model escaped
 
 
@@ -279,16 +281,31 @@ def key_of(session: Session, call: ToolUse) -> tuple[str, str, str]:
     return call["function"]["name"], session.toolbox.digest(call), scope_of(session, call)
 
 
+def address(url: str) -> tuple[str, str]:
+    """A URL as our own `fetch` spells it, and the host and port that it leads to."""
+    import httpx2  # not at the top: 80 ms, and few sessions fetch
+
+    try:
+        parsed = httpx2.URL(url.strip())
+    except (httpx2.InvalidURL, ValueError):
+        return url, url
+    return str(parsed), parsed.netloc.decode("ascii", "replace")
+
+
 def scope_of(session: Session, call: ToolUse) -> str:
-    """How far an "always" reaches: this very command, all edits in the project, or the tool."""
+    """How far an "always" reaches: this very command, all edits in the project, a host, or the tool."""
     kind = session.toolbox.kind(call)
+    if kind == "fetch" and isinstance(url := (arguments_of(call) or {}).get("url"), str):
+        return address(url)[1]
     return subject_of(session, call) if kind == "execute" else kind
 
 
 def reach(session: Session, call: ToolUse) -> str:
     """The same in words."""
-    name = call["function"]["name"]
-    return {"execute": "this command", "edit": "changes to files here"}.get(session.toolbox.kind(call), name)
+    name, kind = call["function"]["name"], session.toolbox.kind(call)
+    if kind == "fetch" and (scope := scope_of(session, call)) != kind:
+        return f"{name} from {scope}"
+    return {"execute": "this command", "edit": "changes to files here"}.get(kind, name)
 
 
 def identity(call: ToolUse) -> dict[str, str]:

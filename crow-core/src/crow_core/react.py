@@ -2,6 +2,8 @@
 
 import asyncio
 
+from msgspec.structs import asdict
+
 from crow_core.acp.schema import StopReason, ToolCallUpdate
 from crow_core.content import describe, remembered, shown
 from crow_core.messages import INTERRUPTED, Message, ToolUse, answer, unanswered, unwrapped
@@ -54,6 +56,8 @@ async def ask(session: Session) -> Call:
         call.broken = error
     finally:
         session.keep(call, whole=whole)
+        if not whole:
+            await session.drop()
     return call
 
 
@@ -68,13 +72,16 @@ async def act(session: Session, calls: list[ToolUse]) -> None:
     finally:
         for call in unanswered(session.log):
             session.append(answer(call, INTERRUPTED, failed=True))
+        await session.drop()
 
 
 async def use_tool(session: Session, call: ToolUse) -> None:
     """One call from its first sight to its answer; the client sees it end, whatever happens."""
     call = unwrapped(call)
     kind, title = session.toolbox.kind(call), session.toolbox.title(call)
-    await session.update(describe(call, kind, session.cwd, title))
+    seen = describe(call, kind, session.cwd, title)
+    await session.update(ToolCallUpdate(**asdict(seen)) if call["id"] in session.begun else seen)
+    session.begun.discard(call["id"])
     try:
         result = session.toolbox.reject(call) or await session.hooks.before_tool.run(session, call)
         if result is None:

@@ -25,6 +25,7 @@ from msgspec import UNSET
 from crow_core import __version__
 from crow_core.acp.schema import McpServer
 from crow_core.content import ToolResult, clean
+from crow_core.schemas import is_tame
 from crow_core.secrets import masked, secrets_of
 from crow_core.trace import KEYS
 from crow_core.watchdog import MARK, Watchdog
@@ -56,6 +57,8 @@ LONGEST_CALL = 7200.0
 """Seconds a call may take, whatever is said of its progress; those in which a person is asked do not count."""
 PAGES_FIRST = -32042
 """The error with which a server answers a call that a person has to visit a page for (MCP, URLElicitationRequired)."""
+LONGEST_REASON = 4000
+"""Characters of what a server says went wrong."""
 STOP_GRACE = 1.0
 """Seconds a server may take to end; then all its processes are killed."""
 IMPORT = threading.Lock()
@@ -111,8 +114,6 @@ class Use:
     end: float = field(default_factory=lambda: monotonic() + LONGEST_CALL)
     asking: int = 0
     """Questions of the server's that wait for an answer."""
-    sampled: int = 0
-    """How often the server has had the model asked."""
     progress: str = ""
     """How far it has come, as far as that has not been shown."""
     beside: "dict[str, asyncio.Task[Any]]" = field(default_factory=dict[str, "asyncio.Task[Any]"])
@@ -182,8 +183,8 @@ class Server:
     """Calls that nobody waits for any more, and what listens for changes."""
     _listed: "tuple[int, list[dict[str, Any]]] | None" = field(default=None, repr=False)
     """Its tools, and which of their changes they are of."""
-    _noise: str = field(default="", repr=False)
-    """What was wrong with the last thing it sent that is no message."""
+    _tame: set[str] = field(default_factory=set[str], repr=False)
+    """The tools whose answers can be checked."""
 
     def warm(self) -> None:
         """Connect before anyone calls, but not before there is little else to do: loading FastMCP takes a second."""
@@ -238,8 +239,19 @@ class Server:
             await client.__aenter__()
         except Exception as error:
             raise ConnectionError(f"{reason(error)}{last_words(client, self.secrets)}") from error
+        self._guard(client)
         self.put_aside(asyncio.ensure_future(listen(client)))
         return client
+
+    def _guard(self, client: "Client[Any]") -> None:
+        """Check answers only against schemas with which that comes to an end: it would stop everything else."""
+        check = client.session.validate_tool_result
+
+        async def validate(name: str, result: "CallToolResult") -> None:
+            if name in self._tame:
+                await check(name, result)
+
+        client.session.validate_tool_result = validate
 
     @property
     def patience(self) -> float:
@@ -259,24 +271,26 @@ class Server:
             return self._listed[1]
         if self._connection is not None and is_dead(self._connection):
             self.let_go(self._connection)
-        connection, self.error, self._noise = self.connect(), "", ""
+        connection, self.error = self.connect(), ""
+        failed = "did not start" if self._listed is None else "did not list its new tools"
         try:
             async with asyncio.timeout(self.patience):
                 client = await client_of(connection)
                 now = self.changes["tools"]
                 tools = await client.list_tools()
         except TimeoutError:
-            junk = f"; what it sent was no message: {self._noise}" if self._noise else ""
-            self.error = f"MCP server {clean(self.name)!r} did not answer within {self.patience:.0f} s{junk}."
+            self.error = f"MCP server {clean(self.name)!r} did not answer within {self.patience:.0f} s."
         except Exception as error:
             said = masked(reason(error), self.secrets)
-            self.error = f"MCP server {clean(self.name)!r} did not start: {said}."
+            self.error = f"MCP server {clean(self.name)!r} {failed}: {said[:1000]}."
         else:
             dumps = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in tools]
             found = masked([dump for dump in dumps if self.offers(dump["name"])], self.secrets)
             self._listed = now, found
+            self._tame = {tool["name"] for tool in found if is_tame(tool.get("outputSchema") or {})}
             return found
-        self.let_go(connection)
+        if self._listed is None or is_dead(connection):  # else what it had is still there
+            self.let_go(connection)
         return []
 
     def offers(self, tool: str) -> bool:
@@ -386,7 +400,7 @@ class Server:
         """Whom a question of the server's is for, and for which call, as far as one can tell: where nothing links it to
         a call, the only one in flight must be meant."""
         if (use := USE.get()) is not None:
-            return use.host, use
+            return use.host, use if use in self._uses else None
         hosts = {use.host for use in self._uses if use.host} or self.hosts
         use = next(iter(self._uses)) if len(self._uses) == 1 else None
         return (next(iter(hosts)), use) if len(hosts) == 1 else (None, None)
@@ -444,8 +458,6 @@ class Server:
         )
 
         match message:
-            case Exception():
-                self._noise = reason(message)[:200]
             case ToolListChangedNotification():
                 self.note("tools")
             case PromptListChangedNotification():
@@ -643,5 +655,10 @@ def reason(error: BaseException) -> str:
             return f"the command {clean(command)!r} was not found; check its name, or give its full path"
         case Exception(__cause__=(FileNotFoundError() | ConnectionError()) as cause):  # FastMCP wraps it
             return reason(cause)
+        case ValueError() if hasattr(error, "errors"):  # pydantic's
+            faults: Any = error
+            fault: dict[str, Any] = faults.errors()[0]
+            place = ".".join(map(str, fault["loc"]))
+            return clean(f"what it sent does not keep to MCP ({place}: {fault['msg']})")[:LONGEST_REASON]
         case _:
-            return clean(str(error) or type(error).__name__).strip().rstrip(".")
+            return clean(str(error)[:LONGEST_REASON] or type(error).__name__).strip().rstrip(".")

@@ -45,8 +45,9 @@ from crow_core.acp.schema import (
     StopReason,
     TextBlock,
     ToolCallFields,
+    ToolCallUpdate,
 )
-from crow_core.content import ToolResult
+from crow_core.content import ToolResult, begin
 from crow_core.elicitation import Answer, ElicitationError, can_ask, check_form, check_page, checked
 from crow_core.hooks import Collect, First, Observe, Pipe
 from crow_core.messages import Delta, Message, ToolUse, View, kind_of, live, settle
@@ -62,6 +63,8 @@ W = TypeVar("W")
 
 DRAFT_AFTER = 0.2
 """Seconds after which text that was shown is written down, while its reply still streams."""
+LONG = 400
+"""Characters of a call's arguments from which on it is shown, while the rest of them still streams."""
 
 
 def new_id() -> str:
@@ -231,6 +234,8 @@ class Session:
     """What extensions keep for this session, each under its own name."""
     options: list[Option] = field(default_factory=list[Option])
     commands: dict[str, Command] = field(default_factory=dict[str, Command])
+    begun: set[str] = field(default_factory=set[str])
+    """The calls that the client sees although not all of their arguments have come."""
     turns: "list[asyncio.Task[StopReason]]" = field(default_factory=list["asyncio.Task[StopReason]"])
     """The running turn and those that wait for it, in order; a turn that is ending can no longer be cancelled."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -400,8 +405,26 @@ class Session:
         """What is to be said and written down of a fragment of any call."""
         if "sent" in delta:
             self._note(call)
+        if delta.get("tool_calls"):
+            await self._begin(call.reply.get("tool_calls", []))
         if text := delta.get("notice"):
             await self.notice(text, "warning")
+
+    async def _begin(self, calls: Sequence[ToolUse]) -> None:
+        """Show the latest call of a reply if its arguments take long, and the id it has so far is one it can keep."""
+        use, ids = calls[-1], {use["id"] for use in calls}
+        if len(use["function"]["arguments"]) < LONG or use["id"] in self.begun:
+            return
+        if len(ids) == len(calls) and "" not in ids and self._call_ids.isdisjoint(ids):
+            await self.written()
+            self.begun.add(use["id"])
+            await self.tell(begin(use, self.toolbox.kind(use), self.toolbox.title(use)))
+
+    async def drop(self) -> None:
+        """Tell the client that the calls it saw begin will not run."""
+        self._call_ids |= self.begun
+        while self.begun:
+            await self.tell(ToolCallUpdate(tool_call_id=self.begun.pop(), status="failed"))
 
     async def ask_model(self, request: Request, purpose: str) -> Call:
         """Ask the model something beside the conversation: the call is written down, its answer is neither shown nor

@@ -119,7 +119,7 @@ class Stdio(ClientTransport):
                         await line.add(end, self.folder)
                         message, line = self._message(line), Line()
                         if message is not None:
-                            await incoming.send(SessionMessage(message))
+                            await incoming.send(message)
                     await line.add(begun, self.folder)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):  # nobody listens any more
             with suppress(OSError):
@@ -130,26 +130,29 @@ class Stdio(ClientTransport):
         finally:
             line.discard()
 
-    def _message(self, line: "Line") -> Any:
+    def _message(self, line: "Line") -> SessionMessage | Exception | None:
         """What came in a line, as the session takes it: of an answer that is no use, what is wrong with it."""
+        wrong = None
         if line.size <= LINE_LIMIT:
             try:
                 message = parsed(line.begun)
-            except ValueError:
+            except ValueError as error:
                 self._remember(bytes(line.begun) + b"\n")
+                wrong = error
             else:
                 if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id is not None:
                     self._calls.discard(message.id)
-                return message
+                return SessionMessage(message)
         id, too_long = line.answers(), line.size > LINE_LIMIT
         if too_long and id is not None and id in self._calls:
             self._calls.discard(id)
-            return JSONRPCResponse(jsonrpc="2.0", id=id, result=line.result())
+            return SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=id, result=line.result()))
         line.discard()
         if id is None:
-            return None
+            return wrong
         what = f"its answer of {line.size:,} bytes is too long" if too_long else "its answer is not valid"
-        return JSONRPCError(jsonrpc="2.0", id=id, error=ErrorData(code=INTERNAL_ERROR, message=what))
+        error = ErrorData(code=INTERNAL_ERROR, message=what)
+        return SessionMessage(JSONRPCError(jsonrpc="2.0", id=id, error=error))
 
     async def _write(
         self,

@@ -6,8 +6,10 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from crow_core.acp.connection import RpcError
+from crow_core.acp.schema import INTERNAL_ERROR, INVALID_PARAMS
 from crow_core.app import Crow
 from crow_core.extensions.secrets import session_secrets
 from crow_core.messages import Message
@@ -40,7 +42,8 @@ def persistence(
 ) -> None:
     """Keep sessions in a database: SQLite (`sqlite:////folder/file.db`) or PostgreSQL (`postgresql+psycopg://…`).
 
-    `folder` is crow's data folder, if not the file's. What `secrets` names is masked in all that is written.
+    `folder` is crow's data folder, if not the file's. What `secrets` names is masked in all that is written. Brings the
+    tool `search_sessions`; for clients it is `_crow/search`, with `words`, `everywhere` and `limit`.
     """
     threads = Threads(url, folder)
     crow.servers.append(search_tool.server(threads.database))
@@ -91,6 +94,19 @@ def persistence(
     @crow.delete_session
     async def delete(id: str) -> None:
         await threads.write(lambda store: store.delete(id))
+
+    async def search(session: Session, params: dict[str, Any]) -> dict[str, Any]:
+        words, everywhere, limit = params.get("words"), params.get("everywhere", False), params.get("limit", 20)
+        if not isinstance(words, str) or type(everywhere) is not bool or type(limit) is not int:
+            details = "words is a text, everywhere is true or false, limit is a whole number."
+            raise RpcError(INVALID_PARAMS, "Invalid params", details=details)
+        try:
+            hits = await threads.read(lambda store: store.search(words, "" if everywhere else session.cwd, limit))
+        except StoreError as error:
+            raise RpcError(INTERNAL_ERROR, "The stored sessions cannot be used", details=str(error)) from error
+        return {"hits": hits}
+
+    crow.methods["_crow/search"] = search
 
     @crow.session_end
     async def end(session: Session) -> None:
