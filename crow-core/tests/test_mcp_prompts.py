@@ -1,7 +1,7 @@
 """MCP servers' prompts as slash commands, and `/mcp`."""
 
 import logging
-from typing import Any
+from typing import Any, Literal
 
 import mcp_types
 import pytest
@@ -173,7 +173,8 @@ async def test_a_prompt_that_fails_is_a_sentence_and_the_session_lives():
     assert "Traceback" not in editor.text
 
 
-async def test_prompts_that_are_new_become_commands_at_once():
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_prompts_that_are_new_become_commands_at_once(mode: Literal["auto", "legacy"]):
     server = with_prompts(review)
 
     @server.tool
@@ -183,13 +184,35 @@ async def test_prompts_that_are_new_become_commands_at_once():
         return "learnt"
 
     model = ScriptedModel([Reply(tool_calls=[{"name": "demo_learn", "arguments": {}}]), Reply("Done."), Reply("Hi.")])
-    async with connect(app(model, server)) as editor:
+    crow = app(model, server)
+    crow.servers[0].mode = mode
+    async with connect(crow) as editor:
         session = await editor.new_session("/")
         await until_offered(editor, "demo:review")
         await editor.prompt(session.session_id, "go")
         await until_offered(editor, "demo:later")
         await editor.prompt(session.session_id, "/demo:later")
     assert asked(model) == "Later."
+
+
+async def test_a_prompt_may_ask_back():
+    server = FastMCP("demo")
+
+    @server.prompt
+    async def greet(ctx: Context) -> str | mcp_types.InputRequiredResult:
+        """Greets somebody."""
+        answer = await ctx.elicit("Whom?", str)
+        return f"Greet {getattr(answer, 'data', 'nobody')}."
+
+    model = hello()
+    crow = app(model, server)
+    crow.servers[0].mode = "legacy"
+    async with connect(crow, capabilities=FORMS) as editor:
+        editor.answer = CreateElicitationResponse(action="accept", content={"value": "Ann"})
+        session = await editor.new_session("/")
+        await until_offered(editor, "demo:greet")
+        await editor.prompt(session.session_id, "/demo:greet")
+    assert asked(model) == "Greet Ann."
 
 
 async def test_names_that_a_client_could_not_type_are_made_typable_and_unique():
