@@ -1,6 +1,9 @@
 """MCP servers' prompts as slash commands, and `/mcp`."""
 
+import asyncio
 import logging
+import sys
+from pathlib import Path
 from typing import Any, Literal
 
 import mcp_types
@@ -11,6 +14,7 @@ from crow_core.acp.schema import (
     CreateElicitationResponse,
     ElicitationCapabilities,
     ElicitationFormCapabilities,
+    McpServer,
     ResourceBlock,
     ResourceContents,
     TextBlock,
@@ -213,6 +217,50 @@ async def test_a_prompt_may_ask_back():
         await until_offered(editor, "demo:greet")
         await editor.prompt(session.session_id, "/demo:greet")
     assert asked(model) == "Greet Ann."
+
+
+FRAIL = """
+import json, sys
+open(sys.argv[1], "a").write("started ")
+for line in sys.stdin:
+    message = json.loads(line)
+    match message["method"]:
+        case "initialize":
+            result = {
+                "protocolVersion": message["params"]["protocolVersion"],
+                "capabilities": {"tools": {}, "prompts": {}},
+                "serverInfo": {"name": "frail", "version": "1"},
+            }
+        case "tools/list":
+            result = {"tools": [{"name": "poke", "inputSchema": {"type": "object"}}]}
+        case "prompts/list":
+            sys.exit("that was too much")
+        case "tools/call":
+            result = {"content": [{"type": "text", "text": "ouch"}]}
+        case _:
+            result = None
+    if "id" in message:
+        answer = {"result": result} if result else {"error": {"code": -32601, "message": "Method not found"}}
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}), flush=True)
+"""
+
+
+async def test_a_server_that_dies_of_being_asked_for_prompts_is_not_started_for_them_again(tmp_path: Path):
+    (tmp_path / "frail.py").write_text(FRAIL)
+    config = McpServer(
+        name="frail", command=sys.executable, args=[str(tmp_path / "frail.py"), str(tmp_path / "log")], env=[]
+    )
+    model = ScriptedModel([Reply(tool_calls=[{"name": "frail_poke", "arguments": {}}]), Reply("Done.")])
+    crow = app(model)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/", [config])
+        (opened,) = crow.sessions.values()
+        (prompts,) = opened.state["prompts"]
+        await asyncio.wait([prompts.listing])
+        await opened.toolbox.servers[0].list()
+        await editor.prompt(session.session_id, "go")
+        await asyncio.wait([prompts.listing])
+    assert (tmp_path / "log").read_text().split().count("started") <= 3
 
 
 async def test_names_that_a_client_could_not_type_are_made_typable_and_unique():
