@@ -61,7 +61,7 @@ def data_of(block: dict[str, Any]) -> tuple[str, str]:
 def decoded(data: str) -> bytes:
     """The bytes that base64 stands for; what is none stays as it is."""
     try:
-        return base64.b64decode(data)
+        return base64.b64decode("".join(data.split()), validate=True)
     except binascii.Error:
         return data.encode()
 
