@@ -90,13 +90,15 @@ class Workspace:
 
 
 def local_workspace(meta: dict[str, Any]) -> Workspace:
-    """The workspace a call's `_meta` describes (`crow/session`, `crow/cwd`, `crow/roots`), else the process's folder.
+    """The workspace a call's `_meta` describes (`crow/session`, `crow/cwd`, `crow/roots`, `crow/folder`), else the
+    process's folder.
 
     Raises ValueError for a folder that is not absolute.
     """
     cwd = str(meta.get("crow/cwd") or os.getcwd())
     roots = tuple(str(root) for root in meta.get("crow/roots") or (cwd,))
-    for folder in (cwd, *roots):
+    start = str(meta.get("crow/folder") or "")
+    for folder in (cwd, *roots, start or cwd):
         if not os.path.isabs(folder):
-            raise ValueError(f"crow/cwd and crow/roots must be absolute folders, not {folder!r}")
-    return Workspace(session=str(meta.get("crow/session") or ""), cwd=cwd, roots=roots)
+            raise ValueError(f"crow/cwd, crow/roots and crow/folder must be absolute folders, not {folder!r}")
+    return Workspace(session=str(meta.get("crow/session") or ""), cwd=cwd, roots=roots, folder=start)
