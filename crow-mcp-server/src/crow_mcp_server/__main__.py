@@ -4,6 +4,9 @@ import argparse
 import os
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
+
+from platformdirs import user_state_dir
 
 from crow_mcp_server.processes import SWITCHES
 from crow_mcp_server.workspace import local_workspace
@@ -35,7 +38,8 @@ def main() -> None:
     os.environ.update(SWITCHES)
     from crow_mcp_server.server import create_server  # not at the top: the switches must be set before
 
-    server = create_server(partial(local_workspace, bounds=bounds)) if bounds else create_server()
+    workspace_for = partial(local_workspace, bounds=bounds) if bounds else local_workspace
+    server = create_server(workspace_for, state=Path(user_state_dir("crow-mcp-server", appauthor=False), "edits"))
     server.run(transport="stdio", show_banner=False)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fastmcp import Context
@@ -22,6 +23,8 @@ class Host:
     """Turns the `_meta` of a call into the workspace it works on."""
     hidden_env: Collection[str] = ()
     """Names of environment variables that commands never see."""
+    state: Path | None = None
+    """Folder for what shall outlive the process; None: nothing does."""
 
     async def workspace(self, context: Context) -> Workspace:
         """The workspace that a call works on; where nobody else bounds it, the client's roots do."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import mcp_types
@@ -22,15 +23,17 @@ TOOLS = (file_editor, terminal, grep, glob, tree)
 
 
 def create_server(
-    workspace_for: Callable[[dict[str, Any]], Workspace] = local_workspace, hidden_env: Collection[str] = ()
+    workspace_for: Callable[[dict[str, Any]], Workspace] = local_workspace,
+    hidden_env: Collection[str] = (),
+    state: Path | None = None,
 ) -> FastMCP:
     """The server with all its tools; one serves any number of sessions.
 
     `workspace_for` turns the `_meta` of a call into the workspace it works on. `hidden_env` names environment variables
-    that commands never see.
+    that commands never see. `state` is a folder for what shall outlive the process: the way back from edits.
     """
     server = FastMCP("crow", version=version("crow-mcp-server"), middleware=[AskForRoots(), PlainErrors()])
-    host = Host(workspace_for, hidden_env)
+    host = Host(workspace_for, hidden_env, state)
     for tool in TOOLS:
         tool.add(server, host)
     return server
