@@ -33,6 +33,8 @@ bench:
     uv run benchmarks/persistence.py
     uv run benchmarks/search.py
     uv run benchmarks/serve.py
+    uv run benchmarks/cancel.py
+    uv run benchmarks/idle.py
 
 # regenerate what is generated: the ACP structs, and the tools' descriptions
 schema:

@@ -170,7 +170,7 @@ async def test_what_a_tool_says_too_much_is_cut_in_the_middle_and_kept_in_a_file
     text = "".join(f"{number}\n" for number in range(30_000))
     strange: Use = {"name": "demo_flood", "arguments": {}, "id": "../../outside/call"}
     built_in = Server(
-        "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), trusted=True, shared=True
+        "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True, shared=True
     )
     paths: list[str] = []
 

@@ -3,8 +3,8 @@
 An extension like any other: `crow.use(permissions, mode="ask", allow=["terminal:git status"], deny=["terminal:rm *"])`.
 
 A rule is `TOOL` or `TOOL:PATTERN`. The pattern is matched (as in a shell: `*`, `?`) against the command of `terminal`,
-the path of a file tool (relative to the working directory), or the whole arguments of any other tool. Deny beats ask,
-ask beats allow, and both beat what the mode would have allowed.
+the path of a file tool (relative to the working directory), the URL of `fetch`, or the whole arguments of any other
+tool. Deny beats ask, ask beats allow, and both beat what the mode would have allowed.
 
 This is a guard against accidents, not a sandbox: a person who lets a command run lets it do whatever it can.
 """
@@ -20,22 +20,13 @@ from typing import Literal
 
 import msgspec
 
-from crow_core.acp.connection import ConnectionClosed, RpcError
-from crow_core.acp.schema import (
-    CancelledOutcome,
-    PermissionOption,
-    RequestPermissionRequest,
-    RequestPermissionResponse,
-    SelectedOutcome,
-    ToolCallContent,
-    ToolCallFields,
-    ToolKind,
-)
+from crow_core.acp.schema import PermissionOption, ToolCallContent, ToolCallFields, ToolKind
 from crow_core.app import Crow
-from crow_core.content import ToolResult, describe, shown
+from crow_core.content import ToolResult, clean, describe, shown
+from crow_core.elicitation import ElicitationError
 from crow_core.extensions.secrets import without_secrets
 from crow_core.messages import ToolUse, arguments_of
-from crow_core.session import Choice, EndTurn, Option, Session
+from crow_core.session import Choice, Option, Session
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 Verdict = Literal["allow", "ask", "deny"]
@@ -68,6 +59,8 @@ TOUCHY = re.compile(
     re.IGNORECASE,
 )
 """Files that change what runs later (shells, hooks, editors, this agent): always asked for, in every mode but yolo."""
+TYPED = "what a terminal that stays makes of it depends on what happened there"
+"""A reason to ask each time."""
 UNDECIDED = "nobody has decided yet"
 """The only reason to ask that an answer for the whole session takes away."""
 ANSWERED = "the user answered so for this session"
@@ -122,8 +115,8 @@ class Desk:
 
     mode: Mode
     rules: Rules
-    always: dict[tuple[str, str], bool] = field(default_factory=dict[tuple[str, str], bool])
-    """Answers that hold for the rest of the session: (tool, scope) to allowed or not."""
+    always: dict[tuple[str, str, str], bool] = field(default_factory=dict[tuple[str, str, str], bool])
+    """Answers that hold for the rest of the session: (tool, digest of its definition, scope) to allowed or not."""
     queue: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One question at a time, in the order of the calls."""
 
@@ -156,6 +149,7 @@ def permissions(
 
     @crow.before_tool
     async def gate(session: Session, call: ToolUse) -> ToolResult | None:
+        folders(session)[call["id"]] = session.state.get("folder", session.cwd)  # as it is judged, so it will be run
         (verdict, why), lasts = judge(session, desk(session), call), False
         if verdict == "ask":
             async with desk(session).queue:
@@ -169,6 +163,12 @@ def permissions(
             return ToolResult.error(f"This was not run: {why}. Do not try to reach the same by another way; ask.")
         return None
 
+    @crow.after_tool
+    def follow(result: ToolResult, session: Session, call: ToolUse) -> None:
+        folders(session).pop(call["id"], None)
+        if folder := result.meta.get("crow/folder"):
+            session.state["folder"] = folder
+
 
 def parse(rules: Sequence[str]) -> list[Rule]:
     return [Rule.parse(rule) for rule in rules]
@@ -177,11 +177,14 @@ def parse(rules: Sequence[str]) -> list[Rule]:
 def judge(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
     """What rules, earlier answers and the mode say of a call, and which of them said it."""
     name, subject, kind = call["function"]["name"], subject_of(session, call), session.toolbox.kind(call)
-    simple = kind != "execute" or SIMPLE.fullmatch(subject) is not None
+    typed, looks = kind == "execute" and is_typed(call), kind == "execute" and only_looks(call)
+    simple = kind != "execute" or (not typed and SIMPLE.fullmatch(subject) is not None)
     found = desk.rules.verdict(name, subject, spellings(session, subject, kind), simple=simple)
     if found and found[0] != "allow":
         return found[0], f"the rule {text_of(found[1])!r} says {found[0]}"
-    if desk.mode == "plan" and kind not in ("read", "search", "think"):
+    if looks:
+        return "allow", "it only looks at what was started, or ends it"
+    if desk.mode == "plan" and kind not in ("read", "search", "think", "fetch"):
         return "deny", "plan mode only reads. Describe the change instead"
     if desk.mode == "yolo":
         return "allow", "mode yolo"
@@ -189,7 +192,11 @@ def judge(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
         return "ask", "it changes what runs later"
     if found:
         return "allow", f"the rule {text_of(found[1])!r}"
-    if (answered := desk.always.get((name, scope_of(session, call)))) is not None:
+    if session.toolbox.destroys(call):
+        return "ask", "its server says that it may destroy something"
+    if typed:
+        return "ask", TYPED
+    if (answered := desk.always.get(key_of(session, call))) is not None:
         return ("allow" if answered else "deny"), ANSWERED
     if kind in ("read", "search", "think"):
         return "allow", "reading is allowed"
@@ -205,11 +212,12 @@ async def question(session: Session, desk: Desk, call: ToolUse, *, lasting: bool
     Raises EndTurn when the client answers that the turn is cancelled.
     """
     kind = session.toolbox.kind(call)
-    start = describe(call, kind, session.cwd)
+    start = describe(call, kind, session.cwd, session.toolbox.title(call))
+    subject = subject_of(session, call)
     preview = await dry_run(session, call) if kind == "edit" else msgspec.UNSET
     fields = ToolCallFields(
         tool_call_id=call["id"],
-        title=start.title,
+        title=clean(subject[:200]) if kind == "execute" and subject.startswith("cd ") else start.title,
         name=start.name,
         kind=kind,
         status="pending",
@@ -225,17 +233,12 @@ async def question(session: Session, desk: Desk, call: ToolUse, *, lasting: bool
         PermissionOption(option_id="never", name=f"Reject {what} for this session", kind="reject_always"),
     ]
     offered = options if lasting else [option for option in options if option.kind.endswith("_once")]
-    request = RequestPermissionRequest(session_id=session.id, tool_call=fields, options=offered)
-    await session.written()
     try:
-        response: RequestPermissionResponse = await session.client.request("session/request_permission", request)
-    except (RpcError, ConnectionClosed):
+        answer = await session.ask_permission(fields, offered)
+    except ElicitationError:
         return "deny", "it needs a permission, and nobody is there to give it", False
-    if isinstance(response.outcome, CancelledOutcome):
-        raise EndTurn("cancelled")
-    answer = response.outcome.option_id if isinstance(response.outcome, SelectedOutcome) else ""
     if lasts := answer in ("always", "never"):
-        desk.always[(call["function"]["name"], scope_of(session, call))] = answer == "always"
+        desk.always[key_of(session, call)] = answer == "always"
     if answer in ("allow", "always"):
         return "allow", "the user", lasts
     return "deny", "the user rejected it", lasts
@@ -256,11 +259,34 @@ def subject_of(session: Session, call: ToolUse) -> str:
     if isinstance(path, str) and kind in ("read", "edit"):
         here, full = os.path.realpath(session.cwd), resolved(session, path)
         return os.path.relpath(full, here) if full.startswith(here + os.sep) else full
-    if isinstance(command, str) and kind == "execute":
-        elsewhere = str(arguments.get("cwd") or "")
-        moves = elsewhere and resolved(session, elsewhere) != os.path.realpath(session.cwd)
+    if isinstance(command, str) and command and kind == "execute":
+        elsewhere = str(arguments.get("cwd") or folders(session).get(call["id"], session.cwd))
+        moves = resolved(session, elsewhere) != os.path.realpath(session.cwd)
         return f"cd {elsewhere} && {command}" if moves else command.strip(" \t\n")
+    if isinstance(url := arguments.get("url"), str) and kind == "fetch":
+        return address(url)[0]
+    if kind == "execute" and is_typed(call):
+        return " ".join(str(arguments[name]) for name in ("input", "keys") if arguments.get(name) is not None)
     return msgspec.json.encode(arguments).decode()  # in one spelling, whatever the model escaped
+
+
+def folders(session: Session) -> dict[str, str]:
+    """Where the commands of open calls begin, by the calls' ids: in which folder the last one ended before them."""
+    return session.state.setdefault("folders", {})
+
+
+def is_typed(call: ToolUse) -> bool:
+    """Whether a call goes to a terminal that stays, where functions and running programs give words their meaning."""
+    return bool((arguments_of(call) or {}).get("session"))
+
+
+def only_looks(call: ToolUse) -> bool:
+    """Whether a call gives a terminal nothing to do, but to end."""
+    arguments = arguments_of(call) or {}
+    given = {name for name, value in arguments.items() if value or (name == "input" and value is not None)}
+    if arguments.get("keys") == "kill":
+        given.discard("keys")
+    return is_typed(call) and given <= {"session", "wait"}
 
 
 def spellings(session: Session, subject: str, kind: ToolKind) -> list[str]:
@@ -286,16 +312,36 @@ def in_roots(session: Session, subject: str) -> bool:
     return any(os.path.commonpath([root, full]) == root for root in map(os.path.realpath, session.roots))
 
 
+def key_of(session: Session, call: ToolUse) -> tuple[str, str, str]:
+    """What an answer for the whole session is bound to: a tool that its server describes otherwise is another one."""
+    return call["function"]["name"], session.toolbox.digest(call), scope_of(session, call)
+
+
+def address(url: str) -> tuple[str, str]:
+    """A URL as our own `fetch` spells it, and the host and port that it leads to."""
+    import httpx2  # not at the top: 80 ms, and few sessions fetch
+
+    try:
+        parsed = httpx2.URL(url.strip())
+    except (httpx2.InvalidURL, ValueError):
+        return url, url
+    return str(parsed), parsed.netloc.decode("ascii", "replace")
+
+
 def scope_of(session: Session, call: ToolUse) -> str:
-    """How far an "always" reaches: this very command, all edits in the project, or the tool."""
+    """How far an "always" reaches: this very command, all edits in the project, a host, or the tool."""
     kind = session.toolbox.kind(call)
+    if kind == "fetch" and isinstance(url := (arguments_of(call) or {}).get("url"), str):
+        return address(url)[1]
     return subject_of(session, call) if kind == "execute" else kind
 
 
 def reach(session: Session, call: ToolUse) -> str:
     """The same in words."""
-    name = call["function"]["name"]
-    return {"execute": "this command", "edit": "changes to files here"}.get(session.toolbox.kind(call), name)
+    name, kind = call["function"]["name"], session.toolbox.kind(call)
+    if kind == "fetch" and (scope := scope_of(session, call)) != kind:
+        return f"{name} from {scope}"
+    return {"execute": "this command", "edit": "changes to files here"}.get(kind, name)
 
 
 def identity(call: ToolUse) -> dict[str, str]:

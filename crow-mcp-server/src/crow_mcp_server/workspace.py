@@ -83,6 +83,10 @@ class Workspace:
     """None: processes of this machine."""
     watch: Watch | None = None
     """Told of processes of this machine."""
+    folder: str = ""
+    """Where a command begins; "": where the session's last one ended."""
+    at_end: Callable[[Callable[[], Awaitable[None]]], None] | None = None
+    """Is given what ends all that the session has running; None: that ends with the server."""
 
 
 def local_workspace(meta: dict[str, Any], bounds: Sequence[str] = ()) -> Workspace:

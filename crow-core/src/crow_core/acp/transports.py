@@ -6,6 +6,7 @@ import signal
 import socket
 import stat
 import subprocess
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +23,8 @@ HIGH_WATER = 64 * 1024
 """Bytes written and not yet taken at which `drain` begins to wait, as asyncio has it."""
 
 GRACE = 2.0
-"""Seconds granted, each, to the last bytes, to a child after the end of its input, and to a child after SIGTERM."""
+"""Seconds granted, each, to the last bytes, to a child after the end of its input, and to a child after SIGTERM, where
+nobody says otherwise."""
 
 
 class LineTooLong(Exception):
@@ -71,7 +73,8 @@ class Streams:
     """Lines over two streams of bytes. Does its own splitting: asyncio's readline ends at 64 KiB, ACP does not."""
 
     def __init__(self, source: Source, sink: Sink) -> None:
-        self._source = source
+        self.source = source
+        """For whoever splits lines otherwise."""
         self._sink = sink
         self._lines: deque[bytes | bytearray | None] = deque()
         self._begun: bytearray | None = bytearray()
@@ -82,7 +85,7 @@ class Streams:
     async def readline(self) -> bytes | bytearray:
         while not self._lines:
             try:
-                chunk = await self._source.read(CHUNK)
+                chunk = await self.source.read(CHUNK)
             except OSError:  # a reset is an end
                 chunk = b""
             if chunk:
@@ -100,7 +103,7 @@ class Streams:
         try:
             await self._sink.close()
         finally:
-            self._source.close()
+            self.source.close()
 
     def _split(self, chunk: bytes) -> None:
         end, *others = chunk.split(b"\n")
@@ -255,9 +258,16 @@ def is_same_socket(source: FileIO, sink: FileIO) -> bool:
 class Child(Streams):
     """The standard streams of a process that `spawn` started."""
 
-    def __init__(self, source: Source, sink: Sink, process: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, source: Source, sink: Sink, errors: Source | None, process: subprocess.Popen[bytes], grace: float
+    ) -> None:
         super().__init__(source, sink)
         self.process = process
+        self.errors = errors
+        """Its standard error, where it is a PIPE."""
+        self.exit = exit_of(process)
+        """Done when the process has ended, whoever still holds its standard streams."""
+        self._grace = grace
         self._closed = False
 
     async def close(self) -> None:
@@ -265,21 +275,34 @@ class Child(Streams):
         if self._closed:  # by now, its number may be another's
             return
         self._closed = True
-        exit = asyncio.create_task(asyncio.to_thread(self.process.wait))
         try:
             await self._sink.close()
-            await asyncio.wait({exit}, timeout=GRACE)
-            if not exit.done():
+            await asyncio.wait({self.exit}, timeout=self._grace)
+            if not self.exit.done():
                 self._signal(signal.SIGTERM)
-                await asyncio.wait({exit}, timeout=GRACE)
+                await asyncio.wait({self.exit}, timeout=self._grace)
         finally:
             self._signal(signal.SIGKILL)
-            self._source.close()
-            await exit
+            self.source.close()
+            await asyncio.wait({self.exit})
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
             os.killpg(self.process.pid, number)
+
+
+def exit_of(process: subprocess.Popen[bytes]) -> "asyncio.Future[int]":
+    """A process's exit code, once it has ended; waited for in a thread of its own, as asyncio does."""
+    loop = asyncio.get_running_loop()
+    exit: asyncio.Future[int] = loop.create_future()
+
+    def wait() -> None:
+        code = process.wait()
+        with suppress(RuntimeError):  # the loop has closed
+            loop.call_soon_threadsafe(lambda: exit.done() or exit.set_result(code))
+
+    threading.Thread(target=wait, daemon=True, name="crow-exit").start()
+    return exit
 
 
 async def spawn(
@@ -287,11 +310,13 @@ async def spawn(
     args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
-    stderr: IO[bytes] | None = None,
+    stderr: IO[bytes] | int | None = None,
+    grace: float = GRACE,
 ) -> Child:
     """Start a program that speaks the protocol on its standard streams, in a process group of its own.
 
-    `env` is its whole environment, None hands ours on; so it is with `stderr`. Raises OSError if it cannot start.
+    `env` is its whole environment, None hands ours on; so it is with `stderr`, which may be a PIPE. `grace` are the
+    seconds it has after the end of its input, and again after SIGTERM. Raises OSError if it cannot start.
     """
     process = subprocess.Popen(  # noqa: ASYNC220, asyncio's own way blocks as long
         [command, *args],
@@ -304,7 +329,8 @@ async def spawn(
         start_new_session=True,
     )
     source, sink = cast("FileIO", process.stdout), cast("FileIO", process.stdin)
-    return Child(*await open_streams(source, sink), process)
+    errors = cast("FileIO | None", process.stderr) and await open_source(cast("FileIO", process.stderr))
+    return Child(*await open_streams(source, sink), errors, process, grace)
 
 
 class Channel:
