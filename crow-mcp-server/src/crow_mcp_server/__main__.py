@@ -4,6 +4,9 @@ import argparse
 import os
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
+
+from platformdirs import user_state_dir
 
 from crow_mcp_server import tools
 from crow_mcp_server.processes import SWITCHES
@@ -62,7 +65,11 @@ def main() -> None:
 
     workspace_for = partial(local_workspace, bounds=bounds) if bounds else local_workspace
     server = create_server(
-        workspace_for, only=only, allow_hosts=options.allow_host, ignore_robots=options.ignore_robots_txt
+        workspace_for,
+        only=only,
+        allow_hosts=options.allow_host,
+        ignore_robots=options.ignore_robots_txt,
+        state=Path(user_state_dir("crow-mcp-server", appauthor=False), "edits"),
     )
     if not options.http:
         server.run(transport="stdio", show_banner=False)
