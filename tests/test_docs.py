@@ -68,3 +68,10 @@ def test_every_package_has_the_same_version():
     files = [ROOT / "pyproject.toml", *ROOT.glob("crow-*/pyproject.toml")]
     versions = {re.search(r'^version = "(.+?)"', file.read_text("utf-8"), re.M)[1] for file in files}  # type: ignore[index]
     assert versions == {__version__}
+
+
+def test_the_tests_that_the_page_on_mcp_names_exist():
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "mcp.md").read_text("utf-8")))
+    tests = (path.read_text("utf-8") for path in [*ROOT.glob("crow-*/tests/**/*.py"), *ROOT.glob("tests/*.py")])
+    assert named
+    assert named <= set(re.findall(r"def (test_\w+)", "\n".join(tests)))

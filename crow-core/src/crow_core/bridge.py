@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
 
 import msgspec
 from msgspec import UNSET, ValidationError
@@ -61,8 +62,8 @@ FORM_LIMIT = 100_000
 """Bytes of a form, as JSON."""
 CHOICES = 20
 """Answers among which a person can choose without a form."""
-SAMPLES = 20
-"""How often a server may have the model asked during one call."""
+QUESTIONS = 20
+"""How often a server may ask back during one call, and how often in a session where no call can be told."""
 SAMPLE_TOKENS = 8192
 """Tokens of an answer, at most, however many a server asks for."""
 SAMPLE_LIMIT = 10_000_000
@@ -81,6 +82,8 @@ class Bridge:
     """Which servers may have the model asked for the rest of the session, and which may not."""
     _pages: dict[tuple[Server, str], str] = field(default_factory=dict[tuple[Server, str], str])
     """The client's id of a page that a person was sent to, by the server's."""
+    _asked: "WeakKeyDictionary[Server | Use, int]" = field(default_factory=WeakKeyDictionary["Server | Use", int])
+    """How often a server has asked back, for each call."""
     _logged: dict[Server, float] = field(default_factory=dict[Server, float])
     """When a server's log was last shown, in seconds of the monotonic clock."""
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -123,6 +126,7 @@ class Bridge:
     async def elicit(self, server: Server, asked: "ElicitRequestParams", use: Use | None) -> "ElicitResult":
         from mcp_types import ElicitResult  # loaded: a server is connected
 
+        self._count(server, use)
         try:
             answer = await (self._send(server, asked, use) if asked.mode == "url" else self._ask(server, asked, use))
         except (ElicitationError, ValidationError) as error:
@@ -133,6 +137,13 @@ class Bridge:
             answer = Answer("cancel")
         filled_in = answer.action == "accept" and asked.mode == "form"
         return ElicitResult(action=answer.action, content=answer.content if filled_in else None)
+
+    def _count(self, server: Server, use: Use | None) -> None:
+        """Raise ValueError when a server has asked often enough."""
+        whose = use or server
+        self._asked[whose] = self._asked.get(whose, 0) + 1
+        if self._asked[whose] > QUESTIONS:
+            raise ValueError(f"A call may ask back at most {QUESTIONS} times.")
 
     async def _send(self, server: Server, asked: "ElicitRequestURLParams", use: Use | None) -> Answer:
         """Send the person to a page. Raises ElicitationError."""
@@ -162,11 +173,8 @@ class Bridge:
     ) -> "CreateMessageResult":
         from mcp_types import CreateMessageResult, TextContent  # loaded: a server is connected
 
+        self._count(server, use)
         request = sampled(asked)
-        if use is not None:
-            use.sampled += 1
-            if use.sampled > SAMPLES:
-                raise ValueError(f"The model is asked at most {SAMPLES} times during a call.")
         if not await self._may_sample(server, request, use):
             raise PermissionError("The user did not allow it.")
         try:
