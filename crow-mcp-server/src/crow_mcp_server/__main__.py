@@ -2,10 +2,12 @@
 
 import argparse
 import os
+from functools import partial
 from importlib.metadata import version
 
 from crow_mcp_server import tools
 from crow_mcp_server.processes import SWITCHES
+from crow_mcp_server.workspace import local_workspace
 
 
 def main() -> None:
@@ -15,7 +17,15 @@ def main() -> None:
         prog="crow-mcp-server",
         description=f"Tools for an agent, as an MCP server over standard input and output: {', '.join(known)}.",
     )
-    parser.add_argument("--root", metavar="DIR", help="work in DIR, and open files only there (default: this folder)")
+    parser.add_argument(
+        "--root",
+        metavar="DIR",
+        action="append",
+        type=os.path.expanduser,
+        help="open files only below DIR, and start there; may be given again "
+        "(default: the client's roots, or else this folder)",
+    )
+    parser.add_argument("--allow-outside", action="store_true", help="open files anywhere")
     parser.add_argument("--tools", metavar="A,B", help="offer only these tools")
     parser.add_argument(
         "--allow-host",
@@ -38,25 +48,31 @@ def main() -> None:
         parser.error(f"--tools {','.join(sorted(unknown))}: no such tool; there are {', '.join(known)}")
     if options.token_file and not options.http:
         parser.error("--token-file is for --http; over standard input and output nobody else can connect")
-    token_file = os.path.abspath(options.token_file) if options.token_file else None
-    if options.root:
+    roots = [os.path.abspath(root) for root in options.root or ()]
+    for root in roots:
         try:
-            os.chdir(os.path.expanduser(options.root))
+            os.scandir(root).close()
         except OSError as error:
-            parser.error(f"--root {options.root}: {error.strerror}")
+            parser.error(f"--root {root}: {error.strerror}")
+    bounds = [*(roots or [os.getcwd()]), "/"] if options.allow_outside else roots
     os.environ.update(SWITCHES)
     from crow_mcp_server.server import create_server  # not at the top: the switches must be set before
 
-    server = create_server(only=only, allow_hosts=options.allow_host, ignore_robots=options.ignore_robots_txt)
+    server = create_server(
+        partial(local_workspace, bounds=bounds) if bounds else local_workspace,
+        only=only,
+        allow_hosts=options.allow_host,
+        ignore_robots=options.ignore_robots_txt,
+    )
     if not options.http:
         server.run(transport="stdio", show_banner=False)
         return
     from crow_mcp_server.http import bind, serve, token_from  # as above
 
     try:
-        token = token_from(token_file)
+        token = token_from(options.token_file)
     except (OSError, ValueError) as error:
-        parser.error(f"--token-file {token_file}: {error.strerror if isinstance(error, OSError) else error}")
+        parser.error(f"--token-file {options.token_file}: {error.strerror if isinstance(error, OSError) else error}")
     try:
         listener = bind(options.http)
     except (OSError, ValueError) as error:

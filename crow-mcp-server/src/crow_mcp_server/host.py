@@ -9,6 +9,7 @@ from fastmcp import Context
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
+from crow_mcp_server.roots import client_roots
 from crow_mcp_server.workspace import Workspace, local_workspace
 
 READS = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
@@ -32,8 +33,11 @@ class Host:
     """Where `web_search` finds its providers' addresses and keys."""
 
     async def workspace(self, context: Context) -> Workspace:
-        """The workspace that a call works on."""
-        return self.workspace_for(meta_of(context))
+        """The workspace that a call works on; where nobody else bounds it, the client's roots do."""
+        meta = meta_of(context)
+        if self.workspace_for is local_workspace and "crow/roots" not in meta and "crow/cwd" not in meta:
+            meta["crow/roots"] = await client_roots(context)
+        return self.workspace_for(meta)
 
 
 def meta_of(context: Context) -> dict[str, Any]:

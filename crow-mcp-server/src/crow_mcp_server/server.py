@@ -12,12 +12,13 @@ from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
 from fastmcp.tools.base import ToolResult
 from pydantic import ValidationError as PydanticValidationError
 
-from crow_mcp_server import ask_user, fetch, file_editor, plan, terminal, web_search
+from crow_mcp_server import ask_user, fetch, file_editor, glob, grep, plan, terminal, tree, web_search
 from crow_mcp_server.host import Host
 from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.roots import AskForRoots
 from crow_mcp_server.workspace import Workspace, local_workspace
 
-TOOLS = (ask_user, fetch, file_editor, plan, terminal, web_search)
+TOOLS = (ask_user, fetch, file_editor, glob, grep, plan, terminal, tree, web_search)
 """Modules with `add(server: FastMCP, host: Host)`."""
 
 
@@ -36,7 +37,7 @@ def create_server(
     `workspace_for` turns the `_meta` of a call into the workspace it works on. `hidden_env` names environment variables
     that commands never see. The others are told at `Host`.
     """
-    server = FastMCP("crow", version=version("crow-mcp-server"), middleware=[PlainErrors()])
+    server = FastMCP("crow", version=version("crow-mcp-server"), middleware=[AskForRoots(), PlainErrors()])
     hidden = {*hidden_env, *web_search.KEYS}
     host = Host(workspace_for, hidden, allow_hosts, ignore_robots, stays, env)
     for tool in TOOLS:
