@@ -45,6 +45,7 @@ from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Asked
 from crow_core.testing.wire import wired
 from fastmcp import FastMCP
+from fastmcp.tools import ToolResult
 from mcp.server.mcpserver import Context as MCPContext
 from mcp.server.mcpserver import MCPServer
 from mcp.shared.exceptions import UrlElicitationRequiredError
@@ -422,9 +423,11 @@ async def test_a_cancelled_turn_takes_the_question_back(birds: Birds):
 
 async def test_the_model_answers_a_server_that_the_person_lets_ask(birds: Birds):
     calls: list[Call] = []
+    counted: list[int] = []
     model = script(sample(systemPrompt="You are a bird.", temperature=0.5, stopSequences=["!"]))
     crow = crow_with(model, birds()).use(usage)
     crow.model_call(lambda session, call: calls.append(call))
+    crow.session_end(lambda session: counted.append(session.state["usage"].calls))
     editor = await turn(model, birds(), crow=crow)
     assert answered(model) == {
         "role": "assistant",
@@ -446,6 +449,7 @@ async def test_the_model_answers_a_server_that_the_person_lets_ask(birds: Birds)
     assert "user: Is it a crow?" in str(question.tool_call.content)
     assert "system: You are a bird." in str(question.tool_call.content)
     assert [call.purpose for call in calls if call.ended] == ["turn", "sampling", "turn"]
+    assert counted == [3]
     assert "It is a crow." not in editor.text
 
 
@@ -509,12 +513,12 @@ async def test_mode_yolo_asks_nothing_here_either(birds: Birds):
 async def test_a_server_gets_only_so_many_answers_a_call_and_tokens_an_answer(
     birds: Birds, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(bridge, "SAMPLES", 2)
+    monkeypatch.setattr(bridge, "QUESTIONS", 2)
     model = script(sample(maxTokens=10**9, times=2), sample(times=3))
     await turn(model, birds(), permit="allow_always")
     first, second = results(model)
     assert first.count("It is a crow.") == 2
-    assert "The model is asked at most 2 times during a call." in second
+    assert "A call may ask back at most 2 times." in second
     assert model.requests[1]["max_tokens"] == bridge.SAMPLE_TOKENS
 
 
@@ -621,6 +625,16 @@ async def test_where_the_client_knows_no_notices_a_warning_goes_to_the_log(
     editor = await turn(model, birds())
     assert "birds: rain is coming" in [record.getMessage() for record in caplog.records if record.name == "crow"]
     assert "rain" not in editor.thoughts
+
+
+async def test_notifications_that_make_no_sense_are_dropped_without_a_word(
+    birds: Birds, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+):
+    model = script(use("babble"))
+    await turn(model, birds(), capabilities=NOTICES)
+    assert results(model) == ["babbled"]
+    assert [record.getMessage() for record in caplog.records if not record.name.startswith("fastmcp")] == []
+    assert "Traceback" not in capfd.readouterr().err
 
 
 # tools that change
@@ -798,6 +812,30 @@ async def test_a_process_asks_as_well_as_a_server_in_this_one(mode: str):
     assert json.loads(sampled)["content"]["text"] == "It is a crow."
     assert editor.of(NoticeUpdate)[0].title == "birds: an egg is cracked"
     assert list(editor.calls().values())[-1][-1] == "completed"
+
+
+BOMB = {f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(60)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "wanted"),
+    [
+        ({"type": "integer"}, "The tool failed: Invalid structured content"),
+        ({"type": "string", "pattern": "(a+)+$"}, "{"),
+        ({"$ref": "#/$defs/a0"}, "{"),
+        ({"$ref": "#/$defs/one"}, "The tool failed: Invalid structured content"),
+    ],
+    ids=["wrong", "pattern", "bomb", "reference"],
+)
+async def test_an_answer_is_checked_only_where_that_comes_to_an_end(schema: dict[str, Any], wanted: str):
+    server = FastMCP("birds")
+    definitions = {**BOMB, "a60": {"type": "string"}} if "a0" in str(schema) else {"one": {"type": "integer"}}
+    output = {"type": "object", "properties": {"caw": schema}, "$defs": definitions}
+    text = "a" * 50 + "!"
+    server.tool(lambda: ToolResult([], structured_content={"caw": text}), name="sing", output_schema=output)
+    model = script(use("sing"))
+    await turn(model, Server("birds", lambda: server))
+    assert results(model)[0].startswith(wanted)
 
 
 # what tools say of themselves

@@ -28,7 +28,7 @@ DEFINITION: dict[str, Any] = {
 
 def server() -> Server:
     """What offers the tool; `read` answers its calls."""
-    return Server("outputs", None, definitions=[DEFINITION], trusted=True, shared=True)
+    return Server("outputs", None, definitions=[DEFINITION], built_in=True, shared=True)
 
 
 def read(session: Session, call: ToolUse) -> ToolResult:
