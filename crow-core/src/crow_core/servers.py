@@ -352,7 +352,9 @@ class Server:
         try:
             while not call.done():
                 if silence is not None and use.left(silence) <= 0:
-                    raise TimeoutError(f"it timed out: nothing was heard for {monotonic() - use.heard:.3g} s")
+                    whole = use.end <= monotonic()
+                    why = f"no call may take {LONGEST_CALL:g} s" if whole else f"nothing was heard for {silence:g} s"
+                    raise TimeoutError(f"it timed out: {why}")
                 await asyncio.wait([call], timeout=silence and use.left(silence))
             if call.cancelled():  # by the end of the connection
                 raise ConnectionError
