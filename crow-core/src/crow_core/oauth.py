@@ -22,7 +22,7 @@ from key_value.aio.stores.filetree import (
     FileTreeV1KeySanitizationStrategy,
 )
 from key_value.aio.stores.keyring import KeyringStore
-from mcp.shared.auth import AuthorizationCodeResult, OAuthClientMetadata
+from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthClientMetadata
 
 from crow_core.elicitation import ElicitationError, check_page
 
@@ -99,7 +99,7 @@ class Login(OAuth):
         return AuthorizationCodeResult(code=result.code, state=result.state, iss=result.iss)
 
 
-def addresses(client: OAuthClientMetadata) -> list[str]:
+def addresses(client: OAuthClientMetadata | OAuthClientInformationFull) -> list[str]:
     """Where the browser may come back to."""
     return [str(uri) for uri in client.redirect_uris or ()]
 
