@@ -6,11 +6,12 @@ FastMCP and the SDK know the protocol. Imported only when such a server has to b
 import asyncio
 import socket
 import warnings
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import keyring
 from anyio import Event
 from fastmcp.client.auth.oauth import ClientNotFoundError, OAuth
@@ -97,6 +98,18 @@ class Login(OAuth):
         if result.error or result.code is None:
             raise ConnectionError(f"the login was refused: {result.error}")
         return AuthorizationCodeResult(code=result.code, state=result.state, iss=result.iss)
+
+
+class Stranger(httpx2.Auth):
+    """Shows what the address and the headers hold, and says so where that is not enough."""
+
+    def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response]:
+        if request.url.username:
+            request = next(httpx2.BasicAuth(request.url.username, request.url.password).auth_flow(request))
+        response = yield request
+        if response.status_code == 401:
+            how = 'give it an Authorization header, or auth = "oauth", then log in: crow mcp login NAME'
+            raise ConnectionError(f"it answers nobody whom it does not know (401); {how}")
 
 
 def addresses(client: OAuthClientMetadata | OAuthClientInformationFull) -> list[str]:
