@@ -593,8 +593,10 @@ def from_acp(config: McpServer, cwd: str, auth: Callable[[], Any] | None = None)
 
         pairs = {} if config.headers is UNSET else {header.name: header.value for header in config.headers or ()}
         if config.url is not UNSET:
+            from crow_core.oauth import Stranger
+
             over = transports.SSETransport if config.type == "sse" else transports.StreamableHttpTransport
-            return over(str(config.url), headers=pairs, auth=auth and auth())
+            return over(str(config.url), headers=pairs, auth=auth() if auth else Stranger())
         env = {} if config.env is UNSET else {variable.name: variable.value for variable in config.env or ()}
         env[MARK] = f"{os.environ.get(MARK, '')}:{mark}"
         args = () if config.args is UNSET else config.args or ()
