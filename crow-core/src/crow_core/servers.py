@@ -587,16 +587,16 @@ def from_acp(config: McpServer, cwd: str, auth: Callable[[], Any] | None = None)
     mark = uuid4().hex if config.url is UNSET else ""
 
     def source() -> Any:
-        from fastmcp.client import transports  # loaded by `_connect` already
+        from fastmcp.client.transports import SSETransport  # loaded by `_connect` already
 
+        from crow_core.oauth import Stranger
+        from crow_core.remote import Remote
         from crow_core.stdio import Stdio
 
         pairs = {} if config.headers is UNSET else {header.name: header.value for header in config.headers or ()}
         if config.url is not UNSET:
-            from crow_core.oauth import Stranger
-
-            over = transports.SSETransport if config.type == "sse" else transports.StreamableHttpTransport
-            return over(str(config.url), headers=pairs, auth=auth() if auth else Stranger())
+            over = SSETransport if config.type == "sse" else Remote
+            return over(str(config.url), pairs, auth() if auth else Stranger())
         env = {} if config.env is UNSET else {variable.name: variable.value for variable in config.env or ()}
         env[MARK] = f"{os.environ.get(MARK, '')}:{mark}"
         args = () if config.args is UNSET else config.args or ()
