@@ -33,6 +33,7 @@ bench:
     uv run benchmarks/persistence.py
     uv run benchmarks/search.py
     uv run benchmarks/serve.py
+    uv run benchmarks/terminal.py
 
 # regenerate what is generated: the ACP structs, and the tools' descriptions
 schema:

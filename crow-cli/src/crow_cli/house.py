@@ -83,7 +83,6 @@ async def build(
         project=lambda cwd: project_rules(trust, cwd, env),
     )
     crow.use(terminals)
-    crow.session_end(end_terminals)
     crow.use(configured_servers, config=config)
     crow.use(project_servers, trust=trust, env=env)
     crow.use(commands).use(effort).use(window).use(prefix).use(alarm).use(usage)
@@ -99,6 +98,7 @@ def built_in_tools(crow: Crow, hidden_env: Sequence[str] = ()) -> Server:
     def source() -> Any:
         return crow_mcp_server.create_server(lambda meta: workspace_for(crow, meta), hidden_env)
 
+    crow.session_end(end_terminals)
     return Server("crow", source, definitions=crow_mcp_server.tools(), trusted=True, shared=True)
 
 
