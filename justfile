@@ -34,6 +34,8 @@ bench:
     uv run benchmarks/search.py
     uv run benchmarks/serve.py
     uv run benchmarks/terminal.py
+    uv run benchmarks/cancel.py
+    uv run benchmarks/idle.py
 
 # regenerate what is generated: the ACP structs, and the tools' descriptions
 schema:

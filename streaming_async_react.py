@@ -64,7 +64,7 @@ async def use_tool(toolbox: Toolbox, call: ToolUse) -> ToolResult:
 
 def built_in_tools() -> Server:
     """crow's own tools, an MCP server like any other. Yours: `Server("mine", lambda: "http://localhost:9000/mcp")`."""
-    return Server("crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), trusted=True)
+    return Server("crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True)
 
 
 async def converse(model: Model, prompt: str) -> str:

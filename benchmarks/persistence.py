@@ -173,7 +173,7 @@ def reading_tool() -> Server:
         return server
 
     schema = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
-    return Server("files", source, definitions=[{"name": "read", "inputSchema": schema}], trusted=True, shared=True)
+    return Server("files", source, definitions=[{"name": "read", "inputSchema": schema}], built_in=True, shared=True)
 
 
 def reply(request: dict[str, Any]) -> Reply:

@@ -386,8 +386,11 @@ async def test_what_is_said_beyond_acp_is_answered(machine: "Machine"):
             told = await editor.initialize("editor", ClientCapabilities())
             session = await editor.new_session(str(machine.project))
             assert told.agent_capabilities.meta
-            assert told.agent_capabilities.meta["crow"]["methods"] == ["_crow/usage", "_crow/undo"]
+            assert told.agent_capabilities.meta["crow"]["methods"] == ["_crow/search", "_crow/usage", "_crow/undo"]
             assert (await editor.request("_crow/usage", {"sessionId": session.session_id}))["calls"] == 0
+            assert await editor.request("_crow/search", {"sessionId": session.session_id, "words": "crow"}) == {
+                "hits": []
+            }
             with pytest.raises(RpcError, match="Nothing was taken back"):
                 await editor.request("_crow/undo", {"sessionId": session.session_id})
 

@@ -70,6 +70,14 @@ async def test_the_answer_and_nothing_else_is_on_standard_output(machine: "Machi
     assert "● echo found\n  found\n" in done.err
 
 
+async def test_a_call_that_takes_long_to_come_is_one_line_when_it_is_whole(machine: "Machine"):
+    line = f"echo found #{' and so on' * 50}"
+    async with ScriptedServer([Reply(tool_calls=[command(line)]), Reply("Done.")]) as model:
+        machine.ask(model.url)
+        done = await machine.crow("run", "--yolo", "Find it.")
+    assert [line[:12] for line in done.err.splitlines() if "●" in line] == ["● echo found"]
+
+
 async def test_json_is_one_object(machine: "Machine") -> None:
     async with ScriptedServer([Reply("Hello.", usage={"prompt_tokens": 100, "completion_tokens": 5})]) as server:
         machine.ask(server.url)

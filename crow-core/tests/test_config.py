@@ -1,5 +1,7 @@
 """Where settings come from, what is said of wrong ones, and whose count."""
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -9,14 +11,17 @@ from crow_core.config import (
     ConfigError,
     Home,
     ModelSettings,
+    OAuthSettings,
     ProjectConfig,
     ProjectPermissions,
     ServerSettings,
     load,
     load_project,
     to_acp,
+    to_server,
     variables,
 )
+from crow_core.servers import Server
 from crow_core.trust import Trust, settings_in
 from msgspec import UNSET
 
@@ -94,7 +99,7 @@ parameters = { temperature = 0.2 }
 allow = ["terminal:git status"]
 [mcp.servers.files]
 command = "files"
-timeout = 5  # of another program
+timeoutt = 5  # of another program
 """,
     )
     config = load(home, {})
@@ -237,10 +242,6 @@ def test_servers_of_mcp_json_are_joined_and_config_toml_wins(home: Home) -> None
     [
         ('{"mcpServers": {\n "a": {"command": "x"},\n}}', " is not valid JSON: "),
         ('{\n "mcpServers": {\n  "a": {"command": "a"},\n  "b": {\n   "args": "x"}}}', ", line 5, mcpServers.b.args: "),
-        (
-            '{"mcpServers": {\n "a": {"command": "x",\n  "env": {"A": "${NO}"}}}}',
-            ", line 3, uses ${NO}, which is not set",
-        ),
         ("[]", ": expected `object`, got `array`."),
         ("", " is not valid JSON: "),
     ],
@@ -272,9 +273,90 @@ def test_configured_servers_are_told_in_the_clients_words(monkeypatch: pytest.Mo
     assert to_acp("x", ServerSettings(url="http://x", type="sse")).type == "sse"
 
 
-def test_server_with_neither_command_nor_url_is_an_error_that_names_it() -> None:
-    with pytest.raises(ConfigError, match="'x' has neither command nor url"):
-        to_acp("x", ServerSettings())
+async def start(name: str, settings: ServerSettings, cwd: Path) -> Server:
+    """What becomes of a configured server, when it is to start."""
+    server = to_server(name, settings, str(cwd), tokens=cwd, visit=nowhere)
+    await server.list()
+    await server.close()
+    return server
+
+
+@asynccontextmanager
+async def nowhere(url: str) -> AsyncGenerator[None]:
+    raise ConnectionError("there is nobody here")
+    yield
+
+
+@pytest.mark.anyio
+async def test_server_with_neither_command_nor_url_says_so_when_it_is_to_start(tmp_path: Path) -> None:
+    server = await start("x", ServerSettings(), tmp_path)
+    assert server.error == "MCP server 'x' did not start: It has neither command nor url. Give it one of them."
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["config.toml", "mcp.json"])
+async def test_variable_that_a_server_lacks_keeps_only_that_server_from_starting(
+    home: Home, tmp_path: Path, name: str
+) -> None:
+    texts = {
+        "config.toml": '[mcp.servers.a]\nurl = "http://h/${NO}"\n[mcp.servers.b]\ncommand = "${YES}"\n',
+        "mcp.json": '{"mcpServers": {\n"a": {"headers": {"A": "${env:NO}"}}, "b": {"command": "${YES}"}}}',
+    }
+    file = write(home.config / name, texts[name])
+    servers = load(home, {"YES": "yes"}).mcp.servers
+    assert servers["b"] == ServerSettings(command="yes")
+    lacking = await start("a", servers["a"], tmp_path)
+    sentence = f"{file}, line 2, uses ${{NO}}, which is not set. Set NO or change the line."
+    assert lacking.error == f"MCP server 'a' did not start: {sentence}"
+
+
+def test_variable_may_have_a_default(home: Home) -> None:
+    write(home.config / "config.toml", 'model = "${NO:-}"\n[mcp.servers.a]\nargs = ["${NO:-a b}", "${A:-no}"]\n')
+    config = load(home, {"A": "${B}"})
+    assert config.model == ""
+    assert config.mcp.servers["a"].args == ["a b", "${B}"]  # what a variable holds is not looked into again
+
+
+def test_servers_as_other_programs_write_them_are_understood(home: Home) -> None:
+    write(
+        home.config / "mcp.json",
+        """{"inputs": [], "servers": {
+            "vscode": {"type": "stdio", "command": "x", "cwd": "~/y"},
+            "cursor": {"url": "http://x", "headers": {"A": "1"}},
+            "claude": {"type": "http", "url": "http://x", "timeout": 60000, "oauth": {"clientId": "c"}},
+            "gemini": {"httpUrl": "http://x", "includeTools": ["a_*"], "excludeTools": ["b"], "trust": true},
+            "windsurf": {"serverUrl": "http://x", "disabled": true},
+            "cline": {"type": "streamableHttp", "url": "http://x", "timeout": 60, "alwaysAllow": ["x"]},
+            "codex": {"command": "x", "enabled": false, "enabled_tools": ["a"], "startup_timeout_sec": 5},
+            "fastmcp": {"url": "http://x", "transport": "sse", "auth": "oauth"}
+        }}""",
+    )
+    assert load(home, {}).mcp.servers == {
+        "vscode": ServerSettings(type="stdio", command="x", cwd="~/y"),
+        "cursor": ServerSettings(url="http://x", headers={"A": "1"}),
+        "claude": ServerSettings(type="http", url="http://x", timeout=60, oauth=OAuthSettings(client_id="c")),
+        "gemini": ServerSettings(url="http://x", allow=["a_*"], deny=["b"], trust=True),
+        "windsurf": ServerSettings(url="http://x", disabled=True),
+        "cline": ServerSettings(type="streamableHttp", url="http://x", timeout=60),
+        "codex": ServerSettings(command="x", disabled=True, allow=["a"], start_timeout=5),
+        "fastmcp": ServerSettings(url="http://x", type="sse", auth="oauth"),
+    }
+
+
+def test_what_is_set_of_a_server_reaches_it(tmp_path: Path) -> None:
+    settings = ServerSettings(
+        command="x", allow=["a*"], deny=["ab"], trust=True, timeout=7, start_timeout=8, env={"KEY": "secret-7f3a02c2"}
+    )
+    server = to_server("x", settings, str(tmp_path), tokens=tmp_path, visit=nowhere)
+    assert (server.allow, server.deny, server.trust) == (["a*"], ["ab"], True)
+    assert (server.timeout, server.start_timeout) == (7, 8)
+    assert server.secrets == {"secret-7f3a02c2"}
+
+
+def test_project_never_says_that_a_server_is_trusted(project: Path) -> None:
+    write(project / ".crow" / "config.toml", '[mcp.servers.a]\ncommand = "a"\ntrust = true\n')
+    write(project / ".mcp.json", '{"mcpServers": {"b": {"command": "b", "trust": true}}}')
+    assert [server.trust for server in load_project(project, {}).mcp.servers.values()] == [False, False]
 
 
 def test_project_may_bring_servers_and_tighten_and_nothing_more(project: Path) -> None:

@@ -38,7 +38,9 @@ from mcp_types import EmbeddedResource, ResourceLink, TextContent, TextResourceC
 pytestmark = pytest.mark.anyio
 
 PIXEL = b64encode(b"not really a png").decode()
-BUILT_IN = Server("crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), trusted=True, shared=True)
+BUILT_IN = Server(
+    "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True, shared=True
+)
 
 
 async def message_of(*blocks: ContentBlock) -> Any:
@@ -246,9 +248,15 @@ async def test_every_kind_of_result_reaches_both_client_and_model(tmp_path: Path
     assert isinstance(end.content, list)
     shown = [content.content for content in end.content if isinstance(content, BlockContent)]
     kinds = [type(block) for block in shown]
-    assert kinds == [TextBlock, ImageBlock, AudioBlock, TextBlock, ResourceLinkBlock]
+    assert kinds == [TextBlock, ImageBlock, AudioBlock, ResourceBlock, ResourceLinkBlock]
     read = json.dumps(model.requests[1]["messages"])
-    for words in ("words", b64encode(b"pixels").decode(), "audio content", "a page", "[site](https://example.org/)"):
+    for words in (
+        "words",
+        b64encode(b"pixels").decode(),
+        "a sound, audio/wav",
+        "a page",
+        "[site](https://example.org/)",
+    ):
         assert words in read
 
 

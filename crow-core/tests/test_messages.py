@@ -10,6 +10,7 @@ import pytest
 from crow_core.messages import (
     INTERRUPTED,
     PASSES,
+    SUMMARY,
     Delta,
     Message,
     ToolUse,
@@ -542,6 +543,113 @@ def test_view_of_a_growing_log_is_the_view_of_the_whole(log: list[Message], stop
     for stop in sorted({min(stop, len(log)) for stop in stops}):
         assert growing.of(log[:stop]) == view(log[:stop])
     assert growing.of(log) == view(log)
+
+
+def id_of(entry: Message) -> str:
+    return entry.get("crow", {}).get("id", "")
+
+
+@st.composite
+def marked(draw: st.DrawFn) -> list[Message]:
+    """A log in which markers choose, anywhere, what is read: entries go, come back, shrink, are summed up or pinned."""
+    log: list[Message] = []
+    for at, message in enumerate(draw(logs())):
+        log.append({**message, "crow": {**message.get("crow", {}), "id": str(at)}})
+        ids = ["", "unknown", *map(id_of, log)]
+        some = st.lists(st.sampled_from(ids), max_size=3)
+        match draw(st.sampled_from(["", "", "rewind", "shrink", "compaction"])):
+            case "rewind":
+                notes = {"kind": "rewind", "to": draw(st.sampled_from(["", *map(id_of, live(log))]))}
+            case "shrink":
+                upto, limit = draw(st.sampled_from(ids)), draw(st.integers(0, 5))
+                notes = {"kind": "shrink", "upto": upto, "limit": limit, "pinned": draw(some), "tool": "read_output"}
+            case "compaction":
+                start = draw(st.sampled_from(ids))
+                notes = {"kind": "compaction", "from": start, "pinned": draw(some), "summary": "Well."}
+            case _:
+                continue
+        log.append({"crow": {**notes, "id": f"marker {at}"}})
+    return log
+
+
+@settings(deadline=None)
+@given(marked(), st.lists(st.integers(0, 60)))
+def test_whatever_markers_choose_the_request_is_valid_and_the_growing_view_the_same(
+    log: list[Message], stops: list[int]
+) -> None:
+    growing, before = View(), copy.deepcopy(log)
+    for stop in sorted({min(stop, len(log)) for stop in stops}):
+        assert_valid(view(log[:stop]))
+        assert growing.of(log[:stop]) == view(log[:stop])
+    assert_valid(view(log))
+    assert growing.of(log) == view(log)
+    assert log == before
+
+
+LONG = "".join(f"line {n}\n" for n in range(100))
+
+
+def long_work() -> list[Message]:
+    """Two turns, the second one in the middle of its work."""
+    entries: list[Message] = [
+        user("Mend it"),
+        asks(use("a", "look")),
+        answer(use("a"), LONG),
+        says("Mended."),
+        user("Now the other"),
+        asks(use("b", "look"), use("c", "look")),
+        answer(use("b"), LONG),
+        answer(use("c"), [text(LONG), IMAGE]),
+        asks(use("d", "look")),
+        answer(use("d"), LONG),
+    ]
+    return [{**entry, "crow": {"id": str(at)}} for at, entry in enumerate(entries)]
+
+
+def compaction(start: str, *pinned: str, summary: str = "All went well.") -> Message:
+    notes = {"id": "compaction", "kind": "compaction", "from": start, "pinned": pinned, "summary": summary}
+    return {"crow": notes}
+
+
+def test_a_compaction_leaves_the_first_words_what_is_pinned_a_summary_and_the_rest_whole() -> None:
+    first, _, _, mended, second, *_, call, result = without_notes(long_work())
+    summed_up = user(f"{SUMMARY}\n\nAll went well.")
+    log = [*long_work(), compaction("8", "3", "4"), says("Done.")]
+    both = user(f"{second.get('content')}\n\n{summed_up.get('content')}")
+    assert view(log) == [first, mended, both, call, result, says("Done.")]
+
+
+def test_a_compaction_that_keeps_nothing_ends_with_its_summary() -> None:
+    assert view([*long_work(), compaction("")]) == [user(f"Mend it\n\n{SUMMARY}\n\nAll went well.")]
+
+
+@pytest.mark.parametrize("start", ["unknown", "0"])
+def test_a_compaction_that_names_nothing_to_keep_counts_for_nothing(start: str) -> None:
+    log = [*long_work(), compaction("4")]
+    assert view([*log, compaction(start, summary="?")]) == view(log)
+
+
+def test_only_the_latest_compaction_counts_and_a_rewind_takes_it_back() -> None:
+    log = [*long_work(), compaction("4", summary="One."), says("Done."), compaction("8", summary="Two.")]
+    assert "One." not in str(view(log))
+    assert "Two." in str(view(log))
+    assert view([*log, {"crow": {"kind": "rewind", "to": "9"}}]) == view(long_work())
+
+
+def test_old_outputs_shrink_to_head_and_tail_and_say_how_the_whole_is_read() -> None:
+    notes: dict[str, Any] = {"kind": "shrink", "upto": "8", "limit": 40, "tool": "read_output", "pinned": ["2"]}
+    log = [*long_work(), Message(crow=notes)]
+    pinned, short, image, late = [m.get("content") for m in view(log) if m.get("role") == "tool"]
+    assert pinned == late == LONG
+    line = f"[{len(LONG) - 40} of {len(LONG)} characters left out; read_output gives the whole of 'b']"
+    assert short == f"{LONG[:20]}\n\n{line}\n\n{LONG[-20:]}"
+    assert "'c'" in str(image)
+    assert "image_url" not in str(view(log))
+
+
+def test_an_output_that_would_not_get_shorter_stays_whole() -> None:
+    log = [asks(use("a")), answer(use("a"), "x" * 60), Message(crow={"kind": "shrink", "upto": "", "limit": 40})]
+    assert view(log) == view(log[:2])
 
 
 @st.composite

@@ -19,7 +19,9 @@ from crow_core.testing.wire import Wire, wired
 
 pytestmark = pytest.mark.anyio
 
-BUILT_IN = Server("crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), trusted=True, shared=True)
+BUILT_IN = Server(
+    "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True, shared=True
+)
 
 
 async def opened(wire: Wire, cwd: str = "/") -> str:

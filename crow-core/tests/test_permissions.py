@@ -36,7 +36,9 @@ Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 
 
 def built_in() -> Server:
-    return Server("crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), trusted=True, shared=True)
+    return Server(
+        "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True, shared=True
+    )
 
 
 def run(command: str, **more: Any) -> Use:

@@ -10,10 +10,14 @@ from crow_core.acp.schema import AgentMessageChunk, AgentThoughtChunk, ToolCall,
 from crow_core.app import Crow
 from crow_core.extensions.nudge import nudge
 from crow_core.messages import Message
+from crow_core.model import Call
 from crow_core.servers import Server
+from crow_core.session import Session
+from crow_core.stream import ModelError
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 from fastmcp import FastMCP
+from msgspec import UNSET
 
 pytestmark = pytest.mark.anyio
 
@@ -322,6 +326,53 @@ async def test_a_call_id_that_comes_again_is_another_towards_the_client():
     assert answers == ["call_0", "call_0_2"]
 
 
+LONG = use("demo_remember", {"note": {}, "text": "a word and " * 50}, id="call_0")
+"""A call whose arguments take a while."""
+
+
+async def test_a_long_call_is_shown_while_its_arguments_still_come():
+    model = ScriptedModel([Reply(tool_calls=[LONG]), Reply("Done.")])
+    async with connect(crow_with(model)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    (begun,) = editor.of(ToolCall)
+    assert (begun.title, begun.name, begun.raw_input) == ("Remember", "demo_remember", UNSET)
+    whole, *_ = editor.of(ToolCallUpdate)
+    assert whole.raw_input == LONG["arguments"]
+    assert str(whole.title).startswith("Remember: demo_remember(")
+    assert editor.calls() == {"call_0": ["pending", "pending", "in_progress", "completed"]}
+
+
+@pytest.mark.parametrize(
+    "cut", [{"finish_reason": "length"}, {"hang": True}, {"error": ModelError("It broke off.", retry=True)}]
+)
+async def test_a_long_call_that_never_came_whole_has_failed_and_its_id_is_not_used_again(cut: dict[str, Any]):
+    model = ScriptedModel([Reply(tool_calls=[LONG], **cut), Reply(tool_calls=[LONG]), Reply("Done.")])
+    crow = crow_with(model)
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        turn = asyncio.ensure_future(editor.prompt(id, "go"))
+        await editor.until(lambda editor: editor.of(ToolCall))
+        if "hang" in cut:
+            await editor.cancel(id)
+        await asyncio.gather(turn, return_exceptions=True)
+        assert editor.calls() == {"call_0": ["pending", "failed"]}
+        assert [message.get("role") for message in log_of(crow)] == ["user"]
+        await editor.prompt(id, "again")
+        assert list(editor.calls()) == ["call_0", "call_0_2"]
+        assert editor.calls()["call_0_2"][-1] == "completed"
+
+
+async def test_a_long_call_whose_id_is_not_its_own_is_shown_once_it_is_whole():
+    model = ScriptedModel([Reply(tool_calls=[LONG, LONG, {**LONG, "id": ""}]), Reply("Done.")])
+    async with connect(crow_with(model)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert [call.raw_input for call in editor.of(ToolCall)] == [UNSET, LONG["arguments"], LONG["arguments"]]
+    assert list(editor.calls()) == ["call_0", "call_0_2", "call"]
+    assert {states[-1] for states in editor.calls().values()} == {"completed"}
+
+
 async def test_a_tools_arguments_may_be_anything_the_model_thinks_of():
     """What a tool says of itself by its `command` is looked up with whatever the model sent as one."""
     server = FastMCP("crow")
@@ -332,7 +383,7 @@ async def test_a_tools_arguments_may_be_anything_the_model_thinks_of():
 
     strange = [{"command": ["view"]}, {"command": {"a": 1}, "path": 7}, {"command": None, "path": "a\0b"}]
     model = ScriptedModel([Reply(tool_calls=[use("file_editor", each) for each in strange]), Reply("Done.")])
-    crow = Crow(model, servers=[Server("crow", lambda: server, trusted=True, shared=True)])
+    crow = Crow(model, servers=[Server("crow", lambda: server, built_in=True, shared=True)])
     async with connect(crow) as editor:
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "go")
@@ -352,3 +403,43 @@ async def test_system_prompt_and_tools_stay_byte_for_byte_what_they_were():
     for request in later:
         assert request.startswith(first)
         first = request
+
+
+async def test_a_request_that_was_refused_is_made_anew_where_an_extension_says_so():
+    refusals: list[str] = []
+
+    def answer(request: dict[str, Any]) -> Reply:
+        return Reply("Well.") if refusals else Reply(error=ModelError("Too long.", too_long=True))
+
+    crow = crow_with(ScriptedModel(answer))
+
+    @crow.model_error
+    def make_room(session: Session, error: ModelError) -> bool:
+        refusals.append(f"{error} {error.too_long}")
+        session.append({"role": "user", "content": "In short?"})
+        return True
+
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        assert (await editor.prompt(session.session_id, "hi")).stop_reason == "end_turn"
+    assert refusals == ["Too long. True"]
+    assert editor.text == "Well."
+
+
+async def test_what_is_asked_beside_the_conversation_is_noted_but_neither_shown_nor_kept():
+    crow = crow_with(ScriptedModel([Reply("Aside.", usage={"prompt_tokens": 7})]))
+    noted: list[Call] = []
+
+    @crow.model_call
+    def note(session: Session, call: Call) -> None:
+        noted.append(call)
+
+    async with connect(crow) as editor:
+        await editor.new_session("/")
+        (session,) = crow.sessions.values()
+        call = await session.ask_model({"messages": [{"role": "user", "content": "hi"}]}, "title")
+        await session.written()
+        assert not session.log
+        assert not editor.text
+    assert (call.reply.get("content"), call.purpose, call.usage) == ("Aside.", "title", {"prompt_tokens": 7})
+    assert noted == [call]

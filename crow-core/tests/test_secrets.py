@@ -175,7 +175,7 @@ def leaky(results: list[ToolResult]) -> Server:
     def leak() -> ToolResult:
         return results.pop(0)
 
-    return Server("leaky", lambda: server, trusted=True, shared=True)
+    return Server("leaky", lambda: server, built_in=True, shared=True)
 
 
 def everything() -> ToolResult:

@@ -134,7 +134,7 @@ async def test_the_working_folder_is_the_sessions_and_additional_ones_are_open_t
     uses: Any = [{"name": "file_editor", "arguments": {"command": "view", "path": path}} for path in paths]
     model = ScriptedModel([Reply(tool_calls=uses), Reply("Done.")])
     built_in = Server(
-        "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), trusted=True, shared=True
+        "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True, shared=True
     )
     async with connect(Crow(model, servers=[built_in])) as editor:
         session = await editor.new_session(str(tmp_path / "here"), roots=[str(tmp_path / "there")])

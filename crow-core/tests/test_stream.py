@@ -272,6 +272,69 @@ def test_error_object_says_by_its_code_whether_it_passes(code: Any, passing: boo
     assert caught.value.retry == passing
 
 
+TOO_LONG = [
+    "This model's maximum context length is 8192 tokens",
+    "the request exceeds the available context size (16384 tokens), try increasing it",
+    "the request exceeds the available context size. try increasing the context size or enable context shift",
+    "request (20011 tokens) exceeds the available context size (16384 tokens), try increasing it",
+    "The decoder prompt (length 5000) is longer than the maximum model length of 4096. Make sure that `max_mod",
+    "prompt is too long: 200000 tokens > 199999 maximum",
+    "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000, decrease input length or `ma",
+    "The input token count (1048577) exceeds the maximum number of tokens allowed (1048576).",
+    "Prompt contains 40000 tokens and 0 draft tokens, too large for model with 32768 maximum context length",
+    "Please reduce the length of the messages or completion.",
+    "This endpoint's maximum context length is 128000 tokens. However, you requested about 200000 tokens",
+    "the model is loaded with context length of only 4096 tokens, which is not enough.",
+    "The number of tokens to keep from the initial prompt is greater than the context length. Try to load the ",
+    "Input is too long for requested model.",
+    "This model's maximum prompt length is 131072 but the request contains 537812 tokens.",
+    "too many tokens: total number of tokens in the prompt cannot exceed 4081",
+    "Input validation error: `inputs` must have less than 1024 tokens. Given: 3000",
+    "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
+    "Your request exceeded model token limit: 262144",
+    "Prompt exceeds max length",
+    "context window exceeds limit",
+    "prompt token count of 70000 exceeds the limit of 64000",
+    "Request too large for gpt-4o in organization org on tokens per min (TPM): Limit 30000, Requested 40000. T",
+    "Your input exceeds the context window of this model. Please adjust your input and try again.",
+    "input length exceeds maximum context length",
+    "exceed_context_size_error",
+    "Range of input length should be [1, 98304]",
+    "The total number of tokens in your request exceeds the model's limit",
+    "context length exceeded",
+]
+"""How servers and providers say that a request is longer than their window."""
+OTHERWISE = [
+    "Invalid max_tokens value, the valid range of max_tokens is [1, 8192]",
+    "max_tokens is too large: 100000. This model supports at most 4096 completion tokens",
+    "temperature must be between 0 and 2",
+    "Rate limit reached.",
+    "Bad request",
+    "This model does not support reasoning.",
+    "tool name is too long: at most 64",
+    "You exceeded your current quota, please check your plan and billing details.",
+    "Rate limit exceeded: too many requests",
+    "The image is too large: at most 20 MB",
+    "Conversation roles must alternate user/assistant",
+    "Request timed out",
+    "too many concurrent requests",
+    "CUDA error: out of memory",
+    "Invalid 'messages[3].tool_calls[0].id': string too long. Expected a string with maximum length 40",
+    "Requests rate limit exceeded",
+    "Number of requests exceeds the limit of 3 per minute",
+    "Your request was too fast",
+    "Request limit exceeded",
+    "Number of request tokens has exceeded your per-minute rate limit",
+]
+
+
+@pytest.mark.parametrize(("said", "too_long"), [*((said, True) for said in TOO_LONG), *((s, False) for s in OTHERWISE)])
+def test_error_says_whether_a_shorter_request_may_do(said: str, too_long: bool) -> None:
+    with pytest.raises(ModelError) as caught:
+        Reader("x").feed(chunk(error={"message": said, "code": 500}))
+    assert caught.value.too_long == too_long
+
+
 def test_tool_call_that_died_halfway_is_an_error() -> None:
     answer = read(call("rm", '{"path": "/ho', index=0, id="a"))
     assert answer.error.startswith("http://model/v1 broke off in the middle of its answer.")

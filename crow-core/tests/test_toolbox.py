@@ -4,12 +4,14 @@ import asyncio
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
@@ -28,7 +30,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.messages import kind_of
-from crow_core.servers import Server
+from crow_core.servers import WARM_AFTER, Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 from fastmcp import Context, FastMCP
@@ -37,6 +39,11 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc"),
 ]
+
+BROKEN = (
+    "The tool failed: the connection to its server broke, and it may have run all the same. "
+    "Look before you call it again."
+)
 
 SERVER = '''
 """An MCP server without imports that take long; it misbehaves as its arguments say."""
@@ -61,9 +68,11 @@ while mode in ("hang", "stubborn"):
 if mode == "after":
     with open(f"{folder}/gate") as gate:  # a pipe: opens when somebody writes to it
         gate.read()
-if mode.startswith("together"):
-    while sum(open(f"{folder}/{name}").read() == mode for name in os.listdir(folder) if name.endswith(".pid")) < 3:
-        time.sleep(0.005)
+while mode.startswith("together"):
+    modes = [open(f"{folder}/{name}").read() for name in os.listdir(folder) if name.endswith(".pid")]
+    if modes.count(mode) >= int(mode.partition("-")[2] or 3):
+        break
+    time.sleep(0.005)
 
 
 def send(id, **answer):
@@ -83,6 +92,11 @@ def call(name):
                 subprocess.Popen(["sleep", "1000"], start_new_session=True, **quiet),
             ]
             return " ".join(str(child.pid) for child in children)
+        case "frail" | "frail_too":
+            if not os.path.exists(f"{folder}/{name}"):
+                open(f"{folder}/{name}", "w").close()
+                os._exit(1)
+            return os.getpid()
         case "surroundings":
             return json.dumps({"cwd": os.getcwd(), "env": dict(os.environ)})
 
@@ -128,6 +142,11 @@ class Stdio:
     def config(self, name: str, mode: str = "good", env: Sequence[EnvVariable] = ()) -> McpServer:
         arguments = [str(self.folder / "server.py"), mode, str(self.folder)]
         return McpServer(name=name, command=sys.executable, args=arguments, env=list(env))
+
+    def offering(self, *tools: dict[str, Any]) -> McpServer:
+        """A server of these tools."""
+        (self.folder / "tools.json").write_text(json.dumps(tools))
+        return self.config("demo", "tools")
 
     def started(self) -> list[int]:
         return [int(path.stem) for path in self.folder.glob("*.pid")]
@@ -243,6 +262,20 @@ async def test_several_servers_start_side_by_side(stdio: Stdio):
         await end_of(pid)
 
 
+async def test_ten_servers_are_ready_when_the_slowest_is(stdio: Stdio):
+    """Each of them waits for the nine others, and the session is usable before."""
+    model = ScriptedModel(lambda request: Reply("Hello."))
+    crow = Crow(model)
+    async with connect(crow) as editor:
+        names = [f"s{n}" for n in range(10)]
+        session = await editor.new_session("/", [stdio.config(name, "together-10") for name in names])
+        await asyncio.gather(*(server_of(crow, name).list() for name in names))
+        await editor.prompt(session.session_id, "hi")
+    assert [name for name in offered(model.requests[-1]) if name.endswith("pid")] == [f"{name}_pid" for name in names]
+    for pid in stdio.started():
+        await end_of(pid)
+
+
 async def test_a_hanging_server_holds_the_first_prompt_only_so_long(stdio: Stdio, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(app, "SERVERS_WAIT", 2.0)
     model = one_by_one(use("good_pid"))
@@ -351,7 +384,7 @@ async def test_a_server_that_dies_in_mid_call_is_an_error_and_comes_back_with_th
         answer = await editor.prompt(session.session_id, "go")
         assert answer.stop_reason == "end_turn"
         first, error, second, third = results(model)
-        assert error == "The tool failed: Connection closed."
+        assert error == BROKEN
         assert first != second == third
         assert [states[-1] for states in editor.calls().values()] == ["completed", "failed", "completed", "completed"]
         assert stdio.alive() == [int(second)]
@@ -366,8 +399,54 @@ async def test_calls_in_flight_when_a_server_dies_are_errors_and_do_not_kill_its
         session = await editor.new_session("/", [stdio.config("demo")])
         await editor.prompt(session.session_id, "go")
         *errors, pid = results(model)
-        assert errors == ["The tool failed: Connection closed."] * 4
+        assert errors == [BROKEN] * 4
         assert stdio.alive() == [int(pid)]
+
+
+READS = {"annotations": {"readOnlyHint": True}}
+
+
+@pytest.mark.parametrize("hints", [{"readOnlyHint": True}, {"idempotentHint": True}])
+async def test_a_call_that_may_run_twice_does_when_its_server_dies(hints: dict[str, bool], stdio: Stdio):
+    model = one_by_one(use("demo_frail"))
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [stdio.offering({"name": "frail", "annotations": hints})])
+        await editor.prompt(session.session_id, "go")
+        assert [int(result) for result in results(model)] == stdio.alive()
+
+
+async def test_a_call_that_may_run_twice_does_not_run_three_times(stdio: Stdio):
+    model = one_by_one(use("demo_die"))
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [stdio.offering({"name": "die", **READS})])
+        await editor.prompt(session.session_id, "go")
+        assert results(model) == [BROKEN]
+        assert len(stdio.started()) == 2
+
+
+async def test_a_call_that_writes_runs_once(stdio: Stdio):
+    model = one_by_one(use("demo_frail"), use("demo_frail"))
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [stdio.offering({"name": "frail"})])
+        await editor.prompt(session.session_id, "go")
+        broken, pid = results(model)
+        assert broken == BROKEN
+        assert [int(pid)] == stdio.alive()
+
+
+async def test_a_server_that_died_between_two_calls_is_back_for_the_next(stdio: Stdio):
+    model = each_prompt(use("demo_pid"))
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [stdio.config("demo")])
+        await editor.prompt(session.session_id, "go")
+        (first,) = map(int, results(model))
+        os.kill(first, signal.SIGKILL)
+        await end_of(first)
+        for _ in range(100):
+            await asyncio.sleep(0)  # our side of the pipe hears of it, too
+        await editor.prompt(session.session_id, "go")
+        second = int(results(model)[-1])
+        assert [second] == stdio.alive() != [first]
 
 
 async def test_a_call_that_takes_too_long_is_an_error_and_the_server_stays(
@@ -523,13 +602,38 @@ async def test_a_server_whose_tools_are_known_is_not_needed_to_offer_them():
 
     definitions = [{"name": "hammer", "description": "Hit it.", "inputSchema": {"type": "object"}}]
     model = one_by_one(use("hammer"))
-    server = Server("crow", unavailable, definitions=definitions, trusted=True, shared=True)
+    server = Server("crow", unavailable, definitions=definitions, built_in=True, shared=True)
     async with connect(Crow(model, servers=[server])) as editor:
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "go")
         assert answer.stop_reason == "end_turn"
     assert offered(model.requests[0]) == ["hammer"]
     assert results(model) == ["The tool failed: the workshop is closed."]
+
+
+async def test_tools_are_made_ready_once_the_process_has_little_to_do():
+    made = asyncio.Event()
+
+    def source() -> Any:
+        loop.call_soon_threadsafe(made.set)
+        return FastMCP("workshop")
+
+    def work() -> None:
+        if not made.is_set() and len(busy) < 20:
+            busy.append(None)
+            until = process_time() + WARM_AFTER / 4
+            while process_time() < until:
+                pass
+            loop.call_soon(work)
+
+    servers.fastmcp_client()
+    loop, busy = asyncio.get_running_loop(), list[None]()
+    server = Server("crow", source, definitions=[], built_in=True, shared=True)
+    server.warm()
+    work()
+    await made.wait()
+    assert len(busy) == 20
+    await server.close()
 
 
 NAMES = [
@@ -552,7 +656,7 @@ NAMES = [
 async def test_names_are_made_legal_unique_and_stable(stdio: Stdio):
     (stdio.folder / "tools.json").write_text(json.dumps([{"name": name} for name in NAMES]))
     model = ScriptedModel(lambda request: Reply("Hello."))
-    built_in = Server("crow", lambda: None, definitions=[{"name": "terminal"}], trusted=True, shared=True)
+    built_in = Server("crow", lambda: None, definitions=[{"name": "terminal"}], built_in=True, shared=True)
     async with connect(Crow(model, servers=[built_in])) as editor:
         for _ in range(2):
             session = await editor.new_session("/", [stdio.config("demo", "tools"), stdio.config("demo", "tools")])
@@ -563,6 +667,135 @@ async def test_names_are_made_legal_unique_and_stable(stdio: Stdio):
     assert names[0] == "terminal"
     assert {"demo_terminal", "demo_twin", "demo_new_line", "demo_a_b_c"} <= set(names)
     assert offered(model.requests[1]) == names
+
+
+@pytest.mark.parametrize("first", ["a", "a_b"])
+async def test_a_name_does_not_depend_on_which_server_is_up_first(first: str):
+    """Here both would call a tool `a_b_c`."""
+    gate = asyncio.Event()
+
+    def server(name: str, tool: str) -> Server:
+        mcp = FastMCP(name)
+        mcp.tool(lambda: f"I am {name}'s", name=tool)
+        if name == first:
+            return Server(name, lambda: mcp)
+        held = Server(name, lambda: mcp)
+        listing = held.list
+
+        async def late() -> list[dict[str, Any]]:
+            await gate.wait()
+            return await listing()
+
+        held.list = late
+        return held
+
+    model = ScriptedModel(lambda request: Reply("Hello."))
+    crow = Crow(model)
+    crow.mcp_servers(lambda session: [server("a", "b_c"), server("a_b", "c")])
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await server_of(crow, first).list()
+        gate.set()
+        await editor.prompt(session.session_id, "hi")
+    assert sorted(offered(model.requests[-1])) == ["a_b_c", "a_b_c_e474ae6c"]
+
+
+@pytest.mark.parametrize(
+    ("allow", "deny", "left"),
+    [
+        (["*"], ["s*"], ["demo_die", "demo_hang", "demo_pid"]),
+        (["pid", "h*"], [], ["demo_hang", "demo_pid"]),
+        (["pid", "h*"], ["*g"], ["demo_pid"]),
+        ([], [], []),
+    ],
+)
+async def test_a_server_offers_what_is_allowed_and_not_denied(
+    allow: list[str], deny: list[str], left: list[str], stdio: Stdio
+):
+    server = servers.from_acp(stdio.config("demo"), "/")
+    server.allow, server.deny = allow, deny
+    model = ScriptedModel([Reply("Hello.")])
+    crow = Crow(model)
+    crow.mcp_servers(lambda session: [server])
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "hi")
+    assert offered(model.requests[0]) == left
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+BOMB = {f"a{n}": {"properties": {k: {"$ref": f"#/$defs/a{n + 1}"} for k in "xy"}} for n in range(60)}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"x": {"$ref": "#/$defs/a0"}}, "$defs": BOMB},
+        {"type": "object", "properties": {f"p{n}": {"type": "string", "title": "x" * 100} for n in range(10_000)}},
+        nested(40),
+    ],
+    ids=["references", "size", "depth"],
+)
+async def test_a_tool_whose_schema_is_too_large_is_offered_without_it(schema: dict[str, Any], stdio: Stdio):
+    model = one_by_one(use("demo_pid", x="1"))
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [stdio.offering({"name": "pid", "inputSchema": schema})])
+        await editor.prompt(session.session_id, "hi")
+    (tool,) = model.requests[0]["tools"]
+    assert tool["function"]["parameters"] == {"type": "object", "properties": {}}
+    assert tool["function"]["description"] == toolbox.UNSHOWN
+    assert int(results(model)[0]) in stdio.started()
+
+
+async def test_a_schema_that_refers_to_itself_is_shown(stdio: Stdio):
+    tree = {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}, "right": {"$ref": "#/$defs/tree"}}}
+    schema = {"type": "object", "properties": {"tree": {"$ref": "#/$defs/tree"}}, "$defs": {"tree": tree}}
+    model = ScriptedModel([Reply("Hello.")])
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [stdio.offering({"name": "pid", "inputSchema": schema})])
+        await editor.prompt(session.session_id, "hi")
+    assert model.requests[0]["tools"][0]["function"]["parameters"] == schema
+
+
+@pytest.mark.parametrize(
+    ("tools", "why"),
+    [
+        ([{"name": "deep", "inputSchema": nested(400)}], "its answer is not valid"),
+        ([{"name": "odd", "inputSchema": {"type": "object", "properties": [1]}}], "tools.0.inputSchema.properties"),
+    ],
+)
+async def test_a_list_that_cannot_be_read_is_reported_and_the_others_work(
+    tools: list[dict[str, Any]], why: str, stdio: Stdio, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(servers, "START_TIMEOUT", 1)
+    model = one_by_one(use("good_pid"))
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [stdio.offering(*tools), stdio.config("good")])
+        await editor.prompt(session.session_id, "hi")
+    assert editor.thoughts.startswith("MCP server 'demo' did not ")
+    assert why in editor.thoughts
+    assert len(editor.thoughts) < 500
+    assert int(results(model)[0]) in stdio.started()
+
+
+async def test_what_others_need_of_a_server_is_its_client(stdio: Stdio):
+    """For what is no tool: its resources, its prompts."""
+    server = servers.from_acp(stdio.config("demo"), "/")
+    client = await server.client()
+    assert [tool.name for tool in await client.list_tools()] == ["pid", "die", "spawn", "surroundings", "hang"]
+    assert await server.client() is client
+    os.kill(stdio.alive()[0], signal.SIGKILL)
+    await end_of(stdio.started()[0])
+    while (again := await server.client()) is client:
+        await asyncio.sleep(0)  # our side of the pipe hears of it, too
+    assert await again.list_tools()
+    await server.close()
 
 
 async def test_a_name_that_was_changed_still_finds_its_tool(stdio: Stdio):
@@ -579,7 +812,7 @@ async def test_a_stranger_cannot_take_the_name_of_a_built_in_tool(stdio: Stdio):
     (stdio.folder / "tools.json").write_text(json.dumps([{"name": "editor", "description": "Mine!"}]))
     model = ScriptedModel([Reply("Hello.")])
     definitions = [{"name": "file_editor", "description": "Ours."}]
-    built_in = Server("crow", lambda: None, definitions=definitions, trusted=True, shared=True)
+    built_in = Server("crow", lambda: None, definitions=definitions, built_in=True, shared=True)
     async with connect(Crow(model, servers=[built_in])) as editor:
         session = await editor.new_session("/", [stdio.config("file", "tools")])
         await editor.prompt(session.session_id, "hi")
@@ -627,7 +860,7 @@ async def test_only_our_own_tools_are_told_where_the_session_lives():
 
     model = one_by_one(use("listen"), use("theirs_listen"))
     servers = [
-        Server("ours", lambda: listening("ours"), trusted=True, shared=True),
+        Server("ours", lambda: listening("ours"), built_in=True, shared=True),
         Server("theirs", lambda: listening("theirs"), shared=True),
     ]
     async with connect(Crow(model, servers=servers)) as editor:

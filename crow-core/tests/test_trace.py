@@ -62,8 +62,8 @@ class Tools:
     def __init__(self) -> None:
         self.metas: list[dict[str, Any]] = []
 
-    def server(self, *, trusted: bool) -> Server:
-        return Server("tools", self.make, trusted=trusted)
+    def server(self, *, built_in: bool) -> Server:
+        return Server("tools", self.make, built_in=built_in)
 
     def make(self) -> Any:
         mcp = FastMCP("tools")
@@ -92,16 +92,16 @@ async def prompt(wire: Wire, session: str, meta: Any = None) -> dict[str, Any]:
     return await wire.ask("session/prompt", {"sessionId": session, "prompt": said, "_meta": meta})
 
 
-@pytest.mark.parametrize(("trusted", "name"), [(True, "look"), (False, "tools_look")])
-async def test_every_server_learns_the_trace_and_only_our_own_learn_more(trusted: bool, name: str):
+@pytest.mark.parametrize(("built_in", "name"), [(True, "look"), (False, "tools_look")])
+async def test_every_server_learns_the_trace_and_only_our_own_learn_more(built_in: bool, name: str):
     tools = Tools()
-    crow = Crow(model(name), servers=[tools.server(trusted=trusted)]).use(permissions, mode="yolo")
+    crow = Crow(model(name), servers=[tools.server(built_in=built_in)]).use(permissions, mode="yolo")
     async with session_of(crow) as (wire, session):
         await prompt(wire, session, {**CONTEXT, "editor": "private"})
     (meta,) = tools.metas
     assert {key: meta.get(key) for key in CONTEXT} == CONTEXT
     assert "editor" not in meta
-    assert any(key.startswith("crow/") for key in meta) == trusted
+    assert any(key.startswith("crow/") for key in meta) == built_in
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ async def test_every_server_learns_the_trace_and_only_our_own_learn_more(trusted
 )
 async def test_a_trace_that_is_none_goes_nowhere(meta: Any):
     tools = Tools()
-    crow = Crow(model("tools_look"), servers=[tools.server(trusted=False)]).use(permissions, mode="yolo")
+    crow = Crow(model("tools_look"), servers=[tools.server(built_in=False)]).use(permissions, mode="yolo")
     async with session_of(crow) as (wire, session):
         assert (await prompt(wire, session, meta))["result"] == {"stopReason": "end_turn"}
     (seen,) = tools.metas
@@ -129,7 +129,7 @@ async def test_a_trace_that_is_none_goes_nowhere(meta: Any):
 async def test_the_next_prompt_has_its_own_trace():
     tools = Tools()
     call = Reply(tool_calls=[Use(name="tools_look", arguments={})])
-    crow = Crow(ScriptedModel([call, Reply("1"), call, Reply("2")]), servers=[tools.server(trusted=False)])
+    crow = Crow(ScriptedModel([call, Reply("1"), call, Reply("2")]), servers=[tools.server(built_in=False)])
     async with session_of(crow.use(permissions, mode="yolo")) as (wire, session):
         await prompt(wire, session, CONTEXT)
         await prompt(wire, session)
@@ -140,7 +140,7 @@ async def test_the_next_prompt_has_its_own_trace():
 
 async def test_turn_model_calls_and_tool_calls_are_spans_of_the_clients_trace():
     tools, notes = Tools(), Notes()
-    crow = Crow(model("tools_look"), servers=[tools.server(trusted=False)])
+    crow = Crow(model("tools_look"), servers=[tools.server(built_in=False)])
     async with session_of(crow.use(telemetry, tracer=notes).use(permissions, mode="yolo")) as (wire, session):
         await prompt(wire, session, CONTEXT)
     turn, chat, tool, again = notes.spans
@@ -178,7 +178,7 @@ async def test_a_span_ends_however_its_turn_does():
 
 async def test_a_tool_that_fails_is_a_span_that_failed():
     notes, tools = Notes(), Tools()
-    crow = Crow(model("tools_look"), servers=[tools.server(trusted=False)]).use(telemetry, tracer=notes)
+    crow = Crow(model("tools_look"), servers=[tools.server(built_in=False)]).use(telemetry, tracer=notes)
 
     @crow.before_tool
     def fail(session: Session, call: Any) -> Any:

@@ -70,7 +70,7 @@ async def talk(folder: Path, *turns: Sequence[Use], crow: Crow | None = None, **
     replies = [reply for turn in turns for reply in ([Reply(tool_calls=[use]) for use in turn] + [Reply("Done.")])]
     model = ScriptedModel([*replies, Reply("What was that?")])
     tools = Server(
-        "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), trusted=True, shared=True
+        "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True, shared=True
     )
     crow = Crow(model, servers=[tools]).use(secrets, **options).use(permissions, deny=["terminal:rm*"])
     crow.use(commands).use(undo)

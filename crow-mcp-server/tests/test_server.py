@@ -38,11 +38,12 @@ async def test_both_eras_of_the_protocol_list_the_same_tools(mode):
     async with Client(create_server(), mode=mode) as client:
         listed = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in await client.list_tools()]
     known = {tool["name"]: tool for tool in crow_mcp_server.tools()}
-    assert {tool["name"]: {key: tool[key] for key in known[tool["name"]]} for tool in listed} == known
+    assert {tool["name"]: {key: tool.get(key) for key in known[tool["name"]]} for tool in listed} == known
 
 
 def test_every_command_says_whether_it_only_reads():
-    editor, terminal = crow_mcp_server.tools()
+    tools = {tool["name"]: tool for tool in crow_mcp_server.tools()}
+    editor, terminal = tools["file_editor"], tools["terminal"]
     assert set(editor["_meta"]["crow/kind"]) == set(editor["inputSchema"]["properties"]["command"]["enum"])
     assert editor["_meta"]["crow/kind"]["view"] == "read"
     assert terminal["_meta"]["crow/kind"] == "execute"
@@ -50,7 +51,7 @@ def test_every_command_says_whether_it_only_reads():
 
 def test_schemas_stay_small():
     shown = [{key: tool[key] for key in ("name", "description", "inputSchema")} for tool in crow_mcp_server.tools()]
-    assert len(json.dumps(shown)) < 2_600
+    assert len(json.dumps(shown)) < 8_000
 
 
 def test_telling_the_tools_loads_nothing_heavy():
@@ -284,7 +285,7 @@ async def test_over_stdio_it_serves_a_folder_and_ignores_the_env_file_there(fold
     (folder / ".env").write_text("FASTMCP_MASK_ERROR_DETAILS=true\nFASTMCP_LOG_LEVEL=nonsense\n")
     (folder / "a").write_text("one\n")
     async with Client(stdio(tmp_path, tmp_path / "log", "--root", str(folder))) as client:
-        assert [tool.name for tool in await client.list_tools()] == ["file_editor", "terminal"]
+        assert {tool.name for tool in await client.list_tools()} == {tool["name"] for tool in crow_mcp_server.tools()}
         viewed = await client.call_tool("file_editor", {"command": "view", "path": "a"})
         assert viewed.content[0].text.endswith("     1\tone")
         outside = await client.call_tool_mcp("file_editor", {"command": "view", "path": str(tmp_path)})

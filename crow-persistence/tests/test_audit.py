@@ -298,7 +298,7 @@ async def test_an_edit_is_recorded_with_who_allowed_it_and_the_files_digests(dat
     uses = [ToolCall(name="file_editor", arguments=arguments), ToolCall(name="terminal", arguments={"command": "true"})]
     model = ScriptedModel([Reply(tool_calls=uses), Reply("Done.")])
     tools = Server(
-        "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), trusted=True, shared=True
+        "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True, shared=True
     )
     crow = Crow(model, servers=[tools]).use(permissions, allow=["terminal:true"])
     crow.use(persistence, url=database.url.render_as_string(hide_password=False), folder=tmp_path)

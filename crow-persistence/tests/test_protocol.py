@@ -1,5 +1,6 @@
 """What a client sees of sessions that are remembered: load, resume, fork, list, delete, as the protocol wants them."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def app(database: Database, *replies: Reply) -> Crow:
     """An app as another process would have it, with the built-in tools."""
     model = ScriptedModel(replies or (lambda request: Reply("Well.")))
     tools = Server(
-        "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), trusted=True, shared=True
+        "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True, shared=True
     )
     url = database.url.render_as_string(hide_password=False)
     crow = Crow(model, servers=[tools]).use(permissions, mode="yolo").use(titles)
@@ -324,3 +325,37 @@ async def test_without_a_store_nothing_of_it_is_promised_or_answered():
             with pytest.raises(RpcError) as caught:
                 await editor.request(method, params)
             assert caught.value.code == METHOD_NOT_FOUND
+
+
+async def test_a_client_searches_what_was_said_in_a_folder_or_anywhere(database: Database, tmp_path: Path):
+    async with connect(app(database, Reply("It is teal."))) as editor:
+        old = await editor.new_session(str(tmp_path))
+        await editor.prompt(old.session_id, "Which colour has the heron?")
+    async with connect(app(database)) as editor:
+        here, elsewhere = [(await editor.new_session(cwd)).session_id for cwd in (str(tmp_path), "/")]
+        asked = {"sessionId": here, "words": "heron"}
+        (hit,) = (await editor.request("_crow/search", asked))["hits"]
+        assert datetime.fromisoformat(hit.pop("at")) <= datetime.now(UTC)
+        assert hit == {
+            "sessionId": old.session_id,
+            "title": "Which colour has the heron?",
+            "cwd": str(tmp_path),
+            "role": "user",
+            "tool": "",
+            "snippet": "Which colour has the ⟦heron⟧?",
+        }
+        asked = {"sessionId": elsewhere, "words": "teal OR (heron"}
+        assert (await editor.request("_crow/search", asked))["hits"] == []
+        asked = {"sessionId": elsewhere, "words": "teal"}
+        assert (await editor.request("_crow/search", asked))["hits"] == []
+        assert len((await editor.request("_crow/search", {**asked, "everywhere": True}))["hits"]) == 1
+        assert (await editor.request("_crow/search", {**asked, "everywhere": True, "limit": 0}))["hits"] == []
+
+
+@pytest.mark.parametrize("wrong", [{}, {"words": ["a"]}, {"words": "a", "everywhere": 1}, {"words": "a", "limit": "9"}])
+async def test_a_search_that_is_none_is_refused(database: Database, wrong: dict[str, Any]):
+    async with connect(app(database)) as editor:
+        session = await editor.new_session("/")
+        with pytest.raises(RpcError) as refused:
+            await editor.request("_crow/search", {"sessionId": session.session_id, **wrong})
+        assert refused.value.code == INVALID_PARAMS

@@ -14,7 +14,7 @@ from crow_core.model import Model
 
 from crow_cli.ending import complete
 
-METHODS = ("_crow/usage", "_crow/undo")
+METHODS = ("_crow/search", "_crow/usage", "_crow/undo")
 """What the app will answer beyond ACP, said before it is made."""
 
 

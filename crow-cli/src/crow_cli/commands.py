@@ -18,6 +18,7 @@ from crow_cli.calls import calls
 from crow_cli.check.command import check
 from crow_cli.db import db
 from crow_cli.ending import complete, wrong
+from crow_cli.mcp import mcp
 from crow_cli.printed import CLIENTS, show
 from crow_cli.prompts import prompts
 from crow_cli.recordings import record, replay
@@ -39,6 +40,7 @@ cli.add_command(calls)
 cli.add_command(audit)
 cli.add_command(db)
 cli.add_command(undo)
+cli.add_command(mcp)
 
 
 @cli.group(invoke_without_command=True)

@@ -15,6 +15,7 @@ def complete(work: Coroutine[Any, Any, int]) -> int:
     The first such signal cancels the work, so that it cleans up; the second ends the process at once. Raises
     KeyboardInterrupt.
     """
+    sys.setswitchinterval(0.0005)  # threads write and load beside the loop, which they would keep waiting 5 ms a time
     try:
         return asyncio.run(heeding_signals(work))
     finally:

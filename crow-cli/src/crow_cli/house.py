@@ -1,30 +1,51 @@
 """Puts the house together: configuration in, a `Crow` with its models, tools and extensions out."""
 
 import logging
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import crow_mcp_server
+from crow_compact.extension import compact
 from crow_core.app import Crow
-from crow_core.config import Config, ConfigError, Home, database_url, load, load_project, to_acp, variables
+from crow_core.config import (
+    TOKENS,
+    Config,
+    ConfigError,
+    Home,
+    ServerSettings,
+    database_url,
+    load,
+    load_project,
+    login_first,
+    to_server,
+    variables,
+)
+from crow_core.content import clean
 from crow_core.discovery import find_models
 from crow_core.editor import Editor, terminals
+from crow_core.elicitation import ElicitationError
 from crow_core.extensions.alarm import alarm
 from crow_core.extensions.ask import ask
 from crow_core.extensions.commands import commands
 from crow_core.extensions.effort import effort
+from crow_core.extensions.mcp import mcp
 from crow_core.extensions.nudge import nudge
 from crow_core.extensions.plan import plan
 from crow_core.extensions.prefix import prefix
 from crow_core.extensions.printed_calls import printed_calls
 from crow_core.extensions.refusal import refusal
+from crow_core.extensions.resources import resources
 from crow_core.extensions.resume import resume
 from crow_core.extensions.secrets import secrets
 from crow_core.extensions.telemetry import telemetry
 from crow_core.extensions.templates import templates
 from crow_core.extensions.titles import titles
+from crow_core.extensions.tool_search import tool_search
 from crow_core.extensions.truncate import truncate
 from crow_core.extensions.undo import undo
 from crow_core.extensions.usage import usage
@@ -33,13 +54,16 @@ from crow_core.model import Model
 from crow_core.permissions import permissions
 from crow_core.prompts import Prompt
 from crow_core.secrets import secrets_of
-from crow_core.servers import Server, from_acp
+from crow_core.servers import Server
 from crow_core.session import Session
 from crow_core.trust import Trust, settings_in
 from crow_mcp_server.workspace import Workspace, local_workspace
 from crow_persistence.extension import persistence
+from msgspec.structs import asdict
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
+THROUGH_ACP = ("plan", "ask_user")
+"""Tools that extensions have of the same name, with the client's own means."""
 
 
 async def build(
@@ -66,7 +90,7 @@ async def build(
         system=system_prompt(config, home),
         max_steps=max_turns or config.max_turns,
     )
-    crow.servers.append(built_in_tools(crow, hidden(env, config)))
+    crow.servers.append(built_in_tools(crow, hidden(env, config), env))
     rules = config.permissions
     trust = Trust(home.data)
     if remember:  # before all others: so it hears last that a session ends, and what they say then is stored
@@ -83,23 +107,27 @@ async def build(
         project=lambda cwd: project_rules(trust, cwd, env),
     )
     crow.use(terminals)
-    crow.use(configured_servers, config=config)
-    crow.use(project_servers, trust=trust, env=env)
-    crow.use(commands).use(effort).use(window).use(prefix).use(alarm).use(usage)
+    crow.use(configured_servers, config=config, home=home)
+    crow.use(project_servers, trust=trust, env=env, home=home)
+    crow.use(commands).use(mcp).use(resources).use(tool_search, **asdict(config.extensions.tool_search)).use(
+        effort
+    ).use(window).use(prefix).use(alarm).use(usage)
     crow.use(printed_calls).use(resume).use(nudge).use(refusal).use(truncate).use(titles).use(undo).use(plan)
+    crow.use(compact, **asdict(config.extensions.compact))  # last: it looks at all of it
     if asks:
         crow.use(ask)
     return crow
 
 
-def built_in_tools(crow: Crow, hidden_env: Sequence[str] = ()) -> Server:
+def built_in_tools(crow: Crow, hidden_env: Sequence[str] = (), env: Mapping[str, str] = os.environ) -> Server:
     """Our own tools, in this process; described by a file, so that they are loaded only when one is called."""
+    tools = [tool for tool in crow_mcp_server.tools() if tool["name"] not in THROUGH_ACP]
 
     def source() -> Any:
-        return crow_mcp_server.create_server(lambda meta: workspace_for(crow, meta), hidden_env)
+        return crow_mcp_server.create_server(lambda meta: workspace_for(crow, meta), hidden_env, stays=True, env=env)
 
     crow.session_end(end_terminals)
-    return Server("crow", source, definitions=crow_mcp_server.tools(), trusted=True, shared=True)
+    return Server("crow", source, definitions=tools, built_in=True, shared=True)
 
 
 def workspace_for(crow: Crow, meta: dict[str, Any]) -> Workspace:
@@ -156,16 +184,38 @@ def prompts_below(folder: Path) -> dict[str, Path]:
     return {path.name.removesuffix(".md.j2"): path for path in sorted(folder.glob("*.md.j2"))}
 
 
-def configured_servers(crow: Crow, *, config: Config) -> None:
+def configured_servers(crow: Crow, *, config: Config, home: Home) -> None:
     """Connect the user's own MCP servers in every session."""
-    wanted = [to_acp(name, settings) for name, settings in config.mcp.servers.items() if not settings.disabled]
 
     @crow.mcp_servers
     def servers(session: Session) -> Sequence[Server]:
-        return [from_acp(server, session.cwd) for server in wanted]
+        return for_session(session, config.mcp.servers, home)
 
 
-def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str]) -> None:
+def for_session(session: Session, wanted: Mapping[str, ServerSettings], home: Home) -> list[Server]:
+    """Configured servers as a session connects them."""
+    return [
+        to_server(name, settings, session.cwd, tokens=home.data / TOKENS, visit=partial(sent, session, name))
+        for name, settings in wanted.items()
+        if not settings.disabled
+    ]
+
+
+@asynccontextmanager
+async def sent(session: Session, name: str, url: str) -> AsyncGenerator[None]:
+    """Send the person to log in to a server, by way of the client. Raises ConnectionError."""
+    await session.known.wait()
+    try:
+        answer = await session.elicit(f"The MCP server {clean(name)} wants you to log in.", url=url)
+    except ElicitationError as error:
+        raise ConnectionError(login_first(name)) from error
+    if answer.action != "accept":
+        raise ConnectionError(login_first(name))
+    yield
+    await session.complete(answer.id)
+
+
+def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str], home: Home) -> None:
     """Connect a trusted folder's MCP servers, and say so where a folder is not trusted."""
 
     @crow.mcp_servers
@@ -176,9 +226,7 @@ def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str]) -> None
             names = " and ".join(str(file.relative_to(folder)) for file in files)
             session.state["untrusted"] = f"{names} in {folder} ignored until you trust it: crow trust {folder}"
             return []
-        project = load_project(folder, env)
-        wanted = [to_acp(name, settings) for name, settings in project.mcp.servers.items() if not settings.disabled]
-        return [from_acp(server, session.cwd) for server in wanted]
+        return for_session(session, load_project(folder, env).mcp.servers, home)
 
     @crow.before_prompt
     async def say(message: Any, session: Session) -> None:

@@ -28,6 +28,7 @@ from crow_core.acp.schema import (
     UsageUpdate,
 )
 from crow_core.acp.transports import Transport
+from msgspec import UNSET
 
 LINES = 12
 """How much of a tool's output is shown."""
@@ -70,8 +71,9 @@ class Screen(AcpClient):
                 self.say(text, sys.stdout)
             case AgentThoughtChunk(content=TextBlock(text=text)):
                 self.say(text, sys.stderr, dim=True)
-            case ToolCall(title=title):
-                self.line(f"● {title}", fg="cyan")
+            case ToolCall(title=title) | ToolCallUpdate(title=str(title), status="pending") as call:
+                if call.raw_input is not UNSET:  # else the rest of it is to come
+                    self.line(f"● {title}", fg="cyan")
             case ToolCallUpdate(status="completed" | "failed" as status) as update:
                 if update.tool_call_id not in self.previewed or status == "failed":
                     self.result(update.content or [], failed=status == "failed")

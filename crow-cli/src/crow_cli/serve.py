@@ -38,7 +38,6 @@ async def serve(
 ) -> int:
     """Serve clients until a signal comes; then their turns are cancelled and answered, and all is put away."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="crow: %(message)s")
-    sys.setswitchinterval(0.0005)  # threads write and load beside the loop, which they would keep waiting 5 ms a time
     secret, hint = choose_token(token, token_file)
     pages = [whole_origin(origin) for origin in origins]
     listener, address = listen(host, port, allow_remote)

@@ -85,7 +85,10 @@ def show(session: str, view: bool, as_json: bool) -> None:
     if view:
         system = story.record.system
         first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        request = [*first, *messages.view(story.record.log)]
+        seen, said = messages.view(story.record.log), messages.without_markers(story.record.log)
+        if len(seen) < len(said):
+            say(f"The model reads {len(seen)} messages, made of {len(said)}; without --view all of them are shown.")
+        request = [*first, *seen]
         if as_json:
             print_json(request)
         else:

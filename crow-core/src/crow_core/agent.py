@@ -355,6 +355,7 @@ class Agent:
 
     async def announce(self, session: Session) -> None:
         """Tell the client a session's commands and name, and what is amiss with it, if it is still there."""
+        session.known.set()
         with suppress(ConnectionClosed):
             await session.announce_commands()
             if session.title:

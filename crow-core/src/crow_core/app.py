@@ -6,6 +6,8 @@ from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec
 
 from crow_core.acp.schema import StopReason
+from crow_core.bridge import Bridge
+from crow_core.content import clean
 from crow_core.messages import INTERRUPTED, Message, answer, unanswered
 from crow_core.model import ChatModel, Model
 from crow_core.prompts import Prompt
@@ -84,6 +86,7 @@ class Crow(Hooks):
             raise ModelError("No model is configured.")
         id, prompts = record.id if record else new_id(), dict(self.prompts)
         session = Session(self, client, id, cwd, models, prompts, roots=[cwd, *roots], max_steps=self.max_steps)
+        session.toolbox.host = Bridge(session)
         self.sessions[session.id] = session
         try:
             if record:
@@ -168,6 +171,7 @@ class Crow(Hooks):
 
     async def turn(self, session: Session, message: Message) -> StopReason:
         """One prompt from the user's message to its stop reason."""
+        session.known.set()
         async with session.lock:
             outcome: StopReason | Exception = "cancelled"
             try:
@@ -194,12 +198,15 @@ class Crow(Hooks):
     async def gather_tools(self, session: Session) -> None:
         """Take in the tools of servers that have come up, and say which have not."""
         first, session.fresh = session.fresh, False
-        for server in await session.toolbox.gather(SERVERS_WAIT if first else 0):
+        for server, changes in await session.toolbox.gather(SERVERS_WAIT if first else 0):
             if server.error:
                 await session.notice(server.error, "warning")
-            elif not first:
-                await session.notice(f"The tools of {server.name!r} have joined.")
-        if (schemas := session.toolbox.schemas()) != (session.tools or []):
+            elif changes:
+                await session.notice(f"The tools of {clean(server.name)!r} have changed ({changes}).")
+            elif not first and server.source:
+                await session.notice(f"The tools of {clean(server.name)!r} have joined.")
+        schemas = await self.tools.run(session.toolbox.schemas(), session)
+        if schemas != (session.tools or []):
             if first and session.tools is not None:
                 await session.notice("The tools are not those of last time; the model will read everything anew.")
             session.tools = schemas

@@ -7,18 +7,34 @@ The order, each stronger than the one before: `config.toml` and `mcp.json` in cr
 import json
 import os.path
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, cast
 
 import msgspec
-from msgspec import UNSET, Struct, field
+from msgspec import UNSET, Meta, Struct, field
+from msgspec.structs import asdict
 
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
 from crow_core.model import Prices
+from crow_core.secrets import secrets_of
+from crow_core.servers import Server, from_acp
+
+if TYPE_CHECKING:
+    from crow_core.oauth import Visit
 
 T = TypeVar("T")
+
+TOKENS = "oauth"
+"""The folder, among crow's data, of what logins gave, where there is no keyring."""
+
+LOGIN_TIMEOUT = 330.0
+"""Seconds a server may take to start that a person may have to log in to."""
+
+VARIABLE = re.compile(r"\$\{(?:env:)?(\w+)(?::-([^}]*))?\}")
 
 
 class ConfigError(Exception):
@@ -46,17 +62,65 @@ class ModelSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """For a million tokens: input, output, cached, currency."""
 
 
+class OAuthSettings(Struct, kw_only=True):
+    """`oauth` of a server that lets no client register itself, or wants more than the default; names as in RFC 6749."""
+
+    client_id: str = ""
+    client_secret: str = ""
+    scopes: list[str] = field(default_factory=list[str])
+    callback_port: int = 0
+    """On this machine, where the browser comes back to; 0 is any free one."""
+
+
 class ServerSettings(Struct, kw_only=True):
     """`[mcp.servers.NAME]`, and an entry of `mcpServers` in mcp.json; keys of other programs are ignored."""
 
     command: str = ""
     args: list[str] = field(default_factory=list[str])
     env: dict[str, str] = field(default_factory=dict[str, str])
+    cwd: str = ""
+    """Where the command runs: relative to the session's folder, which is the default."""
     url: str = ""
     headers: dict[str, str] = field(default_factory=dict[str, str])
-    type: str = ""
+    type: Literal["", "stdio", "http", "streamable-http", "streamableHttp", "sse"] = ""
     """`sse` for the old transport; everything else with a URL is streamable HTTP."""
+    allow: list[str] = field(default_factory=list[str])
+    """Patterns of its tools' names, such as `read_*`; empty means all."""
+    deny: list[str] = field(default_factory=list[str])
+    """The same, for those to leave out."""
+    trust: bool = False
+    """Its word that a tool only reads is taken: such a tool runs without a question. Not for a project to say."""
+    timeout: float | None = None
+    """Seconds a call may be silent. From 10,000 on milliseconds, as other programs write them; so is the next."""
+    start_timeout: float | None = None
+    """Seconds it may take to start."""
+    auth: Literal["", "oauth"] = ""
+    oauth: OAuthSettings | None = None
     disabled: bool = False
+    error: str = ""
+    """Why it cannot be used, as a sentence; no setting, but what became of one."""
+
+    def __post_init__(self) -> None:
+        self.timeout, self.start_timeout = seconds(self.timeout), seconds(self.start_timeout)
+
+
+ALIASES = {
+    "transport": "type",
+    "httpUrl": "url",
+    "serverUrl": "url",
+    "http_headers": "headers",
+    "includeTools": "allow",
+    "enabled_tools": "allow",
+    "excludeTools": "deny",
+    "disabledTools": "deny",
+    "disabled_tools": "deny",
+    "tool_timeout_sec": "timeout",
+    "startup_timeout_sec": "start_timeout",
+    "clientId": "client_id",
+    "clientSecret": "client_secret",
+    "callbackPort": "callback_port",
+}
+"""What other programs call a server's settings."""
 
 
 class PermissionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -72,6 +136,31 @@ class McpSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """`[mcp]`"""
 
     servers: dict[str, ServerSettings] = field(default_factory=dict[str, ServerSettings])
+
+
+class ToolSearchSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`[extensions.tool_search]`"""
+
+    above: int = 60
+    """Tools of MCP servers from which on the model has to search for them; 0 makes it always search."""
+    share: float = 0.1
+    """The same, as a share of the model's window that their schemas take."""
+
+
+class CompactSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`[extensions.compact]`"""
+
+    threshold: Annotated[float, Meta(ge=0)] = 0.8
+    """When the context is made shorter: up to 1 a share of the window, above it tokens; 0 for never by itself."""
+    models: dict[str, Annotated[float, Meta(ge=0)]] = field(default_factory=dict[str, float])
+    """Others, by the name of one of `models`."""
+
+
+class ExtensionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`[extensions]`"""
+
+    tool_search: ToolSearchSettings = field(default_factory=ToolSearchSettings)
+    compact: CompactSettings = field(default_factory=CompactSettings)
 
 
 class PromptSettings(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -100,6 +189,7 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     mcp: McpSettings = field(default_factory=McpSettings)
     database: DatabaseSettings = field(default_factory=DatabaseSettings)
     prompts: PromptSettings = field(default_factory=PromptSettings)
+    extensions: ExtensionSettings = field(default_factory=ExtensionSettings)
 
 
 class ProjectPermissions(Struct, kw_only=True):
@@ -120,6 +210,7 @@ class McpFile(Struct, kw_only=True):
     """`mcp.json` and `.mcp.json`, as other programs write them."""
 
     servers: dict[str, ServerSettings] = field(name="mcpServers", default_factory=dict[str, ServerSettings])
+    """`servers` in a file of VS Code's."""
 
 
 class Home(Struct, frozen=True):
@@ -175,11 +266,48 @@ def load_project(folder: Path, env: Mapping[str, str]) -> ProjectConfig:
     config = read_toml(folder / ".crow" / "config.toml", ProjectConfig, env) or ProjectConfig()
     for name, server in read_servers(folder / ".mcp.json", env).items():
         config.mcp.servers.setdefault(name, server)
+    for server in config.mcp.servers.values():
+        server.trust = False
     return config
+
+
+def to_server(name: str, settings: ServerSettings, cwd: str, *, tokens: Path, visit: "Visit") -> Server:
+    """A configured server, to be connected from a session's folder; one that cannot be used says why when it starts.
+
+    `tokens` is the folder for what OAuth remembers, `visit` sends a person to an address.
+    """
+
+    def auth() -> Any:
+        from crow_core.oauth import Login  # it brings FastMCP
+
+        return Login(settings.url, tokens, visit, **asdict(settings.oauth or OAuthSettings()))
+
+    try:
+        config = to_acp(name, settings)
+    except ConfigError as error:
+        return Server(name, partial(fail, error))
+    wants_login = settings.auth == "oauth" or settings.oauth is not None
+    server = from_acp(config, os.path.join(cwd, os.path.expanduser(settings.cwd)), auth if wants_login else None)
+    server.secrets = secrets_of(settings)
+    server.allow, server.deny, server.trust = settings.allow or server.allow, settings.deny, settings.trust
+    server.timeout = settings.timeout or server.timeout
+    server.start_timeout = settings.start_timeout or (LOGIN_TIMEOUT if wants_login else server.start_timeout)
+    return server
+
+
+def login_first(name: str) -> str:
+    """Why a server did not start that a person has to log in to."""
+    return f"it wants you to log in. Run: crow mcp login {shlex.quote(name)}"
+
+
+def fail(error: Exception) -> NoReturn:
+    raise error
 
 
 def to_acp(name: str, settings: ServerSettings) -> McpServer:
     """A configured server in the words in which a client would name it. Raises ConfigError."""
+    if settings.error:
+        raise ConfigError(settings.error)
     if settings.url:
         return McpServer(
             name=name,
@@ -188,7 +316,7 @@ def to_acp(name: str, settings: ServerSettings) -> McpServer:
             headers=[HttpHeader(name=key, value=value) for key, value in settings.headers.items()],
         )
     if not settings.command:
-        raise ConfigError(f"MCP server {name!r} has neither command nor url. Give it one of them.")
+        raise ConfigError("It has neither command nor url. Give it one of them.")
     env = [EnvVariable(name=key, value=value) for key, value in settings.env.items()]
     command = os.path.expanduser(settings.command)
     return McpServer(name=name, command=command, args=settings.args, env=env, type=UNSET)
@@ -213,8 +341,17 @@ def read_toml(path: Path, kind: type[T], env: Mapping[str, str]) -> T | None:
 
 def read_servers(path: Path, env: Mapping[str, str]) -> dict[str, ServerSettings]:
     """The servers of an mcp.json. Raises ConfigError."""
-    found = read(path, McpFile, env, json.loads, json.JSONDecodeError)  # it names the line, msgspec does not
+    found = read(path, McpFile, env, parse_servers, json.JSONDecodeError)
     return found.servers if found else {}
+
+
+def parse_servers(text: str) -> Any:
+    data = json.loads(text)  # it names the line of a fault, msgspec does not
+    match data:
+        case {"servers": servers, **others} if "mcpServers" not in others:
+            return {**others, "mcpServers": servers}
+        case _:
+            return data
 
 
 def read(
@@ -227,26 +364,56 @@ def read(
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from error
     try:
-        data = filled(parse(text), env)
+        data = parse(text)
+        servers = dict(servers_in(data))
+        servers_in(data).clear()  # they are filled in one by one: what one of them lacks is no harm to the others
+        data = filled(data, env)
     except fault as error:
         raise ConfigError(f"{path} is not valid {path.suffix[1:].upper()}: {error}.") from error
     except KeyError as error:
-        name = error.args[0]
-        plain = without_comments(text)
-        where = numbered(plain, plain.find("${" + name + "}"))
-        raise ConfigError(
-            f"{path}{where} uses ${{{name}}}, which is not set. Set {name} or change the line."
-        ) from error
+        raise ConfigError(unset(error.args[0], path, text)) from error
+    for name, server in servers.items():
+        try:
+            servers_in(data)[name] = filled(renamed(server), env)
+        except KeyError as error:
+            servers_in(data)[name] = {"error": unset(error.args[0], path, text)}
     if complaint := complaint_about(data, kind):
         raise ConfigError(f"{path}{explained(complaint, data, kind, text)}.")
     return msgspec.convert(data, kind)
 
 
+def servers_in(data: Any) -> dict[str, Any]:
+    """The servers in a file's data."""
+    match data:
+        case {"mcp": {"servers": dict()}}:
+            return data["mcp"]["servers"]
+        case {"mcpServers": dict()}:
+            return data["mcpServers"]
+        case _:
+            return {}
+
+
+def renamed(server: Any) -> Any:
+    """A server's settings under the names they have here."""
+    if not isinstance(server, dict):
+        return server
+    own = {ALIASES.get(key, key): value for key, value in cast(dict[str, Any], server).items()}
+    if own.pop("enabled", True) is False:
+        own["disabled"] = True
+    return {**own, "oauth": renamed(own["oauth"])} if "oauth" in own else own
+
+
+def seconds(given: float | None) -> float | None:
+    """A time that may be in milliseconds."""
+    return given / 1000 if given and given >= 10_000 else given
+
+
 def filled(value: Any, env: Mapping[str, str]) -> Any:
-    """Every `${NAME}` replaced by the variable's value; raises KeyError for one that is not set or is empty."""
+    """Every `${NAME}`, `${NAME:-default}` and `${env:NAME}` replaced by the variable's value; raises KeyError for one
+    that is not set or is empty, and has no default."""
     match value:
         case str(text):
-            return re.sub(r"\$\{(\w+)\}", lambda match: env.get(match[1]) or missing(match[1]), text)
+            return VARIABLE.sub(lambda match: env.get(match[1]) or match[2] or missing(match), text)
         case dict():
             return {key: filled(inner, env) for key, inner in value.items()}  # pyright: ignore[reportUnknownVariableType]
         case list():
@@ -255,8 +422,18 @@ def filled(value: Any, env: Mapping[str, str]) -> Any:
             return value
 
 
-def missing(name: str) -> str:
-    raise KeyError(name)
+def missing(match: re.Match[str]) -> str:
+    if match[2] is None:
+        raise KeyError(match[1])
+    return ""
+
+
+def unset(name: str, path: Path, text: str) -> str:
+    """What is said of a variable that is not set."""
+    plain = without_comments(text)
+    found = next((match for match in VARIABLE.finditer(plain) if match[1] == name and match[2] is None), None)
+    where = numbered(plain, found.start() if found else -1)
+    return f"{path}{where} uses ${{{name}}}, which is not set. Set {name} or change the line."
 
 
 def complaint_about(data: Any, kind: type[Any]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
-from msgspec import UNSET, UnsetType, to_builtins
+from msgspec import UNSET, UnsetType, ValidationError, to_builtins
 
 from crow_core.acp.decoding import as_it_came, lenient
 from crow_core.acp.schema import (
@@ -31,7 +31,7 @@ from crow_core.acp.schema import (
     ToolKind,
     UserMessageChunk,
 )
-from crow_core.messages import INTERRUPTED, Message, ToolUse, answer, arguments_of, live, parts
+from crow_core.messages import INTERRUPTED, Message, ToolUse, answer, arguments_of, joined, live, parts, unwrapped
 
 CONTROL: dict[int, str | None] = {
     **dict.fromkeys((*range(32), *range(127, 160), 0x2028, 0x2029), " "),
@@ -71,6 +71,14 @@ def to_message(blocks: Sequence[ContentBlock]) -> Message:
     if not all(isinstance(block, TextBlock) for block in blocks):
         message["crow"] = {"blocks": [kept(block) for block in blocks]}
     return message
+
+
+def attached(message: Message, blocks: Sequence[ContentBlock]) -> Message:
+    """A user message with more behind what the user said; a replay shows only that."""
+    if not blocks:
+        return message
+    notes = {"blocks": [kept(block) for block in blocks_of(message)]} | message.get("crow", {})
+    return {**message, "content": joined(message.get("content"), spoken(blocks).get("content")), "crow": notes}
 
 
 def spoken(blocks: Sequence[ContentBlock]) -> Message:
@@ -134,21 +142,27 @@ def path_of(uri: str) -> str:
     return unquote(split.path) + (f"#{split.fragment}" if split.fragment else "")
 
 
-def describe(call: ToolUse, kind: ToolKind, cwd: str) -> ToolCall:
-    """A call as the client first sees it. `rawInput` holds what will run, whole."""
+def describe(call: ToolUse, kind: ToolKind, cwd: str, title: str = "") -> ToolCall:
+    """A call as the client first sees it, with the tool's own title. `rawInput` holds what will run, whole."""
     arguments = arguments_of(call)
     name = call["function"]["name"]
     path, line = (arguments or {}).get("path"), line_of(arguments or {})
     locations = [ToolCallLocation(path=str(Path(cwd, path)), line=line)] if isinstance(path, str) and path else UNSET
     return ToolCall(
         tool_call_id=call["id"],
-        title=title_of(name, arguments or {}),
+        title=f"{title}: {title_of(name, arguments or {})}" if title else title_of(name, arguments or {}),
         name=name,
         kind=kind,
         status="pending",
         locations=locations,
         raw_input=call["function"]["arguments"] if arguments is None else arguments,
     )
+
+
+def begin(call: ToolUse, kind: ToolKind, title: str = "") -> ToolCall:
+    """A call whose arguments have not all come."""
+    name = call["function"]["name"]
+    return ToolCall(tool_call_id=call["id"], title=title or clean(name[:200]), name=name, kind=kind, status="pending")
 
 
 def line_of(arguments: dict[str, Any]) -> int | UnsetType:
@@ -171,6 +185,8 @@ def title_of(name: str, arguments: dict[str, Any]) -> str:
     if isinstance(command, str) and command.strip():
         first, *more = command.strip().splitlines()
         return clean(f"{first[:200]} …" if more or len(first) > 200 else first)
+    if isinstance(url := arguments.get("url"), str):
+        return clean(f"{name} {url}"[:200])
     detail = ", ".join(
         f"{len(cast(list[Any], value))} {key}" if isinstance(value, list) else f"{key}={str(value)[:60]}"
         for key, value in arguments.items()
@@ -214,8 +230,11 @@ def to_block(block: dict[str, Any], kind: ToolKind) -> ContentBlock:
             return ImageBlock(data=data, mime_type=mime_type)
         case {"type": "audio", "data": str(data), "mimeType": str(mime_type)}:
             return AudioBlock(data=data, mime_type=mime_type)
-        case {"type": "resource_link", "uri": uri, "name": str(name)}:
-            return ResourceLinkBlock(uri=str(uri), name=name)
+        case {"type": "resource_link", "uri": str(), "name": str()} | {"type": "resource", "resource": {"uri": str()}}:
+            try:
+                return lenient(block, ResourceLinkBlock if block["type"] == "resource_link" else ResourceBlock)
+            except ValidationError:
+                return TextBlock(text=block_text(block))
         case _:
             return TextBlock(text=block_text(block))
 
@@ -228,10 +247,12 @@ def fenced(text: str) -> str:
     return f"{fence}\n{text}\n{fence}"
 
 
-def remembered(result: ToolResult, call: ToolUse, kind: ToolKind) -> Message:
+def remembered(result: ToolResult, call: ToolUse, kind: ToolKind, title: str = "") -> Message:
     """The answer to a call: what the model reads, and in the notes what it takes to show it again, which is no
     terminal: that will be gone."""
     notes: dict[str, Any] = {"shown": {"kind": kind}}
+    if title:
+        notes["shown"]["title"] = title
     if any(block.get("type") != "text" for block in result.content):
         notes["shown"]["blocks"] = result.content
     if places := result.meta.get("crow/locations"):
@@ -271,10 +292,11 @@ def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
                     yield AgentMessageChunk(content=TextBlock(text=str(text)), message_id=id)
                 if notes.get("cut") == "interrupted":
                     yield AgentThoughtChunk(content=TextBlock(text="Interrupted here.\n"), message_id=f"{id}-cut")
-                for call in entry.get("tool_calls", []):
+                for call in map(unwrapped, entry.get("tool_calls", [])):
                     message = answers.get(call["id"]) or answer(call, INTERRUPTED, failed=True)
-                    kind: ToolKind = message.get("crow", {}).get("shown", {}).get("kind", "other")
-                    yield describe(call, kind, cwd)
+                    seen: dict[str, Any] = message.get("crow", {}).get("shown", {})
+                    kind: ToolKind = seen.get("kind", "other")
+                    yield describe(call, kind, cwd, seen.get("title", ""))
                     yield shown(recalled(message), call, kind)
                     if (plan := message.get("crow", {}).get("plan")) is not None:
                         yield PlanUpdate(entries=lenient(plan, list[PlanEntry]))
@@ -324,13 +346,21 @@ def kept(block: ContentBlock) -> dict[str, Any]:
 
 def told(result: ToolResult) -> str | list[dict[str, Any]]:
     """A result's content: text, or parts when it holds images."""
-    parts = [
-        image_part(block["data"], block["mimeType"]) if block.get("type") == "image" else text_part(block_text(block))
-        for block in result.content
-    ]
+    parts = [part_of(block) for block in result.content]
     if all(part["type"] == "text" for part in parts):
         return "\n\n".join(part["text"] for part in parts if part["text"]) or "(no output)"
     return parts
+
+
+def part_of(block: dict[str, Any]) -> dict[str, Any]:
+    """An MCP content block as a part of a message: an image, or words."""
+    match block:
+        case {"type": "image", "data": str(data), "mimeType": str(kind)}:
+            return image_part(data, kind)
+        case {"type": "resource", "resource": {"blob": str(data), "mimeType": str(kind)}} if kind.startswith("image/"):
+            return image_part(data, kind)
+        case _:
+            return text_part(block_text(block))
 
 
 def block_text(block: dict[str, Any]) -> str:
@@ -340,8 +370,14 @@ def block_text(block: dict[str, Any]) -> str:
             return text
         case {"type": "resource", "resource": {"text": str(text)}}:
             return text
+        case {"type": "resource", "resource": {"uri": uri, "blob": str(blob)}}:
+            return f"[{clean(str(uri))}: {len(blob) * 3 // 4} bytes that are neither text nor an image]"
         case {"type": "resource_link", "uri": uri}:
-            return f"[{block.get('name', uri)}]({uri})"
+            described = block.get("title") or block.get("description")
+            return clean(f"[{block.get('name', uri)}]({uri})" + (f": {described}" if described else ""))
+        case {"type": "audio", "data": str(data)}:
+            kind = block.get("mimeType", "audio")
+            return f"[a sound, {clean(str(kind))}, {len(data) * 3 // 4} bytes: the user hears it, you cannot]"
         case {"type": kind}:
             return f"[{kind} content that cannot be shown as text]"
         case _:

@@ -5,7 +5,7 @@ The log is append-only. It holds messages, in the shape the model reads, and mar
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Literal, TypedDict
 
@@ -13,7 +13,15 @@ import msgspec
 
 INTERRUPTED = "Interrupted before it finished; it may have had effects. Check before you repeat it."
 """What the model reads as the result of a call that never got one."""
+SUMMARY = (
+    "[What stands above was kept word for word. The conversation went on and became too long to be sent whole; this is "
+    "your own summary of it. Go on from where it ends.]"
+)
+"""What a summary begins with."""
 
+
+PROXY = "call_tool"
+"""The tool that calls another: {name, arguments}."""
 
 OBJECT = msgspec.json.Decoder(dict[str, Any])
 
@@ -132,6 +140,18 @@ def arguments_of(call: ToolUse) -> dict[str, Any] | None:
         return None
 
 
+def unwrapped(call: ToolUse) -> ToolUse:
+    """The call that `call_tool` stands for, whose tool is not in the list that was sent; any other call as it is."""
+    if call["function"]["name"] != PROXY:
+        return call
+    given = arguments_of(call) or {}
+    name, arguments = given.get("name"), given.get("arguments", {})
+    if not isinstance(name, str) or not isinstance(arguments, dict | str):
+        return call
+    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    return {**call, "function": {"name": name, "arguments": text}}
+
+
 def settle(reply: Message, *, used: set[str], whole: bool = True) -> Message:
     """Close a reply: every call gets an id unlike any in `used`; the calls of a reply cut short are dropped.
 
@@ -188,34 +208,50 @@ Pass = Callable[[list[Message]], list[Message]]
 
 def view(log: Iterable[Message]) -> list[Message]:
     """The messages of a valid chat-completions request (without the system prompt), derived from the log."""
-    messages = list(log)
-    for step in PASSES:
-        messages = step(messages)
-    return messages
+    return through(PASSES, log)
+
+
+def through(passes: Iterable[Pass], messages: Iterable[Message]) -> list[Message]:
+    """The messages after these passes."""
+    found = list(messages)
+    for step in passes:
+        found = step(found)
+    return found
 
 
 class View:
     """The view of one growing log, worked out only once for what cannot change any more.
 
     What stands before a reply is settled: its calls are answered or never will be, and no later message joins it. Only
-    a rewind goes behind that; then it is all worked out anew.
+    a marker that chooses goes behind that; then it is all worked out anew.
     """
 
     def __init__(self) -> None:
+        self._read = 0
+        """How many entries of the log are known."""
+        self._chosen: list[Message] = []
+        """Those of them that the markers leave."""
         self._settled: list[Message] = []
         self._upto = 0
-        """How many entries of the log are in `_settled`."""
+        """How many of `_chosen` are in `_settled`."""
 
     def of(self, log: list[Message]) -> list[Message]:
         """The same as `view(log)`, for a log that has only grown since the last call."""
-        if any(kind_of(entry) == "rewind" for entry in log[self._upto :]):
-            self._settled, self._upto = [], 0
-            return view(log)
-        replies = (at for at in range(len(log) - 1, self._upto, -1) if is_reply(log[at]))
+        new, self._read = log[self._read :], len(log)
+        if any(kind_of(entry) in CHOICES for entry in new):
+            self._chosen, self._settled, self._upto = chosen(log), [], 0
+        else:
+            self._chosen += new
+        replies = (at for at in range(len(self._chosen) - 1, self._upto, -1) if is_reply(self._chosen[at]))
         last = next(replies, self._upto)
-        self._settled += view(log[self._upto : last])
+        self._settled += through(SPELLING, self._chosen[self._upto : last])
         self._upto = last
-        return [*self._settled, *view(log[last:])]
+        return [*self._settled, *through(SPELLING, self._chosen[last:])]
+
+
+def chosen(log: Iterable[Message]) -> list[Message]:
+    """The entries that the markers of a log leave to be read, in the shape they leave them in."""
+    return through(CHOOSING, log)
 
 
 def live(log: Iterable[Message]) -> list[Message]:
@@ -228,6 +264,65 @@ def live(log: Iterable[Message]) -> list[Message]:
             del kept[0 if to == "" else next(known, len(kept)) :]
         kept.append(entry)
     return kept
+
+
+def shrunk(messages: list[Message]) -> list[Message]:
+    """What tools answered before the entry that the latest `shrink` marker names, cut to head and tail; the log has the
+    whole."""
+    for notes, end in named(messages, "shrink", "upto"):
+        limit, tool, pinned = int(notes.get("limit", 0)), str(notes.get("tool", "")), notes.get("pinned", ())
+        whole = (m.get("role") != "tool" or is_named(m, pinned) for m in messages[:end])
+        old = [m if is_whole else cut(m, limit, tool) for m, is_whole in zip(messages[:end], whole, strict=True)]
+        return [*old, *messages[end:]]
+    return messages
+
+
+def is_named(message: Message, ids: Sequence[str]) -> bool:
+    return message.get("crow", {}).get("id") in ids
+
+
+def cut(answer: Message, limit: int, tool: str) -> Message:
+    """An answer of at most so many characters, and a line that tells how to read the whole."""
+    said = parts(answer.get("content"))
+    whole = "\n\n".join(part["text"] if part.get("type") == "text" else "[image]" for part in said)
+    head, tail = whole[: limit // 2], whole[len(whole) - limit // 2 :]
+    left = len(whole) - len(head) - len(tail)
+    line = f"[{left:,} of {len(whole):,} characters left out; {tool} gives the whole of {answer.get('tool_call_id')!r}]"
+    short = f"{head}\n\n{line}\n\n{tail}"
+    if len(short) < len(whole):
+        return {**answer, "content": short}
+    if any(part.get("type") != "text" for part in said):
+        return {
+            **answer,
+            "content": f"{whole}\n\n[images left out; {tool} shows those of {answer.get('tool_call_id')!r}]",
+        }
+    return answer
+
+
+def compacted(messages: list[Message]) -> list[Message]:
+    """As the latest `compaction` marker says: the first words of the user, what is pinned, a summary of what followed,
+    and the entries from the one it names on."""
+    first = next((at for at, message in enumerate(messages) if message.get("role") == "user"), len(messages))
+    for notes, start in named(messages, "compaction", "from"):
+        if start <= first:
+            continue
+        kept = [m for m in messages[first + 1 : start] if "role" in m and is_named(m, notes.get("pinned", ()))]
+        text = f"{SUMMARY}\n\n{notes.get('summary')}"
+        summary: Message = {"role": "user", "content": text, "crow": {"hidden": True}}
+        return [messages[first], *kept, summary, *messages[start:]]
+    return messages
+
+
+def named(messages: list[Message], kind: str, key: str) -> Iterator[tuple[dict[str, Any], int]]:
+    """The markers of a kind, the latest first: their notes, and where the entry stands that they name under `key`; ""
+    names the marker itself. One whose entry is not to be found counts for nothing."""
+    markers = [at for at, message in enumerate(messages) if kind_of(message) == kind]
+    places = {m.get("crow", {}).get("id"): at for at, m in enumerate(messages)} if markers else {}
+    for at in reversed(markers):
+        notes = messages[at].get("crow", {})
+        place = places.get(str(notes[key])) if notes.get(key) else at
+        if place is not None and place <= at:
+            yield notes, place
 
 
 def kind_of(entry: Message) -> str:
@@ -381,8 +476,10 @@ def bare(message: Message) -> Message:
     return kept
 
 
-PASSES: tuple[Pass, ...] = (
-    live,
+CHOOSING: tuple[Pass, ...] = (live, shrunk, compacted)
+CHOICES = frozenset({"rewind", "shrink", "compaction"})
+"""The kinds of the markers that these passes obey."""
+SPELLING: tuple[Pass, ...] = (
     without_markers,
     without_thoughts,
     with_valid_arguments,
@@ -391,4 +488,5 @@ PASSES: tuple[Pass, ...] = (
     with_joined_users,
     without_notes,
 )
+PASSES = (*CHOOSING, *SPELLING)
 """In this order; each is pure, and tested alone."""

@@ -19,7 +19,7 @@ import msgspec
 
 from crow_core.messages import Delta, Message, merge
 from crow_core.quirks import Quirks, fit, learn
-from crow_core.stream import LOOK, PASSING, ModelError, Reader, explain
+from crow_core.stream import LOOK, PASSING, TOO_LONG, ModelError, Reader, explain, too_long
 
 if TYPE_CHECKING:
     import httpx2
@@ -308,6 +308,8 @@ class ChatModel:
             return ModelError(f"{self.where} {learned} ({status}).", retry=True, after=0)
         if status in TEACHING and body.get("tools") and TOOLLESS.search(said):
             return ModelError(f"{self.where} takes no tools ({status}): {said}. {FLAGS}")
+        if TOO_LONG.search(said) and status not in (401, 403, 404):
+            return too_long(self.where, f"{said} ({status})")
         match status:
             case 401 | 403:
                 key = "the model's api_key, or OPENAI_API_KEY"

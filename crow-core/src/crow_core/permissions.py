@@ -3,8 +3,8 @@
 An extension like any other: `crow.use(permissions, mode="ask", allow=["terminal:git status"], deny=["terminal:rm *"])`.
 
 A rule is `TOOL` or `TOOL:PATTERN`. The pattern is matched (as in a shell: `*`, `?`) against the command of `terminal`,
-the path of a file tool (relative to the working directory), or the whole arguments of any other tool. Deny beats ask,
-ask beats allow, and both beat what the mode would have allowed.
+the path of a file tool (relative to the working directory), the URL of `fetch`, or the whole arguments of any other
+tool. Deny beats ask, ask beats allow, and both beat what the mode would have allowed.
 
 This is a guard against accidents, not a sandbox: a person who lets a command run lets it do whatever it can.
 """
@@ -20,22 +20,13 @@ from typing import Literal
 
 import msgspec
 
-from crow_core.acp.connection import ConnectionClosed, RpcError
-from crow_core.acp.schema import (
-    CancelledOutcome,
-    PermissionOption,
-    RequestPermissionRequest,
-    RequestPermissionResponse,
-    SelectedOutcome,
-    ToolCallContent,
-    ToolCallFields,
-    ToolKind,
-)
+from crow_core.acp.schema import PermissionOption, ToolCallContent, ToolCallFields, ToolKind
 from crow_core.app import Crow
 from crow_core.content import ToolResult, clean, describe, shown
+from crow_core.elicitation import ElicitationError
 from crow_core.extensions.secrets import without_secrets
 from crow_core.messages import ToolUse, arguments_of
-from crow_core.session import Choice, EndTurn, Option, Session
+from crow_core.session import Choice, Option, Session
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 Verdict = Literal["allow", "ask", "deny"]
@@ -124,8 +115,8 @@ class Desk:
 
     mode: Mode
     rules: Rules
-    always: dict[tuple[str, str], bool] = field(default_factory=dict[tuple[str, str], bool])
-    """Answers that hold for the rest of the session: (tool, scope) to allowed or not."""
+    always: dict[tuple[str, str, str], bool] = field(default_factory=dict[tuple[str, str, str], bool])
+    """Answers that hold for the rest of the session: (tool, digest of its definition, scope) to allowed or not."""
     queue: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One question at a time, in the order of the calls."""
 
@@ -193,7 +184,7 @@ def judge(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
         return found[0], f"the rule {text_of(found[1])!r} says {found[0]}"
     if looks:
         return "allow", "it only looks at what was started, or ends it"
-    if desk.mode == "plan" and kind not in ("read", "search", "think"):
+    if desk.mode == "plan" and kind not in ("read", "search", "think", "fetch"):
         return "deny", "plan mode only reads. Describe the change instead"
     if desk.mode == "yolo":
         return "allow", "mode yolo"
@@ -201,9 +192,11 @@ def judge(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
         return "ask", "it changes what runs later"
     if found:
         return "allow", f"the rule {text_of(found[1])!r}"
+    if session.toolbox.destroys(call):
+        return "ask", "its server says that it may destroy something"
     if typed:
         return "ask", TYPED
-    if (answered := desk.always.get((name, scope_of(session, call)))) is not None:
+    if (answered := desk.always.get(key_of(session, call))) is not None:
         return ("allow" if answered else "deny"), ANSWERED
     if kind in ("read", "search", "think"):
         return "allow", "reading is allowed"
@@ -219,7 +212,8 @@ async def question(session: Session, desk: Desk, call: ToolUse, *, lasting: bool
     Raises EndTurn when the client answers that the turn is cancelled.
     """
     kind = session.toolbox.kind(call)
-    start, subject = describe(call, kind, session.cwd), subject_of(session, call)
+    start = describe(call, kind, session.cwd, session.toolbox.title(call))
+    subject = subject_of(session, call)
     preview = await dry_run(session, call) if kind == "edit" else msgspec.UNSET
     fields = ToolCallFields(
         tool_call_id=call["id"],
@@ -239,17 +233,12 @@ async def question(session: Session, desk: Desk, call: ToolUse, *, lasting: bool
         PermissionOption(option_id="never", name=f"Reject {what} for this session", kind="reject_always"),
     ]
     offered = options if lasting else [option for option in options if option.kind.endswith("_once")]
-    request = RequestPermissionRequest(session_id=session.id, tool_call=fields, options=offered)
-    await session.written()
     try:
-        response: RequestPermissionResponse = await session.client.request("session/request_permission", request)
-    except (RpcError, ConnectionClosed):
+        answer = await session.ask_permission(fields, offered)
+    except ElicitationError:
         return "deny", "it needs a permission, and nobody is there to give it", False
-    if isinstance(response.outcome, CancelledOutcome):
-        raise EndTurn("cancelled")
-    answer = response.outcome.option_id if isinstance(response.outcome, SelectedOutcome) else ""
     if lasts := answer in ("always", "never"):
-        desk.always[(call["function"]["name"], scope_of(session, call))] = answer == "always"
+        desk.always[key_of(session, call)] = answer == "always"
     if answer in ("allow", "always"):
         return "allow", "the user", lasts
     return "deny", "the user rejected it", lasts
@@ -274,6 +263,8 @@ def subject_of(session: Session, call: ToolUse) -> str:
         elsewhere = str(arguments.get("cwd") or folders(session).get(call["id"], session.cwd))
         moves = resolved(session, elsewhere) != os.path.realpath(session.cwd)
         return f"cd {elsewhere} && {command}" if moves else command.strip(" \t\n")
+    if isinstance(url := arguments.get("url"), str) and kind == "fetch":
+        return address(url)[0]
     if kind == "execute" and is_typed(call):
         return " ".join(str(arguments[name]) for name in ("input", "keys") if arguments.get(name) is not None)
     return msgspec.json.encode(arguments).decode()  # in one spelling, whatever the model escaped
@@ -321,16 +312,36 @@ def in_roots(session: Session, subject: str) -> bool:
     return any(os.path.commonpath([root, full]) == root for root in map(os.path.realpath, session.roots))
 
 
+def key_of(session: Session, call: ToolUse) -> tuple[str, str, str]:
+    """What an answer for the whole session is bound to: a tool that its server describes otherwise is another one."""
+    return call["function"]["name"], session.toolbox.digest(call), scope_of(session, call)
+
+
+def address(url: str) -> tuple[str, str]:
+    """A URL as our own `fetch` spells it, and the host and port that it leads to."""
+    import httpx2  # not at the top: 80 ms, and few sessions fetch
+
+    try:
+        parsed = httpx2.URL(url.strip())
+    except (httpx2.InvalidURL, ValueError):
+        return url, url
+    return str(parsed), parsed.netloc.decode("ascii", "replace")
+
+
 def scope_of(session: Session, call: ToolUse) -> str:
-    """How far an "always" reaches: this very command, all edits in the project, or the tool."""
+    """How far an "always" reaches: this very command, all edits in the project, a host, or the tool."""
     kind = session.toolbox.kind(call)
+    if kind == "fetch" and isinstance(url := (arguments_of(call) or {}).get("url"), str):
+        return address(url)[1]
     return subject_of(session, call) if kind == "execute" else kind
 
 
 def reach(session: Session, call: ToolUse) -> str:
     """The same in words."""
-    name = call["function"]["name"]
-    return {"execute": "this command", "edit": "changes to files here"}.get(session.toolbox.kind(call), name)
+    name, kind = call["function"]["name"], session.toolbox.kind(call)
+    if kind == "fetch" and (scope := scope_of(session, call)) != kind:
+        return f"{name} from {scope}"
+    return {"execute": "this command", "edit": "changes to files here"}.get(kind, name)
 
 
 def identity(call: ToolUse) -> dict[str, str]:

@@ -27,9 +27,9 @@ class Prompt:
     template: str
 
     @classmethod
-    def packaged(cls, name: str) -> "Prompt":
-        """The template of that name that ships with crow."""
-        return cls(name, (files("crow_core") / "templates" / f"{name}.md.j2").read_text("utf-8"))
+    def packaged(cls, name: str, package: str = "crow_core") -> "Prompt":
+        """The template of that name that ships in a package's folder `templates`."""
+        return cls(name, (files(package) / "templates" / f"{name}.md.j2").read_text("utf-8"))
 
     @classmethod
     def from_file(cls, name: str, path: Path) -> "Prompt":

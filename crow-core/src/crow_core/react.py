@@ -2,9 +2,11 @@
 
 import asyncio
 
+from msgspec.structs import asdict
+
 from crow_core.acp.schema import StopReason, ToolCallUpdate
 from crow_core.content import describe, remembered, shown
-from crow_core.messages import INTERRUPTED, Message, ToolUse, answer, unanswered
+from crow_core.messages import INTERRUPTED, Message, ToolUse, answer, unanswered, unwrapped
 from crow_core.model import Call
 from crow_core.session import Session
 from crow_core.stream import ModelError
@@ -16,7 +18,12 @@ async def react(session: Session, prompt: Message) -> StopReason:
     """Run one turn; whatever happens is appended to the session's log."""
     session.append(prompt)
     for _ in range(session.max_steps):
-        call = await ask(session)
+        try:
+            call = await ask(session)
+        except ModelError as error:
+            if await session.hooks.model_error.run(session, error):
+                continue
+            raise
         calls = call.reply.get("tool_calls", [])
         if calls:
             await act(session, calls)
@@ -49,6 +56,8 @@ async def ask(session: Session) -> Call:
         call.broken = error
     finally:
         session.keep(call, whole=whole)
+        if not whole:
+            await session.drop()
     return call
 
 
@@ -63,19 +72,23 @@ async def act(session: Session, calls: list[ToolUse]) -> None:
     finally:
         for call in unanswered(session.log):
             session.append(answer(call, INTERRUPTED, failed=True))
+        await session.drop()
 
 
 async def use_tool(session: Session, call: ToolUse) -> None:
     """One call from its first sight to its answer; the client sees it end, whatever happens."""
-    kind = session.toolbox.kind(call)
-    await session.update(describe(call, kind, session.cwd))
+    call = unwrapped(call)
+    kind, title = session.toolbox.kind(call), session.toolbox.title(call)
+    seen = describe(call, kind, session.cwd, title)
+    await session.update(ToolCallUpdate(**asdict(seen)) if call["id"] in session.begun else seen)
+    session.begun.discard(call["id"])
     try:
         result = session.toolbox.reject(call) or await session.hooks.before_tool.run(session, call)
         if result is None:
             await session.update(ToolCallUpdate(tool_call_id=call["id"], status="in_progress"))
             result = await session.toolbox.call(call, session.meta(call))
         result = await session.hooks.after_tool.run(result, session, call)
-        session.append(remembered(result, call, kind))
+        session.append(remembered(result, call, kind, title))
         await session.update(shown(result, call, kind))
     except BaseException:
         await session.tell(ToolCallUpdate(tool_call_id=call["id"], status="failed"))

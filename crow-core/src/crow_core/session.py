@@ -21,6 +21,7 @@ from crow_core.acp.schema import (
     AvailableCommandInput,
     AvailableCommandsUpdate,
     BooleanConfigOption,
+    CancelledOutcome,
     ClientCapabilities,
     CompleteElicitationNotification,
     ConfigOptionUpdate,
@@ -29,7 +30,11 @@ from crow_core.acp.schema import (
     CurrentModeUpdate,
     ElicitationSchema,
     NoticeUpdate,
+    PermissionOption,
+    RequestPermissionRequest,
+    RequestPermissionResponse,
     SelectConfigOption,
+    SelectedOutcome,
     SelectEntry,
     SessionConfigOption,
     SessionInfoUpdate,
@@ -39,8 +44,10 @@ from crow_core.acp.schema import (
     SessionUpdate,
     StopReason,
     TextBlock,
+    ToolCallFields,
+    ToolCallUpdate,
 )
-from crow_core.content import ToolResult
+from crow_core.content import ToolResult, begin
 from crow_core.elicitation import Answer, ElicitationError, can_ask, check_form, check_page, checked
 from crow_core.hooks import Collect, First, Observe, Pipe
 from crow_core.messages import Delta, Message, ToolUse, View, kind_of, live, settle
@@ -48,6 +55,7 @@ from crow_core.model import Call, Model, Request
 from crow_core.prompts import Prompt
 from crow_core.servers import Server
 from crow_core.store import Page, Record
+from crow_core.stream import ModelError
 from crow_core.toolbox import Toolbox
 from crow_core.trace import TRACE
 
@@ -55,6 +63,8 @@ W = TypeVar("W")
 
 DRAFT_AFTER = 0.2
 """Seconds after which text that was shown is written down, while its reply still streams."""
+LONG = 400
+"""Characters of a call's arguments from which on it is shown, while the rest of them still streams."""
 
 
 def new_id() -> str:
@@ -139,6 +149,8 @@ class Hooks:
         """The app ends, after its last session; last registered first, and all run."""
         self.mcp_servers = Collect[[Session], Sequence[Server]]()
         """Servers to connect for a session."""
+        self.tools = Pipe[list[dict[str, Any]], [Session]]()
+        """The tool list before it is frozen, at a turn's start; may replace it. What was sent once should stay."""
         self.instructions = Collect[[Session], str]()
         """Text for the system prompt, asked for once a session."""
         self.before_prompt = Pipe[Message, [Session]]()
@@ -157,6 +169,8 @@ class Hooks:
         """The reply so far, under the id it will keep; at most every 250 ms while it streams."""
         self.model_call = Observe[[Session, Call]]()
         """A request to a model has been sent, or (`call.ended`) has come to its end, well or not."""
+        self.model_error = First[[Session, ModelError], bool]()
+        """A request of the loop was refused before an answer began; True makes the request anew and asks once more."""
         self.before_end = First[[Session, StopReason], Message]()
         """The model is done; a user message given here makes the turn go on."""
         self.turn_end = Observe[[Session, StopReason | Exception]]()
@@ -220,12 +234,18 @@ class Session:
     """What extensions keep for this session, each under its own name."""
     options: list[Option] = field(default_factory=list[Option])
     commands: dict[str, Command] = field(default_factory=dict[str, Command])
+    begun: set[str] = field(default_factory=set[str])
+    """The calls that the client sees although not all of their arguments have come."""
     turns: "list[asyncio.Task[StopReason]]" = field(default_factory=list["asyncio.Task[StopReason]"])
     """The running turn and those that wait for it, in order; a turn that is ending can no longer be cancelled."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the running turn until it has ended."""
+    known: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the client has learnt the session's id; before, it understands no update of it."""
     model: Model = field(init=False)
     """The one that is asked."""
+    _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a permission is asked for: one at a time."""
     _view: View = field(default_factory=View)
     _drafting: asyncio.TimerHandle | None = None
     _call_ids: set[str] = field(default_factory=set[str])
@@ -332,22 +352,89 @@ class Session:
             case _:
                 return Answer("cancel")
 
+    async def ask_permission(self, about: ToolCallFields, options: Sequence[PermissionOption]) -> str:
+        """Ask the person to choose one of a permission's options; gives its id, or "".
+
+        Raises ElicitationError where the client does not ask, EndTurn when it answers that the turn is cancelled.
+        """
+        request = RequestPermissionRequest(session_id=self.id, tool_call=about, options=[*options])
+        try:
+            async with self._asking:
+                await self.written()
+                response: RequestPermissionResponse = await self.client.request("session/request_permission", request)
+        except (RpcError, ConnectionClosed) as error:
+            raise ElicitationError(f"the client did not ask: {error}") from error
+        match response.outcome:
+            case CancelledOutcome():
+                raise EndTurn("cancelled")
+            case SelectedOutcome(option_id=id):
+                return id
+            case _:
+                return ""
+
+    async def ask_choice(self, about: ToolCallFields, choices: Sequence[str]) -> int | None:
+        """Ask for one of some choices through a client that knows only permissions; gives its place, None for none.
+
+        Raises as `ask_permission` does.
+        """
+        options = [PermissionOption(option_id=str(n), name=name, kind="allow_once") for n, name in enumerate(choices)]
+        options.append(PermissionOption(option_id="none", name="None of these", kind="reject_once"))
+        id = await self.ask_permission(about, options)
+        return int(id) if id.isdecimal() and int(id) < len(choices) else None
+
     async def complete(self, id: str) -> None:
         """Tell the client that what a page was visited for is done; `id` is the answer's."""
         await self.client.notify("elicitation/complete", CompleteElicitationNotification(elicitation_id=id))
 
+    def _note(self, call: Call) -> None:
+        """Have it written down what a model was asked, or answered."""
+        if self.hooks.model_call:
+            self._write(self.hooks.model_call.run, call)
+
     async def show(self, delta: Delta, call: Call) -> None:
         """Show a fragment of a reply, and see to it that it is soon written down."""
-        if "sent" in delta and self.hooks.model_call:
-            self._write(self.hooks.model_call.run, call)
         if self.hooks.draft and self._drafting is None and ("content" in delta or "reasoning_content" in delta):
             self._drafting = asyncio.get_running_loop().call_later(DRAFT_AFTER, self._draft, call)
         if text := delta.get("reasoning_content"):
             await self.update(AgentThoughtChunk(content=TextBlock(text=text), message_id=call.id))
         if text := delta.get("content"):
             await self.update(AgentMessageChunk(content=TextBlock(text=text), message_id=call.id))
+        await self._hear(delta, call)
+
+    async def _hear(self, delta: Delta, call: Call) -> None:
+        """What is to be said and written down of a fragment of any call."""
+        if "sent" in delta:
+            self._note(call)
+        if delta.get("tool_calls"):
+            await self._begin(call.reply.get("tool_calls", []))
         if text := delta.get("notice"):
             await self.notice(text, "warning")
+
+    async def _begin(self, calls: Sequence[ToolUse]) -> None:
+        """Show the latest call of a reply if its arguments take long, and the id it has so far is one it can keep."""
+        use, ids = calls[-1], {use["id"] for use in calls}
+        if len(use["function"]["arguments"]) < LONG or use["id"] in self.begun:
+            return
+        if len(ids) == len(calls) and "" not in ids and self._call_ids.isdisjoint(ids):
+            await self.written()
+            self.begun.add(use["id"])
+            await self.tell(begin(use, self.toolbox.kind(use), self.toolbox.title(use)))
+
+    async def drop(self) -> None:
+        """Tell the client that the calls it saw begin will not run."""
+        self._call_ids |= self.begun
+        while self.begun:
+            await self.tell(ToolCallUpdate(tool_call_id=self.begun.pop(), status="failed"))
+
+    async def ask_model(self, request: Request, purpose: str) -> Call:
+        """Ask the model something beside the conversation: the call is written down, its answer is neither shown nor
+        kept in the log. Raises ModelError."""
+        call = Call(self.model, request, purpose)
+        try:
+            await call.listen(lambda delta: self._hear(delta, call))
+        finally:
+            self._note(call)
+        return call
 
     def _draft(self, call: Call) -> None:
         self._drafting = None
@@ -366,8 +453,7 @@ class Session:
         if any(reply.get(key) for key in ("content", "reasoning_content", "tool_calls")):
             reply["crow"] = reply.get("crow", {}) | notes
             self.append(reply)
-        if self.hooks.model_call:
-            self._write(self.hooks.model_call.run, call)
+        self._note(call)
 
     async def entitle(self, title: str) -> None:
         """Give the session a name."""

@@ -13,9 +13,8 @@ import subprocess
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -27,7 +26,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
 from typing_extensions import Unpack
 
-from crow_core.acp.transports import CHUNK, Child, Source, open_source, spawn
+from crow_core.acp.transports import CHUNK, Child, Source, spawn
 
 LINE_LIMIT = 8 * 1024 * 1024
 """Bytes of a message that is read; a longer one goes to a file, and what is said of it takes its place."""
@@ -75,32 +74,37 @@ class Stdio(ClientTransport):
     ) -> AsyncGenerator[ClientSession]:
         options = transport_options or TransportOptions()
         env = get_default_environment() | dict(self.env)
-        child = await spawn(self.command, self.args, env, self.cwd, subprocess.PIPE, GRACE)
         incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-        hearing = asyncio.create_task(self._hear(await open_source(cast("FileIO", child.process.stderr))))
-        reading = asyncio.create_task(self._read(child.source, incoming))
-        writing = asyncio.create_task(self._write(child, outgoing, incoming))
-        watching = asyncio.create_task(watch(child, reading))
+        starting = asyncio.create_task(spawn(self.command, self.args, env, self.cwd, subprocess.PIPE, GRACE))
+        tasks: list[asyncio.Task[None]] = []
         try:
+            child = await asyncio.shield(starting)
+            hearing = asyncio.create_task(self._hear(child))
+            reading = asyncio.create_task(self._read(child.source, incoming))
+            writing = asyncio.create_task(self._write(child, outgoing, incoming))
+            tasks += [hearing, reading, writing, asyncio.create_task(watch(child, reading))]
             async with options.session_class(read, write, **session_kwargs) as session:
                 yield session
         finally:
             with anyio.CancelScope(shield=True):
-                await child.close()
-                await asyncio.wait([hearing], timeout=GRACE)
-                for task in (hearing, reading, writing, watching):
-                    task.cancel()
-                await asyncio.wait([hearing, reading, writing, watching])
+                await asyncio.wait([starting])
+                if not starting.exception():
+                    await starting.result().close()
+                if tasks:
+                    await asyncio.wait(tasks[:1], timeout=GRACE)  # its last words
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.wait(tasks)
+                if not starting.exception() and (errors := starting.result().errors):
+                    errors.close()
                 for stream in (incoming, read, write, outgoing):
                     stream.close()
 
-    async def _hear(self, source: Source) -> None:
-        try:
-            while words := await source.read(CHUNK):
-                self._remember(words)
-        finally:
-            source.close()
+    async def _hear(self, child: Child) -> None:
+        assert child.errors is not None
+        while words := await child.errors.read(CHUNK):
+            self._remember(words)
 
     def _remember(self, words: bytes) -> None:
         self.said = (self.said + words)[-LAST_WORDS:]
@@ -115,7 +119,7 @@ class Stdio(ClientTransport):
                         await line.add(end, self.folder)
                         message, line = self._message(line), Line()
                         if message is not None:
-                            await incoming.send(SessionMessage(message))
+                            await incoming.send(message)
                     await line.add(begun, self.folder)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):  # nobody listens any more
             with suppress(OSError):
@@ -126,26 +130,29 @@ class Stdio(ClientTransport):
         finally:
             line.discard()
 
-    def _message(self, line: "Line") -> Any:
+    def _message(self, line: "Line") -> SessionMessage | Exception | None:
         """What came in a line, as the session takes it: of an answer that is no use, what is wrong with it."""
+        wrong = None
         if line.size <= LINE_LIMIT:
             try:
                 message = parsed(line.begun)
-            except ValueError:
+            except ValueError as error:
                 self._remember(bytes(line.begun) + b"\n")
+                wrong = error
             else:
                 if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id is not None:
                     self._calls.discard(message.id)
-                return message
+                return SessionMessage(message)
         id, too_long = line.answers(), line.size > LINE_LIMIT
         if too_long and id is not None and id in self._calls:
             self._calls.discard(id)
-            return JSONRPCResponse(jsonrpc="2.0", id=id, result=line.result())
+            return SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=id, result=line.result()))
         line.discard()
         if id is None:
-            return None
+            return wrong
         what = f"its answer of {line.size:,} bytes is too long" if too_long else "its answer is not valid"
-        return JSONRPCError(jsonrpc="2.0", id=id, error=ErrorData(code=INTERNAL_ERROR, message=what))
+        error = ErrorData(code=INTERNAL_ERROR, message=what)
+        return SessionMessage(JSONRPCError(jsonrpc="2.0", id=id, error=error))
 
     async def _write(
         self,

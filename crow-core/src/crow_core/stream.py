@@ -4,6 +4,7 @@ Read as the WHATWG's server-sent events, as leniently as real servers need; any 
 """
 
 import json
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -15,18 +16,32 @@ OBJECT = msgspec.json.Decoder(dict[str, Any])
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """HTTP statuses of troubles that may be over in a moment."""
 
+TOO_LONG = re.compile(
+    r"context[ _](length|size|window|limit)|model token limit|maximum prompt length|input length should be"
+    r"|\b(prompt|inputs?|request|messages)`?( token)?( count)?( \([^)]*\))?( of \d+)?"
+    r" ((is )?(too (long|large)|longer than)|exceed)"
+    r"|(prompt|input|request|`inputs`) (contains|must have less than) \d+ (\w+ )?tokens"
+    r"|too many tokens|reduce the length of the (messages|prompt)",
+    re.I,
+)
+"""How servers say that a request is longer than the window."""
+
 LOOK = "If that goes on, look into the server's log."
 
 
 class ModelError(Exception):
     """The endpoint did not answer as it should; the text is a sentence for a person."""
 
-    def __init__(self, sentence: str, *, retry: bool = False, after: float | None = None) -> None:
+    def __init__(
+        self, sentence: str, *, retry: bool = False, after: float | None = None, too_long: bool = False
+    ) -> None:
         super().__init__(sentence)
         self.retry = retry
         """Whether the same request may succeed a little later."""
         self.after = after
         """Seconds the server asked to wait."""
+        self.too_long = too_long
+        """The request was longer than what fits: a shorter one may do."""
 
 
 class Reader:
@@ -141,6 +156,8 @@ class Reader:
         return ModelError(f"{self.where} {what}. {LOOK}", retry=True)
 
     def reported(self, said: str, retry: bool = False) -> ModelError:
+        if TOO_LONG.search(said):
+            return too_long(self.where, said)
         return ModelError(f"{self.where} reported an error: {said}. Try again, or choose another model.", retry=retry)
 
     def read_stray(self, deltas: list[Delta]) -> None:
@@ -244,6 +261,11 @@ def flatten(parts: Any) -> tuple[str, str]:
             case _:
                 pass
     return text, thought
+
+
+def too_long(where: str, said: str) -> ModelError:
+    advice = "Go on in a new session, or choose a model with a larger window."
+    return ModelError(f"{where} refused the request as too long: {said}. {advice}", too_long=True)
 
 
 def explain(body: bytes, kind: str) -> str:

@@ -8,17 +8,30 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from crow_core.acp.schema import ToolKind
-from crow_core.content import ToolResult, clean
+from crow_core.content import ToolResult, clean, describe
 from crow_core.messages import ToolUse, arguments_of, unique
-from crow_core.servers import Server
+from crow_core.schemas import is_fit
+from crow_core.servers import Host, Server, Use
 
+NAMES = 100
+"""Tools that are named to a model that called none of them."""
 DESCRIPTION_LIMIT = 8_000
 """Characters of a tool's description that the model is shown."""
+TITLE_LIMIT = 80
+"""Characters of a tool's title."""
+CHANGES_WAIT = 5.0
+"""Seconds a turn waits for the list of a server that has said it is another one now."""
+CHANGES_LIMIT = 300
+"""Characters in which it is told what has changed of a server's tools."""
+NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+"""The schema of a tool of which no more is known."""
+UNSHOWN = "(What it takes cannot be shown: the schema is too large. Its answers to wrong arguments may tell.)"
 
 
 @dataclass(eq=False)
@@ -34,40 +47,91 @@ class Tool:
     @cached_property
     def schema(self) -> dict[str, Any]:
         """The tool in the shape of chat completions."""
-        function: dict[str, Any] = {
-            "name": self.name,
-            "description": clean_text(self.definition.get("description") or "")[:DESCRIPTION_LIMIT],
-            "parameters": self.definition.get("inputSchema") or {"type": "object", "properties": {}},
-        }
+        description = clean_text(self.definition.get("description") or "")[:DESCRIPTION_LIMIT]
+        parameters: dict[str, Any] = self.definition.get("inputSchema") or NOTHING
+        if not is_fit(parameters):
+            description, parameters = f"{description}\n\n{UNSHOWN}".strip(), NOTHING
+        function: dict[str, Any] = {"name": self.name, "description": description, "parameters": parameters}
         return {"type": "function", "function": function}
 
+    @property
+    def title(self) -> str:
+        """What its server calls it before people; empty if that says nothing more than its name."""
+        title = self.definition.get("title") or self.hints.get("title")
+        if not isinstance(title, str) or title == self.definition.get("name") or (self.server and self.server.built_in):
+            return ""
+        return clean(title).strip()[:TITLE_LIMIT]
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all that its server says of it: a tool that is described otherwise is another one."""
+        return hashlib.sha256(msgspec.json.encode(self.definition, order="sorted")).hexdigest()
+
+    @property
+    def hints(self) -> dict[str, Any]:
+        """What its server says of it (MCP, annotations): a claim, no proof."""
+        return self.definition.get("annotations") or {}
+
+    @property
+    def destroys(self) -> bool:
+        """Whether a server of others says that it may destroy something."""
+        return self.hints.get("destructiveHint") is True and not (self.server and self.server.built_in)
+
     def kind(self, arguments: dict[str, Any]) -> ToolKind:
-        """What a call with these arguments does; only a trusted server's own word is taken for it."""
-        trusted = self.server is not None and self.server.trusted
-        told: dict[str, Any] = self.definition.get("_meta") or {} if trusted else {}
+        """What a call with these arguments does; only the word of a server is taken that is ours, or that the user's
+        configuration trusts."""
+        if self.server is None:
+            return "other"
+        if not self.server.built_in:
+            reads = self.server.trust and self.hints.get("readOnlyHint") is True and not self.destroys
+            return "read" if reads else "other"
+        told: dict[str, Any] = self.definition.get("_meta") or {}
         match told.get("crow/kind", "other"):
             case str(kind):
                 return kind  # pyright: ignore[reportReturnType] - our own tools' word
             case kinds:
                 return kinds.get(str(arguments.get("command")), "other")
 
+    def may_repeat(self, arguments: dict[str, Any]) -> bool:
+        """Whether a call does no harm by running twice: whoever says so wrongly harms only what is its own."""
+        says = self.hints.get("readOnlyHint") is True or self.hints.get("idempotentHint") is True
+        return says or self.kind(arguments) in ("read", "search", "think")
+
 
 @dataclass(eq=False)
 class Toolbox:
     """A session's servers, and the tools they brought."""
 
+    host: Host | None = None
+    """Whom the servers may ask back."""
     servers: list[Server] = field(default_factory=list[Server])
     tools: dict[str, Tool] = field(default_factory=dict[str, Tool])
     """By the name the model knows; changes only between turns."""
+    _labels: dict[Server, str] = field(default_factory=dict[Server, str])
+    """What the names of a server's tools begin with."""
     _starting: dict[Server, "asyncio.Task[list[dict[str, Any]]]"] = field(
         default_factory=dict[Server, "asyncio.Task[list[dict[str, Any]]]"]
     )
+    _seen: dict[Server, int] = field(default_factory=dict[Server, int])
+    """Which of the changes of its tools has been looked at."""
+    _gone: set[str] = field(default_factory=set[str])
+    """Names of tools that their servers took back."""
+    _roots: list[str] | None = None
+    """What the servers were told to work in."""
 
     def add(self, servers: Sequence[Server]) -> None:
         """Hang up servers; those that must be asked for their tools are started at once, side by side."""
         self.servers += servers
         for server in servers:
-            self._starting[server] = asyncio.ensure_future(server.list())
+            if self.host:
+                server.hosts.add(self.host)
+            self._labels[server] = "" if server.built_in else unique(legal(server.name)[:40], {*self._labels.values()})
+            self._start(server)
+
+    def _start(self, server: Server) -> None:
+        """Begin to ask a server for its tools."""
+        self._seen[server] = server.changes["tools"]
+        self._starting[server] = asyncio.ensure_future(server.list())
 
     def recall(self, schemas: Sequence[dict[str, Any]]) -> None:
         """Begin with the tool list of earlier days; a tool whose server does not come up answers that."""
@@ -76,19 +140,80 @@ class Toolbox:
             definition = {"description": function.get("description"), "inputSchema": function.get("parameters")}
             self.tools[function["name"]] = Tool(function["name"], None, definition)
 
-    async def gather(self, wait: float) -> list[Server]:
-        """Take in the tools of the servers that are up, waiting at most `wait` seconds; gives the servers that joined
-        or failed since the last time."""
+    async def gather(self, wait: float) -> list[tuple[Server, str]]:
+        """Take in the tools of the servers that are up, waiting at most `wait` seconds for those that have not been up
+        before; gives the servers that joined or failed since the last time, and those whose tools are others now, with
+        what has changed in words."""
+        self._announce_roots()
+        changed = [
+            server
+            for server in self.servers
+            if server.definitions is None
+            and server not in self._starting
+            and server.changes["tools"] != self._seen[server]
+        ]
+        for server in changed:
+            self._start(server)
         if not self._starting:
             return []
-        await asyncio.wait(self._starting.values(), timeout=wait or None if wait else 0)
+        waiting = self._starting if wait else changed or self._starting
+        timeout = wait or (CHANGES_WAIT if changed else 0)
+        await asyncio.wait([self._starting[server] for server in waiting], timeout=timeout)
         joined = [server for server, task in self._starting.items() if task.done()]
-        for server in sorted(joined, key=lambda server: (not server.trusted, server.name)):
-            for definition in sorted(self._starting.pop(server).result(), key=lambda tool: tool["name"]):
-                taken = {name for name, tool in self.tools.items() if tool.server}
-                name = tool_name(server, definition["name"], taken)
-                self.tools[name] = Tool(name, server, definition)
-        return joined
+        news: list[tuple[Server, str]] = []
+        for server in sorted(joined, key=lambda server: (not server.built_in, self._labels[server])):
+            before = {name: tool for name, tool in self.tools.items() if tool.server is server}
+            found = self._starting.pop(server).result()
+            changes = "" if server.error else self._take_in(server, found, before)
+            if server.error or not before:
+                news.append((server, ""))
+            elif changes:
+                news.append((server, changes[:CHANGES_LIMIT]))
+        return news
+
+    def _take_in(self, server: Server, definitions: Sequence[dict[str, Any]], before: dict[str, Tool]) -> str:
+        """Replace a server's tools by these; gives in words what that changes."""
+        now = self._named(server, definitions)
+        gone = before.keys() - now.keys()
+        self.tools = {name: tool for name, tool in self.tools.items() if name not in gone}
+        self.tools |= now
+        self._gone = (self._gone | gone) - now.keys()
+        changes = {
+            "new": now.keys() - before.keys(),
+            "gone": gone,
+            "different": {name for name in now.keys() & before.keys() if now[name].digest != before[name].digest},
+        }
+        return "; ".join(f"{what}: {', '.join(sorted(names))}" for what, names in changes.items() if names)
+
+    def _named(self, server: Server, definitions: Sequence[dict[str, Any]]) -> dict[str, Tool]:
+        """A server's tools by the names the model sees: bare for the built-in tools, `{server}_{tool}` for all others,
+        always; legal for every provider (letters, digits, `_`, `-`, at most 64) and unique.
+
+        They depend on which servers there are, not on which is up first.
+        """
+        label = self._labels[server]
+        others = [f"{other}_" for other in self._labels.values() if len(other) > len(label)]
+        fixed = {d["name"] for other in self.servers if other.built_in for d in other.definitions or ()}
+        taken = {name for name, tool in self.tools.items() if tool.server not in (None, server)}
+        named: dict[str, Tool] = {}
+        for definition in sorted(definitions, key=lambda one: (legal(one["name"]) != one["name"], one["name"])):
+            tool = definition["name"]
+            name = legal(tool) if server.built_in else f"{label}_{legal(tool)}"
+            strange = not server.built_in and (name in fixed or any(map(name.startswith, others)))
+            if strange or len(name) > 64 or name in named or name in taken:
+                digest = hashlib.sha256(f"{server.name}\n{tool}".encode(errors="replace")).hexdigest()[:8]
+                name = f"{name[:50]}_{digest}"
+            name = unique(name, taken | named.keys())
+            named[name] = Tool(name, server, definition)
+        return dict(sorted(named.items()))
+
+    def _announce_roots(self) -> None:
+        """Let the servers know when the folders to work in are others than before."""
+        roots = [*self.host.roots()] if self.host else []
+        if self._roots not in (None, roots):
+            for server in self.servers:
+                server.announce_roots()
+        self._roots = roots
 
     def warm(self) -> None:
         """Have ready what a call will need."""
@@ -105,6 +230,21 @@ class Toolbox:
         tool = self.tools.get(call["function"]["name"])
         return tool.kind(arguments_of(call) or {}) if tool else "other"
 
+    def title(self, call: ToolUse) -> str:
+        """What a call's tool is called before people, if that is more than its name."""
+        tool = self.tools.get(call["function"]["name"])
+        return tool.title if tool else ""
+
+    def destroys(self, call: ToolUse) -> bool:
+        """Whether its server says that it may destroy something."""
+        tool = self.tools.get(call["function"]["name"])
+        return tool is not None and tool.destroys
+
+    def digest(self, call: ToolUse) -> str:
+        """Of the definition of a call's tool."""
+        tool = self.tools.get(call["function"]["name"])
+        return tool.digest if tool else ""
+
     def is_of(self, call: ToolUse, server: Server) -> bool:
         """Whether it is a call of one of this server's tools."""
         tool = self.tools.get(call["function"]["name"])
@@ -115,7 +255,13 @@ class Toolbox:
         name = call["function"]["name"]
         tool = self.tools.get(name)
         if tool is None:
-            return ToolResult.error(f"There is no tool {name!r}. The tools are: {', '.join(self.tools) or 'none'}.")
+            what = (
+                f"The tool {name!r} is gone: its server took it back"
+                if name in self._gone
+                else f"There is no tool {name!r}"
+            )
+            names = [*islice(self.tools, NAMES), *(["…"] if len(self.tools) > NAMES else [])]
+            return ToolResult.error(f"{what}. The tools are: {', '.join(names) or 'none'}.")
         if tool.server is None:
             return ToolResult.error(f"The tool {name!r} is not connected: its server is no part of this session now.")
         if arguments_of(call) is None:
@@ -128,27 +274,26 @@ class Toolbox:
     async def call(self, call: ToolUse, meta: dict[str, Any]) -> ToolResult:
         """Run a call that `reject` let pass."""
         tool = self.tools[call["function"]["name"]]
-        arguments = unquoted(arguments_of(call) or {}, tool.definition.get("inputSchema") or {})
+        arguments = unquoted(arguments_of(call) or {}, tool.schema["function"]["parameters"])
         assert tool.server is not None
-        return await tool.server.call(tool.definition["name"], arguments, meta)
+        title = describe(call, "other", "", tool.title).title
+        use = Use(self.host, call["id"], title, again=tool.may_repeat(arguments))
+        return await tool.server.call(tool.definition["name"], arguments, meta, use)
 
     async def close(self) -> None:
         """Stop what this session started."""
         for task in self._starting.values():
             task.cancel()
         await asyncio.gather(*self._starting.values(), return_exceptions=True)
+        for server in self.servers:
+            if self.host:
+                server.hosts.discard(self.host)
         await asyncio.gather(*(server.close() for server in self.servers if not server.shared))
 
 
-def tool_name(server: Server, name: str, taken: set[str]) -> str:
-    """The name the model sees: bare for the built-in tools, `{server}_{tool}` for all others, always; legal for every
-    provider (letters, digits, `_`, `-`, at most 64) and unique."""
-    full = name if server.trusted else f"{server.name}_{name}"
-    legal = re.sub(r"[^a-zA-Z0-9_-]", "_", full)
-    if len(legal) > 64 or legal in taken:
-        digest = hashlib.sha256(f"{server.name}\n{name}".encode(errors="replace")).hexdigest()[:8]
-        legal = f"{legal[:50]}_{digest}"
-    return unique(legal, taken)
+def legal(name: str) -> str:
+    """A name in characters that every provider takes."""
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)
 
 
 def clean_text(text: str) -> str:

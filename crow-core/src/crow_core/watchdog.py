@@ -8,12 +8,17 @@ MARK = "CROW_MCP_SERVER"
 
 SCRIPT = r"""
 read -r word || sleep 2
-for file in $(grep -lsF -- "$1" /proc/[0-9]*/environ); do
-    pid=${file#/proc/}
-    kill -KILL "${pid%/environ}"
+for round in 1 2 3 4 5 6 7 8 9; do
+    files=$(grep -lsF -- "$1" /proc/[0-9]*/environ)
+    [ -n "$files" ] || break
+    for file in $files; do
+        pid=${file#/proc/}
+        kill -KILL "${pid%/environ}"
+    done
 done
 """
-"""Waits for a word, or for the end of us; who loses its input with us gets two seconds to end by itself."""
+"""Waits for a word, or for the end of us; who loses its input with us gets two seconds to end by itself. It looks again
+after it has killed: a parent may have started another child in the meantime."""
 
 
 class Watchdog:

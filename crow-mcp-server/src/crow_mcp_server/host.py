@@ -1,13 +1,16 @@
 """What the tools share: whose workspace a call works on, and the words their definitions are made of."""
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fastmcp import Context
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
+from crow_mcp_server.roots import client_roots
 from crow_mcp_server.workspace import Workspace, local_workspace
 
 READS = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
@@ -21,10 +24,23 @@ class Host:
     """Turns the `_meta` of a call into the workspace it works on."""
     hidden_env: Collection[str] = ()
     """Names of environment variables that commands never see."""
+    allow_hosts: Collection[str] = ()
+    """Hosts, as `HOST` or `HOST:PORT`, that may be fetched from though they are not public."""
+    ignore_robots: bool = False
+    """Whether `fetch` asks no robots.txt."""
+    stays: bool = False
+    """Whether `fetch` follows no redirect to another host: where people are asked about each host."""
+    env: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """Where `web_search` finds its providers' addresses and keys."""
+    state: Path | None = None
+    """Folder for what shall outlive the process, the way back from edits; None: nothing does."""
 
     async def workspace(self, context: Context) -> Workspace:
-        """The workspace that a call works on."""
-        return self.workspace_for(meta_of(context))
+        """The workspace that a call works on; where nobody else bounds it, the client's roots do."""
+        meta = meta_of(context)
+        if self.workspace_for is local_workspace and "crow/roots" not in meta and "crow/cwd" not in meta:
+            meta["crow/roots"] = await client_roots(context)
+        return self.workspace_for(meta)
 
 
 def meta_of(context: Context) -> dict[str, Any]:

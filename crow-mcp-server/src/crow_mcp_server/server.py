@@ -1,7 +1,9 @@
 """The MCP server: a list of tools, each added by the module it lives in."""
 
-from collections.abc import Callable, Collection
+import os
+from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import mcp_types
@@ -11,27 +13,38 @@ from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
 from fastmcp.tools.base import ToolResult
 from pydantic import ValidationError as PydanticValidationError
 
-from crow_mcp_server import file_editor, terminal
+from crow_mcp_server import ask_user, fetch, file_editor, glob, grep, plan, terminal, tree, web_search
 from crow_mcp_server.host import Host
 from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.roots import AskForRoots
 from crow_mcp_server.workspace import Workspace, local_workspace
 
-TOOLS = (file_editor, terminal)
+TOOLS = (ask_user, fetch, file_editor, glob, grep, plan, terminal, tree, web_search)
 """Modules with `add(server: FastMCP, host: Host)`."""
 
 
 def create_server(
-    workspace_for: Callable[[dict[str, Any]], Workspace] = local_workspace, hidden_env: Collection[str] = ()
+    workspace_for: Callable[[dict[str, Any]], Workspace] = local_workspace,
+    hidden_env: Collection[str] = (),
+    *,
+    only: Collection[str] | None = None,
+    allow_hosts: Collection[str] = (),
+    ignore_robots: bool = False,
+    stays: bool = False,
+    env: Mapping[str, str] = os.environ,
+    state: Path | None = None,
 ) -> FastMCP:
-    """The server with all its tools; one serves any number of sessions.
+    """The server with all its tools, or `only` those named; one serves any number of sessions.
 
     `workspace_for` turns the `_meta` of a call into the workspace it works on. `hidden_env` names environment variables
-    that commands never see.
+    that commands never see. The others are told at `Host`.
     """
-    server = FastMCP("crow", version=version("crow-mcp-server"), middleware=[PlainErrors()])
-    host = Host(workspace_for, hidden_env)
+    server = FastMCP("crow", version=version("crow-mcp-server"), middleware=[AskForRoots(), PlainErrors()])
+    hidden = {*hidden_env, *web_search.KEYS}
+    host = Host(workspace_for, hidden, allow_hosts, ignore_robots, stays, env, state)
     for tool in TOOLS:
-        tool.add(server, host)
+        if only is None or tool.__name__.rpartition(".")[2] in only:
+            tool.add(server, host)
     return server
 
 

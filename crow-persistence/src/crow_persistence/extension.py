@@ -6,8 +6,10 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from crow_core.acp.connection import RpcError
+from crow_core.acp.schema import INTERNAL_ERROR, INVALID_PARAMS
 from crow_core.app import Crow
 from crow_core.extensions.secrets import session_secrets
 from crow_core.messages import Message
@@ -40,10 +42,18 @@ def persistence(
 ) -> None:
     """Keep sessions in a database: SQLite (`sqlite:////folder/file.db`) or PostgreSQL (`postgresql+psycopg://…`).
 
-    `folder` is crow's data folder, if not the file's. What `secrets` names is masked in all that is written.
+    `folder` is crow's data folder, if not the file's. What `secrets` names is masked in all that is written. Brings the
+    tool `search_sessions`; for clients it is `_crow/search`, with `words`, `everywhere` and `limit`.
     """
     threads = Threads(url, folder)
     crow.servers.append(search_tool.server(threads.database))
+
+    @crow.before_prompt
+    async def line_up(message: Message, session: Session) -> None:
+        if len(crow.sessions) > 1:  # one alone asks its model while the database opens
+            with suppress(StoreError):  # who writes next hears of it
+                async with threads.line:
+                    await threads.write(lambda store: None)
 
     @crow.message
     async def write(session: Session, entry: Message) -> None:
@@ -85,6 +95,19 @@ def persistence(
     async def delete(id: str) -> None:
         await threads.write(lambda store: store.delete(id))
 
+    async def search(session: Session, params: dict[str, Any]) -> dict[str, Any]:
+        words, everywhere, limit = params.get("words"), params.get("everywhere", False), params.get("limit", 20)
+        if not isinstance(words, str) or type(everywhere) is not bool or type(limit) is not int:
+            details = "words is a text, everywhere is true or false, limit is a whole number."
+            raise RpcError(INVALID_PARAMS, "Invalid params", details=details)
+        try:
+            hits = await threads.read(lambda store: store.search(words, "" if everywhere else session.cwd, limit))
+        except StoreError as error:
+            raise RpcError(INTERNAL_ERROR, "The stored sessions cannot be used", details=str(error)) from error
+        return {"hits": hits}
+
+    crow.methods["_crow/search"] = search
+
     @crow.session_end
     async def end(session: Session) -> None:
         await session.flush()
@@ -109,6 +132,9 @@ class Threads:
         self.reader = ThreadPoolExecutor(1, "crow-reads")
         self.opened: asyncio.Future[Store] | None = None
         self.beating: asyncio.Task[None] | None = None
+        self.line = asyncio.Lock()
+        """In which prompts of many sessions stand until what was asked for before is written. If all began at once,
+        whoever streams would be shown late: behind what the others have to write."""
 
     async def write(self, what: "Callable[[Store], T]") -> T:
         """Have something written, behind all that was asked for before."""

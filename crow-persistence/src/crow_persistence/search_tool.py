@@ -40,7 +40,7 @@ DEFINITION: dict[str, Any] = {
 
 def server(open_database: "Callable[[], Database]") -> Server:
     """What brings the tool into a session. `open_database` is called in a thread, at each call."""
-    return Server("sessions", lambda: mcp_server(open_database), definitions=[DEFINITION], trusted=True, shared=True)
+    return Server("sessions", lambda: mcp_server(open_database), definitions=[DEFINITION], built_in=True, shared=True)
 
 
 def mcp_server(open_database: "Callable[[], Database]") -> Any:

@@ -1,6 +1,7 @@
 """Sessions in a database, as the hooks ask for them: each method is a transaction or two, and blocks."""
 
 from collections.abc import Collection
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from crow_core.session import Session
 from crow_core.store import Page, Record, SessionBusy
 from sqlalchemy import Row
 
-from crow_persistence import audit, leases, reading, requests, trees, writing
+from crow_persistence import audit, leases, reading, requests, search, trees, writing
 from crow_persistence.database import Database
 from crow_persistence.reading import Track
 from crow_persistence.requests import Trail
@@ -103,6 +104,23 @@ class Store:
         """A part of the list of sessions. Raises ValueError for a foreign cursor."""
         with self.database.reading() as connection:
             return reading.listing(connection, cwd, cursor, limit)
+
+    def search(self, words: str, cwd: str, limit: int) -> list[dict[str, Any]]:
+        """The best matches among what was said in a folder ("" for all), as a client is told them."""
+        with self.database.reading() as connection:
+            hits = search.search(connection, words, cwd=cwd, limit=limit)
+        return [
+            {
+                "sessionId": hit.session,
+                "title": hit.title,
+                "cwd": hit.cwd,
+                "at": datetime.fromtimestamp(hit.at / 1000, UTC).isoformat(timespec="milliseconds"),
+                "role": hit.kind,
+                "tool": hit.tool,
+                "snippet": hit.snippet,
+            }
+            for hit in hits
+        ]
 
     def delete(self, id: str) -> None:
         """Forget a session."""

@@ -35,7 +35,9 @@ def use(command: str, **arguments: str) -> ToolCall:
 
 
 def built_in() -> Server:
-    return Server("crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), trusted=True, shared=True)
+    return Server(
+        "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True, shared=True
+    )
 
 
 async def talk(url: str, folder: Path) -> None:

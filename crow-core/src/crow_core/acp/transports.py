@@ -258,9 +258,13 @@ def is_same_socket(source: FileIO, sink: FileIO) -> bool:
 class Child(Streams):
     """The standard streams of a process that `spawn` started."""
 
-    def __init__(self, source: Source, sink: Sink, process: subprocess.Popen[bytes], grace: float) -> None:
+    def __init__(
+        self, source: Source, sink: Sink, errors: Source | None, process: subprocess.Popen[bytes], grace: float
+    ) -> None:
         super().__init__(source, sink)
         self.process = process
+        self.errors = errors
+        """Its standard error, where it is a PIPE."""
         self.exit = exit_of(process)
         """Done when the process has ended, whoever still holds its standard streams."""
         self._grace = grace
@@ -325,7 +329,8 @@ async def spawn(
         start_new_session=True,
     )
     source, sink = cast("FileIO", process.stdout), cast("FileIO", process.stdin)
-    return Child(*await open_streams(source, sink), process, grace)
+    errors = cast("FileIO | None", process.stderr) and await open_source(cast("FileIO", process.stderr))
+    return Child(*await open_streams(source, sink), errors, process, grace)
 
 
 class Channel:

@@ -6,21 +6,15 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, ValidationError
 
-from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.decoding import lenient
 from crow_core.acp.schema import (
     BooleanPropertySchema,
-    CancelledOutcome,
     ElicitationPropertySchema,
     ElicitationSchema,
     IntegerPropertySchema,
     MultiSelectItems,
     MultiSelectPropertySchema,
     NumberPropertySchema,
-    PermissionOption,
-    RequestPermissionRequest,
-    RequestPermissionResponse,
-    SelectedOutcome,
     StringPropertySchema,
     ToolCallFields,
 )
@@ -29,7 +23,7 @@ from crow_core.content import ToolResult
 from crow_core.elicitation import ElicitationError, can_ask
 from crow_core.messages import ToolUse, arguments_of
 from crow_core.servers import Server
-from crow_core.session import EndTurn, Session
+from crow_core.session import Session
 from crow_core.toolbox import unquoted
 
 NAME = "ask_user"
@@ -101,7 +95,7 @@ def ask(crow: Crow) -> None:
     def offer(session: Session) -> Sequence[Server]:
         schema = ANYTHING if can_ask(session.client.capabilities, "form") else ONE_OF_SEVERAL
         definition = {"name": NAME, "description": DESCRIPTION, "inputSchema": schema, "_meta": {"crow/kind": "think"}}
-        session.state["ask"] = Server("ask", None, definitions=[definition], trusted=True)
+        session.state["ask"] = Server("ask", None, definitions=[definition], built_in=True)
         return [session.state["ask"]]
 
     @crow.before_tool
@@ -162,9 +156,7 @@ async def by_choice(session: Session, call: ToolUse, asked: Question) -> str:
     choices = distinct(asked.choices)
     if not choices or asked.several or asked.fields:
         raise ElicitationError("this client can only offer choices of which one is taken")
-    options = [PermissionOption(option_id=str(n), name=name, kind="allow_once") for n, name in enumerate(choices)]
-    options.append(PermissionOption(option_id="none", name="None of these", kind="reject_once"))
-    fields = ToolCallFields(
+    about = ToolCallFields(
         tool_call_id=call["id"],
         title=asked.question,
         name=NAME,
@@ -172,19 +164,8 @@ async def by_choice(session: Session, call: ToolUse, asked: Question) -> str:
         status="pending",
         raw_input=arguments_of(call),
     )
-    request = RequestPermissionRequest(session_id=session.id, tool_call=fields, options=options)
-    await session.written()
-    try:
-        response: RequestPermissionResponse = await session.client.request("session/request_permission", request)
-    except (RpcError, ConnectionClosed) as error:
-        raise ElicitationError(f"the client did not ask: {error}") from error
-    match response.outcome:
-        case CancelledOutcome():
-            raise EndTurn("cancelled")
-        case SelectedOutcome(option_id=id) if id.isdecimal() and int(id) < len(choices):
-            return choices[int(id)]
-        case _:
-            return DECLINED
+    chosen = await session.ask_choice(about, choices)
+    return DECLINED if chosen is None else choices[chosen]
 
 
 def distinct(choices: Sequence[str]) -> list[str]:

@@ -1,6 +1,8 @@
 """Slash commands: `/name words` at the start of a prompt runs a command in place of the model."""
 
+from crow_core.acp.schema import TextBlock
 from crow_core.app import Crow
+from crow_core.content import attached, blocks_of
 from crow_core.messages import Message
 from crow_core.session import Command, EndTurn, Option, Session
 
@@ -17,25 +19,23 @@ def commands(crow: Crow) -> None:
 
     @crow.before_prompt
     async def dispatch(message: Message, session: Session) -> Message | None:
-        text = first_text(message)
-        if not text.startswith("/"):
-            return None
-        name, *words = text[1:].split(maxsplit=1) or [""]
+        match blocks_of(message):
+            case [TextBlock(text=text), *others] if text.startswith("/"):
+                name, *words = text[1:].split(maxsplit=1) or [""]
+            case _:
+                return None
         command = session.commands.get(name)
         if command is None:
             return None  # a path, perhaps; the model may make sense of it
         answer = await command.run(session, "".join(words).strip())
         if isinstance(answer, str):
             raise EndTurn("end_turn", answer)
-        return answer
+        return attached(answer, others)
 
 
 def first_text(message: Message) -> str:
     """The first words of a prompt, whatever is attached to it."""
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    return next((part["text"] for part in content if part["type"] == "text"), "")
+    return next((block.text for block in blocks_of(message) if isinstance(block, TextBlock)), "")
 
 
 async def show_help(session: Session, words: str) -> str:

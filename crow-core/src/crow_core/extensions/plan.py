@@ -52,7 +52,7 @@ class Plan(Struct):
 
 def plan(crow: Crow) -> None:
     """Let the model write a plan. The last one comes back with a stored session."""
-    tools = Server("plan", None, definitions=[DEFINITION], trusted=True, shared=True)
+    tools = Server("plan", None, definitions=[DEFINITION], built_in=True, shared=True)
     crow.servers.append(tools)
 
     @crow.before_tool

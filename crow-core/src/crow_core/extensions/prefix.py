@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crow_core.app import Crow
+from crow_core.messages import CHOICES, Message, kind_of
 from crow_core.model import Call
 from crow_core.session import Session
 
@@ -21,7 +22,13 @@ class Meter:
 
 
 def prefix(crow: Crow) -> None:
-    """Meter, as `session.state["prefix"]`, the first message at which a request departs from the one before."""
+    """Meter, as `session.state["prefix"]`, the first message at which a request departs from the one before. Where a
+    marker has changed what is sent, there is none to compare it with."""
+
+    @crow.message
+    def start_anew(session: Session, entry: Message) -> None:
+        if kind_of(entry) in CHOICES:
+            session.state.pop("prefix", None)
 
     @crow.after_model
     def measure(session: Session, call: Call) -> None:

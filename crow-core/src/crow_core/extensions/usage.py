@@ -45,18 +45,8 @@ def usage(crow: Crow) -> None:
 
     @crow.after_model
     async def report(session: Session, call: Call) -> None:
-        totals: Totals = session.state.setdefault("usage", Totals())
-        counted = counts(call)
-        for sum in filter(None, (totals, TURN.get())):
-            sum.calls += 1
-            sum.prompt += counted["prompt"]
-            sum.completion += counted["completion"]
-            sum.cached += counted["cached"]
-            sum.thought += counted["thought"]
+        totals, counted = count(session, call), counts(call)
         totals.used, totals.estimated = counted["prompt"] + counted["completion"], not call.usage
-        if paid := price(call):
-            totals.cost += paid[0]
-            totals.currency = paid[1]
         cost = Cost(amount=totals.cost, currency=totals.currency) if totals.currency else UNSET
         await session.update(UsageUpdate(used=totals.used, size=room(session.model) or UNKNOWN_WINDOW, cost=cost))
 
@@ -65,6 +55,22 @@ def usage(crow: Crow) -> None:
     @crow.commands
     def command(session: Session) -> list[Command]:
         return [Command("usage", "Tokens used so far", show)]
+
+
+def count(session: Session, call: Call) -> Totals:
+    """Add a call to what the session, and the turn, has used; gives the session's."""
+    totals: Totals = session.state.setdefault("usage", Totals())
+    counted = counts(call)
+    for sum in filter(None, (totals, TURN.get())):
+        sum.calls += 1
+        sum.prompt += counted["prompt"]
+        sum.completion += counted["completion"]
+        sum.cached += counted["cached"]
+        sum.thought += counted["thought"]
+    if paid := price(call):
+        totals.cost += paid[0]
+        totals.currency = paid[1]
+    return totals
 
 
 def counts(call: Call) -> dict[str, int]:

@@ -116,8 +116,10 @@ class Editor(AcpClient):
         self.updates: list[SessionUpdate] = []
         self.questions: list[RequestPermissionRequest] = []
         self.cancelled_questions = 0
-        self.answer: CreateElicitationResponse | None = None
-        """What is answered to a form or a page; None leaves it open until it is cancelled."""
+        self.answer: (
+            CreateElicitationResponse | Callable[[CreateElicitationRequest], CreateElicitationResponse] | None
+        ) = None
+        """What is answered to a form or a page, or what gives it; None leaves it open until it is cancelled."""
         self.forms: list[CreateElicitationRequest] = []
         """The pages, too."""
         self.completed: list[str] = []
@@ -173,7 +175,7 @@ class Editor(AcpClient):
         async with self._news:
             self._news.notify_all()
         if self.answer is not None:
-            return self.answer
+            return self.answer(form) if callable(self.answer) else self.answer
         try:
             return await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:

@@ -131,7 +131,8 @@ class Story:
                         cut=str(entry.get("crow", {}).get("cut", "")),
                     )
                 case None if title := noted(entry):
-                    text = str(entry.get("crow", {}).get("text", ""))
+                    own = entry.get("crow", {})
+                    text = str(own.get("text") or own.get("summary") or "")
                     yield Part("note", id, self.times.get(id), title=title, text=text)
                 case _:
                     pass
@@ -176,6 +177,12 @@ def noted(marker: Message) -> str:
             return f"{option} is now {value}"
         case {"kind": "rewind"}:
             return "Rewound"
+        case {"kind": "compaction", "before": int(before), "after": int(after)}:
+            return f"Summed up, from about {before:,} to {after:,} tokens"
+        case {"kind": "shrink", "before": int(before), "after": int(after)}:
+            return f"Old tool outputs shortened, from about {before:,} to {after:,} tokens"
+        case {"kind": "pin"}:
+            return "Pinned a message"
         case _:
             return ""
 

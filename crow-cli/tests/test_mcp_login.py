@@ -1,0 +1,123 @@
+"""Logging in to a remote MCP server: with `crow mcp login`, and from within an editor."""
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx2
+import keyring
+import pytest
+import uvicorn
+from crow_cli.house import build
+from crow_core.acp.schema import (
+    ClientCapabilities,
+    CreateElicitationResponse,
+    ElicitationCapabilities,
+    ElicitationUrlCapabilities,
+)
+from crow_core.testing import Reply, ScriptedModel, connect
+from fastmcp import FastMCP
+from fastmcp.server.auth.auth import ClientRegistrationOptions
+from fastmcp.server.auth.providers.in_memory import InMemoryOAuthProvider
+from keyring.backends import fail
+
+if TYPE_CHECKING:
+    from conftest import Machine
+
+pytestmark = pytest.mark.anyio
+
+PAGES = ClientCapabilities(elicitation=ElicitationCapabilities(url=ElicitationUrlCapabilities()))
+
+BROWSER = """
+import sys, urllib.request
+urllib.request.urlopen(sys.argv[1]).read()
+"""
+
+
+@pytest.fixture
+async def vault() -> AsyncIterator[str]:
+    """The address of a server that answers nobody who has not logged in."""
+    with socket.create_server(("127.0.0.1", 0)) as at:
+        url = f"http://127.0.0.1:{at.getsockname()[1]}"
+        anyone = ClientRegistrationOptions(enabled=True)
+        mcp = FastMCP("vault", auth=InMemoryOAuthProvider(base_url=url, client_registration_options=anyone))
+        mcp.tool(lambda: "gold", name="open")
+        server = uvicorn.Server(uvicorn.Config(mcp.http_app(), log_level="critical", ws="none"))
+        serving = asyncio.ensure_future(server.serve(sockets=[at]))
+        yield f"{url}/mcp"
+        server.should_exit = True
+        await asyncio.wait([serving])
+
+
+@pytest.fixture
+def guarded(machine: "Machine", vault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Machine":
+    """A machine whose crow knows the server, and whose browser logs in at once."""
+    file = Path(machine.env["CROW_HOME"], "mcp.json")
+    file.parent.mkdir()
+    file.write_text(json.dumps({"mcpServers": {"vault": {"url": vault, "auth": "oauth"}}}))
+    browser = tmp_path / "browser.py"
+    browser.write_text(BROWSER)
+    machine.env |= {
+        "BROWSER": f"{sys.executable} {browser} %s",
+        "PYTHON_KEYRING_BACKEND": "keyring.backends.fail.Keyring",
+    }
+    monkeypatch.setattr(keyring, "get_keyring", fail.Keyring)
+    return machine
+
+
+async def test_login_opens_the_browser_and_logout_forgets(guarded: "Machine"):
+    before = await guarded.crow("mcp", "test", "vault")
+    assert (before.code, before.out) == (1, "")
+    assert before.err == (
+        "crow: MCP server 'vault' did not start: it wants you to log in. Run: crow mcp login vault.\n"
+    )
+    login = await guarded.crow("mcp", "login", "vault")
+    assert login.code == 0, login.err
+    assert login.err.startswith("Log in with your browser. If none opens, visit:\nhttp://127.0.0.1:")
+    assert login.err.endswith("\nLogged in to vault.\n")
+    tried = await guarded.crow("mcp", "test", "vault")
+    assert tried.code == 0, tried.err
+    assert tried.out.endswith("tools (1): open\n")
+    assert (await guarded.crow("mcp", "logout", "vault")).code == 0
+    assert (await guarded.crow("mcp", "test", "vault")).code == 1
+
+
+async def test_an_editor_that_shows_pages_sends_the_person_there(guarded: "Machine"):
+    model = ScriptedModel(lambda request: Reply("Hello."))
+    crow = await build(guarded.env, models={"scripted": model}, remember=False)
+    async with connect(crow, capabilities=PAGES) as editor:
+        editor.answer = CreateElicitationResponse(action="accept")
+        session = await editor.new_session(str(guarded.project))
+        await editor.until(lambda editor: editor.forms)
+        (page,) = editor.forms
+        assert page.message == "The MCP server vault wants you to log in."
+        assert page.session_id == session.session_id
+        async with httpx2.AsyncClient(follow_redirects=True) as browser:
+            (await browser.get(str(page.url))).raise_for_status()
+        await editor.until(lambda editor: editor.completed)
+        assert editor.completed == [page.elicitation_id]
+        (opened,) = crow.sessions.values()
+        await next(server for server in opened.toolbox.servers if server.name == "vault").list()
+        await editor.prompt(session.session_id, "hi")
+    assert "vault_open" in [tool["function"]["name"] for tool in model.requests[-1]["tools"]]
+
+
+@pytest.mark.parametrize("capabilities", [ClientCapabilities(), PAGES], ids=["cannot", "declines"])
+async def test_where_nobody_logs_in_a_sentence_says_how_and_the_session_works(
+    guarded: "Machine", capabilities: ClientCapabilities
+):
+    model = ScriptedModel(lambda request: Reply("Hello."))
+    crow = await build(guarded.env, models={"scripted": model}, remember=False)
+    async with connect(crow, capabilities=capabilities) as editor:
+        editor.answer = CreateElicitationResponse(action="decline")
+        session = await editor.new_session(str(guarded.project))
+        (opened,) = crow.sessions.values()
+        await next(server for server in opened.toolbox.servers if server.name == "vault").list()
+        await editor.prompt(session.session_id, "hi")
+    sentence = "MCP server 'vault' did not start: it wants you to log in. Run: crow mcp login vault."
+    assert sentence in editor.thoughts
+    assert len(editor.forms) == (capabilities is PAGES)

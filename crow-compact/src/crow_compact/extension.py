@@ -1,0 +1,153 @@
+"""`crow.use(compact)`: when the context fills up, it becomes a shorter view of the same log."""
+
+import asyncio
+from collections.abc import Mapping
+
+from crow_core.acp.schema import CompactionUpdate, ContentBlock, StopReason, TextBlock, UsageUpdate
+from crow_core.app import Crow
+from crow_core.content import ToolResult
+from crow_core.extensions.commands import first_text
+from crow_core.extensions.usage import UNKNOWN_WINDOW
+from crow_core.messages import Message, ToolUse, live
+from crow_core.model import Call, room
+from crow_core.prompts import Prompt
+from crow_core.session import Command, Session, new_id
+from crow_core.stream import ModelError
+
+from crow_compact import outputs
+from crow_compact.compaction import Compaction, Unable, id_of, since
+from crow_compact.gauge import Gauge
+
+GROWTH = 1.1
+"""How much longer a conversation must have become before it is tried again where it is still too long."""
+
+
+def compact(crow: Crow, *, threshold: float = 0.8, models: Mapping[str, float] | None = None) -> None:
+    """Make the context shorter when the next request would pass `threshold`: up to 1 a share of the model's window,
+    above it a number of tokens, 0 for never by itself. `models` has others, by the name a user picks.
+
+    Brings /compact and /pin, and the tool `read_output`.
+    """
+    crow.prompts["compaction"] = Prompt.packaged("compaction", "crow_compact")
+    crow.servers.append(tools := outputs.server())
+
+    def limit_of(session: Session, window: int) -> int:
+        name = next((name for name, model in session.models.items() if model is session.model), "")
+        share = (models or {}).get(name, threshold)
+        return int(share if share > 1 else share * window)
+
+    def plan(session: Session, instructions: str = "") -> Compaction:
+        gauge = gauge_of(session)
+        window = min(room(session.model) or UNKNOWN_WINDOW, gauge.refused or 1 << 62)
+        return Compaction(session, gauge, window, limit_of(session, window), instructions)
+
+    @crow.after_model
+    async def watch(session: Session, call: Call) -> None:
+        planned = plan(session)
+        gauge = planned.gauge
+        gauge.full = False
+        gauge.learn(call)
+        messages = [*call.request["messages"], *since(session.log, call.id)]
+        next_one = gauge.tokens({**call.request, "messages": messages})
+        if planned.limit and next_one > max(planned.limit, gauge.tried * GROWTH):
+            await attempt(planned, next_one)
+
+    @crow.model_error
+    async def make_room(session: Session, error: ModelError) -> bool | None:
+        gauge = gauge_of(session)
+        if not error.too_long or gauge.full:
+            return None
+        gauge.full = True
+        gauge.refused = gauge.tokens(await session.request())
+        planned = plan(session)
+        planned.limit = planned.limit or planned.window // 2
+        return await attempt(planned, gauge.refused)
+
+    @crow.turn_end
+    def forget(session: Session, outcome: StopReason | Exception) -> None:
+        gauge_of(session).full = False
+
+    @crow.before_tool
+    async def read(session: Session, call: ToolUse) -> ToolResult | None:
+        return outputs.read(session, call) if session.toolbox.is_of(call, tools) else None
+
+    @crow.commands
+    def commands(session: Session) -> list[Command]:
+        return [
+            Command("compact", "Sum up the conversation to make room", by_hand, hint="[what to keep in mind]"),
+            Command("pin", "Keep a message word for word when the conversation is summed up", pin, hint="[its words]"),
+        ]
+
+    async def by_hand(session: Session, words: str) -> str:
+        planned = plan(session, words)
+        planned.limit = planned.limit or planned.window // 2
+        try:
+            return await told(planned, shrink=False)
+        except Unable as why:
+            return f"Nothing was compacted. {why}"
+
+
+def gauge_of(session: Session) -> Gauge:
+    """What is known of a session with the model it has now."""
+    gauges: dict[str, Gauge] = session.state.setdefault("compact", {})
+    return gauges.setdefault(session.model.name, Gauge())
+
+
+async def attempt(planned: Compaction, tokens: int) -> bool:
+    """Compact, and tell the person what came of it; gives whether it did."""
+    session = planned.session
+    await session.notice(f"About {tokens:,} tokens of {planned.window:,}: making room.")
+    try:
+        report = await told(planned)
+    except Unable as why:
+        await session.notice(f"The conversation could not be made shorter. {why}", "warning")
+        return False
+    if not shows_compactions(session) or not planned.summary:
+        await session.notice(report)
+    return True
+
+
+async def told(planned: Compaction, *, shrink: bool = True) -> str:
+    """Compact under the eyes of a client that follows it; gives the report. Raises Unable."""
+    session, id = planned.session, new_id()
+    shows = shows_compactions(session)
+    if shows:
+        await session.update(CompactionUpdate(compaction_id=id, status="in_progress"))
+    try:
+        report = await planned.run(shrink=shrink)
+    except Unable as why:
+        if shows:
+            await session.update(CompactionUpdate(compaction_id=id, status="failed", error=str(why)))
+        raise
+    except asyncio.CancelledError:
+        if shows:
+            await session.tell(CompactionUpdate(compaction_id=id, status="cancelled"))
+        raise
+    if shows:
+        summary: list[ContentBlock] = [TextBlock(text=text) for text in (report, planned.summary) if text]
+        await session.update(CompactionUpdate(compaction_id=id, status="completed", summary=summary))
+    size = room(session.model) or UNKNOWN_WINDOW
+    await session.update(UsageUpdate(used=planned.gauge.tried, size=size))
+    return report
+
+
+def shows_compactions(session: Session) -> bool:
+    wanted = session.client.capabilities.session
+    return bool(wanted and wanted.compaction)
+
+
+async def pin(session: Session, words: str) -> str:
+    """The command: pins the latest message that holds these words, or the last prompt."""
+    said = [entry for entry in live(session.log) if entry.get("role") in ("user", "assistant")]
+    found = next((entry for entry in reversed(said) if is_meant(entry, words)), None)
+    if found is None:
+        return f"No message holds {words!r}." if words else "You have not said anything yet."
+    session.append({"crow": {"kind": "pin", "entry": id_of(found)}})
+    text = " ".join(first_text(found).split())
+    return f"Kept word for word from now on: “{text if len(text) <= 60 else f'{text[:59]}…'}”"
+
+
+def is_meant(entry: Message, words: str) -> bool:
+    if words:
+        return words.casefold() in first_text(entry).casefold()
+    return entry.get("role") == "user" and not entry.get("crow", {}).get("hidden")

@@ -1,0 +1,8 @@
+"""What all tests of crow-compact share."""
+
+import pytest
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"

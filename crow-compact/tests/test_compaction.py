@@ -1,0 +1,432 @@
+"""When the context is made shorter, what is kept of it, and what happens where that does not work."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from crow_compact.extension import compact
+from crow_core.acp.connection import RpcError
+from crow_core.acp.schema import (
+    ClientCapabilities,
+    ClientSessionCapabilities,
+    CompactionCapabilities,
+    CompactionUpdate,
+    TextBlock,
+    UsageUpdate,
+)
+from crow_core.app import Crow
+from crow_core.extensions.commands import commands
+from crow_core.extensions.prefix import describe_prefix, prefix
+from crow_core.extensions.usage import usage
+from crow_core.messages import SUMMARY, kind_of
+from crow_core.prompts import Prompt
+from crow_core.servers import Server
+from crow_core.session import Session
+from crow_core.stream import ModelError
+from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_core.testing.script import ToolCall as Use
+from fastmcp import FastMCP
+from fastmcp.utilities.types import Image
+
+pytestmark = pytest.mark.anyio
+
+Request = dict[str, Any]
+
+WINDOW = 4_000
+"""Tokens; the model counts four characters as one."""
+LONG = "These are words that nobody needs to read. " * 40
+"""About 430 tokens."""
+SEES_COMPACTIONS = ClientCapabilities(session=ClientSessionCapabilities(compaction=CompactionCapabilities()))
+
+FILES = FastMCP("files")
+
+
+@FILES.tool
+def look(lines: int) -> str:
+    return "".join(f"line {n} of {lines}\n" for n in range(lines))
+
+
+@FILES.tool
+def picture() -> list[Any]:
+    return ["A bird:", Image(data=b"\x89PNG\r\n\x1a\n", format="png")]
+
+
+def use(name: str, **arguments: Any) -> Use:
+    return {"name": name, "arguments": arguments}
+
+
+def is_compaction(request: Request) -> bool:
+    return "Write a summary that you will go on from" in str(request["messages"][-1]["content"])
+
+
+def tokens(request: Request) -> int:
+    return len(str(request["messages"])) // 4
+
+
+@dataclass
+class Talk:
+    """An editor in a session of an app that compacts."""
+
+    editor: Editor
+    session: Session
+    model: ScriptedModel
+
+    async def say(self, text: str) -> str:
+        return (await self.editor.prompt(self.session.id, text)).stop_reason
+
+    def asked(self) -> list[Request]:
+        return [request for request in self.model.requests if not is_compaction(request)]
+
+    def summaries(self) -> list[Request]:
+        return [request for request in self.model.requests if is_compaction(request)]
+
+    def markers(self) -> list[dict[str, Any]]:
+        return [entry.get("crow", {}) for entry in self.session.log if kind_of(entry) in ("shrink", "compaction")]
+
+
+@dataclass
+class Speaker:
+    """A model that answers with what it is given, in order, and then with a word; and sums up as it is told."""
+
+    replies: list[Reply] = field(default_factory=list[Reply])
+    summary: Callable[[Request], Reply] = lambda request: Reply("All went well.")
+    limit: int = 1 << 30
+    """Tokens from which a request is refused."""
+
+    def __call__(self, request: Request) -> Reply:
+        if tokens(request) > self.limit:
+            return Reply(error=ModelError("The context length is exceeded.", too_long=True))
+        if is_compaction(request):
+            return self.summary(request)
+        return self.replies.pop(0) if self.replies else Reply("Well.")
+
+
+@asynccontextmanager
+async def talking(
+    speaker: Callable[[Request], Any],
+    *,
+    window: int | None = WINDOW,
+    capabilities: ClientCapabilities | None = None,
+    **options: Any,
+) -> AsyncGenerator[Talk]:
+    model = ScriptedModel(speaker, window=window)
+    server = Server("files", lambda: FILES, shared=True)
+    crow = Crow(model, servers=[server], system=Prompt("system", "You are crow."))
+    crow.use(commands).use(prefix).use(usage).use(compact, **options)
+    async with connect(crow, capabilities=capabilities) as editor:
+        await editor.new_session("/")
+        (session,) = crow.sessions.values()
+        yield Talk(editor, session, model)
+
+
+def words(request: Request) -> list[str]:
+    """What is said in a request, each message cut after a few letters."""
+    return [str(message["content"])[:12] for message in request["messages"]]
+
+
+async def test_past_the_threshold_the_model_sums_up_and_goes_on_from_its_summary():
+    async with talking(Speaker()) as talk:
+        for turn in range(9):
+            await talk.say(f"Turn {turn}. {LONG}")
+        (summary,) = talk.summaries()
+        (marker,) = talk.markers()
+        before = talk.asked()[talk.model.requests.index(summary) - 1]
+        assert summary["messages"][: len(before["messages"])] == before["messages"], "asked on the same prefix"
+        assert summary["tools"] == before["tools"]
+        assert talk.asked()[-1]["messages"][0] == before["messages"][0]
+        first = talk.asked()[-1]["messages"][1]["content"]
+        assert first.startswith("Turn 0.")
+        assert f"{SUMMARY}\n\nAll went well." in first
+        assert marker["after"] < marker["before"] <= WINDOW
+        assert len([entry for entry in talk.session.log if entry.get("role") == "user"]) == 9, "the log has everything"
+        assert f"from about {marker['before']:,} to {marker['after']:,} tokens" in talk.editor.thoughts
+        assert talk.session.state["usage"].calls == 10, "what it cost is counted"
+
+
+async def test_the_prefix_meter_takes_a_compaction_for_what_it_is():
+    async with talking(Speaker()) as talk:
+        while not talk.markers():
+            await talk.say(LONG)
+        await talk.say("On!")
+        assert describe_prefix(talk.session) == ""
+        await talk.say("On!")
+        assert "began like the one before" in describe_prefix(talk.session)
+
+
+async def test_one_long_turn_is_cut_where_calls_are_answered_and_keeps_its_prompt():
+    looks = [Reply(tool_calls=[use("files_look", lines=40), use("files_look", lines=41)]) for _ in range(20)]
+    async with talking(Speaker([Reply("Hello."), *looks])) as talk:
+        await talk.say("The first words")
+        assert await talk.say("Look at all of it") == "end_turn"
+        assert len(talk.asked()) == 22
+        assert talk.summaries()
+        last = talk.asked()[-1]["messages"]
+        assert last[1]["content"].startswith("The first words\n\nLook at all of it\n\n")
+        calls = [call["id"] for message in last for call in message.get("tool_calls", [])]
+        assert calls == [message["tool_call_id"] for message in last if message["role"] == "tool"]
+        assert 0 < len(calls) < 40
+
+
+async def test_old_outputs_shrink_first_and_the_model_can_read_them_back():
+    replies = [Reply(tool_calls=[use("files_look", lines=900)]), Reply("Seen.")]
+    async with talking(Speaker(replies), threshold=3_200) as talk:
+        await talk.say("Look")
+        (call,) = [call for entry in talk.session.log for call in entry.get("tool_calls", [])]
+        await talk.say("And now?")
+        (marker,) = talk.markers()
+        assert marker["kind"] == "shrink"
+        assert not talk.summaries()
+        short = talk.asked()[-1]["messages"][3]["content"]
+        assert len(short) < 2_200
+        assert f"read_output gives the whole of '{call['id']}'" in short
+        whole = next(entry for entry in talk.session.log if entry.get("role") == "tool").get("content")
+
+        talk.model._script = Speaker([Reply(tool_calls=[use("read_output", call=call["id"], offset=8_000)])])
+        await talk.say("Read it again")
+        page = talk.asked()[-1]["messages"][-1]["content"]
+        text, _, where = page.rpartition("\n\n")
+        assert text == str(whole)[8_000:16_000]
+        assert where == f"[characters 8,000 to {8_000 + len(text):,} of {len(str(whole)):,}]" or "goes on" in where
+
+
+async def test_an_output_with_a_picture_is_read_back_with_it():
+    replies = [Reply(tool_calls=[use("files_picture")]), Reply("A bird.")]
+    async with talking(Speaker(replies)) as talk:
+        await talk.say("Look")
+        (call,) = [call for entry in talk.session.log for call in entry.get("tool_calls", [])]
+        talk.model._script = Speaker([Reply(tool_calls=[use("read_output", call=call["id"])])])
+        await talk.say("Look again")
+        *_, result = [entry for entry in talk.session.log if entry.get("role") == "tool"]
+        assert "image_url" in str(result.get("content"))
+
+
+@pytest.mark.parametrize("arguments", [{"call": "nobody's"}, {"call": "", "offset": -1}, {"offset": 3}])
+async def test_what_cannot_be_read_back_says_what_to_do(arguments: dict[str, Any]):
+    async with talking(Speaker([Reply(tool_calls=[use("read_output", **arguments)])])) as talk:
+        await talk.say("Read it")
+        *_, result = [entry for entry in talk.session.log if entry.get("role") == "tool"]
+        assert result.get("crow", {})["failed"]
+
+
+BAD: list[tuple[Reply, str]] = [
+    (Reply(""), "was empty"),
+    (Reply("No.", finish_reason="content_filter"), "refused"),
+    (Reply("Half", finish_reason="length"), "cut short"),
+    (Reply("Let me look.", tool_calls=[use("files_look", lines=1)]), "called a tool"),
+    (Reply(LONG * 100), "no shorter"),
+    (Reply(error=ModelError("The server is gone.")), "The server is gone."),
+]
+
+
+@pytest.mark.parametrize(("reply", "why"), BAD, ids=[why for _, why in BAD])
+async def test_a_summary_that_cannot_be_used_leaves_everything_as_it_was_and_says_so(reply: Reply, why: str):
+    async with talking(Speaker(summary=lambda request: reply), capabilities=SEES_COMPACTIONS) as talk:
+        for turn in range(7):
+            assert await talk.say(f"Turn {turn}. {LONG}") == "end_turn"
+        assert talk.summaries()
+        assert not talk.markers()
+        assert words(talk.asked()[-1])[1::2] == [f"Turn {turn}. Thes"[:12] for turn in range(7)]
+        assert why in talk.editor.thoughts
+        *_, last = talk.editor.of(CompactionUpdate)
+        assert (last.status, why in str(last.error)) == ("failed", True)
+
+
+async def test_what_could_not_be_summed_up_is_not_tried_again_until_there_is_clearly_more():
+    async with talking(Speaker(summary=lambda request: Reply(""))) as talk:
+        for _ in range(7):
+            await talk.say(LONG)
+        tried = len(talk.summaries())
+        for _ in range(3):
+            await talk.say("And?")
+        assert (tried, len(talk.summaries())) == (1, 1)
+        await talk.say(LONG)
+        assert len(talk.summaries()) == 2
+
+
+async def test_a_request_refused_as_too_long_is_made_shorter_and_sent_again_once():
+    async with talking(Speaker(limit=2_500), window=100_000) as talk:
+        for turn in range(12):
+            assert await talk.say(f"Turn {turn}. {LONG}") == "end_turn"
+        assert talk.editor.text == "Well." * 12
+        refused = [request for request in talk.asked() if tokens(request) > 2_500]
+        assert len(refused) == 1, "from then on it is known what fits"
+        assert talk.markers()
+
+
+async def test_a_request_that_stays_too_long_ends_the_turn_with_the_servers_words():
+    async with talking(Speaker(limit=300)) as talk:
+        await talk.say("Hello")
+        with pytest.raises(RpcError, match="context length"):
+            await talk.say(LONG)
+        assert len(talk.model.requests) <= 3
+        assert await talk.say("/compact") == "end_turn"
+
+
+async def test_a_request_for_a_summary_that_is_itself_too_long_is_made_in_parts():
+    def sum_up(request: Request) -> Reply:
+        said = "\n".join(str(message["content"]) for message in request["messages"])
+        return Reply("Seen: " + " ".join(name for name in ("rouge", "bleu", "vert") if name in said))
+
+    async with talking(Speaker(summary=sum_up), window=100_000) as talk:
+        for name in ("rouge", *[""] * 5, "bleu", *[""] * 5, "vert", *[""] * 5):
+            await talk.say(f"{name} {LONG}")
+        talk.model._script = Speaker(summary=sum_up, limit=4_000)
+        assert await talk.say("And?") == "end_turn"
+        assert len([request for request in talk.summaries() if tokens(request) <= 4_000]) > 1
+        (marker,) = talk.markers()
+        assert marker["summary"] == "Seen: rouge bleu vert"
+        assert talk.editor.text == "Well." * 19
+
+
+async def test_a_single_output_larger_than_the_window_is_shortened_before_the_model_reads_it():
+    replies = [Reply(tool_calls=[use("files_look", lines=2_000)]), Reply("Seen.")]
+    async with talking(Speaker(replies, limit=WINDOW)) as talk:
+        assert await talk.say("Look") == "end_turn"
+        assert talk.editor.text == "Seen."
+        assert "read_output gives the whole" in str(talk.asked()[-1]["messages"][-1]["content"])
+
+
+async def test_a_cancel_in_the_middle_leaves_everything_as_it_was():
+    asked = asyncio.Event()
+
+    def begin(request: Request) -> Reply:
+        asked.set()
+        return Reply("Half", hang=True)
+
+    async with talking(Speaker(summary=begin), capabilities=SEES_COMPACTIONS) as talk:
+        for _ in range(3):
+            await talk.say(LONG)
+        turn = asyncio.ensure_future(talk.say("/compact"))
+        await asked.wait()
+        await talk.editor.cancel(talk.session.id)
+        assert await turn == "cancelled"
+        assert [update.status for update in talk.editor.of(CompactionUpdate)] == ["in_progress", "cancelled"]
+        assert not talk.markers()
+        assert await talk.say("Go on") == "end_turn"
+
+
+async def test_compact_by_hand_takes_instructions_and_answers_with_a_report():
+    async with talking(Speaker()) as talk:
+        for turn in range(3):
+            await talk.say(f"Turn {turn}. {LONG}")
+        await talk.say("/compact keep the word for {{ red }}")
+        (summary,) = talk.summaries()
+        assert "in particular:\nkeep the word for {{ red }}" in summary["messages"][-1]["content"]
+        (marker,) = talk.markers()
+        assert talk.editor.text.endswith(
+            f"Compacted from about {marker['before']:,} to {marker['after']:,} tokens. "
+            "Kept word for word: the first message, the last 2."
+        )
+        *_, used = talk.editor.of(UsageUpdate)
+        assert used.used == marker["after"]
+        await talk.say("/compact")
+        assert talk.editor.text.endswith("all there is, is what is being worked on.")
+        assert len(talk.summaries()) == 1
+
+
+async def test_there_is_nothing_to_compact_in_a_session_that_has_not_begun():
+    async with talking(Speaker()) as talk:
+        await talk.say("/compact")
+        assert "Nothing was compacted. There is nothing yet to sum up" in talk.editor.text
+        assert not talk.model.requests
+
+
+async def test_what_is_pinned_survives_word_for_word():
+    replies = [Reply("Hello."), Reply(tool_calls=[use("files_look", lines=200)]), Reply("Seen: line 199.")]
+    async with talking(Speaker(replies)) as talk:
+        await talk.say("The first words")
+        await talk.say("Never touch  the\nfile x.")
+        await talk.say("/pin")
+        await talk.say("/pin SEEN:")
+        await talk.say("/pin of what was never said")
+        assert "“Never touch the file x.”" in talk.editor.text
+        assert "“Seen: line 199.”" in talk.editor.text
+        assert "No message holds 'of what was never said'." in talk.editor.text
+        while len(talk.summaries()) < 2:
+            await talk.say(LONG)
+        await talk.say("And?")
+        view = talk.asked()[-1]["messages"]
+        assert view[1]["content"] == "The first words\n\nNever touch  the\nfile x."
+        assert view[2]["content"] == "Seen: line 199."
+        assert view[3]["content"].startswith(SUMMARY)
+
+
+async def test_a_pinned_output_does_not_shrink():
+    replies = [Reply("I look.", tool_calls=[use("files_look", lines=400)]), Reply("Seen.")]
+    async with talking(Speaker(replies)) as talk:
+        await talk.say("Look")
+        await talk.say("/pin i look")
+        for _ in range(6):
+            await talk.say(LONG)
+        assert talk.markers()
+        whole = next(entry for entry in talk.session.log if entry.get("role") == "tool").get("content")
+        assert whole in [message["content"] for message in talk.asked()[-1]["messages"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "when"),
+    [
+        ({"threshold": 1_300}, 3),
+        ({"threshold": 0.33}, 3),
+        ({"models": {"scripted": 0.33}}, 3),
+        ({"threshold": 0}, None),
+    ],
+)
+async def test_the_threshold_is_a_share_of_the_window_or_a_number_for_each_model(options: Any, when: int | None):
+    async with talking(Speaker(), **options) as talk:
+        turns = []
+        for turn in range(1, 6):
+            await talk.say(LONG)
+            turns += [turn] if talk.markers() else []
+        assert next(iter(turns), None) == when
+
+
+async def test_where_no_server_counts_it_is_estimated_and_where_one_does_its_count_is_taken():
+    uncounted = Speaker([Reply("Well.", usage={}) for _ in range(40)])
+    dense = Speaker([Reply("Well.", usage={"prompt_tokens": 1 + 500 * n}) for n in range(40)])
+    for speaker, at_most in ((uncounted, 12), (dense, 9)):
+        async with talking(speaker) as talk:
+            while not talk.markers():
+                await talk.say(LONG)
+            assert 3 <= len(talk.asked()) <= at_most
+
+
+async def test_a_client_that_follows_compactions_is_shown_them_and_another_is_told():
+    async with talking(Speaker(), capabilities=SEES_COMPACTIONS) as talk:
+        while not talk.markers():
+            await talk.say(LONG)
+        begun, done = talk.editor.of(CompactionUpdate)
+        assert (begun.status, done.status, begun.compaction_id) == ("in_progress", "completed", done.compaction_id)
+        report, summary = [block.text for block in done.summary or [] if isinstance(block, TextBlock)]
+        assert report.startswith("Compacted from about")
+        assert summary == "All went well."
+    async with talking(Speaker()) as talk:
+        while not talk.markers():
+            await talk.say(LONG)
+        assert not talk.editor.of(CompactionUpdate)
+        assert "Compacted from about" in talk.editor.thoughts
+
+
+async def test_the_prompt_is_the_users_to_edit_and_its_renders_are_noted():
+    async with talking(Speaker(summary=lambda request: Reply("Short."))) as talk:
+        for _ in range(3):
+            await talk.say(LONG)
+        talk.session.prompts["compaction"] = Prompt("compaction", "{{ instructions }}: in a word?")
+        await talk.say("/compact red")
+        assert talk.model.requests[-1]["messages"][-1]["content"] == "red: in a word?"
+        (render,) = [e["crow"] for e in talk.session.log if e.get("crow", {}).get("purpose") == "compaction"]
+        assert render["version"] == talk.session.prompts["compaction"].version
+
+
+async def test_what_was_summed_up_comes_back_when_it_is_rewound():
+    async with talking(Speaker()) as talk:
+        while not talk.markers():
+            await talk.say(LONG)
+        before = talk.asked()[-1]["messages"]
+        asked = [entry["crow"]["id"] for entry in talk.session.log if entry.get("role") == "user"]
+        talk.session.rewind(asked[-1])
+        await talk.say("Again")
+        assert talk.asked()[-1]["messages"][:-1] == before[:-1]

@@ -1,0 +1,124 @@
+"""A session of 200 turns in a window of 16,000 tokens, with a model that counts them and refuses what is too long."""
+
+import json
+import re
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from crow_compact.extension import compact
+from crow_core.app import Crow
+from crow_core.extensions.commands import commands
+from crow_core.extensions.prefix import prefix
+from crow_core.messages import kind_of
+from crow_core.servers import Server
+from crow_core.stream import ModelError
+from crow_core.testing import Reply, ScriptedModel, connect
+from fastmcp import FastMCP
+
+pytestmark = pytest.mark.anyio
+
+WINDOW = 16_000
+TURNS = 200
+LONG_TURN = 120
+"""The turn that takes 60 tool calls by itself."""
+
+Request = dict[str, Any]
+
+FILES = FastMCP("files")
+
+
+@FILES.tool
+def look(number: int) -> str:
+    return f"File {number}.\n" + f"line of file {number}\n" * 300
+
+
+def tokens(request: Request) -> int:
+    return len(json.dumps([request["messages"], request.get("tools")])) // 4
+
+
+def text(message: dict[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)
+
+
+def is_compaction(request: Request) -> bool:
+    return "Write a summary that you will go on from" in text(request["messages"][-1])
+
+
+class Worker:
+    """A model that looks into a file each turn, and sums up by what it reads: a fact that it cannot read is lost."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def __call__(self, request: Request) -> Reply:
+        assert_valid(request)
+        if tokens(request) > WINDOW:
+            return Reply(error=ModelError("The context length is exceeded.", too_long=True))
+        if is_compaction(request):
+            said = "\n".join(map(text, request["messages"]))
+            facts = sorted(set(re.findall(r"The word for \w+ is \w+\.", said)))
+            return Reply(" ".join(["What I remember:", *facts, "We have looked at files."]))
+        last = request["messages"][-1]
+        asked = 60 if f"Turn {LONG_TURN}." in text(request["messages"][-1]) else 1
+        if last["role"] == "user":
+            self.looks = asked
+        if self.looks:
+            self.looks -= 1
+            return Reply(tool_calls=[{"name": "files_look", "arguments": {"number": self.looks}}])
+        return Reply("Seen.")
+
+
+def assert_valid(request: Request) -> None:
+    """Roles take turns, each call has its one answer right behind it, and no reply is empty."""
+    waiting: list[str] = []
+    before = "system"
+    for message in request["messages"][1:]:
+        role = message["role"]
+        if role == "tool":
+            assert message["tool_call_id"] == waiting.pop(0)
+        else:
+            assert not waiting
+            assert role != before or role == "assistant"
+        if role == "assistant":
+            waiting = [call["id"] for call in message.get("tool_calls", [])]
+            assert waiting or message["content"]
+        before = role
+    assert not waiting
+    assert before in ("user", "tool")
+
+
+def goes_on(before: Request, after: Request) -> bool:
+    """Whether a request begins like the one before it; its last message may have grown, as a server reads it anew."""
+    return after["messages"][: len(before["messages"]) - 1] == before["messages"][:-1]
+
+
+async def test_a_session_of_200_turns_goes_on_in_a_small_window_and_forgets_nothing_that_matters():
+    model = ScriptedModel(Worker(), window=WINDOW)
+    crow = Crow(model, servers=[Server("files", lambda: FILES, shared=True)])
+    crow.use(commands).use(prefix).use(compact)
+    planted = {3: "red is rouge", 40: "blue is bleu", 90: "green is vert"}
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        for turn in range(TURNS):
+            fact = f" The word for {planted[turn]}." if turn in planted else ""
+            answer = await editor.prompt(session.session_id, f"Turn {turn}.{fact} " + "Look at the next file. " * 10)
+            assert answer.stop_reason == "end_turn"
+        (log,) = (open.log for open in crow.sessions.values())
+    breaks = [entry.get("crow", {}) for entry in log if kind_of(entry) in ("shrink", "compaction")]
+    summaries = [request for request in model.requests if is_compaction(request)]
+    asked = [request for request in model.requests if not is_compaction(request)]
+
+    assert len(asked) == 2 * TURNS + 59, "nothing was asked twice"
+    assert max(map(tokens, model.requests)) <= WINDOW, "nothing was refused"
+    assert all(notes["after"] < notes["before"] for notes in breaks)
+    departures = sum(not goes_on(*pair) for pair in pairwise(asked))
+    assert departures == len(breaks), "between compactions a request begins like the one before"
+    assert {notes["kind"] for notes in breaks} == {"shrink", "compaction"}
+    at = [model.requests.index(request) for request in summaries]
+    assert all(goes_on(model.requests[n - 1], model.requests[n]) for n in at), "a summary is asked on the same prefix"
+    assert all(fact in str(asked[-1]["messages"]) for fact in planted.values())
+    assert "Turn 0." in text(asked[-1]["messages"][1]), "the first words stay"
+    looked = sum(entry.get("role") == "tool" for entry in log)
+    assert looked == TURNS + 59, "the log has everything"

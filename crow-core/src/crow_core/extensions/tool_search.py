@@ -1,0 +1,147 @@
+"""With very many tools, the model searches for those it needs: the list it is sent stays short, and the same."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct, ValidationError
+
+from crow_core.acp.decoding import lenient
+from crow_core.app import Crow
+from crow_core.content import ToolResult
+from crow_core.messages import PROXY, ToolUse, arguments_of
+from crow_core.servers import Server
+from crow_core.session import Session
+from crow_core.toolbox import Tool
+
+NAME = "tool_search"
+MOST = 20
+"""Tools that one search may give."""
+
+DEFINITIONS: list[dict[str, Any]] = [
+    {
+        "name": NAME,
+        "description": "Find tools. Many are not listed here, of MCP servers that are connected: search for what you "
+        f"want to do, then call what was found through {PROXY}.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "query": {"type": "string", "description": "words of what the tool should do, or of its name"},
+                "limit": {"type": "integer", "default": 5, "minimum": 1, "maximum": MOST},
+            },
+            "required": ["query"],
+        },
+        "_meta": {"crow/kind": "search"},
+    },
+    {
+        "name": PROXY,
+        "description": f"Call a tool that {NAME} found.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "arguments": {"type": "object", "description": "as the tool's schema wants them"},
+            },
+            "required": ["name", "arguments"],
+        },
+    },
+]
+
+
+class Query(Struct):
+    """The arguments of a search."""
+
+    query: str
+    limit: int = 5
+
+
+def tool_search(crow: Crow, *, above: int = 60, share: float = 0.1) -> None:
+    """Leave the tools of MCP servers out of the list when they are more than `above`, or their schemas take more than
+    `share` of the model's window; the model finds them by a search, and calls them through `call_tool`."""
+
+    @crow.mcp_servers
+    def offer(session: Session) -> Sequence[Server]:
+        session.state[NAME] = Server(NAME, None, definitions=DEFINITIONS, built_in=True)
+        return [session.state[NAME]]
+
+    @crow.tools
+    def defer(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]]:
+        tools, sent = session.toolbox.tools, {name_of(schema) for schema in session.tools or ()}
+        rest = [schema for schema in schemas if tools[name_of(schema)].server is not session.state[NAME]]
+        searched = [schema for schema in rest if is_foreign(tools[name_of(schema)])]
+        if NAME not in sent and len(searched) <= above and not is_large(searched, session, share):
+            return rest
+        hidden = {name_of(schema) for schema in searched} - sent
+        ours = [schema for schema in schemas if tools[name_of(schema)].server is session.state[NAME]]
+        return [schema for schema in rest if name_of(schema) not in hidden] + ours
+
+    @crow.before_tool
+    def search(session: Session, call: ToolUse) -> ToolResult | None:
+        if not session.toolbox.is_of(call, session.state[NAME]):
+            return None
+        if call["function"]["name"] == PROXY:
+            return ToolResult.error('Nothing was called. The arguments are {"name": …, "arguments": {…}}.')
+        try:
+            wanted = lenient(arguments_of(call) or {}, Query)
+        except ValidationError as error:
+            return ToolResult.error(f"Nothing was searched: {error}.")
+        tools = [tool for tool in session.toolbox.tools.values() if is_foreign(tool)]
+        found = ranked(tools, wanted.query)[: min(max(wanted.limit, 1), MOST)]
+        if not found:
+            servers = sorted({tool.server.name for tool in tools if tool.server})
+            return ToolResult.text(f"No tool has these words. Try others; the servers are: {', '.join(servers)}.")
+        return ToolResult.text("\n\n".join(described(tool) for tool in found))
+
+
+def name_of(schema: dict[str, Any]) -> str:
+    return schema["function"]["name"]
+
+
+def is_foreign(tool: Tool) -> bool:
+    """Whether a tool is not crow's own."""
+    return tool.server is not None and not tool.server.built_in
+
+
+def is_large(schemas: Sequence[dict[str, Any]], session: Session, share: float) -> bool:
+    """Whether schemas take more than this share of the window, at four characters a token."""
+    window = session.model.window
+    return bool(window) and len(msgspec.json.encode(schemas)) / 4 > share * (window or 0)
+
+
+def described(tool: Tool) -> str:
+    """All that the model has to know to call it."""
+    function = tool.schema["function"]
+    return f"{tool.name}\n{function['description']}\n{msgspec.json.encode(function['parameters']).decode()}"
+
+
+def ranked(tools: Sequence[Tool], query: str) -> list[Tool]:
+    """The tools that have a word of the query, the best first (BM25; a name counts more than what it does)."""
+    import sqlite3  # not above: few sessions search
+
+    words = split(query)
+    with sqlite3.connect(":memory:") as base:
+        base.execute("CREATE VIRTUAL TABLE tool USING fts5(name, description, parameters, tokenize='porter')")
+        base.executemany("INSERT INTO tool (rowid, name, description, parameters) VALUES (?, ?, ?, ?)", rows(tools))
+        asked = " OR ".join(f'"{word}"' for word in words)
+        matches = "SELECT rowid FROM tool WHERE tool MATCH ? ORDER BY bm25(tool, 4.0, 2.0, 1.0), rowid"
+        found = base.execute(matches, (asked,)).fetchall() if words else []
+    base.close()
+    return [tools[row] for (row,) in found]
+
+
+def rows(tools: Sequence[Tool]) -> list[tuple[int, str, str, str]]:
+    """What is searched of each tool: its name, what it does, its parameters."""
+    found: list[tuple[int, str, str, str]] = []
+    for at, tool in enumerate(tools):
+        function = tool.schema["function"]
+        properties: Any = function["parameters"].get("properties")
+        parameters = msgspec.json.encode(properties if isinstance(properties, dict) else {}).decode()
+        name, about = " ".join(split(tool.name)), " ".join(split(function["description"]))
+        found.append((at, name, about, " ".join(split(parameters))))
+    return found
+
+
+def split(text: str) -> list[str]:
+    """The words of a text, also those of `camelCase` and `snake_case`."""
+    return re.findall(r"[^\W_]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text))

@@ -1,0 +1,327 @@
+"""MCP servers' prompts as slash commands, and `/mcp`."""
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import mcp_types
+import pytest
+from crow_core.acp.schema import (
+    AvailableCommandsUpdate,
+    ClientCapabilities,
+    CreateElicitationResponse,
+    ElicitationCapabilities,
+    ElicitationFormCapabilities,
+    McpServer,
+    ResourceBlock,
+    ResourceContents,
+    TextBlock,
+    UserMessageChunk,
+)
+from crow_core.app import Crow
+from crow_core.content import replay
+from crow_core.extensions.commands import commands
+from crow_core.extensions.mcp import arguments_in, mcp
+from crow_core.servers import Server
+from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from fastmcp import Context, FastMCP
+from fastmcp.prompts import Message
+from mcp_types import EmbeddedResource, ImageContent, TextResourceContents
+
+pytestmark = pytest.mark.anyio
+
+FORMS = ClientCapabilities(elicitation=ElicitationCapabilities(form=ElicitationFormCapabilities()))
+
+
+def review(code: str, style: str = "short") -> str:
+    """Review some code."""
+    return f"Please review: {code} ({style})"
+
+
+def app(model: ScriptedModel, *servers: FastMCP, name: str = "demo") -> Crow:
+    crow = Crow(model, servers=[Server(name, lambda server=server: server, shared=True) for server in servers])
+    return crow.use(commands).use(mcp)
+
+
+def hello() -> ScriptedModel:
+    return ScriptedModel(lambda request: Reply("Hello."))
+
+
+def with_prompts(*functions: Any) -> FastMCP:
+    server = FastMCP("demo")
+    for function in functions:
+        server.prompt(function)
+    return server
+
+
+def offered(editor: Editor) -> dict[str, Any]:
+    """The commands of MCP servers that the client was told of last, with what may follow them."""
+    updates = editor.of(AvailableCommandsUpdate)
+    told = updates[-1].available_commands if updates else []
+    return {command.name: command.input and command.input.hint for command in told if ":" in command.name}
+
+
+async def until_offered(editor: Editor, *names: str) -> None:
+    await editor.until(lambda editor: set(names) <= offered(editor).keys())
+
+
+def asked(model: ScriptedModel) -> Any:
+    """The last thing the user said, as the model read it."""
+    return model.requests[-1]["messages"][-1]["content"]
+
+
+async def test_a_prompt_of_a_server_is_a_command_with_its_arguments():
+    model = hello()
+    async with connect(app(model, with_prompts(review))) as editor:
+        session = await editor.new_session("/")
+        await until_offered(editor, "demo:review")
+        assert offered(editor) == {"demo:review": "<code> [style]"}
+        await editor.prompt(session.session_id, "/demo:review 'x = 1' style=long")
+    assert asked(model) == "Please review: x = 1 (long)"
+
+
+async def test_what_the_user_typed_is_what_a_replay_shows():
+    crow = app(hello(), with_prompts(review))
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await until_offered(editor, "demo:review")
+        await editor.prompt(session.session_id, "/demo:review x")
+        (opened,) = crow.sessions.values()
+        shown = [update for update in replay(opened.log, "/") if isinstance(update, UserMessageChunk)]
+    assert [update.content for update in shown] == [TextBlock(text="/demo:review x")]
+
+
+async def test_what_a_prompt_lacks_is_asked_for_by_a_form():
+    model = hello()
+    async with connect(app(model, with_prompts(review)), capabilities=FORMS) as editor:
+        editor.answer = CreateElicitationResponse(action="accept", content={"code": "y = 2"})
+        session = await editor.new_session("/")
+        await until_offered(editor, "demo:review")
+        await editor.prompt(session.session_id, "/demo:review style=long")
+    (form,) = editor.forms
+    assert form.requested_schema
+    assert list(form.requested_schema.properties) == ["code"]
+    assert asked(model) == "Please review: y = 2 (long)"
+
+
+async def test_a_form_that_is_declined_ends_the_turn_without_the_model():
+    model = hello()
+    async with connect(app(model, with_prompts(review)), capabilities=FORMS) as editor:
+        editor.answer = CreateElicitationResponse(action="decline")
+        session = await editor.new_session("/")
+        await until_offered(editor, "demo:review")
+        await editor.prompt(session.session_id, "/demo:review")
+    assert editor.text == "/demo:review was not used."
+    assert model.requests == []
+
+
+async def test_where_the_client_has_no_forms_the_usage_is_said():
+    model = hello()
+    async with connect(app(model, with_prompts(review))) as editor:
+        session = await editor.new_session("/")
+        await until_offered(editor, "demo:review")
+        await editor.prompt(session.session_id, "/demo:review")
+    assert editor.text == (
+        "/demo:review needs code. Type: /demo:review <code> [style] (in this order, or as name=value)."
+    )
+    assert model.requests == []
+
+
+async def test_images_and_resources_of_a_prompt_reach_the_model_and_roles_are_kept_as_text():
+    def rich() -> list[Message]:
+        contents = TextResourceContents(uri="note://1", text="a note", mime_type="text/plain")
+        return [
+            Message("Look."),
+            Message("I looked.", role="assistant"),
+            Message(EmbeddedResource(type="resource", resource=contents)),
+            Message(ImageContent(type="image", data="aW1n", mime_type="image/png")),
+        ]
+
+    model = hello()
+    async with connect(app(model, with_prompts(rich))) as editor:
+        session = await editor.new_session("/")
+        await until_offered(editor, "demo:rich")
+        await editor.prompt(session.session_id, "/demo:rich")
+    texts = [part["text"] for part in asked(model) if part["type"] == "text"]
+    assert texts == [
+        *("User:", "Look.", "Assistant:", "I looked.", "User:", '<resource uri="note://1">\na note\n</resource>'),
+        "User:",
+    ]
+    assert asked(model)[-1]["image_url"]["url"] == "data:image/png;base64,aW1n"
+
+
+async def test_what_is_attached_to_a_command_stays_attached():
+    model = hello()
+    async with connect(app(model, with_prompts(review))) as editor:
+        session = await editor.new_session("/")
+        await until_offered(editor, "demo:review")
+        attachment = ResourceBlock(resource=ResourceContents(uri="file:///a.py", text="x = 1"))
+        await editor.prompt(session.session_id, [TextBlock(text="/demo:review this"), attachment])
+    assert asked(model) == 'Please review: this (short)\n\n<resource uri="/a.py">\nx = 1\n</resource>'
+
+
+async def test_a_prompt_that_fails_is_a_sentence_and_the_session_lives():
+    def broken() -> str:
+        """Fails."""
+        raise ValueError("no more ink")
+
+    model = hello()
+    async with connect(app(model, with_prompts(broken))) as editor:
+        session = await editor.new_session("/")
+        await until_offered(editor, "demo:broken")
+        await editor.prompt(session.session_id, "/demo:broken")
+        assert editor.text.startswith("/demo:broken could not be used: ")
+        assert (await editor.prompt(session.session_id, "hi")).stop_reason == "end_turn"
+    assert "Traceback" not in editor.text
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_prompts_that_are_new_become_commands_at_once(mode: Literal["auto", "legacy"]):
+    server = with_prompts(review)
+
+    @server.tool
+    async def learn(ctx: Context) -> str:
+        server.prompt(lambda: "Later.", name="later")
+        await ctx.send_notification(mcp_types.PromptListChangedNotification())
+        return "learnt"
+
+    model = ScriptedModel([Reply(tool_calls=[{"name": "demo_learn", "arguments": {}}]), Reply("Done."), Reply("Hi.")])
+    crow = app(model, server)
+    crow.servers[0].mode = mode
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await until_offered(editor, "demo:review")
+        await editor.prompt(session.session_id, "go")
+        await until_offered(editor, "demo:later")
+        await editor.prompt(session.session_id, "/demo:later")
+    assert asked(model) == "Later."
+
+
+async def test_a_prompt_may_ask_back():
+    server = FastMCP("demo")
+
+    @server.prompt
+    async def greet(ctx: Context) -> str | mcp_types.InputRequiredResult:
+        """Greets somebody."""
+        answer = await ctx.elicit("Whom?", str)
+        return f"Greet {getattr(answer, 'data', 'nobody')}."
+
+    model = hello()
+    crow = app(model, server)
+    crow.servers[0].mode = "legacy"
+    async with connect(crow, capabilities=FORMS) as editor:
+        editor.answer = CreateElicitationResponse(action="accept", content={"value": "Ann"})
+        session = await editor.new_session("/")
+        await until_offered(editor, "demo:greet")
+        await editor.prompt(session.session_id, "/demo:greet")
+    assert asked(model) == "Greet Ann."
+
+
+FRAIL = """
+import json, sys
+open(sys.argv[1], "a").write("started ")
+for line in sys.stdin:
+    message = json.loads(line)
+    match message["method"]:
+        case "initialize":
+            result = {
+                "protocolVersion": message["params"]["protocolVersion"],
+                "capabilities": {"tools": {}, "prompts": {}},
+                "serverInfo": {"name": "frail", "version": "1"},
+            }
+        case "tools/list":
+            result = {"tools": [{"name": "poke", "inputSchema": {"type": "object"}}]}
+        case "prompts/list":
+            sys.exit("that was too much")
+        case "tools/call":
+            result = {"content": [{"type": "text", "text": "ouch"}]}
+        case _:
+            result = None
+    if "id" in message:
+        answer = {"result": result} if result else {"error": {"code": -32601, "message": "Method not found"}}
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}), flush=True)
+"""
+
+
+async def test_a_server_that_dies_of_being_asked_for_prompts_is_not_started_for_them_again(tmp_path: Path):
+    (tmp_path / "frail.py").write_text(FRAIL)
+    config = McpServer(
+        name="frail", command=sys.executable, args=[str(tmp_path / "frail.py"), str(tmp_path / "log")], env=[]
+    )
+    model = ScriptedModel([Reply(tool_calls=[{"name": "frail_poke", "arguments": {}}]), Reply("Done.")])
+    crow = app(model)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/", [config])
+        (opened,) = crow.sessions.values()
+        (prompts,) = opened.state["prompts"]
+        await asyncio.wait([prompts.listing])
+        await opened.toolbox.servers[0].list()
+        await editor.prompt(session.session_id, "go")
+        await asyncio.wait([prompts.listing])
+    assert (tmp_path / "log").read_text().split().count("started") <= 3
+
+
+async def test_names_that_a_client_could_not_type_are_made_typable_and_unique():
+    server = FastMCP("demo")
+    for name in ("a b", "a\nb", "\x1b[2J", "é" * 300):
+        server.prompt(lambda: "x", name=name, description=f"about\x1b[2J {name}")
+    async with connect(app(hello(), server, name="my server")) as editor:
+        await editor.new_session("/")
+        await until_offered(editor, "my_server:a_b", "my_server:a_b_2", "my_server:__2J")
+        told = editor.of(AvailableCommandsUpdate)[-1].available_commands
+    assert all(len(command.name) <= 102 for command in told)
+    assert not any("\x1b" in command.description for command in told)
+
+
+async def test_a_server_without_prompts_announces_nothing_and_says_nothing(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.WARNING)
+    async with connect(app(hello(), FastMCP("demo"))) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "/mcp")
+    assert editor.text == "- **demo**: 0 tools"
+    assert len(editor.of(AvailableCommandsUpdate)) == 1
+    assert not caplog.records
+
+
+async def test_mcp_shows_each_server_in_a_line():
+    server = with_prompts(review)
+    server.tool(lambda: "x", name="one")
+    server.tool(lambda: "x", name="two")
+
+    def dead() -> Any:
+        raise OSError("no such place")
+
+    crow = app(hello(), server)
+    crow.servers.append(Server("dead", dead))
+    crow.servers.append(Server("own", None, definitions=[], built_in=True))
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await until_offered(editor, "demo:review")
+        await editor.prompt(session.session_id, "/mcp")
+    assert editor.text == ("- **demo**: 2 tools, 1 prompt\n- **dead**: MCP server 'dead' did not start: no such place.")
+
+
+async def test_mcp_says_so_where_there_are_no_servers():
+    async with connect(app(hello())) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "/mcp")
+    assert editor.text == "There are no MCP servers. Add one: crow mcp add NAME -- COMMAND"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", {}),
+        ("x y", {"a": "x", "b": "y"}),
+        ("'x y' z", {"a": "x y", "b": "z"}),
+        ("x y z", {"a": "x", "b": "y z"}),
+        ("b=1 x", {"a": "x", "b": "1"}),
+        ("c=1", {"a": "c=1"}),
+        ("it's fine", {"a": "it's", "b": "fine"}),
+        ("a=1=2", {"a": "1=2"}),
+    ],
+)
+def test_arguments_are_taken_by_name_and_in_order(words: str, expected: dict[str, str]):
+    assert arguments_in(words, ["a", "b"]) == expected

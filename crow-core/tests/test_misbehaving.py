@@ -1,0 +1,313 @@
+"""MCP servers that misbehave: each has its own status and error, the session lives, and nothing is left of them."""
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from crow_core import app, servers, stdio
+from crow_core.acp.schema import (
+    ClientCapabilities,
+    CloseSessionRequest,
+    ElicitationCapabilities,
+    ElicitationFormCapabilities,
+    ElicitationUrlCapabilities,
+    EnvVariable,
+    McpServer,
+)
+from crow_core.app import Crow
+from crow_core.testing import Reply, ScriptedModel, connect
+from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.servers import FAULTS, MISSING, WORDS, misbehaving
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc"),
+]
+
+CAW = "caw"
+NUMBER = r"\d+"
+DIED = r"The tool failed: the connection to its server broke, and it may have run all the same\. Look before .*"
+TIMED_OUT = r"The tool failed: .*timed out.*"
+ABSENT = r"There is no tool 'bad_\w+'\. The tools are: good_bad, good_pid\."
+AT_LENGTH = r"(?s).*\[[\d,]+ of 1\d\d,[\d,]+ bytes left out; the first 67,108,864 bytes are in \S+, as JSON .*the end.*"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What becomes of a fault."""
+
+    bad: str = ABSENT
+    """What a call of `bad` gives, as a pattern."""
+    pid: str = ABSENT
+    """What a call of `pid` gives after it."""
+    notice: str = ""
+    """What the person is told, as a pattern."""
+
+
+OUTCOMES = {
+    MISSING: Told(notice="MCP server 'bad' did not start: the command 'no-such-command-7' was not found; check .*"),
+    "hangs at start": Told(notice=r"MCP server 'bad' did not answer within 3 s\."),
+    "exits at once": Told(notice=r"MCP server 'bad' did not start: .* It said: ImportError: no module named 'birds'\."),
+    "prints junk": Told(CAW, NUMBER),
+    "prints 100 MB of junk": Told(CAW, NUMBER),
+    "ignores signals": Told(CAW, NUMBER),
+    "hangs at list": Told(notice=r"MCP server 'bad' did not answer within 3 s\."),
+    "dies at list": Told(notice=r"MCP server 'bad' did not start: Connection closed\."),
+    "lists 100 MB": Told(notice=r"MCP server 'bad' did not start: its answer of 100,0\d\d,\d\d\d bytes is too long\."),
+    "hangs in a call": Told(TIMED_OUT, NUMBER),
+    "stops reading": Told(TIMED_OUT, TIMED_OUT),
+    "dies in a call": Told(DIED, NUMBER),
+    "dies in an answer": Told(DIED, NUMBER),
+    "dies before its children": Told(DIED, NUMBER),
+    "leaves children": Told(r"\d+ \d+", NUMBER),
+    "answers with 100 MB": Told(AT_LENGTH, NUMBER),
+    "answers with one line of 100 MB": Told(AT_LENGTH, NUMBER),
+    "answers nonsense": Told(r"The tool failed: its answer is not valid\.", NUMBER),
+    "answers what is no result": Told(r"The tool failed: what it sent does not keep to MCP \(.+\)\.", NUMBER),
+    "answers others": Told(CAW, NUMBER),
+    "answers in latin 1": Told("Kr\N{REPLACEMENT CHARACTER}he", NUMBER),
+    "floods with notifications": Told(CAW, NUMBER),
+    "floods standard error": Told(CAW, NUMBER),
+    "asks for secrets": Told(
+        r'\[{"action": "decline"}, {"action": "decline"}\]', NUMBER, "(?s)A question of .* declined.*"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Marked:
+    """Servers whose processes can be found, and all that those have started."""
+
+    mark: str = field(default_factory=lambda: uuid4().hex)
+
+    def server(self, fault: str, name: str = "bad") -> McpServer:
+        config = misbehaving(fault, name)
+        config.env = [EnvVariable(name="CROW_TEST", value=self.mark)]
+        return config
+
+    def alive(self) -> list[int]:
+        return list(self._alive())
+
+    def _alive(self) -> Iterator[int]:
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if self.mark.encode() in path.read_bytes():  # of a zombie, it is empty
+                    yield int(path.parent.name)
+            except OSError:
+                pass
+
+
+async def end_of(pid: int) -> None:
+    """Wait until a process that is not our child has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(descriptor, ended.set)
+    await ended.wait()
+    asyncio.get_running_loop().remove_reader(descriptor)
+    os.close(descriptor)
+
+
+def use(*names: str) -> Reply:
+    return Reply(tool_calls=[Use(name=name, arguments={}) for name in names])
+
+
+def results(request: dict[str, Any]) -> list[str]:
+    return [message["content"] for message in request["messages"] if message["role"] == "tool"]
+
+
+@pytest.fixture
+def marked() -> Marked:
+    return Marked()
+
+
+@pytest.fixture
+def impatient(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "SERVERS_WAIT", 30)
+    if "hangs" in fault or "stops" in fault:
+        monkeypatch.setattr(servers, "START_TIMEOUT", 3)
+        monkeypatch.setattr(servers, "CALL_TIMEOUT", 3)
+
+
+def test_every_fault_has_an_outcome():
+    assert set(OUTCOMES) == {*FAULTS, MISSING}
+    assert all(WORDS[fault].endswith(".") for fault in FAULTS)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("fault", OUTCOMES)
+async def test_a_server_has_its_own_error_and_the_others_work(
+    fault: str, marked: Marked, capfd: pytest.CaptureFixture[str]
+):
+    """The session goes on, the next call finds the server again, nothing is left running, nothing of it was printed."""
+    told = OUTCOMES[fault]
+    model = ScriptedModel([use("bad_bad", "good_pid"), use("bad_pid", "good_pid"), Reply("Done.")])
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [marked.server(fault), marked.server("hangs in a call", "good")])
+        answer = await editor.prompt(session.session_id, "go")
+        assert answer.stop_reason == "end_turn"
+        bad, good, pid, same = results(model.requests[-1])
+        assert re.fullmatch(told.bad, bad), bad[-1000:]
+        assert re.fullmatch(told.pid, pid), pid
+        assert re.fullmatch(NUMBER, good)
+        assert good == same
+        assert re.fullmatch(told.notice, editor.thoughts.strip()), editor.thoughts
+        assert editor.thoughts.replace("\n", "").isprintable()
+        await editor.request("session/close", CloseSessionRequest(session_id=session.session_id))
+        assert marked.alive() == []
+    assert capfd.readouterr() == ("", "")
+
+
+async def test_a_server_that_died_is_another_one_afterwards(marked: Marked):
+    model = ScriptedModel([use("bad_pid"), use("bad_bad"), use("bad_pid"), use("bad_pid"), Reply("Done.")])
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [marked.server("dies in a call")])
+        await editor.prompt(session.session_id, "go")
+        before, _, after, still = results(model.requests[-1])
+        assert before != after == still
+        assert marked.alive() == [int(after)]
+
+
+async def test_a_call_can_be_cancelled_although_nobody_reads_that(marked: Marked):
+    model = ScriptedModel([use("bad_bad"), use("good_pid"), Reply("Done.")])
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [marked.server("stops reading"), marked.server("prints junk", "good")])
+        turn = asyncio.ensure_future(editor.prompt(session.session_id, "go"))
+        await editor.until(lambda editor: "in_progress" in repr(editor.calls()))
+        await editor.cancel(session.session_id)
+        assert (await turn).stop_reason == "cancelled"
+        await editor.prompt(session.session_id, "again")
+        assert re.fullmatch(NUMBER, results(model.requests[-1])[-1])
+
+
+async def test_nobody_is_shown_a_form_without_end_or_sent_to_a_script(marked: Marked):
+    can = ElicitationCapabilities(form=ElicitationFormCapabilities(), url=ElicitationUrlCapabilities())
+    model = ScriptedModel([use("bad_bad"), Reply("Done.")])
+    async with connect(Crow(model), capabilities=ClientCapabilities(elicitation=can)) as editor:
+        session = await editor.new_session("/", [marked.server("asks for secrets")])
+        await editor.prompt(session.session_id, "go")
+        assert editor.forms == []
+        assert results(model.requests[-1]) == ['[{"action": "decline"}, {"action": "decline"}]']
+
+
+async def test_many_sessions_leave_nothing_behind(marked: Marked):
+    async with connect(Crow(ScriptedModel(lambda request: Reply("Hello.")))) as editor:
+        for _ in range(10):
+            session = await editor.new_session(
+                "/", [marked.server("leaves children"), marked.server("ignores signals")]
+            )
+            await editor.request("session/close", CloseSessionRequest(session_id=session.session_id))
+    assert marked.alive() == []
+
+
+DRIVER = """
+import asyncio, sys
+from crow_core.acp.schema import EnvVariable
+from crow_core.app import Crow
+from crow_core.testing import Reply, ScriptedModel, connect
+from crow_core.testing.servers import misbehaving
+
+def server(fault):
+    config = misbehaving(fault, fault[0])
+    config.env = [EnvVariable(name="CROW_TEST", value=sys.argv[1])]
+    return config
+
+async def main():
+    calls = [{"name": f"{name}_bad", "arguments": {}} for name in "lhs"]
+    async with connect(Crow(ScriptedModel([Reply(tool_calls=calls)]))) as editor:
+        faults = ["leaves children", "hangs in a call", "stops reading", "ignores signals"]
+        session = await editor.new_session("/", [server(fault) for fault in faults])
+        turn = asyncio.ensure_future(editor.prompt(session.session_id, "go"))
+        await editor.until(lambda editor: "completed" in repr(editor.calls()))
+        print("now", flush=True)
+        await turn
+
+asyncio.run(main())
+"""
+
+
+async def test_killed_with_kill_9_in_mid_call_it_takes_everything_with_it(marked: Marked):
+    ours = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", DRIVER, marked.mark, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    assert ours.stdout
+    assert await ours.stdout.readline() == b"now\n"
+    others = [pid for pid in marked.alive() if pid != ours.pid]
+    assert len(others) == 4 + 2 + 2  # the servers, the children that one has left, and what these wait for
+    ours.kill()
+    await ours.wait()
+    for pid in others:
+        await end_of(pid)
+    assert marked.alive() == []
+
+
+PEAK = """
+import asyncio, sys
+from pathlib import Path
+from crow_core.app import Crow
+from crow_core.extensions.truncate import truncate
+from crow_core.testing import Reply, ScriptedModel, connect
+from crow_core.testing.servers import misbehaving
+
+def peak():
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+
+async def main():
+    replies = Reply(tool_calls=[{"name": "bad_bad", "arguments": {}}]), Reply("Done.")
+    async with connect(Crow(ScriptedModel([*replies, *replies])).use(truncate)) as editor:
+        for fault in ("prints junk", sys.argv[1]):
+            before = peak()
+            session = await editor.new_session("/", [misbehaving(fault)])
+            await editor.prompt(session.session_id, "go")
+        print((peak() - before) // 1024)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [*(fault for fault in FAULTS if "100 MB" in fault), "floods standard error", "floods with notifications"],
+)
+async def test_100_MB_take_no_64_MB_of_memory(fault: str):
+    """Neither as junk nor as a result, in whatever lines."""
+    ours = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PEAK, fault, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    out, _ = await ours.communicate()
+    assert int(out) < 64
+
+
+async def test_what_was_left_out_of_a_long_answer_is_in_a_file_that_the_model_may_read(
+    marked: Marked, monkeypatch: pytest.MonkeyPatch
+):
+    """With the line breaks that were meant; it is gone with the session."""
+    monkeypatch.setattr(stdio, "LINE_LIMIT", 1_000_000)
+    monkeypatch.setattr(stdio, "FILE_LIMIT", 200_000_000)
+    model = ScriptedModel([use("bad_bad"), Reply("Done.")])
+    crow = Crow(model)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/", [marked.server("answers with 100 MB")])
+        await editor.prompt(session.session_id, "go")
+        (said,) = results(model.requests[-1])
+        found = re.search(r"bytes left out; the whole is in (\S+), as JSON", said)
+        assert found
+        path = Path(found[1])
+        lines = (await asyncio.to_thread(path.read_text)).split("\n")
+        assert lines[1:-1] == ["x" * 99] * (len(lines) - 2)
+        assert len(lines) == 1_000_001
+        assert lines[0].endswith("x" * 99)
+        assert lines[-1].startswith("the end")
+        (opened,) = crow.sessions.values()
+        roots = opened.meta({"id": "1", "type": "function", "function": {"name": "", "arguments": ""}})["crow/roots"]
+        assert str(path.parent) in roots
+    assert not await asyncio.to_thread(path.exists)

@@ -1,0 +1,225 @@
+"""Logging in to a remote MCP server: a real one, which answers nobody who has not."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import keyring
+import pytest
+import uvicorn
+from crow_core.config import OAuthSettings, ServerSettings, to_server
+from crow_core.oauth import store
+from fastmcp import FastMCP
+from fastmcp.server.auth.auth import ClientRegistrationOptions
+from fastmcp.server.auth.providers.in_memory import InMemoryOAuthProvider
+from keyring.backend import KeyringBackend
+from keyring.backends import fail
+from mcp.shared.auth import OAuthClientInformationFull
+from pydantic import AnyUrl
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+pytestmark = pytest.mark.anyio
+
+Serve = Callable[[Any], "Guarded"]
+
+
+class Guarded:
+    """A server at an address, and who may come in."""
+
+    def __init__(self, url: str, door: InMemoryOAuthProvider) -> None:
+        self.url = url
+        self.door = door
+
+
+@pytest.fixture(autouse=True)
+def no_keyring() -> Iterator[None]:
+    before = keyring.get_keyring()
+    keyring.set_keyring(fail.Keyring())
+    yield
+    keyring.set_keyring(before)
+
+
+@asynccontextmanager
+async def listening(app: Callable[[str], Any]) -> AsyncGenerator[str]:
+    """Serves the app that is made for its address."""
+    with socket.create_server(("127.0.0.1", 0)) as at:
+        url = f"http://127.0.0.1:{at.getsockname()[1]}"
+        server = uvicorn.Server(uvicorn.Config(app(url), log_level="critical", ws="none"))
+        async with AsyncExitStack() as stack:
+            serving = asyncio.ensure_future(server.serve(sockets=[at]))
+            stack.push_async_callback(asyncio.wait, [serving])
+            stack.callback(lambda: setattr(server, "should_exit", True))
+            yield url
+
+
+@pytest.fixture
+async def guarded() -> AsyncIterator[Guarded]:
+    doors: list[InMemoryOAuthProvider] = []
+
+    def app(url: str) -> Any:
+        doors.append(
+            InMemoryOAuthProvider(base_url=url, client_registration_options=ClientRegistrationOptions(enabled=True))
+        )
+        server = FastMCP("vault", auth=doors[0])
+        server.tool(lambda: "gold", name="open")
+        return server.http_app()
+
+    async with listening(app) as url:
+        yield Guarded(f"{url}/mcp", doors[0])
+
+
+class Person:
+    """Logs in wherever they are sent."""
+
+    def __init__(self) -> None:
+        self.visited: list[str] = []
+
+    @asynccontextmanager
+    async def visit(self, url: str) -> AsyncGenerator[None]:
+        self.visited.append(url)
+        await follow(url)
+        yield
+
+
+async def follow(url: str) -> None:
+    """What a browser does."""
+    async with httpx2.AsyncClient(follow_redirects=True) as browser:
+        (await browser.get(url)).raise_for_status()
+
+
+@asynccontextmanager
+async def nobody(url: str) -> AsyncGenerator[None]:
+    raise ConnectionError("there is nobody here")
+    yield
+
+
+async def tools(url: str, tokens: Path, visit: Any, oauth: OAuthSettings | None = None) -> tuple[list[str], str]:
+    """What a server offers whoever may come in, or why it does not."""
+    server = to_server("vault", ServerSettings(url=url, auth="oauth", oauth=oauth), "/", tokens=tokens, visit=visit)
+    try:
+        return [tool["name"] for tool in await server.list()], server.error
+    finally:
+        await server.close()
+
+
+async def test_a_person_logs_in_once_and_is_not_asked_again(guarded: Guarded, tmp_path: Path):
+    person, tokens = Person(), tmp_path / "oauth"
+    assert await tools(guarded.url, tokens, person.visit) == (["open"], "")
+    assert await tools(guarded.url, tokens, nobody) == (["open"], "")
+    assert len(person.visited) == 1
+    files = [path for path in tokens.rglob("*") if path.is_file()]
+    assert files
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert tokens.stat().st_mode & 0o777 == 0o700
+
+
+async def test_whoever_is_thrown_out_logs_in_anew(guarded: Guarded, tmp_path: Path):
+    person = Person()
+    await tools(guarded.url, tmp_path, person.visit)
+    for kept in (guarded.door.access_tokens, guarded.door.refresh_tokens, guarded.door.clients):
+        kept.clear()
+    assert await tools(guarded.url, tmp_path, person.visit) == (["open"], "")
+    assert len(person.visited) == 2
+
+
+async def test_a_token_that_has_expired_is_renewed_without_the_person(guarded: Guarded, tmp_path: Path):
+    await tools(guarded.url, tmp_path, Person().visit)
+    at = {"key": f"{guarded.url}/token_expiry", "collection": "mcp-oauth-token-expiry"}
+    await store(tmp_path).put(value={"expires_at": 1.0}, **at)
+    guarded.door.access_tokens.clear()
+    assert await tools(guarded.url, tmp_path, nobody) == (["open"], "")
+
+
+async def test_a_client_that_is_known_beforehand_does_not_register(guarded: Guarded, tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    await guarded.door.register_client(
+        OAuthClientInformationFull(
+            client_id="crow",
+            client_secret="s3cret",
+            redirect_uris=[AnyUrl(f"http://127.0.0.1:{port}/callback")],
+            token_endpoint_auth_method="client_secret_post",
+        )
+    )
+    settings = OAuthSettings(client_id="crow", client_secret="s3cret", callback_port=port)
+    assert await tools(guarded.url, tmp_path, Person().visit, settings) == (["open"], "")
+    assert [*guarded.door.clients] == ["crow"]
+
+
+async def test_where_nobody_can_log_in_a_sentence_says_so_and_nothing_is_logged(
+    guarded: Guarded, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.WARNING)
+    said = "MCP server 'vault' did not start: there is nobody here."
+    assert await tools(guarded.url, tmp_path, nobody) == ([], said)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("page", ["http://evil.example/login", "http://127.0.0.1.evil.example/"])
+async def test_no_browser_is_sent_to_a_page_that_is_not_safe(page: str, tmp_path: Path):
+    def app(url: str) -> Any:
+        metadata = {
+            "issuer": url,
+            "authorization_endpoint": page,
+            "token_endpoint": f"{url}/token",
+            "registration_endpoint": f"{url}/register",
+            "response_types_supported": ["code"],
+            "code_challenge_methods_supported": ["S256"],
+        }
+
+        async def refuse(request: Any) -> Response:
+            return Response(status_code=401)
+
+        async def describe(request: Any) -> Response:
+            return JSONResponse(metadata)
+
+        async def register(request: Any) -> Response:
+            return JSONResponse({**await request.json(), "client_id": "x"}, 201)
+
+        return Starlette(
+            routes=[
+                Route("/mcp", refuse, methods=["GET", "POST"]),
+                Route("/.well-known/oauth-authorization-server", describe),
+                Route("/register", register, methods=["POST"]),
+            ]
+        )
+
+    person = Person()
+    async with listening(app) as url:
+        found, error = await tools(f"{url}/mcp", tmp_path, person.visit)
+    assert found == []
+    assert error.startswith("MCP server 'vault' did not start: ")
+    assert person.visited == []
+
+
+class Drawer(KeyringBackend):
+    """A keyring for as long as a test."""
+
+    priority = 5  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str], str] = {}
+
+    def get_password(self, service: str, username: str) -> str | None:
+        return self.kept.get((service, username))
+
+    def set_password(self, service: str, username: str, password: str) -> None:
+        self.kept[service, username] = password
+
+    def delete_password(self, service: str, username: str) -> None:
+        self.kept.pop((service, username))
+
+
+async def test_where_there_is_a_keyring_nothing_is_kept_in_files(guarded: Guarded, tmp_path: Path):
+    keyring.set_keyring(drawer := Drawer())
+    assert await tools(guarded.url, tmp_path / "oauth", Person().visit) == (["open"], "")
+    assert await tools(guarded.url, tmp_path / "oauth", nobody) == (["open"], "")
+    assert not (tmp_path / "oauth").exists()
+    assert {service for service, _ in drawer.kept} == {"crow"}

@@ -1,0 +1,200 @@
+"""The way to the web: only to addresses that are public, or to hosts that the user allowed."""
+
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+import anyio
+import httpcore2
+import httpx2
+from httpcore2 import AsyncNetworkBackend, AsyncNetworkStream, ConnectError, ConnectTimeout
+
+from crow_mcp_server.refusal import Refusal
+
+MAX_BYTES = 10 * 1024 * 1024  # of a reply, as sent and as unpacked
+MAX_REDIRECTS = 10
+MAX_ADDRESSES = 4  # of a name that are tried
+CONNECT_TIMEOUT = 10.0  # seconds for each of them
+ENCODINGS = {"", "identity", "gzip", "deflate"}
+
+PUBLIC_V6 = ip_network("2000::/3")
+NAT64 = ip_network("64:ff9b::/96")
+ISATAP = {bytes.fromhex("00005efe"), bytes.fromhex("02005efe")}
+NOT_PUBLIC = [
+    ip_network("168.63.129.16"),  # Azure's platform services
+    ip_network("192.0.0.0/24"),  # protocol assignments, and a cloud's metadata among them
+    ip_network("192.88.99.0/24"),  # 6to4 relays
+    ip_network("2001::/23"),  # Teredo and other protocols
+    ip_network("2002::/16"),  # 6to4
+    ip_network("3fff::/20"),  # documentation
+]
+"""What `is_global` lets pass on one version of Python or another."""
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """The addresses of a host, as the system knows them, in whatever way it is spelled. Raises ConnectError."""
+    try:
+        found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ConnectError(f"no address is known for {host}") from error
+    return list(dict.fromkeys(address[4][0] for address in found))
+
+
+def is_public(address: str) -> bool:
+    """Whether anyone may reach an address: no machine's own, no local network's, no cloud's metadata, no way round."""
+    ip: IPv4Address | IPv6Address = ip_address(address.partition("%")[0])
+    if isinstance(ip, IPv6Address):
+        if inner := ip.ipv4_mapped or (IPv4Address(ip.packed[-4:]) if ip in NAT64 else None):
+            ip = inner
+        elif ip not in PUBLIC_V6 or ip.packed[8:12] in ISATAP:
+            return False
+    return ip.is_global and not ip.is_multicast and not any(ip in network for network in NOT_PUBLIC)
+
+
+class Guard(AsyncNetworkBackend):
+    """Looks a name up, checks the addresses, and dials the very ones it checked: whoever redirects, or changes what a
+    name means in between, leads nowhere else."""
+
+    def __init__(
+        self, allowed: Collection[str] = (), resolve: Resolve = resolve, dial: AsyncNetworkBackend | None = None
+    ) -> None:
+        self._allowed = {host.lower() for host in allowed}
+        self._resolve = resolve
+        self._dial: AsyncNetworkBackend = dial or httpcore2.AnyIOBackend()  # pyright: ignore[reportAttributeAccessIssue]
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> AsyncNetworkStream:
+        found = await self._resolve(host, port)
+        allowed = bool(self._allowed & {host.lower(), f"{host}:{port}".lower(), f"[{host}]:{port}".lower()})
+        addresses = [address for address in found if allowed or is_public(address)][:MAX_ADDRESSES]
+        if not addresses:
+            raise _forbidden(host, found)
+        failed: Exception | None = None
+        for address in addresses:
+            try:
+                stream = await self._dial.connect_tcp(address, port, timeout, local_address, socket_options)
+            except (ConnectError, ConnectTimeout) as error:
+                failed = error
+                continue
+            here, there = stream.get_extra_info("client_addr"), stream.get_extra_info("server_addr")
+            if allowed or not here or here[0] != there[0]:
+                return stream
+            await stream.aclose()  # a public address, but our own
+            raise _forbidden(host, [address])
+        raise failed or ConnectError(f"no address is known for {host}")
+
+    async def sleep(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+
+
+def _forbidden(host: str, addresses: list[str]) -> Refusal:
+    where = "" if addresses == [host] else f" ({', '.join(addresses)})"
+    return Refusal(
+        f"{host}{where} is not on the public internet, and this tool reaches nothing else. "
+        "If the user wants it reached, they can allow it: --allow-host HOST, when crow-mcp-server is started. "
+        "What runs on this machine can be read with curl in the terminal."
+    )
+
+
+class Transport(httpx2.AsyncHTTPTransport):
+    """HTTP over a guard, and never through a proxy: it would dial in our place."""
+
+    def __init__(self, guard: AsyncNetworkBackend) -> None:
+        super().__init__(verify=_tls(), trust_env=False)
+        self._pool = httpcore2.AsyncConnectionPool(ssl_context=_tls(), network_backend=guard)
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return httpx2.create_ssl_context(trust_env=False)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a server answered, whole."""
+
+    url: str
+    """After redirects."""
+    status: int
+    reason: str
+    headers: httpx2.Headers
+    body: bytes
+
+    @property
+    def type(self) -> str:
+        """The media type, in lower case and without parameters; "" when the server told none."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def open_client(guard: AsyncNetworkBackend, agent: str) -> httpx2.AsyncClient:
+    """A client that reaches what the guard lets it reach. Its timeouts are for each step; bound the whole, too."""
+    headers = {
+        "User-Agent": agent,
+        "Accept": "text/markdown, text/html;q=0.9, application/xhtml+xml;q=0.9, */*;q=0.8",
+        "Accept-Language": "en, *;q=0.5",
+        "Accept-Encoding": "gzip, deflate",
+    }
+    timeout = httpx2.Timeout(30.0, connect=CONNECT_TIMEOUT)
+    return httpx2.AsyncClient(transport=Transport(guard), trust_env=False, headers=headers, timeout=timeout)
+
+
+def parse(url: str) -> httpx2.URL:
+    """A URL that can be fetched, in its one spelling. Raises Refusal."""
+    try:
+        parsed = httpx2.URL(url.strip())
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise Refusal(f"{url[:200]!r} is not a URL: {error}. Give one that starts with https:// or http://.") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host or (parsed.port or 0) > 65535:
+        raise Refusal(f"{url[:200]!r} is not on the web. Give a URL that starts with https:// or http://.")
+    if parsed.userinfo:
+        raise Refusal("The URL has a user name or a password before an @. Give it without.")
+    return parsed.copy_with(fragment=None)
+
+
+async def get(
+    client: httpx2.AsyncClient,
+    url: httpx2.URL,
+    *,
+    permit: Callable[[httpx2.URL, httpx2.URL], Awaitable[None]],
+    known: Mapping[str, Mapping[str, str]],
+    limit: int = MAX_BYTES,
+) -> Reply:
+    """Fetch a URL, redirects followed, each one as `permit(before, after)` lets it.
+
+    `known` has headers for single URLs, validators for instance. Raises Refusal, and httpx2's errors.
+    """
+    start, before = url, url
+    for _ in range(MAX_REDIRECTS + 1):
+        await permit(before, url)
+        async with client.stream("GET", url, headers=dict(known.get(str(url), {}))) as response:
+            if response.next_request is None:
+                body = await _read(response, limit)
+                return Reply(str(url), response.status_code, response.reason_phrase, response.headers, body)
+            before, url = url, parse(str(response.next_request.url))
+    raise Refusal(f"{start} redirects more than {MAX_REDIRECTS} times, so it leads nowhere. Try another URL.")
+
+
+async def _read(response: httpx2.Response, limit: int) -> bytes:
+    encoding = response.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ENCODINGS:  # two layers are no page, they are a bomb
+        raise Refusal(f"{response.url.host} sends the page packed as {encoding!r}, which this tool does not unpack.")
+    body = bytearray()
+    async for piece in response.aiter_bytes():
+        body += piece
+        if len(body) > limit or response.num_bytes_downloaded > limit:
+            raise Refusal(
+                f"{response.url} has more than the {limit:,} bytes this tool reads. "
+                "Download it in the terminal (curl -o FILE URL) and read parts of it."
+            )
+    return bytes(body)

@@ -1,0 +1,46 @@
+"""The tool `plan`: what the model is going to do, and how far it is."""
+
+from typing import Annotated, Literal, NotRequired
+
+from fastmcp import FastMCP
+from fastmcp.tools.base import ToolResult
+from mcp_types import ToolAnnotations
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
+
+from crow_mcp_server.host import Host
+
+DESCRIPTION = """\
+Show the user your plan for work of several steps, and how far you are. Give the whole list each time.
+One step is in progress at a time; mark it completed before you go on. Not for what takes a step or two."""
+MARKS = {"pending": "[ ]", "in_progress": "[>]", "completed": "[x]"}
+
+
+class Entry(TypedDict):
+    content: Annotated[str, Field(description="the step, in a few words", min_length=1)]
+    status: Literal["pending", "in_progress", "completed"]
+    priority: NotRequired[Annotated[Literal["high", "medium", "low"], Field(default="medium")]]
+
+
+class Plan(TypedDict):
+    entries: list[Entry]
+    completed: int
+
+
+def add(server: FastMCP, host: Host) -> None:
+    """Add the tool to a server."""
+
+    @server.tool(
+        description=DESCRIPTION,
+        annotations=ToolAnnotations(
+            read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+        ),
+        meta={"crow/kind": "think"},
+        output_schema=TypeAdapter(Plan).json_schema(),
+    )
+    async def plan(entries: list[Entry]) -> ToolResult:
+        shown = [Entry(content=e["content"], status=e["status"], priority=e.get("priority", "medium")) for e in entries]
+        done = sum(entry["status"] == "completed" for entry in shown)
+        lines = [f"{MARKS[entry['status']]} {entry['content']}" for entry in shown]
+        text = "\n".join([f"{done} of {len(shown)} steps completed.", *lines])
+        return ToolResult(text, structured_content=Plan(entries=shown, completed=done), meta={"crow/plan": shown})

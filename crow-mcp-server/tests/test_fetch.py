@@ -1,0 +1,651 @@
+"""The tool `fetch`, on a real server that behaves as servers do, and as they should not."""
+
+import asyncio
+import gzip
+import io
+import json
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import crow_mcp_server
+import httpcore2
+import pytest
+from crow_mcp_server import create_server, fetch
+from crow_mcp_server.fetch import Web, show
+from crow_mcp_server.network import Guard
+from crow_mcp_server.refusal import Refusal
+from fastmcp import Client
+
+pytestmark = pytest.mark.anyio
+
+Write = Callable[[asyncio.StreamWriter], Awaitable[None]]
+ARTICLE = """\
+<!doctype html><html><head><title>Crows count</title></head><body>
+<nav><a href="/">Home</a> <a href="/about">About us</a> <a href="/login">Log in</a></nav>
+<main><article><h1>Crows count</h1>
+<p>Carrion crows can be trained to caw a given number of times, which asks for planning and for control of the voice.
+Researchers showed them numerals and sounds, and the birds answered with one to four caws before they pecked.</p>
+<p>The <a href="papers/2024.html">whole study</a> has the numbers, and says how the birds made their few mistakes.</p>
+<pre><code>def caw(times):
+    for _ in range(times):
+        print("caw")
+</code></pre>
+<table><tr><th>cue</th><th>caws</th></tr><tr><td>drum</td><td>4</td></tr></table>
+</article></main>
+<footer>Subscribe to our newsletter! Cookie settings</footer></body></html>"""
+
+
+@dataclass
+class Site:
+    """A server on this machine; what it answers is up to the test."""
+
+    port: int = 0
+    pages: dict[str, bytes | Write] = field(default_factory=dict[str, bytes | Write])
+    asked: list[str] = field(default_factory=list[str])
+    """The paths of the requests it had."""
+    headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    connections: int = 0
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def url(self, path: str) -> str:
+        return f"http://{self.host}{path}"
+
+    def put(self, path: str, body: str | bytes, status: str = "200 OK", **headers: str) -> None:
+        """Answer a path with this; underscores in the names of headers stand for dashes."""
+        data = body.encode() if isinstance(body, str) else body
+        lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(data)}"]
+        lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        self.pages[path] = "\r\n".join(lines).encode() + b"\r\n\r\n" + data
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while lines := (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")[:-2]:
+                path = lines[0].split(" ")[1]
+                self.asked.append(path)
+                self.headers.append({k.lower(): v for k, _, v in (line.partition(": ") for line in lines[1:])})
+                page = self.pages.get(path, b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+                if isinstance(page, bytes):
+                    writer.write(page)
+                else:
+                    await page(writer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    site = Site()
+    server = await asyncio.start_server(site.answer, "127.0.0.1", 0)
+    site.port = server.sockets[0].getsockname()[1]
+    site.put("/article", ARTICLE, Content_Type="text/html; charset=utf-8")
+    yield site
+    server.close()
+
+
+@dataclass
+class Result:
+    text: str
+    is_error: bool
+    raw: Any
+
+
+@dataclass
+class Fetch:
+    client: Client[Any]
+
+    async def __call__(self, url: str, **arguments: Any) -> Result:
+        answer = await self.client.call_tool_mcp("fetch", {"url": url} | arguments)
+        text = "".join(block.text for block in answer.content if block.type == "text")
+        return Result(text, answer.is_error, answer)
+
+    async def read(self, url: str, **arguments: Any) -> str:
+        """A page that is expected to be there."""
+        result = await self(url, **arguments)
+        assert not result.is_error, result.text
+        return result.text
+
+    async def refused(self, url: str, **arguments: Any) -> str:
+        """What the model reads about a page that it cannot have."""
+        result = await self(url, **arguments)
+        assert result.is_error, result.text
+        return result.text
+
+
+@asynccontextmanager
+async def fetching(**options: Any) -> AsyncIterator[Fetch]:
+    async with Client(create_server(**options)) as client:
+        yield Fetch(client)
+
+
+@pytest.fixture
+async def get(site: Site) -> AsyncIterator[Fetch]:
+    """The tool, allowed to reach the site."""
+    async with fetching(allow_hosts=[site.host]) as fetch:
+        yield fetch
+
+
+# What a page becomes
+
+
+async def test_a_page_becomes_markdown_without_what_surrounds_its_text(site: Site, get: Fetch):
+    text = await get.read(site.url("/article"))
+    assert text.startswith(f"{site.url('/article')}\n\n# Crows count\n")
+    assert text.count("# Crows count") == 1
+    assert "newsletter" not in text
+    assert "About us" not in text
+    assert f"[whole study]({site.url('/papers/2024.html')})" in text
+    assert 'def caw(times):\n    for _ in range(times):\n        print("caw")' in text
+    assert "| drum | 4 |" in text
+
+
+async def test_raw_is_the_source(site: Site, get: Fetch):
+    text = await get.read(site.url("/article"), raw=True)
+    assert ARTICLE in text
+
+
+async def test_a_page_without_a_main_text_is_read_whole(site: Site, get: Fetch):
+    items = "".join(f"<li><a href='/{n}'>Item {n}</a></li>" for n in range(3))
+    site.put("/list", f"<html><title>Menu</title><body><ul>{items}</ul></body></html>", Content_Type="text/html")
+    text = await get.read(site.url("/list"))
+    assert f"[Item 2]({site.url('/2')})" in text
+
+
+async def test_the_structured_result_has_the_part_and_where_it_stands(site: Site, get: Fetch):
+    site.put("/long", "x" * 50_000, Content_Type="text/plain")
+    result = await get(site.url("/long"), start=20_000)
+    part = result.raw.structured_content
+    assert (part["url"], part["type"], part["start"], part["total"]) == (
+        site.url("/long"),
+        "text/plain",
+        20_000,
+        50_000,
+    )
+    assert part["text"] == "x" * 20_000
+
+
+async def test_a_long_page_comes_in_parts_of_one_and_the_same_text(site: Site, get: Fetch):
+    whole = "".join(f"line {n}\n" for n in range(6_000))
+    site.put("/long", whole, Content_Type="text/plain")
+    pieces, start = [], 0
+    while start < len(whole):
+        result = await get(site.url("/long"), start=start)
+        pieces.append(result.raw.structured_content["text"])
+        start += len(pieces[-1])
+        assert (f"call again with start={start}]" in result.text) == (start < len(whole))
+    assert "".join(pieces) == whole
+    assert site.asked.count("/long") == 1
+    assert "nothing is left" in await get.refused(site.url("/long"), start=len(whole))
+
+
+async def test_json_is_laid_out_in_lines(site: Site, get: Fetch):
+    site.put("/data", '{"name":"Krähe","legs":2}', Content_Type="application/vnd.api+json")
+    assert '{\n  "name": "Krähe",\n  "legs": 2\n}' in await get.read(site.url("/data"))
+    site.put("/broken", '{"name":', Content_Type="application/json")
+    assert await get.read(site.url("/broken")) == f'{site.url("/broken")}\n\n{{"name":'
+    site.put("/deep", "[" * 200_000, Content_Type="application/json")
+    assert "[[[[" in await get.read(site.url("/deep"))
+
+
+async def test_a_feed_is_a_list_of_its_entries(site: Site, get: Fetch):
+    feed = """<?xml version="1.0"?><rss version="2.0"><channel><title>Crow news</title><item><title>A nest</title>
+    <link>https://example.com/nest</link><pubDate>Sat, 21 Nov 2026 10:00:00 GMT</pubDate>
+    <description>&lt;p&gt;High &lt;b&gt;up&lt;/b&gt;&lt;/p&gt;</description></item></channel></rss>"""
+    site.put("/feed", feed, Content_Type="application/xml")
+    text = await get.read(site.url("/feed"))
+    assert "# Crow news\n\n## A nest\nhttps://example.com/nest\nSat, 21 Nov 2026 10:00:00 GMT\nHigh up" in text
+
+
+def pdf(text: str) -> bytes:
+    """A PDF of one page, as small as they come."""
+    stream = f"BT /F1 24 Tf 72 700 Td ({text}) Tj ET".encode()
+    objects = [
+        b"<</Type/Catalog/Pages 2 0 R>>",
+        b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
+        b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Contents 4 0 R/Resources<</Font<</F1 5 0 R>>>>>>",
+        b"<</Length %d>>stream\n%s\nendstream" % (len(stream), stream),
+        b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+    ]
+    out = io.BytesIO(b"%PDF-1.4\n")
+    out.seek(0, io.SEEK_END)
+    places = []
+    for number, each in enumerate(objects, 1):
+        places.append(out.tell())
+        out.write(b"%d 0 obj\n%s\nendobj\n" % (number, each))
+    table = out.tell()
+    out.write(b"xref\n0 6\n0000000000 65535 f \n" + b"".join(b"%010d 00000 n \n" % place for place in places))
+    out.write(b"trailer<</Size 6/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF" % table)
+    return out.getvalue()
+
+
+async def test_a_pdf_is_read_page_by_page_whatever_the_server_calls_it(site: Site, get: Fetch):
+    site.put("/paper", pdf("Crows remember faces"), Content_Type="application/octet-stream")
+    assert "[page 1 of 1]\nCrows remember faces" in await get.read(site.url("/paper"))
+    site.put("/torn", pdf("x")[:60], Content_Type="application/pdf")
+    assert "no sound PDF" in await get.refused(site.url("/torn"))
+
+
+async def test_an_image_comes_as_an_image(site: Site, get: Fetch):
+    site.put("/crow.png", b"\x89PNG\r\n\x1a\n1234", Content_Type="image/png")
+    result = await get(site.url("/crow.png"))
+    [about, image] = result.raw.content
+    assert (image.type, image.mime_type) == ("image", "image/png")
+    assert "12 bytes" in about.text
+
+
+async def test_what_is_no_text_is_named_and_left_to_the_terminal(site: Site, get: Fetch):
+    site.put("/a.zip", b"PK\x03\x04\0\0", Content_Type="application/zip")
+    said = await get.refused(site.url("/a.zip"))
+    assert "application/zip" in said
+    assert "curl -o" in said
+
+
+@pytest.mark.parametrize(
+    ("body", "type"),
+    [
+        ("Grüße".encode("latin-1"), "text/plain; charset=iso-8859-1"),
+        ("Grüße – “ja”".encode("cp1252"), "text/plain; charset=latin1"),
+        ("Grüße".encode("utf-16"), "text/plain"),
+        (b"\xef\xbb\xbf" + "Grüße".encode(), "text/plain; charset=latin1"),
+        ("<html><meta charset='utf-8'><p>Grüße".encode("cp1252"), "text/html; charset=windows-1252"),
+        ("<html><meta charset='windows-1252'><p>Grüße".encode("cp1252"), "text/html"),
+        ("Grüße".encode(), "text/plain; charset=klingon"),
+    ],
+)
+async def test_text_is_decoded_as_its_mark_its_server_or_its_page_say(site: Site, get: Fetch, body: bytes, type: str):
+    site.put("/text", body, Content_Type=type)
+    assert "Grüße" in await get.read(site.url("/text"))
+
+
+async def test_text_that_says_nothing_is_decoded_as_it_looks(site: Site, get: Fetch):
+    poem = "Ворона каркнула во всё воронье горло: сыр выпал, с ним была плутовка такова. " * 5
+    site.put("/poem", poem.encode("cp1251"), Content_Type="text/plain")
+    assert "каркнула" in await get.read(site.url("/poem"))
+
+
+async def test_an_error_is_told_with_what_the_server_says(site: Site, get: Fetch):
+    site.put("/broken", "Traceback: no such table", "500 Internal Server Error", Content_Type="text/plain")
+    said = await get.refused(site.url("/broken"))
+    assert "answers 500 Internal Server Error" in said
+    assert "no such table" in said
+    site.put("/busy", "", "429 Too Many Requests", Retry_After="30")
+    assert "wait 30 seconds" in await get.refused(site.url("/busy"))
+
+
+async def test_a_page_without_text_says_so(site: Site, get: Fetch):
+    site.put("/empty", "", Content_Type="text/html")
+    assert await get.read(site.url("/empty")) == f"{site.url('/empty')}\n\n[the page has no text]"
+
+
+# Politeness
+
+
+async def test_robots_are_asked_once_and_obeyed(site: Site, get: Fetch):
+    site.put("/robots.txt", "User-agent: *\nDisallow: /private\nAllow: /", Content_Type="text/plain")
+    site.put("/private/diary", "secret", Content_Type="text/plain")
+    await get.read(site.url("/article"))
+    said = await get.refused(site.url("/private/diary"))
+    assert "asks programs not to fetch" in said
+    assert site.asked == ["/robots.txt", "/article"]
+
+
+async def test_a_redirect_to_what_robots_may_not_have_is_not_followed(site: Site, get: Fetch):
+    site.put("/robots.txt", "User-agent: *\nDisallow: /private", Content_Type="text/plain")
+    site.put("/away", "", "302 Found", Location="/private/diary")
+    assert "asks programs not to fetch" in await get.refused(site.url("/away"))
+    assert "/private/diary" not in site.asked
+
+
+@pytest.mark.parametrize(
+    ("status", "allowed"), [("404 Not Found", True), ("403 Forbidden", False), ("503 Busy", False)]
+)
+async def test_robots_that_cannot_be_read_mean_what_the_standard_says(
+    site: Site, get: Fetch, status: str, allowed: bool
+):
+    site.put("/robots.txt", "", status)
+    assert (await get(site.url("/article"))).is_error != allowed
+
+
+async def test_what_a_person_asks_for_is_fetched_without_asking_robots(site: Site, get: Fetch):
+    site.put("/robots.txt", "User-agent: *\nDisallow: /", Content_Type="text/plain")
+    prompt = await get.client.get_prompt("fetch", {"url": site.url("/article")})
+    assert "Carrion crows" in prompt.messages[0].content.text
+    assert site.asked == ["/article"]
+    assert "user-initiated" in site.headers[0]["user-agent"]
+
+
+async def test_a_server_may_be_told_to_ask_no_robots(site: Site):
+    site.put("/robots.txt", "User-agent: *\nDisallow: /", Content_Type="text/plain")
+    async with fetching(allow_hosts=[site.host], ignore_robots=True) as get:
+        await get.read(site.url("/article"))
+    assert site.asked == ["/article"]
+
+
+async def test_a_page_that_has_not_changed_is_not_sent_again(site: Site, get: Fetch):
+    site.put("/page", "one", Content_Type="text/plain", ETag='"1"', Last_Modified="Sat, 21 Nov 2026 10:00:00 GMT")
+    assert "one" in await get.read(site.url("/page"))
+    site.put("/page", "", "304 Not Modified")
+    assert "one" in await get.read(site.url("/page"))
+    assert site.headers[-1]["if-none-match"] == '"1"'
+    assert site.headers[-1]["if-modified-since"] == "Sat, 21 Nov 2026 10:00:00 GMT"
+    site.put("/page", "two", Content_Type="text/plain")
+    assert "two" in await get.read(site.url("/page"))
+
+
+async def test_a_page_that_must_not_be_stored_is_not(site: Site, get: Fetch):
+    site.put("/page", "one", Content_Type="text/plain", ETag='"1"', Cache_Control="no-store")
+    await get.read(site.url("/page"))
+    await get.read(site.url("/page"))
+    assert "if-none-match" not in site.headers[-1]
+
+
+async def test_what_is_kept_of_pages_is_bounded(site: Site, get: Fetch):
+    for n in range(6):
+        site.put(f"/{n}", b"x" * 8 * 1024 * 1024, Content_Type="text/plain", ETag=f'"{n}"')
+        await get.read(site.url(f"/{n}"))
+    await get.read(site.url("/5"))
+    assert site.headers[-1]["if-none-match"] == '"5"'
+    await get.read(site.url("/0"))
+    assert "if-none-match" not in site.headers[-1]
+
+
+# Servers that misbehave
+
+
+async def test_redirects_are_followed_to_where_they_lead(site: Site, get: Fetch):
+    site.put("/a", "", "301 Moved Permanently", Location="b")
+    site.put("/b", "", "307 Temporary Redirect", Location=site.url("/article#part"))
+    assert (await get.read(site.url("/a"))).startswith(site.url("/article") + "\n")
+
+
+async def test_endless_redirects_end(site: Site, get: Fetch):
+    for n in range(100):
+        site.put(f"/{n}", "", "302 Found", Location=f"/{n + 1}")
+    assert "redirects more than 10 times" in await get.refused(site.url("/0"))
+    assert len(site.asked) == 12  # with robots.txt
+
+
+@pytest.mark.parametrize("to", ["file:///etc/passwd", "ftp://example.com/", "gopher://x/", "http://u:p@127.0.0.1/"])
+async def test_a_redirect_away_from_the_web_is_refused(site: Site, get: Fetch, to: str):
+    site.put("/away", "", "302 Found", Location=to)
+    assert "Give" in await get.refused(site.url("/away"))
+
+
+@pytest.mark.parametrize("to", ["", "data:text/plain,x"])
+async def test_a_redirect_to_nowhere_is_told(site: Site, get: Fetch, to: str):
+    site.put("/away", "", "302 Found", Location=to) if to else site.put("/away", "", "302 Found")
+    assert "answers 302 Found" in await get.refused(site.url("/away"))
+
+
+def bomb(kind: str) -> bytes:
+    """Three hundred megabytes of nothing, packed."""
+    megabyte = bytes(1024 * 1024)
+    packer = zlib.compressobj(9, wbits=31 if kind == "gzip" else 15)
+    return b"".join(packer.compress(megabyte) for _ in range(300)) + packer.flush()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_a_bomb_is_given_up_at_the_limit(site: Site, get: Fetch, encoding: str):
+    site.put("/bomb", bomb(encoding), Content_Type="text/plain", Content_Encoding=encoding)
+    assert "more than the 10,485,760 bytes" in await get.refused(site.url("/bomb"))
+
+
+@pytest.mark.parametrize("encoding", ["gzip, gzip", "br", "zstd", "gzip, br, gzip"])
+async def test_what_is_packed_twice_or_strangely_is_not_unpacked(site: Site, get: Fetch, encoding: str):
+    site.put("/bomb", gzip.compress(gzip.compress(b"x")), Content_Type="text/plain", Content_Encoding=encoding)
+    assert "does not unpack" in await get.refused(site.url("/bomb"))
+
+
+async def test_packed_text_is_unpacked(site: Site, get: Fetch):
+    site.put("/packed", gzip.compress(b"hello"), Content_Type="text/plain", Content_Encoding="gzip")
+    assert "hello" in await get.read(site.url("/packed"))
+    site.put("/torn", gzip.compress(b"hello")[2:], Content_Type="text/plain", Content_Encoding="gzip")
+    assert "could not be read" in await get.refused(site.url("/torn"))
+
+
+async def test_an_endless_reply_is_given_up_at_the_limit(site: Site, get: Fetch):
+    async def endless(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            writer.write(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
+            await writer.drain()
+
+    site.pages["/endless"] = endless
+    assert "more than the 10,485,760 bytes" in await get.refused(site.url("/endless"))
+
+
+async def test_ten_thousand_headers_are_refused(site: Site, get: Fetch):
+    headers = b"".join(b"X-Header-%d: some value\r\n" % n for n in range(10_000))
+    site.pages["/headers"] = b"HTTP/1.1 200 OK\r\n" + headers + b"\r\n"
+    assert "could not be read" in await get.refused(site.url("/headers"))
+
+
+async def test_a_server_that_drips_is_given_up(site: Site, get: Fetch, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fetch, "TIMEOUT", 0.5)
+
+    async def drip(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
+        while not writer.is_closing():
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    site.pages["/slow"] = drip
+    assert "took more than 0.5 seconds" in await get.refused(site.url("/slow"))
+
+
+async def test_a_page_that_takes_forever_to_read_is_given_up_and_nothing_goes_on_reading(
+    site: Site, get: Fetch, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(fetch, "READING", 1.0)
+    attributes = " ".join(f"a{n}=1" for n in range(200_000))
+    site.put("/tangle", f"<html><p {attributes}>x", Content_Type="text/html")
+    said = await get.refused(site.url("/tangle"))
+    assert "too much time" in said
+    assert "raw=true" in said
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [b"", b"\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nshort", b"SSH-2.0-OpenSSH_9.2\r\n", b"\0" * 100],
+)
+async def test_a_reply_that_is_no_http_is_told(site: Site, get: Fetch, reply: bytes):
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(reply)
+        writer.close()
+
+    site.pages["/odd"] = answer
+    assert "could not be read" in await get.refused(site.url("/odd"))
+
+
+async def test_nobody_listens(site: Site, get: Fetch):
+    async with fetching(allow_hosts=["127.0.0.1"]) as anywhere:
+        assert "could not be read" in await anywhere.refused("http://127.0.0.1:1/")
+
+
+# Where it does not go
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "127.1",
+        "2130706433",
+        "0x7f000001",
+        "0x7f.1",
+        "017700000001",
+        "0177.0.0.1",
+        "0",
+        "0.0.0.0",
+        "localhost",
+        "LOCALHOST",
+        "localhost.",
+        "127.0.0.1.",
+        "127。0。0。1",
+        "１２７.0.0.1",
+        "ⓛocalhost",
+        "[::1]",
+        "[::]",
+        "[0:0:0:0:0:0:0:1]",
+        "[::ffff:127.0.0.1]",
+        "[::ffff:7f00:1]",
+        "[::127.0.0.1]",
+        "[64:ff9b::127.0.0.1]",
+        "[2002:7f00:1::]",
+        "[fe80::1%25lo]",
+        "%31%32%37.0.0.1",
+    ],
+)
+async def test_this_machine_is_not_reached_however_it_is_spelled(site: Site, host: str):
+    async with fetching() as get:
+        assert (await get(f"http://{host}:{site.port}/article")).is_error
+    assert site.connections == 0
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "FILE:///etc/passwd",
+        "ftp://example.com/",
+        "data:text/plain,x",
+        "javascript:alert(1)",
+        "example.com",
+        "//example.com/",
+        "http://",
+        "http:///path",
+        "",
+        "http://[::1",
+        "http://example.com:99999999/",
+        "http://exa\0mple.com/",
+        "http://example.com\r\nHost: localhost/",
+        "http://user@example.com/",
+        "http://example.com:80@127.0.0.1/",
+        "https://user:password@example.com/",
+    ],
+)
+async def test_what_is_no_address_on_the_web_is_refused(url: str):
+    async with fetching() as get:
+        said = await get.refused(url)
+    assert "Give" in said
+    assert "password" not in said.replace("a password", "")
+
+
+PUBLIC = "93.184.215.14"
+
+
+class Switchboard(httpcore2.AsyncNetworkBackend):
+    """Dials the site, whatever address it is told, and notes the address: what a guard would have reached."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.dialled: list[str] = []
+
+    async def connect_tcp(self, host: str, port: int, *args: Any, **kwargs: Any) -> httpcore2.AsyncNetworkStream:
+        self.dialled.append(host)
+        stream = await httpcore2.AnyIOBackend().connect_tcp("127.0.0.1", self.site.port)
+        return Wire(stream, host)
+
+
+class Wire(httpcore2.AsyncNetworkStream):
+    """A connection that says it leads to the address that was dialled."""
+
+    def __init__(self, stream: httpcore2.AsyncNetworkStream, peer: str) -> None:
+        self.read, self.write, self.aclose = stream.read, stream.write, stream.aclose
+        self._peer = peer
+        self._info = stream.get_extra_info
+
+    def get_extra_info(self, info: str) -> Any:
+        names = {"client_addr": ("198.51.100.7", 1), "server_addr": (self._peer, 80)}
+        return names.get(info) or self._info(info)
+
+
+def names(table: Mapping[str, list[str]]) -> Callable[[str, int], Awaitable[list[str]]]:
+    """A resolver that knows these names; each time it is asked for one it gives the next answer, comma separated."""
+
+    async def resolve(host: str, port: int) -> list[str]:
+        answers = table[host]
+        return (answers.pop(0) if len(answers) > 1 else answers[0]).split(",")
+
+    return resolve
+
+
+async def test_a_public_host_is_reached_at_the_address_that_was_checked(site: Site):
+    board = Switchboard(site)
+    web = Web(Guard(resolve=names({"example.com": [f"10.0.0.1,{PUBLIC}"]}), dial=board))
+    result = await show(await web.page("http://example.com/article"), start=0, raw=False)
+    assert "Carrion crows" in result.content[0].text
+    assert set(board.dialled) == {PUBLIC}
+    assert site.headers[0]["host"] == "example.com"
+
+
+async def test_a_name_that_changes_its_address_in_between_leads_nowhere(site: Site):
+    board = Switchboard(site)
+    site.put("/again", "", "302 Found", Location="http://rebind.test/article", Connection="close")
+    site.pages["/again"] = site.pages["/again"]
+    table = {"rebind.test": [PUBLIC, "127.0.0.1"], "start.test": [PUBLIC]}
+    web = Web(Guard(resolve=names(table), dial=board), robots=False)
+    await web.page("http://rebind.test/article")
+    with pytest.raises(Refusal, match="not on the public internet"):
+        await web.page("http://start.test/again")
+    assert set(board.dialled) == {PUBLIC}
+
+
+@pytest.mark.parametrize("to", ["http://127.0.0.1/", "http://inside.test/", "http://[::ffff:169.254.169.254]/latest"])
+async def test_a_redirect_inside_leads_nowhere(site: Site, to: str):
+    board = Switchboard(site)
+    site.put("/away", "", "302 Found", Location=to)
+    table = {"example.com": [PUBLIC], "inside.test": ["192.168.1.1,fd00::1"]} | {
+        host: [host] for host in ("127.0.0.1", "::ffff:169.254.169.254", "::ffff:a9fe:a9fe")
+    }
+    web = Web(Guard(resolve=names(table), dial=board), robots=False)
+    with pytest.raises(Refusal, match="not on the public internet"):
+        await web.page("http://example.com/away")
+    assert set(board.dialled) == {PUBLIC}
+
+
+async def test_a_public_address_of_this_very_machine_leads_nowhere(site: Site):
+    class Own(Wire):
+        def get_extra_info(self, info: str) -> Any:
+            return (PUBLIC, 80) if info.endswith("_addr") else super().get_extra_info(info)
+
+    class Board(Switchboard):
+        async def connect_tcp(self, *args: Any, **kwargs: Any) -> httpcore2.AsyncNetworkStream:
+            return Own(await super().connect_tcp(*args, **kwargs), PUBLIC)
+
+    web = Web(Guard(resolve=names({"example.com": [PUBLIC]}), dial=Board(site)))
+    with pytest.raises(Refusal, match="not on the public internet"):
+        await web.page("http://example.com/article")
+    assert site.asked == []
+
+
+async def test_what_is_allowed_is_one_host_or_one_port_of_it(site: Site):
+    async with fetching(allow_hosts=[site.host]) as get:
+        await get.read(site.url("/article"))
+        assert "--allow-host" in await get.refused(f"http://localhost:{site.port}/article")
+        assert "not on the public internet" in await get.refused("http://127.0.0.1:9/")
+    async with fetching(allow_hosts=["LocalHost"]) as get:
+        await get.read(f"http://localhost:{site.port}/article")
+
+
+async def test_proxies_of_the_environment_are_not_used(site: Site, get: Fetch, monkeypatch: pytest.MonkeyPatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    await get.read(site.url("/article"))
+
+
+def test_the_schema_is_told_in_few_words():
+    [tool] = [tool for tool in crow_mcp_server.tools() if tool["name"] == "fetch"]
+    assert len(json.dumps({key: tool[key] for key in ("name", "description", "inputSchema")})) < 600
