@@ -423,9 +423,11 @@ async def test_a_cancelled_turn_takes_the_question_back(birds: Birds):
 
 async def test_the_model_answers_a_server_that_the_person_lets_ask(birds: Birds):
     calls: list[Call] = []
+    counted: list[int] = []
     model = script(sample(systemPrompt="You are a bird.", temperature=0.5, stopSequences=["!"]))
     crow = crow_with(model, birds()).use(usage)
     crow.model_call(lambda session, call: calls.append(call))
+    crow.session_end(lambda session: counted.append(session.state["usage"].calls))
     editor = await turn(model, birds(), crow=crow)
     assert answered(model) == {
         "role": "assistant",
@@ -447,6 +449,7 @@ async def test_the_model_answers_a_server_that_the_person_lets_ask(birds: Birds)
     assert "user: Is it a crow?" in str(question.tool_call.content)
     assert "system: You are a bird." in str(question.tool_call.content)
     assert [call.purpose for call in calls if call.ended] == ["turn", "sampling", "turn"]
+    assert counted == [3]
     assert "It is a crow." not in editor.text
 
 
@@ -622,6 +625,16 @@ async def test_where_the_client_knows_no_notices_a_warning_goes_to_the_log(
     editor = await turn(model, birds())
     assert "birds: rain is coming" in [record.getMessage() for record in caplog.records if record.name == "crow"]
     assert "rain" not in editor.thoughts
+
+
+async def test_notifications_that_make_no_sense_are_dropped_without_a_word(
+    birds: Birds, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+):
+    model = script(use("babble"))
+    await turn(model, birds(), capabilities=NOTICES)
+    assert results(model) == ["babbled"]
+    assert [record.getMessage() for record in caplog.records if not record.name.startswith("fastmcp")] == []
+    assert "Traceback" not in capfd.readouterr().err
 
 
 # tools that change

@@ -70,7 +70,7 @@ OUTCOMES = {
     "answers with 100 MB": Told(AT_LENGTH, NUMBER),
     "answers with one line of 100 MB": Told(AT_LENGTH, NUMBER),
     "answers nonsense": Told(r"The tool failed: its answer is not valid\.", NUMBER),
-    "answers what is no result": Told(r"The tool failed: what it sent does not keep to MCP \(content: .*", NUMBER),
+    "answers what is no result": Told(r"The tool failed: what it sent does not keep to MCP \(.+\)\.", NUMBER),
     "answers others": Told(CAW, NUMBER),
     "answers in latin 1": Told("Kr\N{REPLACEMENT CHARACTER}he", NUMBER),
     "floods with notifications": Told(CAW, NUMBER),

@@ -51,7 +51,7 @@ from crow_core.extensions.undo import undo
 from crow_core.extensions.usage import usage
 from crow_core.extensions.window import window
 from crow_core.model import Model
-from crow_core.permissions import folders, permissions
+from crow_core.permissions import permissions
 from crow_core.prompts import Prompt
 from crow_core.secrets import secrets_of
 from crow_core.servers import Server
@@ -141,7 +141,6 @@ def workspace_for(crow: Crow, meta: dict[str, Any]) -> Workspace:
         files=editor,
         terminals=editor if editor.runs else None,
         watch=editor.watch,
-        folder=folders(session).get(editor.call, ""),
         at_end=session.state.setdefault("at_end", []).append,
     )
 

@@ -217,8 +217,6 @@ class Server:
     async def _connect(self, before: "asyncio.Task[None] | None") -> "Client[Any]":
         if before is not None:
             await asyncio.wait([before])
-            for what in ("tools", "prompts", "resources"):
-                self.note(what)  # it may have become another program
         assert self.source is not None
         client_class = await aside(fastmcp_client)
         from mcp_types import Implementation  # loaded with FastMCP
@@ -239,6 +237,8 @@ class Server:
             await client.__aenter__()
         except Exception as error:
             raise ConnectionError(f"{reason(error)}{last_words(client, self.secrets)}") from error
+        for what in ("tools", "prompts", "resources") if before is not None else ():
+            self.note(what)  # it may have become another program
         self._guard(client)
         self.put_aside(asyncio.ensure_future(listen(client)))
         return client
@@ -642,7 +642,8 @@ def fastmcp_client() -> "type[Client[Any]]":
                     del os.environ[name]
                 else:
                     os.environ[name] = value
-    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # what goes wrong is an exception, and ours to tell
+    for name in ("client", "mcp"):  # they log what servers send, with tracebacks, and what they raise
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     return client
 
 

@@ -52,7 +52,6 @@ def main() -> None:
         parser.error(f"--tools {','.join(sorted(unknown))}: no such tool; there are {', '.join(known)}")
     if options.token_file and not options.http:
         parser.error("--token-file is for --http; over standard input and output nobody else can connect")
-    token_file = os.path.abspath(options.token_file) if options.token_file else None
     roots = [os.path.abspath(root) for root in options.root]
     for root in roots:
         try:
@@ -77,9 +76,9 @@ def main() -> None:
     from crow_mcp_server.http import bind, serve, token_from  # as above
 
     try:
-        token = token_from(token_file)
+        token = token_from(options.token_file)
     except (OSError, ValueError) as error:
-        parser.error(f"--token-file {token_file}: {error.strerror if isinstance(error, OSError) else error}")
+        parser.error(f"--token-file {options.token_file}: {error.strerror if isinstance(error, OSError) else error}")
     try:
         listener = bind(options.http)
     except (OSError, ValueError) as error:

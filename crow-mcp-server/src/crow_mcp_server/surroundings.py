@@ -23,9 +23,10 @@ class Surroundings:
         changed = environment | {name: value for name, value in self.changes.items() if value is not None}
         return {name: value for name, value in changed.items() if self.changes.get(name, "") is not None}
 
-    def script(self, path: str, *, foreign: bool) -> str:
+    def script(self, path: str, before: str, *, foreign: bool) -> str:
         """What a shell reads before a command, so that it tells in files beside `path` how things are in the end.
 
+        `before` is the file it would have read without us, "" for none.
         `foreign`: in an environment that is not known, so it tells that in the beginning, too, and unsets for itself.
         """
         lines = [f'trap "exec 2>/dev/null; command -p env -0 > {shlex.quote(path + ".after")}" EXIT', process_limit()]
@@ -33,7 +34,8 @@ class Surroundings:
             gone = [name for name, value in self.changes.items() if value is None and name.isidentifier()]
             lines += [f"unset {' '.join(gone)}"] if gone else []
             lines += [f"command -p env -0 > {shlex.quote(path + '.before')}"]
-        return "\n".join(["unset BASH_ENV", *lines, ""])
+        first = f"export BASH_ENV={shlex.quote(before)}; . {shlex.quote(before)}" if before else "unset BASH_ENV"
+        return "\n".join([first, *lines, ""])
 
     def learn(self, path: str, environment: dict[str, str] | None, start: str) -> None:
         """Take over what a command that began in the folder `start` told; `environment` is what it was given, None when
