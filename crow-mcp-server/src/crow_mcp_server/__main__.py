@@ -4,6 +4,9 @@ import argparse
 import os
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
+
+from platformdirs import user_state_dir
 
 from crow_mcp_server import tools
 from crow_mcp_server.processes import SWITCHES
@@ -21,6 +24,7 @@ def main() -> None:
         "--root",
         metavar="DIR",
         action="append",
+        default=[],
         type=os.path.expanduser,
         help="open files only below DIR, and start there; may be given again "
         "(default: the client's roots, or else this folder)",
@@ -48,7 +52,7 @@ def main() -> None:
         parser.error(f"--tools {','.join(sorted(unknown))}: no such tool; there are {', '.join(known)}")
     if options.token_file and not options.http:
         parser.error("--token-file is for --http; over standard input and output nobody else can connect")
-    roots = [os.path.abspath(root) for root in options.root or ()]
+    roots = [os.path.abspath(root) for root in options.root]
     for root in roots:
         try:
             os.scandir(root).close()
@@ -58,11 +62,13 @@ def main() -> None:
     os.environ.update(SWITCHES)
     from crow_mcp_server.server import create_server  # not at the top: the switches must be set before
 
+    workspace_for = partial(local_workspace, bounds=bounds) if bounds else local_workspace
     server = create_server(
-        partial(local_workspace, bounds=bounds) if bounds else local_workspace,
+        workspace_for,
         only=only,
         allow_hosts=options.allow_host,
         ignore_robots=options.ignore_robots_txt,
+        state=Path(user_state_dir("crow-mcp-server", appauthor=False), "edits"),
     )
     if not options.http:
         server.run(transport="stdio", show_banner=False)
