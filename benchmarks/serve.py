@@ -16,7 +16,7 @@ import re
 import sys
 import tempfile
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
@@ -88,7 +88,7 @@ class Client:
 
 
 @asynccontextmanager
-async def agent(env: dict[str, str], connections: int) -> AsyncIterator[tuple[int, list[Transport]]]:
+async def agent(env: dict[str, str], connections: int) -> AsyncGenerator[tuple[int, list[Transport]]]:
     """Crow's process id, and the ways to it: its standard streams if there are to be no connections."""
     crow = (sys.executable, "-m", "crow_cli")
     if not connections:
