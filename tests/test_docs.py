@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-READMES = ["README.md", "crow-core/README.md", "crow-cli/README.md"]  # crow-mcp-server tests its own
+READMES = [
+    "README.md",
+    "crow-core/README.md",
+    "crow-cli/README.md",
+    "crow-compact/README.md",
+]  # crow-mcp-server tests its own
 
 
 def python_blocks(path: Path) -> list[str]:

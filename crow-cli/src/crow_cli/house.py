@@ -107,13 +107,14 @@ async def build(
         project=lambda cwd: project_rules(trust, cwd, env),
     )
     crow.use(terminals)
+    crow.session_end(end_terminals)
     crow.use(configured_servers, config=config, home=home)
     crow.use(project_servers, trust=trust, env=env, home=home)
     crow.use(commands).use(mcp).use(resources).use(tool_search, **asdict(config.extensions.tool_search)).use(
         effort
     ).use(window).use(prefix).use(alarm).use(usage)
     crow.use(printed_calls).use(resume).use(nudge).use(refusal).use(truncate).use(titles).use(undo).use(plan)
-    crow.use(compact, threshold=config.compact.threshold, models=config.compact.models)  # last: it looks at all of it
+    crow.use(compact, **asdict(config.extensions.compact))  # last: it looks at all of it
     if asks:
         crow.use(ask)
     return crow
@@ -135,7 +136,19 @@ def workspace_for(crow: Crow, meta: dict[str, Any]) -> Workspace:
     if (session := crow.sessions.get(here.session)) is None:
         return here
     editor = Editor(session, str(meta.get("crow/call")))
-    return replace(here, files=editor, terminals=editor if editor.runs else None, watch=editor.watch)
+    return replace(
+        here,
+        files=editor,
+        terminals=editor if editor.runs else None,
+        watch=editor.watch,
+        at_end=session.state.setdefault("at_end", []).append,
+    )
+
+
+async def end_terminals(session: Session) -> None:
+    """End what a session's commands have left running."""
+    for end in session.state.pop("at_end", ()):
+        await end()
 
 
 def hidden(env: Mapping[str, str], config: Config) -> list[str]:

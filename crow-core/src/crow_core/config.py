@@ -147,10 +147,20 @@ class ToolSearchSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """The same, as a share of the model's window that their schemas take."""
 
 
+class CompactSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`[extensions.compact]`"""
+
+    threshold: Annotated[float, Meta(ge=0)] = 0.8
+    """When the context is made shorter: up to 1 a share of the window, above it tokens; 0 for never by itself."""
+    models: dict[str, Annotated[float, Meta(ge=0)]] = field(default_factory=dict[str, float])
+    """Others, by the name of one of `models`."""
+
+
 class ExtensionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """`[extensions]`"""
 
     tool_search: ToolSearchSettings = field(default_factory=ToolSearchSettings)
+    compact: CompactSettings = field(default_factory=CompactSettings)
 
 
 class PromptSettings(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -167,15 +177,6 @@ class DatabaseSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """`postgresql+psycopg://…` or `sqlite:///…`; empty means the file crow.db among crow's data."""
 
 
-class CompactSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`[compact]`"""
-
-    threshold: Annotated[float, Meta(ge=0)] = 0.8
-    """When the context is made shorter: up to 1 a share of the window, above it tokens; 0 for never by itself."""
-    models: dict[str, Annotated[float, Meta(ge=0)]] = field(default_factory=dict[str, float])
-    """Others, by the name of one of `models`."""
-
-
 class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     """`config.toml`"""
 
@@ -189,7 +190,6 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     database: DatabaseSettings = field(default_factory=DatabaseSettings)
     prompts: PromptSettings = field(default_factory=PromptSettings)
     extensions: ExtensionSettings = field(default_factory=ExtensionSettings)
-    compact: CompactSettings = field(default_factory=CompactSettings)
 
 
 class ProjectPermissions(Struct, kw_only=True):

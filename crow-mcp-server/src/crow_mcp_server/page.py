@@ -22,12 +22,15 @@ Kind = Literal["html", "pdf", "feed", "json", "text", "image", "binary"]
 
 MAX_CHARACTERS = 5_000_000  # of text taken from a page
 MAX_MEMORY = 2 * 1024**3  # bytes of address space for reading one
+MAX_JSON = 1_000_000  # characters of JSON that is laid out
 SEVERAL = 200  # characters of main text below which the whole page is taken
 SNIFFED = 2048  # bytes
 IMAGES = {"image/png", "image/jpeg", "image/gif", "image/webp"}
 APART: tuple[Kind, ...] = ("html", "pdf", "feed")
 FEED = re.compile(rb"<(rss|feed|rdf:RDF)[\s>]")
 HTML = re.compile(rb"\s*(<!--.*?-->\s*)*<(!doctype html|html|head|body)[\s>]", re.IGNORECASE | re.DOTALL)
+NO_LINKS = "//a[starts-with(@href, '#') or starts-with(@href, 'javascript:') or ancestor::pre or ancestor::code]"
+"""Links that are dropped, and their text kept: those to the page itself, and those in code."""
 META_CHARSET = re.compile(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w:.-]+)""", re.IGNORECASE)
 
 
@@ -110,7 +113,7 @@ def from_html(html: str, url: str) -> str:
         return ""
     tree = lxml.html.fromstring(html.encode(), parser=lxml.html.HTMLParser(encoding="utf-8"))
     title = " ".join((tree.findtext(".//title") or "").split())
-    for link in tree.xpath("//a[starts-with(@href, '#') or starts-with(@href, 'javascript:')]"):
+    for link in tree.xpath(NO_LINKS):
         link.drop_tag()
     tree.make_links_absolute(url, handle_failures="discard")
     text = trafilatura.extract(tree, url=url, output_format="markdown", include_links=True) or ""
@@ -160,7 +163,9 @@ def from_feed(body: bytes) -> str:
 
 
 def from_json(text: str) -> str:
-    """JSON with a line for each value; what cannot be parsed stays as it is."""
+    """JSON with a line for each value; what cannot be parsed, or is long, stays as it is."""
+    if len(text) > MAX_JSON:
+        return text
     try:
         return json.dumps(json.loads(text), ensure_ascii=False, indent=2)
     except (ValueError, RecursionError):

@@ -24,14 +24,18 @@ for one in $running; do
         kill -KILL "${pid%/environ}"
     done
 done
+rm -rf -- "$1"
 """
-"""Reads `start GROUP:MARK` and `end GROUP:MARK` until its input closes, then kills what has started and not ended."""
+"""Reads `start GROUP:MARK` and `end GROUP:MARK` until its input closes, then kills what has started and not ended, and
+removes a folder."""
 
 
 class Watchdog:
     """A small shell, started with the first command, that listens to us: when we are gone, its input ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str) -> None:
+        """`folder` is removed in the end."""
+        self._folder = folder
         self._lock = Lock()
         self._listener: int | None = None
 
@@ -52,7 +56,7 @@ class Watchdog:
 
     def _start(self) -> int:
         shell = subprocess.Popen(
-            ["/bin/sh", "-c", SCRIPT],
+            ["/bin/sh", "-c", SCRIPT, "watchdog", self._folder],
             env={"PATH": os.defpath},
             cwd="/",
             stdin=subprocess.PIPE,

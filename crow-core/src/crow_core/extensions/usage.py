@@ -43,22 +43,12 @@ TURN: ContextVar[Totals | None] = ContextVar("turn", default=None)
 def usage(crow: Crow) -> None:
     """Report the tokens of each model call; bring /usage and `_crow/usage`."""
 
-    @crow.model_call
-    def count_aside(session: Session, call: Call) -> None:
-        if call.ended and not call.error and call.purpose != "turn":
-            count(session, call)
-
     @crow.after_model
     async def report(session: Session, call: Call) -> None:
         totals, counted = count(session, call), counts(call)
         totals.used, totals.estimated = counted["prompt"] + counted["completion"], not call.usage
         cost = Cost(amount=totals.cost, currency=totals.currency) if totals.currency else UNSET
         await session.update(UsageUpdate(used=totals.used, size=room(session.model) or UNKNOWN_WINDOW, cost=cost))
-
-    @crow.model_call
-    def aside(session: Session, call: Call) -> None:
-        if call.purpose != "turn" and call.ended and not call.error:
-            count(session, call)
 
     crow.methods["_crow/usage"] = tell
 
