@@ -84,6 +84,7 @@ class Login(OAuth):
         server = create_oauth_callback_server(
             self.redirect_port, server_url=self.mcp_url, result_container=result, result_ready=back
         )
+        server.config.timeout_graceful_shutdown = 1
         server.capture_signals = nullcontext  # pyright: ignore[reportAttributeAccessIssue] - else it takes ours
         with socket.create_server((HOST, self.redirect_port)) as listening:  # now nobody can come too early
             serving = asyncio.ensure_future(server.serve(sockets=[listening]))
