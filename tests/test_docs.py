@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-READMES = ["README.md", "crow-core/README.md", "crow-cli/README.md"]  # crow-mcp-server tests its own
+READMES = [f"{folder}README.md" for folder in ("", "crow-core/", "crow-cli/", "crow-compact/")]
+"""But for crow-mcp-server's, which it tests itself."""
 
 
 def python_blocks(path: Path) -> list[str]:
@@ -51,6 +52,18 @@ def test_the_settings_in_the_readme_are_settings_that_crow_takes(tmp_path: Path)
     config = load(Home(tmp_path, tmp_path), {})
     assert config.models["local"].window == 32768
     assert config.permissions.deny == ["terminal:rm *"]
+
+
+def test_the_settings_of_mcp_servers_are_settings_that_crow_takes(tmp_path: Path):
+    from crow_core.config import Home, load
+
+    blocks = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "mcp.md").read_text("utf-8"), re.M | re.S)
+    (tmp_path / "config.toml").write_text("\n".join(blocks))
+    config = load(Home(tmp_path, tmp_path), {"GITHUB_TOKEN": "a", "BIRDS_KEY": "b"})
+    assert config.mcp.servers["github"].headers == {"Authorization": "Bearer a"}
+    assert config.mcp.servers["birds"].args[-1] == "europe"
+    assert [server.error for server in config.mcp.servers.values()] == ["", ""]
+    assert config.extensions.tool_search.above == 60
 
 
 def test_the_agents_page_is_short_and_its_map_is_true():

@@ -167,6 +167,7 @@ PROOF = {
     "audio": "test_a_sound_is_sent_only_to_a_model_that_hears_and_the_client_knows_before",
     "boolean options": "test_a_client_that_knows_booleans_is_shown_one",
     "auth methods": "test_every_way_to_log_in_is_the_agents_own_business",
+    "compaction_update": "test_a_client_that_follows_compactions_is_shown_them_and_another_is_told",
     "MCP servers": "test_a_server_that_does_not_start_is_reported_and_the_others_work",
     "additional directories": "test_the_working_folder_is_the_sessions_and_additional_ones_are_open_too",
     "stop reason refusal": "test_what_was_refused_is_not_said_to_the_model_again",
@@ -176,8 +177,8 @@ PROOF = {
     "framing": "test_standard_output_carries_json_lines_only",
 }
 """The rows of the protocol, and a test that proves each."""
-NOT_YET = {"compaction_update", "compaction_summary_chunk"}
-"""Nothing is compacted so far."""
+NOT_YET = {"compaction_summary_chunk"}
+"""A summary is shown when it is whole, and has taken the place of what it sums up."""
 ELSEWHERE = {method for method in CLIENT_METHODS if method.startswith(("fs/", "terminal/"))}
 """Proved where the client's files and terminals are used."""
 

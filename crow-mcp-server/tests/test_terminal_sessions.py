@@ -126,18 +126,19 @@ async def test_a_folder_that_is_gone_is_a_clear_error_with_a_way_out(tools, fold
     assert await tools.run("pwd") == str(folder)
 
 
-async def test_the_host_is_told_the_folder_and_may_set_it(folder):
+async def test_the_host_is_told_the_folder_and_may_set_it(tools, folder):
     (folder / "sub").mkdir()
+    moved = await tools.call("terminal", {"command": "cd sub"})
+    assert moved.meta["crow/folder"] == f"{folder}/sub"
+    there = await tools.call("terminal", {"command": "pwd"}, folder=str(folder))
+    assert there.text == str(folder)
+    assert await tools.run("pwd") == str(folder)
 
-    def workspace(meta: dict[str, Any]) -> Workspace:
-        return Workspace("one", str(folder), (str(folder),), folder=meta.get("folder", ""))
 
-    async with Client(create_server(workspace)) as client:
-        moved = await client.call_tool_mcp("terminal", {"command": "cd sub"})
-        assert moved.meta["crow/folder"] == f"{folder}/sub"
-        there = await client.call_tool_mcp("terminal", {"command": "pwd"}, meta={"folder": str(folder)})
-        assert there.content[0].text == str(folder)
-        assert (await client.call_tool_mcp("terminal", {"command": "pwd"})).content[0].text == str(folder)
+async def test_what_bash_reads_before_scripts_is_still_read(tools, folder, monkeypatch):
+    (folder / "env.sh").write_text("module() { echo module $1; }\n")
+    monkeypatch.setenv("BASH_ENV", str(folder / "env.sh"))
+    assert await tools.run("module one; bash -c 'module two'") == "module one\nmodule two"
 
 
 async def test_sessions_of_the_host_share_nothing(tools, folder):
@@ -344,7 +345,8 @@ async def test_what_cannot_be_done_in_a_session_is_said(tools):
     assert "name it. None is open." in await refused(tools, keys="C-c")
     assert "is no name" in await refused(tools, command="true", session="a b/\x1b")
     assert "either a command, or input" in await refused(tools, command="true", session="a", input="x")
-    assert "not a positive number" in await refused(tools, command="true", wait=-1)
+    assert "give positive numbers" in await refused(tools, command="true", wait=-1)
+    assert await tools.run("true", session="", input="", keys="", cwd="") == "[no output]"
 
 
 async def test_a_hung_reader_is_a_clear_error(tools, monkeypatch):

@@ -51,7 +51,7 @@ from crow_core.extensions.undo import undo
 from crow_core.extensions.usage import usage
 from crow_core.extensions.window import window
 from crow_core.model import Model
-from crow_core.permissions import folders, permissions
+from crow_core.permissions import permissions
 from crow_core.prompts import Prompt
 from crow_core.secrets import secrets_of
 from crow_core.servers import Server
@@ -107,7 +107,6 @@ async def build(
         project=lambda cwd: project_rules(trust, cwd, env),
     )
     crow.use(terminals)
-    crow.session_end(end_terminals)
     crow.use(configured_servers, config=config, home=home)
     crow.use(project_servers, trust=trust, env=env, home=home)
     crow.use(commands).use(mcp).use(resources).use(tool_search, **asdict(config.extensions.tool_search)).use(
@@ -127,6 +126,7 @@ def built_in_tools(crow: Crow, hidden_env: Sequence[str] = (), env: Mapping[str,
     def source() -> Any:
         return crow_mcp_server.create_server(lambda meta: workspace_for(crow, meta), hidden_env, stays=True, env=env)
 
+    crow.session_end(end_terminals)
     return Server("crow", source, definitions=tools, built_in=True, shared=True)
 
 
@@ -141,7 +141,6 @@ def workspace_for(crow: Crow, meta: dict[str, Any]) -> Workspace:
         files=editor,
         terminals=editor if editor.runs else None,
         watch=editor.watch,
-        folder=folders(session).get(editor.call, ""),
         at_end=session.state.setdefault("at_end", []).append,
     )
 

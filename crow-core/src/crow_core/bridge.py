@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -13,6 +14,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 from msgspec import UNSET, ValidationError
 
+from crow_core.acp.connection import ConnectionClosed
 from crow_core.acp.decoding import lenient
 from crow_core.acp.schema import (
     BlockContent,
@@ -95,7 +97,8 @@ class Bridge:
     async def progress(self, server: Server, done: float, total: float | None, message: str, use: Use) -> None:
         use.progress = progress_text(done, total, message[:LINE])
         if "progress" not in use.beside:
-            use.beside["progress"] = asyncio.ensure_future(self._show_progress(server, use))
+            use.beside["progress"] = showing = asyncio.ensure_future(self._show_progress(server, use))
+            showing.add_done_callback(lambda task: task.cancelled() or task.exception())  # the call's end says it, too
 
     async def _show_progress(self, server: Server, use: Use) -> None:
         """Show what was last said of a call, until nothing more is said or the call ends."""
@@ -115,13 +118,15 @@ class Bridge:
         line = self.tidy(server, f"{server.name}: {text[:LINE]}")
         wanted = self.session.client.capabilities.session
         if wanted and wanted.notices:
-            await self.session.notice(line, "error" if severity == "error" else "warning")
+            with suppress(ConnectionClosed):
+                await self.session.notice(line, "error" if severity == "error" else "warning")
         else:
             logger.warning("%s", line)
 
     async def complete(self, server: Server, id: str) -> None:
         if page := self._pages.pop((server, id), ""):
-            await self.session.complete(page)
+            with suppress(ConnectionClosed):
+                await self.session.complete(page)
 
     async def elicit(self, server: Server, asked: "ElicitRequestParams", use: Use | None) -> "ElicitResult":
         from mcp_types import ElicitResult  # loaded: a server is connected
@@ -275,8 +280,10 @@ def progress_text(done: float, total: float | None, message: str) -> str:
 
 def form_of(schema: dict[str, Any], tidy: Callable[[str], str]) -> ElicitationSchema:
     """A server's form in the words of ACP. Raises ElicitationError, ValidationError."""
-    fields = schema.get("properties")
-    properties = {name: field_of(each, tidy) for name, each in cast("dict[str, Any]", fields or {}).items()}
+    fields: Any = schema.get("properties", {})
+    if not isinstance(fields, dict):
+        raise ElicitationError("its form has no fields")
+    properties = {name: field_of(each, tidy) for name, each in cast("dict[str, Any]", fields).items()}
     form = lenient({**readable(schema, tidy), "properties": properties}, ElicitationSchema)
     if any(isinstance(each, Unknown) for each in form.properties.values()):
         raise ElicitationError("its form has a field of a kind that clients do not know")

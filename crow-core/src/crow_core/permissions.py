@@ -271,7 +271,7 @@ def subject_of(session: Session, call: ToolUse) -> str:
 
 
 def folders(session: Session) -> dict[str, str]:
-    """Where the commands of open calls begin, by the calls' ids: in which folder the last one ended before them."""
+    """Where the commands of open calls begin, by the calls' ids: `Session.meta` tells the tool."""
     return session.state.setdefault("folders", {})
 
 

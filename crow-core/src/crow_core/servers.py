@@ -217,8 +217,6 @@ class Server:
     async def _connect(self, before: "asyncio.Task[None] | None") -> "Client[Any]":
         if before is not None:
             await asyncio.wait([before])
-            for what in ("tools", "prompts", "resources"):
-                self.note(what)  # it may have become another program
         assert self.source is not None
         client_class = await aside(fastmcp_client)
         from mcp_types import Implementation  # loaded with FastMCP
@@ -239,6 +237,8 @@ class Server:
             await client.__aenter__()
         except Exception as error:
             raise ConnectionError(f"{reason(error)}{last_words(client, self.secrets)}") from error
+        for what in ("tools", "prompts", "resources") if before is not None else ():
+            self.note(what)  # it may have become another program
         self._guard(client)
         self.put_aside(asyncio.ensure_future(listen(client)))
         return client
@@ -352,7 +352,9 @@ class Server:
         try:
             while not call.done():
                 if silence is not None and use.left(silence) <= 0:
-                    raise TimeoutError(f"it timed out: nothing was heard for {monotonic() - use.heard:.3g} s")
+                    whole = use.end <= monotonic()
+                    why = f"no call may take {LONGEST_CALL:g} s" if whole else f"nothing was heard for {silence:g} s"
+                    raise TimeoutError(f"it timed out: {why}")
                 await asyncio.wait([call], timeout=silence and use.left(silence))
             if call.cancelled():  # by the end of the connection
                 raise ConnectionError
@@ -587,12 +589,14 @@ def from_acp(config: McpServer, cwd: str, auth: Callable[[], Any] | None = None)
     def source() -> Any:
         from fastmcp.client.transports import SSETransport  # loaded by `_connect` already
 
+        from crow_core.oauth import Stranger
         from crow_core.remote import Remote
         from crow_core.stdio import Stdio
 
         pairs = {} if config.headers is UNSET else {header.name: header.value for header in config.headers or ()}
         if config.url is not UNSET:
-            return (SSETransport if config.type == "sse" else Remote)(str(config.url), pairs, auth and auth())
+            over = SSETransport if config.type == "sse" else Remote
+            return over(str(config.url), pairs, auth() if auth else Stranger())
         env = {} if config.env is UNSET else {variable.name: variable.value for variable in config.env or ()}
         env[MARK] = f"{os.environ.get(MARK, '')}:{mark}"
         args = () if config.args is UNSET else config.args or ()
@@ -642,7 +646,8 @@ def fastmcp_client() -> "type[Client[Any]]":
                     del os.environ[name]
                 else:
                     os.environ[name] = value
-    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # what goes wrong is an exception, and ours to tell
+    for name in ("client", "mcp"):  # they log what servers send, with tracebacks, and what they raise
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     return client
 
 

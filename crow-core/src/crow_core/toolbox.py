@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -18,6 +19,8 @@ from crow_core.messages import ToolUse, arguments_of, unique
 from crow_core.schemas import is_fit
 from crow_core.servers import Host, Server, Use
 
+NAMES = 100
+"""Tools that are named to a model that called none of them."""
 DESCRIPTION_LIMIT = 8_000
 """Characters of a tool's description that the model is shown."""
 TITLE_LIMIT = 80
@@ -257,7 +260,8 @@ class Toolbox:
                 if name in self._gone
                 else f"There is no tool {name!r}"
             )
-            return ToolResult.error(f"{what}. The tools are: {', '.join(self.tools) or 'none'}.")
+            names = [*islice(self.tools, NAMES), *(["…"] if len(self.tools) > NAMES else [])]
+            return ToolResult.error(f"{what}. The tools are: {', '.join(names) or 'none'}.")
         if tool.server is None:
             return ToolResult.error(f"The tool {name!r} is not connected: its server is no part of this session now.")
         if arguments_of(call) is None:

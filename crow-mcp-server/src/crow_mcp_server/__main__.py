@@ -4,6 +4,9 @@ import argparse
 import os
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
+
+from platformdirs import user_state_dir
 
 from crow_mcp_server import tools
 from crow_mcp_server.processes import SWITCHES
@@ -49,7 +52,6 @@ def main() -> None:
         parser.error(f"--tools {','.join(sorted(unknown))}: no such tool; there are {', '.join(known)}")
     if options.token_file and not options.http:
         parser.error("--token-file is for --http; over standard input and output nobody else can connect")
-    token_file = os.path.abspath(options.token_file) if options.token_file else None
     roots = [os.path.abspath(root) for root in options.root]
     for root in roots:
         try:
@@ -62,7 +64,11 @@ def main() -> None:
 
     workspace_for = partial(local_workspace, bounds=bounds) if bounds else local_workspace
     server = create_server(
-        workspace_for, only=only, allow_hosts=options.allow_host, ignore_robots=options.ignore_robots_txt
+        workspace_for,
+        only=only,
+        allow_hosts=options.allow_host,
+        ignore_robots=options.ignore_robots_txt,
+        state=Path(user_state_dir("crow-mcp-server", appauthor=False), "edits"),
     )
     if not options.http:
         server.run(transport="stdio", show_banner=False)
@@ -70,9 +76,9 @@ def main() -> None:
     from crow_mcp_server.http import bind, serve, token_from  # as above
 
     try:
-        token = token_from(token_file)
+        token = token_from(options.token_file)
     except (OSError, ValueError) as error:
-        parser.error(f"--token-file {token_file}: {error.strerror if isinstance(error, OSError) else error}")
+        parser.error(f"--token-file {options.token_file}: {error.strerror if isinstance(error, OSError) else error}")
     try:
         listener = bind(options.http)
     except (OSError, ValueError) as error:

@@ -265,10 +265,10 @@ class Desk:
         self, command: str, env: dict[str, str], folder: str, *, foreign: bool = False
     ) -> tuple[str, Callable[[], None]]:
         """A command that will tell what it leaves to the next, and how to learn that once it has ended."""
-        surroundings, path = self.surroundings, self._scratch.path()
+        surroundings, path = self.surroundings, os.path.join(self._scratch.notes, uuid.uuid4().hex)
         script = f"{path}.sh"
         with open(script, "w", encoding="utf-8") as file:
-            file.write(surroundings.script(path, foreign=foreign))
+            file.write(surroundings.script(path, env.get("BASH_ENV", ""), foreign=foreign))
         if os.path.basename(processes.SHELL) == "bash":
             env["BASH_ENV"] = script
         else:
@@ -340,4 +340,6 @@ def timed_out(timeout: float) -> str:
 
 
 def still_running(name: str) -> str:
-    return f'[still running in session "{name}": call with session "{name}" to look again, with keys "kill" to end it]'
+    return (
+        f'[still running in session "{name}": name it to look again, with input or keys to answer; keys "kill" ends it]'
+    )

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fastmcp import Context
@@ -31,6 +32,8 @@ class Host:
     """Whether `fetch` follows no redirect to another host: where people are asked about each host."""
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """Where `web_search` finds its providers' addresses and keys."""
+    state: Path | None = None
+    """Folder for what shall outlive the process, the way back from edits; None: nothing does."""
 
     async def workspace(self, context: Context) -> Workspace:
         """The workspace that a call works on; where nobody else bounds it, the client's roots do."""

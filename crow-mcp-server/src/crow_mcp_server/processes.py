@@ -30,6 +30,7 @@ SWITCHES = {
 LINUX = sys.platform == "linux"
 SHELL = shutil.which("bash") or "/bin/sh"
 TERM_GRACE = 2.0  # seconds between asking a command to stop and killing it
+KILL_GRACE = 1.0  # seconds for the system to tell that one is dead
 LINGER = 0.1  # seconds to wait for more output once the shell has ended
 CHUNK = 65536
 BEAT = 0.5  # seconds between the times a watch is shown the output so far
@@ -197,7 +198,9 @@ class Program:
         """Kill until nothing is left, half a second at most: what has not died then waits in the kernel."""
         with anyio.CancelScope(shield=True):
             await to_thread.run_sync(self._kill)
-            await self.ended.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(KILL_GRACE):
+                    await self.ended.wait()
             self.release()
 
     def _kill(self) -> None:

@@ -1,7 +1,9 @@
 """What a command leaves to the next one: the folder it ended in, and the environment."""
 
 import os
+import resource
 import shlex
+import sys
 from contextlib import suppress
 
 SPARE_PROCESSES = 2_048  # how many more than there are now a command may start, where the system lets that be limited
@@ -23,9 +25,10 @@ class Surroundings:
         changed = environment | {name: value for name, value in self.changes.items() if value is not None}
         return {name: value for name, value in changed.items() if self.changes.get(name, "") is not None}
 
-    def script(self, path: str, *, foreign: bool) -> str:
+    def script(self, path: str, before: str, *, foreign: bool) -> str:
         """What a shell reads before a command, so that it tells in files beside `path` how things are in the end.
 
+        `before` is the file it would have read without us, "" for none.
         `foreign`: in an environment that is not known, so it tells that in the beginning, too, and unsets for itself.
         """
         lines = [f'trap "exec 2>/dev/null; command -p env -0 > {shlex.quote(path + ".after")}" EXIT', process_limit()]
@@ -33,7 +36,8 @@ class Surroundings:
             gone = [name for name, value in self.changes.items() if value is None and name.isidentifier()]
             lines += [f"unset {' '.join(gone)}"] if gone else []
             lines += [f"command -p env -0 > {shlex.quote(path + '.before')}"]
-        return "\n".join(["unset BASH_ENV", *lines, ""])
+        first = f"export BASH_ENV={shlex.quote(before)}; . {shlex.quote(before)}" if before else "unset BASH_ENV"
+        return "\n".join([first, *lines, ""])
 
     def learn(self, path: str, environment: dict[str, str] | None, start: str) -> None:
         """Take over what a command that began in the folder `start` told; `environment` is what it was given, None when
@@ -50,11 +54,12 @@ class Surroundings:
 
 def process_limit() -> str:
     """A shell's command that keeps a fork bomb from taking all processes that there are. Root is not limited by it."""
-    if not os.path.exists("/proc/loadavg"):  # macOS has a limit of its own
+    if sys.platform != "linux":  # macOS has a limit of its own
         return ":"
     with open("/proc/loadavg", encoding="ascii") as file:
         limit = int(file.read().split("/")[1].split()[0]) + SPARE_PROCESSES
-    return f'{{ [ "$(ulimit -S -u)" -lt {limit} ] || ulimit -S -u {limit} || ulimit -S -p {limit}; }} 2>/dev/null'
+    now, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    return ":" if 0 <= now <= limit else f"{{ ulimit -S -u {limit} || ulimit -S -p {limit}; }} 2>/dev/null"
 
 
 def _read(path: str) -> dict[str, str]:

@@ -61,10 +61,11 @@ def add(server: FastMCP, host: Host) -> None:
             return ToolResult("Dry run, the command was not run.")
         if sys.platform == "win32":
             raise Refusal("The terminal needs the process groups and terminals of Linux or macOS. Run it under WSL.")
-        for name, seconds in (("wait", wait), ("timeout", timeout)):
-            if seconds is not None and not 0 < seconds < math.inf:
-                raise Refusal(f"{name} {seconds:g} is not a positive number of seconds. Give one.")
-        asked = Asked(command or "", session or "", input, keys or "", wait, timeout, cwd or "")
+        if not (0 < (1.0 if timeout is None else timeout) < math.inf and 0 <= (wait or 0) < math.inf):
+            raise Refusal("timeout and wait are seconds: give positive numbers, or leave them out.")
+        asked = Asked(
+            command or "", session or "", (input or None) if command else input, keys or "", wait, timeout, cwd or ""
+        )
         workspace = await host.workspace(context)
         answer = await desk_of(workspace).run(workspace, asked)
         meta = {"crow/folder": answer.folder, "crow/terminal": answer.place}

@@ -90,14 +90,16 @@ class Workspace:
 
 
 def local_workspace(meta: dict[str, Any], bounds: Sequence[str] = ()) -> Workspace:
-    """The workspace a call's `_meta` describes (`crow/session`, `crow/cwd`, `crow/roots`), else the process's folder.
+    """The workspace a call's `_meta` describes (`crow/session`, `crow/cwd`, `crow/roots`, `crow/folder`), else the
+    process's folder.
 
     `bounds` are roots that no `_meta` changes. Raises ValueError for a folder that is not absolute.
     """
     given = [str(root) for root in bounds or meta.get("crow/roots") or ()]
     cwd = str(meta.get("crow/cwd") or (given[0] if given else os.getcwd()))
     roots = tuple(given or [cwd])
-    for folder in (cwd, *roots):
+    start = str(meta.get("crow/folder") or "")
+    for folder in (cwd, *roots, start or cwd):
         if not os.path.isabs(folder):
-            raise ValueError(f"crow/cwd and crow/roots must be absolute folders, not {folder!r}")
-    return Workspace(session=str(meta.get("crow/session") or ""), cwd=cwd, roots=roots)
+            raise ValueError(f"crow/cwd, crow/roots and crow/folder must be absolute folders, not {folder!r}")
+    return Workspace(session=str(meta.get("crow/session") or ""), cwd=cwd, roots=roots, folder=start)

@@ -35,8 +35,9 @@ def use(command: str, **arguments: str) -> ToolCall:
 
 
 def built_in() -> Server:
-    tools = crow_mcp_server.tools()
-    return Server("crow", crow_mcp_server.create_server, definitions=tools, built_in=True, shared=True)
+    return Server(
+        "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True, shared=True
+    )
 
 
 async def talk(url: str, folder: Path) -> None:
