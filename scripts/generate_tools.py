@@ -9,7 +9,7 @@ from crow_mcp_server import create_server
 from fastmcp import Client
 
 TARGET = Path(__file__).parent.parent / "crow-mcp-server/src/crow_mcp_server/tools.json"
-KEYS = ("name", "description", "inputSchema", "annotations", "_meta")
+KEYS = ("name", "description", "inputSchema", "outputSchema", "annotations", "_meta")
 
 
 async def listed() -> list[dict[str, Any]]:
@@ -17,7 +17,7 @@ async def listed() -> list[dict[str, Any]]:
     async with Client(create_server()) as client:
         found = await client.list_tools()
     dumped = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in found]
-    return [{key: tool[key] for key in KEYS} for tool in sorted(dumped, key=lambda tool: tool["name"])]
+    return [{key: tool[key] for key in KEYS if key in tool} for tool in sorted(dumped, key=lambda tool: tool["name"])]
 
 
 def render(tools: list[dict[str, Any]]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from crow_core.acp.schema import McpServer
 
 NPM = Path(__file__).parent / "node"
 NODE = NPM / "node_modules" / "node" / "bin" / "node"
@@ -39,6 +40,10 @@ class Node:
     """All that the program, and the agent it starts, find in their environment."""
     crow = (sys.executable, "-m", "crow_cli", "acp")
     """The command line of the agent."""
+
+    def server(self, name: str, program: str, *args: str) -> McpServer:
+        """An MCP server from `tests/node`."""
+        return McpServer(name=name, command=str(NODE), args=[str(NPM / program), *args], env=[])
 
     async def run(self, url: str, program: str, *args: str) -> Finished:
         """Run a program to its end; crow's model is at this address."""

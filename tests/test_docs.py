@@ -54,6 +54,18 @@ def test_the_settings_in_the_readme_are_settings_that_crow_takes(tmp_path: Path)
     assert config.permissions.deny == ["terminal:rm *"]
 
 
+def test_the_settings_of_mcp_servers_are_settings_that_crow_takes(tmp_path: Path):
+    from crow_core.config import Home, load
+
+    blocks = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "mcp.md").read_text("utf-8"), re.M | re.S)
+    (tmp_path / "config.toml").write_text("\n".join(blocks))
+    config = load(Home(tmp_path, tmp_path), {"GITHUB_TOKEN": "a", "BIRDS_KEY": "b"})
+    assert config.mcp.servers["github"].headers == {"Authorization": "Bearer a"}
+    assert config.mcp.servers["birds"].args[-1] == "europe"
+    assert [server.error for server in config.mcp.servers.values()] == ["", ""]
+    assert config.extensions.tool_search.above == 60
+
+
 def test_the_agents_page_is_short_and_its_map_is_true():
     text = (ROOT / "AGENTS.md").read_text("utf-8")
     assert len(text.splitlines()) < 100
@@ -69,3 +81,10 @@ def test_every_package_has_the_same_version():
     files = [ROOT / "pyproject.toml", *ROOT.glob("crow-*/pyproject.toml")]
     versions = {re.search(r'^version = "(.+?)"', file.read_text("utf-8"), re.M)[1] for file in files}  # type: ignore[index]
     assert versions == {__version__}
+
+
+def test_the_tests_that_the_page_on_mcp_names_exist():
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "mcp.md").read_text("utf-8")))
+    tests = (path.read_text("utf-8") for path in [*ROOT.glob("crow-*/tests/**/*.py"), *ROOT.glob("tests/*.py")])
+    assert named
+    assert named <= set(re.findall(r"def (test_\w+)", "\n".join(tests)))

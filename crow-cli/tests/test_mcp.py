@@ -1,12 +1,21 @@
 """`crow mcp`, as the real command on a machine of its own, with real servers."""
 
+import asyncio
 import json
 import os
+import socket
 import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import uvicorn
+from crow_cli.house import build
+from crow_core.acp.schema import AvailableCommandsUpdate
+from crow_core.testing import Reply, ScriptedModel, ScriptedServer, connect
+from fastmcp import FastMCP
 
 if TYPE_CHECKING:
     from conftest import Machine
@@ -180,3 +189,63 @@ async def test_without_servers_the_list_says_how_to_add_one(machine: "Machine"):
         "There are no MCP servers. Add one: crow mcp add NAME -- COMMAND\n",
     )
     assert json.loads((await machine.crow("mcp", "list", "--json")).out) == []
+
+
+@asynccontextmanager
+async def listening(app: Any) -> AsyncGenerator[str]:
+    """Serves an app; gives its address."""
+    with socket.create_server(("127.0.0.1", 0)) as at:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", ws="none", timeout_graceful_shutdown=1))
+        serving = asyncio.ensure_future(server.serve(sockets=[at]))
+        yield f"http://127.0.0.1:{at.getsockname()[1]}"
+        server.should_exit = True
+        await asyncio.wait([serving])
+
+
+async def test_configured_servers_of_every_kind_bring_what_is_allowed(
+    machine: "Machine", birds: list[str], tmp_path: Path
+):
+    def kept(transport: Any) -> Any:
+        server = FastMCP("web")
+        for name in ("read_one", "read_two", "write"):
+            server.tool(lambda: "x", name=name)
+        return server.http_app(transport=transport)
+
+    (tmp_path / "birds.py").write_text(SERVER.replace('"caw"', "os.getcwd()"))
+    async with listening(kept("http")) as http, listening(kept("sse")) as sse:
+        machine.configure(
+            f'[mcp.servers.birds]\ncommand = "{birds[0]}"\nargs = ["{birds[1]}"]\ncwd = "{tmp_path}"\n'
+            f'[mcp.servers.page]\nurl = "{http}/mcp"\nallow = ["read_*"]\ndeny = ["*_two"]\n'
+        )
+        write(machine, json.dumps({"mcpServers": {"old": {"type": "sse", "url": f"{sse}/sse"}}}))
+        model = ScriptedModel([Reply(tool_calls=[{"name": "birds_sing", "arguments": {}}]), Reply("Done.")])
+        crow = await build(machine.env, models={"scripted": model}, remember=False)
+        async with connect(crow) as editor:
+            session = await editor.new_session(str(machine.project))
+            (opened,) = crow.sessions.values()
+            await asyncio.gather(*(server.list() for server in opened.toolbox.servers))
+            await editor.prompt(session.session_id, "go")
+    offered = [tool["function"]["name"] for tool in model.requests[0]["tools"]]
+    assert [name for name in offered if name.startswith(("birds_", "page_", "old_"))] == [
+        *("birds_sing", "old_read_one", "old_read_two", "old_write", "page_read_one")
+    ]
+    assert "mcp_resources" in offered
+    assert model.requests[1]["messages"][-1]["content"] == str(tmp_path)
+
+
+async def test_an_editor_is_told_of_a_servers_prompts_by_the_real_command(machine: "Machine", birds: list[str]):
+    async with ScriptedServer([Reply("Caw.")]) as model:
+        machine.ask(model.url)
+        await machine.crow("mcp", "add", "birds", "--", *birds)
+        async with machine.editor() as editor:
+            session = await editor.new_session(str(machine.project))
+            await editor.until(
+                lambda editor: any(
+                    command.name == "birds:song"
+                    for update in editor.of(AvailableCommandsUpdate)
+                    for command in update.available_commands
+                )
+            )
+            await editor.prompt(session.session_id, "/birds:song")
+            assert editor.text == "Caw."
+            assert model.requests[0]["messages"][-1]["content"] == "sing"

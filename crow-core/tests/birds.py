@@ -77,6 +77,20 @@ async def say(level: mcp.LoggingLevel, data: Any, context: Context, times: int =
 
 
 @server.tool
+async def babble(context: Context) -> str:
+    """Send notifications that nobody defined, and some that break their definition."""
+    session: Any = context.session
+    for method, params in [
+        ("notifications/message", {"level": "loud", "data": 1}),
+        ("notifications/progress", {"progressToken": "?", "progress": "half"}),
+        ("notifications/elicitation/complete", {}),
+        ("notifications/caw", {"caw": True}),
+    ]:
+        await session._request_outbound.notify(method, params)
+    return "babbled"
+
+
+@server.tool
 async def change(add: list[str], remove: list[str], context: Context, describe: str = "A bird.") -> str:
     """Bring new tools, or the same otherwise described, and take others back."""
     for name in [*add, *remove]:

@@ -6,11 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from crow_core import app, bridge, servers, toolbox
+from crow_core import app, bridge, schemas, servers, toolbox
 from crow_core.acp.client import AcpClient
 from crow_core.acp.schema import (
     AudioBlock,
@@ -35,6 +36,7 @@ from crow_core.acp.schema import (
 from crow_core.acp.transports import memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
+from crow_core.elicitation import ElicitationError
 from crow_core.extensions.usage import usage
 from crow_core.messages import kind_of
 from crow_core.model import Call
@@ -45,10 +47,14 @@ from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Asked
 from crow_core.testing.wire import wired
 from fastmcp import FastMCP
+from fastmcp.tools import ToolResult
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mcp.server.mcpserver import Context as MCPContext
 from mcp.server.mcpserver import MCPServer
 from mcp.shared.exceptions import UrlElicitationRequiredError
 from mcp_types import ElicitRequestURLParams, NotificationParams, ToolAnnotations
+from msgspec import ValidationError
 
 pytestmark = pytest.mark.anyio
 
@@ -232,14 +238,14 @@ async def test_a_call_that_gives_signs_of_life_is_waited_for(birds: Birds):
 async def test_a_servers_own_patience_holds_for_its_calls(birds: Birds):
     model = script(use("wait"))
     await turn(model, birds(timeout=0.2))
-    assert results(model)[0].startswith("The tool failed: it timed out")
+    assert results(model) == ["The tool failed: it timed out: nothing was heard for 0.2 s."]
 
 
 async def test_no_call_lasts_for_ever_whatever_it_says(birds: Birds, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(servers, "LONGEST_CALL", 0.5)
     model = script(use("tick", times=100_000, every=0.02))
     await turn(model, birds(timeout=100))
-    assert results(model)[0].startswith("The tool failed: it timed out")
+    assert results(model) == ["The tool failed: it timed out: no call may take 0.5 s."]
 
 
 def test_while_a_person_is_asked_no_time_passes_for_the_call():
@@ -304,6 +310,31 @@ async def test_a_pattern_that_takes_for_ever_is_left_to_the_server(birds: Birds)
     model = script(form(name={"type": "string", "pattern": "(a+)+$"}))
     await turn(model, birds(), capabilities=FORMS, answer=accepted(name="a" * 60 + "!"))
     assert answered(model)["action"] == "accept"
+
+
+KEYWORDS = ["type", "properties", "required", "enum", "enumNames", "oneOf", "anyOf", "const", "items", "default"]
+WORDS = st.sampled_from(
+    [*KEYWORDS, "string", "object", "array", "boolean", "title", "pattern", "$ref", "#/$defs/a", "a"]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | WORDS | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS | st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(deadline=None)
+@given(schema=st.dictionaries(WORDS, JSON, max_size=4), fields=st.dictionaries(st.text(), JSON, max_size=3))
+def test_whatever_a_form_is_made_of_it_is_shown_or_refused(schema: dict[str, Any], fields: dict[str, Any]):
+    for each in (schema, {"type": "object", "properties": fields}):
+        with suppress(ElicitationError, ValidationError):
+            assert bridge.choices_of(bridge.form_of(each, str.upper))
+
+
+@settings(deadline=None)
+@given(schema=JSON)
+def test_whatever_a_schema_is_made_of_it_is_judged(schema: Any):
+    assert schemas.is_fit(schema) >= schemas.is_tame(schema)
 
 
 @pytest.mark.parametrize(
@@ -422,9 +453,11 @@ async def test_a_cancelled_turn_takes_the_question_back(birds: Birds):
 
 async def test_the_model_answers_a_server_that_the_person_lets_ask(birds: Birds):
     calls: list[Call] = []
+    counted: list[int] = []
     model = script(sample(systemPrompt="You are a bird.", temperature=0.5, stopSequences=["!"]))
     crow = crow_with(model, birds()).use(usage)
     crow.model_call(lambda session, call: calls.append(call))
+    crow.session_end(lambda session: counted.append(session.state["usage"].calls))
     editor = await turn(model, birds(), crow=crow)
     assert answered(model) == {
         "role": "assistant",
@@ -446,6 +479,7 @@ async def test_the_model_answers_a_server_that_the_person_lets_ask(birds: Birds)
     assert "user: Is it a crow?" in str(question.tool_call.content)
     assert "system: You are a bird." in str(question.tool_call.content)
     assert [call.purpose for call in calls if call.ended] == ["turn", "sampling", "turn"]
+    assert counted == [3]
     assert "It is a crow." not in editor.text
 
 
@@ -509,12 +543,12 @@ async def test_mode_yolo_asks_nothing_here_either(birds: Birds):
 async def test_a_server_gets_only_so_many_answers_a_call_and_tokens_an_answer(
     birds: Birds, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(bridge, "SAMPLES", 2)
+    monkeypatch.setattr(bridge, "QUESTIONS", 2)
     model = script(sample(maxTokens=10**9, times=2), sample(times=3))
     await turn(model, birds(), permit="allow_always")
     first, second = results(model)
     assert first.count("It is a crow.") == 2
-    assert "The model is asked at most 2 times during a call." in second
+    assert "A call may ask back at most 2 times." in second
     assert model.requests[1]["max_tokens"] == bridge.SAMPLE_TOKENS
 
 
@@ -621,6 +655,16 @@ async def test_where_the_client_knows_no_notices_a_warning_goes_to_the_log(
     editor = await turn(model, birds())
     assert "birds: rain is coming" in [record.getMessage() for record in caplog.records if record.name == "crow"]
     assert "rain" not in editor.thoughts
+
+
+async def test_notifications_that_make_no_sense_are_dropped_without_a_word(
+    birds: Birds, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+):
+    model = script(use("babble"))
+    await turn(model, birds(), capabilities=NOTICES)
+    assert results(model) == ["babbled"]
+    assert [record.getMessage() for record in caplog.records if not record.name.startswith("fastmcp")] == []
+    assert "Traceback" not in capfd.readouterr().err
 
 
 # tools that change
@@ -798,6 +842,30 @@ async def test_a_process_asks_as_well_as_a_server_in_this_one(mode: str):
     assert json.loads(sampled)["content"]["text"] == "It is a crow."
     assert editor.of(NoticeUpdate)[0].title == "birds: an egg is cracked"
     assert list(editor.calls().values())[-1][-1] == "completed"
+
+
+BOMB = {f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(60)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "wanted"),
+    [
+        ({"type": "integer"}, "The tool failed: Invalid structured content"),
+        ({"type": "string", "pattern": "(a+)+$"}, "{"),
+        ({"$ref": "#/$defs/a0"}, "{"),
+        ({"$ref": "#/$defs/one"}, "The tool failed: Invalid structured content"),
+    ],
+    ids=["wrong", "pattern", "bomb", "reference"],
+)
+async def test_an_answer_is_checked_only_where_that_comes_to_an_end(schema: dict[str, Any], wanted: str):
+    server = FastMCP("birds")
+    definitions = {**BOMB, "a60": {"type": "string"}} if "a0" in str(schema) else {"one": {"type": "integer"}}
+    output = {"type": "object", "properties": {"caw": schema}, "$defs": definitions}
+    text = "a" * 50 + "!"
+    server.tool(lambda: ToolResult([], structured_content={"caw": text}), name="sing", output_schema=output)
+    model = script(use("sing"))
+    await turn(model, Server("birds", lambda: server))
+    assert results(model)[0].startswith(wanted)
 
 
 # what tools say of themselves

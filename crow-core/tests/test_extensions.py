@@ -1,5 +1,7 @@
 """The extensions that ship with the core, through the front door."""
 
+import base64
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from crow_core.testing.script import ToolCall as Use
 from fastmcp import FastMCP
 from fastmcp.tools.base import ToolResult
 from fastmcp.utilities.types import Image
-from mcp_types import EmbeddedResource, TextContent, TextResourceContents
+from mcp_types import AudioContent, BlobResourceContents, EmbeddedResource, TextContent, TextResourceContents
 
 pytestmark = pytest.mark.anyio
 
@@ -195,6 +197,37 @@ async def test_what_a_tool_says_too_much_is_cut_in_the_middle_and_kept_in_a_file
         assert "15000" in model.requests[2]["messages"][-1]["content"]
         assert len(repr(editor.of(ToolCallUpdate)[1].content)) < 3000
     assert contents(paths[0]) is None
+
+
+async def test_what_is_no_text_and_too_large_is_left_out_and_kept_in_a_file():
+    """Counted together; what is no base64 is kept as it came."""
+    sound = AudioContent(type="audio", data=base64.b64encode(b"s" * 3_000).decode(), mime_type="audio/wav")
+    document = BlobResourceContents(uri="memory://a.pdf", mime_type="application/pdf", blob="?" * 4_001)
+    blocks = [Image(data=b"i" * 3_000, format="png").to_image_content(), sound]
+    blocks.append(EmbeddedResource(type="resource", resource=document))
+    model = ScriptedModel([Reply(tool_calls=[{"name": "demo_flood", "arguments": {}}]), Reply("Done.")])
+    async with connect(Crow(model, servers=[flood(blocks)]).use(truncate, data_limit=4_000)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+        answer, images = (repr(message["content"]) for message in model.requests[1]["messages"][-2:])
+        assert images.count("data:image/png;base64,") == 1
+        (sound_kind, sound_path), (kind, path) = re.findall(r"\[(\S+), 3,000 bytes: [^]]*; it is in ([^]]+)\]", answer)
+        assert (sound_kind, contents(sound_path)) == ("audio/wav", "s" * 3_000)
+        assert (kind, contents(path)) == ("application/pdf", "?" * 4_001)
+        assert len(repr(editor.of(ToolCallUpdate)[1].content)) < 6_000
+
+
+async def test_structured_content_without_words_is_cut_like_a_text():
+    server = FastMCP("demo")
+    server.tool(lambda: ToolResult([], structured_content={"rows": ["x" * 10] * 500}), name="flood")
+    model = ScriptedModel([Reply(tool_calls=[{"name": "demo_flood", "arguments": {}}]), Reply("Done.")])
+    crow = Crow(model, servers=[Server("demo", lambda: server, shared=True)]).use(truncate, limit=1000)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+        said = model.requests[1]["messages"][-1]["content"]
+        assert said.startswith('{"rows":["xxx')
+        assert "of 6,510 characters left out" in said
 
 
 async def test_many_small_texts_are_too_much_together():

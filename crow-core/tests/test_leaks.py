@@ -56,7 +56,7 @@ def crow_with(model: ScriptedModel, thief: Thief, **rules: Any) -> Crow:
             allow_hosts=["127.0.0.1", "localhost"], ignore_robots=True, stays=True, env=env
         )
 
-    tools = Server("crow", source, definitions=crow_mcp_server.tools(), trusted=True, shared=True)
+    tools = Server("crow", source, definitions=crow_mcp_server.tools(), built_in=True, shared=True)
     return Crow(model, servers=[tools]).use(permissions, **rules)
 
 

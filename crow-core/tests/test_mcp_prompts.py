@@ -1,7 +1,10 @@
 """MCP servers' prompts as slash commands, and `/mcp`."""
 
+import asyncio
 import logging
-from typing import Any
+import sys
+from pathlib import Path
+from typing import Any, Literal
 
 import mcp_types
 import pytest
@@ -11,6 +14,7 @@ from crow_core.acp.schema import (
     CreateElicitationResponse,
     ElicitationCapabilities,
     ElicitationFormCapabilities,
+    McpServer,
     ResourceBlock,
     ResourceContents,
     TextBlock,
@@ -173,7 +177,8 @@ async def test_a_prompt_that_fails_is_a_sentence_and_the_session_lives():
     assert "Traceback" not in editor.text
 
 
-async def test_prompts_that_are_new_become_commands_at_once():
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_prompts_that_are_new_become_commands_at_once(mode: Literal["auto", "legacy"]):
     server = with_prompts(review)
 
     @server.tool
@@ -183,13 +188,81 @@ async def test_prompts_that_are_new_become_commands_at_once():
         return "learnt"
 
     model = ScriptedModel([Reply(tool_calls=[{"name": "demo_learn", "arguments": {}}]), Reply("Done."), Reply("Hi.")])
-    async with connect(app(model, server)) as editor:
+    crow = app(model, server)
+    crow.servers[0].mode = mode
+    async with connect(crow) as editor:
         session = await editor.new_session("/")
         await until_offered(editor, "demo:review")
         await editor.prompt(session.session_id, "go")
         await until_offered(editor, "demo:later")
         await editor.prompt(session.session_id, "/demo:later")
     assert asked(model) == "Later."
+
+
+async def test_a_prompt_may_ask_back():
+    server = FastMCP("demo")
+
+    @server.prompt
+    async def greet(ctx: Context) -> str | mcp_types.InputRequiredResult:
+        """Greets somebody."""
+        answer = await ctx.elicit("Whom?", str)
+        return f"Greet {getattr(answer, 'data', 'nobody')}."
+
+    model = hello()
+    crow = app(model, server)
+    crow.servers[0].mode = "legacy"
+    async with connect(crow, capabilities=FORMS) as editor:
+        editor.answer = CreateElicitationResponse(action="accept", content={"value": "Ann"})
+        session = await editor.new_session("/")
+        await until_offered(editor, "demo:greet")
+        await editor.prompt(session.session_id, "/demo:greet")
+    assert asked(model) == "Greet Ann."
+
+
+FRAIL = """
+import json, os, sys
+with open(sys.argv[1], "a+") as log:
+    log.write("started ")
+    log.seek(0)
+    again = log.read() != "started "
+for line in sys.stdin:
+    message = json.loads(line)
+    match message["method"]:
+        case "initialize":
+            result = {
+                "protocolVersion": message["params"]["protocolVersion"],
+                "capabilities": {"tools": {}, "prompts": {}},
+                "serverInfo": {"name": "frail", "version": "1"},
+            }
+        case "notifications/initialized" if again:
+            os._exit(1)
+        case "tools/list":
+            result = {"tools": [{"name": "poke", "inputSchema": {"type": "object"}}]}
+        case "prompts/list":
+            result = {"prompts": []}
+        case "tools/call":
+            os._exit(1)
+        case _:
+            result = None
+    if "id" in message:
+        answer = {"result": result} if result else {"error": {"code": -32601, "message": "Method not found"}}
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}), flush=True)
+"""
+
+
+async def test_a_server_that_dies_again_and_again_is_not_started_for_its_prompts(tmp_path: Path):
+    (tmp_path / "frail.py").write_text(FRAIL)
+    command = [str(tmp_path / "frail.py"), str(tmp_path / "log")]
+    poke = Reply(tool_calls=[{"name": "frail_poke", "arguments": {}}])
+    crow = app(ScriptedModel([poke, poke, Reply("Done.")]))
+    async with connect(crow) as editor:
+        session = await editor.new_session("/", [McpServer(name="frail", command=sys.executable, args=command, env=[])])
+        await editor.prompt(session.session_id, "go")
+        (opened,) = crow.sessions.values()
+        (prompts,) = opened.state["prompts"]
+        for _ in range(5):
+            await asyncio.wait([prompts.listing])
+    assert (tmp_path / "log").read_text().split() == ["started"] * 2
 
 
 async def test_names_that_a_client_could_not_type_are_made_typable_and_unique():

@@ -756,3 +756,77 @@ async def test_a_project_may_tighten_the_rules_of_its_own_sessions(tmp_path: Pat
         await editor.prompt(there.session_id, "go")
     assert len(editor.questions) == 1
     assert answers(model) == ["a", "b"]
+
+
+# Terminals that remember
+
+
+async def test_a_rule_does_not_hold_where_an_earlier_command_went(tmp_path: Path):
+    (tmp_path / "sub").mkdir()
+    model = in_turn(run("pwd"), run("cd sub && true"), run("pwd"), run("cd .."), run("pwd"))
+    crow = crow_with(model, allow=["terminal:pwd"])
+    async with connect(crow, permit="allow_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        told: list[str] = []
+        for _ in range(5):
+            await editor.prompt(session.session_id, "go")
+            told += answers(model)
+        assert told[2] == f"{tmp_path}/sub"
+        assert [question.tool_call.title for question in editor.questions] == [
+            "cd sub && true",
+            f"cd {tmp_path}/sub && pwd",
+            f"cd {tmp_path}/sub && cd ..",
+        ]
+
+
+async def test_a_command_runs_where_it_was_judged_whatever_runs_beside_it(tmp_path: Path):
+    (tmp_path / "sub").mkdir()
+    model = ScriptedModel([Reply(tool_calls=[run("cd sub"), run("pwd")]), Reply("Done.")])
+    crow = crow_with(model, allow=["terminal:cd sub"])
+    moved = asyncio.Event()
+
+    async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
+        await moved.wait()
+        return RequestPermissionResponse(outcome=SelectedOutcome(option_id="allow"))
+
+    async with connect_person(crow, answer) as person:
+        session = await person.new_session(str(tmp_path))
+        turn = asyncio.ensure_future(person.prompt(session.session_id, "go"))
+        await person.until(lambda person: any(states[-1] == "completed" for states in person.calls().values()))
+        moved.set()
+        await turn
+    assert answers(model)[1] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        ({"command": "echo hello", "session": "a"}, True),  # what `echo` means there nobody knows
+        ({"session": "a", "input": "echo hello"}, True),
+        ({"session": "a", "input": ""}, True),
+        ({"session": "a", "keys": "C-c"}, True),
+        ({"session": "a", "command": "", "wait": 0.1}, False),
+        ({"session": "a", "keys": "kill"}, False),
+        ({"session": "a", "keys": "kill", "input": "y"}, True),
+    ],
+)
+async def test_what_is_typed_is_asked_for_and_a_look_is_free(tmp_path: Path, arguments: dict[str, Any], asked: bool):
+    model = together({"name": "terminal", "arguments": arguments})
+    crow = crow_with(model, allow=["terminal:echo*"])
+    async with connect(crow, permit="allow_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+        assert bool(editor.questions) == asked
+        for question in editor.questions:
+            assert question.tool_call.raw_input == arguments
+            assert [option.kind for option in question.options] == ["allow_once", "reject_once"]
+
+
+async def test_what_is_forbidden_may_not_be_typed_either(tmp_path: Path):
+    typed = {"name": "terminal", "arguments": {"session": "a", "input": "rm -rf x"}}
+    model = together(run("rm -rf x", session="a"), typed)  # type: ignore[arg-type]
+    crow = crow_with(model, mode="yolo", deny=["terminal:rm *"])
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert all("the rule 'terminal:rm *' says deny" in answer for answer in answers(model))

@@ -15,6 +15,8 @@ class Result:
     text: str
     is_error: bool
     meta: dict[str, Any]
+    data: dict[str, Any]
+    """The structured content."""
 
     @property
     def changes(self) -> list[dict[str, Any]]:
@@ -23,7 +25,7 @@ class Result:
 
 @dataclass
 class Tools:
-    """The two tools in a folder; every call says so in its `_meta`, as the agent does."""
+    """The tools in a folder; every call says so in its `_meta`, as the agent does."""
 
     client: Client[Any]
     folder: Path
@@ -32,7 +34,8 @@ class Tools:
         context = {"crow/session": "one", "crow/cwd": str(self.folder), "crow/roots": [str(self.folder)]}
         named = {f"crow/{name}": value for name, value in meta.items()}
         answer = await self.client.call_tool_mcp(tool, arguments, meta=context | named)
-        return Result("".join(block.text for block in answer.content), answer.is_error, answer.meta or {})
+        text = "".join(block.text for block in answer.content if block.type == "text")
+        return Result(text, answer.is_error, answer.meta or {}, answer.structured_content or {})
 
     async def edit(self, command: str, path: object, **arguments: Any) -> Result:
         """An edit that is expected to succeed."""

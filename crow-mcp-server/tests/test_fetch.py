@@ -448,7 +448,7 @@ async def test_a_server_that_drips_is_given_up(site: Site, get: Fetch, monkeypat
 async def test_a_page_that_takes_forever_to_read_is_given_up_and_nothing_goes_on_reading(
     site: Site, get: Fetch, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(fetch, "TIMEOUT", 2.0)
+    monkeypatch.setattr(fetch, "READING", 1.0)
     attributes = " ".join(f"a{n}=1" for n in range(200_000))
     site.put("/tangle", f"<html><p {attributes}>x", Content_Type="text/html")
     said = await get.refused(site.url("/tangle"))

@@ -1,14 +1,18 @@
 """What `file_editor` does for a model, and what it refuses."""
 
 import asyncio
+import base64
 import codecs
 import hashlib
+import json
 import os
 import re
 import shutil
 from contextlib import suppress
 
 import pytest
+from crow_mcp_server import create_server
+from fastmcp import Client
 
 pytestmark = pytest.mark.anyio
 
@@ -251,11 +255,226 @@ async def test_miss_shows_the_closest_lines_with_their_numbers(tools, folder):
     assert "     4\tdef compute_total(items):\n     5\t    return sum(items)" in text
 
 
-async def test_miss_by_white_space_alone_says_so(tools, folder):
-    (folder / "a.py").write_text("if x:\n\treturn  1\n")
-    text = await tools.refused("str_replace", "a.py", old_str="if x:\n    return 1", new_str="")
-    assert "only in white space" in text
-    assert "     1\tif x:\n     2\t\treturn  1" in text
+@pytest.mark.parametrize(
+    ("before", "old", "new", "after", "how"),
+    [
+        ("if x:\n\treturn  1\n", "if x:\n    return 1", "if y:\n    return 2", "if y:\n\treturn 2\n", "white space"),
+        ("a:\n    b = 1\n    c = 2\n", "b = 1\nc = 2\n", "b = 3\n", "a:\n    b = 3\n", "white space"),
+        ("a:\n  b = 1\n  c\n", "b = 1\nc", "if b:\n  c = 2", "a:\n  if b:\n    c = 2\n", "white space"),
+        ("a = 1   \nb = 2\n", "a = 1\nb = 2", "a = 3\nb = 2", "a = 3\nb = 2\n", "white space"),
+        ("say “hello” – it’s late\n", '"hello" - it\'s', "'bye' - it's", "say 'bye' - it's late\n", "quotes"),
+        ('print("a")\nprint("b")\n', r"print(\"a\")\nprint(\"b\")", r"print(\"c\")", 'print("c")\n', "escapes"),
+    ],
+)
+async def test_what_differs_only_in_how_it_is_written_is_replaced_and_said(tools, folder, before, old, new, after, how):
+    (folder / "a").write_text(before)
+    result = await tools.edit("str_replace", "a", old_str=old, new_str=new)
+    assert (folder / "a").read_text() == after
+    assert re.search(f"old_str was found with.*{how}.* at line \\d, and nowhere else", result.text)
+
+
+async def test_what_fits_several_places_but_for_white_space_is_refused(tools, folder):
+    (folder / "a").write_text("\tx = 1\n        x = 1\n")
+    text = await tools.refused("str_replace", "a", old_str="x =  1", new_str="x = 2")
+    assert "2 times, with other white space, in" in text
+    assert "at lines 1, 2" in text
+
+
+async def test_new_text_whose_indentation_is_anybodys_guess_is_refused(tools, folder):
+    (folder / "a").write_text("if a:\n\tb\n")
+    text = await tools.refused("str_replace", "a", old_str="if a:\n    b", new_str="if a:\n      b\n        c")
+    assert "not found" in text
+    assert (folder / "a").read_text() == "if a:\n\tb\n"
+
+
+async def test_miss_shows_what_is_different_in_the_closest_lines(tools, folder):
+    (folder / "a.py").write_text("import os\n\ndef compute_total(items):\n    return sum(items)\n")
+    text = await tools.refused("str_replace", "a.py", old_str="def compute_total(items):\n    return max(items)")
+    assert text.endswith("(+):\n def compute_total(items):\n-    return max(items)\n+    return sum(items)")
+
+
+async def test_several_edits_are_made_one_after_the_other(tools, folder):
+    (folder / "a").write_bytes(b"one\r\ntwo\r\nthree\r\n")
+    edits = [{"old_str": "one", "new_str": "1"}, {"old_str": "1\ntwo", "new_str": "1\n2"}]
+    result = await tools.edit("str_replace", "a", edits=edits)
+    assert (folder / "a").read_bytes() == b"1\r\n2\r\nthree\r\n"
+    assert result.data["diff"] == "@@ -1,3 +1,3 @@\n-one\n-two\n+1\n+2\n three\n"
+    await tools.edit("undo_edit", "a")
+    assert (folder / "a").read_bytes() == b"one\r\ntwo\r\nthree\r\n"
+
+
+async def test_one_edit_that_cannot_be_made_stops_all_of_them(tools, folder):
+    (folder / "a").write_text("one\ntwo\n")
+    edits = [{"old_str": "one", "new_str": "1"}, {"old_str": "gone", "new_str": "2"}]
+    assert "Edit 2 of 2, and with it all of them: " in await tools.refused("str_replace", "a", edits=edits)
+    assert (folder / "a").read_text() == "one\ntwo\n"
+    assert "empty" in await tools.refused("str_replace", "a", edits=[])
+    assert "old_str" in await tools.refused("str_replace", "a", edits=[{"new_str": "x"}])
+
+
+async def test_the_diff_is_that_of_the_file_and_tells_the_right_lines(tools, folder):
+    lines = [f"line {n}\n" for n in range(1, 2001)]
+    (folder / "a").write_text("".join(lines).removesuffix("\n"))
+    result = await tools.edit("str_replace", "a", old_str="line 1000\n", new_str="")
+    assert result.data["diff"].splitlines()[0] == "@@ -997,7 +997,6 @@"
+    assert "-line 1000\n" in result.data["diff"]
+    last = await tools.edit("insert", "a", insert_line=1999, new_str="end")
+    assert last.data["diff"].endswith(
+        "-line 2000\n\\ No newline at end of file\n+line 2000\n+end\n\\ No newline at end of file\n"
+    )
+    made = await tools.edit("create", "b", file_text="x\n")
+    assert made.data["diff"] == "@@ -0,0 +1 @@\n+x\n"
+
+
+async def test_the_diff_of_a_file_written_anew_is_bounded(tools, folder):
+    (folder / "a").write_text("".join(f"old {n}\n" for n in range(20_000)))
+    await tools.edit("view", "a")
+    result = await tools.edit("create", "a", file_text="".join(f"new {n}\n" for n in range(20_000)))
+    assert len(result.data["diff"]) < 200
+
+
+async def test_structured_result_says_what_the_text_says(tools, folder):
+    (folder / "a").write_text("one\n")
+    viewed = await tools.edit("view", "a")
+    assert viewed.data == {"path": f"{folder}/a", "line": 1, "text": viewed.text}
+    dry = await tools.edit("str_replace", "a", old_str="one", new_str="two", dry_run=True)
+    assert (dry.data["diff"], dry.data["dry_run"]) == ("@@ -1 +1 @@\n-one\n+two\n", True)
+    assert (folder / "a").read_text() == "one\n"
+
+
+async def test_text_that_would_make_the_file_binary_is_refused(tools, folder):
+    (folder / "a").write_text("one\n")
+    assert "no text" in await tools.refused("str_replace", "a", old_str="one", new_str="t\0o")
+    assert "no text" in await tools.refused("create", "b", file_text="\0")
+    assert os.listdir(folder) == ["a"]
+
+
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
+    "0000000c4944415408d763f8cfc0000003010100c9fe92ef0000000049454e44ae426082"
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [(PNG, "png"), (b"\xff\xd8\xff\xe0", "jpeg"), (b"GIF89a\0", "gif"), (b"RIFF\0\0\0\0WEBPV", "webp")],
+)
+async def test_image_is_shown_as_an_image(tools, folder, data, kind):
+    (folder / "picture").write_bytes(data)
+    result = await tools.client.call_tool_mcp(
+        "file_editor", {"command": "view", "path": "picture"}, meta={"crow/cwd": str(folder)}
+    )
+    text, image = result.content
+    assert text.text == f"{folder}/picture ({kind}, {len(data)} bytes)"
+    assert (image.mime_type, base64.b64decode(image.data)) == (f"image/{kind}", data)
+
+
+async def test_image_that_no_model_takes_is_refused(tools, folder):
+    (folder / "big.png").write_bytes(PNG + bytes(6_000_000))
+    assert "smaller copy" in await tools.refused("view", "big.png")
+
+
+def pdf(*pages: str) -> bytes:
+    """A small PDF with a line of text on each page."""
+    kids = " ".join(f"{2 * n + 4} 0 R" for n in range(len(pages)))
+    objects = [
+        "<</Type/Catalog/Pages 2 0 R>>",
+        f"<</Type/Pages/Kids[{kids}]/Count {len(pages)}>>",
+        "<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+    ]
+    for n, text in enumerate(pages):
+        stream = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
+        font = "/Resources<</Font<</F1 3 0 R>>>>"
+        objects.append(f"<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Contents {2 * n + 5} 0 R{font}>>")
+        objects.append(f"<</Length {len(stream)}>>stream\n{stream}\nendstream")
+    said, offsets = "%PDF-1.4\n", []
+    for number, text in enumerate(objects, 1):
+        offsets.append(len(said))
+        said += f"{number} 0 obj{text}endobj\n"
+    rows = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
+    size = len(objects) + 1
+    table = (
+        f"xref\n0 {size}\n0000000000 65535 f \n{rows}trailer<</Size {size}/Root 1 0 R>>\nstartxref\n{len(said)}\n%%EOF"
+    )
+    return (said + table).encode()
+
+
+async def test_text_of_a_pdf_is_shown_page_by_page(tools, folder):
+    (folder / "paper.pdf").write_bytes(pdf("First page", "Second page"))
+    result = await tools.edit("view", "paper.pdf")
+    assert result.text == "\n".join(
+        [
+            f"{folder}/paper.pdf (the text of a PDF)",
+            *("     1\t--- page 1 of 2 ---", "     2\tFirst page"),
+            *("     3\t--- page 2 of 2 ---", "     4\tSecond page"),
+        ]
+    )
+    part = await tools.edit("view", "paper.pdf", view_range=[4, 4])
+    assert part.text.endswith("\n     4\tSecond page")
+
+
+@pytest.mark.parametrize("data", [b"%PDF-1.4\n", b"%PDF-1.4\n%%EOF", pdf("x").replace(b"/Pages 2", b"/Pages 9")])
+async def test_broken_pdf_is_told_in_a_line(tools, folder, data):
+    (folder / "broken.pdf").write_bytes(data)
+    text = await tools.refused("view", "broken.pdf")
+    assert "cannot be read" in text
+    assert "pdftotext" in text
+
+
+async def test_notebook_is_shown_cell_by_cell_and_edited_as_the_file_it_is(tools, folder):
+    cells = [
+        {"cell_type": "markdown", "metadata": {}, "source": ["# Title\n", "words"]},
+        {
+            "cell_type": "code",
+            "metadata": {},
+            "execution_count": 1,
+            "source": "print(6 * 7)",
+            "outputs": [
+                {"output_type": "stream", "name": "stdout", "text": ["42\n"]},
+                {
+                    "output_type": "display_data",
+                    "metadata": {},
+                    "data": {"image/png": "AAAA", "text/plain": "<Figure>"},
+                },
+            ],
+        },
+    ]
+    (folder / "a.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    result = await tools.edit("view", "a.ipynb")
+    assert [line.partition("\t")[2] for line in result.text.splitlines()[1:]] == [
+        *("# %% cell 1, markdown", "# Title", "words"),
+        *("# %% cell 2, code", "print(6 * 7)", "# > 42", "# > <Figure>", "# > (image/png)"),
+    ]
+    await tools.edit("str_replace", "a.ipynb", old_str="print(6 * 7)", new_str="print(42)")
+    assert json.loads((folder / "a.ipynb").read_text())["cells"][1]["source"] == "print(42)"
+    (folder / "b.ipynb").write_text("no notebook\n")
+    assert "     1\tno notebook" in (await tools.edit("view", "b.ipynb")).text
+
+
+async def test_undo_survives_the_end_of_the_server(folder, tmp_path):
+    async def call(session="one", **arguments):
+        async with Client(create_server(state=tmp_path / "state")) as client:
+            meta = {"crow/session": session, "crow/cwd": str(folder)}
+            return await client.call_tool_mcp("file_editor", arguments, meta=meta)
+
+    path = folder / "a"
+    before = codecs.BOM_UTF16_LE + "secret é\r\n".encode("utf-16-le")
+    path.write_bytes(before)
+    assert not (await call(command="str_replace", path="a", old_str="secret", new_str="open")).is_error
+    assert not (await call(command="insert", path="a", insert_line=0, new_str="top")).is_error
+    assert (await call("two", command="undo_edit", path="a")).is_error
+    for _ in range(2):
+        assert not (await call(command="undo_edit", path="a")).is_error
+    assert path.read_bytes() == before
+    assert (await call(command="undo_edit", path="a")).is_error
+    assert not (await call(command="create", path="b", file_text="x")).is_error
+    kept = [tmp_path / "state", *(tmp_path / "state").rglob("*")]
+    assert {file.stat().st_mode & 0o777 for file in kept if file.is_file()} == {0o600}
+    assert {file.stat().st_mode & 0o077 for file in kept if file.is_dir() and file != kept[0]} == {0}
+    for file in kept[1:]:
+        if file.is_file():
+            file.write_text("{")
+    assert (await call(command="undo_edit", path="b")).is_error
 
 
 async def test_miss_because_of_line_numbers_says_so(tools, folder):
@@ -573,7 +792,7 @@ async def test_link_swapped_in_between_check_and_use_does_not_lead_outside(tools
             await asyncio.to_thread(lambda: [swap() for _ in range(20)])
 
     attacker = asyncio.create_task(attack())
-    for n in range(150):
+    for n in range(334):
         viewed = await tools.call("file_editor", {"command": "view", "path": "sub/a"}, session=str(n))
         assert "secret" not in viewed.text
         await tools.call(

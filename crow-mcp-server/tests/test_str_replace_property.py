@@ -1,4 +1,4 @@
-"""Whatever bytes a file holds: `str_replace` makes exactly the change, or none."""
+"""Whatever bytes a file holds: an edit makes exactly the change, or none."""
 
 import asyncio
 import codecs
@@ -33,19 +33,49 @@ def line_feeds(text: str) -> str:
 
 
 @pytest.fixture
-def replace() -> Iterator[Callable[[Path, str, str], Any]]:
-    """`str_replace` on one server for all examples."""
+def edit() -> Iterator[Callable[..., Any]]:
+    """`file_editor` on one server for all examples."""
     client = Client(create_server())
     with asyncio.Runner() as runner:
         runner.run(client.__aenter__())
 
-        def call(path: Path, old: str, new: str) -> Any:
-            arguments = {"command": "str_replace", "path": str(path), "old_str": old, "new_str": new}
+        def call(path: Path, **arguments: Any) -> Any:
             meta = {"crow/session": path.name, "crow/cwd": str(path.parent)}
-            return runner.run(client.call_tool_mcp("file_editor", arguments, meta=meta))
+            given = {"command": "str_replace", "path": str(path)} | arguments
+            return runner.run(client.call_tool_mcp("file_editor", given, meta=meta))
 
         yield call
         runner.run(client.__aexit__(None, None, None))
+
+
+def same_but_for_writing(one: str, other: str) -> bool:
+    """Whether texts differ in white space alone."""
+    return one.split() == other.split()
+
+
+def check_replaced(before: str, after: str, old: str, new: str, *, tolerant: bool) -> None:
+    """One text gave way to another in one place, the only one, and nothing else changed."""
+    flat, needle = line_feeds(before), line_feeds(old)
+    exact = sum(flat.startswith(needle, at) for at in range(len(flat)))
+    assert exact == (0 if tolerant else 1)
+    fits = same_but_for_writing if tolerant else str.__eq__
+    spellings = {line_feeds(new), line_feeds(new).replace("\n", "\r\n")}
+    places = [
+        (start, end)
+        for start in range(len(before) + 1)
+        for end in range(start, len(before) + 1)
+        if fits(line_feeds(before[start:end]), needle)
+    ]
+    assert any(
+        after.startswith(before[:start])
+        and after.endswith(before[end:])
+        and (
+            (there := after[start : len(after) - len(before) + end]) in spellings
+            or (tolerant and same_but_for_writing(there, new))
+        )
+        for start, end in places
+        if len(after) - len(before) + end >= start
+    )
 
 
 @given(data=FILES, old=NEEDLES, new=TEXTS)
@@ -54,37 +84,54 @@ def replace() -> Iterator[Callable[[Path, str, str], Any]]:
 @example(data=b"\xff\xfea\0", old="a", new="b")
 @example(data=b"b", old="b", new="\r\r\n")
 @example(data=b"caf\xe9", old="caf", new="\u65e5")
+@example(data=b"x\n\ta\r\n\tb", old=" a\n b\n", new=" ab\n")
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_file_gets_exactly_the_change_or_none(tmp_path, replace, data, old, new):
+def test_any_file_gets_exactly_the_change_or_none(tmp_path, edit, data, old, new):
     path = tmp_path / uuid.uuid4().hex  # a file no example has seen before
     path.write_bytes(data)
-    result = replace(path, old, new)
+    result = edit(path, old_str=old, new_str=new)
     after = path.read_bytes()
     if result.is_error:
         assert after == data
         return
     [change] = result.meta["crow/changes"]
-    before_text, after_text = change["old"], change["new"]
-    # The texts told are those of the file, byte for byte,
-    mark, encoding = encoding_of(data, before_text)
-    assert after == mark + after_text.encode(encoding)
-    # the match was the only one,
-    flat, needle = line_feeds(before_text), line_feeds(old)
-    assert sum(flat.startswith(needle, at) for at in range(len(flat))) == 1
-    # and it alone gave way to what was asked for, in some line ending.
-    spellings = {line_feeds(new), line_feeds(new).replace("\n", "\r\n")}
-    matches = [
-        (start, end)
-        for start in range(len(before_text))
-        for end in range(start, len(before_text) + 1)
-        if line_feeds(before_text[start:end]) == needle
-    ]
-    assert any(
-        after_text.startswith(before_text[:start])
-        and after_text.endswith(before_text[end:])
-        and after_text[start : len(after_text) - len(before_text) + end] in spellings
-        for start, end in matches
-    )
+    # The texts told are those of the file, byte for byte.
+    mark, encoding = encoding_of(data, change["old"])
+    assert after == mark + change["new"].encode(encoding)
+    tolerant = "old_str was found" in result.content[0].text
+    check_replaced(change["old"], change["new"], old, new, tolerant=tolerant)
+
+
+@given(text=TEXTS, edits=st.lists(st.tuples(NEEDLES, TEXTS), max_size=4), mark=st.sampled_from(MARKS))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_several_edits_are_those_one_by_one_or_none(tmp_path, edit, text, edits, mark):
+    together, apart = (tmp_path / f"{uuid.uuid4().hex}" for _ in range(2))
+    for path in (together, apart):
+        path.write_bytes(encoded(text, mark))
+    result = edit(together, edits=[{"old_str": old, "new_str": new} for old, new in edits])
+    single = [edit(apart, old_str=old, new_str=new) for old, new in edits]
+    if result.is_error:
+        assert together.read_bytes() == encoded(text, mark)
+        assert not edits or any(each.is_error for each in single)
+    else:
+        assert not any(each.is_error for each in single)
+        assert together.read_bytes() == apart.read_bytes()
+
+
+@given(data=FILES, line=st.integers(-1, 6), new=TEXTS)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_insert_takes_nothing_away_and_undo_gives_every_byte_back(tmp_path, edit, data, line, new):
+    path = tmp_path / uuid.uuid4().hex
+    path.write_bytes(data)
+    result = edit(path, command="insert", insert_line=line, new_str=new)
+    if result.is_error:
+        assert path.read_bytes() == data
+        return
+    [change] = result.meta["crow/changes"]
+    kept, added = change["old"], len(change["new"]) - len(change["old"])
+    assert any(change["new"] == kept[:at] + change["new"][at : at + added] + kept[at:] for at in range(len(kept) + 1))
+    assert not edit(path, command="undo_edit").is_error
+    assert path.read_bytes() == data
 
 
 def encoding_of(data: bytes, text: str) -> tuple[bytes, str]:

@@ -249,7 +249,7 @@ async def test_cancelled_calls_leave_the_server_working(tools, folder):
     for n in range(20):
         call = asyncio.create_task(tools.call("terminal", {"command": f"echo $$ > {n}.pid; sleep 999"}))
         if n % 2:
-            await until((folder / f"{n}.pid").exists)
+            await until(lambda file=folder / f"{n}.pid": file.exists() and file.read_text())
         else:
             await asyncio.sleep(0)
         call.cancel()

@@ -126,6 +126,7 @@ def built_in_tools(crow: Crow, hidden_env: Sequence[str] = (), env: Mapping[str,
     def source() -> Any:
         return crow_mcp_server.create_server(lambda meta: workspace_for(crow, meta), hidden_env, stays=True, env=env)
 
+    crow.session_end(end_terminals)
     return Server("crow", source, definitions=tools, built_in=True, shared=True)
 
 
@@ -135,7 +136,19 @@ def workspace_for(crow: Crow, meta: dict[str, Any]) -> Workspace:
     if (session := crow.sessions.get(here.session)) is None:
         return here
     editor = Editor(session, str(meta.get("crow/call")))
-    return replace(here, files=editor, terminals=editor if editor.runs else None, watch=editor.watch)
+    return replace(
+        here,
+        files=editor,
+        terminals=editor if editor.runs else None,
+        watch=editor.watch,
+        at_end=session.state.setdefault("at_end", []).append,
+    )
+
+
+async def end_terminals(session: Session) -> None:
+    """End what a session's commands have left running."""
+    for end in session.state.pop("at_end", ()):
+        await end()
 
 
 def hidden(env: Mapping[str, str], config: Config) -> list[str]:

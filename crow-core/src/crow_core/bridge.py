@@ -4,14 +4,17 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
 
 import msgspec
 from msgspec import UNSET, ValidationError
 
+from crow_core.acp.connection import ConnectionClosed
 from crow_core.acp.decoding import lenient
 from crow_core.acp.schema import (
     BlockContent,
@@ -61,8 +64,8 @@ FORM_LIMIT = 100_000
 """Bytes of a form, as JSON."""
 CHOICES = 20
 """Answers among which a person can choose without a form."""
-SAMPLES = 20
-"""How often a server may have the model asked during one call."""
+QUESTIONS = 20
+"""How often a server may ask back during one call, and how often in a session where no call can be told."""
 SAMPLE_TOKENS = 8192
 """Tokens of an answer, at most, however many a server asks for."""
 SAMPLE_LIMIT = 10_000_000
@@ -81,6 +84,8 @@ class Bridge:
     """Which servers may have the model asked for the rest of the session, and which may not."""
     _pages: dict[tuple[Server, str], str] = field(default_factory=dict[tuple[Server, str], str])
     """The client's id of a page that a person was sent to, by the server's."""
+    _asked: "WeakKeyDictionary[Server | Use, int]" = field(default_factory=WeakKeyDictionary["Server | Use", int])
+    """How often a server has asked back, for each call."""
     _logged: dict[Server, float] = field(default_factory=dict[Server, float])
     """When a server's log was last shown, in seconds of the monotonic clock."""
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -92,7 +97,8 @@ class Bridge:
     async def progress(self, server: Server, done: float, total: float | None, message: str, use: Use) -> None:
         use.progress = progress_text(done, total, message[:LINE])
         if "progress" not in use.beside:
-            use.beside["progress"] = asyncio.ensure_future(self._show_progress(server, use))
+            use.beside["progress"] = showing = asyncio.ensure_future(self._show_progress(server, use))
+            showing.add_done_callback(lambda task: task.cancelled() or task.exception())  # the call's end says it, too
 
     async def _show_progress(self, server: Server, use: Use) -> None:
         """Show what was last said of a call, until nothing more is said or the call ends."""
@@ -112,17 +118,20 @@ class Bridge:
         line = self.tidy(server, f"{server.name}: {text[:LINE]}")
         wanted = self.session.client.capabilities.session
         if wanted and wanted.notices:
-            await self.session.notice(line, "error" if severity == "error" else "warning")
+            with suppress(ConnectionClosed):
+                await self.session.notice(line, "error" if severity == "error" else "warning")
         else:
             logger.warning("%s", line)
 
     async def complete(self, server: Server, id: str) -> None:
         if page := self._pages.pop((server, id), ""):
-            await self.session.complete(page)
+            with suppress(ConnectionClosed):
+                await self.session.complete(page)
 
     async def elicit(self, server: Server, asked: "ElicitRequestParams", use: Use | None) -> "ElicitResult":
         from mcp_types import ElicitResult  # loaded: a server is connected
 
+        self._count(server, use)
         try:
             answer = await (self._send(server, asked, use) if asked.mode == "url" else self._ask(server, asked, use))
         except (ElicitationError, ValidationError) as error:
@@ -133,6 +142,13 @@ class Bridge:
             answer = Answer("cancel")
         filled_in = answer.action == "accept" and asked.mode == "form"
         return ElicitResult(action=answer.action, content=answer.content if filled_in else None)
+
+    def _count(self, server: Server, use: Use | None) -> None:
+        """Raise ValueError when a server has asked often enough."""
+        whose = use or server
+        self._asked[whose] = self._asked.get(whose, 0) + 1
+        if self._asked[whose] > QUESTIONS:
+            raise ValueError(f"A call may ask back at most {QUESTIONS} times.")
 
     async def _send(self, server: Server, asked: "ElicitRequestURLParams", use: Use | None) -> Answer:
         """Send the person to a page. Raises ElicitationError."""
@@ -162,11 +178,8 @@ class Bridge:
     ) -> "CreateMessageResult":
         from mcp_types import CreateMessageResult, TextContent  # loaded: a server is connected
 
+        self._count(server, use)
         request = sampled(asked)
-        if use is not None:
-            use.sampled += 1
-            if use.sampled > SAMPLES:
-                raise ValueError(f"The model is asked at most {SAMPLES} times during a call.")
         if not await self._may_sample(server, request, use):
             raise PermissionError("The user did not allow it.")
         try:
@@ -267,8 +280,10 @@ def progress_text(done: float, total: float | None, message: str) -> str:
 
 def form_of(schema: dict[str, Any], tidy: Callable[[str], str]) -> ElicitationSchema:
     """A server's form in the words of ACP. Raises ElicitationError, ValidationError."""
-    fields = schema.get("properties")
-    properties = {name: field_of(each, tidy) for name, each in cast("dict[str, Any]", fields or {}).items()}
+    fields: Any = schema.get("properties", {})
+    if not isinstance(fields, dict):
+        raise ElicitationError("its form has no fields")
+    properties = {name: field_of(each, tidy) for name, each in cast("dict[str, Any]", fields).items()}
     form = lenient({**readable(schema, tidy), "properties": properties}, ElicitationSchema)
     if any(isinstance(each, Unknown) for each in form.properties.values()):
         raise ElicitationError("its form has a field of a kind that clients do not know")

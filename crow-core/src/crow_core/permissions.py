@@ -22,7 +22,7 @@ import msgspec
 
 from crow_core.acp.schema import PermissionOption, ToolCallContent, ToolCallFields, ToolKind
 from crow_core.app import Crow
-from crow_core.content import ToolResult, describe, shown
+from crow_core.content import ToolResult, clean, describe, shown
 from crow_core.elicitation import ElicitationError
 from crow_core.extensions.secrets import without_secrets
 from crow_core.messages import ToolUse, arguments_of
@@ -59,6 +59,8 @@ TOUCHY = re.compile(
     re.IGNORECASE,
 )
 """Files that change what runs later (shells, hooks, editors, this agent): always asked for, in every mode but yolo."""
+TYPED = "what a terminal that stays makes of it depends on what happened there"
+"""A reason to ask each time."""
 UNDECIDED = "nobody has decided yet"
 """The only reason to ask that an answer for the whole session takes away."""
 ANSWERED = "the user answered so for this session"
@@ -147,6 +149,7 @@ def permissions(
 
     @crow.before_tool
     async def gate(session: Session, call: ToolUse) -> ToolResult | None:
+        folders(session)[call["id"]] = session.state.get("folder", session.cwd)  # as it is judged, so it will be run
         (verdict, why), lasts = judge(session, desk(session), call), False
         if verdict == "ask":
             async with desk(session).queue:
@@ -160,6 +163,12 @@ def permissions(
             return ToolResult.error(f"This was not run: {why}. Do not try to reach the same by another way; ask.")
         return None
 
+    @crow.after_tool
+    def follow(result: ToolResult, session: Session, call: ToolUse) -> None:
+        folders(session).pop(call["id"], None)
+        if folder := result.meta.get("crow/folder"):
+            session.state["folder"] = folder
+
 
 def parse(rules: Sequence[str]) -> list[Rule]:
     return [Rule.parse(rule) for rule in rules]
@@ -168,10 +177,13 @@ def parse(rules: Sequence[str]) -> list[Rule]:
 def judge(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
     """What rules, earlier answers and the mode say of a call, and which of them said it."""
     name, subject, kind = call["function"]["name"], subject_of(session, call), session.toolbox.kind(call)
-    simple = kind != "execute" or SIMPLE.fullmatch(subject) is not None
+    typed, looks = kind == "execute" and is_typed(call), kind == "execute" and only_looks(call)
+    simple = kind != "execute" or (not typed and SIMPLE.fullmatch(subject) is not None)
     found = desk.rules.verdict(name, subject, spellings(session, subject, kind), simple=simple)
     if found and found[0] != "allow":
         return found[0], f"the rule {text_of(found[1])!r} says {found[0]}"
+    if looks:
+        return "allow", "it only looks at what was started, or ends it"
     if desk.mode == "plan" and kind not in ("read", "search", "think", "fetch"):
         return "deny", "plan mode only reads. Describe the change instead"
     if desk.mode == "yolo":
@@ -182,6 +194,8 @@ def judge(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
         return "allow", f"the rule {text_of(found[1])!r}"
     if session.toolbox.destroys(call):
         return "ask", "its server says that it may destroy something"
+    if typed:
+        return "ask", TYPED
     if (answered := desk.always.get(key_of(session, call))) is not None:
         return ("allow" if answered else "deny"), ANSWERED
     if kind in ("read", "search", "think"):
@@ -199,10 +213,11 @@ async def question(session: Session, desk: Desk, call: ToolUse, *, lasting: bool
     """
     kind = session.toolbox.kind(call)
     start = describe(call, kind, session.cwd, session.toolbox.title(call))
+    subject = subject_of(session, call)
     preview = await dry_run(session, call) if kind == "edit" else msgspec.UNSET
     fields = ToolCallFields(
         tool_call_id=call["id"],
-        title=start.title,
+        title=clean(subject[:200]) if kind == "execute" and subject.startswith("cd ") else start.title,
         name=start.name,
         kind=kind,
         status="pending",
@@ -244,13 +259,34 @@ def subject_of(session: Session, call: ToolUse) -> str:
     if isinstance(path, str) and kind in ("read", "edit"):
         here, full = os.path.realpath(session.cwd), resolved(session, path)
         return os.path.relpath(full, here) if full.startswith(here + os.sep) else full
-    if isinstance(command, str) and kind == "execute":
-        elsewhere = str(arguments.get("cwd") or "")
-        moves = elsewhere and resolved(session, elsewhere) != os.path.realpath(session.cwd)
+    if isinstance(command, str) and command and kind == "execute":
+        elsewhere = str(arguments.get("cwd") or folders(session).get(call["id"], session.cwd))
+        moves = resolved(session, elsewhere) != os.path.realpath(session.cwd)
         return f"cd {elsewhere} && {command}" if moves else command.strip(" \t\n")
     if isinstance(url := arguments.get("url"), str) and kind == "fetch":
         return address(url)[0]
+    if kind == "execute" and is_typed(call):
+        return " ".join(str(arguments[name]) for name in ("input", "keys") if arguments.get(name) is not None)
     return msgspec.json.encode(arguments).decode()  # in one spelling, whatever the model escaped
+
+
+def folders(session: Session) -> dict[str, str]:
+    """Where the commands of open calls begin, by the calls' ids: `Session.meta` tells the tool."""
+    return session.state.setdefault("folders", {})
+
+
+def is_typed(call: ToolUse) -> bool:
+    """Whether a call goes to a terminal that stays, where functions and running programs give words their meaning."""
+    return bool((arguments_of(call) or {}).get("session"))
+
+
+def only_looks(call: ToolUse) -> bool:
+    """Whether a call gives a terminal nothing to do, but to end."""
+    arguments = arguments_of(call) or {}
+    given = {name for name, value in arguments.items() if value or (name == "input" and value is not None)}
+    if arguments.get("keys") == "kill":
+        given.discard("keys")
+    return is_typed(call) and given <= {"session", "wait"}
 
 
 def spellings(session: Session, subject: str, kind: ToolKind) -> list[str]:

@@ -25,6 +25,7 @@ from msgspec import UNSET
 from crow_core import __version__
 from crow_core.acp.schema import McpServer
 from crow_core.content import ToolResult, clean
+from crow_core.schemas import is_tame
 from crow_core.secrets import masked, secrets_of
 from crow_core.trace import KEYS
 from crow_core.watchdog import MARK, Watchdog
@@ -113,8 +114,6 @@ class Use:
     end: float = field(default_factory=lambda: monotonic() + LONGEST_CALL)
     asking: int = 0
     """Questions of the server's that wait for an answer."""
-    sampled: int = 0
-    """How often the server has had the model asked."""
     progress: str = ""
     """How far it has come, as far as that has not been shown."""
     beside: "dict[str, asyncio.Task[Any]]" = field(default_factory=dict[str, "asyncio.Task[Any]"])
@@ -184,8 +183,8 @@ class Server:
     """Calls that nobody waits for any more, and what listens for changes."""
     _listed: "tuple[int, list[dict[str, Any]]] | None" = field(default=None, repr=False)
     """Its tools, and which of their changes they are of."""
-    _noise: str = field(default="", repr=False)
-    """What was wrong with the last thing it sent that is no message."""
+    _tame: set[str] = field(default_factory=set[str], repr=False)
+    """The tools whose answers can be checked."""
 
     def warm(self) -> None:
         """Connect before anyone calls, but not before there is little else to do: loading FastMCP takes a second."""
@@ -218,8 +217,6 @@ class Server:
     async def _connect(self, before: "asyncio.Task[None] | None") -> "Client[Any]":
         if before is not None:
             await asyncio.wait([before])
-            for what in ("tools", "prompts", "resources"):
-                self.note(what)  # it may have become another program
         assert self.source is not None
         client_class = await aside(fastmcp_client)
         from mcp_types import Implementation  # loaded with FastMCP
@@ -240,8 +237,21 @@ class Server:
             await client.__aenter__()
         except Exception as error:
             raise ConnectionError(f"{reason(error)}{last_words(client, self.secrets)}") from error
+        for what in ("tools", "prompts", "resources") if before is not None else ():
+            self.note(what)  # it may have become another program
+        self._guard(client)
         self.put_aside(asyncio.ensure_future(listen(client)))
         return client
+
+    def _guard(self, client: "Client[Any]") -> None:
+        """Check answers only against schemas with which that comes to an end: it would stop everything else."""
+        check = client.session.validate_tool_result
+
+        async def validate(name: str, result: "CallToolResult") -> None:
+            if name in self._tame:
+                await check(name, result)
+
+        client.session.validate_tool_result = validate
 
     @property
     def patience(self) -> float:
@@ -261,24 +271,26 @@ class Server:
             return self._listed[1]
         if self._connection is not None and is_dead(self._connection):
             self.let_go(self._connection)
-        connection, self.error, self._noise = self.connect(), "", ""
+        connection, self.error = self.connect(), ""
+        failed = "did not start" if self._listed is None else "did not list its new tools"
         try:
             async with asyncio.timeout(self.patience):
                 client = await client_of(connection)
                 now = self.changes["tools"]
                 tools = await client.list_tools()
         except TimeoutError:
-            junk = f"; {self._noise}" if self._noise else ""
-            self.error = f"MCP server {clean(self.name)!r} did not answer within {self.patience:.0f} s{junk}."
+            self.error = f"MCP server {clean(self.name)!r} did not answer within {self.patience:.0f} s."
         except Exception as error:
             said = masked(reason(error), self.secrets)
-            self.error = f"MCP server {clean(self.name)!r} did not start: {said[:1000]}."
+            self.error = f"MCP server {clean(self.name)!r} {failed}: {said[:1000]}."
         else:
             dumps = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in tools]
             found = masked([dump for dump in dumps if self.offers(dump["name"])], self.secrets)
             self._listed = now, found
+            self._tame = {tool["name"] for tool in found if is_tame(tool.get("outputSchema") or {})}
             return found
-        self.let_go(connection)
+        if self._listed is None or is_dead(connection):  # else what it had is still there
+            self.let_go(connection)
         return []
 
     def offers(self, tool: str) -> bool:
@@ -340,7 +352,9 @@ class Server:
         try:
             while not call.done():
                 if silence is not None and use.left(silence) <= 0:
-                    raise TimeoutError(f"it timed out: nothing was heard for {monotonic() - use.heard:.3g} s")
+                    whole = use.end <= monotonic()
+                    why = f"no call may take {LONGEST_CALL:g} s" if whole else f"nothing was heard for {silence:g} s"
+                    raise TimeoutError(f"it timed out: {why}")
                 await asyncio.wait([call], timeout=silence and use.left(silence))
             if call.cancelled():  # by the end of the connection
                 raise ConnectionError
@@ -446,8 +460,6 @@ class Server:
         )
 
         match message:
-            case Exception():
-                self._noise = reason(message)[:300]
             case ToolListChangedNotification():
                 self.note("tools")
             case PromptListChangedNotification():
@@ -575,14 +587,16 @@ def from_acp(config: McpServer, cwd: str, auth: Callable[[], Any] | None = None)
     mark = uuid4().hex if config.url is UNSET else ""
 
     def source() -> Any:
-        from fastmcp.client import transports  # loaded by `_connect` already
+        from fastmcp.client.transports import SSETransport  # loaded by `_connect` already
 
+        from crow_core.oauth import Stranger
+        from crow_core.remote import Remote
         from crow_core.stdio import Stdio
 
         pairs = {} if config.headers is UNSET else {header.name: header.value for header in config.headers or ()}
         if config.url is not UNSET:
-            over = transports.SSETransport if config.type == "sse" else transports.StreamableHttpTransport
-            return over(str(config.url), headers=pairs, auth=auth and auth())
+            over = SSETransport if config.type == "sse" else Remote
+            return over(str(config.url), pairs, auth() if auth else Stranger())
         env = {} if config.env is UNSET else {variable.name: variable.value for variable in config.env or ()}
         env[MARK] = f"{os.environ.get(MARK, '')}:{mark}"
         args = () if config.args is UNSET else config.args or ()
@@ -632,7 +646,8 @@ def fastmcp_client() -> "type[Client[Any]]":
                     del os.environ[name]
                 else:
                     os.environ[name] = value
-    logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL)  # it logs what it raises
+    for name in ("client", "mcp"):  # they log what servers send, with tracebacks, and what they raise
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     return client
 
 
@@ -645,8 +660,9 @@ def reason(error: BaseException) -> str:
             return f"the command {clean(command)!r} was not found; check its name, or give its full path"
         case Exception(__cause__=(FileNotFoundError() | ConnectionError()) as cause):  # FastMCP wraps it
             return reason(cause)
-        case ValueError() if (errors := getattr(error, "errors", None)) is not None:  # pydantic's
-            fault: dict[str, Any] = errors()[0]
+        case ValueError() if hasattr(error, "errors"):  # pydantic's
+            faults: Any = error
+            fault: dict[str, Any] = faults.errors()[0]
             place = ".".join(map(str, fault["loc"]))
             return clean(f"what it sent does not keep to MCP ({place}: {fault['msg']})")[:LONGEST_REASON]
         case _:

@@ -529,6 +529,7 @@ class Session:
             "crow/call": call["id"],
             "crow/cwd": self.cwd,
             "crow/roots": roots,
+            "crow/folder": self.state.get("folders", {}).get(call["id"], ""),
             **more,
         }
 

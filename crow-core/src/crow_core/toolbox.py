@@ -4,27 +4,25 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from itertools import islice
+from typing import Any
 
 import msgspec
 
 from crow_core.acp.schema import ToolKind
 from crow_core.content import ToolResult, clean, describe
 from crow_core.messages import ToolUse, arguments_of, unique
+from crow_core.schemas import is_fit
 from crow_core.servers import Host, Server, Use
 
+NAMES = 100
+"""Tools that are named to a model that called none of them."""
 DESCRIPTION_LIMIT = 8_000
 """Characters of a tool's description that the model is shown."""
-SCHEMA_LIMIT = 64_000
-"""Bytes of a tool's schema, as JSON, that the model is shown."""
-NODES_LIMIT = 50_000
-"""Values in a schema when what it refers to is written out."""
-DEPTH_LIMIT = 64
-"""How deep they may be nested."""
 TITLE_LIMIT = 80
 """Characters of a tool's title."""
 CHANGES_WAIT = 5.0
@@ -262,7 +260,8 @@ class Toolbox:
                 if name in self._gone
                 else f"There is no tool {name!r}"
             )
-            return ToolResult.error(f"{what}. The tools are: {', '.join(self.tools) or 'none'}.")
+            names = [*islice(self.tools, NAMES), *(["…"] if len(self.tools) > NAMES else [])]
+            return ToolResult.error(f"{what}. The tools are: {', '.join(names) or 'none'}.")
         if tool.server is None:
             return ToolResult.error(f"The tool {name!r} is not connected: its server is no part of this session now.")
         if arguments_of(call) is None:
@@ -295,43 +294,6 @@ class Toolbox:
 def legal(name: str) -> str:
     """A name in characters that every provider takes."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)
-
-
-def is_fit(schema: dict[str, Any]) -> bool:
-    """Whether a schema can be shown to a model: not too large, also when what it refers to is written out."""
-    try:
-        return len(msgspec.json.encode(schema)) <= SCHEMA_LIMIT and written_out(schema, schema, NODES_LIMIT, ()) > 0
-    except RecursionError:
-        return False
-
-
-def written_out(value: Any, root: dict[str, Any], left: int, inside: tuple[str, ...], depth: int = 0) -> int:
-    """How many of `left` values are left when a schema is written out; 0 or less where they do not suffice."""
-    if depth > DEPTH_LIMIT:
-        return 0
-    items: Iterable[Any] = ()
-    match value:
-        case {"$ref": str(name)} if name not in inside and (target := target_of(name, root)) is not None:
-            items, inside = (target,), (*inside, name)  # what refers to itself is written out once
-        case dict():
-            items = cast("dict[str, Any]", value).values()
-        case list():
-            items = cast("list[Any]", value)
-        case _:
-            pass
-    left -= 1
-    for item in items:
-        if left <= 0:
-            break
-        left = written_out(item, root, left, inside, depth + 1)
-    return left
-
-
-def target_of(name: str, root: dict[str, Any]) -> Any:
-    """What a reference within a schema leads to; None for one that leads elsewhere."""
-    where, _, key = name.rpartition("/")
-    definitions: dict[str, Any] = root.get(where.removeprefix("#/")) or {}
-    return definitions.get(key) if where in ("#/$defs", "#/definitions") else None
 
 
 def clean_text(text: str) -> str:

@@ -1,29 +1,89 @@
-"""`crow-mcp-server` and `python -m crow_mcp_server`: the server over standard input and output."""
+"""`crow-mcp-server` and `python -m crow_mcp_server`: the server over standard input and output, or over HTTP."""
 
 import argparse
 import os
+from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 
+from platformdirs import user_state_dir
+
+from crow_mcp_server import tools
 from crow_mcp_server.processes import SWITCHES
+from crow_mcp_server.workspace import local_workspace
 
 
 def main() -> None:
-    """Serve until the client closes our input."""
+    """Serve until the client closes our input, or until told to end."""
+    known = [tool["name"] for tool in tools()]
     parser = argparse.ArgumentParser(
-        prog="crow-mcp-server", description="The tools file_editor and terminal as an MCP server over stdio."
+        prog="crow-mcp-server",
+        description=f"Tools for an agent, as an MCP server over standard input and output: {', '.join(known)}.",
     )
-    parser.add_argument("--root", metavar="DIR", help="work in DIR, and open files only there (default: this folder)")
+    parser.add_argument(
+        "--root",
+        metavar="DIR",
+        action="append",
+        default=[],
+        type=os.path.expanduser,
+        help="open files only below DIR, and start there; may be given again "
+        "(default: the client's roots, or else this folder)",
+    )
+    parser.add_argument("--allow-outside", action="store_true", help="open files anywhere")
+    parser.add_argument("--tools", metavar="A,B", help="offer only these tools")
+    parser.add_argument(
+        "--allow-host",
+        metavar="HOST[:PORT]",
+        action="append",
+        default=[],
+        help="let fetch reach this host though it is not public, such as localhost:8000; may be given again",
+    )
+    parser.add_argument("--ignore-robots-txt", action="store_true", help="let fetch ask no robots.txt")
+    parser.add_argument(
+        "--http", metavar="HOST:PORT", help="serve over HTTP instead, to whoever has the token (127.0.0.1 without HOST)"
+    )
+    parser.add_argument(
+        "--token-file", metavar="FILE", help="the file with the token (default: a new one, told on standard error)"
+    )
     parser.add_argument("--version", action="version", version=version("crow-mcp-server"))
-    root = parser.parse_args().root
-    if root:
+    options = parser.parse_args()
+    only = options.tools.split(",") if options.tools else None
+    if unknown := set(only or ()) - set(known):
+        parser.error(f"--tools {','.join(sorted(unknown))}: no such tool; there are {', '.join(known)}")
+    if options.token_file and not options.http:
+        parser.error("--token-file is for --http; over standard input and output nobody else can connect")
+    roots = [os.path.abspath(root) for root in options.root]
+    for root in roots:
         try:
-            os.chdir(os.path.expanduser(root))
+            os.scandir(root).close()
         except OSError as error:
             parser.error(f"--root {root}: {error.strerror}")
+    bounds = [*(roots or [os.getcwd()]), "/"] if options.allow_outside else roots
     os.environ.update(SWITCHES)
     from crow_mcp_server.server import create_server  # not at the top: the switches must be set before
 
-    create_server().run(transport="stdio", show_banner=False)
+    workspace_for = partial(local_workspace, bounds=bounds) if bounds else local_workspace
+    server = create_server(
+        workspace_for,
+        only=only,
+        allow_hosts=options.allow_host,
+        ignore_robots=options.ignore_robots_txt,
+        state=Path(user_state_dir("crow-mcp-server", appauthor=False), "edits"),
+    )
+    if not options.http:
+        server.run(transport="stdio", show_banner=False)
+        return
+    from crow_mcp_server.http import bind, serve, token_from  # as above
+
+    try:
+        token = token_from(options.token_file)
+    except (OSError, ValueError) as error:
+        parser.error(f"--token-file {options.token_file}: {error.strerror if isinstance(error, OSError) else error}")
+    try:
+        listener = bind(options.http)
+    except (OSError, ValueError) as error:
+        parser.error(f"--http {options.http}: {error.strerror if isinstance(error, OSError) else error}")
+    serve(server, listener, token)
 
 
 if __name__ == "__main__":

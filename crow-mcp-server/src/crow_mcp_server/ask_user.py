@@ -7,6 +7,7 @@ from fastmcp import Context, FastMCP
 from fastmcp.tools.base import ToolResult
 from mcp.shared.exceptions import MCPError
 from mcp_types import ElicitRequest, ElicitRequestFormParams, ElicitResult, InputRequiredResult, ToolAnnotations
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
@@ -71,7 +72,7 @@ async def elicit(context: Context, message: str, form: dict[str, Any]) -> Elicit
     able = capabilities and capabilities.elicitation
     if not able or (able.form is None and able.url is not None):
         raise Refusal(IN_TEXT)
-    if context.request_context and context.request_context.protocol_version < "2026":
+    if context.session.protocol_version not in MODERN_PROTOCOL_VERSIONS:
         try:
             return await context.session.elicit(message, form, related_request_id=context.request_id)
         except MCPError as error:

@@ -66,26 +66,39 @@ def read(place: Place) -> Content | None:
     Raises IsADirectoryError for a folder, Refusal for what is neither and for a file too large to edit.
     """
     try:
-        with _parent(place) as (folder, name):
-            opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        opened = open_below(place)
     except FileNotFoundError:
         return None
+    with open(opened, "rb") as file:
+        data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise Refusal(
+                f"{place.path} has more than the {MAX_BYTES:,} bytes this tool opens. "
+                "Read parts of it in the terminal (sed -n '1,200p', grep -n, head, tail)."
+            )
+        return Content(data, _stamp(os.fstat(opened)))
+
+
+def open_below(place: Place) -> int:
+    """A descriptor of a file to read. Raises IsADirectoryError for a folder, Refusal for what is neither."""
+    with _parent(place) as (folder, name):
+        opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
         status = os.fstat(opened)
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), place.path)
         if not stat.S_ISREG(status.st_mode):
             raise Refusal(f"{place.path} is a device, pipe or socket, not a file.")
-        with open(opened, "rb", closefd=False) as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise Refusal(
-                f"{place.path} has more than the {MAX_BYTES:,} bytes this tool opens. "
-                "Read parts of it in the terminal (sed -n '1,200p', grep -n, head, tail)."
-            )
-        return Content(data, _stamp(status))
-    finally:
+    except BaseException:
         os.close(opened)
+        raise
+    return opened
+
+
+def open_folder(place: Place) -> int:
+    """A descriptor of a folder to list. Raises NotADirectoryError for anything else."""
+    with _parent(place) as (above, name):
+        return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
 
 
 def write(place: Place, data: bytes, stamp: tuple[int, ...] | None) -> None:
@@ -139,8 +152,7 @@ def remove(place: Place) -> None:
 
 def list_folder(place: Place) -> list[str]:
     """What lies in a folder and in the folders in it, sorted, one line each; no more than a model wants to read."""
-    with _parent(place) as (above, name):
-        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    folder = open_folder(place)
     try:
         lines: list[str] = []
         for entry in _entries(folder, MAX_ENTRIES):
@@ -149,6 +161,15 @@ def list_folder(place: Place) -> list[str]:
             if inner != entry and not inner.startswith(".") and inner not in NOT_ENTERED and len(lines) < MAX_ENTRIES:
                 lines += [f"  {below}" for below in _entries_below(folder, inner)]
         return lines
+    finally:
+        os.close(folder)
+
+
+def list_names(place: Place) -> list[bytes]:
+    """The names in a folder, sorted."""
+    folder = open_folder(place)
+    try:
+        return sorted(os.fsencode(name) for name in os.listdir(folder))
     finally:
         os.close(folder)
 
@@ -196,7 +217,7 @@ def _entries(folder: int, limit: int) -> list[str]:
     """The names in a folder, sorted, folders with a slash and links with an at sign."""
     with os.scandir(folder) as found:
         marks = {entry.name: "@" if entry.is_symlink() else "/" if entry.is_dir() else "" for entry in found}
-    names = [_printable(name) + marks[name] for name in sorted(marks)[:limit]]
+    names = [printable(name) + marks[name] for name in sorted(marks)[:limit]]
     return names if len(marks) <= limit else [*names, f"({len(marks) - limit:,} more)"]
 
 
@@ -211,7 +232,7 @@ def _entries_below(folder: int, name: str) -> list[str]:
         os.close(inner)
 
 
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
     """A file name that can be sent as UTF-8 and stays on its line."""
     text = os.fsencode(name).decode("utf-8", "replace")
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)

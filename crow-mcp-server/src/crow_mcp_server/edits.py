@@ -2,16 +2,22 @@
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from crow_mcp_server.document import Document
 from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.tolerance import Place, occurrences, tolerant_places
 
 CONTEXT = 4  # unchanged lines shown around a change
 SNIPPET_LINES = 40
 MAX_LINE = 2_000  # characters of one line shown
 SIMILAR = 0.6  # from here on, of 1, a line is shown as what may have been meant
 COMPARED_LINES = 20_000
+DIFFED_LINES = 4_000
+MAX_DIFF = 30_000  # characters
+HUNK = re.compile(r"([-+])(\d+)")
 NUMBERED = re.compile(r"\s*\d+\t")
 
 
@@ -22,6 +28,8 @@ class Edit:
     document: Document
     first: int
     last: int
+    note: str = ""
+    """What was taken for what was asked, where that was not to be found exactly."""
 
     def snippet(self) -> str:
         """The changed lines with those around them, numbered."""
@@ -53,29 +61,51 @@ def shorten_line(line: str) -> str:
 def replace_once(path: str, document: Document, old: str, new: str) -> Edit:
     """Replace the one place where `old` stands. Raises Refusal when there is none or more than one.
 
-    Line feeds in `old` and `new` stand for the line endings of the file; every byte outside of the match stays.
+    Line feeds in `old` and `new` stand for the line endings of the file; every byte outside of the match stays. Where
+    `old` does not stand exactly, the one place is taken that differs in nothing but how it is written down.
     """
     old, new = old.replace("\r\n", "\n"), new.replace("\r\n", "\n")
     if not old.strip():
         raise Refusal("old_str is empty or blank. Give the text to replace; to add text, use the command insert.")
     if old == new:
         raise Refusal("old_str and new_str are the same: there is nothing to change.")
-    flat = document.flat
-    starts = _occurrences(flat, old)
-    if not starts:
+    flat, note = document.flat, ""
+    places = [Place(start, start + len(old), new) for start in occurrences(flat, old)]
+    if not places:
+        places, note = tolerant_places(flat, old, new)
+    if not places:
         raise Refusal(_miss(path, document, old, new))
-    lines = [flat.count("\n", 0, start) + 1 for start in starts[:20]]
-    if len(starts) > 1:
-        more = f" and {len(starts) - len(lines)} more" if len(starts) > len(lines) else ""
+    lines = [flat.count("\n", 0, place.start) + 1 for place in places[:20]]
+    if len(places) > 1:
+        more = f" and {len(places) - len(lines)} more" if len(places) > len(lines) else ""
+        how = f", {note}," if note else ""
         raise Refusal(
-            f"old_str occurs {len(starts)} times in {path}, at lines {', '.join(map(str, lines))}{more}. "
+            f"old_str occurs {len(places)} times{how} in {path}, at lines {', '.join(map(str, lines))}{more}. "
             "Nothing was changed. Add neighbouring lines to old_str until it is unique."
         )
-    start, end = _unflatten(document.text, starts[0]), _unflatten(document.text, starts[0] + len(old))
+    [place] = places
+    start, end = _unflatten(document.text, place.start), _unflatten(document.text, place.end)
     replaced = document.text[start:end]
     newline = document.newline if "\n" not in replaced else Document(replaced).newline
-    text = document.text[:start] + new.replace("\n", newline) + document.text[end:]
-    return Edit(document.with_text(text), lines[0], lines[0] + new.rstrip("\n").count("\n"))
+    text = document.text[:start] + place.new.replace("\n", newline) + document.text[end:]
+    if note:
+        note = f"old_str was found {note} at line {lines[0]}, and nowhere else: that was replaced."
+    return Edit(document.with_text(text), lines[0], lines[0] + place.new.rstrip("\n").count("\n"), note)
+
+
+def replace_all(path: str, document: Document, pairs: Sequence[tuple[str, str]]) -> Edit:
+    """Make replacements one after the other, all or none. Raises Refusal, naming the one that cannot be made."""
+    if not pairs:
+        raise Refusal("edits is empty: there is nothing to change.")
+    after, notes = document, list[str]()
+    for place, (old, new) in enumerate(pairs, 1):
+        try:
+            edit = replace_once(path, after, old, new)
+        except Refusal as refusal:
+            raise Refusal(f"Edit {place} of {len(pairs)}, and with it all of them: {refusal}") from None
+        after = edit.document
+        notes += [f"Edit {place}: {edit.note}"] if edit.note else []
+    return Edit(after, *changed_lines(document, after), "\n".join(notes))
 
 
 def insert_after(path: str, document: Document, line: int, new: str) -> Edit:
@@ -103,14 +133,30 @@ def changed_lines(before: Document, after: Document) -> tuple[int, int]:
     return same + 1, max(len(new) - below, same + 1)
 
 
-def _occurrences(text: str, needle: str) -> list[int]:
-    """Where a text stands in another, overlaps included."""
-    found: list[int] = []
-    at = text.find(needle)
-    while at >= 0:
-        found.append(at)
-        at = text.find(needle, at + 1)
-    return found
+def unified_diff(before: Document | None, after: Document | None) -> str:
+    """The change in the unified format, without the names of files; cut where it is very long."""
+    old, new = _diffable(before), _diffable(after)
+    shorter = min(len(old), len(new))
+    same = next((place for place in range(shorter) if old[place] != new[place]), shorter)
+    below = next((place for place in range(shorter - same) if old[-1 - place] != new[-1 - place]), shorter - same)
+    skipped, cut = max(same - 3, 0), max(below - 3, 0)  # difflib takes long over many equal lines
+    old, new = old[skipped : len(old) - cut], new[skipped : len(new) - cut]
+    if len(old) + len(new) > DIFFED_LINES:
+        return f"@@ {len(old):,} lines gave way to {len(new):,} from line {same + 1} on @@\n"
+    lines = list(difflib.unified_diff(old, new))[2:]
+    diff = "".join(HUNK.sub(partial(_moved, skipped), line) if line.startswith("@@") else line for line in lines)
+    return diff if len(diff) <= MAX_DIFF else f"{diff[:MAX_DIFF]}\n[… {len(diff) - MAX_DIFF:,} more characters]"
+
+
+def _diffable(document: Document | None) -> list[str]:
+    lines = [f"{line}\n" for line in document.lines] if document else []
+    if lines and document and not document.flat.endswith("\n"):
+        lines[-1] += "\\ No newline at end of file\n"
+    return lines
+
+
+def _moved(lines: int, hunk: re.Match[str]) -> str:
+    return f"{hunk[1]}{int(hunk[2]) + lines}"
 
 
 def _unflatten(text: str, offset: int) -> int:
@@ -145,20 +191,12 @@ def _miss(path: str, document: Document, old: str, new: str) -> str:
         line = flat.count("\n", 0, at) + 1
         return f"{said} But new_str is there, at line {line}: perhaps this edit was made already."
     lines = document.lines
-    if places := _blank_apart(lines, wanted):
-        shown = "\n…\n".join(number(lines[place : place + len(wanted)], place + 1) for place in places[:3])
-        return f"{said} It differs only in white space from these lines; copy them exactly:\n{shown}"
     if places := _similar(lines, wanted):
-        shown = "\n…\n".join(number(lines[place : place + min(len(wanted), 10)], place + 1) for place in places)
-        return f"{said} The closest lines are:\n{shown}"
+        there = [lines[place : place + min(len(wanted), 10)] for place in places]
+        shown = "\n…\n".join(number(some, place + 1) for some, place in zip(there, places, strict=True))
+        diff = "\n".join(list(difflib.unified_diff(wanted[:10], there[0], lineterm="", n=10))[3:])
+        return f"{said} The closest lines are:\n{shown}\nFrom old_str (-) to the first of them (+):\n{diff}"
     return f"{said} No line of the file resembles it. View the file and copy the text exactly."
-
-
-def _blank_apart(lines: list[str], wanted: list[str]) -> list[int]:
-    """Where lines stand that are equal but for white space."""
-    squeezed, target = [" ".join(line.split()) for line in lines], [" ".join(line.split()) for line in wanted]
-    first, size = target[0], len(target)
-    return [place for place, line in enumerate(squeezed) if line == first and squeezed[place : place + size] == target]
 
 
 def _similar(lines: list[str], wanted: list[str]) -> list[int]:

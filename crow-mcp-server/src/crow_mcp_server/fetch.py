@@ -27,11 +27,12 @@ Read a page on the web: HTML as Markdown, PDF and feeds as text, images as they 
 AGENT = f"crow-mcp-server/{version('crow-mcp-server')}"
 ROBOT = "crow-mcp-server"  # what robots.txt may call us
 
-TIMEOUT = 30.0  # seconds for all of a call
+TIMEOUT = 20.0  # seconds for everything that is asked of servers in a call
+READING = 10.0  # seconds for reading what they sent
 PART = 20_000  # characters
 MAX_IMAGE = 4 * 1024 * 1024  # bytes
 MAX_ERROR = 2_000  # characters of what a server says with an error
-MAX_KEPT = 32 * 1024 * 1024  # bytes of pages kept
+MAX_KEPT = 16 * 1024 * 1024  # bytes of pages kept
 ROBOTS_LIMIT = 512 * 1024  # bytes of a robots.txt
 ROBOTS_AGE = 3600.0  # seconds it is good for
 ROBOTS_KEPT = 500
@@ -189,7 +190,7 @@ async def show(page: Page, *, start: int, raw: bool) -> ToolResult:
     if kind in ("image", "binary"):
         raise Refusal(f"{about}: nothing to read. If it is needed, download it in the terminal (curl -o FILE URL).")
     try:
-        with anyio.fail_after(TIMEOUT):
+        with anyio.fail_after(READING):
             text = await page.text(raw=raw)
     except (Unreadable, TimeoutError) as error:
         why = str(error) or "reading it took too much time"
@@ -207,7 +208,7 @@ async def show(page: Page, *, start: int, raw: bool) -> ToolResult:
 
 async def _said(page: Page) -> str:
     try:
-        with anyio.fail_after(TIMEOUT):
+        with anyio.fail_after(READING):
             return (await page.text(raw=False)).strip()
     except (Unreadable, TimeoutError):
         return ""

@@ -1,26 +1,34 @@
 """The tool `file_editor`: views, creates and edits files, and remembers per session what was seen and what was done."""
 
 import asyncio
-from collections import OrderedDict, deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
-from threading import Lock
-from typing import Annotated, Literal, NotRequired, TypedDict, TypeVar
+from typing import Annotated, Literal, NotRequired, TypeVar
 from weakref import WeakValueDictionary
 
 from anyio import CapacityLimiter, from_thread, to_thread
 from fastmcp import Context, FastMCP
 from fastmcp.tools.base import ToolResult
-from mcp_types import ToolAnnotations
-from pydantic import Field
+from mcp_types import ContentBlock, ImageContent, TextContent, ToolAnnotations
+from pydantic import Field, TypeAdapter
 from pydantic.json_schema import SkipJsonSchema
+from typing_extensions import TypedDict
 
-from crow_mcp_server import disk
-from crow_mcp_server.disk import Place
+from crow_mcp_server import disk, formats
+from crow_mcp_server.disk import Content, Place
 from crow_mcp_server.document import Document, decode, reconcile
-from crow_mcp_server.edits import Edit, changed_lines, insert_after, number, replace_once, shorten_line
-from crow_mcp_server.host import Host, is_dry, optional
+from crow_mcp_server.edits import (
+    Edit,
+    changed_lines,
+    insert_after,
+    number,
+    replace_all,
+    replace_once,
+    shorten_line,
+    unified_diff,
+)
+from crow_mcp_server.host import READS, Host, is_dry, optional
+from crow_mcp_server.memory import Memories, Memory, Step
 from crow_mcp_server.refusal import Refusal
 from crow_mcp_server.workspace import Files, Workspace
 
@@ -29,32 +37,49 @@ Command = Literal["view", "create", "str_replace", "insert", "undo_edit"]
 Pair = Annotated[list[int], Field(min_length=2, max_length=2)]
 
 DESCRIPTION = """\
-View, create and edit text files; prefer it to cat, sed and heredocs.
-view: a file with line numbers (view_range for a part), or a folder two levels deep.
-str_replace: replace old_str, which must occur exactly once (copy it from a view, without line numbers), with new_str.
+View, create and edit files; prefer it to cat, sed and heredocs.
+view: a text file with line numbers (view_range for a part), a folder, an image, a PDF's text, a notebook's cells.
+str_replace: replace old_str, which must occur exactly once (copy it from a view, without line numbers), with new_str; \
+or several with edits, all or none.
 insert: put new_str after line insert_line (0 = top).
 create: write file_text to a new file, parents included; a file that exists must have been viewed before.
 undo_edit: take back the last edit of path."""
 KINDS = {"view": "read", "create": "edit", "str_replace": "edit", "insert": "edit", "undo_edit": "edit"}
+CHANGES = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=False)
+EACH = {  # the tool's own annotations are those of the command that does most
+    command: (READS if kind == "read" else CHANGES).model_dump(mode="json", by_alias=True, exclude_none=True)
+    for command, kind in KINDS.items()
+} | {"create": CHANGES.model_copy(update={"idempotent_hint": True}).model_dump(by_alias=True, exclude_none=True)}
 
 MAX_SHOWN = 30_000  # characters of a view
-MAX_SESSIONS = 100
-MAX_SEEN = 2_000  # files a session remembers
-MAX_STEPS = 500  # edits a session can take back
-MAX_STEP_CHARACTERS = 4_000_000  # of all the texts it can go back to
+
+
+class Replacement(TypedDict):
+    old_str: str
+    new_str: str
+
+
+class Result(TypedDict):
+    path: str
+    line: int
+    """The first that was shown or changed, from 1."""
+    text: str
+    """What the model reads."""
+    diff: NotRequired[str]
+    """Of an edit: what it really changed, in the unified format."""
+    dry_run: NotRequired[bool]
+    """Nothing was written."""
 
 
 def add(server: FastMCP, host: Host) -> None:
     """Add the tool to a server."""
-    editor = FileEditor()
+    editor = FileEditor(Memories(host.state))
 
     @server.tool(
         description=DESCRIPTION,
-        annotations=ToolAnnotations(
-            read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=False
-        ),
-        meta={"crow/kind": KINDS},
-        output_schema=None,
+        annotations=CHANGES,
+        meta={"crow/kind": KINDS, "crow/annotations": EACH},
+        output_schema=TypeAdapter(Result).json_schema(),
     )
     async def file_editor(
         context: Context,
@@ -63,12 +88,23 @@ def add(server: FastMCP, host: Host) -> None:
         file_text: Annotated[str | SkipJsonSchema[None], optional()],
         old_str: Annotated[str | SkipJsonSchema[None], optional()],
         new_str: Annotated[str | SkipJsonSchema[None], optional()],
+        edits: Annotated[list[Replacement] | SkipJsonSchema[None], optional()],
         insert_line: Annotated[int | SkipJsonSchema[None], optional()],
         view_range: Annotated[Pair | SkipJsonSchema[None], optional("[first, last], -1 = end")],
+        dry_run: Annotated[bool | SkipJsonSchema[None], optional("only show the change")],
     ) -> ToolResult:
-        arguments = Arguments(command, path, file_text, old_str, new_str, insert_line, view_range)
-        answer = await editor.run(await host.workspace(context), arguments, dry_run=is_dry(context))
-        return ToolResult(answer.text, meta={"crow/changes": answer.changes, "crow/locations": [answer.location]})
+        dry = dry_run or is_dry(context)
+        pairs = None if edits is None else [(edit["old_str"], edit["new_str"]) for edit in edits]
+        arguments = Arguments(command, path, file_text, old_str, new_str, pairs, insert_line, view_range)
+        answer = await editor.run(await host.workspace(context), arguments, dry_run=dry)
+        result = Result(path=answer.location["path"], line=answer.location["line"], text=answer.text)
+        if answer.changes:
+            result["diff"] = answer.diff
+        if dry:
+            result["dry_run"] = True
+        content: list[ContentBlock] = [TextContent(type="text", text=answer.text)]
+        content += [answer.image] if answer.image else []
+        return ToolResult(content, result, {"crow/changes": answer.changes, "crow/locations": [answer.location]})
 
 
 class Change(TypedDict):
@@ -100,6 +136,9 @@ class Answer:
     text: str
     location: Location
     changes: list[Change] = field(default_factory=list[Change])
+    diff: str = ""
+    """Of the changes, in the unified format."""
+    image: ImageContent | None = None
 
 
 @dataclass(frozen=True)
@@ -112,56 +151,6 @@ class Loaded:
     """The host shows files, and not this one: so it is not the host's to write either."""
 
 
-@dataclass(frozen=True, eq=False)  # two edits may be alike, and are still two
-class Step:
-    """One edit that can be taken back."""
-
-    path: str
-    before: Document | None
-    """None when the edit made the file."""
-    after: str
-    """Digest of the file after the edit."""
-
-
-class Memory:
-    """What one session has seen and done. Calls on several files use it from several threads."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._seen: OrderedDict[str, str] = OrderedDict()
-        self._steps: deque[Step] = deque(maxlen=MAX_STEPS)
-
-    def saw(self, path: str, digest: str) -> None:
-        with self._lock:
-            self._seen[path] = digest
-            self._seen.move_to_end(path)
-            if len(self._seen) > MAX_SEEN:
-                self._seen.popitem(last=False)
-
-    def seen(self, path: str) -> str | None:
-        """Digest of what the session saw last."""
-        with self._lock:
-            return self._seen.get(path)
-
-    def forget(self, path: str) -> None:
-        with self._lock:
-            self._seen.pop(path, None)
-
-    def did(self, step: Step) -> None:
-        with self._lock:
-            self._steps.append(step)
-            while sum(len(old.before.text) for old in self._steps if old.before) > MAX_STEP_CHARACTERS:
-                self._steps.popleft()
-
-    def last_step(self, path: str) -> Step | None:
-        with self._lock:
-            return next((step for step in reversed(self._steps) if step.path == path), None)
-
-    def undid(self, step: Step) -> None:
-        with self._lock, suppress(ValueError):  # so old that it was dropped meanwhile
-            self._steps.remove(step)
-
-
 @dataclass(frozen=True)
 class Arguments:
     """What the model gave."""
@@ -171,6 +160,7 @@ class Arguments:
     file_text: str | None = None
     old_str: str | None = None
     new_str: str | None = None
+    edits: list[tuple[str, str]] | None = None
     insert_line: int | None = None
     view_range: list[int] | None = None
 
@@ -178,8 +168,8 @@ class Arguments:
 class FileEditor:
     """The tool, for all sessions of a server."""
 
-    def __init__(self) -> None:
-        self._memories: OrderedDict[str, Memory] = OrderedDict()
+    def __init__(self, memories: Memories) -> None:
+        self._memories = memories
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def run(self, workspace: Workspace, arguments: Arguments, *, dry_run: bool = False) -> Answer:
@@ -192,17 +182,14 @@ class FileEditor:
         try:
             place = await to_thread.run_sync(disk.locate, path, workspace, limiter=thread)
             async with self._locks.setdefault(place.path, asyncio.Lock()):
-                call = Call(place, workspace.files, self._memory(workspace.session), dry_run)
-                return await to_thread.run_sync(call.run, arguments, limiter=thread)
+
+                def work() -> Answer:
+                    memory = self._memories.of(workspace.session)
+                    return Call(place, workspace.files, memory, dry_run).run(arguments)
+
+                return await to_thread.run_sync(work, limiter=thread)
         except OSError as error:
             raise Refusal(f"{arguments.command} {path}: {error.strerror or error}. Nothing was changed.") from None
-
-    def _memory(self, session: str) -> Memory:
-        memory = self._memories.setdefault(session, Memory())
-        self._memories.move_to_end(session)
-        if len(self._memories) > MAX_SESSIONS:
-            self._memories.popitem(last=False)
-        return memory
 
 
 @dataclass(frozen=True)
@@ -220,6 +207,8 @@ class Call:
                 return self.view(given.view_range)
             case "create":
                 return self.create(_needed("file_text", given.file_text, given))
+            case "str_replace" if given.edits is not None:
+                return self.replace_all(given.edits)
             case "str_replace":
                 return self.str_replace(_needed("old_str", given.old_str, given), given.new_str or "")
             case "insert":
@@ -231,18 +220,27 @@ class Call:
     def view(self, view_range: list[int] | None) -> Answer:
         path = self.place.path
         try:
-            document = self._existing().document
+            content = self._content()
         except IsADirectoryError:
             entries = disk.list_folder(self.place)
             return Answer("\n".join([f"{path}/", *(f"  {entry}" for entry in entries)]), Location(path=path, line=1))
-        if not self.dry_run:
-            self.memory.saw(path, document.digest)
+        if kind := formats.image_format(content.data):
+            image = formats.image(path, content.data, kind)
+            return Answer(f"{path} ({kind}, {len(content.data):,} bytes)", Location(path=path, line=1), image=image)
+        if content.data.startswith(b"%PDF-"):
+            document, described = Document(formats.pdf_text(path, content.data)), "the text of a PDF"
+        else:
+            document = self._loaded(content).document
+            described = _described(document)
+            if not self.dry_run:
+                self.memory.saw(path, document.digest)
+            if path.endswith(".ipynb") and (cells := formats.notebook_text(document.text)):
+                document, described = Document(cells), "cells of a notebook; the file itself is JSON"
         lines = document.lines
         first, last = _range(path, view_range, len(lines))
-        shown, end = _page(lines[first - 1 : last], first)
+        numbered, end = _page(lines[first - 1 : last], first)
         rest = f"\n[lines {first}-{end} of {len(lines)}; view_range [{end + 1}, -1] shows more]" if end < last else ""
-        text = f"{path} ({_described(document)})\n{shown}{rest}"
-        return Answer(text.rstrip("\n"), Location(path=path, line=first))
+        return Answer(f"{path} ({described})\n{numbered}{rest}".rstrip("\n"), Location(path=path, line=first))
 
     def create(self, file_text: str) -> Answer:
         path = self.place.path
@@ -270,13 +268,18 @@ class Call:
         self._refuse_stale(loaded.document)
         return self._change(loaded, replace_once(self.place.path, loaded.document, old, new), self._edited)
 
+    def replace_all(self, pairs: list[tuple[str, str]]) -> Answer:
+        loaded = self._existing()
+        self._refuse_stale(loaded.document)
+        return self._change(loaded, replace_all(self.place.path, loaded.document, pairs), self._edited)
+
     def insert(self, line: int, text: str) -> Answer:
         loaded = self._existing()
         self._refuse_stale(loaded.document)
         return self._change(loaded, insert_after(self.place.path, loaded.document, line, text), self._edited)
 
     def _edited(self, edit: Edit) -> str:
-        return f"Edited {self.place.path}:\n{edit.snippet()}"
+        return "\n".join(filter(None, [f"Edited {self.place.path}:", edit.note, edit.snippet()]))
 
     def undo_edit(self) -> Answer:
         path = self.place.path
@@ -310,9 +313,9 @@ class Call:
             else:
                 self.memory.did(Step(path, old, after.digest))
             if after != edit.document:
-                edit = Edit(after, *changed_lines(old or Document(""), after))
+                edit = Edit(after, *changed_lines(old or Document(""), after), edit.note)
                 note = "\n[the editor changed the text when it saved it; this is how it is now]"
-        return self._answer(said(edit) + note, _change(path, old, edit.document), edit.first)
+        return self._answer(said(edit) + note, old, edit.document, edit.first)
 
     def _remove(self, loaded: Loaded, step: Step) -> Answer:
         path = self.place.path
@@ -320,12 +323,12 @@ class Call:
             disk.remove(self.place)
             self.memory.forget(path)
             self.memory.undid(step)
-        change = _change(path, loaded.document, None)
-        return self._answer(f"Took back the creation of {path}: the file is gone.", change, 1)
+        return self._answer(f"Took back the creation of {path}: the file is gone.", loaded.document, None, 1)
 
-    def _answer(self, text: str, change: Change, line: int) -> Answer:
+    def _answer(self, text: str, old: Document | None, new: Document | None, line: int) -> Answer:
+        path = self.place.path
         said = f"Dry run, nothing was written. {text}" if self.dry_run else text
-        return Answer(said, Location(path=self.place.path, line=line), [change])
+        return Answer(said, Location(path=path, line=line), [_change(path, old, new)], unified_diff(old, new))
 
     def _refuse_stale(self, document: Document) -> None:
         seen = self.memory.seen(self.place.path)
@@ -335,16 +338,21 @@ class Call:
                 "program). Nothing was written. View it again, then repeat the edit if it still fits."
             )
 
-    def _existing(self) -> Loaded:
-        if (loaded := self._load()) is None:
+    def _content(self) -> Content:
+        if (content := disk.read(self.place)) is None:
             raise Refusal(f"{self.place.path} does not exist. View its folder for the right name, or use create.")
-        return loaded
+        return content
+
+    def _existing(self) -> Loaded:
+        return self._loaded(self._content())
 
     def _load(self) -> Loaded | None:
-        """The file as the host shows it, None when there is none. Raises IsADirectoryError, Refusal for no text."""
+        """The file as the host shows it, None when there is none."""
         content = disk.read(self.place)
-        if content is None:
-            return None
+        return content and self._loaded(content)
+
+    def _loaded(self, content: Content) -> Loaded:
+        """A file as the host shows it. Raises Refusal for what is no text."""
         document = decode(content.data)
         if document is None:
             raise Refusal(
@@ -360,13 +368,16 @@ class Call:
 
     def _encoded(self, document: Document) -> bytes:
         try:
-            return document.encode()
+            data = document.encode()
         except UnicodeEncodeError as error:
             raise Refusal(
                 f"{self.place.path} is written in {document.encoding}, which has no "
                 f"{error.object[error.start : error.end]!r}. Nothing was changed. "
                 "Use characters it has, or convert the file first (iconv)."
             ) from None
+        if decode(data) is None:
+            raise Refusal(f"With a NUL in it {self.place.path} would be no text any more. Nothing was written.")
+        return data
 
     def _store(self, before: Loaded | None, after: Document, data: bytes) -> Document:
         """Write, and tell what is there now: a host may format what it saves."""

@@ -3,12 +3,14 @@
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fastmcp import Context
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
+from crow_mcp_server.roots import client_roots
 from crow_mcp_server.workspace import Workspace, local_workspace
 
 READS = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
@@ -30,10 +32,15 @@ class Host:
     """Whether `fetch` follows no redirect to another host: where people are asked about each host."""
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """Where `web_search` finds its providers' addresses and keys."""
+    state: Path | None = None
+    """Folder for what shall outlive the process, the way back from edits; None: nothing does."""
 
     async def workspace(self, context: Context) -> Workspace:
-        """The workspace that a call works on."""
-        return self.workspace_for(meta_of(context))
+        """The workspace that a call works on; where nobody else bounds it, the client's roots do."""
+        meta = meta_of(context)
+        if self.workspace_for is local_workspace and "crow/roots" not in meta and "crow/cwd" not in meta:
+            meta["crow/roots"] = await client_roots(context)
+        return self.workspace_for(meta)
 
 
 def meta_of(context: Context) -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
 import codecs
 import re
+from typing import BinaryIO
 
 KEPT = 512 * 1024  # bytes kept of each end while a command runs
+SMALL = 30_000  # bytes; a longer output is also written to a file
+MAX_FILE = 64 * 1024 * 1024  # bytes
 CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # all bytes of a UTF-8 character but its first
 
 ESCAPES = re.compile(
@@ -14,45 +17,86 @@ ESCAPES = re.compile(
 )
 OVERTYPED = re.compile(r"[^\n\x08]\x08")
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-LEFT_OUT = "\n[… {:,} characters left out here; narrow the output with grep, head or tail, or write it to a file …]\n"
+LEFT_OUT = "\n[… {:,} characters left out here; {} …]\n"
+NARROW = "narrow the output with grep, head or tail, or write it to a file"
 
 
 class Capture:
     """The beginning and the end of a stream of bytes, and a count of what lay between."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str = "") -> None:
+        """`path` is where the whole goes, as far as MAX_FILE, if it is long; "" for nowhere."""
         self._head = bytearray()
         self._tail = bytearray()
         self._dropped = 0  # characters
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._room = MAX_FILE  # bytes
 
     def feed(self, data: bytes) -> None:
+        if self._file:
+            self._write(data)
         room = KEPT - len(self._head)
         self._head += data[:room]
         self._tail += data[room:]
+        if not self._file and len(self._head) > SMALL:
+            self._spill()
         if len(self._tail) > 2 * KEPT:
             self._drop(len(self._tail) - KEPT)
 
     def text(self, limit: int) -> str:
         """What was printed, clean, in at most `limit` characters."""
         if not self._dropped:
-            return shorten(clean((self._head + self._tail).decode("utf-8", "replace")), limit)
+            return shorten(clean((self._head + self._tail).decode("utf-8", "replace")), limit, self._hint())
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         head = decoder.decode(self._head)
         cut = 1 if decoder.getstate()[0] else 0  # a character whose end was dropped
         tail = self._tail.lstrip(CONTINUATION_BYTES).decode("utf-8", "replace")
-        return _join(clean(head), clean(tail), self._dropped + cut, limit)
+        return _join(clean(head), clean(tail), self._dropped + cut, limit, self._hint())
+
+    def take(self, limit: int) -> str:
+        """The same, and begin anew: what comes next is told the next time. The file goes on."""
+        text = self.text(limit)
+        if not self._file:
+            self._spill()
+        self._head, self._tail, self._dropped = bytearray(), bytearray(), 0
+        return text
 
     def end(self, limit: int) -> str:
-        """The last lines, clean, in at most `limit` characters; meant for another thread than the one that feeds."""
+        """The last lines, clean, in at most `limit` characters."""
         data = (self._head[-4 * limit :] + self._tail[-4 * limit :])[-4 * limit :]
         text = clean(data.decode("utf-8", "replace"))
         if len(data) < 4 * limit and len(text) <= limit:
             return text
         return "…\n" + text[2 - limit :].partition("\n")[2]  # no part of a line: who masks secrets needs them whole
 
+    def close(self) -> None:
+        """Nothing more will come."""
+        if self._file:
+            self._file.close()
+
     def _drop(self, size: int) -> None:
         self._dropped += len(self._tail[:size].translate(None, CONTINUATION_BYTES))
         del self._tail[:size]
+
+    def _spill(self) -> None:
+        if self._path:
+            self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115 - see close
+            self._write(self._head)
+
+    def _write(self, data: bytes | bytearray) -> None:
+        assert self._file
+        if self._room > 0:
+            try:
+                self._room -= self._file.write(data[: self._room])
+            except OSError:  # the disk is full: what is there has to do
+                self._room = 0
+
+    def _hint(self) -> str:
+        if not self._file:
+            return NARROW
+        whole = "all of it is" if self._room > 0 else "its beginning is"
+        return f"{whole} in {self._path}: look there with grep, sed -n or tail"
 
 
 def clean(text: str) -> str:
@@ -67,17 +111,17 @@ def clean(text: str) -> str:
     return CONTROLS.sub("", text)
 
 
-def shorten(text: str, limit: int) -> str:
-    """The beginning and the end of a text that is too long."""
-    return text if len(text) <= limit else _join(text, "", 0, limit)
+def shorten(text: str, limit: int, hint: str = NARROW) -> str:
+    """The beginning and the end of a text that is too long; `hint` tells what to do about it."""
+    return text if len(text) <= limit else _join(text, "", 0, limit, hint)
 
 
-def _join(head: str, tail: str, dropped: int, limit: int) -> str:
-    half = (limit - len(LEFT_OUT) - 10) // 2
+def _join(head: str, tail: str, dropped: int, limit: int, hint: str) -> str:
+    half = (limit - len(LEFT_OUT) - len(hint) - 10) // 2
     if not dropped:
         head, tail = head[: len(head) // 2], head[len(head) // 2 :]
     left_out = dropped + max(len(head) - half, 0) + max(len(tail) - half, 0)
-    return head[:half] + LEFT_OUT.format(left_out) + tail[-half:]
+    return head[:half] + LEFT_OUT.format(left_out, hint) + tail[-half:]
 
 
 def _last_written(line: str) -> str:

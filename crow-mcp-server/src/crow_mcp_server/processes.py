@@ -2,20 +2,17 @@
 
 import asyncio
 import os
-import selectors
 import shutil
 import signal
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, suppress
 from threading import Thread
-from typing import IO
 
 import anyio
+from anyio import to_thread
 
 from crow_mcp_server.output import Capture
 from crow_mcp_server.watchdog import Watchdog
@@ -30,62 +27,257 @@ SWITCHES = {
 }
 """Set for this server before FastMCP is imported; no business of the commands."""
 
+LINUX = sys.platform == "linux"
+SHELL = shutil.which("bash") or "/bin/sh"
 TERM_GRACE = 2.0  # seconds between asking a command to stop and killing it
+KILL_GRACE = 1.0  # seconds for the system to tell that one is dead
 LINGER = 0.1  # seconds to wait for more output once the shell has ended
-POLL = 0.05  # seconds between looks at whether the shell has ended while others hold its output
 CHUNK = 65536
 BEAT = 0.5  # seconds between the times a watch is shown the output so far
 WATCHED = 4_000  # characters of it
 
 
-class LocalTerminals:
-    """Runs commands on this machine."""
+class Program:
+    """A process and all that it starts, from its start until nothing of it is left.
 
-    def __init__(self, hidden_env: Collection[str] = ()) -> None:
-        """`hidden_env` names variables that commands never see, such as the API keys of the agent."""
-        self.hidden = frozenset(hidden_env)
-        self._shell = shutil.which("bash") or "/bin/sh"
-        self._watchdog = Watchdog()
+    Belongs to the event loop it is started in.
+    """
 
-    async def run(
-        self,
-        command: str,
-        *,
-        cwd: str,
-        env: Mapping[str, str],
-        timeout: float,
-        output_limit: int,
-        watch: Watch | None = None,
-    ) -> Outcome:
-        """See `Terminals.run`. When cancelled, it returns once nothing of the command is left."""
-        mark = uuid.uuid4().hex
-        marks = f"{os.environ.get(MARK, '')}:{mark}"  # ours may be a command's child itself
-        environment = {**inherited_environment(self.hidden), **env, MARK: marks}
-        capture = Capture()
-        cancelled, cancel = os.pipe()
+    stays = False
+    """Whether it stays when its command was ended by the clock."""
 
-        def work() -> Outcome:
-            watch = self._watchdog.over  # by its mark before it starts: it is quicker than we are
-            with (
-                watch("", mark),
-                Run(self._shell, command, cwd, environment, mark, cancelled, capture) as run,
-                watch(run.group, mark),
-            ):
-                return run.outcome(timeout, output_limit)
+    def __init__(self, mark: str, capture: Capture, watchdog: Watchdog) -> None:
+        """`mark` is in the environment of all that it starts."""
+        self.mark = mark
+        self.capture = capture
+        self.group = 0
+        """Its process group, once it has started; also the id of its session."""
+        self.code: int | None = None
+        """What the process returned; None while it runs."""
+        self.timeout = 0.0
+        """Seconds that the clock was set to."""
+        self.timed_out = False
+        self.ended = asyncio.Event()
+        self.over = asyncio.Event()
+        """The command is: at the latest when the process has ended."""
+        self.closed = asyncio.Event()
+        """Nobody can write to its output any more."""
+        self._watchdog = watchdog
+        self._watched = ExitStack()
+        self.output = -1
+        self._deadline: asyncio.TimerHandle | None = None
+        self._expiry: asyncio.Task[None] | None = None
 
-        thread = ThreadPoolExecutor(1, thread_name_prefix="command")  # its own: commands never wait for one another
-        running = asyncio.get_running_loop().run_in_executor(thread, work)
+    @property
+    def running(self) -> bool:
+        """Whether a command runs in it."""
+        return not self.over.is_set()
+
+    async def start(self, spawn: "Callable[[], subprocess.Popen[bytes]]", output: int) -> None:
+        """Start the process and read what it prints from a descriptor, which is closed in the end. Raises OSError."""
+        self.output = output
+        os.set_blocking(output, False)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(output, self.read)
+        started: asyncio.Future[int] = loop.create_future()
+        Thread(target=self._live, args=(spawn, loop, started), name="command", daemon=True).start()
         try:
-            shown = ""
-            while not (await asyncio.wait([running], timeout=BEAT if watch else None))[0]:
-                if watch and (text := capture.end(WATCHED)) != shown:
-                    await watch(shown := text)
-        finally:
-            os.close(cancel)  # heard at the other end, which kills the command if it still runs
             with anyio.CancelScope(shield=True):
-                await asyncio.wait([running])
-            thread.shutdown(wait=False)
-        return running.result()
+                self.group = await asyncio.shield(started)
+        except BaseException:
+            started.add_done_callback(self._abandon)
+            raise
+
+    def _abandon(self, started: "asyncio.Future[int]") -> None:
+        self._close()
+        if not started.cancelled() and not started.exception():
+            signal_family(started.result(), self.mark, signal.SIGKILL)
+
+    def _live(
+        self,
+        spawn: "Callable[[], subprocess.Popen[bytes]]",
+        loop: asyncio.AbstractEventLoop,
+        started: "asyncio.Future[int]",
+    ) -> None:
+        """In a thread of its own, so that commands never wait for one another."""
+        try:
+            with self._watchdog.over("", self.mark):  # by its mark before it starts: it is quicker than we are
+                process = spawn()
+                self._watched.enter_context(self._watchdog.over(process.pid, self.mark))
+        except BaseException as error:
+            loop.call_soon_threadsafe(started.set_exception, error)
+            return
+        with suppress(RuntimeError):  # the loop is closed, and nobody is left to hear of it
+            loop.call_soon_threadsafe(started.set_result, process.pid)
+            code = process.wait()
+            loop.call_soon_threadsafe(self._end, code)
+
+    def _end(self, code: int) -> None:
+        self.code = code
+        self.ended.set()
+        self.finish()
+
+    def read(self) -> bool:
+        """Take a piece of the output, if there is one."""
+        try:
+            data = os.read(self.output, CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:  # a terminal that nobody has open; our own side, if it is closed
+            data = b""
+        if data:
+            self.hear(data)
+        else:
+            self._close()
+        return bool(data)
+
+    def _close(self) -> None:
+        if not self.closed.is_set():
+            asyncio.get_running_loop().remove_reader(self.output)
+            os.close(self.output)
+            self.output = -1
+            self.closed.set()
+
+    def hear(self, data: bytes) -> None:
+        """Take a piece of the output."""
+        self.capture.feed(data)
+
+    def finish(self) -> None:
+        """The command is over."""
+        if self._deadline:
+            self._deadline.cancel()
+        self.over.set()
+
+    def rests(self) -> bool:
+        """Whether what runs seems to wait for somebody."""
+        return False
+
+    async def wait(self, seconds: float, watch: Watch | None = None, *, patient: bool = True) -> None:
+        """Until the command is over; at most so long, and unless patient, until it rests. `watch` is shown what it
+        prints meanwhile."""
+        loop = asyncio.get_running_loop()
+        end, shown = loop.time() + seconds, ""
+        while self.running and (left := end - loop.time()) > 0 and (patient or not self.rests()):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left, BEAT if patient else BEAT / 5)):
+                    await self.over.wait()
+            if watch and self.running and (text := self.capture.end(WATCHED)) != shown:
+                await watch(shown := text)
+
+    def set_clock(self, seconds: float) -> None:
+        """Have the command killed after so many seconds."""
+        self.timeout, self.timed_out = seconds, False
+
+        def expire() -> None:
+            self._expiry = asyncio.ensure_future(self._expire())
+
+        self._deadline = asyncio.get_running_loop().call_later(seconds, expire)
+
+    async def _expire(self) -> None:
+        self.timed_out = True
+        await self.signal(signal.SIGTERM)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TERM_GRACE):
+                await self.over.wait()
+        if self.running or not self.stays:
+            await self.kill()
+
+    async def signal(self, number: signal.Signals) -> None:
+        """To all that runs of it."""
+        await to_thread.run_sync(signal_family, self.group, self.mark, number)
+
+    async def settle(self) -> None:
+        """Wait for the last of its output, once its process has ended, and for all to be killed that shall be."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER):  # others may hold the output open
+                await self.closed.wait()
+        if self._expiry:
+            await asyncio.shield(self._expiry)
+
+    async def kill(self) -> None:
+        """Kill until nothing is left, half a second at most: what has not died then waits in the kernel."""
+        with anyio.CancelScope(shield=True):
+            await to_thread.run_sync(self._kill)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(KILL_GRACE):
+                    await self.ended.wait()
+            self.release()
+
+    def _kill(self) -> None:
+        group = self.group if self.code is None or not LINUX else -1  # the number may be another's by now
+        for _ in range(50):
+            if not signal_family(group, self.mark, signal.SIGKILL):
+                return
+            time.sleep(0.01)
+
+    def release(self) -> None:
+        """Forget it: nothing of it is left, or what is left may stay."""
+        self._close()
+        self.capture.close()
+        self._watched.close()
+
+
+class Command(Program):
+    """One shell command in pipes, without input."""
+
+    def __init__(self, mark: str, capture: Capture, watchdog: Watchdog, learn: Callable[[], None]) -> None:
+        super().__init__(mark, capture, watchdog)
+        self.learn = learn
+        """To be called when it has ended."""
+        self._deaf = False
+        """Its call is over: what those in the background print is thrown away."""
+
+    async def run(self, arguments: list[str], *, cwd: str, env: Mapping[str, str]) -> None:
+        """Start it. Raises OSError and ValueError."""
+        output, theirs = os.pipe()
+
+        def spawn() -> subprocess.Popen[bytes]:
+            try:
+                return subprocess.Popen(
+                    [os.path.basename(SHELL), *arguments],
+                    executable=SHELL,
+                    cwd=cwd,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=theirs,
+                    stderr=theirs,
+                    start_new_session=True,
+                )
+            finally:
+                os.close(theirs)
+
+        await self.start(spawn, output)
+
+    def hear(self, data: bytes) -> None:
+        if not self._deaf:  # a background process writes here: closing would kill it at its next line
+            super().hear(data)
+
+    async def outcome(self, output_limit: int) -> Outcome:
+        """How it ended. What it left in the background stays, unless it was killed."""
+        await self.settle()
+        background: list[int] = []
+        if not self.timed_out and (not self.closed.is_set() or self._group_lives()):
+            background = await to_thread.run_sync(family, self.group, self.mark)
+        code = self.code
+        outcome = Outcome(
+            exit_code=code if code is not None and code >= 0 else None,
+            signal=_signal_name(-code) if code is not None and code < 0 else None,
+            output=self.capture.text(output_limit),
+            timed_out=self.timed_out,
+            background=background,
+        )
+        self._deaf = True
+        self.capture.close()
+        if not background:
+            self.release()
+        return outcome
+
+    def _group_lives(self) -> bool:
+        try:
+            os.killpg(self.group, 0)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
 
 
 def inherited_environment(hidden: Collection[str]) -> dict[str, str]:
@@ -104,158 +296,45 @@ def inherited_environment(hidden: Collection[str]) -> dict[str, str]:
     return {**environment, "PATH": os.pathsep.join(kept)}
 
 
-class Run:
-    """One command from its start to its end, followed in a thread of its own."""
-
-    def __init__(
-        self,
-        shell: str,
-        command: str,
-        cwd: str,
-        environment: Mapping[str, str],
-        mark: str,
-        cancelled: int,
-        capture: Capture,
-    ) -> None:
-        """`cancelled` is a descriptor that becomes readable when the command shall end; it is closed here."""
-        self._mark = mark
-        self._cancelled = cancelled
-        self._capture = capture
-        try:
-            self._process = subprocess.Popen(
-                [os.path.basename(shell), "-c", command],
-                executable=shell,
-                cwd=cwd,
-                env=environment,
-                bufsize=0,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(cancelled)
-            raise
-        self.group = self._process.pid
-        assert self._process.stdout
-        self._output: IO[bytes] = self._process.stdout
-        os.set_blocking(self._output.fileno(), False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(cancelled, selectors.EVENT_READ)
-        self._selector.register(self._output, selectors.EVENT_READ)
-        self._open = True
-        """Somebody may still write."""
-
-    def __enter__(self) -> "Run":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:  # something went wrong on our side
-            self._kill()
-        self._selector.close()
-        os.close(self._cancelled)
-        if not self._open:
-            self._output.close()
-            return
-        # A background process writes here: closing would kill it at its next line.
-        os.set_blocking(self._output.fileno(), True)
-        Thread(target=_discard, args=(self._output,), name="background output", daemon=True).start()
-
-    def outcome(self, timeout: float, output_limit: int) -> Outcome:
-        """Follow the command to its end, which comes at the latest soon after `timeout` seconds."""
-        ended = self._follow(timeout)
-        timed_out = not ended and not self._is_cancelled()
-        if timed_out:
-            self._signal(signal.SIGTERM)
-            self._follow(TERM_GRACE)
-        self._drain()
-        if not ended or self._is_cancelled():
-            self._kill()
-            self._drain()
-        code = self._process.returncode
-        return Outcome(
-            exit_code=code if code is not None and code >= 0 else None,
-            signal=_signal_name(-code) if code is not None and code < 0 else None,
-            output=self._capture.text(output_limit),
-            timed_out=timed_out,
-            background=tuple(family(self.group, self._mark)) if self._open or self._group_lives() else (),
-        )
-
-    def _follow(self, seconds: float) -> bool:
-        """Read until the shell has ended: True; until time is up or the call is cancelled: False."""
-        end = time.monotonic() + seconds
-        pause = 0.0005
-        while self._process.poll() is None:
-            left = end - time.monotonic()
-            if left <= 0 or self._is_cancelled():
-                return False
-            self._read(min(POLL if self._open else pause, left))
-            if not self._open:  # usually the end of the shell as well: look soon, and ever less often after
-                pause = min(pause * 2, POLL)
-        return True
-
-    def _group_lives(self) -> bool:
-        try:
-            os.killpg(self.group, 0)
-        except (ProcessLookupError, PermissionError):
-            return False
-        return True
-
-    def _drain(self) -> None:
-        """Take what is still in the pipe; others may hold it open, so only for a moment."""
-        end = time.monotonic() + LINGER
-        while self._open and (left := end - time.monotonic()) > 0 and not self._is_cancelled():
-            self._read(left)
-
-    def _read(self, seconds: float) -> None:
-        """Wait for output or the cancel, and take one piece of output."""
-        if self._output not in self._ready(seconds):
-            return
-        data = os.read(self._output.fileno(), CHUNK)
-        self._capture.feed(data)
-        if not data:
-            self._selector.unregister(self._output)
-            self._open = False
-
-    def _is_cancelled(self) -> bool:
-        return self._cancelled in self._ready(0)
-
-    def _ready(self, seconds: float) -> list[object]:
-        return [key.fileobj for key, _ in self._selector.select(seconds)]
-
-    def _signal(self, number: signal.Signals) -> None:
-        """To the group, and to those that left it."""
-        with suppress(ProcessLookupError, PermissionError):  # macOS: PermissionError when only zombies are left
-            os.killpg(self.group, number)
-        for pid in family(self.group, self._mark):
+def signal_family(group: int, mark: str, number: signal.Signals) -> bool:
+    """Send a signal to a group and to those that left it; tells whether there was anybody."""
+    with suppress(ProcessLookupError, PermissionError):  # macOS: PermissionError when only zombies are left
+        if number == signal.SIGKILL and group > 0:  # whoever is born meanwhile, too
+            os.killpg(group, number)
+        elif group > 0:  # first, so that a shell has no time to report how its children fared
+            os.kill(group, number)
+    members = family(group, mark)
+    for pid in members:
+        if pid != group or number == signal.SIGKILL:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
-
-    def _kill(self) -> None:
-        """Kill until nothing is left, half a second at most: what has not died then waits in the kernel."""
-        for _ in range(50):
-            self._signal(signal.SIGKILL)
-            if self._process.poll() is not None and not family(self.group, self._mark):
-                return
-            time.sleep(0.01)
+    return bool(members)
 
 
 def family(group: int, mark: str) -> list[int]:
-    """The living processes of a group, and on Linux those that left it but carry the mark in their environment."""
+    """The living processes of a group and of its session, and on Linux those that left both but carry the mark in their
+    environment."""
     if not os.path.exists("/proc/self/environ"):
-        listed = subprocess.run(["ps", "-A", "-o", "pid=,pgid=,stat="], capture_output=True, text=True, check=False)
+        listed = subprocess.run(
+            ["ps", "-A", "-o", "pid=,pgid=,tty=,stat="], capture_output=True, text=True, check=False
+        )
         rows = [line.split() for line in listed.stdout.splitlines()]
-        return [int(pid) for pid, its_group, state, *_ in rows if int(its_group) == group and not state.startswith("Z")]
+        ttys = {tty for pid, _, tty, *_ in rows if int(pid) == group and "?" not in tty}
+        return [
+            int(pid)
+            for pid, its_group, tty, state, *_ in rows
+            if (int(its_group) == group or tty in ttys) and not state.startswith("Z")
+        ]
     return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _belongs(pid, group, mark.encode())]
 
 
 def _belongs(pid: str, group: int, mark: bytes) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            state, _, its_group, *_ = file.read().rpartition(b")")[2].split()
+            state, _, its_group, session, *_ = file.read().rpartition(b")")[2].split()
         if state in b"ZX":
             return False
-        if int(its_group) == group:
+        if group in (int(its_group), int(session)):
             return True
         with open(f"/proc/{pid}/environ", "rb") as file:
             return mark in file.read()
@@ -265,9 +344,3 @@ def _belongs(pid: str, group: int, mark: bytes) -> bool:
 
 def _signal_name(number: int) -> str:
     return next((known.name for known in signal.Signals if known == number), f"signal {number}")
-
-
-def _discard(output: IO[bytes]) -> None:
-    with output:
-        while output.read(CHUNK):
-            pass

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import mcp_types
@@ -12,12 +13,13 @@ from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
 from fastmcp.tools.base import ToolResult
 from pydantic import ValidationError as PydanticValidationError
 
-from crow_mcp_server import ask_user, fetch, file_editor, plan, terminal, web_search
+from crow_mcp_server import ask_user, fetch, file_editor, glob, grep, plan, resources, terminal, tree, web_search
 from crow_mcp_server.host import Host
 from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.roots import AskForRoots
 from crow_mcp_server.workspace import Workspace, local_workspace
 
-TOOLS = (ask_user, fetch, file_editor, plan, terminal, web_search)
+TOOLS = (ask_user, fetch, file_editor, glob, grep, plan, terminal, tree, web_search)
 """Modules with `add(server: FastMCP, host: Host)`."""
 
 
@@ -30,18 +32,21 @@ def create_server(
     ignore_robots: bool = False,
     stays: bool = False,
     env: Mapping[str, str] = os.environ,
+    state: Path | None = None,
 ) -> FastMCP:
     """The server with all its tools, or `only` those named; one serves any number of sessions.
 
     `workspace_for` turns the `_meta` of a call into the workspace it works on. `hidden_env` names environment variables
     that commands never see. The others are told at `Host`.
     """
-    server = FastMCP("crow", version=version("crow-mcp-server"), middleware=[PlainErrors()])
+    server = FastMCP("crow", version=version("crow-mcp-server"), middleware=[AskForRoots(), PlainErrors()])
     hidden = {*hidden_env, *web_search.KEYS}
-    host = Host(workspace_for, hidden, allow_hosts, ignore_robots, stays, env)
+    host = Host(workspace_for, hidden, allow_hosts, ignore_robots, stays, env, state)
     for tool in TOOLS:
         if only is None or tool.__name__.rpartition(".")[2] in only:
             tool.add(server, host)
+    if only is None or "file_editor" in only:
+        resources.add(server, host)
     return server
 
 

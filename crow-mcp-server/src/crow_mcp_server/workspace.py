@@ -83,16 +83,23 @@ class Workspace:
     """None: processes of this machine."""
     watch: Watch | None = None
     """Told of processes of this machine."""
+    folder: str = ""
+    """Where a command begins; "": where the session's last one ended."""
+    at_end: Callable[[Callable[[], Awaitable[None]]], None] | None = None
+    """Is given what ends all that the session has running; None: that ends with the server."""
 
 
-def local_workspace(meta: dict[str, Any]) -> Workspace:
-    """The workspace a call's `_meta` describes (`crow/session`, `crow/cwd`, `crow/roots`), else the process's folder.
+def local_workspace(meta: dict[str, Any], bounds: Sequence[str] = ()) -> Workspace:
+    """The workspace a call's `_meta` describes (`crow/session`, `crow/cwd`, `crow/roots`, `crow/folder`), else the
+    process's folder.
 
-    Raises ValueError for a folder that is not absolute.
+    `bounds` are roots that no `_meta` changes. Raises ValueError for a folder that is not absolute.
     """
-    cwd = str(meta.get("crow/cwd") or os.getcwd())
-    roots = tuple(str(root) for root in meta.get("crow/roots") or (cwd,))
-    for folder in (cwd, *roots):
+    given = [str(root) for root in bounds or meta.get("crow/roots") or ()]
+    cwd = str(meta.get("crow/cwd") or (given[0] if given else os.getcwd()))
+    roots = tuple(given or [cwd])
+    start = str(meta.get("crow/folder") or "")
+    for folder in (cwd, *roots, start or cwd):
         if not os.path.isabs(folder):
-            raise ValueError(f"crow/cwd and crow/roots must be absolute folders, not {folder!r}")
-    return Workspace(session=str(meta.get("crow/session") or ""), cwd=cwd, roots=roots)
+            raise ValueError(f"crow/cwd, crow/roots and crow/folder must be absolute folders, not {folder!r}")
+    return Workspace(session=str(meta.get("crow/session") or ""), cwd=cwd, roots=roots, folder=start)

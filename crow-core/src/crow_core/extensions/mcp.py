@@ -104,6 +104,8 @@ class Prompts:
 
     async def list(self, wait: float) -> None:
         await asyncio.sleep(wait)
+        if wait and not self.server.connected:
+            return  # one that dies of the question is not started again for it
         try:
             client = await self.server.client()
             offered = client.server_capabilities and client.server_capabilities.prompts

@@ -67,14 +67,14 @@ def tool_search(crow: Crow, *, above: int = 60, share: float = 0.1) -> None:
 
     @crow.tools
     def defer(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]]:
-        tools = session.toolbox.tools
-        ours = [schema for schema in schemas if tools[name_of(schema)].server is session.state[NAME]]
-        rest = [schema for schema in schemas if schema not in ours]
-        sent = {name_of(schema) for schema in session.tools or ()}
+        tools, sent = session.toolbox.tools, {name_of(schema) for schema in session.tools or ()}
+        rest = [schema for schema in schemas if tools[name_of(schema)].server is not session.state[NAME]]
         searched = [schema for schema in rest if is_foreign(tools[name_of(schema)])]
         if NAME not in sent and len(searched) <= above and not is_large(searched, session, share):
             return rest
-        return [schema for schema in rest if schema not in searched or name_of(schema) in sent] + ours
+        hidden = {name_of(schema) for schema in searched} - sent
+        ours = [schema for schema in schemas if tools[name_of(schema)].server is session.state[NAME]]
+        return [schema for schema in rest if name_of(schema) not in hidden] + ours
 
     @crow.before_tool
     def search(session: Session, call: ToolUse) -> ToolResult | None:

@@ -50,11 +50,6 @@ def usage(crow: Crow) -> None:
         cost = Cost(amount=totals.cost, currency=totals.currency) if totals.currency else UNSET
         await session.update(UsageUpdate(used=totals.used, size=room(session.model) or UNKNOWN_WINDOW, cost=cost))
 
-    @crow.model_call
-    def aside(session: Session, call: Call) -> None:
-        if call.purpose != "turn" and call.ended and not call.error:
-            count(session, call)
-
     crow.methods["_crow/usage"] = tell
 
     @crow.commands

@@ -1,0 +1,62 @@
+"""The tools that reach the web, as crow offers them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import pytest
+from crow_cli.house import build
+from crow_core.testing import Reply, ScriptedModel, connect
+
+if TYPE_CHECKING:
+    from conftest import Machine
+
+pytestmark = pytest.mark.anyio
+
+KEY = "canary-0123456789-brave"
+
+
+@pytest.fixture
+async def brave() -> AsyncIterator[tuple[str, list[str]]]:
+    """A stand-in for a search provider that says in its error what key it was given, and the requests it had."""
+    asked: list[str] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        body = f'{{"web": {{"results": [{{"title": "Key {KEY}", "url": "https://example.com/"}}]}}}}'
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+    server.close()
+
+
+async def test_a_provider_that_crow_was_given_is_asked_after_a_question_and_its_key_shown_nowhere(
+    machine: "Machine", brave: tuple[str, list[str]]
+) -> None:
+    url, asked = brave
+    env = machine.env | {"BRAVE_API_KEY": KEY, "BRAVE_API_URL": url}
+    calls = [("web_search", {"query": "crows"}), ("terminal", {"command": "env"})]
+    replies = [Reply(tool_calls=[{"name": name, "arguments": arguments}]) for name, arguments in calls]
+    model = ScriptedModel([*replies, Reply("Done.")])
+    crow = await build(env, models={"scripted": model}, remember=False)
+    async with connect(crow, permit="allow_once") as editor:
+        session = await editor.new_session(str(machine.project))
+        await editor.prompt(session.session_id, "go")
+    assert [question.tool_call.name for question in editor.questions] == ["web_search", "terminal"]
+    assert f"X-Subscription-Token: {KEY}" in asked[0]
+    assert "https://example.com/" in str(model.requests[-1])
+    assert KEY not in str(model.requests)
+
+
+async def test_each_tool_is_offered_once(machine: "Machine") -> None:
+    model = ScriptedModel([Reply("Hello.")])
+    crow = await build(machine.env, models={"scripted": model}, remember=False)
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(machine.project))
+        await editor.prompt(session.session_id, "go")
+    names = [tool["function"]["name"] for tool in model.requests[0]["tools"]]
+    assert len(names) == len(set(names))
+    assert {"fetch", "web_search", "plan"} <= set(names)

@@ -1,0 +1,83 @@
+"""The server over HTTP: for one who has the token, and asks for it by its own name."""
+
+import hmac
+import secrets
+import socket
+import sys
+from ipaddress import ip_address
+
+from fastmcp import FastMCP
+from fastmcp.server.auth import AccessToken, TokenVerifier
+
+PATH = "/mcp"
+SHORTEST = 16  # characters of a token
+
+
+class Bearer(TokenVerifier):
+    """Lets those pass who have the token."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._token = token.encode()
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        if hmac.compare_digest(token.encode(errors="replace"), self._token):
+            return AccessToken(token=token, client_id="bearer", scopes=[])
+        return None
+
+
+def token_from(file: str | None) -> str:
+    """The token in a file; without one, a new one, told on standard error.
+
+    Raises OSError, and ValueError for a file with no token to be relied on.
+    """
+    if file is None:
+        token = secrets.token_urlsafe(32)
+        print(f"Token for this run: {token}", file=sys.stderr)  # noqa: T201
+        return token
+    with open(file, encoding="utf-8") as opened:
+        token = opened.read().strip()
+    if len(token) < SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(f"it needs one word of at least {SHORTEST} characters, such as `openssl rand -hex 32` gives")
+    return token
+
+
+def bind(address: str) -> socket.socket:
+    """A socket for `HOST:PORT`, `:PORT` or `PORT`; the host is this machine's own unless given, port 0 is any free one.
+
+    Raises OSError, and ValueError for what is no address.
+    """
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise ValueError("it is no HOST:PORT")
+    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+    [(family, _, _, _, place), *_] = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen()  # so that who reads the address may come at once
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def serve(server: FastMCP, listener: socket.socket, token: str) -> None:
+    """Serve until told to end. Who has no token, or another's name for us or a foreign page's origin, is refused."""
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    print(f"Serving MCP on http://{shown}:{port}{PATH}", file=sys.stderr, flush=True)  # noqa: T201
+    if not ip_address(host).is_loopback:
+        print("Others can connect, and nothing is encrypted: put a proxy with TLS in front.", file=sys.stderr)  # noqa: T201
+    server.auth = Bearer(token)
+    server.run(
+        transport="http",
+        host=host,
+        port=port,
+        path=PATH,
+        sockets=[listener],
+        show_banner=False,
+        host_origin_protection=True,
+        uvicorn_config={"log_level": "error", "access_log": False},
+    )

@@ -1,0 +1,147 @@
+"""What the sessions of a server have seen and done: in memory, and the way back also on the disk."""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections import OrderedDict, deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+from crow_mcp_server.document import Document
+
+MAX_SESSIONS = 100
+MAX_SEEN = 2_000  # files a session remembers
+MAX_STEPS = 500  # edits a session can take back
+MAX_STEP_CHARACTERS = 4_000_000  # of all the texts it can go back to
+
+
+@dataclass(frozen=True, eq=False)  # two edits may be alike, and are still two
+class Step:
+    """One edit that can be taken back."""
+
+    path: str
+    before: Document | None
+    """None when the edit made the file."""
+    after: str
+    """Digest of the file after the edit."""
+    name: str = field(default_factory=lambda: f"{time.time_ns():020}-{os.getpid()}.json")
+    """Of its file in the journal; names sort as the edits came."""
+
+
+class Journal:
+    """The steps of one session as files in a folder that only its owner reads, so that a restart does not lose them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def steps(self) -> list[Step]:
+        """All steps, in their order; a file that cannot be read is no step."""
+        steps: list[Step] = []
+        for file in sorted(self._folder.glob("*.json")):
+            with suppress(OSError, ValueError, TypeError, KeyError):
+                told = json.loads(file.read_bytes())
+                before = told["before"] and Document(
+                    told["before"]["text"], told["before"]["encoding"], bytes.fromhex(told["before"]["mark"])
+                )
+                steps.append(Step(told["path"], before, told["after"], file.name))
+        return steps
+
+    def add(self, step: Step) -> None:
+        before = step.before and {
+            "text": step.before.text,
+            "encoding": step.before.encoding,
+            "mark": step.before.mark.hex(),
+        }
+        with suppress(OSError):  # a full disk: the edit is made, and can be taken back until the restart
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            opened = os.open(self._folder / step.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(opened, "w", encoding="utf-8", errors="surrogatepass") as file:
+                json.dump({"path": step.path, "before": before, "after": step.after}, file)
+
+    def drop(self, step: Step) -> None:
+        with suppress(OSError):
+            (self._folder / step.name).unlink()
+
+
+class Memory:
+    """What one session has seen and done. Calls on several files use it from several threads."""
+
+    def __init__(self, journal: Journal | None = None) -> None:
+        self._lock = Lock()
+        self._seen: OrderedDict[str, str] = OrderedDict()
+        self._journal = journal
+        self._steps: deque[Step] = deque(journal.steps() if journal else ())
+
+    def saw(self, path: str, digest: str) -> None:
+        with self._lock:
+            self._seen[path] = digest
+            self._seen.move_to_end(path)
+            if len(self._seen) > MAX_SEEN:
+                self._seen.popitem(last=False)
+
+    def seen(self, path: str) -> str | None:
+        """Digest of what the session saw last."""
+        with self._lock:
+            return self._seen.get(path)
+
+    def forget(self, path: str) -> None:
+        with self._lock:
+            self._seen.pop(path, None)
+
+    def did(self, step: Step) -> None:
+        with self._lock:
+            self._steps.append(step)
+            if self._journal:
+                self._journal.add(step)
+            while len(self._steps) > MAX_STEPS or self._size() > MAX_STEP_CHARACTERS:
+                self._lose(self._steps[0])
+
+    def last_step(self, path: str) -> Step | None:
+        with self._lock:
+            return next((step for step in reversed(self._steps) if step.path == path), None)
+
+    def undid(self, step: Step) -> None:
+        with self._lock, suppress(ValueError):  # so old that it was dropped meanwhile
+            self._lose(step)
+
+    def _lose(self, step: Step) -> None:
+        self._steps.remove(step)
+        if self._journal:
+            self._journal.drop(step)
+
+    def _size(self) -> int:
+        return sum(len(step.before.text) for step in self._steps if step.before)
+
+
+class Memories:
+    """Those of all sessions; the one used longest ago goes when there are too many."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """`folder` keeps the way back beyond the end of the process; None: it ends with it."""
+        self._folder = folder
+        self._memories: OrderedDict[str, Memory] = OrderedDict()
+        self._lock = Lock()
+
+    def of(self, session: str) -> Memory:
+        with self._lock:
+            if session not in self._memories:
+                self._memories[session] = Memory(self._journal(session))
+            self._memories.move_to_end(session)
+            if len(self._memories) > MAX_SESSIONS:
+                self._memories.popitem(last=False)
+            return self._memories[session]
+
+    def _journal(self, session: str) -> Journal | None:
+        if self._folder is None:
+            return None
+        ours = self._folder / hashlib.sha256(session.encode(errors="surrogatepass")).hexdigest()[:32]
+        with suppress(OSError):
+            folders = sorted(self._folder.iterdir(), key=lambda folder: folder.stat().st_mtime)
+            for old in folders[: -MAX_SESSIONS or None]:
+                if old != ours:
+                    shutil.rmtree(old, ignore_errors=True)
+        return Journal(ours)

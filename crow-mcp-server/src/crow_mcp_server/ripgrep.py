@@ -1,0 +1,132 @@
+"""ripgrep: the program that the search tools are made of, bound to a place and read no further than wanted."""
+
+import asyncio
+import os
+import shutil
+import signal
+import sysconfig
+from asyncio import StreamReader, subprocess
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from functools import cache
+
+from anyio import to_thread
+
+from crow_mcp_server import disk
+from crow_mcp_server.disk import Place
+from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.workspace import Workspace
+
+TIMEOUT = 60.0  # seconds for one search
+FOLDER = "/proc/self/fd/{}" if os.path.isdir("/proc/self/fd") else ""
+STDIN = "<stdin>"
+"""What rg calls a file that is searched alone."""
+ALWAYS = (
+    *("--no-config", "--no-messages", "--color=never", "--null", "--sort=path"),
+    *("--hidden", "--no-require-git", "--glob=!.git"),  # .github matters, .git does not
+)
+
+
+@cache
+def program() -> str:
+    """Where rg is: beside our Python, as its package puts it there, else on the PATH. Raises Refusal."""
+    beside = os.path.join(sysconfig.get_path("scripts"), "rg")
+    if found := shutil.which(beside) or shutil.which("rg"):
+        return found
+    raise Refusal("ripgrep is not installed, so nothing was searched. Use find and grep in the terminal.")
+
+
+@asynccontextmanager
+async def ripgrep(place: Place, *options: str, only: str = "") -> AsyncGenerator[StreamReader]:
+    """What rg prints about a file, which it calls `<stdin>`, or a folder, whose files it calls `./…`.
+
+    `only` is a glob of files wanted. Leaving the block ends rg, wherever it is. Raises Refusal with what it complains
+    of, or when it takes too long.
+    """
+    is_file, opened = await to_thread.run_sync(_open, place)
+    rules = _rules(only)
+    try:
+        process = await subprocess.create_subprocess_exec(
+            *(program(), *ALWAYS, f"--ignore-file=/dev/fd/{rules}", *options, "-" if is_file else "./"),
+            # Through the descriptor: no link can be swapped in before rg is there.
+            cwd=None if is_file else FOLDER.format(opened) if FOLDER else place.path,
+            stdin=opened if is_file else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=(rules,),
+        )
+    finally:
+        os.close(opened)
+        os.close(rules)
+    assert process.stdout
+    assert process.stderr
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            yield process.stdout
+            if process.stdout.at_eof() and (complaint := await process.stderr.read()):
+                text = complaint.decode(errors="replace").removeprefix("rg: ").strip()
+                raise Refusal(f"{text}\nNothing was searched. Correct that; a backslash makes a character literal.")
+    except TimeoutError:
+        raise Refusal(f"The search took more than {TIMEOUT:g} s. Search a folder further down.") from None
+    finally:
+        if not process.stdout.at_eof():
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)  # process.kill() would look for its end first, and take it away
+        await asyncio.shield(process.communicate())  # wait() alone would wait for ever on a pipe that is full
+
+
+async def list_files(place: Place, glob: str = "") -> list[str]:
+    """The files below a folder that are not ignored and match a glob, relative to it, sorted.
+
+    Raises Refusal when it is no folder.
+    """
+    if not glob:
+        return await _names(place)
+    # What .gitignore takes in again with `!` passes the first, what it ignores the second.
+    kept, named = await asyncio.gather(_names(place, only=glob), _names(place, f"--glob={glob}"))
+    wanted = set(named)
+    return [name for name in kept if name in wanted]
+
+
+async def _names(place: Place, *options: str, only: str = "") -> list[str]:
+    async with ripgrep(place, "--files", *options, only=only) as output:
+        printed = await output.read()
+    if printed == f"{STDIN}\0".encode():
+        raise Refusal(f"{place.path} is a file. Give the path of a folder.")
+    return [os.fsdecode(name.removeprefix(b"./")) for name in printed.split(b"\0")[:-1]]
+
+
+def shown_as(place: Place, workspace: Workspace, name: str = "") -> str:
+    """How a file below a place is told: relative to the working folder where it lies in that, else absolute."""
+    path, cwd = os.path.join(place.named, name) if name else place.named, workspace.cwd.rstrip(os.sep) + os.sep
+    return disk.printable(path.removeprefix(cwd) or ".")
+
+
+def relative(glob: str, place: Place) -> str:
+    """A glob as rg wants it: from the folder that is searched."""
+    return glob.removeprefix(place.named.rstrip("/") + "/").removeprefix("./")
+
+
+def page(count: int, offset: int, limit: int) -> list[str]:
+    """What is said below one page of many."""
+    if offset + limit >= count:
+        return []
+    return [f"[{offset + 1}-{offset + limit} of {count:,}; offset {offset + limit} shows more]"]
+
+
+def _rules(only: str) -> int:
+    """A descriptor with rules as in .gitignore: unlike --glob, they bring nothing back that another one ignores."""
+    rules = only[1:] if only.startswith("!") else f"*\n!*/\n!{only}" if only else ""
+    read, write = os.pipe()
+    with open(write, "wb") as file:
+        file.write(rules.encode(errors="replace")[:4_000])
+    return read
+
+
+def _open(place: Place) -> tuple[bool, int]:
+    try:
+        return True, disk.open_below(place)
+    except IsADirectoryError:
+        return False, disk.open_folder(place)
+    except FileNotFoundError:
+        raise Refusal(f"{place.path} does not exist. Look at the folder above it for the right name.") from None

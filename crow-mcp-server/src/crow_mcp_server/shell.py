@@ -1,0 +1,178 @@
+"""A shell that stays, in a terminal of its own: for programs that ask, and for what shall keep running."""
+
+import asyncio
+import fcntl
+import os
+import pty
+import re
+import shlex
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+from anyio import to_thread
+
+from crow_mcp_server import processes
+from crow_mcp_server.output import Capture
+from crow_mcp_server.processes import Program
+from crow_mcp_server.screen import COLUMNS, ROWS, Screen
+from crow_mcp_server.surroundings import process_limit
+from crow_mcp_server.watchdog import Watchdog
+
+ASKS = 1.0  # seconds of silence in the middle of a line after which a program is taken to wait for an answer
+SILENT = 3.0  # seconds of silence after which one that was given input is
+TAKES = 5.0  # seconds a program may take to read its input
+DRAINED = 256  # pieces of output read at the end of a command, whatever still prints
+LAUNCH = """
+import fcntl, os, signal, sys, termios
+fcntl.ioctl(1, termios.TIOCSCTTY, 0)
+os.dup2(int(sys.argv[1]), 8)
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+os.execv(sys.argv[2], sys.argv[3:])
+"""
+"""Makes standard output the terminal that controls a session, which no shell command does everywhere."""
+REPORT = r"""printf '%s %s\0' "$__crow" "$?" >&8"""
+"""How the shell says that it is ready for a command: number and status of the last one. Descriptor 8 is closed for
+commands, so nothing that they print passes for it."""
+
+
+KEYS = {
+    "Enter": "\r", "Tab": "\t", "Escape": "\x1b", "Esc": "\x1b", "Space": " ", "Backspace": "\x7f", "BSpace": "\x7f",
+    "Up": "\x1b[A", "Down": "\x1b[B", "Right": "\x1b[C", "Left": "\x1b[D", "Home": "\x1b[H", "End": "\x1b[F",
+    "PageUp": "\x1b[5~", "PageDown": "\x1b[6~", "Insert": "\x1b[2~", "Delete": "\x1b[3~",
+}  # fmt: skip
+CONTROL = re.compile(r"(?:C-|Ctrl-|Ctrl\+|\^)([a-zA-Z@\[\\\]^_])\Z")
+
+
+class Shell(Program):
+    """An interactive shell: commands come to it over a pipe, and its terminal is theirs alone."""
+
+    stays = True
+
+    def __init__(self, mark: str, capture: Capture, watchdog: Watchdog) -> None:
+        super().__init__(mark, capture, watchdog)
+        self.status = 0
+        """What that returned."""
+        self.screen = Screen()
+        self._count = 0
+        self._tty = ""
+        self._commands = self._reports = -1
+        self._told = b""
+        self._heard = 0.0
+        self._halfway = self._answered = False
+
+    async def open(self, *, cwd: str, env: Mapping[str, str]) -> None:
+        """Start it. Raises OSError."""
+        arguments, setting = dialect(os.path.basename(processes.SHELL))
+        terminal, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        self._tty = shlex.quote(os.ttyname(theirs))
+        commands, self._commands = os.pipe()
+        self._reports, reports = os.pipe()
+
+        def spawn() -> subprocess.Popen[bytes]:
+            try:
+                return subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", LAUNCH, str(reports), processes.SHELL, *arguments],
+                    cwd=cwd,
+                    env=env,
+                    stdin=commands,
+                    stdout=theirs,
+                    stderr=theirs,
+                    pass_fds=(reports,),
+                    start_new_session=True,
+                )
+            finally:
+                for descriptor in (commands, theirs, reports):
+                    os.close(descriptor)
+
+        os.set_blocking(self._reports, False)
+        asyncio.get_running_loop().add_reader(self._reports, self._report)
+        await self.start(spawn, terminal)
+        await self._say(f"{setting}; {process_limit()}")
+        await self.wait(TAKES)
+
+    async def run(self, command: str) -> None:
+        """Have it run a command."""
+        self._count += 1
+        self.timed_out = False
+        self._heard, self._halfway, self._answered = time.monotonic(), False, False
+        self.over.clear()
+        await self._say(f"__crow {self._count} $?; eval {shlex.quote(command)} <>{self._tty} 8>&-")
+
+    async def type(self, line: str | None, keys: str) -> None:
+        """Give the program that runs a line, then keys. Raises TimeoutError when it does not take them."""
+        self._heard, self._answered = time.monotonic(), True
+        text = "" if line is None else line.removesuffix("\n").replace("\n", "\r") + "\r"
+        data = (text + strokes(keys)).encode(errors="replace")
+        async with asyncio.timeout(TAKES):
+            while data and not self.closed.is_set():
+                try:
+                    data = data[os.write(self.output, data) :]
+                except BlockingIOError:
+                    await asyncio.sleep(0.01)
+
+    def hear(self, data: bytes) -> None:
+        self._heard = time.monotonic()
+        if (lines := self.screen.split(data)) and self._count:  # what it says before the first command is for nobody
+            self._halfway = not lines.endswith(b"\n")
+            super().hear(lines)
+
+    def rests(self) -> bool:
+        silence = time.monotonic() - self._heard
+        asks = self._halfway or self.screen.drawn
+        return silence > (ASKS if asks else SILENT) and (asks or self._answered)
+
+    def release(self) -> None:
+        super().release()
+        for descriptor in (self._commands, self._reports):
+            if descriptor >= 0:
+                asyncio.get_running_loop().remove_reader(descriptor)
+                os.close(descriptor)
+        self._commands = self._reports = -1
+
+    async def _say(self, line: str) -> None:
+        def write() -> None:
+            data = line.encode(errors="surrogateescape") + b"\n"
+            with suppress(BrokenPipeError):  # it has ended
+                while data:
+                    data = data[os.write(self._commands, data) :]
+
+        await to_thread.run_sync(write)
+
+    def _report(self) -> None:
+        data = os.read(self._reports, 65536)
+        if not data:  # its end is heard of otherwise
+            asyncio.get_running_loop().remove_reader(self._reports)
+            return
+        *told, self._told = (self._told + data).split(b"\0")
+        for report in told:
+            count, status = report.split(b" ")
+            if count == b"%d" % self._count:  # else of a command before, which was interrupted as it ended
+                self.status = int(status)
+                for _ in range(DRAINED):  # what it printed has been written before the report
+                    if not self.read():
+                        break
+                self.finish()
+
+
+def dialect(name: str) -> tuple[list[str], str]:
+    """How a shell is started, and what it is told first: to report when it is ready, and to keep no history."""
+    common = "__crow=0; __crow() { __crow=$1; return $2; }; unset HISTFILE TMOUT; PS2="
+    if name == "bash":
+        setting = f"{common} PS1= PROMPT_COMMAND={shlex.quote(REPORT)}; set +H +o history"
+        return [name, "--noprofile", "--norc", "--noediting", "-i"], setting
+    return [name, "-i"], f"{common} PS1={shlex.quote(f'$({REPORT})')}"
+
+
+def strokes(keys: str) -> str:
+    """What a keyboard sends for keys such as "C-c", "Up" or "Enter"; other words are typed as they are."""
+    return "".join(
+        KEYS.get(key) or (chr(ord(control[1].upper()) & 31) if (control := CONTROL.match(key)) else key)
+        for key in keys.split()
+    )

@@ -1,0 +1,255 @@
+"""What `grep`, `glob` and `tree` find, and where they do not look."""
+
+import asyncio
+import os
+import subprocess
+
+import pytest
+from crow_mcp_server.ripgrep import program
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def project(folder):
+    """A project with files of two languages, hidden ones and ignored ones."""
+    for name, text in {
+        ".gitignore": "build/\n*.log\n!kept.log\n",
+        ".github/ci.yml": "on: needle\n",
+        ".git/config": "needle\n",
+        "build/out.py": "needle\n",
+        "debug.log": "needle\n",
+        "kept.log": "needle\n",
+        "src/app.py": "import os\n\ndef needle():\n    return 1\n",
+        "src/deep/view.ts": "const needle = 1\n",
+        "src/deep/view.tsx": "const hay = 1\n",
+    }.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+@pytest.fixture
+def search(tools):
+    """A search that is expected to succeed."""
+
+    async def call(tool, **arguments):
+        result = await tools.call(tool, arguments)
+        assert not result.is_error, result.text
+        return result
+
+    return call
+
+
+@pytest.fixture
+def refused(tools):
+    """What the model reads about a search that is expected to fail."""
+
+    async def call(tool, **arguments):
+        result = await tools.call(tool, arguments)
+        assert result.is_error, result.text
+        return result.text
+
+    return call
+
+
+async def test_grep_shows_matches_by_file_in_order_and_leaves_out_what_is_ignored(project, search):
+    result = await search("grep", pattern="needle")
+    assert result.text == "\n".join(
+        [
+            *(".github/ci.yml", "1:on: needle"),
+            *("kept.log", "1:needle"),
+            *("src/app.py", "3:def needle():"),
+            *("src/deep/view.ts", "1:const needle = 1"),
+        ]
+    )
+    assert result.data["hits"][2] == {"path": "src/app.py", "line": 3, "text": "def needle():"}
+    assert result.data["more"] is False
+
+
+async def test_grep_looks_into_an_ignored_folder_that_is_named(project, search):
+    assert "build/out.py" in (await search("grep", pattern="needle", path="build")).text
+
+
+async def test_grep_with_context_tells_matches_from_their_neighbours(project, search):
+    result = await search("grep", pattern="needle", path="src/app.py", context=1)
+    assert result.text == "src/app.py\n2-\n3:def needle():\n4-    return 1"
+    assert [hit.get("near", False) for hit in result.data["hits"]] == [True, False, True]
+
+
+async def test_grep_tells_only_files_or_counts(project, search):
+    (project / "src/app.py").write_text("needle\n\nneedle needle\n")
+    files = await search("grep", pattern="needle", path="src", mode="files")
+    assert files.text == "src/app.py\nsrc/deep/view.ts"
+    counts = await search("grep", pattern="needle", path="src", mode="count")
+    assert counts.text == "src/app.py: 2\nsrc/deep/view.ts: 1"
+    assert counts.data["hits"][0] == {"path": "src/app.py", "count": 2}
+
+
+@pytest.mark.parametrize(
+    ("only", "files"),
+    [
+        ({"glob": "*.{ts,tsx}"}, ["src/deep/view.ts"]),
+        ({"glob": "src/**"}, ["src/app.py", "src/deep/view.ts"]),
+        ({"glob": "src/*"}, ["src/app.py"]),
+        ({"glob": "!*.py"}, [".github/ci.yml", "kept.log", "src/deep/view.ts"]),
+        ({"glob": "**/*.log"}, ["kept.log"]),
+        ({"glob": "build/**"}, []),
+        ({"type": "py"}, ["src/app.py"]),
+        ({"type": "py", "glob": "*.ts"}, []),
+    ],
+)
+async def test_grep_in_files_of_a_kind_brings_nothing_back_that_is_ignored(project, search, only, files):
+    result = await search("grep", pattern="needle", mode="files", **only)
+    assert [hit["path"] for hit in result.data["hits"]] == files
+    assert files or "Nothing matches" in result.text
+
+
+async def test_a_pattern_over_lines_and_one_that_ignores_case(project, search):
+    assert (await search("grep", pattern=r"needle\(\):\n\s+return")).data["hits"][0]["line"] == 3
+    assert (await search("grep", pattern="(?i)NEEDLE", path="src")).data["hits"]
+    assert (await search("grep", pattern="-> x|--version")).data["hits"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"pattern": "needle("}, "unclosed group"),
+        ({"pattern": "needle", "type": "klingon"}, "unrecognized file type: klingon"),
+        ({"pattern": "needle", "glob": "["}, "error parsing glob"),
+        ({"pattern": "needle", "path": "gone"}, "does not exist"),
+        ({"pattern": "needle", "path": ".."}, "outside of the folders"),
+        ({"pattern": "needle", "path": "/etc"}, "outside of the folders"),
+        ({"pattern": "needle", "mode": "words"}, "'lines', 'files'"),
+    ],
+)
+async def test_grep_says_what_is_wrong(project, refused, arguments, said):
+    assert said in await refused("grep", **arguments)
+
+
+async def test_many_matches_come_in_pages_that_miss_nothing(folder, search):
+    for name in range(5):
+        (folder / f"{name}.txt").write_text("".join(f"needle {line}\n" for line in range(100)))
+    hits, offset = [], 0
+    while True:
+        result = await search("grep", pattern="needle", offset=offset)
+        hits += result.data["hits"]
+        offset = len(hits)
+        if not result.data["more"]:
+            break
+        assert result.text.endswith(f"offset {offset} shows more]")
+    assert [(hit["path"], hit["line"]) for hit in hits] == [(f"{n}.txt", m) for n in range(5) for m in range(1, 101)]
+
+
+async def test_a_page_is_bounded_whatever_the_lines_are_like(folder, search):
+    (folder / "long").write_text(f"needle{'x' * 1_000_000}\n" * 3)
+    (folder / "many").write_text(f"needle{'y' * 390}\n" * 500)
+    result = await search("grep", pattern="needle")
+    assert len(result.text) < 40_000
+    assert "omitted end of long line" in result.text
+    assert result.data["more"]
+
+
+async def test_what_is_no_text_is_not_searched_and_hides_no_other_match(folder, search):
+    (folder / "a").write_bytes(b"needle\n" * 20_000 + b"\0\n")
+    (folder / "b").write_bytes(b"needle\r\n\xff\xfe needle\n")
+    (folder / "c").write_bytes("needle é\n".encode("utf-16"))
+    result = await search("grep", pattern="needle", mode="files")
+    assert [hit["path"] for hit in result.data["hits"]][-2:] == ["b", "c"]
+    assert (await search("grep", pattern="needle$", path="b")).data["hits"][0]["text"] == "needle"
+    assert (await search("grep", pattern="needle", path="c")).data["hits"][0]["text"] == "needle é"
+
+
+async def test_names_that_are_hard_to_print_stay_on_their_line(folder, search):
+    (folder / "two\nlines: 1:needle").write_text("needle\n")
+    (folder / "--").write_text("needle\n")
+    result = await search("grep", pattern="needle")
+    assert [hit["path"] for hit in result.data["hits"]] == ["--", "two\ufffdlines: 1:needle"]
+    assert len((await search("glob", pattern="*")).text.splitlines()) == 2
+
+
+async def test_links_are_not_followed_out_of_the_roots(folder, search, refused):
+    outside = folder.parent / "outside"
+    outside.mkdir()
+    (outside / "secret.txt").write_text("needle\n")
+    (folder / "link").symlink_to(outside)
+    (folder / "file").symlink_to(outside / "secret.txt")
+    assert (await search("grep", pattern="needle")).data["hits"] == []
+    assert (await search("glob", pattern="**")).data["files"] == []
+    for tool, arguments in (("grep", {"pattern": "needle"}), ("glob", {"pattern": "*"}), ("tree", {})):
+        assert "outside of the folders" in await refused(tool, path="link", **arguments)
+    assert "outside of the folders" in await refused("grep", pattern="needle", path="file")
+
+
+async def test_a_configuration_of_the_user_does_not_change_what_is_found(project, search, monkeypatch):
+    (project.parent / "rc").write_text("--invert-match\n")
+    monkeypatch.setenv("RIPGREP_CONFIG_PATH", str(project.parent / "rc"))
+    assert (await search("grep", pattern="needle", path="kept.log")).text == "kept.log\n1:needle"
+
+
+async def test_glob_finds_names_sorted_and_not_what_is_ignored(project, search):
+    assert (await search("glob", pattern="**")).data == {
+        "files": [".github/ci.yml", ".gitignore", "kept.log", "src/app.py", "src/deep/view.ts", "src/deep/view.tsx"],
+        "total": 6,
+    }
+    assert (await search("glob", pattern="*.{ts,tsx}")).text == "src/deep/view.ts\nsrc/deep/view.tsx"
+    assert (await search("glob", pattern=f"{project}/src/*.py")).text == "src/app.py"
+    assert (await search("glob", pattern="*.py", path="src")).text == "src/app.py"
+    assert "No file" in (await search("glob", pattern="*.log.gz")).text
+
+
+async def test_glob_tells_absolute_paths_of_another_root(folder, tools):
+    second = folder.parent / "second"
+    second.mkdir()
+    (second / "a.py").touch()
+    roots = [str(folder), str(second)]
+    result = await tools.call("glob", {"pattern": "*.py", "path": str(second)}, roots=roots)
+    assert result.text == f"{second}/a.py"
+
+
+async def test_many_files_come_in_pages(folder, search):
+    for name in range(450):
+        (folder / f"{name:03}.txt").touch()
+    first = await search("glob", pattern="*.txt")
+    assert first.text.endswith("\n[1-200 of 450; offset 200 shows more]")
+    last = await search("glob", pattern="*.txt", offset=400)
+    assert last.data == {"files": [f"{name:03}.txt" for name in range(400, 450)], "total": 450}
+    tree = await search("tree", offset=300)
+    assert tree.text.splitlines()[1:] == [f"  {name:03}.txt" for name in range(300, 450)]
+
+
+async def test_tree_shows_folders_and_counts_what_it_does_not_show(project, search):
+    assert (await search("tree")).text == "\n".join(
+        [
+            f"{project}/ (6 files)",
+            *("  .github/", "    ci.yml", "  .gitignore", "  kept.log"),
+            *("  src/", "    app.py", "    deep/", "      view.ts", "      view.tsx"),
+        ]
+    )
+    shallow = await search("tree", path="src", depth=1)
+    assert shallow.text == f"{project}/src/ (3 files)\n  app.py\n  deep/ (2 files)"
+    assert shallow.data["files"] == 3
+
+
+async def test_a_file_is_no_folder(project, refused):
+    for tool, arguments in (("glob", {"pattern": "*"}), ("tree", {})):
+        assert "is a file" in await refused(tool, path="kept.log", **arguments)
+
+
+async def test_a_cancelled_search_leaves_nothing_running(folder, tools):
+    (folder / "big").write_text("haé hé\n" * 3_000_000)
+    slow = r"\b(\pL{1,30}\s?)+\b\d"  # word boundaries beyond ASCII: seconds
+    searches = [asyncio.create_task(tools.call("grep", {"pattern": slow})) for _ in range(3)]
+
+    def running() -> str:
+        listed = subprocess.run(["ps", "-A", "-o", "ppid=,args="], capture_output=True, text=True, check=True).stdout
+        return "\n".join(line for line in listed.splitlines() if line.split()[:2] == [str(os.getpid()), program()])
+
+    while not await asyncio.to_thread(running):
+        await asyncio.sleep(0.01)
+    for each in searches:
+        each.cancel()
+    await asyncio.gather(*searches, return_exceptions=True)
+    while await asyncio.to_thread(running):
+        await asyncio.sleep(0.01)
