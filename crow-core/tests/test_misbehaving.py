@@ -3,14 +3,16 @@
 import asyncio
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import pytest
+import uvicorn
 from crow_core import app, servers, stdio
 from crow_core.acp.schema import (
     ClientCapabilities,
@@ -25,6 +27,7 @@ from crow_core.app import Crow
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 from crow_core.testing.servers import FAULTS, MISSING, WORDS, misbehaving
+from fastmcp import FastMCP
 
 pytestmark = [
     pytest.mark.anyio,
@@ -311,3 +314,24 @@ async def test_what_was_left_out_of_a_long_answer_is_in_a_file_that_the_model_ma
         roots = opened.meta({"id": "1", "type": "function", "function": {"name": "", "arguments": ""}})["crow/roots"]
         assert str(path.parent) in roots
     assert not await asyncio.to_thread(path.exists)
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_an_answer_over_http_may_be_long_and_has_an_end(mode: Literal["auto", "legacy"]):
+    """As one body, which it is since 2026, and as an event of a stream."""
+    bad = FastMCP("bad")
+    bad.tool(lambda megabytes: "x" * 1_000_000 * megabytes, name="bad")
+    listener = socket.create_server(("127.0.0.1", 0))
+    http = uvicorn.Server(uvicorn.Config(bad.http_app(), log_config=None, ws="none", timeout_graceful_shutdown=1))
+    serving = asyncio.ensure_future(http.serve(sockets=[listener]))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+    server = servers.from_acp(McpServer(name="bad", type="http", url=url, headers=[]), "/")
+    server.mode = mode
+    long, too_long, short = [(await server.call("bad", {"megabytes": each}, {})) for each in (3, 10, 1)]
+    await server.close()
+    http.should_exit = True
+    await serving
+    assert len(long.content[0]["text"]) == 3_000_000
+    assert too_long.is_error
+    assert len(too_long.content[0]["text"]) < 300
+    assert not short.is_error

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from crow_core.messages import Message, chosen, kind_of, live, prompts_in, view, with_joined_users
 from crow_core.model import Request
+from crow_core.prompts import PromptError
 from crow_core.session import Session
 from crow_core.stream import ModelError
 
@@ -145,13 +146,11 @@ class Compaction:
     async def ask(self, request: Request, kept: int) -> str:
         """A summary of what a request holds but for its last messages, `kept` in number; asked behind them, so that the
         server need not read them anew. Raises Unable and ModelError."""
-        text = self.session.render(
-            self.session.prompts["compaction"],
-            "compaction",
-            kept=kept,
-            instructions=self.instructions,
-            words=max(100, int(self.limit * KEEP * 0.6)),
-        )
+        prompt, words = self.session.prompts["compaction"], max(100, int(self.limit * KEEP * 0.6))
+        try:
+            text = self.session.render(prompt, "compaction", kept=kept, instructions=self.instructions, words=words)
+        except PromptError as error:
+            raise Unable(str(error)) from error
         messages = with_joined_users([*request["messages"], {"role": "user", "content": text}])
         call = await self.session.ask_model({**request, "messages": messages}, "compaction")
         summary = str(call.reply.get("content") or "").strip()

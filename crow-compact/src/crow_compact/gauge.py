@@ -36,6 +36,8 @@ class Gauge:
         counted += cached if cached > counted else 0  # some gateways count only what they had not read before
         if counted:
             self.rate = min(max(counted / weight(call.request), LEAST), MOST)
+        if self.tokens(call.request) > self.refused:
+            self.refused = 0
 
     def tokens(self, request: Request) -> int:
         return round(self.rate * weight(request))

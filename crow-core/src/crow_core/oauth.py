@@ -6,11 +6,12 @@ FastMCP and the SDK know the protocol. Imported only when such a server has to b
 import asyncio
 import socket
 import warnings
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import keyring
 from anyio import Event
 from fastmcp.client.auth.oauth import ClientNotFoundError, OAuth
@@ -22,7 +23,7 @@ from key_value.aio.stores.filetree import (
     FileTreeV1KeySanitizationStrategy,
 )
 from key_value.aio.stores.keyring import KeyringStore
-from mcp.shared.auth import AuthorizationCodeResult, OAuthClientMetadata
+from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthClientMetadata
 
 from crow_core.elicitation import ElicitationError, check_page
 
@@ -99,7 +100,19 @@ class Login(OAuth):
         return AuthorizationCodeResult(code=result.code, state=result.state, iss=result.iss)
 
 
-def addresses(client: OAuthClientMetadata) -> list[str]:
+class Stranger(httpx2.Auth):
+    """Shows what the address and the headers hold, and says so where that is not enough."""
+
+    def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response]:
+        if request.url.username:
+            request = next(httpx2.BasicAuth(request.url.username, request.url.password).auth_flow(request))
+        response = yield request
+        if response.status_code == 401:
+            how = 'give it an Authorization header, or auth = "oauth", then log in: crow mcp login NAME'
+            raise ConnectionError(f"it answers nobody whom it does not know (401); {how}")
+
+
+def addresses(client: OAuthClientMetadata | OAuthClientInformationFull) -> list[str]:
     """Where the browser may come back to."""
     return [str(uri) for uri in client.redirect_uris or ()]
 

@@ -265,7 +265,7 @@ class Desk:
         self, command: str, env: dict[str, str], folder: str, *, foreign: bool = False
     ) -> tuple[str, Callable[[], None]]:
         """A command that will tell what it leaves to the next, and how to learn that once it has ended."""
-        surroundings, path = self.surroundings, self._scratch.path()
+        surroundings, path = self.surroundings, os.path.join(self._scratch.notes, uuid.uuid4().hex)
         script = f"{path}.sh"
         with open(script, "w", encoding="utf-8") as file:
             file.write(surroundings.script(path, env.get("BASH_ENV", ""), foreign=foreign))

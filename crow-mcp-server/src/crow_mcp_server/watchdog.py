@@ -24,18 +24,18 @@ for one in $running; do
         kill -KILL "${pid%/environ}"
     done
 done
-rm -rf -- "$1"
+rm -rf -- "$@"
 """
 """Reads `start GROUP:MARK` and `end GROUP:MARK` until its input closes, then kills what has started and not ended, and
-removes a folder."""
+removes folders."""
 
 
 class Watchdog:
     """A small shell, started with the first command, that listens to us: when we are gone, its input ends."""
 
-    def __init__(self, folder: str) -> None:
-        """`folder` is removed in the end."""
-        self._folder = folder
+    def __init__(self, *folders: str) -> None:
+        """`folders` are removed in the end."""
+        self._folders = folders
         self._lock = Lock()
         self._listener: int | None = None
 
@@ -56,7 +56,7 @@ class Watchdog:
 
     def _start(self) -> int:
         shell = subprocess.Popen(
-            ["/bin/sh", "-c", SCRIPT, "watchdog", self._folder],
+            ["/bin/sh", "-c", SCRIPT, "watchdog", *self._folders],
             env={"PATH": os.defpath},
             cwd="/",
             stdin=subprocess.PIPE,

@@ -64,7 +64,9 @@ def persistence(
 
     @crow.draft
     async def draw(session: Session, reply: Message) -> None:
-        await threads.write(lambda store: store.draft(session, reply, secrets(session)))
+        store = await threads.store()
+        store.drafts[session] = reply, secrets(session)
+        await threads.write(lambda store: store.draft(session))
 
     @crow.model_call
     async def note(session: Session, call: Call) -> None:
