@@ -59,6 +59,10 @@ from crow_core.session import Session
 from crow_core.trust import Trust, settings_in
 from crow_mcp_server.workspace import Workspace, local_workspace
 from crow_persistence.extension import persistence
+from crow_skills.agents import agents
+from crow_skills.commands import commands as files_as_commands
+from crow_skills.extension import skills
+from crow_skills.mentions import mentions
 from msgspec.structs import asdict
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
@@ -109,10 +113,18 @@ async def build(
     crow.use(terminals)
     crow.use(configured_servers, config=config, home=home)
     crow.use(project_servers, trust=trust, env=env, home=home)
+    crow.use(files_as_commands, user=user_folders(home, env, "commands"), trusted=partial(is_trusted, trust))
     crow.use(commands).use(mcp).use(resources).use(tool_search, **asdict(config.extensions.tool_search)).use(
         effort
     ).use(window).use(prefix).use(alarm).use(usage)
     crow.use(printed_calls).use(resume).use(nudge).use(refusal).use(truncate).use(titles).use(undo).use(plan)
+    crow.use(mentions).use(agents, user=[home.config], **asdict(config.extensions.agents))
+    crow.use(
+        skills,
+        user=user_folders(home, env, "skills"),
+        trusted=partial(is_trusted, trust),
+        **asdict(config.extensions.skills),
+    )
     crow.use(compact, **asdict(config.extensions.compact))  # last: it looks at all of it
     if asks:
         crow.use(ask)
@@ -174,9 +186,20 @@ def prompt_files(config: Config, home: Home, trust: Trust, cwd: str) -> dict[str
     if config.prompts.system:
         files["system"] = home.config / Path(config.prompts.system).expanduser()
     project = Path(cwd)
-    if settings_in(project) and trust.trusts(project):
+    if is_trusted(trust, project):
         files |= prompts_below(project / ".crow" / "prompts")
     return files
+
+
+def is_trusted(trust: Trust, folder: Path) -> bool:
+    """Whether a folder has settings, and they count."""
+    return bool(settings_in(folder)) and trust.trusts(folder)
+
+
+def user_folders(home: Home, env: Mapping[str, str], what: str) -> list[Path]:
+    """Where a user keeps skills or commands, for crow and for other agents."""
+    user = Path(env.get("HOME") or Path.home())
+    return [home.config / what, *(user / folder / what for folder in (".crow", ".agents", ".claude"))]
 
 
 def prompts_below(folder: Path) -> dict[str, Path]:
@@ -223,7 +246,7 @@ def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str], home: H
         folder = Path(session.cwd)
         files = settings_in(folder)
         if files and not trust.trusts(folder):
-            names = " and ".join(str(file.relative_to(folder)) for file in files)
+            names = " and ".join(dict.fromkeys("/".join(file.relative_to(folder).parts[:2]) for file in files))
             session.state["untrusted"] = f"{names} in {folder} ignored until you trust it: crow trust {folder}"
             return []
         return for_session(session, load_project(folder, env).mcp.servers, home)
@@ -237,7 +260,7 @@ def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str], home: H
 def project_rules(trust: Trust, cwd: str, env: Mapping[str, str]) -> tuple[Sequence[str], Sequence[str]]:
     """A trusted folder's own rules; they can only tighten."""
     folder = Path(cwd)
-    if not settings_in(folder) or not trust.trusts(folder):
+    if not is_trusted(trust, folder):
         return (), ()
     rules = load_project(folder, env).permissions
     return rules.ask, rules.deny

@@ -157,11 +157,31 @@ class CompactSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """Others, by the name of one of `models`."""
 
 
+class SkillSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`[extensions.skills]`"""
+
+    folders: list[str] = field(default_factory=list[str])
+    """More folders of skills; relative to the session's."""
+    tool: bool = False
+    """A tool names the skills, in place of the system prompt."""
+
+
+class AgentsSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`[extensions.agents]`"""
+
+    names: list[str] = field(default_factory=lambda: ["AGENTS.md", "CLAUDE.md"])
+    """Files with instructions, the first of them in each folder; none to switch that off."""
+    limit: Annotated[int, Meta(ge=0)] = 40_000
+    """Characters that are told at once."""
+
+
 class ExtensionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """`[extensions]`"""
 
     tool_search: ToolSearchSettings = field(default_factory=ToolSearchSettings)
     compact: CompactSettings = field(default_factory=CompactSettings)
+    skills: SkillSettings = field(default_factory=SkillSettings)
+    agents: AgentsSettings = field(default_factory=AgentsSettings)
 
 
 class PromptSettings(Struct, kw_only=True, forbid_unknown_fields=True):
