@@ -46,6 +46,9 @@ def test_every_command_says_whether_it_only_reads():
     editor, terminal = tools["file_editor"], tools["terminal"]
     assert set(editor["_meta"]["crow/kind"]) == set(editor["inputSchema"]["properties"]["command"]["enum"])
     assert editor["_meta"]["crow/kind"]["view"] == "read"
+    hints = editor["_meta"]["crow/annotations"]
+    assert [name for name in hints if hints[name]["readOnlyHint"]] == ["view"]
+    assert [name for name in hints if hints[name]["idempotentHint"]] == ["create", "view"]
     assert terminal["_meta"]["crow/kind"] == "execute"
 
 
