@@ -33,7 +33,9 @@ bench:
     uv run benchmarks/persistence.py
     uv run benchmarks/search.py
     uv run benchmarks/serve.py
+    uv run benchmarks/mcp_servers.py
     uv run benchmarks/terminal.py
+    uv run benchmarks/tools.py
     uv run benchmarks/cancel.py
     uv run benchmarks/idle.py
 

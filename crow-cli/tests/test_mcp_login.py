@@ -86,6 +86,16 @@ async def test_login_opens_the_browser_and_logout_forgets(guarded: "Machine"):
     assert (await guarded.crow("mcp", "test", "vault")).code == 1
 
 
+async def test_a_server_that_wants_a_login_that_is_not_configured_says_how_to(guarded: "Machine", vault: str):
+    await guarded.crow("mcp", "add", "plain", vault)
+    tried = await guarded.crow("mcp", "test", "plain")
+    assert tried.code == 1
+    assert tried.err == (
+        "crow: MCP server 'plain' did not start: it answers nobody whom it does not know (401); give it an "
+        'Authorization header, or auth = "oauth", then log in: crow mcp login NAME.\n'
+    )
+
+
 async def test_an_editor_that_shows_pages_sends_the_person_there(guarded: "Machine"):
     model = ScriptedModel(lambda request: Reply("Hello."))
     crow = await build(guarded.env, models={"scripted": model}, remember=False)

@@ -6,11 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from crow_core import app, bridge, servers, toolbox
+from crow_core import app, bridge, schemas, servers, toolbox
 from crow_core.acp.client import AcpClient
 from crow_core.acp.schema import (
     AudioBlock,
@@ -35,6 +36,7 @@ from crow_core.acp.schema import (
 from crow_core.acp.transports import memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
+from crow_core.elicitation import ElicitationError
 from crow_core.extensions.usage import usage
 from crow_core.messages import kind_of
 from crow_core.model import Call
@@ -46,10 +48,13 @@ from crow_core.testing.script import ToolCall as Asked
 from crow_core.testing.wire import wired
 from fastmcp import FastMCP
 from fastmcp.tools import ToolResult
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mcp.server.mcpserver import Context as MCPContext
 from mcp.server.mcpserver import MCPServer
 from mcp.shared.exceptions import UrlElicitationRequiredError
 from mcp_types import ElicitRequestURLParams, NotificationParams, ToolAnnotations
+from msgspec import ValidationError
 
 pytestmark = pytest.mark.anyio
 
@@ -233,14 +238,14 @@ async def test_a_call_that_gives_signs_of_life_is_waited_for(birds: Birds):
 async def test_a_servers_own_patience_holds_for_its_calls(birds: Birds):
     model = script(use("wait"))
     await turn(model, birds(timeout=0.2))
-    assert results(model)[0].startswith("The tool failed: it timed out")
+    assert results(model) == ["The tool failed: it timed out: nothing was heard for 0.2 s."]
 
 
 async def test_no_call_lasts_for_ever_whatever_it_says(birds: Birds, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(servers, "LONGEST_CALL", 0.5)
     model = script(use("tick", times=100_000, every=0.02))
     await turn(model, birds(timeout=100))
-    assert results(model)[0].startswith("The tool failed: it timed out")
+    assert results(model) == ["The tool failed: it timed out: no call may take 0.5 s."]
 
 
 def test_while_a_person_is_asked_no_time_passes_for_the_call():
@@ -305,6 +310,31 @@ async def test_a_pattern_that_takes_for_ever_is_left_to_the_server(birds: Birds)
     model = script(form(name={"type": "string", "pattern": "(a+)+$"}))
     await turn(model, birds(), capabilities=FORMS, answer=accepted(name="a" * 60 + "!"))
     assert answered(model)["action"] == "accept"
+
+
+KEYWORDS = ["type", "properties", "required", "enum", "enumNames", "oneOf", "anyOf", "const", "items", "default"]
+WORDS = st.sampled_from(
+    [*KEYWORDS, "string", "object", "array", "boolean", "title", "pattern", "$ref", "#/$defs/a", "a"]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | WORDS | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS | st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(deadline=None)
+@given(schema=st.dictionaries(WORDS, JSON, max_size=4), fields=st.dictionaries(st.text(), JSON, max_size=3))
+def test_whatever_a_form_is_made_of_it_is_shown_or_refused(schema: dict[str, Any], fields: dict[str, Any]):
+    for each in (schema, {"type": "object", "properties": fields}):
+        with suppress(ElicitationError, ValidationError):
+            assert bridge.choices_of(bridge.form_of(each, str.upper))
+
+
+@settings(deadline=None)
+@given(schema=JSON)
+def test_whatever_a_schema_is_made_of_it_is_judged(schema: Any):
+    assert schemas.is_fit(schema) >= schemas.is_tame(schema)
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,29 @@ async def test_no_browser_is_sent_to_a_page_that_is_not_safe(page: str, tmp_path
     assert person.visited == []
 
 
+@pytest.mark.parametrize("name", ["me:s3cret@", ""])
+async def test_a_name_in_the_address_is_enough_where_the_server_says_so(name: str, tmp_path: Path):
+    def app(url: str) -> Any:
+        server = FastMCP("vault")
+        server.tool(lambda: "gold", name="open")
+        inner = server.http_app()
+
+        async def door(scope: Any, receive: Any, send: Any) -> None:
+            known = (b"authorization", b"Basic bWU6czNjcmV0") in scope.get("headers", [])
+            answer = inner if known or scope["type"] == "lifespan" else Response(status_code=401)
+            await answer(scope, receive, send)
+
+        return door
+
+    async with listening(app) as url:
+        settings = ServerSettings(url=f"{url.replace('//', f'//{name}')}/mcp")
+        server = to_server("vault", settings, "/", tokens=tmp_path, visit=nobody)
+        found = await server.list()
+        await server.close()
+    assert bool(found) == bool(name)
+    assert ("it answers nobody whom it does not know (401)" in server.error) == (not name)
+
+
 class Drawer(KeyringBackend):
     """A keyring for as long as a test."""
 

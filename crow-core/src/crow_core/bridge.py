@@ -280,8 +280,10 @@ def progress_text(done: float, total: float | None, message: str) -> str:
 
 def form_of(schema: dict[str, Any], tidy: Callable[[str], str]) -> ElicitationSchema:
     """A server's form in the words of ACP. Raises ElicitationError, ValidationError."""
-    fields = schema.get("properties")
-    properties = {name: field_of(each, tidy) for name, each in cast("dict[str, Any]", fields or {}).items()}
+    fields: Any = schema.get("properties", {})
+    if not isinstance(fields, dict):
+        raise ElicitationError("its form has no fields")
+    properties = {name: field_of(each, tidy) for name, each in cast("dict[str, Any]", fields).items()}
     form = lenient({**readable(schema, tidy), "properties": properties}, ElicitationSchema)
     if any(isinstance(each, Unknown) for each in form.properties.values()):
         raise ElicitationError("its form has a field of a kind that clients do not know")

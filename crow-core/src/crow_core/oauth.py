@@ -6,11 +6,12 @@ FastMCP and the SDK know the protocol. Imported only when such a server has to b
 import asyncio
 import socket
 import warnings
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import keyring
 from anyio import Event
 from fastmcp.client.auth.oauth import ClientNotFoundError, OAuth
@@ -22,7 +23,7 @@ from key_value.aio.stores.filetree import (
     FileTreeV1KeySanitizationStrategy,
 )
 from key_value.aio.stores.keyring import KeyringStore
-from mcp.shared.auth import AuthorizationCodeResult, OAuthClientMetadata
+from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthClientMetadata
 
 from crow_core.elicitation import ElicitationError, check_page
 
@@ -51,6 +52,7 @@ class Login(OAuth):
     ) -> None:
         self._visit = visit
         self._page = ""
+        described = client_id.startswith("https://")  # the address of a document that says who the client is
         super().__init__(
             url,
             [*scopes],
@@ -58,7 +60,8 @@ class Login(OAuth):
             store(tokens),
             callback_port=callback_port or None,
             callback_host=HOST,
-            client_id=client_id or None,
+            client_metadata_url=client_id if described else None,
+            client_id=None if described else client_id or None,
             client_secret=client_secret or None,
         )
 
@@ -68,7 +71,11 @@ class Login(OAuth):
         Raises ConnectionError for an address that no browser should open. Raises ClientNotFoundError, which makes
         FastMCP register anew, when crow is known there with another port.
         """
-        known, here = self.context.client_info, self.context.client_metadata
+        known, here, server = self.context.client_info, self.context.client_metadata, self.context.oauth_metadata
+        if known and known.client_secret and self._client_secret:
+            takes = (server and server.token_endpoint_auth_methods_supported) or ["client_secret_basic"]  # RFC 8414
+            in_body = "client_secret_post" in takes
+            known.token_endpoint_auth_method = "client_secret_post" if in_body else "client_secret_basic"
         if known and not self._client_id and addresses(known) != addresses(here):
             raise ClientNotFoundError
         try:
@@ -83,6 +90,7 @@ class Login(OAuth):
         server = create_oauth_callback_server(
             self.redirect_port, server_url=self.mcp_url, result_container=result, result_ready=back
         )
+        server.config.timeout_graceful_shutdown = 1
         server.capture_signals = nullcontext  # pyright: ignore[reportAttributeAccessIssue] - else it takes ours
         with socket.create_server((HOST, self.redirect_port)) as listening:  # now nobody can come too early
             serving = asyncio.ensure_future(server.serve(sockets=[listening]))
@@ -99,7 +107,19 @@ class Login(OAuth):
         return AuthorizationCodeResult(code=result.code, state=result.state, iss=result.iss)
 
 
-def addresses(client: OAuthClientMetadata) -> list[str]:
+class Stranger(httpx2.Auth):
+    """Shows what the address and the headers hold, and says so where that is not enough."""
+
+    def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response]:
+        if request.url.username:
+            request = next(httpx2.BasicAuth(request.url.username, request.url.password).auth_flow(request))
+        response = yield request
+        if response.status_code == 401:
+            how = 'give it an Authorization header, or auth = "oauth", then log in: crow mcp login NAME'
+            raise ConnectionError(f"it answers nobody whom it does not know (401); {how}")
+
+
+def addresses(client: OAuthClientMetadata | OAuthClientInformationFull) -> list[str]:
     """Where the browser may come back to."""
     return [str(uri) for uri in client.redirect_uris or ()]
 

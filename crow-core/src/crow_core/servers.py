@@ -352,7 +352,9 @@ class Server:
         try:
             while not call.done():
                 if silence is not None and use.left(silence) <= 0:
-                    raise TimeoutError(f"it timed out: nothing was heard for {monotonic() - use.heard:.3g} s")
+                    whole = use.end <= monotonic()
+                    why = f"no call may take {LONGEST_CALL:g} s" if whole else f"nothing was heard for {silence:g} s"
+                    raise TimeoutError(f"it timed out: {why}")
                 await asyncio.wait([call], timeout=silence and use.left(silence))
             if call.cancelled():  # by the end of the connection
                 raise ConnectionError
@@ -585,14 +587,16 @@ def from_acp(config: McpServer, cwd: str, auth: Callable[[], Any] | None = None)
     mark = uuid4().hex if config.url is UNSET else ""
 
     def source() -> Any:
-        from fastmcp.client import transports  # loaded by `_connect` already
+        from fastmcp.client.transports import SSETransport  # loaded by `_connect` already
 
+        from crow_core.oauth import Stranger
+        from crow_core.remote import Remote
         from crow_core.stdio import Stdio
 
         pairs = {} if config.headers is UNSET else {header.name: header.value for header in config.headers or ()}
         if config.url is not UNSET:
-            over = transports.SSETransport if config.type == "sse" else transports.StreamableHttpTransport
-            return over(str(config.url), headers=pairs, auth=auth and auth())
+            over = SSETransport if config.type == "sse" else Remote
+            return over(str(config.url), pairs, auth() if auth else Stranger())
         env = {} if config.env is UNSET else {variable.name: variable.value for variable in config.env or ()}
         env[MARK] = f"{os.environ.get(MARK, '')}:{mark}"
         args = () if config.args is UNSET else config.args or ()

@@ -4,6 +4,7 @@ import hmac
 import secrets
 import socket
 import sys
+from ipaddress import ip_address
 
 from fastmcp import FastMCP
 from fastmcp.server.auth import AccessToken, TokenVerifier
@@ -67,6 +68,8 @@ def serve(server: FastMCP, listener: socket.socket, token: str) -> None:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     print(f"Serving MCP on http://{shown}:{port}{PATH}", file=sys.stderr, flush=True)  # noqa: T201
+    if not ip_address(host).is_loopback:
+        print("Others can connect, and nothing is encrypted: put a proxy with TLS in front.", file=sys.stderr)  # noqa: T201
     server.auth = Bearer(token)
     server.run(
         transport="http",

@@ -102,8 +102,7 @@ def _forbidden(host: str, addresses: list[str]) -> Refusal:
     where = "" if addresses == [host] else f" ({', '.join(addresses)})"
     return Refusal(
         f"{host}{where} is not on the public internet, and this tool reaches nothing else. "
-        "If the user wants it reached, they can allow it: --allow-host HOST, when crow-mcp-server is started. "
-        "What runs on this machine can be read with curl in the terminal."
+        "If the user wants it reached, they can allow it: --allow-host HOST, when crow-mcp-server is started."
     )
 
 

@@ -29,6 +29,7 @@ IMAGES = {"image/png", "image/jpeg", "image/gif", "image/webp"}
 APART: tuple[Kind, ...] = ("html", "pdf", "feed")
 FEED = re.compile(rb"<(rss|feed|rdf:RDF)[\s>]")
 HTML = re.compile(rb"\s*(<!--.*?-->\s*)*<(!doctype html|html|head|body)[\s>]", re.IGNORECASE | re.DOTALL)
+CONTROLS = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")  # lxml takes none of them
 NO_LINKS = "//a[starts-with(@href, '#') or starts-with(@href, 'javascript:') or ancestor::pre or ancestor::code]"
 """Links that are dropped, and their text kept: those to the page itself, and those in code."""
 META_CHARSET = re.compile(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w:.-]+)""", re.IGNORECASE)
@@ -106,16 +107,20 @@ def _read(body: bytes, kind: Kind, charset: str | None, url: str) -> str:
 
 def from_html(html: str, url: str) -> str:
     """The main text of a page as Markdown, with its title on top; of a page without a main text, the whole."""
+    import lxml.etree
     import lxml.html
     import trafilatura
 
-    if not html.strip():
+    try:
+        source = CONTROLS.sub("", html).encode(errors="replace")
+        tree = lxml.html.fromstring(source, parser=lxml.html.HTMLParser(encoding="utf-8"))
+    except lxml.etree.ParserError:  # there is nothing in it
         return ""
-    tree = lxml.html.fromstring(html.encode(), parser=lxml.html.HTMLParser(encoding="utf-8"))
     title = " ".join((tree.findtext(".//title") or "").split())
     for link in tree.xpath(NO_LINKS):
         link.drop_tag()
-    tree.make_links_absolute(url, handle_failures="discard")
+    with suppress(ValueError):  # a base that is no URL: links stay as they are
+        tree.make_links_absolute(url, handle_failures="discard")
     text = trafilatura.extract(tree, url=url, output_format="markdown", include_links=True) or ""
     if len(text) < SEVERAL:
         import html_to_markdown
@@ -198,6 +203,8 @@ def main() -> None:
         sys.exit("reading it took too much memory")
     except Unreadable as error:
         sys.exit(str(error))
+    except Exception as error:  # whatever a stranger's page brings about in a library
+        sys.exit(f"it cannot be read ({type(error).__name__}: {error})")
     sys.stdout.buffer.write(text[:MAX_CHARACTERS].encode(errors="replace"))
 
 

@@ -2,7 +2,7 @@
 
 `ScriptedModel` plays a model in the same process, `ScriptedServer` plays a chat-completions endpoint over real HTTP.
 `connect(crow)` gives an `Editor` in conversation with an agent, over ACP in memory. `CHAOS` holds the ways in which
-servers misbehave: `ScriptedServer(CHAOS["missing ids"](script))`.
+endpoints misbehave: `ScriptedServer(CHAOS["missing ids"](script))`; for MCP servers that do, see `servers.py`.
 """
 
 from typing import TYPE_CHECKING
