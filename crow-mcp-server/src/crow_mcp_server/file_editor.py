@@ -104,7 +104,8 @@ def add(server: FastMCP, host: Host) -> None:
             result["dry_run"] = True
         content: list[ContentBlock] = [TextContent(type="text", text=answer.text)]
         content += [answer.image] if answer.image else []
-        return ToolResult(content, result, {"crow/changes": answer.changes, "crow/locations": [answer.location]})
+        changes = [] if dry_run else answer.changes  # a host would take them for made
+        return ToolResult(content, result, {"crow/changes": changes, "crow/locations": [answer.location]})
 
 
 class Change(TypedDict):
