@@ -60,6 +60,12 @@ def test_telling_the_tools_loads_nothing_heavy():
     assert not {"fastmcp", "mcp", "pydantic", "anyio", "asyncio"} & set(loaded)
 
 
+def test_what_few_calls_need_is_loaded_by_them():
+    script = "import sys, crow_mcp_server; crow_mcp_server.create_server(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"pypdf", "rapidfuzz"} & set(loaded)
+
+
 def test_protocols_can_be_imported_without_fastmcp():
     script = "import sys, crow_mcp_server.workspace; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()

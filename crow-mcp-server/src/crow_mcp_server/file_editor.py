@@ -209,6 +209,8 @@ class Call:
             case "create":
                 return self.create(_needed("file_text", given.file_text, given))
             case "str_replace" if given.edits is not None:
+                if given.old_str is not None:
+                    raise Refusal("Give either old_str and new_str, or edits. Nothing was changed.")
                 return self.replace_all(given.edits)
             case "str_replace":
                 return self.str_replace(_needed("old_str", given.old_str, given), given.new_str or "")
