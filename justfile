@@ -34,6 +34,8 @@ bench:
     uv run benchmarks/search.py
     uv run benchmarks/serve.py
     uv run benchmarks/mcp_servers.py
+    uv run benchmarks/terminal.py
+    uv run benchmarks/tools.py
     uv run benchmarks/cancel.py
     uv run benchmarks/idle.py
 

@@ -9,12 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-READMES = [
-    "README.md",
-    "crow-core/README.md",
-    "crow-cli/README.md",
-    "crow-compact/README.md",
-]  # crow-mcp-server tests its own
+READMES = [f"{folder}README.md" for folder in ("", "crow-core/", "crow-cli/", "crow-compact/")]
+"""But for crow-mcp-server's, which it tests itself."""
 
 
 def python_blocks(path: Path) -> list[str]:

@@ -22,11 +22,12 @@ from crow_core.extensions.commands import commands
 from crow_core.extensions.prefix import describe_prefix, prefix
 from crow_core.extensions.usage import usage
 from crow_core.messages import SUMMARY, kind_of
+from crow_core.model import ChatModel
 from crow_core.prompts import Prompt
 from crow_core.servers import Server
 from crow_core.session import Session
 from crow_core.stream import ModelError
-from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_core.testing import Editor, Failure, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ToolCall as Use
 from fastmcp import FastMCP
 from fastmcp.utilities.types import Image
@@ -139,7 +140,7 @@ async def test_past_the_threshold_the_model_sums_up_and_goes_on_from_its_summary
         assert talk.asked()[-1]["messages"][0] == before["messages"][0]
         first = talk.asked()[-1]["messages"][1]["content"]
         assert first.startswith("Turn 0.")
-        assert f"{SUMMARY}\n\nAll went well." in first
+        assert SUMMARY.format("All went well.") in first
         assert marker["after"] < marker["before"] <= WINDOW
         assert len([entry for entry in talk.session.log if entry.get("role") == "user"]) == 9, "the log has everything"
         assert f"from about {marker['before']:,} to {marker['after']:,} tokens" in talk.editor.thoughts
@@ -256,6 +257,24 @@ async def test_a_request_refused_as_too_long_is_made_shorter_and_sent_again_once
         assert talk.markers()
 
 
+async def test_an_endpoint_that_refuses_a_request_as_too_long_is_sent_a_shorter_one():
+    def answer(request: Request) -> Reply | Failure:
+        if tokens(request) > 3_000:
+            return Failure(400, {"error": {"message": "the request exceeds the available context size (3000 tokens)"}})
+        return Speaker()(request)
+
+    async with ScriptedServer(answer) as server:
+        model = ChatModel(name="scripted", base_url=server.url, window=100_000)
+        crow = Crow(model, system=Prompt("system", "You are crow.")).use(compact)
+        async with connect(crow) as editor:
+            session = await editor.new_session("/")
+            for turn in range(9):
+                answered = await editor.prompt(session.session_id, f"Turn {turn}. {LONG}")
+                assert answered.stop_reason == "end_turn"
+            assert editor.text == "Well." * 9
+        await model.close()
+
+
 async def test_a_request_that_stays_too_long_ends_the_turn_with_the_servers_words():
     async with talking(Speaker(limit=300)) as talk:
         await talk.say("Hello")
@@ -279,6 +298,27 @@ async def test_a_request_for_a_summary_that_is_itself_too_long_is_made_in_parts(
         (marker,) = talk.markers()
         assert marker["summary"] == "Seen: rouge bleu vert"
         assert talk.editor.text == "Well." * 19
+
+
+async def test_parts_begin_with_the_summary_that_is_already_there():
+    def sum_up(request: Request) -> Reply:
+        said = "\n".join(str(message["content"]) for message in request["messages"])
+        return Reply("Seen: " + " ".join(name for name in ("rouge", "bleu", "vert") if name in said))
+
+    looks = [Reply(tool_calls=[use("files_look", lines=20)]) for _ in range(12)]
+    async with talking(Speaker(summary=sum_up), window=6_000) as talk:
+        await talk.say("Hello")
+        await talk.say(f"rouge {LONG}")
+        talk.model._script = Speaker(looks, summary=sum_up)
+        await talk.say(f"bleu {LONG * 3}")
+        await talk.say("/compact")
+        for _ in range(4):
+            await talk.say(f"vert {LONG}")
+        talk.model._script = Speaker(summary=sum_up, limit=2_500)
+        await talk.say("And?")
+        assert talk.editor.text.count("Well.") == 8
+        assert talk.markers()[-1]["summary"] == "Seen: rouge bleu vert"
+        assert len([request for request in talk.summaries()[1:] if tokens(request) <= 2_500]) > 1
 
 
 async def test_a_single_output_larger_than_the_window_is_shortened_before_the_model_reads_it():
@@ -351,7 +391,7 @@ async def test_what_is_pinned_survives_word_for_word():
         view = talk.asked()[-1]["messages"]
         assert view[1]["content"] == "The first words\n\nNever touch  the\nfile x."
         assert view[2]["content"] == "Seen: line 199."
-        assert view[3]["content"].startswith(SUMMARY)
+        assert view[3]["content"].startswith(SUMMARY.format("All went well."))
 
 
 async def test_a_pinned_output_does_not_shrink():
@@ -419,6 +459,22 @@ async def test_the_prompt_is_the_users_to_edit_and_its_renders_are_noted():
         assert talk.model.requests[-1]["messages"][-1]["content"] == "red: in a word?"
         (render,) = [e["crow"] for e in talk.session.log if e.get("crow", {}).get("purpose") == "compaction"]
         assert render["version"] == talk.session.prompts["compaction"].version
+
+
+async def test_a_prompt_that_is_wrong_is_said_to_be_so_and_costs_no_turn():
+    async with talking(Speaker()) as talk:
+        talk.session.prompts["compaction"] = Prompt("compaction", "{{ unknown }}")
+        for _ in range(8):
+            assert await talk.say(LONG) == "end_turn"
+        assert "The template of the prompt 'compaction' is wrong" in talk.editor.thoughts
+        assert not talk.markers()
+
+
+async def test_a_window_that_is_only_assumed_is_said_to_be():
+    async with talking(Speaker(), window=None) as talk:
+        await talk.say("Hello")
+        await talk.say(LONG * 90)
+        assert "of 32,768 (assumed: set the model's window): making room" in talk.editor.thoughts
 
 
 async def test_what_was_summed_up_comes_back_when_it_is_rewound():

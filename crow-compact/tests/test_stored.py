@@ -57,7 +57,7 @@ async def test_a_compacted_session_goes_on_in_another_process_and_shows_all_that
     assert isinstance(model, ScriptedModel)
     assert isinstance(before, ScriptedModel)
     old, new = before.requests[-1]["messages"], model.requests[0]["messages"]
-    assert SUMMARY in str(old)
+    assert SUMMARY.format("All went well.") in old[1]["content"]
     assert new[: len(old)] == old
     assert (new[-1]["content"], len(new)) == ("Go on", len(old) + 2)
 
@@ -123,12 +123,12 @@ async def test_a_kill_in_the_middle_of_a_compaction_leaves_the_old_view(tmp_path
             await editor.prompt(id, "/compact")
         old = next(request["messages"] for request in server.requests if request["messages"][-1]["content"] == "Go on")
         assert old[: len(summed_up) - 1] == summed_up[:-1], "the old view"
-        assert SUMMARY not in str(old)
+        assert "summary" not in str(old[1:])
 
     view = json.loads(await process.run("sessions", "show", id, "--view", "--json"))
-    assert f"{SUMMARY}\n\nAll." in view[1]["content"]
+    assert SUMMARY.format("All.") in view[1]["content"]
     told = await process.run("sessions", "show", id)
     assert told.count("Turn 2. These") == 1
     assert "Summed up, from about" in told
     calls = json.loads(await process.run("calls", "list", id, "--json"))
-    assert [call["purpose"] for call in calls].count("compaction") == 2
+    assert calls[0]["purpose"] == "compaction"

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import PIPE
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -669,6 +670,21 @@ async def test_a_quick_command_and_one_in_the_clients_terminal_show_nothing_betw
         await it.use(run("echo one; sleep 0.1; echo two"))
         (update,) = [update for update in it.editor.of(ToolCallUpdate) if not update.status]
         assert update.content == [TerminalContent(terminal_id="terminal-1")]
+
+
+async def test_what_a_session_has_left_running_ends_with_it(tmp_path: Path):
+    async with talk(tmp_path, NOTHING) as it:
+        await it.use(
+            run("echo $$ > one; mv one 1.pid; sleep 999", wait=0.1),
+            run("echo $$ > two; mv two 2.pid; sleep 999", session="a", wait=0.1),
+            run("(sleep 999 & echo $! > three; mv three 3.pid)"),
+        )
+        while len(files_in(tmp_path)) < 3:
+            await asyncio.sleep(0.01)
+        pids = [(tmp_path / name).read_text().strip() for name in files_in(tmp_path)]
+        await it.crow.close(it.crow.sessions[it.id])
+        listed = await asyncio.create_subprocess_exec("ps", "-o", "stat=", "-p", ",".join(pids), stdout=PIPE)
+        assert not (await listed.communicate())[0].strip(b" Z\n")
 
 
 # Whatever happens

@@ -613,14 +613,14 @@ def compaction(start: str, *pinned: str, summary: str = "All went well.") -> Mes
 
 def test_a_compaction_leaves_the_first_words_what_is_pinned_a_summary_and_the_rest_whole() -> None:
     first, _, _, mended, second, *_, call, result = without_notes(long_work())
-    summed_up = user(f"{SUMMARY}\n\nAll went well.")
+    summed_up = user(SUMMARY.format("All went well."))
     log = [*long_work(), compaction("8", "3", "4"), says("Done.")]
     both = user(f"{second.get('content')}\n\n{summed_up.get('content')}")
     assert view(log) == [first, mended, both, call, result, says("Done.")]
 
 
 def test_a_compaction_that_keeps_nothing_ends_with_its_summary() -> None:
-    assert view([*long_work(), compaction("")]) == [user(f"Mend it\n\n{SUMMARY}\n\nAll went well.")]
+    assert view([*long_work(), compaction("")]) == [user(f"Mend it\n\n{SUMMARY.format('All went well.')}")]
 
 
 @pytest.mark.parametrize("start", ["unknown", "0"])

@@ -339,6 +339,7 @@ async def test_structured_result_says_what_the_text_says(tools, folder):
     assert viewed.data == {"path": f"{folder}/a", "line": 1, "text": viewed.text}
     dry = await tools.edit("str_replace", "a", old_str="one", new_str="two", dry_run=True)
     assert (dry.data["diff"], dry.data["dry_run"]) == ("@@ -1 +1 @@\n-one\n+two\n", True)
+    assert dry.changes == [], "a log of changes must not have it"
     assert (folder / "a").read_text() == "one\n"
 
 

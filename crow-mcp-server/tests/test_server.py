@@ -294,8 +294,9 @@ async def test_over_stdio_it_serves_a_folder_and_ignores_the_env_file_there(fold
     assert (tmp_path / "log").read_text() == ""
 
 
+@pytest.mark.parametrize("how", [{}, {"wait": 0.01}, {"session": "a"}])
 @pytest.mark.parametrize("end", ["close", signal.SIGTERM, signal.SIGKILL])
-async def test_running_command_ends_with_the_server(folder, end):
+async def test_running_command_ends_with_the_server(folder, end, how):
     async with await anyio.open_process(
         [sys.executable, "-m", "crow_mcp_server"], cwd=folder, stderr=subprocess.DEVNULL
     ) as server:
@@ -305,7 +306,7 @@ async def test_running_command_ends_with_the_server(folder, end):
         for message in (
             {"id": 1, "method": "initialize", "params": hello},
             {"method": "notifications/initialized"},
-            {"id": 2, "method": "tools/call", "params": {"name": "terminal", "arguments": {"command": command}}},
+            {"id": 2, "method": "tools/call", "params": {"name": "terminal", "arguments": {"command": command} | how}},
         ):
             await server.stdin.send(json.dumps({"jsonrpc": "2.0"} | message).encode() + b"\n")
         ready = anyio.Path(folder / "ready")

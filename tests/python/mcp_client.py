@@ -9,9 +9,12 @@ import json
 import os
 import warnings
 from asyncio import StreamReader, StreamWriter
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 from crow_core import app
 from crow_core.acp.schema import (
@@ -23,6 +26,7 @@ from crow_core.acp.schema import (
     McpServer,
 )
 from crow_core.app import Crow
+from crow_core.config import OAuthSettings, ServerSettings, to_server
 from crow_core.servers import Server, fastmcp_client
 from crow_core.testing import Reply, ScriptedModel, connect
 from msgspec import to_builtins
@@ -52,6 +56,8 @@ class Errand:
     scenario: str
     context: dict[str, Any]
     """What the scenario tells its client beside."""
+    tokens: TemporaryDirectory[str] = field(default_factory=TemporaryDirectory)
+    """What logins gave; no scenario knows another's."""
 
     def calls(self, tools: list[dict[str, Any]]) -> Calls:
         """What the model calls, by the server's own names."""
@@ -90,27 +96,19 @@ class Errand:
 
     def behind_oauth(self) -> Server:
         """The server, for a person who consents at once and needs no browser for it."""
-        fastmcp_client()
-        import httpx2
-        from fastmcp.client.auth import OAuth
-        from fastmcp.client.transports import StreamableHttpTransport
-        from mcp.shared.auth import AuthorizationCodeResult
-
-        class Consent(OAuth):
-            async def redirect_handler(self, authorization_url: str) -> None:
-                async with httpx2.AsyncClient() as client:
-                    answer = await client.get(authorization_url, follow_redirects=False)
-                self.answered = dict(parse_qsl(urlsplit(answer.headers["location"]).query))
-
-            async def callback_handler(self) -> AuthorizationCodeResult:
-                found = self.answered
-                return AuthorizationCodeResult(code=found["code"], state=found.get("state"), iss=found.get("iss"))
-
         who = {key: self.context[key] for key in ("client_id", "client_secret") if key in self.context}
-        how = {"token_endpoint_auth_method": "client_secret_basic"} if "client_secret" in who else {}
-        page = "https://conformance-test.local/client-metadata.json"
-        auth = Consent(client_metadata_url=page, additional_client_metadata=how, **who)
-        return Server("judge", lambda: StreamableHttpTransport(self.url, auth=auth))
+        who = who or {"client_id": "https://conformance-test.local/client-metadata.json"}
+        settings = ServerSettings(url=self.url, auth="oauth", oauth=OAuthSettings(**who))
+        return to_server("judge", settings, os.getcwd(), tokens=Path(self.tokens.name), visit=consent)
+
+
+@asynccontextmanager
+async def consent(page: str) -> AsyncGenerator[None]:
+    import httpx2
+
+    async with httpx2.AsyncClient(follow_redirects=True) as browser:
+        await browser.get(page)
+    yield
 
 
 def least(schema: dict[str, Any]) -> dict[str, Any]:

@@ -107,7 +107,6 @@ async def build(
         project=lambda cwd: project_rules(trust, cwd, env),
     )
     crow.use(terminals)
-    crow.session_end(end_terminals)
     crow.use(configured_servers, config=config, home=home)
     crow.use(project_servers, trust=trust, env=env, home=home)
     crow.use(commands).use(mcp).use(resources).use(tool_search, **asdict(config.extensions.tool_search)).use(
@@ -127,6 +126,7 @@ def built_in_tools(crow: Crow, hidden_env: Sequence[str] = (), env: Mapping[str,
     def source() -> Any:
         return crow_mcp_server.create_server(lambda meta: workspace_for(crow, meta), hidden_env, stays=True, env=env)
 
+    crow.session_end(end_terminals)
     return Server("crow", source, definitions=tools, built_in=True, shared=True)
 
 

@@ -46,9 +46,7 @@ def compact(crow: Crow, *, threshold: float = 0.8, models: Mapping[str, float] |
         planned = plan(session)
         gauge = planned.gauge
         gauge.full = False
-        gauge.learn(call)
-        messages = [*call.request["messages"], *since(session.log, call.id)]
-        next_one = gauge.tokens({**call.request, "messages": messages})
+        next_one = gauge.learn(call) + gauge.tokens({"messages": since(session.log, call.id)})
         if planned.limit and next_one > max(planned.limit, gauge.tried * GROWTH):
             await attempt(planned, next_one)
 
@@ -96,13 +94,14 @@ def gauge_of(session: Session) -> Gauge:
 async def attempt(planned: Compaction, tokens: int) -> bool:
     """Compact, and tell the person what came of it; gives whether it did."""
     session = planned.session
-    await session.notice(f"About {tokens:,} tokens of {planned.window:,}: making room.")
+    assumed = "" if room(session.model) or planned.gauge.refused else " (assumed: set the model's window)"
+    await session.notice(f"About {tokens:,} tokens of {planned.window:,}{assumed}: making room.")
     try:
         report = await told(planned)
     except Unable as why:
         await session.notice(f"The conversation could not be made shorter. {why}", "warning")
         return False
-    if not shows_compactions(session) or not planned.summary:
+    if not shows_compactions(session):
         await session.notice(report)
     return True
 

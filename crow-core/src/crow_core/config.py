@@ -66,6 +66,7 @@ class OAuthSettings(Struct, kw_only=True):
     """`oauth` of a server that lets no client register itself, or wants more than the default; names as in RFC 6749."""
 
     client_id: str = ""
+    """As the server's owner gave it, or the https address of a document that describes the client."""
     client_secret: str = ""
     scopes: list[str] = field(default_factory=list[str])
     callback_port: int = 0

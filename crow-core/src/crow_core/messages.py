@@ -15,9 +15,9 @@ INTERRUPTED = "Interrupted before it finished; it may have had effects. Check be
 """What the model reads as the result of a call that never got one."""
 SUMMARY = (
     "[What stands above was kept word for word. The conversation went on and became too long to be sent whole; this is "
-    "your own summary of it. Go on from where it ends.]"
+    "your own summary of it.]\n\n{}\n\n[The summary ends here. Go on from there.]"
 )
-"""What a summary begins with."""
+"""How the model reads a summary."""
 
 
 PROXY = "call_tool"
@@ -307,7 +307,7 @@ def compacted(messages: list[Message]) -> list[Message]:
         if start <= first:
             continue
         kept = [m for m in messages[first + 1 : start] if "role" in m and is_named(m, notes.get("pinned", ()))]
-        text = f"{SUMMARY}\n\n{notes.get('summary')}"
+        text = SUMMARY.format(notes.get("summary", ""))
         summary: Message = {"role": "user", "content": text, "crow": {"hidden": True}}
         return [messages[first], *kept, summary, *messages[start:]]
     return messages

@@ -1,4 +1,4 @@
-"""The tools an agent needs every day, `file_editor` and `terminal`, as an MCP server.
+"""The tools an agent needs every day, for files, search, the shell and the web, as an MCP server.
 
 Importing this package reads nothing and imports nothing heavy. `tools()` tells what the server offers from a generated
 file, so that a host can describe the tools before FastMCP is loaded; `create_server` loads it.

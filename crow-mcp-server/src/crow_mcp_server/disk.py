@@ -165,6 +165,15 @@ def list_folder(place: Place) -> list[str]:
         os.close(folder)
 
 
+def list_names(place: Place) -> list[bytes]:
+    """The names in a folder, sorted."""
+    folder = open_folder(place)
+    try:
+        return sorted(os.fsencode(name) for name in os.listdir(folder))
+    finally:
+        os.close(folder)
+
+
 @contextmanager
 def _parent(place: Place, *, make: bool = False) -> Generator[tuple[int, str]]:
     """The folder a file lies in, as a descriptor, and the file's name in it.

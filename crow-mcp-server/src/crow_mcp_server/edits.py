@@ -13,8 +13,8 @@ from crow_mcp_server.tolerance import Place, occurrences, tolerant_places
 CONTEXT = 4  # unchanged lines shown around a change
 SNIPPET_LINES = 40
 MAX_LINE = 2_000  # characters of one line shown
-SIMILAR = 0.6  # from here on, of 1, a line is shown as what may have been meant
-COMPARED_LINES = 20_000
+SIMILAR = 60.0  # from here on, of 100, a line is shown as what may have been meant
+COMPARED_LINES = 200_000
 DIFFED_LINES = 4_000
 MAX_DIFF = 30_000  # characters
 HUNK = re.compile(r"([-+])(\d+)")
@@ -201,15 +201,17 @@ def _miss(path: str, document: Document, old: str, new: str) -> str:
 
 def _similar(lines: list[str], wanted: list[str]) -> list[int]:
     """Up to three places, best first, whose lines come closest, found by the longest of the wanted lines."""
+    from rapidfuzz import fuzz, process  # not at the top: only needed here
+
     anchor = max(range(len(wanted)), key=lambda place: len(wanted[place].strip()))
     known: dict[str, list[int]] = {}
     for place, line in enumerate(lines[:COMPARED_LINES]):
         known.setdefault(line.strip()[:200], []).append(place)
-    close = difflib.get_close_matches(wanted[anchor].strip()[:200], known, n=3, cutoff=SIMILAR)
-    starts = {max(place - anchor, 0) for line in close for place in known[line][:3]}
+    close = process.extract(wanted[anchor].strip()[:200], list(known), scorer=fuzz.ratio, limit=3, score_cutoff=SIMILAR)
+    starts = {max(place - anchor, 0) for line, _, _ in close for place in known[line][:3]}
     text = "\n".join(wanted)[:2_000]
 
     def likeness(start: int) -> float:
-        return difflib.SequenceMatcher(None, "\n".join(lines[start : start + len(wanted)])[:2_000], text).ratio()
+        return fuzz.ratio("\n".join(lines[start : start + len(wanted)])[:2_000], text)
 
     return sorted(starts, key=likeness, reverse=True)[:3]

@@ -104,7 +104,8 @@ def add(server: FastMCP, host: Host) -> None:
             result["dry_run"] = True
         content: list[ContentBlock] = [TextContent(type="text", text=answer.text)]
         content += [answer.image] if answer.image else []
-        return ToolResult(content, result, {"crow/changes": answer.changes, "crow/locations": [answer.location]})
+        changes = [] if dry_run else answer.changes  # a host would take them for made
+        return ToolResult(content, result, {"crow/changes": changes, "crow/locations": [answer.location]})
 
 
 class Change(TypedDict):
@@ -182,9 +183,12 @@ class FileEditor:
         try:
             place = await to_thread.run_sync(disk.locate, path, workspace, limiter=thread)
             async with self._locks.setdefault(place.path, asyncio.Lock()):
-                memory = await to_thread.run_sync(self._memories.of, workspace.session, limiter=thread)
-                call = Call(place, workspace.files, memory, dry_run)
-                return await to_thread.run_sync(call.run, arguments, limiter=thread)
+
+                def work() -> Answer:
+                    memory = self._memories.of(workspace.session)
+                    return Call(place, workspace.files, memory, dry_run).run(arguments)
+
+                return await to_thread.run_sync(work, limiter=thread)
         except OSError as error:
             raise Refusal(f"{arguments.command} {path}: {error.strerror or error}. Nothing was changed.") from None
 

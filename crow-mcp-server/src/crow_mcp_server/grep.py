@@ -20,7 +20,8 @@ from crow_mcp_server.host import READS, Host, optional
 from crow_mcp_server.ripgrep import STDIN, list_files, relative, ripgrep, shown_as
 
 DESCRIPTION = """\
-Search files by a regular expression (ripgrep; (?i) ignores case), without those that .gitignore ignores."""
+Search files by a regular expression (ripgrep; (?i) ignores case), without those that .gitignore ignores. \
+Prefer it to grep and find in the terminal."""
 PAGE = 200  # lines, or files
 MAX_CHARACTERS = 30_000  # of a page
 MAX_LINE = 400  # bytes of a line shown

@@ -1,10 +1,11 @@
-"""A folder for what commands need and leave while the server runs, and the watchdog that removes it after."""
+"""Folders for what commands need and leave while the server runs, and the watchdog that removes them after."""
 
 import os
 import tempfile
 import uuid
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 
 from crow_mcp_server.output import Capture
 from crow_mcp_server.watchdog import Watchdog
@@ -18,27 +19,32 @@ class Scratch:
     def __init__(self, hidden: frozenset[str]) -> None:
         self.hidden = hidden
         """Names of variables that commands never see."""
-        self._captures: list[str] = []
 
-    @cached_property
+    @property
     def folder(self) -> str:
-        """Only this user may look into it."""
-        return tempfile.mkdtemp(prefix="crow-terminal-")
+        """For long outputs."""
+        return self._places[0]
+
+    @property
+    def notes(self) -> str:
+        """For what commands leave to the next, which has secrets: in memory, where there is such a folder."""
+        return self._places[1]
+
+    @property
+    def watchdog(self) -> Watchdog:
+        return self._places[2]
 
     @cached_property
-    def watchdog(self) -> Watchdog:
-        return Watchdog(self.folder)
-
-    def path(self) -> str:
-        """Where a new file may stand."""
-        return os.path.join(self.folder, uuid.uuid4().hex[:12])
+    def _places(self) -> tuple[str, str, Watchdog]:
+        """Made with the first command; only this user may look into them."""
+        folder, memory = tempfile.mkdtemp(prefix="crow-terminal-"), "/dev/shm"
+        notes = tempfile.mkdtemp(prefix="crow-terminal-", dir=memory) if os.access(memory, os.W_OK) else folder
+        return folder, notes, Watchdog(folder, notes)
 
     def capture(self) -> Capture:
         """For the output of a command; the files of the last few long ones are kept."""
-        path = self.path() + ".txt"
-        self._captures.append(path)
-        for old in self._captures[:-KEPT]:
+        files = sorted(Path(self.folder).glob("*.txt"), key=lambda path: path.stat().st_mtime)
+        for old in files[:-KEPT]:
             with suppress(OSError):
-                os.unlink(old)
-        del self._captures[:-KEPT]
-        return Capture(path)
+                old.unlink()
+        return Capture(os.path.join(self.folder, f"{uuid.uuid4().hex[:12]}.txt"))

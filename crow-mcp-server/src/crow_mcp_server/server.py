@@ -13,7 +13,7 @@ from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
 from fastmcp.tools.base import ToolResult
 from pydantic import ValidationError as PydanticValidationError
 
-from crow_mcp_server import ask_user, fetch, file_editor, glob, grep, plan, terminal, tree, web_search
+from crow_mcp_server import ask_user, fetch, file_editor, glob, grep, plan, resources, terminal, tree, web_search
 from crow_mcp_server.host import Host
 from crow_mcp_server.refusal import Refusal
 from crow_mcp_server.roots import AskForRoots
@@ -45,6 +45,8 @@ def create_server(
     for tool in TOOLS:
         if only is None or tool.__name__.rpartition(".")[2] in only:
             tool.add(server, host)
+    if only is None or "file_editor" in only:
+        resources.add(server, host)
     return server
 
 

@@ -1,7 +1,9 @@
 """What a command leaves to the next one: the folder it ended in, and the environment."""
 
 import os
+import resource
 import shlex
+import sys
 from contextlib import suppress
 
 SPARE_PROCESSES = 2_048  # how many more than there are now a command may start, where the system lets that be limited
@@ -52,11 +54,12 @@ class Surroundings:
 
 def process_limit() -> str:
     """A shell's command that keeps a fork bomb from taking all processes that there are. Root is not limited by it."""
-    if not os.path.exists("/proc/loadavg"):  # macOS has a limit of its own
+    if sys.platform != "linux":  # macOS has a limit of its own
         return ":"
     with open("/proc/loadavg", encoding="ascii") as file:
         limit = int(file.read().split("/")[1].split()[0]) + SPARE_PROCESSES
-    return f'{{ [ "$(ulimit -S -u)" -lt {limit} ] || ulimit -S -u {limit} || ulimit -S -p {limit}; }} 2>/dev/null'
+    now, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    return ":" if 0 <= now <= limit else f"{{ ulimit -S -u {limit} || ulimit -S -p {limit}; }} 2>/dev/null"
 
 
 def _read(path: str) -> dict[str, str]:

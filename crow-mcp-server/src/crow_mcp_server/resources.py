@@ -1,0 +1,48 @@
+"""The files of the workspace as resources, for clients that let a person choose what the model is given."""
+
+import mimetypes
+from urllib.parse import quote
+
+from anyio import to_thread
+from fastmcp import Context, FastMCP
+from fastmcp.exceptions import ResourceError
+from fastmcp.resources import ResourceContent, ResourceResult
+
+from crow_mcp_server import disk
+from crow_mcp_server.document import decode
+from crow_mcp_server.host import Host
+from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.workspace import Workspace
+
+
+def add(server: FastMCP, host: Host) -> None:
+    """Add the resources to a server."""
+
+    @server.resource(
+        "file:///{path*}",
+        name="file",
+        description="A file of the workspace by its absolute path, or the files in a folder of it, as URIs.",
+    )
+    async def file(path: str, context: Context) -> ResourceResult:
+        workspace = await host.workspace(context)
+        try:
+            return ResourceResult([await to_thread.run_sync(read, f"/{path}", workspace)])
+        except (Refusal, OSError) as error:
+            raise ResourceError(str(error)) from None
+
+
+def read(path: str, workspace: Workspace) -> ResourceContent:
+    """A file as text or bytes. Raises Refusal, OSError."""
+    place = disk.locate(path, workspace)
+    try:
+        content = disk.read(place)
+    except IsADirectoryError:
+        uris = [f"file://{quote(place.path.rstrip('/'))}/{quote(name)}" for name in disk.list_names(place)]
+        return ResourceContent("\n".join(uris), "text/uri-list")
+    if content is None:
+        raise Refusal(f"{place.path} does not exist.")
+    kind, _ = mimetypes.guess_type(place.path)
+    document = decode(content.data)
+    if document is None:
+        return ResourceContent(content.data, kind or "application/octet-stream")
+    return ResourceContent(document.text, kind or "text/plain")
