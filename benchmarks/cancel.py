@@ -3,6 +3,9 @@
 Run with `uv run python benchmarks/cancel.py`. A real `crow acp`, which stores what it says, is cancelled again and
 again: while a reply streams, alone and beside 99 others at 50 chunks a second each, and while a command runs that has
 left children behind, one of them deaf to SIGTERM and one in a session of its own.
+
+On two cores with a load of 2.6 beside it, median and most: in a reply 6 and 24 ms, beside 99 others 12 and 52 ms; in a
+command 8 and 15 ms, its processes gone after 12 and 25 ms.
 """
 
 import argparse

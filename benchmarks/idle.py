@@ -2,6 +2,9 @@
 
 Run with `uv run python benchmarks/idle.py`. Sessions are opened until there are as many as asked for; then each has one
 turn, and is idle again. Before that, one session has had a turn, so that all is loaded.
+
+Measured: 113 MiB with one session, 12 KiB for a further one, 36 KiB once something was said in it; the same for 200 and
+for 400 sessions.
 """
 
 import argparse

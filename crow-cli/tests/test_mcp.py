@@ -110,7 +110,9 @@ async def test_what_else_the_file_holds_is_kept_also_behind_a_link(machine: "Mac
     [
         (["add", "a b", "x"], "is no name for a server"),
         (["add", "old", "x"], "has a server 'old' already. Remove it first: crow mcp remove old"),
+        (["add", "set", "x"], "config.toml has a server 'set' already. Change it there."),
         (["add", "new"], "Missing argument"),
+        (["remove", "set"], "config.toml: remove it there."),
         (["add", "new", "--transport", "http", "--", "x"], "--transport http takes one http or https address."),
         (["add", "new", "--transport", "stdio", "https://x"], "--transport stdio takes a command."),
         (["add", "new", "--header", "A: b", "--", "x"], "--header and --auth are for a server with an address"),
@@ -125,12 +127,13 @@ async def test_what_else_the_file_holds_is_kept_also_behind_a_link(machine: "Mac
 async def test_wrong_usage_is_a_sentence_and_changes_nothing(machine: "Machine", arguments: list[str], sentence: str):
     text = '{"mcpServers": {"old": {"command": "x"}}}'
     file = write(machine, text)
+    machine.configure('[mcp.servers.set]\ncommand = "x"\n')
     done = await machine.crow("mcp", *arguments)
     assert done.code == 2
     assert sentence in done.err
     assert "Traceback" not in done.err
     assert file.read_text() == text
-    assert os.listdir(file.parent) == ["mcp.json"]
+    assert sorted(os.listdir(file.parent)) == ["config.toml", "mcp.json"]
 
 
 @pytest.mark.parametrize("text", ["{", '{"mcpServers": []}', "[]", '{"a": 1,}'])

@@ -300,6 +300,27 @@ async def test_a_request_for_a_summary_that_is_itself_too_long_is_made_in_parts(
         assert talk.editor.text == "Well." * 19
 
 
+async def test_parts_begin_with_the_summary_that_is_already_there():
+    def sum_up(request: Request) -> Reply:
+        said = "\n".join(str(message["content"]) for message in request["messages"])
+        return Reply("Seen: " + " ".join(name for name in ("rouge", "bleu", "vert") if name in said))
+
+    looks = [Reply(tool_calls=[use("files_look", lines=20)]) for _ in range(12)]
+    async with talking(Speaker(summary=sum_up), window=6_000) as talk:
+        await talk.say("Hello")
+        await talk.say(f"rouge {LONG}")
+        talk.model._script = Speaker(looks, summary=sum_up)
+        await talk.say(f"bleu {LONG * 3}")
+        await talk.say("/compact")
+        for _ in range(4):
+            await talk.say(f"vert {LONG}")
+        talk.model._script = Speaker(summary=sum_up, limit=2_500)
+        await talk.say("And?")
+        assert talk.editor.text.count("Well.") == 8
+        assert talk.markers()[-1]["summary"] == "Seen: rouge bleu vert"
+        assert len([request for request in talk.summaries()[1:] if tokens(request) <= 2_500]) > 1
+
+
 async def test_a_single_output_larger_than_the_window_is_shortened_before_the_model_reads_it():
     replies = [Reply(tool_calls=[use("files_look", lines=2_000)]), Reply("Seen.")]
     async with talking(Speaker(replies, limit=WINDOW)) as talk:

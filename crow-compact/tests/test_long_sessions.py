@@ -1,4 +1,4 @@
-"""A session of 200 turns in a window of 16,000 tokens, with a model that counts them and refuses what is too long."""
+"""Sessions longer than their windows, with a model that counts tokens and refuses what is too long."""
 
 import json
 import re
@@ -7,14 +7,19 @@ from typing import Any
 
 import pytest
 from crow_compact.extension import compact
+from crow_core.acp.connection import RpcError
 from crow_core.app import Crow
 from crow_core.extensions.commands import commands
 from crow_core.extensions.prefix import prefix
 from crow_core.messages import kind_of
+from crow_core.prompts import Prompt
 from crow_core.servers import Server
 from crow_core.stream import ModelError
 from crow_core.testing import Reply, ScriptedModel, connect
+from crow_core.testing.script import ToolCall as Use
 from fastmcp import FastMCP
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytestmark = pytest.mark.anyio
 
@@ -122,3 +127,58 @@ async def test_a_session_of_200_turns_goes_on_in_a_small_window_and_forgets_noth
     assert "Turn 0." in text(asked[-1]["messages"][1]), "the first words stay"
     looked = sum(entry.get("role") == "tool" for entry in log)
     assert looked == TURNS + 59, "the log has everything"
+
+
+TURN = st.tuples(st.integers(1, 4_000), st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=2), max_size=3))
+"""Characters of a prompt; then for each step the lines that are looked at."""
+SUMMARIES = [
+    Reply("All went well."),
+    Reply(""),
+    Reply("Let me look.", tool_calls=[{"name": "files_look", "arguments": {"number": 1}}]),
+    Reply("It is long. " * 100),
+    Reply("Half", finish_reason="length"),
+]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(TURN, min_size=1, max_size=6),
+    st.sampled_from([1_500, 3_000, 6_000]),
+    st.lists(st.sampled_from(SUMMARIES), min_size=1, max_size=4),
+    st.booleans(),
+)
+async def test_whatever_is_said_every_request_is_valid_and_what_fits_is_answered(
+    turns: list[tuple[int, list[list[int]]]], window: int, summaries: list[Reply], counts: bool
+):
+    steps: list[list[int]] = []
+    said: list[str] = []
+    server = FastMCP("files")
+
+    @server.tool
+    def look(number: int) -> str:
+        return "a line that was looked at\n" * number
+
+    def speak(request: Request) -> Reply:
+        assert_valid(request)
+        if tokens(request) > window:
+            return Reply(error=ModelError("The context length is exceeded.", too_long=True))
+        if is_compaction(request):
+            summaries.append(summaries.pop(0))
+            return summaries[-1]
+        calls: list[Use] = [{"name": "files_look", "arguments": {"number": n}} for n in (steps.pop(0) if steps else [])]
+        return Reply("" if calls else "Well.", tool_calls=calls, usage=None if counts else {})
+
+    model = ScriptedModel(speak, window=window)
+    crow = Crow(model, servers=[Server("files", lambda: server, shared=True)], system=Prompt("system", "You are crow."))
+    crow.use(compact)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        for size, looks in turns:
+            steps[:] = [list(step) for step in looks]
+            try:
+                assert (await editor.prompt(session.session_id, "x" * size)).stop_reason == "end_turn"
+            except RpcError as error:
+                said.append(str(error.data))
+        (log,) = (open.log for open in crow.sessions.values())
+    assert all("context length" in words for words in said), "nothing else goes wrong"
+    assert sum(entry.get("role") == "user" for entry in log) == len(turns), "the log has everything"

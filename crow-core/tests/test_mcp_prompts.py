@@ -28,6 +28,8 @@ from crow_core.servers import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from fastmcp import Context, FastMCP
 from fastmcp.prompts import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mcp_types import EmbeddedResource, ImageContent, TextResourceContents
 
 pytestmark = pytest.mark.anyio
@@ -327,3 +329,9 @@ async def test_mcp_says_so_where_there_are_no_servers():
 )
 def test_arguments_are_taken_by_name_and_in_order(words: str, expected: dict[str, str]):
     assert arguments_in(words, ["a", "b"]) == expected
+
+
+@settings(deadline=None)
+@given(st.text(), st.lists(st.text(min_size=1), unique=True))
+def test_whatever_is_typed_fills_only_arguments_that_there_are(words: str, names: list[str]):
+    assert arguments_in(words, names).keys() <= set(names)

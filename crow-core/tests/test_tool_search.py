@@ -4,16 +4,19 @@ import json
 from typing import Any
 
 import pytest
-from crow_core.acp.schema import ToolCall, ToolCallUpdate
+from crow_core.acp.schema import ResumeSessionRequest, ToolCall, ToolCallUpdate
 from crow_core.app import Crow
 from crow_core.content import replay
 from crow_core.extensions.tool_search import ranked, tool_search
 from crow_core.permissions import permissions
 from crow_core.servers import Server
+from crow_core.store import Record
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 from crow_core.toolbox import Tool
 from fastmcp import FastMCP
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytestmark = pytest.mark.anyio
 
@@ -170,6 +173,25 @@ async def test_what_was_sent_stays_when_many_more_join():
     assert offered(model.requests[1]) == ["first_one", "call_tool", "tool_search"]
 
 
+async def test_a_stored_session_goes_on_with_the_list_it_had():
+    model = ScriptedModel(
+        [Reply("Hello."), use("call_tool", name="shop_refund_order", arguments={"order": 3}), Reply("Done.")]
+    )
+    first = app(model, ("shop", many(100)))
+    async with connect(first) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "hi")
+        (opened,) = first.sessions.values()
+    record = Record(id=opened.id, log=opened.log, system=opened.system, tools=opened.tools)
+    second = app(model, ("shop", many(100)))
+    second.load_session(lambda id: record)
+    async with connect(second) as editor:
+        await editor.request("session/resume", ResumeSessionRequest(session_id=opened.id, cwd="/"))
+        await editor.prompt(opened.id, "go on")
+    assert [request["tools"] for request in model.requests] == [model.requests[0]["tools"]] * 3
+    assert result(model.requests[-1]) == "refunded 3"
+
+
 async def test_a_small_window_is_reason_enough_to_search():
     model = ScriptedModel([Reply("Hello.")])
     model.window = 4000
@@ -182,6 +204,12 @@ async def test_a_small_window_is_reason_enough_to_search():
 def tool(name: str, description: str = "", **properties: Any) -> Tool:
     schema = {"type": "object", "properties": properties}
     return Tool(name, None, {"name": name, "description": description, "inputSchema": schema})
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_whatever_is_searched_for_is_only_words(query: str):
+    assert len(ranked([tool("a", query), tool("b", "b", **{query: {}})], query)) <= 2
 
 
 @pytest.mark.parametrize(

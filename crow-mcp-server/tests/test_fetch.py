@@ -4,19 +4,27 @@ import asyncio
 import gzip
 import io
 import json
+import os
+import shutil
+import ssl
+import subprocess
+import sys
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import anyio
 import crow_mcp_server
 import httpcore2
 import pytest
-from crow_mcp_server import create_server, fetch
-from crow_mcp_server.fetch import Web, show
+from crow_mcp_server import create_server, fetch, web
+from crow_mcp_server.fetch import show
 from crow_mcp_server.network import Guard
 from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.web import Web
 from fastmcp import Client
 
 pytestmark = pytest.mark.anyio
@@ -432,7 +440,7 @@ async def test_ten_thousand_headers_are_refused(site: Site, get: Fetch):
 
 
 async def test_a_server_that_drips_is_given_up(site: Site, get: Fetch, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fetch, "TIMEOUT", 0.5)
+    monkeypatch.setattr(web, "TIMEOUT", 0.5)
 
     async def drip(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
@@ -584,8 +592,8 @@ def names(table: Mapping[str, list[str]]) -> Callable[[str, int], Awaitable[list
 
 async def test_a_public_host_is_reached_at_the_address_that_was_checked(site: Site):
     board = Switchboard(site)
-    web = Web(Guard(resolve=names({"example.com": [f"10.0.0.1,{PUBLIC}"]}), dial=board))
-    result = await show(await web.page("http://example.com/article"), start=0, raw=False)
+    fetcher = Web(Guard(resolve=names({"example.com": [f"10.0.0.1,{PUBLIC}"]}), dial=board))
+    result = await show(await fetcher.page("http://example.com/article"), start=0, raw=False)
     assert "Carrion crows" in result.content[0].text
     assert set(board.dialled) == {PUBLIC}
     assert site.headers[0]["host"] == "example.com"
@@ -596,10 +604,10 @@ async def test_a_name_that_changes_its_address_in_between_leads_nowhere(site: Si
     site.put("/again", "", "302 Found", Location="http://rebind.test/article", Connection="close")
     site.pages["/again"] = site.pages["/again"]
     table = {"rebind.test": [PUBLIC, "127.0.0.1"], "start.test": [PUBLIC]}
-    web = Web(Guard(resolve=names(table), dial=board), robots=False)
-    await web.page("http://rebind.test/article")
+    fetcher = Web(Guard(resolve=names(table), dial=board), robots=False)
+    await fetcher.page("http://rebind.test/article")
     with pytest.raises(Refusal, match="not on the public internet"):
-        await web.page("http://start.test/again")
+        await fetcher.page("http://start.test/again")
     assert set(board.dialled) == {PUBLIC}
 
 
@@ -610,9 +618,9 @@ async def test_a_redirect_inside_leads_nowhere(site: Site, to: str):
     table = {"example.com": [PUBLIC], "inside.test": ["192.168.1.1,fd00::1"]} | {
         host: [host] for host in ("127.0.0.1", "::ffff:169.254.169.254", "::ffff:a9fe:a9fe")
     }
-    web = Web(Guard(resolve=names(table), dial=board), robots=False)
+    fetcher = Web(Guard(resolve=names(table), dial=board), robots=False)
     with pytest.raises(Refusal, match="not on the public internet"):
-        await web.page("http://example.com/away")
+        await fetcher.page("http://example.com/away")
     assert set(board.dialled) == {PUBLIC}
 
 
@@ -625,10 +633,41 @@ async def test_a_public_address_of_this_very_machine_leads_nowhere(site: Site):
         async def connect_tcp(self, *args: Any, **kwargs: Any) -> httpcore2.AsyncNetworkStream:
             return Own(await super().connect_tcp(*args, **kwargs), PUBLIC)
 
-    web = Web(Guard(resolve=names({"example.com": [PUBLIC]}), dial=Board(site)))
+    fetcher = Web(Guard(resolve=names({"example.com": [PUBLIC]}), dial=Board(site)))
     with pytest.raises(Refusal, match="not on the public internet"):
-        await web.page("http://example.com/article")
+        await fetcher.page("http://example.com/article")
     assert site.asked == []
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="There is no openssl to make a certificate with.")
+async def test_a_certificate_is_checked_for_the_name_though_an_address_is_dialled(tmp_path: Path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    files = ["-keyout", str(key), "-out", str(certificate), "-days", "2"]
+    name = ["-subj", "/CN=crow", "-addext", "subjectAltName=DNS:localhost"]
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *files, *name]
+    await anyio.run_process(make)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, key)
+    site = Site()
+    site.put("/article", ARTICLE, Content_Type="text/html")
+    server = await asyncio.start_server(site.answer, "127.0.0.1", 0, ssl=tls)
+    port = server.sockets[0].getsockname()[1]
+    script = (
+        "import asyncio, sys\nfrom crow_mcp_server import create_server\nfrom fastmcp import Client\n"
+        "async def main():\n"
+        "    async with Client(create_server(allow_hosts=['localhost', '127.0.0.1'])) as client:\n"
+        "        for url in sys.argv[1:]:\n"
+        "            print((await client.call_tool_mcp('fetch', {'url': url})).content[0].text)\n"
+        "asyncio.run(main())"
+    )
+    urls = [f"https://localhost:{port}/article", f"https://127.0.0.1:{port}/article"]
+    env = {**os.environ, "SSL_CERT_FILE": str(certificate)}
+    ran = await anyio.run_process([sys.executable, "-c", script, *urls], env=env)
+    server.close()
+    known, unknown = ran.stdout.decode().split("https://127.0.0.1")
+    assert "Carrion crows" in known
+    assert "could not be read" in unknown
+    assert "certificate" in unknown
 
 
 async def test_what_is_allowed_is_one_host_or_one_port_of_it(site: Site):
@@ -649,3 +688,10 @@ async def test_proxies_of_the_environment_are_not_used(site: Site, get: Fetch, m
 def test_the_schema_is_told_in_few_words():
     [tool] = [tool for tool in crow_mcp_server.tools() if tool["name"] == "fetch"]
     assert len(json.dumps({key: tool[key] for key in ("name", "description", "inputSchema")})) < 600
+
+
+def test_a_server_that_has_not_fetched_has_not_loaded_what_it_takes():
+    heavy = {"httpcore2", "lxml", "trafilatura", "html_to_markdown", "pypdf", "feedparser", "protego", "ddgs"}
+    script = "import sys, crow_mcp_server; crow_mcp_server.create_server(); print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not heavy & set(ran.stdout.split())

@@ -11,8 +11,10 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from crow_mcp_server import create_server, web_search
-from crow_mcp_server.web_search import rest
+from crow_mcp_server import create_server
+from crow_mcp_server import search as searching
+from crow_mcp_server.search import rest
+from crow_mcp_server.web_search import KEYS
 from fastmcp import Client
 
 pytestmark = pytest.mark.anyio
@@ -108,7 +110,7 @@ async def two() -> AsyncIterator[Engine]:
 @pytest.fixture(autouse=True)
 def without_ddgs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine without the extra, whatever is installed on this one."""
-    monkeypatch.setattr(web_search, "find_spec", lambda name: None)
+    monkeypatch.setattr(searching, "find_spec", lambda name: None)
 
 
 async def search(env: dict[str, str], *queries: str, **arguments: Any) -> list[Any]:
@@ -282,7 +284,7 @@ async def test_an_empty_query_is_refused():
 
 
 async def test_commands_do_not_see_the_keys(monkeypatch: pytest.MonkeyPatch):
-    for name in web_search.KEYS:
+    for name in KEYS:
         monkeypatch.setenv(name, KEY)
     async with Client(create_server()) as client:
         told = await client.call_tool_mcp("terminal", {"command": "env"})

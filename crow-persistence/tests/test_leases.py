@@ -164,9 +164,8 @@ async def test_a_draft_is_not_written_under_a_lost_lease(database: Database):
     async with app(database) as crow:
         session = await talk(crow, "one")
         change(database, owner="another", beat=leases.now())
-        store.drafts[session] = {"role": "assistant", "content": "half a"}, ()
         with pytest.raises(StoreError, match="taken over"):
-            store.draft(session)
+            store.draft(session, {"role": "assistant", "content": "half a"})
     with database.reading() as connection:
         assert connection.scalar(select(drafts.c.session)) is None
     store.database.close()

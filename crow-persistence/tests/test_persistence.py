@@ -128,14 +128,14 @@ async def test_a_session_is_listed_once_something_was_said(database: Database):
         assert [found.title for found in listed.sessions] == ["Nothing yet"]
 
 
-async def test_of_many_prompts_the_last_begins_when_the_first_are_written(database: Database):
+async def test_of_many_prompts_the_last_begins_when_the_first_is_written(database: Database):
     crow, moments = app(database), list[str]()
     crow.before_model(lambda request, session: moments.append("asked"))
     crow.message(lambda session, entry: moments.append("written") if entry.get("role") == "user" else None)
     async with connect(crow) as editor:
         sessions = [await editor.new_session("/") for _ in range(10)]
         await asyncio.gather(*(editor.prompt(session.session_id, "hi") for session in sessions))
-    assert moments.index("written") < moments.index("asked") + 5
+    assert "asked" in moments[moments.index("written") :]
     assert moments.count("asked") == moments.count("written") == 10
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from crow_core.config import (
     load,
     load_project,
     login_first,
+    options_of,
     to_server,
     variables,
 )
@@ -59,11 +60,21 @@ from crow_core.session import Session
 from crow_core.trust import Trust, settings_in
 from crow_mcp_server.workspace import Workspace, local_workspace
 from crow_persistence.extension import persistence
-from msgspec.structs import asdict
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 THROUGH_ACP = ("plan", "ask_user")
 """Tools that extensions have of the same name, with the client's own means."""
+
+ALWAYS = {
+    extension.__name__: extension
+    for extension in (
+        *(commands, mcp, resources, tool_search, effort, window, prefix, alarm, usage),
+        *(printed_calls, resume, nudge, refusal, truncate, titles, undo, plan),
+    )
+}
+"""What everybody has, in the order of use, unless `[extensions]` says `NAME = false`."""
+LAST = {"compact": compact}
+"""The same, for what looks at all the others have done."""
 
 
 async def build(
@@ -109,14 +120,41 @@ async def build(
     crow.use(terminals)
     crow.use(configured_servers, config=config, home=home)
     crow.use(project_servers, trust=trust, env=env, home=home)
-    crow.use(commands).use(mcp).use(resources).use(tool_search, **asdict(config.extensions.tool_search)).use(
-        effort
-    ).use(window).use(prefix).use(alarm).use(usage)
-    crow.use(printed_calls).use(resume).use(nudge).use(refusal).use(truncate).use(titles).use(undo).use(plan)
-    crow.use(compact, **asdict(config.extensions.compact))  # last: it looks at all of it
+    for name in {**ALWAYS, **dict.fromkeys(name for name in config.extensions if name not in LAST), **LAST}:
+        if config.extensions.get(name) is not False:
+            extension = find_extension(name, home)
+            try:
+                crow.use(extension, **options_of(extension, name, config, home))
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"[extensions.{name}] cannot be used: {error}.") from error
     if asks:
         crow.use(ask)
     return crow
+
+
+def find_extension(name: str, home: Home) -> Callable[..., None]:
+    """An extension by its name: one of crow's own, a function of that name in `extensions/NAME.py` in crow's home, or
+    the entry point `NAME` that an installed package has in the group `crow.extensions`. Raises ConfigError."""
+    if found := (ALWAYS | LAST).get(name):
+        return found
+    import importlib.metadata  # not above: few have any
+    import importlib.util
+
+    try:
+        if (file := home.config / "extensions" / f"{name}.py").is_file():
+            spec = importlib.util.spec_from_file_location(f"crow_extension_{name}", file)
+            assert spec
+            assert spec.loader
+            spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+            return getattr(module, name)
+        for point in importlib.metadata.entry_points(group="crow.extensions", name=name):
+            return point.load()
+    except Exception as error:
+        raise ConfigError(f"[extensions.{name}] cannot be loaded: {type(error).__name__}: {error}.") from error
+    raise ConfigError(
+        f"{home.config / 'config.toml'}: there is no extension {name!r}. Install the package that has it, "
+        f"write {file}, or remove [extensions.{name}]. crow's own are: {', '.join(sorted(ALWAYS | LAST))}."
+    )
 
 
 def built_in_tools(crow: Crow, hidden_env: Sequence[str] = (), env: Mapping[str, str] = os.environ) -> Server:

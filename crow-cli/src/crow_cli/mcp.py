@@ -147,9 +147,10 @@ def add(
         if env:
             server["env"] = dict(variable_of(each) for each in env)
     file = Home.find(os.environ).config / "mcp.json"
+    if known := [entry for entry in entries() if entry.name == name and entry.file.parent == file.parent]:
+        how = f"Remove it first: crow mcp remove {name}" if known[0].file == file else "Change it there"
+        wrong(spelled_out(f"{known[0].file} has a server {name!r} already. {how}."))
     with changing(file) as servers:
-        if name in servers:
-            wrong(f"{file} has a server {name!r} already. Remove it first: crow mcp remove {name}")
         servers[name] = server
     say(f"Added {name} to {spelled_out(str(file))}. Try it: crow mcp {'login' if auth else 'test'} {name}")
 

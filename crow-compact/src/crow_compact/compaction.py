@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from crow_core.messages import Message, chosen, kind_of, live, prompts_in, view, with_joined_users
+from crow_core.messages import Message, chosen, kind_of, live, named, prompts_in, view, with_joined_users
 from crow_core.model import Request
 from crow_core.prompts import PromptError
 from crow_core.session import Session
@@ -97,19 +97,21 @@ class Compaction:
 
     def place(self, entries: Sequence[Message], places: Sequence[int]) -> int:
         """Where what is kept begins: at the last prompt, or as early after it as there is room."""
-        turn = prompts_in(entries)[-1]
-        room = KEEP * self.limit
-        fitting = (at for at in places if at >= turn and self.weigh(entries[at:]) <= room)
-        return next(fitting, places[-1])
+        place, room = places[-1], KEEP * self.limit
+        for at in range(len(entries) - 1, prompts_in(entries)[-1] - 1, -1):
+            room -= self.weigh(entries[at])
+            if room < 0:
+                break
+            place = at if at in places else place
+        return place
 
-    def weigh(self, entries: Sequence[Message]) -> int:
-        return self.gauge.tokens({"messages": view(entries)})
+    def weigh(self, entry: Message) -> int:
+        return self.gauge.tokens({"messages": [entry]}) if "role" in entry else 0
 
     def prompt(self, entries: Sequence[Message], place: int) -> list[str]:
         """The prompt that is being worked on, where the cut would take it away and it is not too long."""
         turn = prompts_in(entries)[-1]
-        short = self.weigh(entries[turn : turn + 1]) <= KEEP * self.limit
-        return [id_of(entries[turn])] if 0 < turn < place and short else []
+        return [id_of(entries[turn])] if turn < place and self.weigh(entries[turn]) <= KEEP * self.limit else []
 
     async def ask_in_parts(self, request: Request, entries: Sequence[Message], places: Sequence[int]) -> str:
         """A summary of what comes before the last of these places: at once where the request for it fits, else part by
@@ -127,7 +129,9 @@ class Compaction:
         raise Unable("Even a part of it is too long for the model to sum up.")
 
     async def ask_for_each(self, request: Request, entries: Sequence[Message], places: Sequence[int]) -> str:
-        summary, start = "", ""
+        earlier = next(named(live(self.session.log), "compaction", "from"), None)
+        summary, start = (str(earlier[0][key]) for key in ("summary", "from")) if earlier else ("", "")
+        places = [at for at in places if id_of(entries[at]) != start]
         while places:
 
             def part(at: int, start: str = start, summary: str = summary) -> Request:

@@ -30,14 +30,17 @@ class Gauge:
     full: bool = False
     """The last request was refused as too long, and then made shorter."""
 
-    def learn(self, call: Call) -> None:
-        """Take the rate from what the server counted, where it did."""
+    def learn(self, call: Call) -> int:
+        """Take the rate from what the server counted, where it did; gives the tokens of the request."""
+        characters = weight(call.request)
         counted, cached = number(call.usage.get("prompt_tokens")), cached_tokens(call.usage)
         counted += cached if cached > counted else 0  # some gateways count only what they had not read before
         if counted:
-            self.rate = min(max(counted / weight(call.request), LEAST), MOST)
-        if self.tokens(call.request) > self.refused:
+            self.rate = min(max(counted / characters, LEAST), MOST)
+        tokens = round(self.rate * characters)
+        if tokens > self.refused:
             self.refused = 0
+        return tokens
 
     def tokens(self, request: Request) -> int:
         return round(self.rate * weight(request))

@@ -52,6 +52,7 @@ class Login(OAuth):
     ) -> None:
         self._visit = visit
         self._page = ""
+        described = client_id.startswith("https://")  # the address of a document that says who the client is
         super().__init__(
             url,
             [*scopes],
@@ -59,7 +60,8 @@ class Login(OAuth):
             store(tokens),
             callback_port=callback_port or None,
             callback_host=HOST,
-            client_id=client_id or None,
+            client_metadata_url=client_id if described else None,
+            client_id=None if described else client_id or None,
             client_secret=client_secret or None,
         )
 
@@ -69,7 +71,11 @@ class Login(OAuth):
         Raises ConnectionError for an address that no browser should open. Raises ClientNotFoundError, which makes
         FastMCP register anew, when crow is known there with another port.
         """
-        known, here = self.context.client_info, self.context.client_metadata
+        known, here, server = self.context.client_info, self.context.client_metadata, self.context.oauth_metadata
+        if known and known.client_secret and self._client_secret:
+            takes = (server and server.token_endpoint_auth_methods_supported) or ["client_secret_basic"]  # RFC 8414
+            in_body = "client_secret_post" in takes
+            known.token_endpoint_auth_method = "client_secret_post" if in_body else "client_secret_basic"
         if known and not self._client_id and addresses(known) != addresses(here):
             raise ClientNotFoundError
         try:
@@ -84,6 +90,7 @@ class Login(OAuth):
         server = create_oauth_callback_server(
             self.redirect_port, server_url=self.mcp_url, result_container=result, result_ready=back
         )
+        server.config.timeout_graceful_shutdown = 1
         server.capture_signals = nullcontext  # pyright: ignore[reportAttributeAccessIssue] - else it takes ours
         with socket.create_server((HOST, self.redirect_port)) as listening:  # now nobody can come too early
             serving = asyncio.ensure_future(server.serve(sockets=[listening]))

@@ -2,7 +2,8 @@
 
 An extension like any other: `crow.use(permissions, mode="ask", allow=["terminal:git status"], deny=["terminal:rm *"])`.
 
-A rule is `TOOL` or `TOOL:PATTERN`. The pattern is matched (as in a shell: `*`, `?`) against the command of `terminal`,
+A rule is `TOOL` or `TOOL:PATTERN`. The pattern is matched (as in a shell: `*`, `?`) against the command of `terminal`
+(`cd FOLDER && COMMAND` where it does not begin in the working directory; what is typed, where it goes to a session),
 the path of a file tool (relative to the working directory), the URL of `fetch`, or the whole arguments of any other
 tool. Deny beats ask, ask beats allow, and both beat what the mode would have allowed.
 

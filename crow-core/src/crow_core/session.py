@@ -170,7 +170,7 @@ class Hooks:
         self.model_call = Observe[[Session, Call]]()
         """A request to a model has been sent, or (`call.ended`) has come to its end, well or not."""
         self.model_error = First[[Session, ModelError], bool]()
-        """A request of the loop was refused before an answer began; True makes the request anew and asks once more."""
+        """A request of the loop came to nothing; True makes it anew and asks once more."""
         self.before_end = First[[Session, StopReason], Message]()
         """The model is done; a user message given here makes the turn go on."""
         self.turn_end = Observe[[Session, StopReason | Exception]]()

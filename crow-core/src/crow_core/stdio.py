@@ -132,6 +132,8 @@ class Stdio(ClientTransport):
 
     def _message(self, line: "Line") -> SessionMessage | Exception | None:
         """What came in a line, as the session takes it: of an answer that is no use, what is wrong with it."""
+        if not line.begun.strip():
+            return None
         wrong = None
         if line.size <= LINE_LIMIT:
             try:

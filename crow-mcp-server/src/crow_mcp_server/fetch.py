@@ -1,41 +1,30 @@
 """The tool `fetch`: a page on the web, as a model reads it."""
 
 from base64 import b64encode
-from collections import OrderedDict
-from dataclasses import dataclass, field
-from importlib.metadata import version
-from time import monotonic
-from typing import Annotated
+from functools import cache
+from typing import TYPE_CHECKING, Annotated
 
 import anyio
-import httpcore2
-import httpx2
 from fastmcp import FastMCP
 from fastmcp.tools.base import ToolResult
 from mcp_types import ImageContent, TextContent, ToolAnnotations
-from protego import Protego  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from crow_mcp_server.host import Host
-from crow_mcp_server.network import Guard, Reply, get, open_client, parse
-from crow_mcp_server.page import Unreadable, kind_of, read
+from crow_mcp_server.page import Unreadable, kind_of
 from crow_mcp_server.refusal import Refusal
+
+if TYPE_CHECKING:
+    from crow_mcp_server.network import Reply
+    from crow_mcp_server.web import Page, Web
 
 DESCRIPTION = """\
 Read a page on the web: HTML as Markdown, PDF and feeds as text, images as they are. A long page comes in parts."""
-AGENT = f"crow-mcp-server/{version('crow-mcp-server')}"
-ROBOT = "crow-mcp-server"  # what robots.txt may call us
-
-TIMEOUT = 20.0  # seconds for everything that is asked of servers in a call
-READING = 10.0  # seconds for reading what they sent
+READING = 10.0  # seconds for reading what was fetched
 PART = 20_000  # characters
 MAX_IMAGE = 4 * 1024 * 1024  # bytes
 MAX_ERROR = 2_000  # characters of what a server says with an error
-MAX_KEPT = 16 * 1024 * 1024  # bytes of pages kept
-ROBOTS_LIMIT = 512 * 1024  # bytes of a robots.txt
-ROBOTS_AGE = 3600.0  # seconds it is good for
-ROBOTS_KEPT = 500
 
 
 class Part(TypedDict):
@@ -49,108 +38,15 @@ class Part(TypedDict):
     """Characters of the whole page."""
 
 
-@dataclass
-class Page:
-    """A page as it was fetched, and what was read of it."""
-
-    reply: Reply
-    texts: dict[bool, str] = field(default_factory=dict[bool, str])
-    """What the model reads, by whether it is raw."""
-
-    @property
-    def size(self) -> int:
-        return len(self.reply.body) + sum(map(len, self.texts.values()))
-
-    @property
-    def validators(self) -> dict[str, str]:
-        """The headers that ask whether it is still so."""
-        pairs = (("etag", "If-None-Match"), ("last-modified", "If-Modified-Since"))
-        return {ask: self.reply.headers[name] for name, ask in pairs if name in self.reply.headers}
-
-    async def text(self, *, raw: bool) -> str:
-        """What a model reads of it. Raises Unreadable."""
-        if raw not in self.texts:
-            kind = kind_of(self.reply.body, self.reply.type)
-            charset = httpx2.Response(200, headers=self.reply.headers).charset_encoding
-            shown = "text" if raw and kind in ("html", "feed", "json") else kind
-            self.texts[raw] = await read(self.reply.body, shown, charset, self.reply.url)
-        return self.texts[raw]
-
-
-class Web:
-    """Fetches, asks robots.txt before, and keeps what it has fetched."""
-
-    def __init__(self, guard: httpcore2.AsyncNetworkBackend, *, robots: bool = True, stays: bool = False) -> None:
-        self._guard = guard
-        self._robots = robots
-        self._stays = stays  # on the host that was asked for
-        self._rules: OrderedDict[str, tuple[float, Protego | None]] = OrderedDict()
-        self._kept: OrderedDict[str, Page] = OrderedDict()
-
-    async def page(self, url: str, *, again: bool = False, robot: bool = True) -> Page:
-        """A page; `again`, the one fetched before if it is still there. `robot`: nobody asked for this very page.
-
-        Raises Refusal.
-        """
-        asked = parse(url)
-        kept = self._kept.get(str(asked))
-        if kept and again:
-            return kept
-        agent = f"{AGENT} ({'autonomous' if robot else 'user-initiated'}; MCP)"
-        try:
-            with anyio.fail_after(TIMEOUT):
-                async with open_client(self._guard, agent) as client:
-
-                    async def permit(before: httpx2.URL, after: httpx2.URL) -> None:
-                        if self._stays and _site(before) != _site(after):
-                            raise Refusal(f"{before} redirects to another host. To go there, fetch {after}")
-                        if robot and self._robots:
-                            await self._ask_robots(client, after)
-
-                    known = {kept.reply.url: kept.validators} if kept else {}
-                    reply = await get(client, asked, permit=permit, known=known)
-        except TimeoutError:
-            raise Refusal(f"{asked.host} took more than {TIMEOUT:g} seconds. Try again later, or elsewhere.") from None
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise Refusal(f"{asked} could not be read: {_reason(error)}. Check the URL, or try another.") from None
-        if kept and reply.status == 304:
-            return kept
-        page = Page(reply)
-        if reply.status == 200 and "no-store" not in reply.headers.get("cache-control", ""):
-            self._keep(str(asked), page)
-        return page
-
-    def _keep(self, url: str, page: Page) -> None:
-        self._kept[url] = page
-        self._kept.move_to_end(url)
-        while len(self._kept) > 1 and sum(page.size for page in self._kept.values()) > MAX_KEPT:
-            self._kept.popitem(last=False)
-
-    async def _ask_robots(self, client: httpx2.AsyncClient, url: httpx2.URL) -> None:
-        origin = str(url.copy_with(raw_path=b"/robots.txt"))
-        since, rules = self._rules.get(origin, (0.0, None))
-        if not since or monotonic() - since > ROBOTS_AGE:
-            rules = await self._fetch_rules(client, origin)
-            self._rules[origin] = monotonic(), rules
-            if len(self._rules) > ROBOTS_KEPT:
-                self._rules.popitem(last=False)
-        if rules and not rules.can_fetch(str(url), ROBOT):
-            raise Refusal(
-                f"{origin} asks programs not to fetch {url}. Use another source, or ask the user to open the page."
-            )
-
-    async def _fetch_rules(self, client: httpx2.AsyncClient, origin: str) -> Protego | None:
-        async def permit(before: httpx2.URL, after: httpx2.URL) -> None: ...
-
-        reply = await get(client, parse(origin), permit=permit, known={}, limit=ROBOTS_LIMIT)
-        if reply.status in (401, 403) or reply.status >= 500:
-            raise Refusal(f"{origin} answers {reply.status}, so programs may fetch nothing there. Use another source.")
-        return None if reply.status >= 400 else Protego.parse(reply.body.decode("utf-8", "replace"))
-
-
 def add(server: FastMCP, host: Host) -> None:
     """Add the tool, and the prompt by which a person fetches, to a server."""
-    web = Web(Guard(host.allow_hosts), robots=not host.ignore_robots, stays=host.stays)
+
+    @cache
+    def web() -> "Web":
+        from crow_mcp_server.network import Guard  # not at the top: HTTP takes longer to import than all other tools
+        from crow_mcp_server.web import Web
+
+        return Web(Guard(host.allow_hosts), robots=not host.ignore_robots, stays=host.stays)
 
     @server.tool(
         description=DESCRIPTION,
@@ -165,16 +61,16 @@ def add(server: FastMCP, host: Host) -> None:
         start: Annotated[int, Field(ge=0, description="character to go on from")] = 0,
         raw: Annotated[bool, Field(description="the source, not Markdown")] = False,
     ) -> ToolResult:
-        return await show(await web.page(url, again=start > 0), start=start, raw=raw)
+        return await show(await web().page(url, again=start > 0), start=start, raw=raw)
 
     @server.prompt(name="fetch", description="Read a page on the web and put it before the model")
     async def fetch_for_me(url: str) -> str:
-        page = await web.page(url, robot=False)
+        page = await web().page(url, robot=False)
         result = await show(page, start=0, raw=False)
         return "\n".join(block.text for block in result.content if isinstance(block, TextContent))
 
 
-async def show(page: Page, *, start: int, raw: bool) -> ToolResult:
+async def show(page: "Page", *, start: int, raw: bool) -> ToolResult:
     """A part of a page as a tool's result. Raises Refusal."""
     reply = page.reply
     kind = kind_of(reply.body, reply.type)
@@ -206,7 +102,7 @@ async def show(page: Page, *, start: int, raw: bool) -> ToolResult:
     return ToolResult("\n".join(shown), structured_content=part)
 
 
-async def _said(page: Page) -> str:
+async def _said(page: "Page") -> str:
     try:
         with anyio.fail_after(READING):
             return (await page.text(raw=False)).strip()
@@ -214,14 +110,6 @@ async def _said(page: Page) -> str:
         return ""
 
 
-def _wait(reply: Reply) -> str:
+def _wait(reply: "Reply") -> str:
     wait = reply.headers.get("retry-after", "")
     return f" It asks to wait {wait} seconds." if wait.isdecimal() else ""
-
-
-def _site(url: httpx2.URL) -> tuple[str, int | None]:
-    return url.host.removeprefix("www."), url.port
-
-
-def _reason(error: Exception) -> str:
-    return (str(error) or type(error).__name__).rstrip(".")

@@ -20,20 +20,26 @@ class Scratch:
         self.hidden = hidden
         """Names of variables that commands never see."""
 
-    @cached_property
+    @property
     def folder(self) -> str:
-        """Only this user may look into it."""
-        return tempfile.mkdtemp(prefix="crow-terminal-")
+        """For long outputs."""
+        return self._places[0]
 
-    @cached_property
+    @property
     def notes(self) -> str:
-        """The same in memory, where there is such a thing: for what commands leave to the next, which has secrets."""
-        memory = "/dev/shm"
-        return tempfile.mkdtemp(prefix="crow-", dir=memory) if os.access(memory, os.W_OK) else self.folder
+        """For what commands leave to the next, which has secrets: in memory, where there is such a folder."""
+        return self._places[1]
+
+    @property
+    def watchdog(self) -> Watchdog:
+        return self._places[2]
 
     @cached_property
-    def watchdog(self) -> Watchdog:
-        return Watchdog(self.folder, self.notes)
+    def _places(self) -> tuple[str, str, Watchdog]:
+        """Made with the first command; only this user may look into them."""
+        folder, memory = tempfile.mkdtemp(prefix="crow-terminal-"), "/dev/shm"
+        notes = tempfile.mkdtemp(prefix="crow-terminal-", dir=memory) if os.access(memory, os.W_OK) else folder
+        return folder, notes, Watchdog(folder, notes)
 
     def capture(self) -> Capture:
         """For the output of a command; the files of the last few long ones are kept."""

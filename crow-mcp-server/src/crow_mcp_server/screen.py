@@ -3,6 +3,8 @@
 import re
 from typing import TYPE_CHECKING
 
+from crow_mcp_server.output import CONTROLS
+
 if TYPE_CHECKING:
     from bittty import Board  # pyright: ignore[reportMissingTypeStubs]
 
@@ -41,7 +43,7 @@ class Screen:
 
     def text(self) -> str:
         """What is on the alternate screen."""
-        return self._board.capture_text() if self._board else ""
+        return CONTROLS.sub("", self._board.capture_text()) if self._board else ""
 
     def _put(self, data: bytes, lines: bytearray) -> None:
         if self._board:

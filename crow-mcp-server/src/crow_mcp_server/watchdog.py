@@ -31,13 +31,23 @@ removes folders."""
 
 
 class Watchdog:
-    """A small shell, started with the first command, that listens to us: when we are gone, its input ends."""
+    """A small shell that listens to us: when we are gone, its input ends."""
 
     def __init__(self, *folders: str) -> None:
         """`folders` are removed in the end."""
-        self._folders = folders
+        shell = subprocess.Popen(
+            ["/bin/sh", "-c", SCRIPT, "watchdog", *folders],
+            env={"PATH": os.defpath},
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert shell.stdin
+        weakref.finalize(self, _end, shell)
         self._lock = Lock()
-        self._listener: int | None = None
+        self._listener = shell.stdin.fileno()
 
     @contextmanager
     def over(self, group: int | str, mark: str) -> Generator[None]:
@@ -50,23 +60,7 @@ class Watchdog:
 
     def _tell(self, line: str) -> None:
         with self._lock, suppress(BrokenPipeError):  # somebody killed it: then commands run without
-            if self._listener is None:
-                self._listener = self._start()
             os.write(self._listener, line.encode())
-
-    def _start(self) -> int:
-        shell = subprocess.Popen(
-            ["/bin/sh", "-c", SCRIPT, "watchdog", *self._folders],
-            env={"PATH": os.defpath},
-            cwd="/",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        assert shell.stdin
-        weakref.finalize(self, _end, shell)
-        return shell.stdin.fileno()
 
 
 def _end(shell: subprocess.Popen[bytes]) -> None:

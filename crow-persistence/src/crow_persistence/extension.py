@@ -64,9 +64,7 @@ def persistence(
 
     @crow.draft
     async def draw(session: Session, reply: Message) -> None:
-        store = await threads.store()
-        store.drafts[session] = reply, secrets(session)
-        await threads.write(lambda store: store.draft(session))
+        await threads.write(lambda store: store.draft(session, reply, secrets(session)))
 
     @crow.model_call
     async def note(session: Session, call: Call) -> None:

@@ -7,14 +7,12 @@ from typing import Any
 
 from crow_core.messages import Message
 from crow_core.model import Call
-from crow_core.secrets import masked
 from crow_core.session import Session
 from crow_core.store import Page, Record, SessionBusy
 from sqlalchemy import Row
 
 from crow_persistence import audit, leases, reading, requests, search, trees, writing
 from crow_persistence.database import Database
-from crow_persistence.entries import pack
 from crow_persistence.reading import Track
 from crow_persistence.requests import Trail
 
@@ -30,8 +28,6 @@ class Store:
         self.owner = leases.new_owner()
         self.open: set[str] = set()
         """The ids of the sessions whose lease is this owner's."""
-        self.drafts: dict[Session, tuple[Message, Collection[str]]] = {}
-        """What is to be written of replies, and what is masked in it."""
 
     def append(self, session: Session, secrets: Collection[str] = ()) -> None:
         """Write down what was added to a session's log, once there is a message in it. What fails to be written is
@@ -51,23 +47,11 @@ class Store:
         if tip.decided:
             audit.anchor(self.database)
 
-    def draft(self, session: Session) -> None:
-        """Write down what has come of a session's reply so far, and what of others' waits for the same."""
-        if session not in self.drafts:
-            return
-        track, waiting = self.track(session), list(self.drafts.items())
-        bodies = {self.track(one).number: pack(masked(*draft)).body for one, draft in waiting}
-        bodies.pop(0, None)  # those of which nothing is stored
-        try:
+    def draft(self, session: Session, reply: Message, secrets: Collection[str] = ()) -> None:
+        """Write down what has come of a reply so far."""
+        if (track := self.track(session)).number:
             with self.database.writing() as connection:
-                held = writing.draw(connection, bodies, self.owner)
-                if track.number and track.number not in held:
-                    raise writing.lost(connection, session.id, track)
-            for one, _ in waiting:
-                if self.track(one).number in held:
-                    del self.drafts[one]
-        finally:
-            self.drafts.pop(session, None)
+                writing.draft(connection, track, session, reply, secrets)
 
     def call(self, session: Session, call: Call, secrets: Collection[str] = ()) -> None:
         """Write down a request to a model."""

@@ -1,6 +1,6 @@
 """What a session says, into rows: each entry once, behind the one it follows, and nothing under a lost lease."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -9,7 +9,7 @@ from crow_core.messages import Message
 from crow_core.secrets import masked
 from crow_core.session import Session
 from crow_core.store import StoreError
-from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select, text, update
+from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select, update
 
 from crow_persistence import audit, blobs, leases, prompts, reading, search
 from crow_persistence.entries import encode, pack, plain
@@ -33,15 +33,8 @@ MOVE = (
     )
 )
 OWNER = select(sessions.c.owner).where(sessions.c.number == bindparam("session")).with_for_update()
-HELD = (
-    select(sessions.c.number)
-    .where(sessions.c.number.in_(bindparam("numbers", expanding=True)), sessions.c.owner == bindparam("by"))
-    .with_for_update()
-)
-DRAW = text(
-    "INSERT INTO drafts (session, at, body) VALUES (:of, :at, :body)"
-    " ON CONFLICT (session) DO UPDATE SET at = excluded.at, body = excluded.body"
-)
+DRAW = update(drafts).where(drafts.c.session == bindparam("of")).values(at=bindparam("time"), body=bindparam("reply"))
+BEGIN_DRAFT = insert(drafts)
 END_DRAFT = delete(drafts).where(drafts.c.session == bindparam("of"))
 
 
@@ -145,14 +138,15 @@ def row_of(log: Sequence[Message], rows: Sequence[int], id: str, otherwise: int 
     return ids.get(id, otherwise) if id else None
 
 
-def draw(connection: Connection, bodies: Mapping[int, str], owner: str) -> Collection[int]:
-    """Store what has come of replies so far, as JSON by their session's number; gives those of the sessions that are
-    still this owner's to write."""
-    held = connection.scalars(HELD, {"numbers": list(bodies), "by": owner}).all()
-    if held:
-        at = leases.now()
-        connection.execute(DRAW, [{"of": number, "at": at, "body": bodies[number]} for number in held])
-    return held
+def draft(
+    connection: Connection, track: Track, session: Session, reply: Message, secrets: Collection[str] = ()
+) -> None:
+    """Store what has come of a reply so far. Raises StoreError, as `extend` does."""
+    hold(connection, track, session)
+    at = leases.now()
+    body = pack(masked(reply, secrets)).body
+    if not connection.execute(DRAW, {"of": track.number, "time": at, "reply": body}).rowcount:
+        connection.execute(BEGIN_DRAFT, {"session": track.number, "at": at, "body": body})
 
 
 def hold(connection: Connection, track: Track, session: Session) -> None:

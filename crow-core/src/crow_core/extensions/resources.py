@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,10 @@ from crow_core.session import Session
 
 PATIENCE = 30.0
 """Seconds a server may take to list its resources, or to read one."""
+SOON = 5.0
+"""Seconds that are waited for a server that is not up."""
+MENTIONS = 50
+"""Resources that one prompt may name in its text, and as many by links."""
 ROOM = 200_000
 """Characters of resources that one prompt takes in."""
 LARGEST = 8_000_000
@@ -124,23 +129,28 @@ def resources(crow: Crow) -> None:
 
 async def mentioned(message: Message, session: Session) -> list[tuple[Server, str]]:
     """The resources that a prompt names, in its text or by links: their servers and URIs."""
-    servers = others(session)
-    found: list[tuple[Server, str]] = []
+    servers = {word(server.name): server for server in reversed(others(session))}
+    said: list[tuple[Server, str]] = []
+    links: list[str] = []
     for block in blocks_of(message):
         match block:
             case TextBlock(text=text):
-                for name, said in MENTION.findall(text):
-                    if server := next((server for server in servers if word(server.name) == name), None):
-                        if uri := uri_of(said, await listing(server)):
-                            found.append((server, uri))
-                        else:
-                            about = f"The MCP server {clean(server.name)!r} has no {clean(said)!r} to read"
-                            await session.notice(f"{about}. /mcp shows how it is.", "warning")
+                said += [(servers[name], what) for name, what in MENTION.findall(text) if name in servers]
             case ResourceLinkBlock(uri=uri):
-                has = await every(server for server in servers if server.connected)
-                found += [(resource.server, uri) for resource in has if resource.fits(uri)][:1]
+                links.append(uri)
             case _:
                 pass
+    named = {server for server, _ in said}
+    has = await every(server for server in others(session) if server in named or (links and server.connected))
+    found: list[tuple[Server, str]] = []
+    for server, what in said[:MENTIONS]:
+        if uri := uri_of(what, [resource for resource in has if resource.server is server]):
+            found.append((server, uri))
+        else:
+            about = f"The MCP server {clean(server.name)!r} has no {clean(what)!r} to read"
+            await session.notice(f"{about}. /mcp shows how it is.", "warning")
+    for uri in links[:MENTIONS]:
+        found += [(resource.server, uri) for resource in has if resource.fits(uri)][:1]
     return found
 
 
@@ -179,8 +189,15 @@ async def listing(server: Server) -> list[Resource]:
 
 
 async def every(servers: Iterable[Server]) -> list[Resource]:
-    """What several servers have to read."""
-    return [resource for has in await asyncio.gather(*map(listing, servers)) for resource in has]
+    """What several servers have to read, as far as they say so soon."""
+
+    async def soon(server: Server) -> list[Resource]:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SOON):
+                return await listing(server)
+        return []
+
+    return [resource for has in await asyncio.gather(*map(soon, servers)) for resource in has]
 
 
 async def contents(server: Server, uri: str) -> list[dict[str, Any]]:

@@ -43,6 +43,11 @@ TURN: ContextVar[Totals | None] = ContextVar("turn", default=None)
 def usage(crow: Crow) -> None:
     """Report the tokens of each model call; bring /usage and `_crow/usage`."""
 
+    @crow.model_call
+    def count_aside(session: Session, call: Call) -> None:
+        if call.ended and not call.error and call.purpose != "turn":
+            count(session, call)
+
     @crow.after_model
     async def report(session: Session, call: Call) -> None:
         totals, counted = count(session, call), counts(call)
