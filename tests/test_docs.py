@@ -63,7 +63,7 @@ def test_the_settings_of_mcp_servers_are_settings_that_crow_takes(tmp_path: Path
     assert config.mcp.servers["github"].headers == {"Authorization": "Bearer a"}
     assert config.mcp.servers["birds"].args[-1] == "europe"
     assert [server.error for server in config.mcp.servers.values()] == ["", ""]
-    assert config.extensions.tool_search.above == 60
+    assert config.extensions["tool_search"] == {"above": 60, "share": 0.1}
 
 
 def test_the_agents_page_is_short_and_its_map_is_true():

@@ -153,7 +153,7 @@ async def test_sessions_of_the_host_share_nothing(tools, folder):
 async def test_a_command_that_takes_long_goes_on_and_is_told_of(tools, folder):
     text = await tools.run("echo one; while [ ! -e go ]; do sleep 0.01; done; echo two; cd /; exit 4", wait=0.2)
     assert text.startswith(f'one\n{RUNNING} "1"')
-    assert (await look(tools, "1", wait=0.05)).startswith(RUNNING)
+    assert (await look(tools, "1", wait=0)).startswith(RUNNING)
     (folder / "go").touch()
     assert await look(tools, "1") == "two\n[exit code 4]\n[now in /]"
     assert "There is no session '1'. None is open." in await refused(tools, session="1")
@@ -259,6 +259,13 @@ async def test_an_editor_is_seen_as_a_screen(tools, folder):
     assert "\x1b" not in await look(tools, "a", keys="Escape", wait=0.2)
     assert await look(tools, "a", keys=": w q Enter") == "[no output]"
     assert (folder / "a.txt").read_text().startswith("typed by a model")
+
+
+async def test_nothing_is_left_of_a_terminal_whose_shell_has_ended(tools, folder):
+    await tools.run("nohup sh -c 'echo $$ > a.pid; sleep 999' > log 2>&1 &", session="a")
+    [pid] = await pids(folder, 1)
+    assert "[the shell has ended, exit code 0]" in await tools.run("exit", session="a")
+    await until(lambda: not alive(pid))
 
 
 async def test_a_shell_that_ends_says_so_and_makes_room(tools):

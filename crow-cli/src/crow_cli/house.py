@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from crow_core.config import (
     load,
     load_project,
     login_first,
+    options_of,
     to_server,
     variables,
 )
@@ -60,14 +61,27 @@ from crow_core.trust import Trust, settings_in
 from crow_mcp_server.workspace import Workspace, local_workspace
 from crow_persistence.extension import persistence
 from crow_skills.agents import agents
-from crow_skills.commands import commands as files_as_commands
+from crow_skills.commands import command_files
 from crow_skills.extension import skills
+from crow_skills.files import user_folders
 from crow_skills.mentions import mentions
-from msgspec.structs import asdict
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 THROUGH_ACP = ("plan", "ask_user")
 """Tools that extensions have of the same name, with the client's own means."""
+
+ALWAYS = {
+    extension.__name__: extension
+    for extension in (
+        command_files,  # first: what the others bring takes the place of a file of the same name
+        *(commands, mcp, resources, tool_search, effort, window, prefix, alarm, usage),
+        *(printed_calls, resume, nudge, refusal, truncate, titles, undo, plan),
+        *(mentions, agents, skills),
+    )
+}
+"""What everybody has, in the order of use, unless `[extensions]` says `NAME = false`."""
+LAST = {"compact": compact}
+"""The same, for what looks at all the others have done."""
 
 
 async def build(
@@ -113,22 +127,47 @@ async def build(
     crow.use(terminals)
     crow.use(configured_servers, config=config, home=home)
     crow.use(project_servers, trust=trust, env=env, home=home)
-    crow.use(files_as_commands, user=user_folders(home, env, "commands"), trusted=partial(is_trusted, trust))
-    crow.use(commands).use(mcp).use(resources).use(tool_search, **asdict(config.extensions.tool_search)).use(
-        effort
-    ).use(window).use(prefix).use(alarm).use(usage)
-    crow.use(printed_calls).use(resume).use(nudge).use(refusal).use(truncate).use(titles).use(undo).use(plan)
-    crow.use(mentions).use(agents, user=[home.config], **asdict(config.extensions.agents))
-    crow.use(
-        skills,
-        user=user_folders(home, env, "skills"),
-        trusted=partial(is_trusted, trust),
-        **asdict(config.extensions.skills),
-    )
-    crow.use(compact, **asdict(config.extensions.compact))  # last: it looks at all of it
+    user = Path(env.get("HOME") or Path.home())
+    told: dict[str, dict[str, Any]] = {
+        "command_files": {"user": user_folders(home.config, user, "commands"), "trusted": trust.trusts},
+        "agents": {"user": [home.config]},
+        "skills": {"user": user_folders(home.config, user, "skills"), "trusted": trust.trusts},
+    }
+    for name in {**ALWAYS, **dict.fromkeys(name for name in config.extensions if name not in LAST), **LAST}:
+        if config.extensions.get(name) is not False:
+            extension = partial(find_extension(name, home), **told.get(name, {}))
+            try:
+                crow.use(extension, **options_of(extension, name, config, home))
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"[extensions.{name}] cannot be used: {error}.") from error
     if asks:
         crow.use(ask)
     return crow
+
+
+def find_extension(name: str, home: Home) -> Callable[..., None]:
+    """An extension by its name: one of crow's own, a function of that name in `extensions/NAME.py` in crow's home, or
+    the entry point `NAME` that an installed package has in the group `crow.extensions`. Raises ConfigError."""
+    if found := (ALWAYS | LAST).get(name):
+        return found
+    import importlib.metadata  # not above: few have any
+    import importlib.util
+
+    try:
+        if (file := home.config / "extensions" / f"{name}.py").is_file():
+            spec = importlib.util.spec_from_file_location(f"crow_extension_{name}", file)
+            assert spec
+            assert spec.loader
+            spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+            return getattr(module, name)
+        for point in importlib.metadata.entry_points(group="crow.extensions", name=name):
+            return point.load()
+    except Exception as error:
+        raise ConfigError(f"[extensions.{name}] cannot be loaded: {type(error).__name__}: {error}.") from error
+    raise ConfigError(
+        f"{home.config / 'config.toml'}: there is no extension {name!r}. Install the package that has it, "
+        f"write {file}, or remove [extensions.{name}]. crow's own are: {', '.join(sorted(ALWAYS | LAST))}."
+    )
 
 
 def built_in_tools(crow: Crow, hidden_env: Sequence[str] = (), env: Mapping[str, str] = os.environ) -> Server:
@@ -186,20 +225,9 @@ def prompt_files(config: Config, home: Home, trust: Trust, cwd: str) -> dict[str
     if config.prompts.system:
         files["system"] = home.config / Path(config.prompts.system).expanduser()
     project = Path(cwd)
-    if is_trusted(trust, project):
+    if settings_in(project) and trust.trusts(project):
         files |= prompts_below(project / ".crow" / "prompts")
     return files
-
-
-def is_trusted(trust: Trust, folder: Path) -> bool:
-    """Whether a folder has settings, and they count."""
-    return bool(settings_in(folder)) and trust.trusts(folder)
-
-
-def user_folders(home: Home, env: Mapping[str, str], what: str) -> list[Path]:
-    """Where a user keeps skills or commands, for crow and for other agents."""
-    user = Path(env.get("HOME") or Path.home())
-    return [home.config / what, *(user / folder / what for folder in (".crow", ".agents", ".claude"))]
 
 
 def prompts_below(folder: Path) -> dict[str, Path]:
@@ -260,7 +288,7 @@ def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str], home: H
 def project_rules(trust: Trust, cwd: str, env: Mapping[str, str]) -> tuple[Sequence[str], Sequence[str]]:
     """A trusted folder's own rules; they can only tighten."""
     folder = Path(cwd)
-    if not is_trusted(trust, folder):
+    if not settings_in(folder) or not trust.trusts(folder):
         return (), ()
     rules = load_project(folder, env).permissions
     return rules.ask, rules.deny

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import Annotated
 
 from crow_core.acp.schema import CompactionUpdate, ContentBlock, StopReason, TextBlock, UsageUpdate
 from crow_core.app import Crow
@@ -13,6 +14,7 @@ from crow_core.model import Call, room
 from crow_core.prompts import Prompt
 from crow_core.session import Command, Session, new_id
 from crow_core.stream import ModelError
+from msgspec import Meta
 
 from crow_compact import outputs
 from crow_compact.compaction import Compaction, Unable, id_of, since
@@ -22,7 +24,10 @@ GROWTH = 1.1
 """How much longer a conversation must have become before it is tried again where it is still too long."""
 
 
-def compact(crow: Crow, *, threshold: float = 0.8, models: Mapping[str, float] | None = None) -> None:
+AtLeastZero = Annotated[float, Meta(ge=0)]
+
+
+def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, AtLeastZero] | None = None) -> None:
     """Make the context shorter when the next request would pass `threshold`: up to 1 a share of the model's window,
     above it a number of tokens, 0 for never by itself. `models` has others, by the name a user picks.
 

@@ -4,6 +4,7 @@ The order, each stronger than the one before: `config.toml` and `mcp.json` in cr
 `.crow/config.toml` (a trusted folder only, and only to add servers and to tighten), the environment, the command line.
 """
 
+import inspect
 import json
 import os.path
 import re
@@ -12,10 +13,10 @@ import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, get_type_hints
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, field
+from msgspec import UNSET, Struct, field
 from msgspec.structs import asdict
 
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
@@ -139,51 +140,6 @@ class McpSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     servers: dict[str, ServerSettings] = field(default_factory=dict[str, ServerSettings])
 
 
-class ToolSearchSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`[extensions.tool_search]`"""
-
-    above: int = 60
-    """Tools of MCP servers from which on the model has to search for them; 0 makes it always search."""
-    share: float = 0.1
-    """The same, as a share of the model's window that their schemas take."""
-
-
-class CompactSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`[extensions.compact]`"""
-
-    threshold: Annotated[float, Meta(ge=0)] = 0.8
-    """When the context is made shorter: up to 1 a share of the window, above it tokens; 0 for never by itself."""
-    models: dict[str, Annotated[float, Meta(ge=0)]] = field(default_factory=dict[str, float])
-    """Others, by the name of one of `models`."""
-
-
-class SkillSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`[extensions.skills]`"""
-
-    folders: list[str] = field(default_factory=list[str])
-    """More folders of skills; relative to the session's."""
-    tool: bool = False
-    """A tool names the skills, in place of the system prompt."""
-
-
-class AgentsSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`[extensions.agents]`"""
-
-    names: list[str] = field(default_factory=lambda: ["AGENTS.md", "CLAUDE.md"])
-    """Files with instructions, the first of them in each folder; none to switch that off."""
-    limit: Annotated[int, Meta(ge=0)] = 40_000
-    """Characters that are told at once."""
-
-
-class ExtensionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`[extensions]`"""
-
-    tool_search: ToolSearchSettings = field(default_factory=ToolSearchSettings)
-    compact: CompactSettings = field(default_factory=CompactSettings)
-    skills: SkillSettings = field(default_factory=SkillSettings)
-    agents: AgentsSettings = field(default_factory=AgentsSettings)
-
-
 class PromptSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """`[prompts]`"""
 
@@ -210,7 +166,8 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     mcp: McpSettings = field(default_factory=McpSettings)
     database: DatabaseSettings = field(default_factory=DatabaseSettings)
     prompts: PromptSettings = field(default_factory=PromptSettings)
-    extensions: ExtensionSettings = field(default_factory=ExtensionSettings)
+    extensions: dict[str, dict[str, Any] | bool] = field(default_factory=dict[str, dict[str, Any] | bool])
+    """`[extensions.NAME]`: options of an extension, as `options_of` checks them; false leaves out one of crow's own."""
 
 
 class ProjectPermissions(Struct, kw_only=True):
@@ -275,6 +232,33 @@ def load(home: Home, env: Mapping[str, str]) -> Config:
             f"Configured are: {known}."
         )
     return config
+
+
+def options_of(extension: partial[None], name: str, config: Config, home: Home) -> dict[str, Any]:
+    """What `[extensions.NAME]` says, as keyword arguments that an extension still lacks, checked by their annotations.
+
+    Raises ConfigError.
+    """
+    table = config.extensions.get(name)
+    given = table if isinstance(table, dict) else {}
+    _, *arguments = inspect.signature(extension.func).parameters.values()
+    arguments = [argument for argument in arguments if argument.name not in extension.keywords]
+    if any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
+        return given
+    try:
+        types = get_type_hints(extension.func, include_extras=True)
+    except NameError:  # one that is imported for type checkers only
+        types = {}
+    fields: list[Any] = [
+        (one.name, types.get(one.name, Any), *([] if one.default is one.empty else [None])) for one in arguments
+    ]
+    options = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
+    path, data = home.config / "config.toml", {"extensions": {name: given}}
+    if complaint := complaint_about(data, kind := dict[str, dict[str, options]]):
+        text = path.read_text("utf-8-sig") if path.is_file() else ""
+        raise ConfigError(f"{path}{explained(complaint, data, kind, text)}.")
+    checked = msgspec.convert(given, options)
+    return {key: getattr(checked, key) for key in given}
 
 
 def database_url(config: Config, home: Home) -> str:

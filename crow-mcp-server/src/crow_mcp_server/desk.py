@@ -127,7 +127,8 @@ class Desk:
             raise Refusal(f"The command could not start: {reason}. Write a long script to a file, run that.") from None
         if asked.timeout:
             program.set_clock(asked.timeout)
-        wait = asked.wait or (asked.timeout + 2 * TERM_GRACE if asked.timeout else WAIT)
+        wait = asked.timeout + 2 * TERM_GRACE if asked.timeout else WAIT
+        wait = wait if asked.wait is None else asked.wait
         try:
             await program.wait(min(wait, MAX_WAIT), workspace.watch)
         except BaseException:
@@ -188,7 +189,8 @@ class Desk:
             return joined(program.capture.text(MAX_OUTPUT), "[killed]")
         elif gives:
             await self._give(program, asked)
-        wait = asked.wait or (WAIT_IN_SESSION if gives or asked.command else WAIT_AGAIN)
+        wait = WAIT_IN_SESSION if gives or asked.command else WAIT_AGAIN
+        wait = wait if asked.wait is None else asked.wait
         try:
             await program.wait(min(wait, MAX_WAIT), workspace.watch, patient=asked.wait is not None)
         except BaseException:
@@ -227,6 +229,9 @@ class Desk:
             await shell.open(cwd=folder, env=env)
         except OSError as error:
             raise Refusal(f"No terminal could be opened: {error.strerror}. Run the command without session.") from None
+        except BaseException:
+            await shell.kill()
+            raise
         self._sessions[name] = shell
         return shell
 
@@ -256,10 +261,8 @@ class Desk:
     def _environment(self, folder: str, over: dict[str, str]) -> dict[str, str]:
         """The environment of a command, with a mark of its own."""
         env = self.surroundings.lay_over(inherited_environment(self._scratch.hidden) | over)
-        return env | {
-            "PWD": folder,
-            MARK: f"{os.environ.get(MARK, '')}:{uuid.uuid4().hex}",
-        }  # a command's child are we?
+        marks = f"{os.environ.get(MARK, '')}:{uuid.uuid4().hex}"  # ours may be a command's child itself
+        return env | {"PWD": folder, MARK: marks}
 
     def _followed(
         self, command: str, env: dict[str, str], folder: str, *, foreign: bool = False
@@ -299,7 +302,7 @@ async def look(name: str, shell: "Command | Shell") -> str:
     if shell.running:
         parts.append(still_running(name))
     elif shell.code is not None:
-        shell.release()
+        await shell.kill()  # what it left
         parts.append("" if shell.timed_out else f"[the shell has ended, exit code {shell.code}]")
     elif not isinstance(shell, Command):
         parts.append("" if shell.timed_out else failed(shell.status))

@@ -50,7 +50,7 @@ class Program:
         """`mark` is in the environment of all that it starts."""
         self.mark = mark
         self.capture = capture
-        self.group = 0
+        self.group = -1
         """Its process group, once it has started; also the id of its session."""
         self.code: int | None = None
         """What the process returned; None while it runs."""

@@ -152,7 +152,7 @@ class Shell(Program):
             return
         *told, self._told = (self._told + data).split(b"\0")
         for report in told:
-            count, status = report.split(b" ")
+            count, _, status = report.partition(b" ")
             if count == b"%d" % self._count:  # else of a command before, which was interrupted as it ended
                 self.status = int(status)
                 for _ in range(DRAINED):  # what it printed has been written before the report

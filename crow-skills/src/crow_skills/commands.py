@@ -1,4 +1,4 @@
-"""`crow.use(commands)`: a Markdown file is a slash command."""
+"""`crow.use(command_files)`: a Markdown file is a slash command."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +47,7 @@ class Template:
         return text if places or not words else f"{text}\n\n{words}"
 
 
-def commands(crow: Crow, *, user: Sequence[Path] = (), trusted: Callable[[Path], bool] = nobody) -> None:
+def command_files(crow: Crow, *, user: Sequence[Path] = (), trusted: Callable[[Path], bool] = nobody) -> None:
     """Make commands of the Markdown files in a project's folders that are `trusted`, and in those of the `user`.
 
     To be used before what brings commands of its own: a file never takes the place of those.

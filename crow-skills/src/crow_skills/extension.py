@@ -2,25 +2,32 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from crow_core.acp.schema import ContentBlock, TextBlock
 from crow_core.app import Crow
-from crow_core.content import ToolResult, attached, blocks_of, clean
+from crow_core.content import ToolResult, attached, block_text, blocks_of, clean
+from crow_core.extensions.mcp import others
+from crow_core.extensions.resources import contents, every
+from crow_core.extensions.secrets import session_secrets
 from crow_core.messages import Message, ToolUse, arguments_of, chosen, kind_of
 from crow_core.prompts import Prompt
+from crow_core.secrets import masked
 from crow_core.servers import Server
 from crow_core.session import Command, Session
 
-from crow_skills.files import project
-from crow_skills.skill import FOLDERS, Found, Place, Skill, find
+from crow_skills.files import Unreadable, parted, project
+from crow_skills.skill import BODY, FOLDERS, Found, Place, Skill, find
 
 AT_ONCE = 10
 """Skills that one prompt takes in."""
 ROOM = 30_000
 """Characters that the descriptions of all skills may take."""
+
+SERVED = re.compile(r"skill://(?:[^/]+/)*([^/]+)/SKILL\.md")
 
 DEFINITION: dict[str, Any] = {
     "name": "skills",
@@ -38,7 +45,7 @@ def nobody(folder: Path) -> bool:
 def skills(
     crow: Crow,
     *,
-    folders: Sequence[str | Path] = (),
+    folders: Sequence[str] = (),
     user: Sequence[Path] = (),
     trusted: Callable[[Path], bool] = nobody,
     tool: bool = False,
@@ -46,28 +53,17 @@ def skills(
     """Tell the model of the skills in a project's folders that are `trusted`, in `folders`, and in `user`; the first of
     a name counts. With `tool` they are not named in the system prompt, but by a tool `skills`.
 
-    Brings /skills and /skill:NAME.
+    Skills that MCP servers have join them at the first prompt. Brings /skills and /skill:NAME.
     """
     crow.prompts |= {name: Prompt.packaged(name, "crow_skills") for name in ("skills", "skill")}
     server = Server("skills", None, definitions=[DEFINITION], built_in=True, shared=True)
     if tool:
         crow.servers.append(server)
 
-    def look(session: Session) -> Found:
-        cwd = Path(session.cwd)
-        places = [
-            Place(folder / name, "project", folder)
-            for folder in reversed(project(cwd))
-            if trusted(folder)
-            for name in FOLDERS
-        ]
-        places += [Place(cwd / Path(folder).expanduser(), "given") for folder in folders]
-        return find([*places, *(Place(folder, "user") for folder in user)])
-
     @crow.commands
     def commands(session: Session) -> list[Command]:
-        found = session.state["skills"] = look(session)
-        session.readable += [skill.folder for skill in found.skills.values()]
+        found = session.state["skills"] = find(places(Path(session.cwd), folders, user, trusted))
+        session.readable += [skill.folder for skill in found.skills.values()]  # the model opens what it names
         return [
             Command("skills", "The skills there are", show),
             *(
@@ -82,15 +78,23 @@ def skills(
         return None if tool or not found else listing(session, found)
 
     @crow.before_prompt
-    def disclose(message: Message, session: Session) -> Message:
+    async def disclose(message: Message, session: Session) -> Message:
+        if not session.state.get("served"):
+            session.state["served"] = True
+            await add_served(session, found_in(session))
         known = disclosed(session, "skill", "name")
         wanted = called_for(said(message), found_in(session).skills.values())
         new = [(skill, trigger) for skill, trigger in wanted if skill.name not in known][:AT_ONCE]
-        blocks: list[ContentBlock] = [TextBlock(text=told(session, skill, trigger)) for skill, trigger in new]
+        blocks: list[ContentBlock] = []
+        for skill, trigger in new:
+            try:
+                blocks.append(TextBlock(text=await told(session, skill, trigger)))
+            except ConnectionError as error:
+                await session.notice(f"The skill {clean(skill.name)} was not read: {error}.", "warning")
         return attached(message, blocks)
 
     @crow.before_tool
-    def answer(session: Session, call: ToolUse) -> ToolResult | None:
+    async def answer(session: Session, call: ToolUse) -> ToolResult | None:
         if not session.toolbox.is_of(call, server):
             return None
         found, name = found_in(session).skills, (arguments_of(call) or {}).get("name") or ""
@@ -98,7 +102,28 @@ def skills(
             return ToolResult.text(listing(session, found.values()) if found else "There are no skills.")
         if name not in found:
             return ToolResult.error(f"There is no skill {name!r}. There are: {', '.join(found) or 'none'}.")
-        return ToolResult.text(told(session, found[name], ""))
+        try:
+            return ToolResult.text(await told(session, found[name], ""))
+        except ConnectionError as error:
+            return ToolResult.error(f"The skill {name!r} was not read: {error}. Go on without it.")
+
+
+def places(cwd: Path, folders: Sequence[str], user: Sequence[Path], trusted: Callable[[Path], bool]) -> Iterator[Place]:
+    """Where skills may lie, the most important first."""
+    for folder in reversed(project(cwd)):
+        if trusted(folder):
+            yield from (Place(folder / name, "project", folder) for name in FOLDERS)
+    yield from (Place(cwd / Path(folder).expanduser(), "given") for folder in folders)
+    yield from (Place(folder, "user") for folder in user)
+
+
+async def add_served(session: Session, found: Found) -> None:
+    """The skills among the resources of the MCP servers that are up: those named `skill://NAME/SKILL.md`."""
+    for resource in await every(server for server in others(session) if server.connected):
+        if not resource.template and (match := SERVED.fullmatch(resource.uri)):
+            name, about = clean(match[1])[:64], resource.about.strip()[:1024] or resource.name
+            skill = Skill(name, about, "", resource.uri, resource.server.name, server=resource.server)
+            found.skills.setdefault(name, skill)
 
 
 def found_in(session: Session) -> Found:
@@ -137,9 +162,15 @@ def listing(session: Session, found: Iterable[Skill]) -> str:
     return session.render(session.prompts["skills"], "skills", skills=rows)
 
 
-def told(session: Session, skill: Skill, trigger: str) -> str:
-    prompt, folder = session.prompts["skill"], skill.folder
-    return session.render(prompt, "skill", name=skill.name, trigger=trigger, folder=folder, body=skill.body)
+async def told(session: Session, skill: Skill, trigger: str) -> str:
+    """A skill in words. Raises ConnectionError where its server does not give it."""
+    prompt, body = session.prompts["skill"], skill.body
+    if skill.server:
+        body = "\n\n".join(map(block_text, await contents(skill.server, skill.source)))[:BODY]
+        with suppress(Unreadable):
+            body = parted(body)[1].strip()
+        body = masked(body, {*skill.server.secrets, *session_secrets(session)})
+    return session.render(prompt, "skill", name=skill.name, trigger=trigger, folder=skill.folder, body=body)
 
 
 def disclosed(session: Session, purpose: str, key: str) -> set[str]:

@@ -84,3 +84,8 @@ def upwards(cwd: Path) -> Iterator[Path]:
                 return
     except OSError:
         return
+
+
+def user_folders(config: Path, home: Path, what: str) -> list[Path]:
+    """Where a user keeps `what`, for crow (its configuration's folder first) and for other agents."""
+    return [config / what, *(home / folder / what for folder in (".crow", ".agents", ".claude"))]

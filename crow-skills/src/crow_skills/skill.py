@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from crow_core.content import clean
+from crow_core.servers import Server
 
 from crow_skills.files import Unreadable, parted, read
 
@@ -35,6 +36,8 @@ class Skill:
     """Words that call for it, beside its name."""
     problems: tuple[str, ...] = ()
     """What the specification has against it; it is used all the same."""
+    server: Server | None = None
+    """What gives the body of one that is a resource."""
 
     @property
     def folder(self) -> str:

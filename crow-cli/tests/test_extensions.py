@@ -1,0 +1,105 @@
+"""Extensions that the configuration names, as a person and as an author of one uses them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from crow_core.testing import Reply, ScriptedServer
+
+if TYPE_CHECKING:
+    from conftest import Machine
+
+pytestmark = pytest.mark.anyio
+
+SHOUT = """
+def shout(crow, *, mark: str = "!", times: int = 1):
+    @crow.before_prompt
+    def louder(message, session):
+        return {**message, "content": message["content"].upper() + mark * times}
+"""
+FOREIGN = """
+def whisper(crow, **options):
+    @crow.before_prompt
+    def lower(message, session):
+        return {**message, "content": message["content"].lower() + str(options)}
+"""
+
+
+def write(machine: "Machine", name: str, code: str) -> None:
+    folder = Path(machine.env["CROW_HOME"], "extensions")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.py").write_text(code)
+
+
+def install(machine: "Machine", name: str, code: str) -> None:
+    """What a package leaves behind that has an entry point."""
+    site = machine.home / "site"
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / f"{name}_package.py").write_text(code)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[crow.extensions]\n{name} = {name}_package:{name}\n")
+    machine.env["PYTHONPATH"] = str(site)
+
+
+async def said(machine: "Machine", toml: str) -> str:
+    """What the model reads of a prompt when this is configured."""
+    machine.configure(toml)
+    async with ScriptedServer([Reply("Yes.")]) as model:
+        machine.ask(model.url)
+        done = await machine.crow("run", "Hi")
+        assert done.code == 0, done.err
+        return model.requests[0]["messages"][-1]["content"]
+
+
+async def complaint(machine: "Machine", toml: str) -> str:
+    """What a person reads when this is configured."""
+    machine.configure(toml)
+    machine.ask("http://localhost:1")
+    done = await machine.crow("run", "Hi")
+    assert done.code != 0
+    assert "Traceback" not in done.err
+    return done.err
+
+
+async def test_an_extension_in_a_file_gets_its_options_from_its_table(machine: "Machine"):
+    write(machine, "shout", SHOUT)
+    assert await said(machine, '[extensions.shout]\nmark = "?"\ntimes = 2\n') == "HI??"
+
+
+async def test_an_extension_that_is_not_named_is_not_loaded(machine: "Machine"):
+    write(machine, "shout", SHOUT)
+    assert await said(machine, "[extensions]\nshout = false\n") == "Hi"
+
+
+async def test_extensions_of_packages_and_files_join_in_the_order_of_the_configuration(machine: "Machine"):
+    write(machine, "shout", SHOUT)
+    install(machine, "whisper", FOREIGN)
+    assert await said(machine, "[extensions.shout]\n[extensions.whisper]\nany = 1\n") == "hi!{'any': 1}"
+
+
+async def test_one_of_crows_own_can_be_set_and_left_out(machine: "Machine"):
+    assert await said(machine, "[extensions]\ncommands = false\n[extensions.truncate]\nlimit = 100\n") == "Hi"
+
+
+@pytest.mark.parametrize(
+    ("toml", "says"),
+    [
+        ("[extensions.shout]\nmarks = 1\n", "config.toml, line 2, extensions.shout.marks: no such setting."),
+        ('[extensions.shout]\ntimes = "x"\n', "config.toml, line 2, extensions.shout.times: expected `int`, got `str`"),
+        ("[extensions.compact]\nthreshold = -1\n", "line 2, extensions.compact.threshold: expected `float` >= 0"),
+        ("[extensions.nobody]\n", "there is no extension 'nobody'. Install the package that has it, write "),
+        (
+            "[extensions.broken]\n",
+            "[extensions.broken] cannot be loaded: ModuleNotFoundError: No module named 'nowhere'.",
+        ),
+        ("[extensions.other]\n", "[extensions.other] cannot be loaded: AttributeError"),
+        ("[extensions.picky]\n", "[extensions.picky] cannot be used: nothing is good enough."),
+    ],
+)
+async def test_what_is_wrong_is_one_sentence(machine: "Machine", toml: str, says: str):
+    write(machine, "shout", SHOUT)
+    write(machine, "broken", "import nowhere")
+    write(machine, "other", SHOUT)
+    write(machine, "picky", 'def picky(crow):\n    raise ValueError("nothing is good enough")')
+    assert says in await complaint(machine, toml)
