@@ -34,7 +34,9 @@ def agents(
         root = folders[0] if folders else None
         found = [*texts([(folder, None) for folder in user], names, limit)]
         room = limit - sum(len(text) for _, text in found)
-        found += texts([(folder, root) for folder in folders], names, max(room, 0))
+        found += reversed(
+            [*texts([(folder, root) for folder in reversed(folders)], names, room)]
+        )  # the nearest matter most
         files = [{"path": str(path), "text": text} for path, text in found]
         return session.render(session.prompts["agents"], "agents", files=files) if files else None
 

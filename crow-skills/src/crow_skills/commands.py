@@ -1,5 +1,6 @@
 """`crow.use(command_files)`: a Markdown file is a slash command."""
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -55,8 +56,11 @@ def command_files(crow: Crow, *, user: Sequence[Path] = (), trusted: Callable[[P
     crow.prompts["command"] = Prompt.packaged("command", "crow_skills")
 
     @crow.commands
-    def found(session: Session) -> list[Command]:
-        own = [folder for folder in reversed(project(Path(session.cwd))) if trusted(folder)]
+    async def commands(session: Session) -> list[Command]:
+        return await asyncio.to_thread(find, Path(session.cwd))
+
+    def find(cwd: Path) -> list[Command]:
+        own = [folder for folder in reversed(project(cwd)) if trusted(folder)]
         places = [(folder / name, folder) for folder in own for name in FOLDERS]
         templates: dict[str, Template] = {}
         for folder, inside in [*places, *((folder, None) for folder in user)]:

@@ -1,5 +1,6 @@
 """`crow.use(skills)`: the model knows which skills there are, and reads one when it is called for."""
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -61,8 +62,9 @@ def skills(
         crow.servers.append(server)
 
     @crow.commands
-    def commands(session: Session) -> list[Command]:
-        found = session.state["skills"] = find(places(Path(session.cwd), folders, user, trusted))
+    async def commands(session: Session) -> list[Command]:
+        where = places(Path(session.cwd), folders, user, trusted)
+        found = session.state["skills"] = await asyncio.to_thread(find, where)
         session.readable += [skill.folder for skill in found.skills.values()]  # the model opens what it names
         return [
             Command("skills", "The skills there are", show),

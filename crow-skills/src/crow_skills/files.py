@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+FRONTMATTER = 20_000
+"""Characters that it may have."""
 FENCE = re.compile(r"\A---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 UNQUOTED = re.compile(r"^([\w-]+):[ \t]+(?![\"'|>\[{&*!#])(.*(?:: |:$| #).*?)[ \t\r]*$", re.MULTILINE)
 """A value with a colon in it, which YAML wants quoted and people do not quote."""
@@ -45,11 +47,12 @@ def parted(text: str) -> tuple[dict[str, Any], str]:
     found = FENCE.match(text)
     if found is None:
         return {}, text
+    if len(found[1]) > FRONTMATTER:
+        raise Unreadable(f"has frontmatter of more than {FRONTMATTER:,} characters")
     fields: Any = None
-    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     for source in (found[1], UNQUOTED.sub(lambda line: f"{line[1]}: {quoted(line[2])}", found[1])):
         try:
-            fields, fault = yaml.load(source, loader), ""
+            fields, fault = yaml.load(source, yaml.BaseLoader), ""  # not LibYAML's, which dies of what is deep
             break
         except (yaml.YAMLError, RecursionError) as error:
             fault = " ".join(str(getattr(error, "problem", None) or error or "too deep").split())
