@@ -234,18 +234,19 @@ def load(home: Home, env: Mapping[str, str]) -> Config:
     return config
 
 
-def options_of(extension: Callable[..., None], name: str, config: Config, home: Home) -> dict[str, Any]:
-    """What `[extensions.NAME]` says, as an extension's keyword arguments, checked by their annotations.
+def options_of(extension: partial[None], name: str, config: Config, home: Home) -> dict[str, Any]:
+    """What `[extensions.NAME]` says, as keyword arguments that an extension still lacks, checked by their annotations.
 
     Raises ConfigError.
     """
     table = config.extensions.get(name)
     given = table if isinstance(table, dict) else {}
-    _, *arguments = inspect.signature(extension).parameters.values()
+    _, *arguments = inspect.signature(extension.func).parameters.values()
+    arguments = [argument for argument in arguments if argument.name not in extension.keywords]
     if any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
         return given
     try:
-        types = get_type_hints(extension, include_extras=True)
+        types = get_type_hints(extension.func, include_extras=True)
     except NameError:  # one that is imported for type checkers only
         types = {}
     fields: list[Any] = [

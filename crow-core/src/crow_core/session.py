@@ -213,6 +213,8 @@ class Session:
     """The templates by name; `system` is the system prompt's."""
     roots: list[str] = field(default_factory=list[str])
     """Absolute folders the file tools may touch; the first is `cwd`."""
+    readable: list[str] = field(default_factory=list[str])
+    """Absolute folders that the file tools may look into, beside `roots`, and not change."""
     instructions: list[str] = field(default_factory=list[str])
     """The client's own, for the system prompt; they come before those of extensions."""
     log: list[Message] = field(default_factory=list[Message])
@@ -529,6 +531,7 @@ class Session:
             "crow/call": call["id"],
             "crow/cwd": self.cwd,
             "crow/roots": roots,
+            "crow/readable": self.readable,
             "crow/folder": self.state.get("folders", {}).get(call["id"], ""),
             **more,
         }

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, NotRequired, TypeVar
 from weakref import WeakValueDictionary
 
@@ -183,7 +183,8 @@ class FileEditor:
         path = arguments.path
         thread = CapacityLimiter(1)  # its own: who waits for a host keeps nobody else waiting
         try:
-            place = await to_thread.run_sync(disk.locate, path, workspace, limiter=thread)
+            bounds = workspace if arguments.command == "view" else replace(workspace, readable=())
+            place = await to_thread.run_sync(disk.locate, path, bounds, limiter=thread)
             async with self._locks.setdefault(place.path, asyncio.Lock()):
 
                 def work() -> Answer:
