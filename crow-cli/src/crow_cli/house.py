@@ -32,8 +32,10 @@ from crow_core.editor import Editor, terminals
 from crow_core.elicitation import ElicitationError
 from crow_core.extensions.alarm import alarm
 from crow_core.extensions.ask import ask
+from crow_core.extensions.budgets import budgets
 from crow_core.extensions.commands import commands
 from crow_core.extensions.effort import effort
+from crow_core.extensions.loop_guard import loop_guard
 from crow_core.extensions.mcp import mcp
 from crow_core.extensions.nudge import nudge
 from crow_core.extensions.plan import plan
@@ -69,12 +71,14 @@ ALWAYS = {
     extension.__name__: extension
     for extension in (
         *(commands, mcp, resources, tool_search, effort, window, prefix, alarm, usage),
-        *(printed_calls, resume, nudge, refusal, truncate, titles, undo, plan),
+        *(printed_calls, resume, nudge, refusal, loop_guard, truncate, titles, undo, plan),
     )
 }
 """What everybody has, in the order of use, unless `[extensions]` says `NAME = false`."""
+NAMED = {extension.__name__: extension for extension in (budgets,)}
+"""What those have whose `[extensions]` names it."""
 LAST = {"compact": compact}
-"""The same, for what looks at all the others have done."""
+"""As ALWAYS, for what looks at all the others have done."""
 
 
 async def build(
@@ -135,7 +139,7 @@ async def build(
 def find_extension(name: str, home: Home) -> Callable[..., None]:
     """An extension by its name: one of crow's own, a function of that name in `extensions/NAME.py` in crow's home, or
     the entry point `NAME` that an installed package has in the group `crow.extensions`. Raises ConfigError."""
-    if found := (ALWAYS | LAST).get(name):
+    if found := (ALWAYS | NAMED | LAST).get(name):
         return found
     import importlib.metadata  # not above: few have any
     import importlib.util
@@ -153,7 +157,7 @@ def find_extension(name: str, home: Home) -> Callable[..., None]:
         raise ConfigError(f"[extensions.{name}] cannot be loaded: {type(error).__name__}: {error}.") from error
     raise ConfigError(
         f"{home.config / 'config.toml'}: there is no extension {name!r}. Install the package that has it, "
-        f"write {file}, or remove [extensions.{name}]. crow's own are: {', '.join(sorted(ALWAYS | LAST))}."
+        f"write {file}, or remove [extensions.{name}]. crow's own are: {', '.join(sorted(ALWAYS | NAMED | LAST))}."
     )
 
 
