@@ -88,6 +88,8 @@ async def test_one_of_crows_own_can_be_set_and_left_out(machine: "Machine"):
         ("[extensions.shout]\nmarks = 1\n", "config.toml, line 2, extensions.shout.marks: no such setting."),
         ('[extensions.shout]\ntimes = "x"\n', "config.toml, line 2, extensions.shout.times: expected `int`, got `str`"),
         ("[extensions.compact]\nthreshold = -1\n", "line 2, extensions.compact.threshold: expected `float` >= 0"),
+        ("[[hooks.before_lunch]]\n", "line 1, hooks.before_lunch: no such setting."),
+        ('[[hooks.turn_end]]\ncommand = "x"\ntimeout = 0\n', "line 1, hooks.turn_end: expected `float` > 0.0"),
         ("[extensions.nobody]\n", "there is no extension 'nobody'. Install the package that has it, write "),
         (
             "[extensions.broken]\n",
@@ -103,3 +105,12 @@ async def test_what_is_wrong_is_one_sentence(machine: "Machine", toml: str, says
     write(machine, "other", SHOUT)
     write(machine, "picky", 'def picky(crow):\n    raise ValueError("nothing is good enough")')
     assert says in await complaint(machine, toml)
+
+
+async def test_commands_at_moments_are_the_users_own_never_a_projects(machine: "Machine"):
+    (machine.project / ".crow").mkdir()
+    (machine.project / ".crow" / "config.toml").write_text('[[hooks.turn_end]]\ncommand = "touch theirs"\n')
+    await machine.crow("trust", str(machine.project))
+    await said(machine, '[[hooks.turn_end]]\ncommand = "touch ours"\n')
+    assert (machine.project / "ours").exists()
+    assert not (machine.project / "theirs").exists()

@@ -45,6 +45,7 @@ from crow_core.extensions.refusal import refusal
 from crow_core.extensions.resources import resources
 from crow_core.extensions.resume import resume
 from crow_core.extensions.secrets import secrets
+from crow_core.extensions.shell_hooks import shell_hooks
 from crow_core.extensions.telemetry import telemetry
 from crow_core.extensions.templates import templates
 from crow_core.extensions.titles import titles
@@ -113,6 +114,7 @@ async def build(
     crow.use(telemetry)
     crow.use(secrets, known=[*secrets_of(config, env), *known])
     crow.use(templates, files=lambda session: prompt_files(config, home, trust, session.cwd))
+    crow.use(shell_hooks, **options_of(shell_hooks, config.hooks, ["hooks"], home))
     crow.use(
         permissions,
         mode=mode or rules.mode,
@@ -125,10 +127,10 @@ async def build(
     crow.use(configured_servers, config=config, home=home)
     crow.use(project_servers, trust=trust, env=env, home=home)
     for name in {**ALWAYS, **dict.fromkeys(name for name in config.extensions if name not in LAST), **LAST}:
-        if config.extensions.get(name) is not False:
+        if (table := config.extensions.get(name, {})) is not False:
             extension = find_extension(name, home)
             try:
-                crow.use(extension, **options_of(extension, name, config, home))
+                crow.use(extension, **options_of(extension, {} if table is True else table, ["extensions", name], home))
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"[extensions.{name}] cannot be used: {error}.") from error
     if asks:
