@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import crow_mcp_server
+import msgspec
 import pytest
 from crow_core.testing import Reply, ScriptedServer
 
@@ -114,3 +116,16 @@ async def test_commands_at_moments_are_the_users_own_never_a_projects(machine: "
     await said(machine, '[[hooks.turn_end]]\ncommand = "touch ours"\n')
     assert (machine.project / "ours").exists()
     assert not (machine.project / "theirs").exists()
+
+
+async def test_what_every_request_begins_with_is_short(machine: "Machine"):
+    """Counted cautiously: three and a half characters a token."""
+    async with ScriptedServer([Reply("Yes.")]) as model:
+        machine.ask(model.url)
+        await machine.crow("run", "Hi")
+    (request,) = model.requests
+    system, ours = request["messages"][0]["content"], {tool["name"] for tool in crow_mcp_server.tools()}
+    schemas = {tool["function"]["name"]: len(msgspec.json.encode(tool)) for tool in request["tools"]}
+    assert len(system) < 600 * 3.5
+    assert len(system) + sum(schemas[name] for name in ours & schemas.keys()) < 2000 * 3.5
+    assert len(system) + sum(schemas.values()) < 2500 * 3.5
