@@ -36,7 +36,11 @@ async def reader(
         if name.startswith("extensions/"):
             (home / name).write_text(code)
     text = "\n".join(table for table in TABLES if "sober" not in table or "sober" in said)
-    text = text.replace("notify-send", "true").replace('"/home/me/bin/look-at-it.py"', '"-c", "pass"')
+    text = (
+        text.replace("notify-send", "true")
+        .replace("just test", "true")
+        .replace('"/home/me/bin/look-at-it.py"', '"-c", "pass"')
+    )
     for old, new in said.items():
         text = text.replace(old, new)
     (home / "config.toml").write_text(text)
@@ -106,4 +110,4 @@ def test_every_moment_that_the_guide_names_is_one():
 
 
 def test_what_the_guide_sets_of_crows_own_exists():
-    assert {"titles", "truncate", "loop_guard", "budgets"} <= (ALWAYS | NAMED | LAST).keys()
+    assert {"titles", "truncate", "loop_guard", "budgets", "until_done"} <= (ALWAYS | NAMED | LAST).keys()

@@ -52,6 +52,7 @@ from crow_core.extensions.titles import titles
 from crow_core.extensions.tool_search import tool_search
 from crow_core.extensions.truncate import truncate
 from crow_core.extensions.undo import undo
+from crow_core.extensions.until_done import until_done
 from crow_core.extensions.usage import usage
 from crow_core.extensions.window import window
 from crow_core.model import Model
@@ -76,7 +77,7 @@ ALWAYS = {
     )
 }
 """What everybody has, in the order of use, unless `[extensions]` says `NAME = false`."""
-NAMED = {extension.__name__: extension for extension in (budgets,)}
+NAMED = {extension.__name__: extension for extension in (budgets, until_done)}
 """What those have whose `[extensions]` names it."""
 LAST = {"compact": compact}
 """As ALWAYS, for what looks at all the others have done."""

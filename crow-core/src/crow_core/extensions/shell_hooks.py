@@ -98,7 +98,7 @@ async def run(hooks: Hooks, session: Session, moment: str, **more: Any) -> str:
         if not fnmatchcase(more.get("tool", ""), hook.tool):
             continue
         try:
-            code, said = await execute(hook, session.cwd, told)
+            code, said = await execute(hook.command, session.cwd, hook.timeout, told)
         except TimeoutError:
             code, said = 1, f"it took more than {hook.timeout:g} seconds"
         except OSError as error:
@@ -114,25 +114,25 @@ async def run(hooks: Hooks, session: Session, moment: str, **more: Any) -> str:
     return ""
 
 
-async def execute(hook: Hook, cwd: str, told: bytes) -> tuple[int, str]:
-    """Run a command to its end; gives its exit code and what it wrote to standard error.
-
-    Raises OSError, TimeoutError.
-    """
-    line = ["/bin/sh", "-c", hook.command] if isinstance(hook.command, str) else hook.command
+async def execute(
+    command: str | list[str], cwd: str, timeout: float, told: bytes = b"", *, stdout: bool = False
+) -> tuple[int, str]:
+    """Run a command to its end, at most `timeout` seconds; gives its exit code and the last it wrote to standard error,
+    and to standard output if that is wanted. Raises OSError, TimeoutError."""
+    line = ["/bin/sh", "-c", command] if isinstance(command, str) else command
     program, *args = map(os.path.expanduser, line)
     with tempfile.TemporaryFile() as said:  # no pipe: what it leaves running may hold it
         process = await asyncio.create_subprocess_exec(
-            program, *args, cwd=cwd, stdin=PIPE, stdout=DEVNULL, stderr=said, start_new_session=True
+            program, *args, cwd=cwd, stdin=PIPE, stdout=said if stdout else DEVNULL, stderr=said, start_new_session=True
         )
         try:
-            async with asyncio.timeout(hook.timeout):
+            async with asyncio.timeout(timeout):
                 await process.communicate(told)
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
-        said.seek(0)
+        said.seek(max(said.seek(0, os.SEEK_END) - SAID, 0))
         assert process.returncode is not None
-        return process.returncode, said.read(SAID).decode(errors="replace").strip()
+        return process.returncode, said.read().decode(errors="replace").strip()
