@@ -487,6 +487,7 @@ class Session:
             roots=self.roots,
             platform=f"{platform.system()} {platform.machine()}",
             date=date.today().isoformat(),
+            tools=[tool["function"]["name"] for tool in self.tools or ()],
             instructions=[*self.instructions, *await self.hooks.instructions.run(self)],
         )
 
