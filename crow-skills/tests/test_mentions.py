@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from crow_core.acp.schema import ClientCapabilities, FileSystemCapabilities
+from crow_core.acp.schema import (
+    ClientCapabilities,
+    FileSystemCapabilities,
+    ResourceBlock,
+    ResourceContents,
+    TextBlock,
+)
 from crow_core.app import Crow
 from crow_skills.mentions import mentions
 from hypothesis import HealthCheck, given, settings
@@ -98,6 +104,14 @@ async def test_the_editors_buffer_goes_before_the_disk(app: App, talk: "Talking"
         it.editor.buffers[str(files / "src" / "a.py")] = "not saved yet"
         await it.say("Look at @src/a.py")
         assert "not saved yet" in it.told
+
+
+async def test_what_a_client_has_sent_itself_is_not_sent_twice(app: App, talk: "Talking", files: Path):
+    resource = ResourceContents(uri=f"file://{files}/src/a.py", text="from the client")
+    async with talk(app().use(mentions)) as it:
+        await it.editor.prompt(it.session.id, [TextBlock(text="See @src/a.py"), ResourceBlock(resource=resource)])
+        assert it.told.count("<resource") == 1
+        assert "line 1" not in it.told
 
 
 async def test_however_much_is_mentioned_there_is_a_bound(app: App, talk: "Talking", files: Path):

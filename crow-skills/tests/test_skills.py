@@ -221,6 +221,8 @@ async def test_what_cannot_be_a_skill_is_left_out_and_harms_nobody(
     (folder / "bytes").mkdir()
     (folder / "bytes" / "SKILL.md").write_bytes(bytes(range(256)))
     async with talk(app().use(commands).use(skills, trusted=everybody)) as it:
+        await it.say("Hi!")
+        assert "Left out, /skills has the rest: " in it.editor.thoughts
         await it.say("/skills")
         assert "stolen/SKILL.md leads out of" in it.editor.text
         assert "broken/SKILL.md has frontmatter that is not YAML" in it.editor.text

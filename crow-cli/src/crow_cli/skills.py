@@ -70,7 +70,7 @@ def list_(as_json: bool) -> None:
     for skill in found.skills.values():
         for problem in skill.problems:
             say(one_line(f"{skill.name}: {problem}"))
-    for sentence in found.left_out:
+    for sentence in [*found.left_out, *found.hidden]:
         say(one_line(sentence))
     for folder in untrusted:
         say(one_line(f"Those of {folder} do not count until you trust it: crow trust {folder}"))

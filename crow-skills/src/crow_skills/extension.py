@@ -65,6 +65,7 @@ def skills(
     async def commands(session: Session) -> list[Command]:
         where = places(Path(session.cwd), folders, user, trusted)
         found = session.state["skills"] = await asyncio.to_thread(find, where)
+        session.state["left out"] = found.left_out
         session.readable += [skill.folder for skill in found.skills.values()]  # the model opens what it names
         return [
             Command("skills", "The skills there are", show),
@@ -81,9 +82,9 @@ def skills(
 
     @crow.before_prompt
     async def disclose(message: Message, session: Session) -> Message:
-        if not session.state.get("served"):
-            session.state["served"] = True
-            await add_served(session, found_in(session))
+        await add_served(session, found_in(session))
+        if left_out := session.state.pop("left out", ()):
+            await session.notice(f"Left out, /skills has the rest: {clean(left_out[0])}", "warning")
         known = disclosed(session, "skill", "name")
         wanted = called_for(said(message), found_in(session).skills.values())
         new = [(skill, trigger) for skill, trigger in wanted if skill.name not in known][:AT_ONCE]
@@ -120,8 +121,11 @@ def places(cwd: Path, folders: Sequence[str], user: Sequence[Path], trusted: Cal
 
 
 async def add_served(session: Session, found: Found) -> None:
-    """The skills among the resources of the MCP servers that are up: those named `skill://NAME/SKILL.md`."""
-    for resource in await every(server for server in others(session) if server.connected):
+    """The skills among the resources of the MCP servers that have come up: those named `skill://NAME/SKILL.md`."""
+    asked: set[Server] = session.state.setdefault("asked for skills", set())
+    new = {server for server in others(session) if server.connected} - asked
+    asked |= new
+    for resource in await every(server for server in others(session) if server in new):
         if not resource.template and (match := SERVED.fullmatch(resource.uri)):
             name, about = clean(match[1])[:64], resource.about.strip()[:1024] or resource.name
             skill = Skill(name, about, "", resource.uri, resource.server.name, server=resource.server)
@@ -194,5 +198,5 @@ async def show(session: Session, words: str) -> str:
         read = ", read" if skill.name in known else ""
         lines.append(f"- **{clean(skill.name)}** ({clean(skill.origin)}{read}): {clean(skill.description)[:200]}")
         lines += [f"  - {problem}" for problem in skill.problems]
-    lines += [f"- Left out: {why}" for why in found.left_out]
+    lines += [f"- Left out: {clean(why)}" for why in [*found.left_out, *found.hidden]]
     return "\n".join(lines) or "There are no skills. Make one: crow skills new NAME"

@@ -13,9 +13,9 @@ from typing import Any
 from urllib.parse import quote
 
 from crow_core.acp.decoding import lenient
-from crow_core.acp.schema import ContentBlock
+from crow_core.acp.schema import ContentBlock, ResourceBlock
 from crow_core.app import Crow
-from crow_core.content import attached
+from crow_core.content import attached, blocks_of, path_of
 from crow_core.editor import Editor
 from crow_core.extensions.secrets import session_secrets
 from crow_core.messages import Message
@@ -34,7 +34,7 @@ ENTRIES = 200
 """Names of a folder."""
 IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
-MENTION = re.compile(r"""(?<![\w@/.`])@(?:"([^"\n]+)"|'([^'\n]+)'|([^\s"'`@]+))(?<![,;!?])""")
+MENTION = re.compile(r"""(?<![\w@/.`])@(?:"([^"\n]+)"|'([^'\n]+)'|([^\s"'`@]+))""")
 RANGE = re.compile(r"(?::(\d{1,7})(?:-(\d{1,7}))?|#L(\d{1,7})(?:-L?(\d{1,7}))?)\Z")
 STUCK = ".,;:!?)]}>'\""
 """What the end of a sentence may leave behind a path."""
@@ -67,7 +67,9 @@ def mentions(crow: Crow) -> None:
     async def embed(message: Message, session: Session) -> Message | None:
         if "@" not in (text := said(message)):
             return None
-        found = await asyncio.to_thread(lambda: list(dict.fromkeys(find(text, session))))
+        here = {path_of(block.resource.uri) for block in blocks_of(message) if isinstance(block, ResourceBlock)}
+        mentioned = await asyncio.to_thread(lambda: dict.fromkeys(find(text, session)))
+        found = [mention for mention in mentioned if path_of(mention.uri) not in here]  # some clients send both
         blocks: list[dict[str, Any]] = []
         room = ROOM
         for mention in found[:MOST]:

@@ -61,7 +61,9 @@ class Found:
     skills: dict[str, Skill] = field(default_factory=dict[str, Skill])
     """By name."""
     left_out: list[str] = field(default_factory=list[str])
-    """Sentences about those that cannot be used, and those that another of the same name hides."""
+    """Sentences about those that cannot be used."""
+    hidden: list[str] = field(default_factory=list[str])
+    """The same about those that another of the same name hides."""
 
 
 def find(places: Iterable[Place]) -> Found:
@@ -75,7 +77,7 @@ def find(places: Iterable[Place]) -> Found:
                 found.left_out.append(f"{clean(str(file))} {why}.")
                 continue
             if (first := found.skills.setdefault(skill.name, skill)) is not skill:
-                found.left_out.append(f"{clean(str(file))} is hidden by {clean(first.source)}, which has its name.")
+                found.hidden.append(f"{clean(str(file))} is hidden by {clean(first.source)}, which has its name.")
     return found
 
 
