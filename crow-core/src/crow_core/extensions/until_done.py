@@ -27,7 +27,7 @@ AboveZero = Annotated[float, Meta(gt=0)]
 
 def until_done(crow: Crow, *, check: str = "", times: int = 5, timeout: AboveZero = 600.0) -> None:
     """Let a turn in which tools were called go on, at most `times` times, until the shell command `check` succeeds in
-    the session's folder, within `timeout` seconds; without one, until the model has been asked and says that it is done.
+    the session's folder, within `timeout` seconds; without one, until the model was asked and says that it is done.
 
     Brings the session option `until_done`, on or off.
     """
