@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import crow_mcp_server
+import msgspec
 import pytest
 from crow_core.testing import Reply, ScriptedServer
 
@@ -88,6 +90,8 @@ async def test_one_of_crows_own_can_be_set_and_left_out(machine: "Machine"):
         ("[extensions.shout]\nmarks = 1\n", "config.toml, line 2, extensions.shout.marks: no such setting."),
         ('[extensions.shout]\ntimes = "x"\n', "config.toml, line 2, extensions.shout.times: expected `int`, got `str`"),
         ("[extensions.compact]\nthreshold = -1\n", "line 2, extensions.compact.threshold: expected `float` >= 0"),
+        ("[[hooks.before_lunch]]\n", "line 1, hooks.before_lunch: no such setting."),
+        ('[[hooks.turn_end]]\ncommand = "x"\ntimeout = 0\n', "line 1, hooks.turn_end: expected `float` > 0.0"),
         ("[extensions.nobody]\n", "there is no extension 'nobody'. Install the package that has it, write "),
         (
             "[extensions.broken]\n",
@@ -103,3 +107,25 @@ async def test_what_is_wrong_is_one_sentence(machine: "Machine", toml: str, says
     write(machine, "other", SHOUT)
     write(machine, "picky", 'def picky(crow):\n    raise ValueError("nothing is good enough")')
     assert says in await complaint(machine, toml)
+
+
+async def test_commands_at_moments_are_the_users_own_never_a_projects(machine: "Machine"):
+    (machine.project / ".crow").mkdir()
+    (machine.project / ".crow" / "config.toml").write_text('[[hooks.turn_end]]\ncommand = "touch theirs"\n')
+    await machine.crow("trust", str(machine.project))
+    await said(machine, '[[hooks.turn_end]]\ncommand = "touch ours"\n')
+    assert (machine.project / "ours").exists()
+    assert not (machine.project / "theirs").exists()
+
+
+async def test_what_every_request_begins_with_is_short(machine: "Machine"):
+    """Counted cautiously: three and a half characters a token."""
+    async with ScriptedServer([Reply("Yes.")]) as model:
+        machine.ask(model.url)
+        await machine.crow("run", "Hi")
+    (request,) = model.requests
+    system, ours = request["messages"][0]["content"], {tool["name"] for tool in crow_mcp_server.tools()}
+    schemas = {tool["function"]["name"]: len(msgspec.json.encode(tool)) for tool in request["tools"]}
+    assert len(system) < 600 * 3.5
+    assert len(system) + sum(schemas[name] for name in ours & schemas.keys()) < 2000 * 3.5
+    assert len(system) + sum(schemas.values()) < 2500 * 3.5

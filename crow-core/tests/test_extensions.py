@@ -27,6 +27,7 @@ from crow_core.extensions.titles import titles
 from crow_core.extensions.truncate import truncate
 from crow_core.extensions.usage import UNKNOWN_WINDOW, usage
 from crow_core.permissions import permissions
+from crow_core.prompts import Prompt
 from crow_core.servers import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
@@ -51,7 +52,7 @@ async def test_the_client_learns_which_commands_there_are():
         await editor.new_session("/")
         await editor.until(lambda editor: editor.of(AvailableCommandsUpdate))
     (update,) = editor.of(AvailableCommandsUpdate)
-    assert [command.name for command in update.available_commands] == ["help", "model", "mode", "usage"]
+    assert [command.name for command in update.available_commands] == ["help", "prompt", "model", "mode", "usage"]
 
 
 async def test_help_says_what_can_be_typed_and_the_model_is_not_asked():
@@ -107,6 +108,20 @@ async def test_a_command_is_recognised_with_something_attached():
         link = ResourceLinkBlock(uri="file:///a.py", name="a.py")
         await editor.prompt(session.session_id, [TextBlock(text="/usage"), link])
     assert editor.text == "The model has not been asked yet."
+
+
+async def test_prompt_shows_what_every_request_begins_with():
+    model = ScriptedModel([Reply("Hello.")])
+    crow = Crow(model, system=Prompt("system", "You are in\n{{ cwd }}.")).use(commands)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "/prompt")
+        version = crow.prompts["system"].version
+        assert f"System prompt: system, version {version}; nothing has been sent yet." in editor.text
+        await editor.prompt(session.session_id, "hi")
+        await editor.prompt(session.session_id, "/prompt")
+    assert f"version {version}, 13 characters, about 3 tokens.\n\nTools: 0, " in editor.text
+    assert editor.text.endswith("    You are in\n    /.")
 
 
 async def test_usage_is_told_after_each_reply_and_adds_up():

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 from crow_core.prompts import Prompt, PromptError
 
-SYSTEM: dict[str, Any] = {"cwd": "/p", "roots": ["/p"], "platform": "Linux", "date": "2026-11-21", "instructions": []}
+SYSTEM: dict[str, Any] = {
+    "cwd": "/p",
+    "roots": ["/p"],
+    "platform": "Linux",
+    "date": "2026-11-21",
+    "tools": [],
+    "instructions": [],
+}
 
 
 def test_variables_are_filled_in_and_the_edges_trimmed() -> None:
@@ -87,3 +94,17 @@ def test_template_of_the_users_own_is_read_from_a_file(tmp_path: Path) -> None:
 def test_template_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nowhere"):
         Prompt.from_file("system", tmp_path / "nowhere.md")
+
+
+def test_system_prompt_names_only_tools_that_are_there() -> None:
+    prompt = Prompt.packaged("system")
+    named = {"file_editor", "grep", "glob", "terminal", "ask_user"}
+
+    def names(*tools: str) -> set[str]:
+        text = prompt.render(**SYSTEM | {"tools": tools})
+        return {name for name in named if f"`{name}`" in text}
+
+    assert names() == set()
+    assert names("terminal") == names("grep") == names("other_grep", "terminal") == set()
+    assert names("file_editor", "terminal") == {"file_editor"}
+    assert names(*named) == named - {"terminal"}

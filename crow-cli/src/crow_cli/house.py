@@ -32,8 +32,10 @@ from crow_core.editor import Editor, terminals
 from crow_core.elicitation import ElicitationError
 from crow_core.extensions.alarm import alarm
 from crow_core.extensions.ask import ask
+from crow_core.extensions.budgets import budgets
 from crow_core.extensions.commands import commands
 from crow_core.extensions.effort import effort
+from crow_core.extensions.loop_guard import loop_guard
 from crow_core.extensions.mcp import mcp
 from crow_core.extensions.nudge import nudge
 from crow_core.extensions.plan import plan
@@ -43,12 +45,14 @@ from crow_core.extensions.refusal import refusal
 from crow_core.extensions.resources import resources
 from crow_core.extensions.resume import resume
 from crow_core.extensions.secrets import secrets
+from crow_core.extensions.shell_hooks import shell_hooks
 from crow_core.extensions.telemetry import telemetry
 from crow_core.extensions.templates import templates
 from crow_core.extensions.titles import titles
 from crow_core.extensions.tool_search import tool_search
 from crow_core.extensions.truncate import truncate
 from crow_core.extensions.undo import undo
+from crow_core.extensions.until_done import until_done
 from crow_core.extensions.usage import usage
 from crow_core.extensions.window import window
 from crow_core.model import Model
@@ -75,13 +79,15 @@ ALWAYS = {
     for extension in (
         command_files,  # first: what the others bring takes the place of a file of the same name
         *(commands, mcp, resources, tool_search, effort, window, prefix, alarm, usage),
-        *(printed_calls, resume, nudge, refusal, truncate, titles, undo, plan),
+        *(printed_calls, resume, nudge, refusal, loop_guard, truncate, titles, undo, plan),
         *(mentions, agents, skills),
     )
 }
 """What everybody has, in the order of use, unless `[extensions]` says `NAME = false`."""
+NAMED = {extension.__name__: extension for extension in (budgets, until_done)}
+"""What those have whose `[extensions]` names it."""
 LAST = {"compact": compact}
-"""The same, for what looks at all the others have done."""
+"""As ALWAYS, for what looks at all the others have done."""
 
 
 async def build(
@@ -116,6 +122,7 @@ async def build(
     crow.use(telemetry)
     crow.use(secrets, known=[*secrets_of(config, env), *known])
     crow.use(templates, files=lambda session: prompt_files(config, home, trust, session.cwd))
+    crow.use(shell_hooks, **options_of(partial(shell_hooks), config.hooks, ["hooks"], home))
     crow.use(
         permissions,
         mode=mode or rules.mode,
@@ -134,10 +141,10 @@ async def build(
         "skills": {"user": user_folders(home.config, user, "skills"), "trusted": trust.trusts},
     }
     for name in {**ALWAYS, **dict.fromkeys(name for name in config.extensions if name not in LAST), **LAST}:
-        if config.extensions.get(name) is not False:
+        if (table := config.extensions.get(name, {})) is not False:
             extension = partial(find_extension(name, home), **told.get(name, {}))
             try:
-                crow.use(extension, **options_of(extension, name, config, home))
+                crow.use(extension, **options_of(extension, {} if table is True else table, ["extensions", name], home))
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"[extensions.{name}] cannot be used: {error}.") from error
     if asks:
@@ -148,7 +155,7 @@ async def build(
 def find_extension(name: str, home: Home) -> Callable[..., None]:
     """An extension by its name: one of crow's own, a function of that name in `extensions/NAME.py` in crow's home, or
     the entry point `NAME` that an installed package has in the group `crow.extensions`. Raises ConfigError."""
-    if found := (ALWAYS | LAST).get(name):
+    if found := (ALWAYS | NAMED | LAST).get(name):
         return found
     import importlib.metadata  # not above: few have any
     import importlib.util
@@ -166,7 +173,7 @@ def find_extension(name: str, home: Home) -> Callable[..., None]:
         raise ConfigError(f"[extensions.{name}] cannot be loaded: {type(error).__name__}: {error}.") from error
     raise ConfigError(
         f"{home.config / 'config.toml'}: there is no extension {name!r}. Install the package that has it, "
-        f"write {file}, or remove [extensions.{name}]. crow's own are: {', '.join(sorted(ALWAYS | LAST))}."
+        f"write {file}, or remove [extensions.{name}]. crow's own are: {', '.join(sorted(ALWAYS | NAMED | LAST))}."
     )
 
 

@@ -215,10 +215,7 @@ def export(session: str, format: Any, output: Path | None, no_redact: bool) -> N
             say(f"It refers to {len(made.files)} images; with -o FILE they are written beside it.")
     else:
         try:
-            output.write_text(made.text, "utf-8")
-            for name, data in made.files.items():
-                (output.parent / name).parent.mkdir(exist_ok=True)
-                (output.parent / name).write_bytes(data)
+            made.write(output)
         except OSError as error:
             wrong(f"{output} cannot be written ({error.strerror}). Name another file after -o.")
     if masked := 0 if no_redact else made.text.count(MASK):

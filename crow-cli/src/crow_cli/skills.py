@@ -46,7 +46,9 @@ def list_(as_json: bool) -> None:
     trust, user = Trust(home.data), user_folders(home.config, Path.home(), "skills")
     try:
         unset = partial(extension, user=user, trusted=trust.trusts)
-        folders = options_of(unset, "skills", load(home, os.environ), home).get("folders", ())
+        table = load(home, os.environ).extensions.get("skills")
+        told = table if isinstance(table, dict) else {}
+        folders = options_of(unset, told, ["extensions", "skills"], home).get("folders", ())
     except ConfigError as error:
         wrong(str(error))
     found = find(places(cwd, folders, user, trust.trusts))

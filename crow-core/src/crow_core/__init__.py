@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from crow_core.agent import Agent
     from crow_core.app import Crow
     from crow_core.content import ToolResult
-    from crow_core.messages import Message, merge, view
-    from crow_core.model import ChatModel, Model
+    from crow_core.messages import Message, ToolUse, merge, view
+    from crow_core.model import Call, ChatModel, Model
     from crow_core.prompts import Prompt
     from crow_core.servers import Server
     from crow_core.session import Command, EndTurn, Option, Session
@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Agent",
+    "Call",
     "ChatModel",
     "Command",
     "Crow",
@@ -34,6 +35,7 @@ __all__ = [
     "Server",
     "Session",
     "ToolResult",
+    "ToolUse",
     "Toolbox",
     "merge",
     "view",
@@ -43,8 +45,8 @@ HOMES = {
     "agent": ("Agent",),
     "app": ("Crow",),
     "content": ("ToolResult",),
-    "messages": ("Message", "merge", "view"),
-    "model": ("ChatModel", "Model"),
+    "messages": ("Message", "ToolUse", "merge", "view"),
+    "model": ("Call", "ChatModel", "Model"),
     "prompts": ("Prompt",),
     "session": ("Command", "EndTurn", "Option", "Session"),
     "stream": ("ModelError",),

@@ -10,7 +10,7 @@ import os.path
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, get_type_hints
@@ -168,6 +168,8 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     prompts: PromptSettings = field(default_factory=PromptSettings)
     extensions: dict[str, dict[str, Any] | bool] = field(default_factory=dict[str, dict[str, Any] | bool])
     """`[extensions.NAME]`: options of an extension, as `options_of` checks them; false leaves out one of crow's own."""
+    hooks: dict[str, Any] = field(default_factory=dict[str, Any])
+    """`[[hooks.MOMENT]]`: commands to run, as the extension `shell_hooks` takes them. Never a project's."""
 
 
 class ProjectPermissions(Struct, kw_only=True):
@@ -234,13 +236,10 @@ def load(home: Home, env: Mapping[str, str]) -> Config:
     return config
 
 
-def options_of(extension: partial[None], name: str, config: Config, home: Home) -> dict[str, Any]:
-    """What `[extensions.NAME]` says, as keyword arguments that an extension still lacks, checked by their annotations.
-
-    Raises ConfigError.
-    """
-    table = config.extensions.get(name)
-    given = table if isinstance(table, dict) else {}
+def options_of(extension: partial[None], table: Mapping[str, Any], keys: Sequence[str], home: Home) -> dict[str, Any]:
+    """A table of `config.toml`, which stands at these keys, as the keyword arguments that an extension still lacks:
+    their annotations say what may be in it. Raises ConfigError."""
+    given = dict(table)
     _, *arguments = inspect.signature(extension.func).parameters.values()
     arguments = [argument for argument in arguments if argument.name not in extension.keywords]
     if any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
@@ -252,9 +251,11 @@ def options_of(extension: partial[None], name: str, config: Config, home: Home) 
     fields: list[Any] = [
         (one.name, types.get(one.name, Any), *([] if one.default is one.empty else [None])) for one in arguments
     ]
-    options = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
-    path, data = home.config / "config.toml", {"extensions": {name: given}}
-    if complaint := complaint_about(data, kind := dict[str, dict[str, options]]):
+    options = msgspec.defstruct("Options", fields, kw_only=True, forbid_unknown_fields=True)
+    path, data, kind = home.config / "config.toml", given, options
+    for key in reversed(keys):
+        data, kind = {key: data}, dict[str, kind]
+    if complaint := complaint_about(data, kind):
         text = path.read_text("utf-8-sig") if path.is_file() else ""
         raise ConfigError(f"{path}{explained(complaint, data, kind, text)}.")
     checked = msgspec.convert(given, options)

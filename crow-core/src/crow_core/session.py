@@ -50,7 +50,7 @@ from crow_core.acp.schema import (
 from crow_core.content import ToolResult, begin
 from crow_core.elicitation import Answer, ElicitationError, can_ask, check_form, check_page, checked
 from crow_core.hooks import Collect, First, Observe, Pipe
-from crow_core.messages import Delta, Message, ToolUse, View, kind_of, live, settle
+from crow_core.messages import Delta, Message, ToolUse, View, arguments_of, kind_of, live, settle
 from crow_core.model import Call, Model, Request
 from crow_core.prompts import Prompt
 from crow_core.servers import Server
@@ -401,21 +401,21 @@ class Session:
             await self.update(AgentThoughtChunk(content=TextBlock(text=text), message_id=call.id))
         if text := delta.get("content"):
             await self.update(AgentMessageChunk(content=TextBlock(text=text), message_id=call.id))
+        if delta.get("tool_calls"):
+            await self._begin(call.reply.get("tool_calls", []))
         await self._hear(delta, call)
 
     async def _hear(self, delta: Delta, call: Call) -> None:
         """What is to be said and written down of a fragment of any call."""
         if "sent" in delta:
             self._note(call)
-        if delta.get("tool_calls"):
-            await self._begin(call.reply.get("tool_calls", []))
         if text := delta.get("notice"):
             await self.notice(text, "warning")
 
     async def _begin(self, calls: Sequence[ToolUse]) -> None:
         """Show the latest call of a reply if its arguments take long, and the id it has so far is one it can keep."""
         use, ids = calls[-1], {use["id"] for use in calls}
-        if len(use["function"]["arguments"]) < LONG or use["id"] in self.begun:
+        if len(use["function"]["arguments"]) < LONG or use["id"] in self.begun or arguments_of(use) is not None:
             return
         if len(ids) == len(calls) and "" not in ids and self._call_ids.isdisjoint(ids):
             await self.written()
@@ -487,6 +487,7 @@ class Session:
             roots=self.roots,
             platform=f"{platform.system()} {platform.machine()}",
             date=date.today().isoformat(),
+            tools=[tool["function"]["name"] for tool in self.tools or ()],
             instructions=[*self.instructions, *await self.hooks.instructions.run(self)],
         )
 

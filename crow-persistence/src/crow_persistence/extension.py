@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +14,7 @@ from crow_core.app import Crow
 from crow_core.extensions.secrets import session_secrets
 from crow_core.messages import Message
 from crow_core.model import Call
-from crow_core.session import Session
+from crow_core.session import Command, Session, new_id
 from crow_core.store import Page, Record, StoreError
 
 from crow_persistence import search_tool
@@ -29,6 +29,8 @@ log = logging.getLogger("crow")
 
 BEAT = 5.0
 """Seconds between two signs of life of the sessions that are open here; see `leases`."""
+SUFFIXES = {"markdown": ".md", "jsonl": ".jsonl", "html": ".html", "atif": ".json"}
+"""Of the files that /export writes, by their format."""
 AFTER = 0.1
 """Seconds after a first message until the database is opened: by then the request is on its way."""
 
@@ -42,8 +44,9 @@ def persistence(
 ) -> None:
     """Keep sessions in a database: SQLite (`sqlite:////folder/file.db`) or PostgreSQL (`postgresql+psycopg://…`).
 
-    `folder` is crow's data folder, if not the file's. What `secrets` names is masked in all that is written. Brings the
-    tool `search_sessions`; for clients it is `_crow/search`, with `words`, `everywhere` and `limit`.
+    `folder` is crow's data folder, if not the file's. What `secrets` names is masked in all that is written. Brings
+    /fork, /export, and the tool `search_sessions`; for clients it is `_crow/search`, with `words`, `everywhere` and
+    `limit`.
     """
     threads = Threads(url, folder)
     crow.servers.append(search_tool.server(threads.database))
@@ -107,6 +110,35 @@ def persistence(
         return {"hits": hits}
 
     crow.methods["_crow/search"] = search
+
+    @crow.commands
+    def commands(session: Session) -> Sequence[Command]:
+        return [
+            Command("fork", "Begin a new session where this one stands", copy),
+            Command(
+                "export", "Write this session to a file, to be given away", give, hint="[markdown|jsonl|html|atif]"
+            ),
+        ]
+
+    async def copy(session: Session, words: str) -> str:
+        await session.written()
+        id = new_id()
+        if not await threads.write(lambda store: store.copy(session.id, id)):
+            return "There is nothing to fork yet."
+        return f"Session {id} goes on from here. Open it from the list of sessions, or by its id."
+
+    async def give(session: Session, words: str) -> str:
+        if (format := words or "markdown") not in SUFFIXES:
+            return f"There is no format {format!r}. Choose one of: {', '.join(SUFFIXES)}."
+        await session.written()
+        path = Path(session.cwd, f"crow-{session.id[:8]}{SUFFIXES[format]}")
+        try:
+            masked = await threads.read(lambda store: store.export(session.id, format, path))
+        except OSError as error:
+            return f"{path} cannot be written: {error.strerror}."
+        if masked is None:
+            return "There is nothing to export yet."
+        return f"Written to {path}. Masked {masked} times what looks like a secret: read it before you give it away."
 
     @crow.session_end
     async def end(session: Session) -> None:

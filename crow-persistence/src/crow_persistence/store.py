@@ -95,6 +95,25 @@ class Store:
         self.open.add(new_id)
         return self.tracked(*found)
 
+    def copy(self, id: str, new_id: str) -> bool:
+        """A new session, nobody's yet, that goes on from the end of a stored one; False when there is none."""
+        with self.database.writing() as connection:
+            return trees.fork(connection, id, new_id) is not None
+
+    def export(self, id: str, format: Any, path: Path) -> int | None:
+        """Write a session to a file, with what looks like a secret masked; gives how often something was, None when
+        there is no such session. Raises OSError."""
+        from crow_persistence.export import export  # not above: few give sessions away
+        from crow_persistence.export.redaction import MASK
+        from crow_persistence.export.story import Story
+
+        with self.database.reading() as connection:
+            if (row := reading.find_exactly(connection, id)) is None:
+                return None
+            made = export(Story.of(connection, row).redacted(), format)
+        made.write(path)
+        return made.text.count(MASK)
+
     def tracked(self, record: Record, track: Track) -> Record:
         track.owner = self.owner
         record.state[STATE] = track

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct, ValidationError
+from msgspec.structs import asdict
 
 from crow_core.acp.decoding import lenient
 from crow_core.acp.schema import (
@@ -15,15 +16,18 @@ from crow_core.acp.schema import (
     MultiSelectItems,
     MultiSelectPropertySchema,
     NumberPropertySchema,
+    PermissionOption,
     StringPropertySchema,
+    ToolCall,
     ToolCallFields,
+    ToolCallUpdate,
 )
 from crow_core.app import Crow
 from crow_core.content import ToolResult
 from crow_core.elicitation import ElicitationError, can_ask
 from crow_core.messages import ToolUse, arguments_of
 from crow_core.servers import Server
-from crow_core.session import Session
+from crow_core.session import Session, new_id
 from crow_core.toolbox import unquoted
 
 NAME = "ask_user"
@@ -171,3 +175,24 @@ async def by_choice(session: Session, call: ToolUse, asked: Question) -> str:
 def distinct(choices: Sequence[str]) -> list[str]:
     """Each once, in order, and none empty."""
     return list(dict.fromkeys(filter(None, choices)))
+
+
+async def confirm(session: Session, question: str, yes: str = "Go on", no: str = "Stop") -> bool:
+    """Ask the person something that no call of the model's is about, through whatever the client can show; no answer
+    means no. Raises EndTurn when the client answers that the turn is cancelled."""
+    try:
+        if can_ask(session.client.capabilities, "form"):
+            answer = await session.elicit(question, form=form_of(Question(question, [yes, no])))
+            return answer.content.get("answer") == yes
+        start = ToolCall(tool_call_id=new_id(), title=question, kind="think", status="pending")
+        options = [
+            PermissionOption(option_id="yes", name=yes, kind="allow_once"),
+            PermissionOption(option_id="no", name=no, kind="reject_once"),
+        ]
+        await session.update(start)
+        try:
+            return await session.ask_permission(ToolCallFields(**asdict(start)), options) == "yes"
+        finally:
+            await session.tell(ToolCallUpdate(tool_call_id=start.tool_call_id, status="completed"))
+    except ElicitationError:
+        return False

@@ -1,18 +1,23 @@
 """Slash commands: `/name words` at the start of a prompt runs a command in place of the model."""
 
+import msgspec
+
 from crow_core.acp.schema import TextBlock
 from crow_core.app import Crow
 from crow_core.content import attached, blocks_of
-from crow_core.messages import Message
+from crow_core.messages import Message, kind_of, live
 from crow_core.session import Command, EndTurn, Option, Session
 
 
 def commands(crow: Crow) -> None:
-    """Dispatch slash commands, and bring /help, /model and /mode."""
+    """Dispatch slash commands, and bring /help, /prompt, /model and /mode."""
 
     @crow.commands
     def builtin(session: Session) -> list[Command]:
-        found = [Command("help", "What you can type here", show_help)]
+        found = [
+            Command("help", "What you can type here", show_help),
+            Command("prompt", "What every request of this session begins with", show_prompt),
+        ]
         for option in session.options:
             found.append(setting(option))
         return found
@@ -41,6 +46,25 @@ def first_text(message: Message) -> str:
 async def show_help(session: Session, words: str) -> str:
     lines = [f"- `/{c.name}{' ' + c.hint if c.hint else ''}`: {c.description}" for c in session.commands.values()]
     return "\n".join(lines)
+
+
+async def show_prompt(session: Session, words: str) -> str:
+    tools = session.tools or session.toolbox.schemas()
+    size = len(msgspec.json.encode(tools))
+    of_tools = f"Tools: {len(tools)}, {size:,} characters, about {size // 4:,} tokens."
+    sent = [entry.get("crow", {}) for entry in live(session.log) if kind_of(entry) == "render"]
+    render = next((one for one in reversed(sent) if one["purpose"] == "system"), None)
+    if render is None:
+        prompt = session.prompts["system"]
+        return f"System prompt: {prompt.name}, version {prompt.version}; nothing has been sent yet.\n\n{of_tools}"
+    name, version, text = (render[key] for key in ("prompt", "version", "text"))
+    about = f"{len(text):,} characters, about {len(text) // 4:,} tokens"
+    return f"System prompt: {name}, version {version}, {about}.\n\n{of_tools}\n\n{quoted(text)}"
+
+
+def quoted(text: str) -> str:
+    """A text as a block of Markdown, whatever is in it."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 def setting(option: Option) -> Command:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from crow_persistence.export.atif import atif
@@ -20,6 +21,13 @@ class Export:
     text: str
     files: dict[str, bytes] = field(default_factory=dict[str, bytes])
     """What the text refers to, by its path relative to the text's: the images of a trajectory."""
+
+    def write(self, path: Path) -> None:
+        """Put the text into a file, and beside it what it refers to. Raises OSError."""
+        path.write_text(self.text, "utf-8")
+        for name, data in self.files.items():
+            (path.parent / name).parent.mkdir(exist_ok=True)
+            (path.parent / name).write_bytes(data)
 
 
 def export(story: Story, format: Format) -> Export:

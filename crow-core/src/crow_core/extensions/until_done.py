@@ -1,0 +1,86 @@
+"""The model is done when a command says so, or when it has looked at its own work and says so once more."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from crow_core.acp.schema import StopReason
+from crow_core.app import Crow
+from crow_core.content import ToolResult, clean
+from crow_core.extensions.secrets import session_secrets
+from crow_core.extensions.shell_hooks import execute
+from crow_core.messages import Message, ToolUse
+from crow_core.secrets import masked
+from crow_core.session import SWITCH, Option, Session
+
+ROUNDS = "until_done_rounds"
+"""How often the turn was made to go on, in `Session.state`; None while no tool has been called."""
+DONE = "DONE"
+ASK = (
+    f"Compare what was asked with what you did and saw. If all of it is done and checked, answer only {DONE}. "
+    "Otherwise go on with what is missing."
+)
+FAILED = "You are not done: `{}` failed ({}). The end of its output:\n\n{}"
+
+AboveZero = Annotated[float, Meta(gt=0)]
+
+
+def until_done(crow: Crow, *, check: str = "", times: int = 5, timeout: AboveZero = 600.0) -> None:
+    """Let a turn in which tools were called go on, at most `times` times, until the shell command `check` succeeds in
+    the session's folder, within `timeout` seconds; without one, until the model was asked and says that it is done.
+
+    Brings the session option `until_done`, on or off.
+    """
+
+    @crow.options
+    def option(session: Session) -> Option:
+        def choose(value: str) -> None:
+            session.state["until_done"] = value
+
+        def get() -> str:
+            return session.state.get("until_done", "on")
+
+        return Option("until_done", "Go on until done", "_until_done", SWITCH, get, choose)
+
+    @crow.before_prompt
+    def begin(message: Message, session: Session) -> None:
+        session.state[ROUNDS] = None
+
+    @crow.after_tool
+    def work(result: ToolResult, session: Session, call: ToolUse) -> None:
+        session.state[ROUNDS] = session.state.get(ROUNDS) or 0
+
+    @crow.before_end
+    async def look(session: Session, stop_reason: StopReason) -> Message | None:
+        rounds: int | None = session.state.get(ROUNDS)
+        wanted = session.state.get("until_done", "on") == "on" and "parent" not in session.state
+        if rounds is None or not wanted or stop_reason != "end_turn":
+            return None
+        if not (missing := await failure(session) if check else asked(session, rounds)):
+            return None
+        if rounds == times:
+            await session.notice(
+                f"Not done after {times} more rounds; [extensions.until_done] sets how many.", "warning"
+            )
+            return None
+        session.state[ROUNDS] = rounds + 1
+        if check:
+            await session.notice(f"{clean(check)} failed; going on ({rounds + 1} of {times}).")
+        return {"role": "user", "content": missing, "crow": {"hidden": True}}
+
+    async def failure(session: Session) -> str:
+        """What the check has to say; empty when it succeeds."""
+        try:
+            code, said = await execute(check, session.cwd, timeout, stdout=True)
+            why = f"exit code {code}"
+        except TimeoutError:
+            code, said, why = 1, "", f"it took more than {timeout:g} seconds"
+        except OSError as error:
+            code, said, why = 1, "", str(error)
+        return masked(FAILED.format(check, why, said), session_secrets(session)) if code else ""
+
+
+def asked(session: Session, rounds: int) -> str:
+    """What to ask a model about its own work; empty when it has been asked and says that it is done."""
+    said = next((entry.get("content") for entry in reversed(session.log) if entry.get("role") == "assistant"), "")
+    return "" if rounds and str(said).strip().rstrip(".").endswith(DONE) else ASK

@@ -1,0 +1,168 @@
+"""What stops a model that does not stop by itself: the loop guard, and budgets."""
+
+from typing import Any
+
+import pytest
+from crow_core.acp.schema import (
+    ClientCapabilities,
+    CreateElicitationResponse,
+    ElicitationCapabilities,
+    ElicitationFormCapabilities,
+)
+from crow_core.app import Crow
+from crow_core.extensions.budgets import budgets
+from crow_core.extensions.loop_guard import loop_guard
+from crow_core.model import ChatModel, Prices
+from crow_core.servers import Server
+from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect
+from crow_core.testing.script import ToolCall as Use
+from fastmcp import FastMCP
+
+pytestmark = pytest.mark.anyio
+
+FORMS = ClientCapabilities(elicitation=ElicitationCapabilities(form=ElicitationFormCapabilities()))
+LOOK: Use = {"name": "box_look", "arguments": {"at": "a"}}
+
+
+def box(answers: list[str] | None = None) -> Server:
+    """A tool that says these in turn, or always the same."""
+    server = FastMCP("box")
+    answers = answers or []
+
+    @server.tool
+    def look(at: str) -> str:
+        return answers.pop(0) if answers else f"empty: {at}"
+
+    return Server("box", lambda: server, shared=True)
+
+
+def results(model: ScriptedModel) -> list[str]:
+    """What the model was told of its calls, in its last request."""
+    return [message["content"] for message in model.requests[-1]["messages"] if message["role"] == "tool"]
+
+
+def looking(*, until: int) -> ScriptedModel:
+    """A model that makes the same call again and again."""
+    return ScriptedModel([*[Reply(tool_calls=[LOOK]) for _ in range(until)], Reply("I give up.")])
+
+
+async def test_a_model_that_repeats_itself_is_told_at_the_third_time():
+    model = looking(until=4)
+    async with connect(Crow(model, servers=[box()]).use(loop_guard)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert [("this very call" in result) for result in results(model)] == [False, False, True, True]
+    assert "this very call 3 times" in results(model)[2]
+    assert editor.questions == []
+
+
+@pytest.mark.parametrize(("permit", "ends"), [("allow_once", "I give up."), ("reject_once", "You stopped it.")])
+async def test_at_the_fifth_time_the_person_is_asked_whether_to_go_on(permit: str, ends: str):
+    model = looking(until=6)
+    async with connect(Crow(model, servers=[box()]).use(loop_guard), permit=permit) as editor:
+        session = await editor.new_session("/")
+        answer = await editor.prompt(session.session_id, "go")
+    (question,) = editor.questions
+    assert question.tool_call.title == "The model called box_look 5 times and it gave the same each time. Go on?"
+    assert answer.stop_reason == "end_turn"
+    assert editor.text.endswith(ends)
+    assert all(states[-1] == "completed" for states in editor.calls().values())
+
+
+async def test_two_calls_in_turn_are_a_loop_too():
+    other: Use = {"name": "box_look", "arguments": {"at": "b"}}
+    model = ScriptedModel([*[Reply(tool_calls=[use]) for use in [LOOK, other] * 3], Reply("Done.")])
+    async with connect(Crow(model, servers=[box()]).use(loop_guard)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert [("this very call" in result) for result in results(model)] == [False] * 4 + [True] * 2
+
+
+async def test_a_result_that_changes_is_progress():
+    model = looking(until=9)
+    answers = [f"{number}%" for number in range(9)]
+    async with connect(Crow(model, servers=[box(answers)]).use(loop_guard)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "wait for it")
+    assert results(model) == [f"{number}%" for number in range(9)]
+    assert editor.questions == []
+
+
+async def test_each_turn_begins_anew():
+    model = ScriptedModel([Reply(tool_calls=[LOOK]), Reply(tool_calls=[LOOK]), Reply("Empty.")] * 3)
+    async with connect(Crow(model, servers=[box()]).use(loop_guard)) as editor:
+        session = await editor.new_session("/")
+        for _ in range(3):
+            await editor.prompt(session.session_id, "look")
+    assert not any("this very call" in result for result in results(model))
+
+
+async def spend(
+    model: Any, *, permit: str = "reject_once", prompts: int = 1, **limits: Any
+) -> tuple[Editor, list[str]]:
+    crow = Crow(model, servers=[box()]).use(budgets, **limits)
+    async with connect(crow, permit=permit) as editor:
+        session = await editor.new_session("/")
+        reasons = [(await editor.prompt(session.session_id, "go")).stop_reason for _ in range(prompts)]
+    return editor, reasons
+
+
+async def test_a_budget_that_is_used_up_pauses_and_the_person_stops():
+    model = looking(until=9)
+    editor, reasons = await spend(model, turns=3)
+    assert len(model.requests) == 3
+    assert reasons == ["max_turn_requests"]
+    assert editor.text == "The budget is used up: 3 of 3 turns. [extensions.budgets] sets it."
+    assert [message["role"] for message in model.requests[-1]["messages"]][-2:] == ["assistant", "tool"]
+
+
+async def test_who_goes_on_grants_as_much_again():
+    model = looking(until=8)
+    editor, reasons = await spend(model, permit="allow_once", turns=3)
+    assert reasons == ["end_turn"]
+    assert [question.tool_call.title for question in editor.questions] == [
+        "The budget is used up: 3 of 3 turns. Go on, with as much again?",
+        "The budget is used up: 6 of 6 turns. Go on, with as much again?",
+    ]
+
+
+async def test_a_budget_is_the_sessions_and_the_next_prompt_asks_again():
+    model = looking(until=9)
+    editor, reasons = await spend(model, prompts=3, turns=2)
+    assert reasons == ["max_turn_requests"] * 3
+    assert len(model.requests) == 2
+    assert len(editor.questions) == 3
+
+
+async def test_tokens_count_in_and_out():
+    counts = {"prompt_tokens": 900, "completion_tokens": 100}
+    model = ScriptedModel([Reply(tool_calls=[LOOK], usage=counts)] * 3)
+    editor, _ = await spend(model, tokens=2000)
+    assert "2,000 of 2,000 tokens" in editor.text
+
+
+async def test_time_counts():
+    editor, reasons = await spend(ScriptedModel([]), minutes=1e-9)
+    assert reasons == ["max_turn_requests"]
+    assert "minutes" in editor.text
+
+
+async def test_money_counts_where_prices_are_known():
+    usage = {"prompt_tokens": 1_000_000, "completion_tokens": 0}
+    async with ScriptedServer([Reply(tool_calls=[LOOK], usage=usage)] * 2) as server:
+        model = ChatModel(name="scripted", base_url=server.url, prices=Prices(input=3, output=9))
+        editor, reasons = await spend(model, money=5)
+    assert reasons == ["max_turn_requests"]
+    assert "6 of 5 money" in editor.text
+
+
+@pytest.mark.parametrize(("said", "requests"), [("Go on", 4), ("Stop", 2)])
+async def test_a_client_that_shows_forms_is_shown_one(said: str, requests: int):
+    model = looking(until=3)
+    async with connect(Crow(model, servers=[box()]).use(budgets, turns=2), capabilities=FORMS) as editor:
+        editor.answer = CreateElicitationResponse(action="accept", content={"answer": said})
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert len(model.requests) == requests
+    assert editor.questions == []
+    assert editor.forms[0].message.startswith("The budget is used up: 2 of 2 turns.")

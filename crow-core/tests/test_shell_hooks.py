@@ -1,0 +1,113 @@
+"""The user's own commands at the moments of a session."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crow_core.app import Crow
+from crow_core.extensions.shell_hooks import Hook, shell_hooks
+from crow_core.permissions import permissions
+from crow_core.servers import Server
+from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from fastmcp import FastMCP
+
+pytestmark = pytest.mark.anyio
+
+
+def add_server(ran: list[int]) -> Server:
+    server = FastMCP("maths")
+
+    @server.tool
+    def add(a: int, b: int) -> int:
+        ran.append(a + b)
+        return a + b
+
+    return Server("maths", lambda: server, shared=True)
+
+
+async def turn(folder: Path, **hooks: Any) -> tuple[Editor, ScriptedModel, list[int]]:
+    """A prompt that adds 2 and 3; what was shown, the model, and what was added."""
+    ran: list[int] = []
+    call = Reply(tool_calls=[{"name": "maths_add", "arguments": {"a": 2, "b": 3}, "id": "one"}])
+    model = ScriptedModel([call, Reply("Done.")])
+    crow = Crow(model, servers=[add_server(ran)]).use(shell_hooks, **hooks).use(permissions)
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(folder))
+        await editor.prompt(session.session_id, "2 + 3?")
+    return editor, model, ran
+
+
+def result(model: ScriptedModel) -> str:
+    return model.requests[-1]["messages"][-1]["content"]
+
+
+async def test_a_hook_is_told_what_happens(tmp_path: Path):
+    moments = ["session_start", "before_prompt", "before_tool", "after_tool", "turn_end", "session_end"]
+    write = [Hook(command="cat >> log; echo >> log")]
+    await turn(tmp_path, **dict.fromkeys(moments, write))
+    told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [one["moment"] for one in told] == moments
+    assert {one["cwd"] for one in told} == {str(tmp_path)}
+    assert told[1]["prompt"] == "2 + 3?"
+    assert told[2] | {"session": ""} == {
+        "moment": "before_tool",
+        "session": "",
+        "cwd": str(tmp_path),
+        "tool": "maths_add",
+        "arguments": {"a": 2, "b": 3},
+        "call": "one",
+    }
+    assert (told[3]["result"], told[3]["is_error"]) == ("5", False)
+    assert told[4]["outcome"] == "end_turn"
+
+
+async def test_exit_code_2_keeps_a_call_from_running_and_nobody_is_asked(tmp_path: Path):
+    no = [Hook(command="echo 'No sums today.' >&2; exit 2"), Hook(command="touch second")]
+    editor, model, ran = await turn(tmp_path, before_tool=no)
+    assert ran == []
+    assert editor.questions == []
+    assert result(model) == "This was not run: No sums today."
+    assert not (tmp_path / "second").exists()
+
+
+async def test_a_hook_may_be_a_program_with_arguments_and_for_some_tools_only(tmp_path: Path):
+    hooks = [Hook(command=["touch", "$HOME"]), Hook(command=["touch", "other"], tool="terminal*")]
+    await turn(tmp_path, before_tool=hooks)
+    assert os.listdir(tmp_path) == ["$HOME"]
+
+
+async def test_exit_code_2_after_a_tool_is_told_to_the_model_with_the_result(tmp_path: Path):
+    _, model, ran = await turn(tmp_path, after_tool=[Hook(command="echo 'Round it.' >&2; exit 2")])
+    assert ran == [5]
+    assert result(model) == "5\n\nRound it."
+
+
+async def test_exit_code_2_before_a_prompt_ends_the_turn(tmp_path: Path):
+    editor, model, _ = await turn(tmp_path, before_prompt=[Hook(command="echo 'Not on Sundays.' >&2; exit 2")])
+    assert model.requests == []
+    assert editor.text == "Not on Sundays."
+
+
+@pytest.mark.parametrize(
+    ("hook", "says"),
+    [
+        (Hook(command="echo ouch >&2; exit 1"), "failed: ouch"),
+        (Hook(command="exit 7"), "failed: exit code 7"),
+        (Hook(command="sleep 60 & wait", timeout=0.05), "failed: it took more than 0.05 seconds"),
+        (Hook(command=["no-such-program"]), "failed: [Errno 2] No such file or directory: 'no-such-program'"),
+        (Hook(command="kill -9 $$"), "failed: exit code -9"),
+    ],
+)
+async def test_a_hook_that_fails_is_a_warning_and_nothing_more(tmp_path: Path, hook: Hook, says: str):
+    editor, _, ran = await turn(tmp_path, before_tool=[hook], session_end=[hook], session_start=[hook])
+    assert ran == [5]
+    assert says in editor.thoughts
+    assert editor.thoughts.count("failed") == 1
+
+
+async def test_a_hook_may_leave_something_running_and_need_not_listen(tmp_path: Path):
+    editor, _, ran = await turn(tmp_path, after_tool=[Hook(command="exec < /dev/null; sleep 3 & exit 0")])
+    assert ran == [5]
+    assert editor.text == "Done."

@@ -1,0 +1,113 @@
+"""Every extension in the guide, as its reader has it: the file in crow's home, the table in the configuration."""
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from crow_cli.house import ALWAYS, LAST, NAMED, build
+from crow_core.session import Hooks
+from crow_core.testing import Editor, Reply, ScriptedModel, connect
+
+pytestmark = pytest.mark.anyio
+
+GUIDE = (Path(__file__).parents[1] / "docs" / "extensions.md").read_text("utf-8")
+FILES = dict(re.findall(r"^```python\n# (.+?)\n(.*?)^```", GUIDE, re.M | re.S))
+TABLES = re.findall(r"^```toml\n(.*?)^```", GUIDE, re.M | re.S)
+
+
+def call(name: str, **arguments: Any) -> Reply:
+    return Reply(tool_calls=[{"name": name, "arguments": arguments}])
+
+
+@asynccontextmanager
+async def reader(
+    home: Path, model: ScriptedModel, *, permit: str = "allow_once", **said: str
+) -> AsyncGenerator[Editor]:
+    """Somebody who has done what the guide says; `said` stands for some of its values."""
+    (home / "extensions").mkdir()
+    for name, code in FILES.items():
+        if name.startswith("extensions/"):
+            (home / name).write_text(code)
+    text = "\n".join(table for table in TABLES if "sober" not in table or "sober" in said)
+    text = (
+        text.replace("notify-send", "true")
+        .replace("just test", "true")
+        .replace('"/home/me/bin/look-at-it.py"', '"-c", "pass"')
+    )
+    for old, new in said.items():
+        text = text.replace(old, new)
+    (home / "config.toml").write_text(text)
+    crow = await build({"CROW_HOME": str(home), "HOME": str(home)}, models={"scripted": model}, remember=False)
+    async with connect(crow, permit=permit) as editor:
+        yield editor
+
+
+async def test_phone_numbers_are_hidden_from_the_model(tmp_path: Path):
+    (tmp_path / "contacts.txt").write_text("Ada: +49 30 1234567\n")
+    model = ScriptedModel([call("terminal", command="cat contacts.txt"), Reply("Done.")])
+    async with reader(tmp_path, model) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert "Ada: [a number]" in model.requests[1]["messages"][-1]["content"]
+
+
+def test_the_test_in_the_guide_passes(tmp_path: Path):
+    (tmp_path / "redact.py").write_text(FILES["extensions/redact.py"])
+    (tmp_path / "test_redact.py").write_text(FILES["test_redact.py"])
+    subprocess.run([sys.executable, "test_redact.py"], cwd=tmp_path, check=True, timeout=50)
+
+
+async def test_a_webhook_is_told_of_the_turn(tmp_path: Path):
+    told: list[Any] = []
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = re.search(rb"content-length: (\d+)", head, re.I)
+        assert size
+        told.append(msgspec.json.decode(await reader.readexactly(int(size[1]))))
+        writer.write(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(hear, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, reader(tmp_path, ScriptedModel([Reply("Done.")]), **{"https://example.org": url}) as editor:
+        session = await editor.new_session("/tmp")
+        await editor.prompt(session.session_id, "go")
+    (summary,) = told
+    assert summary == {"session": session.session_id, "folder": "/tmp", "outcome": "end_turn", "text": "Done."}
+
+
+async def test_the_model_rolls_dice_and_keeps_notes(tmp_path: Path):
+    model = ScriptedModel([call("dice_roll", times=3), call("note", text="They rolled."), Reply("Done.")])
+    async with reader(tmp_path, model) as editor:
+        session = await editor.new_session("/tmp")
+        await editor.prompt(session.session_id, "go")
+        assert len(editor.questions) == 1
+        await editor.prompt(session.session_id, "/notes")
+    assert len(msgspec.json.decode(model.requests[1]["messages"][-1]["content"])) == 3
+    assert model.requests[2]["messages"][-1]["content"] == "Kept; there are 1 now."
+    assert editor.text.endswith("- They rolled.")
+
+
+async def test_the_person_is_asked_late_at_night(tmp_path: Path):
+    async with reader(tmp_path, ScriptedModel([]), permit="reject_once", sober="sober") as editor:
+        session = await editor.new_session("/tmp")
+        await editor.prompt(session.session_id, "go")
+    assert editor.text == "Good night."
+
+
+def test_every_moment_that_the_guide_names_is_one():
+    named = {name for row in re.findall(r"^\| (`\w+`.*?) \|", GUIDE, re.M) for name in re.findall(r"`(\w+)`", row)}
+    stores = {"load_session", "fork_session", "list_sessions", "delete_session"}
+    assert named == vars(Hooks()).keys() - stores
+
+
+def test_what_the_guide_sets_of_crows_own_exists():
+    assert {"titles", "truncate", "loop_guard", "budgets", "until_done"} <= (ALWAYS | NAMED | LAST).keys()
