@@ -78,6 +78,8 @@ async def test_a_deeper_one_comes_with_the_first_result_that_concerns_a_file_bel
         Reply("Seen."),
         Reply(tool_calls=[view(folder / "one.py")]),
         Reply("Seen again."),
+        Reply(tool_calls=[view(folder / "two.py")]),
+        Reply("Seen once more."),
     )
     async with talk(app(*replies).use(agents)) as it:
         await it.say("Look.")
@@ -90,6 +92,9 @@ async def test_a_deeper_one_comes_with_the_first_result_that_concerns_a_file_bel
         assert "For" not in results(it.model.requests[-1])[-1]
         assert it.system == system
         assert len(it.renders("nested")) == 2
+        it.session.append({"crow": {"kind": "shrink", "upto": "", "limit": 10, "tool": "read_output"}})
+        await it.say("Look once more.")
+        assert "For b." in results(it.model.requests[-1])[-1]
 
 
 async def test_another_root_brings_its_own_with_the_first_file(

@@ -92,6 +92,15 @@ async def test_the_body_comes_after_the_words_that_call_for_it(
         assert it.replayed == [words]
 
 
+async def test_a_trigger_in_a_script_without_spaces_is_found_inside_a_sentence(
+    app: App, talk: "Talking", project: Path
+):
+    make(project / ".crow/skills", PDF.replace("invoice", "発票"))
+    async with talk(app().use(skills, trusted=everybody)) as it:
+        await it.say("请看这张発票吧")
+        assert "# PDF" in it.told
+
+
 @pytest.mark.parametrize("words", ["What are pdfs?", "a.pdf-x", "Look at invoices", "skill:PDFx"])
 async def test_a_part_of_a_word_calls_for_nothing(app: App, talk: "Talking", project: Path, words: str):
     make(project / ".claude/skills")
@@ -142,7 +151,7 @@ async def test_a_projects_skill_goes_before_the_users_and_only_where_it_is_trust
 
 async def test_with_a_tool_the_system_prompt_names_none(app: App, talk: "Talking", project: Path):
     make(project / ".crow/skills")
-    uses = [Use(name="skills", arguments=arguments) for arguments in ({}, {"name": "pdf"}, {"name": "nope"})]
+    uses = [Use(name="skills", arguments=arguments) for arguments in ({}, {"name": "pdf"}, {"name": ["no"]})]
     replies = (Reply(tool_calls=uses), Reply("Good."))
     async with talk(app(*replies).use(skills, trusted=everybody, tool=True)) as it:
         await it.say("Hi!")
@@ -150,7 +159,7 @@ async def test_with_a_tool_the_system_prompt_names_none(app: App, talk: "Talking
         listed, body, unknown = (m["content"] for m in it.model.requests[-1]["messages"] if m["role"] == "tool")
         assert "- pdf: Reads PDF files." in listed
         assert "Run scripts/read.py" in body
-        assert unknown == "There is no skill 'nope'. There are: pdf."
+        assert unknown == "There is no skill \"['no']\". There are: pdf."
 
 
 async def test_the_skills_are_listed_for_people_with_what_is_wrong(app: App, talk: "Talking", project: Path):
@@ -295,6 +304,9 @@ async def test_a_template_in_a_description_or_a_folders_name_is_only_text(
         "name: pdf\ndescription: d\nhooks: x",
         "name: 123\ndescription: true",
         "name: pdf\ndescription:\n  a: b",
+        "name: pdf\ndescription: Use when: it rains",
+        "name: pdf\ndescription: [d",
+        "name: pdf\ndescription: >\n  Use it\n  well",
         "- pdf",
     ],
 )

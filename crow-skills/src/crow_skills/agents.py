@@ -34,9 +34,8 @@ def agents(
         root = folders[0] if folders else None
         found = [*texts([(folder, None) for folder in user], names, limit)]
         room = limit - sum(len(text) for _, text in found)
-        found += reversed(
-            [*texts([(folder, root) for folder in reversed(folders)], names, room)]
-        )  # the nearest matter most
+        nearest = texts([(folder, root) for folder in reversed(folders)], names, room)  # they matter most
+        found += reversed([*nearest])
         files = [{"path": str(path), "text": text} for path, text in found]
         return session.render(session.prompts["agents"], "agents", files=files) if files else None
 
@@ -46,7 +45,7 @@ def agents(
         files = [path for path in (first(folder, names) for folder in inner) if path]
         if not files or result.is_error:
             return None
-        known = disclosed(session, "nested", "path")
+        known = disclosed(session, "nested", "path", "shrink")  # which cuts old results
         more: list[dict[str, str]] = []
         for path in files:
             if str(path) not in known:

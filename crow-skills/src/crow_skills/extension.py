@@ -100,7 +100,7 @@ def skills(
     async def answer(session: Session, call: ToolUse) -> ToolResult | None:
         if not session.toolbox.is_of(call, server):
             return None
-        found, name = found_in(session).skills, (arguments_of(call) or {}).get("name") or ""
+        found, name = found_in(session).skills, str((arguments_of(call) or {}).get("name") or "")
         if not name:
             return ToolResult.text(listing(session, found.values()) if found else "There are no skills.")
         if name not in found:
@@ -156,8 +156,9 @@ def called_for(text: str, skills: Iterable[Skill]) -> Iterator[tuple[Skill, str]
 
 
 def has(low: str, word: str) -> bool:
-    """Whether a text in small letters has a word in it, as a whole."""
-    return re.search(rf"(?<![\w-]){re.escape(word.casefold())}(?![\w-])", low) is not None
+    """Whether a text in small letters has a word in it: as a whole, but in scripts that do not part their words."""
+    begin, end = ("(?<![\\w-])" * word[:1].isascii(), "(?![\\w-])" * word[-1:].isascii())
+    return re.search(begin + re.escape(word.casefold()) + end, low) is not None
 
 
 def listing(session: Session, found: Iterable[Skill]) -> str:
@@ -179,10 +180,12 @@ async def told(session: Session, skill: Skill, trigger: str) -> str:
     return session.render(prompt, "skill", name=skill.name, trigger=trigger, folder=skill.folder, body=body)
 
 
-def disclosed(session: Session, purpose: str, key: str) -> set[str]:
+def disclosed(session: Session, purpose: str, key: str, *ends: str) -> set[str]:
     """What has been rendered for a purpose, by one of the variables, as far as the model still reads it: not what was
-    rewound or summed up."""
-    renders = (entry.get("crow", {}) for entry in chosen(session.log) if kind_of(entry) == "render")
+    rewound or summed up, nor what stands before a marker of one of the kinds `ends`."""
+    entries = chosen(session.log)
+    start = max((at for at, entry in enumerate(entries) if kind_of(entry) in ends), default=0)
+    renders = (entry.get("crow", {}) for entry in entries[start:] if kind_of(entry) == "render")
     return {str(render["variables"].get(key)) for render in renders if render.get("purpose") == purpose}
 
 

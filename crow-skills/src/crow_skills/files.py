@@ -10,7 +10,7 @@ from typing import Any, cast
 FRONTMATTER = 20_000
 """Characters that it may have."""
 FENCE = re.compile(r"\A---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
-UNQUOTED = re.compile(r"^([\w-]+):[ \t]+(?![\"'|>\[{&*!#])(.*(?:: |:$| #).*?)[ \t\r]*$", re.MULTILINE)
+UNQUOTED = re.compile(r"^([\w-]+):[ \t]+(?![\"'|>\[{&*!#])(.*(?:: |:\s*$| #).*)$", re.MULTILINE)
 """A value with a colon in it, which YAML wants quoted and people do not quote."""
 
 
@@ -40,8 +40,9 @@ def read(path: Path, limit: int, inside: Path | None = None) -> str:
     return f"{text[:limit]}\n\n[the rest of {path} is left out here: it has more than {limit:,} characters]"
 
 
-def parted(text: str) -> tuple[dict[str, Any], str]:
-    """A file's YAML frontmatter, whose scalars are all strings, and what follows it. Raises Unreadable."""
+def parted(text: str, *, strict: bool = False) -> tuple[dict[str, Any], str]:
+    """A file's YAML frontmatter, whose scalars are all strings, and what follows it; unless `strict`, a colon that
+    should be quoted need not be. Raises Unreadable."""
     import yaml  # not at the top: 15 ms, and the first session needs it, not the start
 
     found = FENCE.match(text)
@@ -50,9 +51,11 @@ def parted(text: str) -> tuple[dict[str, Any], str]:
     if len(found[1]) > FRONTMATTER:
         raise Unreadable(f"has frontmatter of more than {FRONTMATTER:,} characters")
     fields: Any = None
-    for source in (found[1], UNQUOTED.sub(lambda line: f"{line[1]}: {quoted(line[2])}", found[1])):
+    fault = ""
+    mended = UNQUOTED.sub(lambda line: f"{line[1]}: {quoted(line[2].rstrip())}", found[1])
+    for source in (found[1],) if strict else (found[1], mended):
         try:
-            fields, fault = yaml.load(source, yaml.BaseLoader), ""  # not LibYAML's, which dies of what is deep
+            fields = yaml.load(source, yaml.BaseLoader)  # not LibYAML's, which dies of what is deep
             break
         except (yaml.YAMLError, RecursionError) as error:
             fault = " ".join(str(getattr(error, "problem", None) or error or "too deep").split())

@@ -152,7 +152,7 @@ def validate(folder: Path) -> list[str]:
         text = read(file, BODY)
         if not text.startswith("---"):
             return ["SKILL.md does not begin with frontmatter: a line ---, the fields, a line ---."]
-        fields, _ = parted(text)
+        fields, _ = parted(text, strict=True)
         if not fields:
             return ["The frontmatter of SKILL.md is not closed by a line ---."]
     except Unreadable as why:
