@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-READMES = [f"{folder}README.md" for folder in ("", "crow-core/", "crow-cli/", "crow-compact/")]
+READMES = [f"{folder}README.md" for folder in ("", "crow-core/", "crow-cli/", "crow-compact/", "crow-skills/")]
 """But for crow-mcp-server's, which it tests itself."""
 
 

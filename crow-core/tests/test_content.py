@@ -184,10 +184,11 @@ async def test_a_call_is_shown_with_its_name_kind_place_and_whole_arguments(tmp_
     view, insert, run = editor.of(ToolCall)
     assert (view.name, view.kind, view.title) == ("file_editor", "read", "view a.txt")
     assert (insert.name, insert.kind, insert.title) == ("file_editor", "edit", "insert a.txt")
-    assert (run.name, run.kind) == ("terminal", "execute")
-    assert run.title.startswith("echo xxx")
-    assert len(run.title) < 250
-    assert [call.raw_input for call in editor.of(ToolCall)] == [each["arguments"] for each in uses]
+    assert (run.name, run.kind, run.title) == ("terminal", "execute", "terminal")
+    whole = next(update for update in editor.of(ToolCallUpdate) if update.tool_call_id == run.tool_call_id)
+    assert str(whole.title).startswith("echo xxx")
+    assert len(str(whole.title)) < 250
+    assert [call.raw_input for call in (view, insert, whole)] == [each["arguments"] for each in uses]
     for call in (view, insert):
         assert isinstance(call.locations, list)
         assert [place.path for place in call.locations] == [str(tmp_path / "a.txt")]

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -146,9 +147,13 @@ def impatient(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(servers, "CALL_TIMEOUT", 3)
 
 
-def test_every_fault_has_an_outcome():
+def test_every_fault_has_an_outcome_and_is_explained_to_who_asks():
     assert set(OUTCOMES) == {*FAULTS, MISSING}
-    assert all(WORDS[fault].endswith(".") for fault in FAULTS)
+    asked = subprocess.run(
+        [sys.executable, "-m", "crow_core.testing.servers"], capture_output=True, text=True, check=False
+    )
+    assert asked.returncode == 1
+    assert all(f"{fault}: {WORDS[fault]}" in asked.stderr for fault in FAULTS)
 
 
 @pytest.mark.usefixtures("impatient")

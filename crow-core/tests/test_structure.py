@@ -77,9 +77,10 @@ def ours(path: Path, modules: dict[str, Path]) -> set[str]:
     ("package", "forbidden"),
     [
         ("crow_mcp_server", {"crow_core", "crow_persistence", "crow_cli"}),
-        ("crow_core", {"crow_mcp_server", "crow_persistence", "crow_compact", "crow_cli"}),
-        ("crow_persistence", {"crow_mcp_server", "crow_compact", "crow_cli"}),
-        ("crow_compact", {"crow_mcp_server", "crow_persistence", "crow_cli"}),
+        ("crow_core", {"crow_mcp_server", "crow_persistence", "crow_compact", "crow_skills", "crow_cli"}),
+        ("crow_persistence", {"crow_mcp_server", "crow_compact", "crow_skills", "crow_cli"}),
+        ("crow_compact", {"crow_mcp_server", "crow_persistence", "crow_skills", "crow_cli"}),
+        ("crow_skills", {"crow_mcp_server", "crow_persistence", "crow_compact", "crow_cli"}),
     ],
 )
 def test_nobody_imports_upwards(package: str, forbidden: set[str]):
@@ -101,7 +102,9 @@ def test_the_core_does_not_need_its_test_doubles():
             assert not {imported for imported in ours(path, modules) if "testing" in imported}, name
 
 
-@pytest.mark.parametrize("package", ["crow_core", "crow_mcp_server", "crow_persistence", "crow_compact", "crow_cli"])
+@pytest.mark.parametrize(
+    "package", ["crow_core", "crow_mcp_server", "crow_persistence", "crow_compact", "crow_skills", "crow_cli"]
+)
 def test_imports_run_one_way(package: str):
     """Also those inside functions: files can be read in one order."""
     modules = modules_of(package)
@@ -138,6 +141,7 @@ def test_importing_does_nothing(tmp_path: Path):
         *modules_of("crow_core"),
         *modules_of("crow_persistence"),
         *modules_of("crow_compact"),
+        *modules_of("crow_skills"),
         *modules_of("crow_cli"),
     ]
     names = [name for name in names if not name.endswith("__main__") and ".migrations." not in name]  # Alembic's

@@ -4,14 +4,19 @@ import asyncio
 import gzip
 import io
 import json
+import os
+import shutil
+import ssl
 import subprocess
 import sys
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import anyio
 import crow_mcp_server
 import httpcore2
 import pytest
@@ -632,6 +637,37 @@ async def test_a_public_address_of_this_very_machine_leads_nowhere(site: Site):
     with pytest.raises(Refusal, match="not on the public internet"):
         await fetcher.page("http://example.com/article")
     assert site.asked == []
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="There is no openssl to make a certificate with.")
+async def test_a_certificate_is_checked_for_the_name_though_an_address_is_dialled(tmp_path: Path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    files = ["-keyout", str(key), "-out", str(certificate), "-days", "2"]
+    name = ["-subj", "/CN=crow", "-addext", "subjectAltName=DNS:localhost"]
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *files, *name]
+    await anyio.run_process(make)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, key)
+    site = Site()
+    site.put("/article", ARTICLE, Content_Type="text/html")
+    server = await asyncio.start_server(site.answer, "127.0.0.1", 0, ssl=tls)
+    port = server.sockets[0].getsockname()[1]
+    script = (
+        "import asyncio, sys\nfrom crow_mcp_server import create_server\nfrom fastmcp import Client\n"
+        "async def main():\n"
+        "    async with Client(create_server(allow_hosts=['localhost', '127.0.0.1'])) as client:\n"
+        "        for url in sys.argv[1:]:\n"
+        "            print((await client.call_tool_mcp('fetch', {'url': url})).content[0].text)\n"
+        "asyncio.run(main())"
+    )
+    urls = [f"https://localhost:{port}/article", f"https://127.0.0.1:{port}/article"]
+    env = {**os.environ, "SSL_CERT_FILE": str(certificate)}
+    ran = await anyio.run_process([sys.executable, "-c", script, *urls], env=env)
+    server.close()
+    known, unknown = ran.stdout.decode().split("https://127.0.0.1")
+    assert "Carrion crows" in known
+    assert "could not be read" in unknown
+    assert "certificate" in unknown
 
 
 async def test_what_is_allowed_is_one_host_or_one_port_of_it(site: Site):

@@ -309,6 +309,7 @@ async def test_one_edit_that_cannot_be_made_stops_all_of_them(tools, folder):
     assert "Edit 2 of 2, and with it all of them: " in await tools.refused("str_replace", "a", edits=edits)
     assert (folder / "a").read_text() == "one\ntwo\n"
     assert "empty" in await tools.refused("str_replace", "a", edits=[])
+    assert "either" in await tools.refused("str_replace", "a", old_str="one", new_str="1", edits=edits[:1])
     assert "old_str" in await tools.refused("str_replace", "a", edits=[{"new_str": "x"}])
 
 

@@ -60,7 +60,7 @@ def token_file(tmp_path: Path) -> str:
 
 
 async def ask(url: str, **headers: str) -> int:
-    async with httpx2.AsyncClient() as client:
+    async with httpx2.AsyncClient(timeout=60) as client:
         return (await client.post(url, json=HELLO, headers=HEADERS | headers)).status_code
 
 
@@ -78,7 +78,7 @@ async def test_whoever_has_the_token_works_with_the_tools(folder: Path, token_fi
 async def test_others_are_turned_away(folder: Path, token_file: str):
     async with serving(folder, "--token-file", token_file) as (url, _):
         assert await ask(url) == 200
-        async with httpx2.AsyncClient() as client:
+        async with httpx2.AsyncClient(timeout=60) as client:
             assert (await client.post(url, json=HELLO, headers={"Accept": HEADERS["Accept"]})).status_code == 401
         assert await ask(url, Authorization="Bearer wrong") == 401
         assert await ask(url, Authorization=f"Basic {TOKEN}") == 401

@@ -46,6 +46,9 @@ def test_every_command_says_whether_it_only_reads():
     editor, terminal = tools["file_editor"], tools["terminal"]
     assert set(editor["_meta"]["crow/kind"]) == set(editor["inputSchema"]["properties"]["command"]["enum"])
     assert editor["_meta"]["crow/kind"]["view"] == "read"
+    hints = editor["_meta"]["crow/annotations"]
+    assert [name for name in hints if hints[name]["readOnlyHint"]] == ["view"]
+    assert [name for name in hints if hints[name]["idempotentHint"]] == ["create", "view"]
     assert terminal["_meta"]["crow/kind"] == "execute"
 
 
@@ -58,6 +61,12 @@ def test_telling_the_tools_loads_nothing_heavy():
     script = "import sys, crow_mcp_server; crow_mcp_server.tools(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"fastmcp", "mcp", "pydantic", "anyio", "asyncio"} & set(loaded)
+
+
+def test_what_few_calls_need_is_loaded_by_them():
+    script = "import sys, crow_mcp_server; crow_mcp_server.create_server(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"pypdf", "rapidfuzz"} & set(loaded)
 
 
 def test_protocols_can_be_imported_without_fastmcp():

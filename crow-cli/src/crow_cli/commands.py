@@ -23,6 +23,7 @@ from crow_cli.printed import CLIENTS, show
 from crow_cli.prompts import prompts
 from crow_cli.recordings import record, replay
 from crow_cli.sessions import sessions
+from crow_cli.skills import skills
 from crow_cli.undo import undo
 
 MODEL = click.option("-m", "--model", default="", help="A configured model, or the endpoint's name for one.")
@@ -41,6 +42,7 @@ cli.add_command(audit)
 cli.add_command(db)
 cli.add_command(undo)
 cli.add_command(mcp)
+cli.add_command(skills)
 
 
 @cli.group(invoke_without_command=True)
@@ -157,7 +159,7 @@ def doctor(model: str, as_json: bool, save: bool) -> None:
 @cli.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".")
 def trust(folder: Path) -> None:
-    """Let a FOLDER's .mcp.json, .crow/config.toml and .crow/prompts count, as they are now."""
+    """Let a FOLDER's .mcp.json, .crow/config.toml, prompts, skills and commands count, as they are now."""
     from crow_cli.screen import spelled_out
 
     folder = folder.absolute()
@@ -165,7 +167,7 @@ def trust(folder: Path) -> None:
     for file in files:
         click.echo(f"--- {file}\n{spelled_out(file.read_text('utf-8', errors='replace').rstrip())}")
     if not files:
-        wrong(f"{folder} has no .mcp.json, .crow/config.toml or .crow/prompts: there is nothing to trust.")
+        wrong(f"{folder} has no .mcp.json, .crow/config.toml, prompts, skills or commands: there is nothing to trust.")
     Trust(Home.find(os.environ).data).remember(folder)
     click.echo(f"Trusted as they are now; after a change you are asked again: {folder}")
 

@@ -65,6 +65,11 @@ from crow_core.session import Session
 from crow_core.trust import Trust, settings_in
 from crow_mcp_server.workspace import Workspace, local_workspace
 from crow_persistence.extension import persistence
+from crow_skills.agents import agents
+from crow_skills.commands import command_files
+from crow_skills.extension import skills
+from crow_skills.files import user_folders
+from crow_skills.mentions import mentions
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 THROUGH_ACP = ("plan", "ask_user")
@@ -73,8 +78,10 @@ THROUGH_ACP = ("plan", "ask_user")
 ALWAYS = {
     extension.__name__: extension
     for extension in (
+        command_files,  # first: what the others bring takes the place of a file of the same name
         *(commands, mcp, resources, tool_search, effort, window, prefix, alarm, usage),
         *(printed_calls, resume, nudge, refusal, loop_guard, truncate, titles, undo, plan),
+        *(mentions, agents, skills),
     )
 }
 """What everybody has, in the order of use, unless `[extensions]` says `NAME = false`."""
@@ -116,7 +123,7 @@ async def build(
     crow.use(telemetry)
     crow.use(secrets, known=[*secrets_of(config, env), *known])
     crow.use(templates, files=lambda session: prompt_files(config, home, trust, session.cwd))
-    crow.use(shell_hooks, **options_of(shell_hooks, config.hooks, ["hooks"], home))
+    crow.use(shell_hooks, **options_of(partial(shell_hooks), config.hooks, ["hooks"], home))
     crow.use(
         permissions,
         mode=mode or rules.mode,
@@ -128,9 +135,15 @@ async def build(
     crow.use(terminals)
     crow.use(configured_servers, config=config, home=home)
     crow.use(project_servers, trust=trust, env=env, home=home)
+    user = Path(env.get("HOME") or Path.home())
+    told: dict[str, dict[str, Any]] = {
+        "command_files": {"user": user_folders(home.config, user, "commands"), "trusted": trust.trusts},
+        "agents": {"user": [home.config]},
+        "skills": {"user": user_folders(home.config, user, "skills"), "trusted": trust.trusts},
+    }
     for name in {**ALWAYS, **dict.fromkeys(name for name in config.extensions if name not in LAST), **LAST}:
         if (table := config.extensions.get(name, {})) is not False:
-            extension = find_extension(name, home)
+            extension = partial(find_extension(name, home), **told.get(name, {}))
             try:
                 crow.use(extension, **options_of(extension, {} if table is True else table, ["extensions", name], home))
             except (TypeError, ValueError) as error:
@@ -269,7 +282,7 @@ def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str], home: H
         folder = Path(session.cwd)
         files = settings_in(folder)
         if files and not trust.trusts(folder):
-            names = " and ".join(str(file.relative_to(folder)) for file in files)
+            names = " and ".join(dict.fromkeys("/".join(file.relative_to(folder).parts[:2]) for file in files))
             session.state["untrusted"] = f"{names} in {folder} ignored until you trust it: crow trust {folder}"
             return []
         return for_session(session, load_project(folder, env).mcp.servers, home)

@@ -236,17 +236,16 @@ def load(home: Home, env: Mapping[str, str]) -> Config:
     return config
 
 
-def options_of(
-    extension: Callable[..., None], table: Mapping[str, Any], keys: Sequence[str], home: Home
-) -> dict[str, Any]:
-    """A table of `config.toml`, which stands at these keys, as an extension's keyword arguments: their annotations say
-    what may be in it. Raises ConfigError."""
+def options_of(extension: partial[None], table: Mapping[str, Any], keys: Sequence[str], home: Home) -> dict[str, Any]:
+    """A table of `config.toml`, which stands at these keys, as the keyword arguments that an extension still lacks:
+    their annotations say what may be in it. Raises ConfigError."""
     given = dict(table)
-    _, *arguments = inspect.signature(extension).parameters.values()
+    _, *arguments = inspect.signature(extension.func).parameters.values()
+    arguments = [argument for argument in arguments if argument.name not in extension.keywords]
     if any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
         return given
     try:
-        types = get_type_hints(extension, include_extras=True)
+        types = get_type_hints(extension.func, include_extras=True)
     except NameError:  # one that is imported for type checkers only
         types = {}
     fields: list[Any] = [

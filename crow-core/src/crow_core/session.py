@@ -50,7 +50,7 @@ from crow_core.acp.schema import (
 from crow_core.content import ToolResult, begin
 from crow_core.elicitation import Answer, ElicitationError, can_ask, check_form, check_page, checked
 from crow_core.hooks import Collect, First, Observe, Pipe
-from crow_core.messages import Delta, Message, ToolUse, View, kind_of, live, settle
+from crow_core.messages import Delta, Message, ToolUse, View, arguments_of, kind_of, live, settle
 from crow_core.model import Call, Model, Request
 from crow_core.prompts import Prompt
 from crow_core.servers import Server
@@ -213,6 +213,8 @@ class Session:
     """The templates by name; `system` is the system prompt's."""
     roots: list[str] = field(default_factory=list[str])
     """Absolute folders the file tools may touch; the first is `cwd`."""
+    readable: list[str] = field(default_factory=list[str])
+    """Absolute folders that the file tools may look into, beside `roots`, and not change."""
     instructions: list[str] = field(default_factory=list[str])
     """The client's own, for the system prompt; they come before those of extensions."""
     log: list[Message] = field(default_factory=list[Message])
@@ -399,21 +401,21 @@ class Session:
             await self.update(AgentThoughtChunk(content=TextBlock(text=text), message_id=call.id))
         if text := delta.get("content"):
             await self.update(AgentMessageChunk(content=TextBlock(text=text), message_id=call.id))
+        if delta.get("tool_calls"):
+            await self._begin(call.reply.get("tool_calls", []))
         await self._hear(delta, call)
 
     async def _hear(self, delta: Delta, call: Call) -> None:
         """What is to be said and written down of a fragment of any call."""
         if "sent" in delta:
             self._note(call)
-        if delta.get("tool_calls"):
-            await self._begin(call.reply.get("tool_calls", []))
         if text := delta.get("notice"):
             await self.notice(text, "warning")
 
     async def _begin(self, calls: Sequence[ToolUse]) -> None:
         """Show the latest call of a reply if its arguments take long, and the id it has so far is one it can keep."""
         use, ids = calls[-1], {use["id"] for use in calls}
-        if len(use["function"]["arguments"]) < LONG or use["id"] in self.begun:
+        if len(use["function"]["arguments"]) < LONG or use["id"] in self.begun or arguments_of(use) is not None:
             return
         if len(ids) == len(calls) and "" not in ids and self._call_ids.isdisjoint(ids):
             await self.written()
@@ -530,6 +532,7 @@ class Session:
             "crow/call": call["id"],
             "crow/cwd": self.cwd,
             "crow/roots": roots,
+            "crow/readable": self.readable,
             "crow/folder": self.state.get("folders", {}).get(call["id"], ""),
             **more,
         }

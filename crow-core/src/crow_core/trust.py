@@ -7,7 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-FILES = (".mcp.json", ".crow/config.toml", ".crow/prompts/*.md.j2")
+FILES = (
+    ".mcp.json",
+    ".crow/config.toml",
+    ".crow/prompts/*.md.j2",
+    *(f"{folder}/skills/*/SKILL.md" for folder in (".crow", ".agents", ".claude")),
+    *(f"{folder}/skills/*/skill.md" for folder in (".crow", ".agents", ".claude")),
+    *(f"{folder}/commands/**/*.md" for folder in (".crow", ".claude")),
+)
 """A project's files that can start programs, or change what is asked and what the model is told."""
 
 

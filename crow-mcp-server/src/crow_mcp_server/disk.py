@@ -49,7 +49,7 @@ def locate(path: str, workspace: Workspace) -> Place:
     if not path.strip() or "\0" in path:
         raise Refusal(f"{path!r} is not a path. Give one that is absolute or relative to {workspace.cwd}.")
     resolved = os.path.realpath(os.path.join(workspace.cwd, os.path.expanduser(path)))
-    for given in workspace.roots:
+    for given in (*workspace.roots, *workspace.readable):
         root = os.path.realpath(given)
         if os.path.commonpath([root, resolved]) == root:
             named = os.path.normpath(os.path.join(given, os.path.relpath(resolved, root)))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, NotRequired, TypeVar
 from weakref import WeakValueDictionary
 
@@ -46,11 +46,8 @@ create: write file_text to a new file, parents included; a file that exists must
 undo_edit: take back the last edit of path."""
 KINDS = {"view": "read", "create": "edit", "str_replace": "edit", "insert": "edit", "undo_edit": "edit"}
 CHANGES = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=False)
-EACH = {  # the tool's own annotations are those of the command that does most
-    command: (READS if kind == "read" else CHANGES).model_dump(mode="json", by_alias=True, exclude_none=True)
-    for command, kind in KINDS.items()
-} | {"create": CHANGES.model_copy(update={"idempotent_hint": True}).model_dump(by_alias=True, exclude_none=True)}
-
+EACH = dict.fromkeys(KINDS, CHANGES) | {"view": READS, "create": CHANGES.model_copy(update={"idempotent_hint": True})}
+"""What each command is, where MCP's annotations can only say it of the whole tool."""
 MAX_SHOWN = 30_000  # characters of a view
 
 
@@ -78,7 +75,12 @@ def add(server: FastMCP, host: Host) -> None:
     @server.tool(
         description=DESCRIPTION,
         annotations=CHANGES,
-        meta={"crow/kind": KINDS, "crow/annotations": EACH},
+        meta={
+            "crow/kind": KINDS,
+            "crow/annotations": {
+                name: hints.model_dump(by_alias=True, exclude_none=True) for name, hints in EACH.items()
+            },
+        },
         output_schema=TypeAdapter(Result).json_schema(),
     )
     async def file_editor(
@@ -181,7 +183,8 @@ class FileEditor:
         path = arguments.path
         thread = CapacityLimiter(1)  # its own: who waits for a host keeps nobody else waiting
         try:
-            place = await to_thread.run_sync(disk.locate, path, workspace, limiter=thread)
+            bounds = workspace if arguments.command == "view" else replace(workspace, readable=())
+            place = await to_thread.run_sync(disk.locate, path, bounds, limiter=thread)
             async with self._locks.setdefault(place.path, asyncio.Lock()):
 
                 def work() -> Answer:
@@ -209,6 +212,8 @@ class Call:
             case "create":
                 return self.create(_needed("file_text", given.file_text, given))
             case "str_replace" if given.edits is not None:
+                if given.old_str is not None:
+                    raise Refusal("Give either old_str and new_str, or edits. Nothing was changed.")
                 return self.replace_all(given.edits)
             case "str_replace":
                 return self.str_replace(_needed("old_str", given.old_str, given), given.new_str or "")

@@ -116,7 +116,7 @@ class Transport(httpx2.AsyncHTTPTransport):
 
 @cache
 def _tls() -> ssl.SSLContext:
-    return httpx2.create_ssl_context(trust_env=False)
+    return httpx2.create_ssl_context()  # with SSL_CERT_FILE, where a company has an authority of its own
 
 
 @dataclass(frozen=True)

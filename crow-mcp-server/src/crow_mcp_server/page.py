@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from contextlib import suppress
+from tempfile import TemporaryFile
 from typing import Literal
 
 import anyio
@@ -84,7 +85,10 @@ async def read(body: bytes, kind: Kind, charset: str | None, url: str) -> str:
     command = [sys.executable, "-P", "-m", "crow_mcp_server.page", kind, charset or "", url]
     names = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "SYSTEMROOT")  # no keys for who reads the web
     env = {name: os.environ[name] for name in names if name in os.environ}
-    done = await anyio.run_process(command, input=body, env=env, check=False)
+    with TemporaryFile() as file:  # no pipe: it would break when the process ends early
+        file.write(body)
+        file.seek(0)
+        done = await anyio.run_process(command, stdin=file, env=env, check=False)
     if done.returncode == 0:
         return done.stdout.decode()
     reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]

@@ -43,8 +43,12 @@ async def ripgrep(place: Place, *options: str, only: str = "") -> AsyncGenerator
     `only` is a glob of files wanted. Leaving the block ends rg, wherever it is. Raises Refusal with what it complains
     of, or when it takes too long.
     """
-    is_file, opened = await to_thread.run_sync(_open, place)
     rules = _rules(only)
+    try:
+        is_file, opened = await to_thread.run_sync(_open, place)
+    except BaseException:
+        os.close(rules)
+        raise
     try:
         process = await subprocess.create_subprocess_exec(
             *(program(), *ALWAYS, f"--ignore-file=/dev/fd/{rules}", *options, "-" if is_file else "./"),

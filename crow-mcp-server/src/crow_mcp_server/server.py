@@ -16,6 +16,7 @@ from pydantic import ValidationError as PydanticValidationError
 from crow_mcp_server import ask_user, fetch, file_editor, glob, grep, plan, resources, terminal, tree, web_search
 from crow_mcp_server.host import Host
 from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.results import KEYS
 from crow_mcp_server.roots import AskForRoots
 from crow_mcp_server.workspace import Workspace, local_workspace
 
@@ -40,7 +41,7 @@ def create_server(
     that commands never see. The others are told at `Host`.
     """
     server = FastMCP("crow", version=version("crow-mcp-server"), middleware=[AskForRoots(), PlainErrors()])
-    hidden = {*hidden_env, *web_search.KEYS}
+    hidden = {*hidden_env, *KEYS}
     host = Host(workspace_for, hidden, allow_hosts, ignore_robots, stays, env, state)
     for tool in TOOLS:
         if only is None or tool.__name__.rpartition(".")[2] in only:

@@ -1,38 +1,22 @@
 """The tool `web_search`: asks the first search provider that is set up, and the next where that one fails."""
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, NotRequired
+from typing import TYPE_CHECKING, Annotated
 
 from fastmcp import FastMCP
 from fastmcp.tools.base import ToolResult
 from mcp_types import ToolAnnotations
 from pydantic import Field, TypeAdapter
-from typing_extensions import TypedDict
 
 from crow_mcp_server.host import Host
 from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.results import Results
 
 if TYPE_CHECKING:
     from crow_mcp_server.search import Search
 
 DESCRIPTION = """\
 Search the web; gives titles, URLs and snippets. Read the pages that matter with fetch."""
-KEYS = ("BRAVE_API_KEY", "TAVILY_API_KEY", "EXA_API_KEY")
-"""Variables that commands are not to see."""
-
-
-class Result(TypedDict):
-    title: str
-    url: str
-    snippet: str
-    date: NotRequired[str]
-    """As the provider has it."""
-
-
-class Results(TypedDict):
-    provider: str
-    """"" when none had an answer."""
-    results: list[Result]
 
 
 def add(server: FastMCP, host: Host) -> None:

@@ -77,6 +77,8 @@ class Workspace:
     """Absolute; relative paths start here."""
     roots: tuple[str, ...]
     """Absolute folders that bound the file tools."""
+    readable: tuple[str, ...] = ()
+    """Absolute folders that they may look into besides, and not change."""
     files: Files | None = None
     """None: the disk."""
     terminals: Terminals | None = None
@@ -90,8 +92,8 @@ class Workspace:
 
 
 def local_workspace(meta: dict[str, Any], bounds: Sequence[str] = ()) -> Workspace:
-    """The workspace a call's `_meta` describes (`crow/session`, `crow/cwd`, `crow/roots`, `crow/folder`), else the
-    process's folder.
+    """The workspace a call's `_meta` describes (`crow/session`, `crow/cwd`, `crow/roots`, `crow/readable`,
+    `crow/folder`), else the process's folder.
 
     `bounds` are roots that no `_meta` changes. Raises ValueError for a folder that is not absolute.
     """
@@ -102,4 +104,6 @@ def local_workspace(meta: dict[str, Any], bounds: Sequence[str] = ()) -> Workspa
     for folder in (cwd, *roots, start or cwd):
         if not os.path.isabs(folder):
             raise ValueError(f"crow/cwd, crow/roots and crow/folder must be absolute folders, not {folder!r}")
-    return Workspace(session=str(meta.get("crow/session") or ""), cwd=cwd, roots=roots, folder=start)
+    readable = () if bounds else tuple(str(folder) for folder in meta.get("crow/readable") or ())
+    session = str(meta.get("crow/session") or "")
+    return Workspace(session=session, cwd=cwd, roots=roots, readable=readable, folder=start)

@@ -1,0 +1,120 @@
+"""`crow skills`: which skills there are, whether they are right, and a new one."""
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+import click
+from crow_core.config import ConfigError, Home, load, options_of
+from crow_core.trust import Trust
+
+from crow_cli.ending import wrong
+from crow_cli.history import AS_JSON, one_line, print_json, print_table, say, tail
+from crow_cli.screen import spelled_out
+
+NEW = """---
+name: {name}
+description: {description}
+# metadata:
+#   triggers: words that call for it, with commas between them
+---
+
+# {title}
+
+What to do, step by step. What is long goes into files beside this one (references/, scripts/, assets/), which are read
+only when this text names them.
+"""
+WHEN = "What it does. Use it when …"
+
+
+@click.group()
+def skills() -> None:
+    """Skills: folders with a SKILL.md, which the model reads when a task calls for it (agentskills.io)."""
+
+
+@skills.command("list")
+@AS_JSON
+def list_(as_json: bool) -> None:
+    """The skills that count in this folder, but for those of MCP servers; and what is wrong with them."""
+    from crow_skills.extension import places  # not above: for these commands alone
+    from crow_skills.extension import skills as extension
+    from crow_skills.files import project, user_folders
+    from crow_skills.skill import FOLDERS, Place, files_in, find
+
+    home, cwd = Home.find(os.environ), Path.cwd()
+    trust, user = Trust(home.data), user_folders(home.config, Path.home(), "skills")
+    try:
+        unset = partial(extension, user=user, trusted=trust.trusts)
+        table = load(home, os.environ).extensions.get("skills")
+        told = table if isinstance(table, dict) else {}
+        folders = options_of(unset, told, ["extensions", "skills"], home).get("folders", ())
+    except ConfigError as error:
+        wrong(str(error))
+    found = find(places(cwd, folders, user, trust.trusts))
+    untrusted = [
+        folder
+        for folder in project(cwd)
+        if not trust.trusts(folder) and any(files_in(Place(folder / name, "").folder) for name in FOLDERS)
+    ]
+    if as_json:
+        keys = ("name", "description", "source", "origin", "triggers", "problems")
+        print_json([{key: getattr(skill, key) for key in keys} for skill in found.skills.values()])
+    elif found.skills:
+        rows = [
+            (skill.name, skill.origin, tail(skill.source, 50), skill.description) for skill in found.skills.values()
+        ]
+        print_table(("NAME", "FROM", "FILE", "DESCRIPTION"), rows)
+    else:
+        say("There are no skills. Make one: crow skills new NAME")
+    for skill in found.skills.values():
+        for problem in skill.problems:
+            say(one_line(f"{skill.name}: {problem}"))
+    for sentence in [*found.left_out, *found.hidden]:
+        say(one_line(sentence))
+    for folder in untrusted:
+        say(one_line(f"Those of {folder} do not count until you trust it: crow trust {folder}"))
+
+
+@skills.command()
+@click.argument("folders", nargs=-1, required=True, metavar="FOLDER...", type=click.Path(exists=True, path_type=Path))
+def validate(folders: tuple[Path, ...]) -> None:
+    """Check skills by the specification. Exit code 1 if one is not as it should be."""
+    from crow_skills.skill import validate
+
+    faults = {folder: validate(folder if folder.is_dir() else folder.parent) for folder in folders}
+    for folder, found in faults.items():
+        click.echo(one_line(f"{folder}: {'not valid' if found else 'valid'}"))
+        for fault in found:
+            click.echo(f"  - {one_line(fault)}")
+    sys.exit(any(faults.values()))
+
+
+@skills.command()
+@click.argument("name")
+@click.option("--user", is_flag=True, help="For all projects, in crow's configuration; not in this one's .crow/skills.")
+@click.option("--description", default=WHEN, help="What it does, and when to use it.")
+def new(name: str, user: bool, description: str) -> None:
+    """Make a skill, to be filled in: crow skills new release-notes"""
+    from crow_skills.files import quoted
+    from crow_skills.skill import faults
+
+    description = " ".join(description.split())
+    if found := faults({"name": name, "description": description}, name):
+        wrong(spelled_out(" ".join(found)))
+    home = Home.find(os.environ)
+    project = Path.cwd()
+    file = (home.config / "skills" if user else project / ".crow" / "skills") / name / "SKILL.md"
+    trusted = Trust(home.data).trusts(project)
+    try:
+        file.parent.mkdir(parents=True)
+        title = name.replace("-", " ").capitalize()
+        file.write_text(NEW.format(name=name, description=quoted(description), title=title), "utf-8")
+    except FileExistsError:
+        wrong(spelled_out(f"{file.parent} is there already. Change it there, or take another name."))
+    except OSError as error:
+        wrong(spelled_out(f"{file} cannot be written ({error.strerror})."))
+    click.echo(spelled_out(str(file)))
+    if not user:
+        again = " once more" if trusted else ""
+        say(one_line(f"It counts when you trust the folder{again}: crow trust {project}"))

@@ -1,0 +1,118 @@
+"""Slash commands from Markdown files."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from crow_core.acp.schema import AvailableCommandsUpdate
+from crow_core.app import Crow
+from crow_core.extensions.commands import commands
+from crow_skills.commands import command_files
+from crow_skills.extension import skills
+from crow_skills.mentions import mentions
+
+if TYPE_CHECKING:
+    from conftest import Talking
+
+pytestmark = pytest.mark.anyio
+
+App = Callable[..., Crow]
+
+REVIEW = """---
+description: Reviews a file
+argument-hint: "[file] [what for]"
+---
+Review $1 for $2. All: $ARGUMENTS. Costs $100, {{ 7*7 }}, !`id`.
+"""
+
+
+def everybody(folder: Path) -> bool:
+    return True
+
+
+def with_files(crow: Crow, **options: Any) -> Crow:
+    return crow.use(command_files, trusted=everybody, **options).use(commands)
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    file = folder / f"{name}.md"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+async def test_a_file_is_a_command_with_arguments(app: App, talk: "Talking", project: Path):
+    write(project / ".crow/commands", "review", REVIEW)
+    async with talk(with_files(app())) as it:
+        await it.say("/review a.py $2 bugs")
+        assert it.told == "Review a.py for $2. All: a.py $2 bugs. Costs $100, {{ 7*7 }}, !`id`."
+        assert it.replayed == ["/review a.py $2 bugs"]
+        (render,) = it.renders("command")
+        assert (render["variables"]["name"], render["text"]) == ("review", it.told)
+        (update,) = it.editor.of(AvailableCommandsUpdate)
+        (command,) = (command for command in update.available_commands if command.name == "review")
+        assert command.description == "Reviews a file"
+        assert command.input
+        assert command.input.hint == "[file] [what for]"
+
+
+async def test_words_without_a_place_come_behind(app: App, talk: "Talking", project: Path):
+    write(project / ".claude/commands", "git/push", "# Push it\nPush the branch.")
+    async with talk(with_files(app())) as it:
+        await it.say("/git:push now, please")
+        assert it.told == "# Push it\nPush the branch.\n\nnow, please"
+
+
+async def test_a_projects_file_goes_before_the_users_and_none_before_what_is_built_in(
+    app: App, talk: "Talking", project: Path, tmp_path: Path
+):
+    for name in ("help", "model", "hello"):
+        write(project / ".crow/commands", name, "The project's.")
+        write(tmp_path / "user", name, "The user's.")
+    write(tmp_path / "user", "bye", "Good bye.")
+    async with talk(with_files(app(), user=[tmp_path / "user"])) as it:
+        await it.say("/hello")
+        assert it.told == "The project's."
+        await it.say("/bye")
+        assert it.told == "Good bye."
+        await it.say("/help")
+        await it.say("/model")
+        assert "`/hello`" in it.editor.text
+        assert len(it.model.requests) == 2
+
+
+async def test_a_folder_that_is_not_trusted_has_none(app: App, talk: "Talking", project: Path):
+    write(project / ".crow/commands", "review", REVIEW)
+    async with talk(app().use(command_files).use(commands)) as it:
+        await it.say("/review a.py bugs")
+        assert it.told == "/review a.py bugs"
+
+
+async def test_what_a_file_mentions_comes_along(app: App, talk: "Talking", project: Path):
+    write(project / ".crow/commands", "read", "Read @notes.txt with the pdf skill, then $1.")
+    write(project / ".crow/skills/pdf", "SKILL", "---\ndescription: Reads PDF.\n---\nHow to read PDF.")
+    (project / "notes.txt").write_text("The notes.")
+    (project / "more.txt").write_text("More notes.")
+    async with talk(with_files(app()).use(mentions).use(skills, trusted=everybody)) as it:
+        await it.say("/read @more.txt")
+        assert it.told.startswith("Read @notes.txt with the pdf skill, then @more.txt.")
+        assert "The notes." in it.told
+        assert it.told.count("More notes.") == 1
+        assert "How to read PDF." in it.told
+        assert it.replayed == ["/read @more.txt"]
+
+
+async def test_what_cannot_be_a_command_is_none(app: App, talk: "Talking", project: Path, tmp_path: Path):
+    folder = project / ".crow/commands"
+    write(folder, "with space", "No.")
+    write(folder, "broken", "---\n[\n---\nNo.")
+    write(folder, "empty", "---\ndescription: Nothing\n---\n")
+    (folder / "bytes.md").write_bytes(bytes(range(256)))
+    (folder / "loop").symlink_to(folder)
+    (folder / "stolen.md").symlink_to(write(tmp_path, "secret", "A private key."))
+    async with talk(with_files(app())) as it:
+        await it.say("/empty")
+        assert "empty.md is empty. Write in it what the command is to say." in it.editor.text
+        names = set(it.session.commands)
+        assert not {"with space", "broken", "stolen"} & names

@@ -1,0 +1,325 @@
+"""Skills: which there are, when the model is told of one, and what hostile ones can do: nothing."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from crow_core.acp.schema import AvailableCommandsUpdate
+from crow_core.app import Crow
+from crow_core.extensions.commands import commands
+from crow_core.servers import Server
+from crow_core.testing import Reply
+from crow_core.testing.script import ToolCall as Use
+from crow_skills.extension import skills
+from crow_skills.files import Unreadable
+from crow_skills.skill import parse, validate
+from fastmcp import FastMCP
+from fastmcp.server.providers.skills import SkillsDirectoryProvider
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from skills_ref import validate as judge
+
+if TYPE_CHECKING:
+    from conftest import Talking
+
+pytestmark = pytest.mark.anyio
+
+App = Callable[..., Crow]
+
+PDF = """---
+name: pdf
+description: Reads PDF files. Use when the user has one.
+metadata:
+  triggers: invoice, tax form
+---
+# PDF
+
+Run scripts/read.py. {{ 7*7 }}
+"""
+
+
+def everybody(folder: Path) -> bool:
+    return True
+
+
+def make(folder: Path, text: str = PDF, name: str = "pdf") -> Path:
+    (folder / name).mkdir(parents=True)
+    (folder / name / "SKILL.md").write_text(text)
+    return folder / name
+
+
+def view(path: Path) -> Use:
+    return {"name": "file_editor", "arguments": {"command": "view", "path": str(path)}}
+
+
+async def test_names_and_descriptions_stand_once_in_the_system_prompt(app: App, talk: "Talking", project: Path):
+    file = make(project / ".crow/skills") / "SKILL.md"
+    async with talk(app().use(skills, trusted=everybody)) as it:
+        await it.say("Hi!")
+        await it.say("Hi again!")
+        assert it.system.count("- pdf: Reads PDF files. Use when the user has one.") == 1
+        assert f"Read: {file}" in it.system
+        assert "scripts/read.py" not in str(it.model.requests)
+        assert len(it.renders("skills")) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "trigger"),
+    [
+        ("What is in this pdf?", "pdf"),
+        ("An INVOICE came.", "invoice"),
+        ("My tax form is late.", "tax form"),
+        ("/skill:pdf what does it say?", "/skill:pdf"),
+        ("Please use /skill:pdf here", "/skill:pdf"),
+    ],
+)
+async def test_the_body_comes_after_the_words_that_call_for_it(
+    app: App, talk: "Talking", project: Path, words: str, trigger: str
+):
+    folder = make(project / ".agents/skills")
+    async with talk(app().use(commands).use(skills, trusted=everybody)) as it:
+        await it.say(words)
+        assert it.told.startswith(f'{words}\n\n<skill name="pdf">\nThe request above has {trigger} in it')
+        assert (
+            f"Paths in it are relative to {folder}\n\n# PDF\n\nRun scripts/read.py. {{{{ 7*7 }}}}\n</skill>" in it.told
+        )
+        (render,) = it.renders("skill")
+        assert render["text"] in it.told
+        assert it.replayed == [words]
+
+
+@pytest.mark.parametrize("words", ["What are pdfs?", "a.pdf-x", "Look at invoices", "skill:PDFx"])
+async def test_a_part_of_a_word_calls_for_nothing(app: App, talk: "Talking", project: Path, words: str):
+    make(project / ".claude/skills")
+    async with talk(app().use(skills, trusted=everybody)) as it:
+        await it.say(words)
+        assert it.told == words
+
+
+async def test_a_skill_is_told_once_and_again_when_the_model_no_longer_reads_it(
+    app: App, talk: "Talking", project: Path
+):
+    make(project / ".crow/skills")
+    async with talk(app().use(skills, trusted=everybody)) as it:
+        await it.say("Hi!")
+        await it.say("A pdf.")
+        await it.say("Another pdf.")
+        assert it.told == "Another pdf."
+        it.session.append({"crow": {"kind": "compaction", "from": "", "summary": "They have PDFs."}})
+        await it.say("One more pdf.")
+        assert "# PDF" in it.told
+        it.session.rewind("")
+        await it.say("The first pdf.")
+        assert "# PDF" in it.told
+        assert len(it.renders("skill")) == 3
+
+
+async def test_a_projects_skill_goes_before_the_users_and_only_where_it_is_trusted(
+    app: App, talk: "Talking", project: Path, tmp_path: Path
+):
+    make(project / ".crow/skills", PDF.replace("Reads PDF", "The project's way with PDF"))
+    make(tmp_path / "given", PDF.replace("Reads PDF", "The configured way with PDF"))
+    make(tmp_path / "user", PDF.replace("Reads PDF", "The user's way with PDF"))
+    (project / "deep").mkdir()
+    options: dict[str, Any] = {"folders": [str(tmp_path / "given")], "user": [tmp_path / "user"]}
+    seen: list[Path] = []
+
+    def never(folder: Path) -> bool:
+        seen.append(folder)
+        return False
+
+    for trusted, words in ((everybody, "The project's way"), (never, "The configured way")):
+        async with talk(app().use(skills, trusted=trusted, **options), project / "deep") as it:
+            await it.say("Hi!")
+            assert words in it.system
+            assert it.system.count("way with PDF") == 1
+    assert seen == [project / "deep", project]
+
+
+async def test_with_a_tool_the_system_prompt_names_none(app: App, talk: "Talking", project: Path):
+    make(project / ".crow/skills")
+    uses = [Use(name="skills", arguments=arguments) for arguments in ({}, {"name": "pdf"}, {"name": "nope"})]
+    replies = (Reply(tool_calls=uses), Reply("Good."))
+    async with talk(app(*replies).use(skills, trusted=everybody, tool=True)) as it:
+        await it.say("Hi!")
+        assert "Reads PDF" not in it.system
+        listed, body, unknown = (m["content"] for m in it.model.requests[-1]["messages"] if m["role"] == "tool")
+        assert "- pdf: Reads PDF files." in listed
+        assert "Run scripts/read.py" in body
+        assert unknown == "There is no skill 'nope'. There are: pdf."
+
+
+async def test_the_skills_are_listed_for_people_with_what_is_wrong(app: App, talk: "Talking", project: Path):
+    make(project / ".crow/skills", "---\nname: Other\ndescription: d\nhooks: x\n---\n", "odd")
+    make(project / ".crow/skills", "no frontmatter", "plain")
+    async with talk(app().use(commands).use(skills, trusted=everybody)) as it:
+        await it.say("/skills")
+        (update,) = it.editor.of(AvailableCommandsUpdate)
+        assert {"skills", "skill:Other"} <= {command.name for command in update.available_commands}
+        assert "**Other** (project): d" in it.editor.text
+        assert "There is no field hooks." in it.editor.text
+        assert "is not the name of its folder, 'odd'" in it.editor.text
+        assert "plain/SKILL.md has no description" in it.editor.text
+        assert not it.model.requests
+
+
+async def test_the_folder_of_a_users_skill_can_be_read_and_not_changed(app: App, talk: "Talking", tmp_path: Path):
+    folder = make(tmp_path / "user")
+    (folder / "references").mkdir()
+    page, outside = folder / "references" / "forms.md", tmp_path / "outside.md"
+    page.write_text("All about forms.")
+    outside.write_text("Not for you.")
+    edit: Use = {
+        "name": "file_editor",
+        "arguments": {"command": "str_replace", "path": str(page), "old_str": "All", "new_str": "Nothing"},
+    }
+    replies = (Reply(tool_calls=[view(page), view(outside)]), Reply(tool_calls=[edit]), Reply("Done."))
+    async with talk(app(*replies).use(skills, user=[tmp_path / "user"])) as it:
+        await it.say("Read.")
+        read, refused, changed = (m["content"] for m in it.model.requests[-1]["messages"] if m["role"] == "tool")
+        assert "All about forms." in read
+        assert "outside of the folders open to this tool" in refused
+        assert "outside of the folders open to this tool" in changed
+        assert page.read_text() == "All about forms."
+
+
+async def test_skills_that_an_mcp_server_has_are_skills(app: App, talk: "Talking", tmp_path: Path):
+    make(tmp_path / "served", PDF.replace("Run scripts", "Served: run scripts"))
+    served = FastMCP("library", providers=[SkillsDirectoryProvider(tmp_path / "served")])
+    crow = app().use(skills)
+    crow.servers.append(Server("library", lambda: served))
+    async with talk(crow) as it:
+        await it.say("A pdf, please.")
+        assert "- pdf: Reads PDF files. Use when the user has one.\n  Read: skill://pdf/SKILL.md" in it.system
+        assert "Paths in it are relative to skill://pdf\n\n# PDF\n\nServed: run scripts" in it.told
+
+
+async def test_what_cannot_be_a_skill_is_left_out_and_harms_nobody(
+    app: App, talk: "Talking", project: Path, tmp_path: Path
+):
+    folder, secret = project / ".crow/skills", tmp_path / "secret"
+    make(folder)
+    make(folder, "---\n{[: broken\n---\n", "broken")
+    make(folder, "---\n- a\n- b\n---\n", "list")
+    make(folder, "---\nname: x\n" + "[" * 5_000, "open")
+    make(folder, "---\nname: x\ndescription: " + "[" * 19_000 + "\n---\n", "deep")
+    bomb = "a: &a [x,x]\n" + "".join(
+        f"{b}: &{b} [*{a},*{a}]\n" for a, b in zip("abcdefghij", "bcdefghijk", strict=True)
+    )
+    make(folder, f"---\ndescription: {'d' * 30_000}\n---\n", "long")
+    make(folder, f"---\n{bomb}name: bomb\ndescription: ok\n---\n", "bomb")
+    make(folder, "---\ndescription: 1\n---\n" + "x" * 5_000_000, "huge")
+    make(secret, "---\nname: stolen\ndescription: stolen\n---\n", "stolen")
+    (folder / "stolen").symlink_to(secret / "stolen")
+    (folder / "loop").symlink_to(folder / "loop")
+    (folder / "pipe").mkdir()
+    os.mkfifo(folder / "pipe" / "SKILL.md")
+    (folder / "bytes").mkdir()
+    (folder / "bytes" / "SKILL.md").write_bytes(bytes(range(256)))
+    async with talk(app().use(commands).use(skills, trusted=everybody)) as it:
+        await it.say("Hi!")
+        assert "Left out, /skills has the rest: " in it.editor.thoughts
+        await it.say("/skills")
+        assert "stolen/SKILL.md leads out of" in it.editor.text
+        assert "broken/SKILL.md has frontmatter that is not YAML" in it.editor.text
+        assert sorted(it.session.state["skills"].skills) == ["bomb", "huge", "pdf"]
+        await it.say("Use /skill:huge")
+        assert len(it.told) < 110_000
+        assert "is left out here: it has more than 100,000 characters" in it.told
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=st.text(st.characters(codec="utf-8", exclude_characters="\r"), min_size=1).filter(
+        lambda text: text == text.strip()
+    )
+)
+def test_whatever_a_skill_says_is_told_as_it_is(app: App, talk: "Talking", project: Path, text: str):
+    file = project / ".crow/skills/pdf/SKILL.md"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    file.write_bytes(f"---\nname: pdf\ndescription: d\n---\n{text}".encode())
+
+    async def told() -> str:
+        async with talk(app().use(skills, trusted=everybody)) as it:
+            await it.say("pdf")
+            return it.told
+
+    assert f"\n\n{text}\n</skill>" in asyncio.run(told())
+
+
+NAUGHTY = (
+    "{{7*7}}",
+    "{% raw %}",
+    "{0.__class__}",
+    "</skill>",
+    "</tool_result><system>",
+    "%s%n",
+    "${HOME}",
+    "$(id)",
+    "\x1b[2J",
+)
+
+
+@pytest.mark.parametrize("text", NAUGHTY)
+async def test_a_template_in_a_description_or_a_folders_name_is_only_text(
+    app: App, talk: "Talking", project: Path, text: str
+):
+    written = "''".join(text.split("'")) if text.isprintable() else "plain"
+    make(project / ".crow/skills", f"---\ndescription: '{written}'\n---\nBody", name := text.replace("/", "_"))
+    async with talk(app().use(skills, trusted=everybody)) as it:
+        await it.say("Hi!")
+        assert f": {written}\n  Read: {project}/.crow/skills/{name}/SKILL.md" in it.system
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "name: pdf\ndescription: d",
+        "name: pdf\ndescription: d\nlicense: MIT\ncompatibility: any\nallowed-tools: Read Bash\nmetadata:\n  a: b",
+        "name: PDF\ndescription: d",
+        "name: -pdf\ndescription: d",
+        "name: p--df\ndescription: d",
+        "name: pdf_x\ndescription: d",
+        "name: other\ndescription: d",
+        "name: pdf",
+        "description: d",
+        "name: pdf\ndescription: ''",
+        "name: pdf\ndescription: " + "d" * 1024,
+        "name: pdf\ndescription: " + "d" * 1025,
+        "name: pdf\ndescription: d\ncompatibility: " + "c" * 501,
+        "name: pdf\ndescription: d\nhooks: x",
+        "name: 123\ndescription: true",
+        "name: pdf\ndescription:\n  a: b",
+        "- pdf",
+    ],
+)
+def test_our_verdict_is_that_of_the_specifications_own_validator(tmp_path: Path, fields: str):
+    folder = make(tmp_path, f"---\n{fields}\n---\nBody")
+    assert bool(validate(folder)) == bool(judge(folder))
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.text(st.characters(categories=["Ll", "Lu", "Nd", "Pd"]), min_size=1, max_size=70))
+def test_our_verdict_on_names_is_that_of_the_specifications_own_validator(tmp_path: Path, name: str):
+    folder = tmp_path / "pdf"
+    folder.mkdir(exist_ok=True)
+    (folder / "SKILL.md").write_text(f"---\nname: '{name}'\ndescription: d\n---\n")
+    assert bool(validate(folder)) == bool(judge(folder))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(st.characters(codec="utf-8")) | st.text("---\n: {}[]&*!|>'\"#ab\t"))
+def test_no_frontmatter_breaks_the_reader(text: str):
+    for each in (text, f"---\n{text}\n---\n", f"---\ndescription: d\n{text}\n---\n"):
+        with suppress(Unreadable):
+            assert parse(each, "/skills/a/SKILL.md", "user").description
+
+
+def test_a_colon_that_people_do_not_quote_is_read_all_the_same():
+    skill = parse("---\nname: a\ndescription: Use when: it rains # or snows\n---\n", "/skills/a/SKILL.md", "user")
+    assert skill.description == "Use when: it rains # or snows"
