@@ -12,8 +12,10 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.extensions.budgets import budgets
+from crow_core.extensions.commands import commands
 from crow_core.extensions.shell_hooks import Hook, shell_hooks
 from crow_core.extensions.subagents import REPORT, subagents
+from crow_core.extensions.usage import usage
 from crow_core.permissions import permissions
 from crow_core.servers import Server
 from crow_core.stream import ModelError
@@ -209,3 +211,12 @@ async def test_hooks_hear_of_its_calls_and_not_of_its_turn(tmp_path: Path):
         await editor.prompt(session.session_id, "go")
     lines = (tmp_path / "log").read_text().splitlines()
     assert ["agent" in line or "box_look" in line for line in lines] == [True, True, False]
+
+
+async def test_what_it_used_counts_for_the_session():
+    model = cast([task(), Reply("Done.")], [Reply("Empty.")])
+    async with connect(Crow(model).use(commands).use(usage).use(subagents)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+        await editor.prompt(session.session_id, "/usage")
+    assert "3 model calls" in editor.text
