@@ -110,4 +110,4 @@ def test_every_moment_that_the_guide_names_is_one():
 
 
 def test_what_the_guide_sets_of_crows_own_exists():
-    assert {"titles", "truncate", "loop_guard", "budgets", "until_done"} <= (ALWAYS | NAMED | LAST).keys()
+    assert {"titles", "truncate", "loop_guard", "budgets", "until_done", "subagents"} <= (ALWAYS | NAMED | LAST).keys()

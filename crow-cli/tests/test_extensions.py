@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING
 import crow_mcp_server
 import msgspec
 import pytest
-from crow_core.testing import Reply, ScriptedServer
+from crow_cli.house import build
+from crow_core.acp.schema import (
+    AgentMessageChunk,
+    ClientCapabilities,
+    FileSystemCapabilities,
+    ListSessionsRequest,
+    LoadSessionRequest,
+    TextBlock,
+)
+from crow_core.testing import Reply, ScriptedModel, ScriptedServer, ToolCall, connect
 
 if TYPE_CHECKING:
     from conftest import Machine
@@ -129,3 +138,30 @@ async def test_what_every_request_begins_with_is_short(machine: "Machine"):
     assert len(system) < 600 * 3.5
     assert len(system) + sum(schemas[name] for name in ours & schemas.keys()) < 2000 * 3.5
     assert len(system) + sum(schemas.values()) < 2500 * 3.5
+
+
+async def test_a_sub_agent_is_a_stored_session_and_works_with_the_files_of_the_same_client(machine: "Machine"):
+    machine.configure('[permissions]\nmode = "yolo"\n[extensions.subagents]\n')
+    file = str(machine.project / "a.txt")
+    write: ToolCall = {"name": "file_editor", "arguments": {"command": "create", "path": file, "file_text": "a\n"}}
+    task: ToolCall = {"name": "agent", "arguments": {"description": "Write a", "prompt": "Write a."}}
+    replies = [Reply(tool_calls=[task]), Reply(tool_calls=[write]), Reply("Written."), Reply("Done.")]
+    files = ClientCapabilities(fs=FileSystemCapabilities(read_text_file=True, write_text_file=True))
+    crow = await build(machine.env, models={"scripted": ScriptedModel(replies)})
+    async with connect(crow, capabilities=files) as editor:
+        session = await editor.new_session(str(machine.project))
+        await editor.prompt(session.session_id, "Have a written.")
+        page = await editor.request("session/list", ListSessionsRequest())
+        titles = {found.title: found.session_id for found in page.sessions}
+        assert set(titles) == {"Have a written.", "Write a"}
+        asked = {params.session_id for _, params in editor.requests}
+        assert asked == {session.session_id}
+        before = len(editor.updates)
+        again = LoadSessionRequest(session_id=titles["Write a"], cwd=str(machine.project), mcp_servers=[])
+        await editor.request("session/load", again)
+        shown = [update for update in editor.updates[before:] if isinstance(update, AgentMessageChunk)]
+        logs = {id: crow.sessions[id].log for id in titles.values()}
+    assert (machine.project / "a.txt").read_text() == "a\n"
+    assert [chunk.content for chunk in shown] == [TextBlock(text="Written.")]
+    links = {note["kind"]: note["session"] for log in logs.values() for e in log if "session" in (note := e["crow"])}
+    assert links == {"child": titles["Write a"], "parent": session.session_id}

@@ -30,6 +30,7 @@ class Noted(trace.NonRecordingSpan):
     def __init__(self, name: str, parent: Any, number: int, attributes: Any) -> None:
         super().__init__(trace.SpanContext(parent.trace_id or number, number, False, trace.TraceFlags(1)))
         self.name, self.parent, self.attributes = name, parent.span_id, dict(attributes)
+        self.kind: Any = None
         self.ended, self.failed = False, False
 
     def set_attributes(self, attributes: Any) -> None:
@@ -53,6 +54,7 @@ class Notes(trace.NoOpTracer):
     ) -> Noted:
         parent = trace.get_current_span(context).get_span_context()
         self.spans.append(Noted(name, parent, len(self.spans) + 1, attributes))
+        self.spans[-1].kind = kind
         return self.spans[-1]
 
 
@@ -155,6 +157,8 @@ async def test_turn_model_calls_and_tool_calls_are_spans_of_the_clients_trace():
     assert {chat.parent, tool.parent, again.parent} == {turn.get_span_context().span_id}
     assert all(span.ended and not span.failed for span in notes.spans)
     assert all(span.attributes["gen_ai.conversation.id"] == session for span in notes.spans)
+    assert [span.kind.name for span in notes.spans] == ["INTERNAL", "CLIENT", "INTERNAL", "CLIENT"]
+    assert chat.attributes["gen_ai.provider.name"] == "openai"
     assert chat.attributes["gen_ai.request.model"] == "scripted"
     assert chat.attributes["gen_ai.response.finish_reasons"] == ["tool_calls"]
     assert chat.attributes["gen_ai.usage.input_tokens"] > 0

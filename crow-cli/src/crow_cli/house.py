@@ -46,6 +46,7 @@ from crow_core.extensions.resources import resources
 from crow_core.extensions.resume import resume
 from crow_core.extensions.secrets import secrets
 from crow_core.extensions.shell_hooks import shell_hooks
+from crow_core.extensions.subagents import subagents
 from crow_core.extensions.telemetry import telemetry
 from crow_core.extensions.templates import templates
 from crow_core.extensions.titles import titles
@@ -84,7 +85,7 @@ ALWAYS = {
     )
 }
 """What everybody has, in the order of use, unless `[extensions]` says `NAME = false`."""
-NAMED = {extension.__name__: extension for extension in (budgets, until_done)}
+NAMED = {extension.__name__: extension for extension in (budgets, until_done, subagents)}
 """What those have whose `[extensions]` names it."""
 LAST = {"compact": compact}
 """As ALWAYS, for what looks at all the others have done."""

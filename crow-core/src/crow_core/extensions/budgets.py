@@ -10,6 +10,7 @@ from msgspec import Meta
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.extensions.ask import confirm
+from crow_core.extensions.subagents import parent_of
 from crow_core.extensions.usage import counts, price
 from crow_core.messages import Message
 from crow_core.model import Call, Request
@@ -58,13 +59,13 @@ def budgets(
     limits = {what: limit for what, limit in given.items() if limit is not None}
 
     def budget_of(session: Session) -> Budget:
-        while parent := session.state.get("parent"):
+        while parent := parent_of(session):
             session = parent
         return session.state.setdefault("budget", Budget(dict(limits)))
 
     @crow.before_prompt
     def begin(message: Message, session: Session) -> None:
-        if "parent" not in session.state:
+        if not parent_of(session):
             budget_of(session).stopped = False
             budget_of(session).count_time()
 
@@ -94,5 +95,5 @@ def budgets(
 
     @crow.turn_end
     def end(session: Session, outcome: StopReason | Exception) -> None:
-        if "parent" not in session.state:
+        if not parent_of(session):
             budget_of(session).count_time(on=False)

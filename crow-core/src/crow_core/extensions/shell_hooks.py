@@ -18,6 +18,7 @@ from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.content import ToolResult, block_text, clean
 from crow_core.extensions.commands import first_text
+from crow_core.extensions.subagents import parent_of
 from crow_core.messages import Message, ToolUse, arguments_of
 from crow_core.session import EndTurn, Session
 
@@ -92,7 +93,9 @@ def told_of(call: ToolUse) -> dict[str, Any]:
 
 
 async def run(hooks: Hooks, session: Session, moment: str, **more: Any) -> str:
-    """Run commands one after the other; gives what the first says that objects."""
+    """Run commands one after the other; gives what the first says that objects. Of a sub-agent only calls count."""
+    if parent_of(session) and "tool" not in more:
+        return ""
     told = msgspec.json.encode({"moment": moment, "session": session.id, "cwd": session.cwd, **more})
     for hook in hooks:
         if not fnmatchcase(more.get("tool", ""), hook.tool):

@@ -38,7 +38,8 @@ def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
         ours = tracer or trace.get_tracer("crow")
         parent = propagate.extract(TRACE.get()) if key == TURN else None
         attributes = {"gen_ai.operation.name": operation, "gen_ai.conversation.id": session.id, **more}
-        spans_of(session)[key] = span = ours.start_span(name, parent, attributes=attributes)
+        kind = trace.SpanKind.CLIENT if key == CHAT else trace.SpanKind.INTERNAL
+        spans_of(session)[key] = span = ours.start_span(name, parent, kind, attributes)
         if key == CHAT:
             return
         # What the task that we run in does from here on is inside; the task ends with the span.
@@ -65,7 +66,8 @@ def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
     @crow.before_model
     def chat(request: Request, session: Session) -> None:
         name = session.model.name
-        start(session, CHAT, f"chat {name}", "chat", **{"gen_ai.request.model": name})
+        told = {"gen_ai.request.model": name, "gen_ai.provider.name": "openai"}  # whose protocol it is
+        start(session, CHAT, f"chat {name}", "chat", **told)
 
     @crow.model_call
     def answered(session: Session, call: Call) -> None:

@@ -9,6 +9,7 @@ from crow_core.app import Crow
 from crow_core.content import ToolResult, clean
 from crow_core.extensions.secrets import session_secrets
 from crow_core.extensions.shell_hooks import execute
+from crow_core.extensions.subagents import parent_of
 from crow_core.messages import Message, ToolUse
 from crow_core.secrets import masked
 from crow_core.session import SWITCH, Option, Session
@@ -53,7 +54,7 @@ def until_done(crow: Crow, *, check: str = "", times: int = 5, timeout: AboveZer
     @crow.before_end
     async def look(session: Session, stop_reason: StopReason) -> Message | None:
         rounds: int | None = session.state.get(ROUNDS)
-        wanted = session.state.get("until_done", "on") == "on" and "parent" not in session.state
+        wanted = session.state.get("until_done", "on") == "on" and not parent_of(session)
         if rounds is None or not wanted or stop_reason != "end_turn":
             return None
         if not (missing := await failure(session) if check else asked(session, rounds)):

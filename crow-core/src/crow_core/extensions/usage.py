@@ -9,6 +9,7 @@ from msgspec import UNSET
 from crow_core.acp.schema import Cost, UsageUpdate
 from crow_core.app import Crow
 from crow_core.extensions.prefix import describe_prefix
+from crow_core.extensions.subagents import parent_of
 from crow_core.model import Call, ChatModel, encode, room
 from crow_core.session import Command, Session
 
@@ -63,19 +64,25 @@ def usage(crow: Crow) -> None:
 
 
 def count(session: Session, call: Call) -> Totals:
-    """Add a call to what the session, and the turn, has used; gives the session's."""
-    totals: Totals = session.state.setdefault("usage", Totals())
+    """Add a call to what the session, whom it works for, and the turn have used; gives the session's."""
+    parent = parent_of(session)
+    totals, above = totals_of(session), parent and totals_of(parent)
     counted = counts(call)
-    for sum in filter(None, (totals, TURN.get())):
+    for sum in filter(None, (totals, above, TURN.get())):
         sum.calls += 1
         sum.prompt += counted["prompt"]
         sum.completion += counted["completion"]
         sum.cached += counted["cached"]
         sum.thought += counted["thought"]
     if paid := price(call):
-        totals.cost += paid[0]
-        totals.currency = paid[1]
+        for sum in filter(None, (totals, above)):
+            sum.cost += paid[0]
+            sum.currency = paid[1]
     return totals
+
+
+def totals_of(session: Session) -> Totals:
+    return session.state.setdefault("usage", Totals())
 
 
 def counts(call: Call) -> dict[str, int]:

@@ -1,0 +1,200 @@
+"""The tool `agent`: a part of the work goes to a session of its own, which begins with nothing but its task."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from msgspec import Struct, ValidationError
+from msgspec.structs import replace
+
+from crow_core.acp.decoding import lenient
+from crow_core.acp.schema import (
+    AgentMessageChunk,
+    BlockContent,
+    NoticeUpdate,
+    RequestPermissionRequest,
+    SessionNotification,
+    SessionUpdate,
+    TextBlock,
+    ToolCall,
+    ToolCallUpdate,
+)
+from crow_core.app import Crow
+from crow_core.content import ToolResult, clean
+from crow_core.messages import ToolUse, arguments_of
+from crow_core.servers import Server
+from crow_core.session import EndTurn, Session
+from crow_core.stream import ModelError
+from crow_core.toolbox import unquoted
+
+NAME = "agent"
+DESCRIPTION = """\
+Give a part of the work to another agent, which has tools as you do, but knows nothing of this conversation: \
+say all it needs, and what it shall report. You get its last message alone; the user sees what it does. \
+For searches through much, and for work that can be done apart. Call it several times at once for parts that do not \
+depend on one another and do not change the same files."""
+REPORT = """
+
+---
+Another agent gave you this task, and nobody else reads along. Your last message is your report to it, and all that it \
+gets: say what you found or did, with paths and lines, and what is left."""
+"""Behind the task."""
+LIMIT = 20_000
+"""Characters of a report."""
+SHOWN = 400
+"""Characters of new text after which the client sees more of it."""
+
+
+def schema(models: Sequence[str]) -> dict[str, Any]:
+    """What the tool takes where these models can be chosen."""
+    properties: dict[str, Any] = {
+        "description": {"type": "string", "description": "the task in a few words, for the user"},
+        "prompt": {"type": "string", "description": "the task"},
+        "tools": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "patterns of names of the tools it may use; all of them if left out",
+        },
+    }
+    if len(models) > 1:
+        properties["model"] = {"type": "string", "enum": [*models], "description": "yours if left out"}
+    return {"type": "object", "properties": properties, "required": ["description", "prompt"]}
+
+
+class Task(Struct):
+    """The arguments of a call."""
+
+    prompt: str
+    description: str = ""
+    tools: list[str] = []
+    model: str = ""
+
+
+class Nested:
+    """The client of a child session: the parent's, who sees what the child does below the parent's call.
+
+    Ids of the child's calls begin with the parent's; questions come from the parent's session.
+    """
+
+    def __init__(self, parent: Session, call: str) -> None:
+        self.parent, self.call = parent, call
+        self.capabilities = parent.client.capabilities
+        self.text = ""
+        """What the child has said."""
+        self.shown = 0
+        """Characters of it that the client has seen."""
+
+    async def request(self, method: str, params: Any) -> Any:
+        return await self.parent.client.request(method, self.lifted(params))
+
+    async def notify(self, method: str, params: Any) -> None:
+        if not isinstance(params, SessionNotification):
+            return await self.parent.client.notify(method, self.lifted(params))
+        if (update := self.seen(params.update)) is not None:
+            await self.parent.tell(update)
+        return None
+
+    def lifted(self, params: Any) -> Any:
+        """What the child asks, as the parent asks it."""
+        if isinstance(params, RequestPermissionRequest):
+            about = params.tool_call
+            params = replace(params, tool_call=replace(about, tool_call_id=self.below(about.tool_call_id)))
+        elif isinstance(id := getattr(params, "tool_call_id", None), str):
+            params = replace(params, tool_call_id=self.below(id))
+        return replace(params, session_id=self.parent.id) if hasattr(params, "session_id") else params
+
+    def seen(self, update: SessionUpdate) -> SessionUpdate | None:
+        """What of the child's updates the client sees."""
+        match update:
+            case ToolCall() | ToolCallUpdate():
+                return replace(update, tool_call_id=self.below(update.tool_call_id))
+            case NoticeUpdate():
+                return update
+            case AgentMessageChunk(content=TextBlock(text=text)):
+                self.text += text
+                if len(self.text) - self.shown < SHOWN:
+                    return None
+                self.shown = len(self.text)
+                content = BlockContent(content=TextBlock(text=self.text[-LIMIT:]))
+                return ToolCallUpdate(tool_call_id=self.call, content=[content])
+            case _:
+                return None
+
+    def below(self, id: str) -> str:
+        return f"{self.call}/{id}"
+
+
+def parent_of(session: Session) -> Session | None:
+    """The session that a sub-agent works for; None for one of a person's."""
+    return session.client.parent if isinstance(session.client, Nested) else None
+
+
+def subagents(crow: Crow) -> None:
+    """Let the model give work to agents of their own sessions: their permissions and their budget are the parent's, and
+    they end when its turn does. They have the tools that every session has, not those that a client brought, and no
+    agents of their own."""
+
+    @crow.mcp_servers
+    def offer(session: Session) -> Sequence[Server] | None:
+        if parent_of(session):
+            return None
+        definition = {
+            "name": NAME,
+            "description": DESCRIPTION,
+            "inputSchema": schema(list(session.models)),
+            "_meta": {"crow/kind": "think"},
+        }
+        session.state[NAME] = Server(NAME, None, definitions=[definition], built_in=True)
+        return [session.state[NAME]]
+
+    @crow.tools
+    def leave_out(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]]:
+        return [one for one in schemas if may_use(session, one["function"]["name"])]
+
+    @crow.before_tool
+    async def run(session: Session, call: ToolUse) -> ToolResult | None:
+        if not may_use(session, name := call["function"]["name"]):
+            return ToolResult.error(f"You were not given the tool {name!r}. Do without it.")
+        if parent_of(session) or not session.toolbox.is_of(call, session.state[NAME]):
+            return None
+        try:
+            task = lenient(unquoted(arguments_of(call) or {}, schema([])), Task)
+        except ValidationError as error:
+            return ToolResult.error(f"No agent was started: {error}.")
+        if task.model and task.model not in session.models:
+            return ToolResult.error(f"There is no model {task.model!r}. Choose one of: {', '.join(session.models)}.")
+        return await work(crow, session, call, task)
+
+
+def may_use(session: Session, tool: str) -> bool:
+    patterns: list[str] = session.state.get("agent_tools", [])
+    return not patterns or any(fnmatchcase(tool, pattern) for pattern in patterns)
+
+
+async def work(crow: Crow, session: Session, call: ToolUse, task: Task) -> ToolResult:
+    """Run a task to its end in a session of its own; gives its report."""
+    client = Nested(session, call["id"])
+    child = await crow.open(client, session.cwd, roots=session.roots[1:], models=session.models)
+    try:
+        child.model = session.models.get(task.model, session.model)
+        child.state["agent_tools"] = task.tools
+        for shared in ("permissions", "folder"):  # its mode and the answers that last; where commands begin
+            if shared in session.state:
+                child.state[shared] = session.state[shared]
+        session.append({"crow": {"kind": "child", "session": child.id, "call": call["id"]}})
+        child.append({"crow": {"kind": "parent", "session": session.id, "call": call["id"]}})
+        await child.entitle(clean(task.description or task.prompt)[:80])
+        stop_reason = await crow.prompt(child, {"role": "user", "content": task.prompt + REPORT})
+    except ModelError as error:
+        return ToolResult.error(f"The agent failed: {error}\n\n{client.text[-LIMIT:]}".strip())
+    finally:
+        await crow.close(child)
+    if stop_reason == "cancelled":
+        raise EndTurn("cancelled")
+    said = [str(m.get("content") or "") for m in child.log if m.get("role") == "assistant"]
+    report = said[-1][-LIMIT:] if said else ""
+    if stop_reason != "end_turn":
+        return ToolResult.error(
+            f"The agent did not come to its end ({stop_reason}). Its last words:\n\n{client.text[-LIMIT:]}"
+        )
+    return ToolResult.text(report or "The agent said nothing.")

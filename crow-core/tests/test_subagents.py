@@ -1,0 +1,222 @@
+"""Sub-agents: a part of the work in a session of its own, seen and steered through the one the person has."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crow_core.acp.schema import (
+    ToolCall,
+    ToolCallUpdate,
+)
+from crow_core.app import Crow
+from crow_core.extensions.budgets import budgets
+from crow_core.extensions.commands import commands
+from crow_core.extensions.shell_hooks import Hook, shell_hooks
+from crow_core.extensions.subagents import REPORT, subagents
+from crow_core.extensions.usage import usage
+from crow_core.permissions import permissions
+from crow_core.servers import Server
+from crow_core.stream import ModelError
+from crow_core.testing import Reply, ScriptedModel, connect
+from crow_core.testing.script import in_order
+from fastmcp import FastMCP
+
+pytestmark = pytest.mark.anyio
+
+
+def box() -> Server:
+    server = FastMCP("box")
+
+    @server.tool
+    def look(at: str) -> str:
+        return f"empty: {at}"
+
+    return Server("box", lambda: server, shared=True)
+
+
+def call(tool: str, id: str = "", /, **arguments: Any) -> Reply:
+    return Reply(tool_calls=[{"name": tool, "arguments": arguments, **({"id": id} if id else {})}])
+
+
+def task(id: str = "one", **more: Any) -> Reply:
+    return call("agent", id, **{"description": "Look", "prompt": "Look into a.", **more})
+
+
+def is_child(request: dict[str, Any]) -> bool:
+    return request["messages"][1]["content"].endswith(REPORT)
+
+
+def cast(parent: Sequence[Reply], child: Sequence[Reply], name: str = "scripted") -> ScriptedModel:
+    """A model that plays both parts."""
+    ours, theirs = in_order(parent), in_order(child)
+    return ScriptedModel(lambda request: theirs(request) if is_child(request) else ours(request), name)
+
+
+def requests(model: ScriptedModel, *, child: bool) -> list[dict[str, Any]]:
+    return [request for request in model.requests if is_child(request) == child]
+
+
+def tools(request: dict[str, Any]) -> list[str]:
+    return [tool["function"]["name"] for tool in request.get("tools", [])]
+
+
+async def test_an_agent_works_apart_and_reports():
+    model = cast(
+        [task(), Reply("It is empty.")],
+        [Reply("Hm.", tool_calls=call("box_look", "one", at="a").tool_calls), Reply("Empty!")],
+    )
+    crow = Crow(model, servers=[box()]).use(permissions).use(subagents)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "What is in a?")
+        assert list(crow.sessions) == [session.session_id]
+    first, *_ = requests(model, child=True)
+    assert [message["content"] for message in first["messages"][1:]] == ["Look into a." + REPORT]
+    assert tools(first) == ["box_look"]
+    assert tools(requests(model, child=False)[0]) == ["agent", "box_look"]
+    assert model.requests[-1]["messages"][-1]["content"] == "Empty!"
+    assert editor.text == "It is empty."
+
+
+async def test_what_it_does_is_seen_below_the_call_and_its_questions_are_the_sessions():
+    model = cast([task(), Reply("Done.")], [call("box_look", "one", at="a"), Reply("x" * 900)])
+    async with connect(Crow(model, servers=[box()]).use(permissions).use(subagents)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert [start.tool_call_id for start in editor.of(ToolCall)] == ["one", "one/one"]
+    assert {id: states[-1] for id, states in editor.calls().items()} == {"one": "completed", "one/one": "completed"}
+    (question,) = editor.questions
+    assert (question.session_id, question.tool_call.tool_call_id) == (session.session_id, "one/one")
+    progress = [update for update in editor.of(ToolCallUpdate) if update.tool_call_id == "one" and update.content]
+    assert len(progress) >= 3
+
+
+async def test_an_answer_for_the_whole_session_is_for_both():
+    model = cast([task(), call("box_look", at="b"), Reply("Done.")], [call("box_look", at="a"), Reply("Empty.")])
+    crow = Crow(model, servers=[box()]).use(permissions).use(subagents)
+    async with connect(crow, permit="allow_always") as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert len(editor.questions) == 1
+
+
+async def test_cancel_ends_the_agent_too():
+    started = asyncio.Event()
+
+    def script(request: dict[str, Any]) -> Reply:
+        if is_child(request):
+            started.set()
+            return Reply("Wait", hang=True)
+        return task() if request["messages"][-1]["content"] == "go" else Reply("Next.")
+
+    crow = Crow(ScriptedModel(script)).use(subagents)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        turn = asyncio.ensure_future(editor.prompt(session.session_id, "go"))
+        await started.wait()
+        await editor.cancel(session.session_id)
+        assert (await turn).stop_reason == "cancelled"
+        assert list(crow.sessions) == [session.session_id]
+        await editor.prompt(session.session_id, "go on")
+    assert editor.text == "Next."
+    assert editor.calls()["one"][-1] == "failed"
+
+
+async def test_several_work_side_by_side():
+    both = Reply(tool_calls=[*task("one").tool_calls, *task("two", prompt="Look into b.").tool_calls])
+    here = asyncio.Barrier(2)
+
+    async def script(request: dict[str, Any]) -> Reply:
+        if is_child(request):
+            await here.wait()
+            return Reply(request["messages"][1]["content"].removesuffix(REPORT))
+        return both if request["messages"][-1]["role"] == "user" else Reply("Done.")
+
+    model = ScriptedModel(script)
+    async with connect(Crow(model).use(subagents)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    told = [message["content"] for message in model.requests[-1]["messages"] if message["role"] == "tool"]
+    assert told == ["Look into a.", "Look into b."]
+
+
+async def test_it_may_have_another_model_and_fewer_tools():
+    large = cast([task(model="small", tools=["box_l*", "terminal"]), Reply("Done.")], [], "large-70b")
+    small = cast([], [call("agent"), call("box_open"), Reply("No.")], "small-1b")
+    two = FastMCP("box")
+    two.tool(lambda: "x", name="look")
+    two.tool(lambda: "x", name="open")
+    crow = Crow({"large": large, "small": small}, servers=[Server("box", lambda: two, shared=True)]).use(subagents)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert tools(small.requests[0]) == ["box_look"]
+    told = [message["content"] for message in small.requests[-1]["messages"] if message["role"] == "tool"]
+    assert told[0].startswith("There is no tool 'agent'.")
+    assert told[1] == "You were not given the tool 'box_open'. Do without it."
+
+
+@pytest.mark.parametrize(
+    ("reply", "says"),
+    [
+        (call("agent", description="x"), "No agent was started: prompt: required, but missing."),
+        (task(model="huge"), "There is no model 'huge'. Choose one of: scripted."),
+    ],
+)
+async def test_a_wrong_call_is_answered_with_what_to_do(reply: Reply, says: str):
+    model = cast([reply, Reply("Done.")], [])
+    async with connect(Crow(model).use(subagents)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert model.requests[-1]["messages"][-1]["content"] == says
+
+
+async def test_an_agent_that_fails_is_a_tool_that_fails():
+    model = cast([task(), Reply("Done.")], [Reply(error=ModelError("The endpoint is gone."))])
+    async with connect(Crow(model).use(subagents)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert model.requests[-1]["messages"][-1]["content"].startswith("The agent failed: The endpoint is gone.")
+    assert editor.calls()["one"][-1] == "failed"
+
+
+async def test_an_agent_that_does_not_stop_says_how_far_it_came():
+    model = cast([task(), Reply("Done.")], [Reply("Again.", tool_calls=call("box_look", at="a").tool_calls)] * 5)
+    async with connect(Crow(model, servers=[box()], max_steps=5).use(subagents)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    told = model.requests[-1]["messages"][-1]["content"]
+    assert told == "The agent did not come to its end (max_turn_requests). Its last words:\n\n" + "Again." * 5
+
+
+async def test_a_budget_is_shared():
+    model = cast([task(), Reply("Done.")], [call("box_look", at="a")] * 5)
+    crow = Crow(model, servers=[box()]).use(subagents).use(budgets, turns=3)
+    async with connect(crow, permit="reject_once") as editor:
+        session = await editor.new_session("/")
+        answer = await editor.prompt(session.session_id, "go")
+    assert answer.stop_reason == "max_turn_requests"
+    assert len(model.requests) == 3
+    assert len(editor.questions) == 1
+
+
+async def test_hooks_hear_of_its_calls_and_not_of_its_turn(tmp_path: Path):
+    model = cast([task(), Reply("Done.")], [call("box_look", at="a"), Reply("Empty.")])
+    write = [Hook(command="cat >> log; echo >> log")]
+    crow = Crow(model, servers=[box()]).use(shell_hooks, before_tool=write, turn_end=write).use(subagents)
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert ["agent" in line or "box_look" in line for line in lines] == [True, True, False]
+
+
+async def test_what_it_used_counts_for_the_session():
+    model = cast([task(), Reply("Done.")], [Reply("Empty.")])
+    async with connect(Crow(model).use(commands).use(usage).use(subagents)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+        await editor.prompt(session.session_id, "/usage")
+    assert "3 model calls" in editor.text
