@@ -10,7 +10,7 @@ from typing import Any, cast
 FRONTMATTER = 20_000
 """Characters that it may have."""
 FENCE = re.compile(r"\A---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
-UNQUOTED = re.compile(r"^([\w-]+):[ \t]+(?![\"'|>\[{&*!#])(.*(?:: |:\s*$| #).*)$", re.MULTILINE)
+UNQUOTED = re.compile(r"^([\w-]+):[ \t]+(?![\"'|>\[{&*!#])(.*(?:: |:[ \t\r]*$| #).*)$", re.MULTILINE)
 """A value with a colon in it, which YAML wants quoted and people do not quote."""
 
 
