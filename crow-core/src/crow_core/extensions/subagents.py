@@ -167,6 +167,8 @@ def subagents(crow: Crow) -> None:
 
 
 def may_use(session: Session, tool: str) -> bool:
+    if tool == "plan" and parent_of(session):
+        return False  # the plan that the user sees is the parent's
     patterns: list[str] = session.state.get("agent_tools", [])
     return not patterns or any(fnmatchcase(tool, pattern) for pattern in patterns)
 
