@@ -55,9 +55,9 @@ async def tick(times: int, every: float, context: Context) -> str:
 @server.tool
 async def wait(started: str = "", ended: str = "") -> str:
     """Wait to be cancelled, and write into pipes that this has begun and come to its end."""
-    if started:
-        await asyncio.to_thread(Path(started).write_text, "started")
     try:
+        if started:
+            await asyncio.to_thread(Path(started).write_text, "started")
         await asyncio.Event().wait()
     finally:
         if ended:

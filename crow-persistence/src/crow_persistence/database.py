@@ -178,7 +178,9 @@ class Database:
         """Whether its tables must be made or changed first. Raises StoreError when they are not ours to change."""
         found = revision(connection)
         others = sorted(set(inspect(connection).get_table_names()) - {"alembic_version"}) if found is None else []
-        if others or (found and not found.isdecimal()):
+        if others:  # which another crow may just have made
+            found = revision(connection)
+        if (others and found is None) or (found and not found.isdecimal()):
             raise StoreError(
                 f"{self.name} belongs to another program ({', '.join(others[:3]) or found}). "
                 "Name a database of crow's own in [database] url."
