@@ -87,6 +87,7 @@ async def test_what_it_does_is_seen_below_the_call_and_its_questions_are_the_ses
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
     assert [start.tool_call_id for start in editor.of(ToolCall)] == ["one", "one/one"]
+    assert editor.of(ToolCallUpdate)[0].title == "Look"
     assert {id: states[-1] for id, states in editor.calls().items()} == {"one": "completed", "one/one": "completed"}
     (question,) = editor.questions
     assert (question.session_id, question.tool_call.tool_call_id) == (session.session_id, "one/one")
