@@ -165,3 +165,13 @@ async def test_a_sub_agent_is_a_stored_session_and_works_with_the_files_of_the_s
     assert [chunk.content for chunk in shown] == [TextBlock(text="Written.")]
     links = {note["kind"]: note["session"] for log in logs.values() for e in log if "session" in (note := e["crow"])}
     assert links == {"child": titles["Write a"], "parent": session.session_id}
+
+
+async def test_where_nobody_can_be_asked_a_budget_ends_the_turn(machine: "Machine"):
+    machine.configure("[extensions.budgets]\nturns = 1\n")
+    look: ToolCall = {"name": "tree", "arguments": {}}
+    async with ScriptedServer([Reply("I look.", tool_calls=[look])]) as model:
+        machine.ask(model.url)
+        done = await machine.crow("run", "Look around")
+    assert "The budget is used up: 1 of 1 turns. [extensions.budgets] sets it." in done.out
+    assert done.code != 0

@@ -13,6 +13,7 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.extensions.budgets import budgets
 from crow_core.extensions.commands import commands
+from crow_core.extensions.plan import plan
 from crow_core.extensions.shell_hooks import Hook, shell_hooks
 from crow_core.extensions.subagents import REPORT, subagents
 from crow_core.extensions.usage import usage
@@ -67,7 +68,7 @@ async def test_an_agent_works_apart_and_reports():
         [task(), Reply("It is empty.")],
         [Reply("Hm.", tool_calls=call("box_look", "one", at="a").tool_calls), Reply("Empty!")],
     )
-    crow = Crow(model, servers=[box()]).use(permissions).use(subagents)
+    crow = Crow(model, servers=[box()]).use(permissions).use(plan).use(subagents)
     async with connect(crow) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "What is in a?")
@@ -75,7 +76,7 @@ async def test_an_agent_works_apart_and_reports():
     first, *_ = requests(model, child=True)
     assert [message["content"] for message in first["messages"][1:]] == ["Look into a." + REPORT]
     assert tools(first) == ["box_look"]
-    assert tools(requests(model, child=False)[0]) == ["agent", "box_look"]
+    assert tools(requests(model, child=False)[0]) == ["plan", "agent", "box_look"]
     assert model.requests[-1]["messages"][-1]["content"] == "Empty!"
     assert editor.text == "It is empty."
 
@@ -86,6 +87,7 @@ async def test_what_it_does_is_seen_below_the_call_and_its_questions_are_the_ses
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
     assert [start.tool_call_id for start in editor.of(ToolCall)] == ["one", "one/one"]
+    assert editor.of(ToolCallUpdate)[0].title == "Look"
     assert {id: states[-1] for id, states in editor.calls().items()} == {"one": "completed", "one/one": "completed"}
     (question,) = editor.questions
     assert (question.session_id, question.tool_call.tool_call_id) == (session.session_id, "one/one")

@@ -167,12 +167,16 @@ def subagents(crow: Crow) -> None:
 
 
 def may_use(session: Session, tool: str) -> bool:
+    if tool == "plan" and parent_of(session):
+        return False  # the plan that the user sees is the parent's
     patterns: list[str] = session.state.get("agent_tools", [])
     return not patterns or any(fnmatchcase(tool, pattern) for pattern in patterns)
 
 
 async def work(crow: Crow, session: Session, call: ToolUse, task: Task) -> ToolResult:
     """Run a task to its end in a session of its own; gives its report."""
+    title = clean(task.description or task.prompt)[:80]
+    await session.update(ToolCallUpdate(tool_call_id=call["id"], title=title, status="in_progress"))
     client = Nested(session, call["id"])
     child = await crow.open(client, session.cwd, roots=session.roots[1:], models=session.models)
     try:
@@ -183,7 +187,7 @@ async def work(crow: Crow, session: Session, call: ToolUse, task: Task) -> ToolR
                 child.state[shared] = session.state[shared]
         session.append({"crow": {"kind": "child", "session": child.id, "call": call["id"]}})
         child.append({"crow": {"kind": "parent", "session": session.id, "call": call["id"]}})
-        await child.entitle(clean(task.description or task.prompt)[:80])
+        await child.entitle(title)
         stop_reason = await crow.prompt(child, {"role": "user", "content": task.prompt + REPORT})
     except ModelError as error:
         return ToolResult.error(f"The agent failed: {error}\n\n{client.text[-LIMIT:]}".strip())
