@@ -7,8 +7,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from crow_mcp_server import processes
 
 pytestmark = pytest.mark.anyio
 
@@ -313,3 +315,19 @@ asyncio.run(main())
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert int(ran.stdout) < 32
+
+
+async def test_what_a_command_prints_last_is_its_progress(tools: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processes, "BEAT", 0.01)
+    seen: list[tuple[float, str | None]] = []
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        seen.append((progress, message))
+        (tools.folder / "go").touch()
+
+    command = "echo one; echo two; until [ -e go ]; do sleep 0.01; done; echo three"
+    meta = {"crow/session": "one", "crow/cwd": str(tools.folder)}
+    answer = await tools.client.call_tool_mcp("terminal", {"command": command}, progress_handler=hear, meta=meta)
+    assert answer.content[0].text == "one\ntwo\nthree"
+    assert {message for _, message in seen} <= {"one", "two"}
+    assert [seconds for seconds, _ in seen] == sorted({seconds for seconds, _ in seen})

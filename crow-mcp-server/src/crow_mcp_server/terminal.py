@@ -2,6 +2,8 @@
 
 import math
 import sys
+from dataclasses import replace
+from time import monotonic
 from typing import Annotated
 
 from fastmcp import Context, FastMCP
@@ -67,6 +69,13 @@ def add(server: FastMCP, host: Host) -> None:
             command or "", session or "", (input or None) if command else input, keys or "", wait, timeout, cwd or ""
         )
         workspace = await host.workspace(context)
+        begun = monotonic()
+
+        async def report(text: str) -> None:
+            last = text.rstrip().rpartition("\n")[2]
+            await context.report_progress(monotonic() - begun, message=last[-200:])
+
+        workspace = replace(workspace, watch=workspace.watch or report)
         answer = await desk_of(workspace).run(workspace, asked)
         meta = {"crow/folder": answer.folder, "crow/terminal": answer.place}
         return ToolResult(answer.text, meta={name: value for name, value in meta.items() if value} or None)
