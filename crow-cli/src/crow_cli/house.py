@@ -170,7 +170,7 @@ def find_extension(name: str, home: Home) -> Callable[..., None]:
             return getattr(module, name)
         for point in importlib.metadata.entry_points(group="crow.extensions", name=name):
             return point.load()
-    except Exception as error:
+    except Exception as error:  # whatever the code of others brings about when it is loaded
         raise ConfigError(f"[extensions.{name}] cannot be loaded: {type(error).__name__}: {error}.") from error
     raise ConfigError(
         f"{home.config / 'config.toml'}: there is no extension {name!r}. Install the package that has it, "
