@@ -110,8 +110,13 @@ FAULTS: dict[str, set[str]] = {
 """What is wrong with an agent, and the ids that have to say so."""
 
 SEEN_BY_TIME: dict[str, dict[str, float]] = {
-    **dict.fromkeys(["drops id 0", "does not answer prompts", "ignores cancel", "ignores extensions"], {"timeout": 15}),
-    **dict.fromkeys(["answers notifications", "goes on after cancel", "replays too late"], {"quiet": 5}),
+    "drops id 0": {"timeout": 15},
+    "does not answer prompts": {"timeout": 15},
+    "ignores cancel": {"timeout": 15},
+    "ignores extensions": {"timeout": 15},
+    "answers notifications": {"quiet": 5},
+    "goes on after cancel": {"quiet": 5},
+    "replays too late": {"quiet": 5},
     "does not leave": {"grace": 0.5},
 }
 """How long to wait for what does not come, or comes when all seems over; nothing else depends on time."""
