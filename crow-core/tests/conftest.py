@@ -1,8 +1,23 @@
 """What all tests of crow-core share."""
 
+import socket
+from collections.abc import Iterator
+
 import pytest
+from hypothesis import settings
+
+settings.register_profile("patient", settings.default, deadline=None)
+settings.load_profile("patient")  # the machine may be busy
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    """An address on this machine where nobody listens, and nobody else can."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}/v1"

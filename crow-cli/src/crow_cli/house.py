@@ -130,6 +130,7 @@ async def build(
         allow=rules.allow,
         ask=rules.ask,
         deny=rules.deny,
+        own=[str(home.config), str(home.data)],
         project=lambda cwd: project_rules(trust, cwd, env),
     )
     crow.use(terminals)
