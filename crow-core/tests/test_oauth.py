@@ -12,11 +12,15 @@ import httpx2
 import keyring
 import pytest
 import uvicorn
+from crow_core.app import Crow
 from crow_core.config import OAuthSettings, ServerSettings, to_server
+from crow_core.extensions.secrets import secrets
 from crow_core.oauth import store
+from crow_core.testing import Reply, ScriptedModel, connect
 from fastmcp import FastMCP
 from fastmcp.server.auth.auth import ClientRegistrationOptions
 from fastmcp.server.auth.providers.in_memory import InMemoryOAuthProvider
+from fastmcp.server.dependencies import get_http_headers
 from keyring.backend import KeyringBackend
 from keyring.backends import fail
 from mcp.shared.auth import OAuthClientInformationFull
@@ -68,7 +72,7 @@ async def guarded() -> AsyncIterator[Guarded]:
             InMemoryOAuthProvider(base_url=url, client_registration_options=ClientRegistrationOptions(enabled=True))
         )
         server = FastMCP("vault", auth=doors[0])
-        server.tool(lambda: "gold", name="open")
+        server.tool(lambda: get_http_headers(include={"authorization"})["authorization"], name="open")
         return server.http_app()
 
     async with listening(app) as url:
@@ -118,6 +122,20 @@ async def test_a_person_logs_in_once_and_is_not_asked_again(guarded: Guarded, tm
     assert files
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
     assert tokens.stat().st_mode & 0o777 == 0o700
+
+
+async def test_what_a_login_gave_is_a_secret(guarded: Guarded, tmp_path: Path):
+    settings = ServerSettings(url=guarded.url, auth="oauth")
+    server = to_server("vault", settings, "/", tokens=tmp_path, visit=Person().visit)
+    model = ScriptedModel([Reply(tool_calls=[{"name": "vault_open", "arguments": {}}]), Reply("Done.")])
+    crow = Crow(model).use(secrets)
+    crow.mcp_servers(lambda session: [server])
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert model.requests[-1]["messages"][-1]["content"] == "Bearer [secret]"
+    (token,) = guarded.door.access_tokens
+    assert token not in repr(editor.updates)
 
 
 async def test_whoever_is_thrown_out_logs_in_anew(guarded: Guarded, tmp_path: Path):
