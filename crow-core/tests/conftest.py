@@ -4,10 +4,6 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
-
-settings.register_profile("patient", settings.default, deadline=None)
-settings.load_profile("patient")  # the machine may be busy
 from crow_core import app, toolbox
 
 
@@ -22,6 +18,8 @@ def nowhere() -> Iterator[str]:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{held.getsockname()[1]}/v1"
+
+
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine may be slow: what is not about waiting waits until the servers are up."""

@@ -85,7 +85,9 @@ class Crow(Hooks):
         if not (models := models or self.models):
             raise ModelError("No model is configured.")
         id, prompts = record.id if record else new_id(), dict(self.prompts)
-        session = Session(self, client, id, cwd, models, prompts, roots=[cwd, *roots], max_steps=self.max_steps)
+        session = Session(
+            self, client, id, cwd, models, prompts, roots=[cwd, *roots], brought=servers, max_steps=self.max_steps
+        )
         session.toolbox.host = Bridge(session)
         self.sessions[session.id] = session
         try:
@@ -98,7 +100,8 @@ class Crow(Hooks):
             session.commands = {command.name: command for commands in found for command in commands}
             brought = [server for servers in await self.mcp_servers.run(session) for server in servers]
             for server in (own := [*brought, *servers]):
-                server.folder = server.folder if server.shared else session.scratch
+                if not (server.shared or server.hosts):  # else it works for another session, too
+                    server.folder = session.scratch
             session.toolbox.add([*self.servers, *own])
             await self.session_start.run(session)
             for call in unanswered(session.log):
