@@ -115,6 +115,9 @@ async def test_twelve_canaries_stay_where_they_are(machine: "Machine", tmp_path:
         ]
         async with machine.editor() as editor:
             session = (await editor.new_session(str(machine.project), clients)).session_id
+            up = ("- **birds**: 1 tool\n", "- **clients**: 1 tool\n", "no entry with [secret]")
+            while not all(words in editor.text for words in up):
+                await editor.prompt(session, "/mcp")  # a busy machine may take longer than the first prompt waits
             await editor.prompt(session, f"Use {' '.join(CANARIES)}")
             errors: list[str] = []
             with pytest.raises(RpcError) as caught:
