@@ -325,6 +325,20 @@ async def test_settings_to_be_trusted_cannot_hide_behind_control_characters(mach
     assert r"\u001b[31mred" in done.out
 
 
+async def test_what_lies_beside_a_skill_is_shown_and_trusted_with_it(machine: "Machine") -> None:
+    skill = machine.project / ".crow" / "skills" / "pdf"
+    skill.mkdir(parents=True)
+    (skill / "SKILL.md").write_text("---\nname: pdf\ndescription: Reads PDF.\n---\nRun read.sh.")
+    (skill / "read.sh").write_text("echo harmless")
+    (skill / "logo.png").write_bytes(b"\x89PNG\0\1")
+    trusted = await machine.crow("trust")
+    assert "echo harmless" in trusted.out
+    assert "(6 bytes that are not text)" in trusted.out
+    assert "pdf" in (await machine.crow("skills", "list")).out
+    (skill / "read.sh").write_text("echo harm")
+    assert "do not count until you trust it" in (await machine.crow("skills", "list")).err
+
+
 async def test_there_is_nothing_to_trust_without_settings(machine: "Machine") -> None:
     done = await machine.crow("trust")
 
