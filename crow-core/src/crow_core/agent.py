@@ -123,7 +123,8 @@ class Agent:
         """The app, or what makes it when the first session asks for it; raises ModelError when there is no model. Given
         `models={}`, it makes one without."""
         self.unstable = unstable
-        """Whether to speak what ACP may still change: tokens of a turn, the client's system prompts and endpoints."""
+        """Whether to speak what ACP may still change: tokens of a turn, the client's system prompts and endpoints.
+        Without it a fork is made, too, but not advertised: the stable schema does not know of it."""
         self.stored = bool(crow.load_session) if isinstance(crow, Crow) else stored
         """Whether sessions are remembered; of an app that is still to be made, somebody has to say it."""
         self.methods = list(crow.methods) if isinstance(crow, Crow) else list(methods)
@@ -223,6 +224,7 @@ class Agent:
                     **remembering() if self.stored else {},
                     close=SessionCloseCapabilities(),
                     additional_directories=SessionAdditionalDirectoriesCapabilities(),
+                    fork=SessionForkCapabilities() if self.unstable and self.stored else UNSET,
                     **instructing() if self.unstable else {},
                 ),
                 providers=ProvidersCapabilities() if self.unstable else UNSET,
@@ -454,7 +456,6 @@ def remembering() -> dict[str, Any]:
         "list": SessionListCapabilities(),
         "delete": SessionDeleteCapabilities(),
         "resume": SessionResumeCapabilities(),
-        "fork": SessionForkCapabilities(),
     }
 
 
