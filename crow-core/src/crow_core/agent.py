@@ -436,7 +436,9 @@ class Agent:
         found = self.source.methods.get(method) if isinstance(self.source, Crow) else None
         if found is None:
             raise RpcError(METHOD_NOT_FOUND, f"Method not found: {method}")
-        return await call(found, self.session(str(params.get("sessionId"))), params)
+        if not isinstance(id := params.get("sessionId"), str):
+            raise RpcError(INVALID_PARAMS, "Invalid params: sessionId: a session has to be named")
+        return await call(found, self.session(id), params)
 
     async def models(self) -> Mapping[str, Model] | None:
         """Those of the client's own endpoint; None for the configured ones. Raises ModelError."""
