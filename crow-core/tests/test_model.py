@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -261,6 +261,24 @@ async def test_answer_is_whole_at_done_even_where_the_response_never_ends() -> N
         call, notices = await asked(model)
         await model.close()
     assert (call.reply.get("content"), notices) == ("Hi", [])
+
+
+async def test_an_error_page_without_an_end_is_read_only_for_a_while() -> None:
+    gone = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 418 I'm a teapot\r\ncontent-type: text/plain\r\n\r\n")
+        with suppress(ConnectionError):
+            while not writer.is_closing():
+                writer.write(b"short and stout, " * 4096)
+                await writer.drain()
+        gone.set()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+        async with own(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1") as model:
+            assert "refused the request (418): short and stout, short" in await error_of(model)
+        await gone.wait()
 
 
 async def test_consumer_that_stops_hangs_up_at_the_server(make: Make) -> None:
