@@ -152,6 +152,15 @@ async def test_a_server_that_does_not_start_says_its_last_words(machine: "Machin
     assert done.err == "crow: MCP server 'bad' did not start: Connection closed. It said: no ink left.\n"
 
 
+async def test_a_tool_that_is_none_is_told_of_and_the_others_are_listed(machine: "Machine"):
+    fault = "lists a tool that is none"
+    await machine.crow("mcp", "add", "odd", "--", sys.executable, "-m", "crow_core.testing.servers", fault)
+    done = await machine.crow("mcp", "test", "odd")
+    assert done.code == 0
+    assert done.out.endswith("tools (2): bad, pid\n")
+    assert done.err.startswith("MCP server 'odd' has tools that were left out: 'odd': ")
+
+
 async def test_the_list_says_where_each_is_from_and_how_it_is(machine: "Machine", birds: list[str]):
     machine.configure(
         f'[mcp.servers.birds]\ncommand = "{birds[0]}"\nargs = ["{birds[1]}"]\n'

@@ -102,7 +102,8 @@ def list_(check: bool, as_json: bool) -> None:
         ]
         print_table(heads, rows)
         for entry in found:
-            if error := entry.settings.error or states.get(entry, {}).get("error", ""):
+            state = states.get(entry, {})
+            if error := entry.settings.error or state.get("error") or state.get("warning"):
                 say(one_line(f"{entry.name}: {error}"))
             elif not entry.trusted:
                 say(one_line(f"{entry.name} does not count until you trust its folder: crow trust"))
@@ -185,6 +186,8 @@ def test(name: str, as_json: bool) -> None:
         for what in ("tools", "resources", "templates", "prompts"):
             if found := state[what]:
                 click.echo(one_line(f"{what} ({len(found)}): {', '.join(found)}"))
+        if state["warning"]:
+            say(one_line(state["warning"]))
     sys.exit("error" in state)
 
 
@@ -362,6 +365,7 @@ async def examine(entry: Entry) -> dict[str, Any]:
         "resources": [str(each.uri) for each in resources],
         "templates": [each.uri_template for each in templates],
         "prompts": [each.name for each in prompts],
+        "warning": server.warning,
     }
 
 
