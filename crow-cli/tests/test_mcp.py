@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvicorn
 from crow_cli.house import build
+from crow_cli.mcp import alone_in, changing
 from crow_core.acp.schema import AvailableCommandsUpdate
 from crow_core.testing import Reply, ScriptedModel, ScriptedServer, connect
 from fastmcp import FastMCP
@@ -134,6 +135,16 @@ async def test_wrong_usage_is_a_sentence_and_changes_nothing(machine: "Machine",
     assert "Traceback" not in done.err
     assert file.read_text() == text
     assert sorted(os.listdir(file.parent)) == ["config.toml", "mcp.json"]
+
+
+async def test_who_changes_the_file_waits_for_who_is_about_it(machine: "Machine"):
+    file = write(machine, "{}")
+    with alone_in(file.parent), changing(file) as servers:
+        adding = asyncio.ensure_future(machine.crow("mcp", "add", "new", "--", "x"))
+        await asyncio.wait([adding], timeout=1)
+        servers["old"] = {"command": "y"}
+    assert (await adding).code == 0
+    assert [*servers_in(machine)] == ["old", "new"]
 
 
 @pytest.mark.parametrize("text", ["{", '{"mcpServers": []}', "[]", '{"a": 1,}'])

@@ -1,6 +1,7 @@
 """`crow mcp`: which MCP servers there are, how they are, and logging in to them."""
 
 import asyncio
+import fcntl
 import json
 import os
 import re
@@ -148,10 +149,10 @@ def add(
         if env:
             server["env"] = dict(variable_of(each) for each in env)
     file = Home.find(os.environ).config / "mcp.json"
-    if known := [entry for entry in entries() if entry.name == name and entry.file.parent == file.parent]:
-        how = f"Remove it first: crow mcp remove {name}" if known[0].file == file else "Change it there"
-        wrong(spelled_out(f"{known[0].file} has a server {name!r} already. {how}."))
-    with changing(file) as servers:
+    with alone_in(file.parent), changing(file) as servers:
+        if known := [entry for entry in entries() if entry.name == name and entry.file.parent == file.parent]:
+            how = f"Remove it first: crow mcp remove {name}" if known[0].file == file else "Change it there"
+            wrong(spelled_out(f"{known[0].file} has a server {name!r} already. {how}."))
         servers[name] = server
     say(f"Added {name} to {spelled_out(str(file))}. Try it: crow mcp {'login' if auth else 'test'} {name}")
 
@@ -161,7 +162,7 @@ def add(
 def remove(name: str) -> None:
     """Remove a server from mcp.json."""
     file = Home.find(os.environ).config / "mcp.json"
-    with changing(file) as servers:
+    with alone_in(file.parent), changing(file) as servers:
         if name not in servers:
             known = [entry for entry in entries() if entry.name == name]
             hint = f" It is in {known[0].file}: remove it there." if known else ""
@@ -241,6 +242,18 @@ def entries() -> list[Entry]:
     except ConfigError as error:
         wrong(spelled_out(str(error)))
     return [*(entry for found in own.values() for entry in found), *projects]
+
+
+@contextmanager
+def alone_in(folder: Path) -> Generator[None]:
+    """Wait until no other command changes what is in a folder, and keep others waiting."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
 
 
 @contextmanager
