@@ -87,9 +87,10 @@ def undo(crow: Crow) -> None:
     # What a sub-agent did is its session's to take back:
 
     @crow.message
-    def hand_up(session: Session, entry: Message) -> None:
+    async def hand_up(session: Session, entry: Message) -> None:
         if (parent := parent_of(session)) and (changes := entry.get("crow", {}).get("changes")):
             parent.append({"crow": {"kind": "changes", "session": session.id, "changes": changes}})
+            await parent.written()
 
     @crow.turn_end
     def tell(session: Session, outcome: StopReason | Exception) -> None:
