@@ -95,7 +95,8 @@ async def test_stream_json_is_every_update_and_then_the_outcome(machine: "Machin
 
     *updates, outcome = map(json.loads, done.out.splitlines())
     assert done.code == 0
-    assert [update["status"] for update in updates if "status" in update] == ["pending", "in_progress", "completed"]
+    states = [update["status"] for update in updates if "status" in update]
+    assert list(dict.fromkeys(states)) == ["pending", "in_progress", "completed"], "a slow call tells of its progress"
     pieces = [update["content"]["text"] for update in updates if update["sessionUpdate"] == "agent_message_chunk"]
     assert "".join(pieces) == outcome["text"] == "There it is."
     assert outcome["stopReason"] == "end_turn"
@@ -173,10 +174,11 @@ async def test_an_error_is_in_the_json_too(machine: "Machine") -> None:
 
 
 async def test_a_model_that_is_not_there_is_one_sentence(machine: "Machine") -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-    machine.ask(url)
-    done = await machine.crow("run", "Hello")
+    with socket.socket() as deaf:  # holds the port, so that nobody else listens there
+        deaf.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}/v1"
+        machine.ask(url)
+        done = await machine.crow("run", "Hello")
 
     assert (done.code, done.out) == (1, "")
     assert done.err == f"crow: Nothing answers at {url}. Start the model server, or set OPENAI_BASE_URL.\n"
@@ -321,6 +323,20 @@ async def test_settings_to_be_trusted_cannot_hide_behind_control_characters(mach
 
     assert controls(done.out) == []
     assert r"\u001b[31mred" in done.out
+
+
+async def test_what_lies_beside_a_skill_is_shown_and_trusted_with_it(machine: "Machine") -> None:
+    skill = machine.project / ".crow" / "skills" / "pdf"
+    skill.mkdir(parents=True)
+    (skill / "SKILL.md").write_text("---\nname: pdf\ndescription: Reads PDF.\n---\nRun read.sh.")
+    (skill / "read.sh").write_text("echo harmless")
+    (skill / "logo.png").write_bytes(b"\x89PNG\0\1")
+    trusted = await machine.crow("trust")
+    assert "echo harmless" in trusted.out
+    assert "(6 bytes that are not text)" in trusted.out
+    assert "pdf" in (await machine.crow("skills", "list")).out
+    (skill / "read.sh").write_text("echo harm")
+    assert "do not count until you trust it" in (await machine.crow("skills", "list")).err
 
 
 async def test_there_is_nothing_to_trust_without_settings(machine: "Machine") -> None:

@@ -115,6 +115,7 @@ async def build(
         system=system_prompt(config, home),
         max_steps=max_turns or config.max_turns,
     )
+    crow.servers_wait = config.servers_wait
     crow.servers.append(built_in_tools(crow, hidden(env, config), env))
     rules = config.permissions
     trust = Trust(home.data)
@@ -130,6 +131,7 @@ async def build(
         allow=rules.allow,
         ask=rules.ask,
         deny=rules.deny,
+        own=[str(home.config), str(home.data)],
         project=lambda cwd: project_rules(trust, cwd, env),
     )
     crow.use(terminals)
@@ -233,7 +235,7 @@ def prompt_files(config: Config, home: Home, trust: Trust, cwd: str) -> dict[str
     if config.prompts.system:
         files["system"] = home.config / Path(config.prompts.system).expanduser()
     project = Path(cwd)
-    if settings_in(project) and trust.trusts(project):
+    if trust.trusts(project):
         files |= prompts_below(project / ".crow" / "prompts")
     return files
 
@@ -296,7 +298,7 @@ def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str], home: H
 def project_rules(trust: Trust, cwd: str, env: Mapping[str, str]) -> tuple[Sequence[str], Sequence[str]]:
     """A trusted folder's own rules; they can only tighten."""
     folder = Path(cwd)
-    if not settings_in(folder) or not trust.trusts(folder):
+    if not trust.trusts(folder):
         return (), ()
     rules = load_project(folder, env).permissions
     return rules.ask, rules.deny

@@ -417,9 +417,10 @@ class Session:
     async def _begin(self, calls: Sequence[ToolUse]) -> None:
         """Show the latest call of a reply if its arguments take long, and the id it has so far is one it can keep."""
         use, ids = calls[-1], {use["id"] for use in calls}
-        if len(use["function"]["arguments"]) < LONG or use["id"] in self.begun or arguments_of(use) is not None:
+        if len(use["function"]["arguments"]) < LONG or use["id"] in self.begun:
             return
-        if len(ids) == len(calls) and "" not in ids and self._call_ids.isdisjoint(ids):
+        own = len(ids) == len(calls) and "" not in ids and self._call_ids.isdisjoint(ids)
+        if own and arguments_of(use) is None:
             await self.written()
             self.begun.add(use["id"])
             await self.tell(begin(use, self.toolbox.kind(use), self.toolbox.title(use)))

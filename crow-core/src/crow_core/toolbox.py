@@ -215,6 +215,11 @@ class Toolbox:
                 server.announce_roots()
         self._roots = roots
 
+    @property
+    def secrets(self) -> set[str]:
+        """What its servers were given that nobody else may see; a login may have brought more since they began."""
+        return {secret for server in self.servers for secret in server.secrets}
+
     def warm(self) -> None:
         """Have ready what a call will need."""
         for server in self.servers:
