@@ -69,7 +69,8 @@ async def test_phone_numbers_are_hidden_from_the_model(tmp_path: Path):
 
 def test_the_test_in_the_guide_passes(tmp_path: Path):
     (tmp_path / "redact.py").write_text(FILES["extensions/redact.py"])
-    (tmp_path / "test_redact.py").write_text(FILES["test_redact.py"])
+    patient = "from crow_core import app\n\napp.SERVERS_WAIT = 60\n"
+    (tmp_path / "test_redact.py").write_text(patient + FILES["test_redact.py"])
     subprocess.run([sys.executable, "test_redact.py"], cwd=tmp_path, check=True)
 
 
