@@ -115,7 +115,8 @@ async def build(
         system=system_prompt(config, home),
         max_steps=max_turns or config.max_turns,
     )
-    crow.servers_wait = config.servers_wait
+    if config.servers_wait is not None:
+        crow.servers_wait = config.servers_wait
     crow.servers.append(built_in_tools(crow, hidden(env, config), env))
     rules = config.permissions
     trust = Trust(home.data)
