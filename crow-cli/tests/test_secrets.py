@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from crow_core.acp.connection import RpcError
-from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
-from crow_core.testing import Failure, Reply, ScriptedServer, ToolCall
+from crow_core.acp.schema import AvailableCommandsUpdate, EnvVariable, HttpHeader, McpServer
+from crow_core.testing import Editor, Failure, Reply, ScriptedServer, ToolCall
 
 if TYPE_CHECKING:
     from conftest import Machine
@@ -53,8 +53,13 @@ from fastmcp import FastMCP
 
 server = FastMCP("birds")
 server.tool(lambda: dict(os.environ), name="tell")
+server.prompt(lambda: "Sing.", name="up")
 server.run(show_banner=False)
 """
+
+
+def commands(editor: Editor) -> set[str]:
+    return {command.name for update in editor.of(AvailableCommandsUpdate) for command in update.available_commands}
 
 
 def leaks(text: str) -> list[str]:
@@ -115,9 +120,7 @@ async def test_twelve_canaries_stay_where_they_are(machine: "Machine", tmp_path:
         ]
         async with machine.editor() as editor:
             session = (await editor.new_session(str(machine.project), clients)).session_id
-            up = ("- **birds**: 1 tool\n", "- **clients**: 1 tool\n", "no entry with [secret]")
-            while not all(words in editor.text for words in up):
-                await editor.prompt(session, "/mcp")  # a busy machine may take longer than the first prompt waits
+            await editor.until(lambda editor: {"birds:up", "clients:up"} <= commands(editor))
             await editor.prompt(session, f"Use {' '.join(CANARIES)}")
             errors: list[str] = []
             with pytest.raises(RpcError) as caught:

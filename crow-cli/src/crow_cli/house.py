@@ -115,6 +115,7 @@ async def build(
         system=system_prompt(config, home),
         max_steps=max_turns or config.max_turns,
     )
+    crow.servers_wait = config.servers_wait
     crow.servers.append(built_in_tools(crow, hidden(env, config), env))
     rules = config.permissions
     trust = Trust(home.data)
@@ -130,6 +131,7 @@ async def build(
         allow=rules.allow,
         ask=rules.ask,
         deny=rules.deny,
+        own=[str(home.config), str(home.data)],
         project=lambda cwd: project_rules(trust, cwd, env),
     )
     crow.use(terminals)

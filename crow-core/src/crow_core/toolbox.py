@@ -215,6 +215,11 @@ class Toolbox:
                 server.announce_roots()
         self._roots = roots
 
+    @property
+    def secrets(self) -> set[str]:
+        """What its servers were given that nobody else may see; a login may have brought more since they began."""
+        return {secret for server in self.servers for secret in server.secrets}
+
     def warm(self) -> None:
         """Have ready what a call will need."""
         for server in self.servers:
@@ -288,7 +293,7 @@ class Toolbox:
         for server in self.servers:
             if self.host:
                 server.hosts.discard(self.host)
-        await asyncio.gather(*(server.close() for server in self.servers if not server.shared))
+        await asyncio.gather(*(server.close() for server in self.servers if not (server.shared or server.hosts)))
 
 
 def legal(name: str) -> str:
