@@ -523,6 +523,41 @@ async def test_encoding_and_byte_order_mark_stay(tools, folder, before, after):
     assert (folder / "a").read_bytes() == after
 
 
+@pytest.mark.parametrize(
+    ("encoding", "word", "other", "rest"),
+    [
+        ("cp1251", "Привет", "Здравствуй", "мир! Это тестовая строка"),
+        ("koi8_r", "Привет", "Здравствуй", "мир! Это тестовая строка"),
+        ("gb18030", "你好", "再见", "世界！这是一个测试文件。"),
+        ("big5", "你好", "再見", "世界！這是一個測試檔案。"),
+        ("cp932", "こんにちは", "さようなら", "世界。これはテストです。"),
+        ("euc_jp", "こんにちは", "さようなら", "世界。これはテストです。"),
+        ("cp949", "안녕하세요", "안녕히", "세계! 이것은 테스트 파일입니다."),
+        ("cp1253", "Καλημέρα", "Αντίο", "κόσμε, αυτό είναι ένα τεστ"),
+    ],
+)
+async def test_a_script_that_is_not_western_is_read_and_written_in_its_encoding(
+    tools, folder, encoding, word, other, rest
+):
+    text = f"import os\n\n# {word}, {rest}\n" + "x = 1\n" * 2_000
+    (folder / "a").write_bytes(text.encode(encoding))
+    viewed = (await tools.edit("view", "a", view_range=[3, 3])).text
+    assert viewed == f"{folder}/a (2003 lines, {encoding})\n     3\t# {word}, {rest}"
+    await tools.edit("str_replace", "a", old_str=word, new_str=other)
+    assert (folder / "a").read_bytes() == text.replace(word, other).encode(encoding)
+    await tools.edit("undo_edit", "a")
+    assert (folder / "a").read_bytes() == text.encode(encoding)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[a-zäöüß]+ # Größe", "20 °C ± 0.5\n" * 9, "Ça coûte 5 £, voilà «déjà»", "¿Qué? ¡Olé!", "É" * 3, "·" * 30],
+)
+async def test_what_may_be_western_is_read_as_that(tools, folder, text):
+    (folder / "a").write_bytes(text.encode("latin-1"))
+    assert text.splitlines()[0] in (await tools.edit("view", "a")).text
+
+
 async def test_character_the_encoding_lacks_is_refused(tools, folder):
     (folder / "a").write_bytes(b"caf\xe9\n")
     assert "latin-1, which has no '→'" in await tools.refused("str_replace", "a", old_str="caf", new_str="→")
