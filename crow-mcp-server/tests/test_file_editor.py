@@ -42,7 +42,7 @@ async def test_view_range_shows_a_part_and_minus_one_means_the_end(tools, folder
     assert beyond.text.splitlines()[1:] == ["     9\tl9"]
 
 
-@pytest.mark.parametrize("wrong", [[0, 1], [4, 2], [10, 11], [-3, -1]])
+@pytest.mark.parametrize("wrong", [[0, 1], [4, 2], [10, 11], [-3, -1], [1, -2], [1, 0]])
 async def test_view_range_outside_of_the_file_is_told_the_lines(tools, folder, wrong):
     (folder / "a.txt").write_text("one\ntwo\nthree\nfour\n")
     assert "whose lines are 1 to 4" in await tools.refused("view", "a.txt", view_range=wrong)
@@ -487,8 +487,8 @@ async def test_miss_because_of_line_numbers_says_so(tools, folder):
 async def test_miss_because_the_edit_was_made_already_says_so(tools, folder):
     (folder / "a.py").write_text("one\nnew text\n")
     text = await tools.refused("str_replace", "a.py", old_str="old text", new_str="new text")
-    assert "at line 2" in text
-    assert "already" in text
+    assert "new_str is there, at line 2: perhaps this edit was made already" in text
+    assert "closest lines are:\n     2\tnew text" in text
 
 
 async def test_crlf_file_is_edited_with_line_feeds_and_stays_crlf(tools, folder):
@@ -580,6 +580,12 @@ async def test_insert_goes_to_the_top_the_middle_and_the_end(tools, folder):
     result = await tools.edit("insert", "a", insert_line=1, new_str="mid")
     assert (folder / "a").read_text() == "top\nmid\none\nend\n"
     assert result.meta["crow/locations"][0]["line"] == 2
+
+
+async def test_an_insert_of_nothing_is_a_blank_line(tools, folder):
+    (folder / "a").write_text("one\ntwo\n")
+    await tools.edit("insert", "a", insert_line=1, new_str="")
+    assert (folder / "a").read_text() == "one\n\ntwo\n"
 
 
 async def test_insert_beyond_the_end_names_the_last_line(tools, folder):
@@ -860,6 +866,16 @@ async def test_edits_beyond_the_bound_cannot_be_taken_back(tools, folder):
     while not (await tools.call("file_editor", {"command": "undo_edit", "path": "a"})).is_error:
         undone += 1
     assert undone == 2
+
+
+async def test_an_edit_too_large_to_be_taken_back_costs_no_other_its_way_back(tools, folder):
+    (folder / "huge").write_text("0" + "x" * 4_500_000)
+    (folder / "small").write_text("one\n")
+    await tools.edit("str_replace", "small", old_str="one", new_str="two")
+    await tools.edit("str_replace", "huge", old_str="0x", new_str="1x")
+    assert "no edit" in await tools.refused("undo_edit", "huge")
+    await tools.edit("undo_edit", "small")
+    assert (folder / "small").read_text() == "one\n"
 
 
 def _umask() -> int:

@@ -429,7 +429,7 @@ def _range(path: str, view_range: list[int] | None, count: int) -> tuple[int, in
         return 1, count
     first, last = view_range
     last = count if last == -1 else min(last, count)
-    if not 1 <= first <= max(last, 1):
+    if not 1 <= first <= last and (first, count) != (1, 0):
         raise Refusal(f"view_range {view_range} does not fit {path}, whose lines are 1 to {count}. -1 means the end.")
     return first, last
 

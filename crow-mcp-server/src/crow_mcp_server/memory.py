@@ -93,6 +93,8 @@ class Memory:
             self._seen.pop(path, None)
 
     def did(self, step: Step) -> None:
+        if step.before and len(step.before.text) > MAX_STEP_CHARACTERS:
+            return  # all others would have to give way to it
         with self._lock:
             self._steps.append(step)
             if self._journal:
