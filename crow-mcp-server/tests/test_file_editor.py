@@ -407,12 +407,17 @@ async def test_text_of_a_pdf_is_shown_page_by_page(tools, folder):
     assert result.text == "\n".join(
         [
             f"{folder}/paper.pdf (the text of a PDF)",
-            *("     1\t--- page 1 of 2 ---", "     2\tFirst page"),
-            *("     3\t--- page 2 of 2 ---", "     4\tSecond page"),
+            *("     1\t[page 1 of 2]", "     2\tFirst page", "     3\t"),
+            *("     4\t[page 2 of 2]", "     5\tSecond page"),
         ]
     )
-    part = await tools.edit("view", "paper.pdf", view_range=[4, 4])
-    assert part.text.endswith("\n     4\tSecond page")
+    part = await tools.edit("view", "paper.pdf", view_range=[5, 5])
+    assert part.text.endswith("\n     5\tSecond page")
+
+
+async def test_a_pdf_written_by_hand_that_names_no_fonts_is_shown_as_it_is(tools, folder):
+    (folder / "a.pdf").write_bytes(pdf("Timetable").replace(b"/Resources", b"/Resourced"))
+    assert "(Timetable) Tj" in (await tools.edit("view", "a.pdf")).text
 
 
 @pytest.mark.parametrize("data", [b"%PDF-1.4\n", b"%PDF-1.4\n%%EOF", pdf("x").replace(b"/Pages 2", b"/Pages 9")])

@@ -234,7 +234,7 @@ class Call:
             image = formats.image(path, content.data, kind)
             return Answer(f"{path} ({kind}, {len(content.data):,} bytes)", Location(path=path, line=1), image=image)
         if content.data.startswith(b"%PDF-"):
-            document, described = Document(formats.pdf_text(path, content.data)), "the text of a PDF"
+            document, described = Document(from_thread.run(formats.pdf_text, path, content.data)), "the text of a PDF"
         else:
             document = self._loaded(content).document
             described = _described(document)
