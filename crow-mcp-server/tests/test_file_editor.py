@@ -9,9 +9,11 @@ import os
 import re
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from crow_mcp_server import create_server
+from crow_mcp_server.workspace import local_workspace
 from fastmcp import Client
 
 pytestmark = pytest.mark.anyio
@@ -482,6 +484,53 @@ async def test_undo_survives_the_end_of_the_server(folder, tmp_path):
         if file.is_file():
             file.write_text("{")
     assert (await call(command="undo_edit", path="b")).is_error
+
+
+async def test_a_host_that_keeps_the_changes_gives_them_back_to_a_new_server(folder, tmp_path):
+    path, kept = folder / "a", []
+
+    def workspace(meta):
+        return replace(local_workspace(meta), changes=lambda: kept)
+
+    async def call(**arguments):
+        """On a server that has seen nothing so far."""
+        async with Client(create_server(workspace, state=tmp_path / "state")) as client:
+            answer = await client.call_tool_mcp("file_editor", arguments, meta={"crow/cwd": str(folder)})
+            kept.extend((answer.meta or {}).get("crow/changes", []))
+            return answer
+
+    await call(command="create", path="a", file_text="one\n")
+    path.write_bytes(texts := codecs.BOM_UTF16_LE + "one é\r\n".encode("utf-16-le"))
+    await call(command="str_replace", path="a", old_str="one", new_str="two")
+    await call(command="insert", path="a", insert_line=0, new_str="top")
+    await call(command="undo_edit", path="a")
+    await call(command="insert", path="a", insert_line=0, new_str="TOP")
+    for _ in range(2):
+        assert not (await call(command="undo_edit", path="a")).is_error
+    assert path.read_bytes() == texts
+    assert "changed after your last edit" in (await call(command="undo_edit", path="a")).content[0].text
+    path.write_bytes(b"one\n")
+    assert "the file is gone" in (await call(command="undo_edit", path="a")).content[0].text
+    assert "no edit" in (await call(command="undo_edit", path="a")).content[0].text
+    assert not (tmp_path / "state").exists()
+
+
+async def test_a_change_that_was_kept_masked_is_not_taken_back(folder):
+    kept = []
+    meta = {"crow/cwd": str(folder)}
+
+    def workspace(meta):
+        return replace(local_workspace(meta), changes=lambda: kept)
+
+    (folder / "a").write_text("key = hunter2\n")
+    async with Client(create_server(workspace)) as client:
+        edit = {"command": "str_replace", "path": "a", "old_str": "hunter2", "new_str": "x"}
+        [change] = (await client.call_tool_mcp("file_editor", edit, meta=meta)).meta["crow/changes"]
+    kept.append(change | {"old": "key = ***\n"})
+    async with Client(create_server(workspace)) as client:
+        undone = await client.call_tool_mcp("file_editor", {"command": "undo_edit", "path": "a"}, meta=meta)
+    assert undone.is_error
+    assert (folder / "a").read_text() == "key = x\n"
 
 
 async def test_miss_because_of_line_numbers_says_so(tools, folder):

@@ -188,7 +188,7 @@ class FileEditor:
             async with self._locks.setdefault(place.path, asyncio.Lock()):
 
                 def work() -> Answer:
-                    memory = self._memories.of(workspace.session)
+                    memory = self._memories.of(workspace.session, workspace.changes)
                     return Call(place, workspace.files, memory, dry_run).run(arguments)
 
                 return await to_thread.run_sync(work, limiter=thread)
