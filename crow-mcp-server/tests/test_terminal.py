@@ -151,6 +151,10 @@ async def test_progress_bars_show_their_last_state(tools):
     assert len(bar) < 1000
 
 
+async def test_no_control_characters_take_long_to_remove(tools):
+    assert await tools.run(f"{sys.executable} -X utf8 -c 'print(\"\\x9d\\x90\" * 100_000)'") == "[no output]"
+
+
 async def timed_out(tools: Any, later: Callable[[float], None], command: str, begun: Callable[[], object]) -> str:
     """What is told of a command whose time is over once it has begun."""
     call = asyncio.create_task(tools.run(command, timeout=300))
