@@ -18,6 +18,8 @@ from crow_core.discovery import LOCAL
 from crow_core.testing import Editor
 
 CROW = (sys.executable, "-m", "crow_cli")
+PATIENCE = 60.0
+"""Seconds for `crow acp` to end by itself, on a machine as busy as may be."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,10 @@ class Machine:
         file.write_text(toml)
         return file
 
-    async def start(self, *args: str, stdin: int = DEVNULL) -> Process:
+    async def start(self, *args: str, stdin: int = DEVNULL, stdout: int = PIPE) -> Process:
         """Start `crow` with these arguments in the project."""
         return await asyncio.create_subprocess_exec(
-            *CROW, *args, stdin=stdin, stdout=PIPE, stderr=PIPE, env=self.env, cwd=self.project
+            *CROW, *args, stdin=stdin, stdout=stdout, stderr=PIPE, env=self.env, cwd=self.project
         )
 
     async def start_on(self, terminal: int, *args: str) -> Process:
@@ -80,7 +82,7 @@ class Machine:
         """Start `crow acp`, away from the project: an editor does not start it there either."""
         with self.stderr.open("ab") as stderr:
             command, *args = CROW
-            return await spawn(command, [*args, "acp", *more], self.env, self.home, stderr)
+            return await spawn(command, [*args, "acp", *more], self.env, self.home, stderr, grace=PATIENCE)
 
     @asynccontextmanager
     async def editor(self, transport: Transport | None = None, *, permit: str | None = None) -> AsyncGenerator[Editor]:

@@ -238,7 +238,7 @@ async def test_standard_output_carries_json_lines_only(machine: "Machine", liste
         machine.ask(server.url)
         with machine.stderr.open("wb") as stderr:
             line = f"{shlex.quote(sys.executable)} -m crow_cli acp | tee {log}"
-            agent = await spawn("/bin/sh", ["-c", line], machine.env, machine.home, stderr)
+            agent = await spawn("/bin/sh", ["-c", line], machine.env, machine.home, stderr, grace=60)
         async with machine.editor(agent, permit="allow_once") as editor:
             session = await editor.new_session(str(machine.project), [keeper(machine, ear)])
             assert await ear.line() == "started"
@@ -350,13 +350,14 @@ async def test_a_web_page_in_place_of_an_answer_is_told(machine: "Machine") -> N
 
 
 async def test_a_refused_connection_is_told_with_the_address(machine: "Machine") -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-    machine.ask(url)
-    async with machine.editor() as editor:
-        session = await editor.new_session(str(machine.project))
-        with pytest.raises(RpcError) as error:
-            await editor.prompt(session.session_id, "Hello")
+        machine.ask(url)
+        async with machine.editor() as editor:
+            session = await editor.new_session(str(machine.project))
+            with pytest.raises(RpcError) as error:
+                await editor.prompt(session.session_id, "Hello")
 
     assert error.value.code == INTERNAL_ERROR
     assert error.value.data["details"].startswith(f"Nothing answers at {url}.")

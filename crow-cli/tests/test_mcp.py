@@ -256,6 +256,12 @@ async def test_configured_servers_of_every_kind_bring_what_is_allowed(
     assert model.requests[1]["messages"][-1]["content"] == str(tmp_path)
 
 
+async def test_how_long_the_first_prompt_waits_for_servers_is_the_users_choice(machine: "Machine"):
+    machine.configure("servers_wait = 0.25\n")
+    crow = await build(machine.env, models={"scripted": ScriptedModel([])}, remember=False)
+    assert crow.servers_wait == 0.25
+
+
 async def test_an_editor_is_told_of_a_servers_prompts_by_the_real_command(machine: "Machine", birds: list[str]):
     async with ScriptedServer([Reply("Caw.")]) as model:
         machine.ask(model.url)

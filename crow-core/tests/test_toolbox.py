@@ -293,7 +293,7 @@ async def test_a_hanging_server_holds_the_first_prompt_only_so_long(stdio: Stdio
         await end_of(pid)
 
 
-async def test_a_server_that_comes_up_late_joins_at_the_start_of_a_turn(stdio: Stdio, monkeypatch: pytest.MonkeyPatch):
+async def test_a_server_that_comes_up_late_joins_at_the_start_of_a_turn(stdio: Stdio):
     """With a notice and a marker; within a turn the tools stay what they were."""
     os.mkfifo(stdio.folder / "gate")
     server = FastMCP("demo")
@@ -310,7 +310,7 @@ async def test_a_server_that_comes_up_late_joins_at_the_start_of_a_turn(stdio: S
 
     model = ScriptedModel(script)
     crow = Crow(model, servers=[Server("demo", lambda: server, shared=True)])
-    monkeypatch.setattr(app, "SERVERS_WAIT", 0.5)
+    crow.servers_wait = 0.5
     async with connect(crow) as editor:
         session = await editor.new_session("/", [stdio.config("late", "after")])
         await server_of(crow, "demo").list()

@@ -294,7 +294,7 @@ class Toolbox:
         for server in self.servers:
             if self.host:
                 server.hosts.discard(self.host)
-        await asyncio.gather(*(server.close() for server in self.servers if not server.shared))
+        await asyncio.gather(*(server.close() for server in self.servers if not (server.shared or server.hosts)))
 
 
 def legal(name: str) -> str:
