@@ -80,6 +80,7 @@ OUTCOMES = {
     "answers with 100 MB": Told(AT_LENGTH, NUMBER),
     "answers with one line of 100 MB": Told(AT_LENGTH, NUMBER),
     "answers nonsense": Told(r"The tool failed: its answer is not valid\.", NUMBER),
+    "answers with half a character": Told("caw \N{REPLACEMENT CHARACTER}", NUMBER),
     "answers what is no result": Told(r"The tool failed: what it sent does not keep to MCP \(.+\)\.", NUMBER),
     "answers others": Told(CAW, NUMBER),
     "answers in latin 1": Told("Kr\N{REPLACEMENT CHARACTER}he", NUMBER),

@@ -30,7 +30,7 @@ from crow_core.config import (
     variables,
 )
 from crow_core.secrets import masked, secrets_of
-from crow_core.servers import aside, fastmcp_client, reason
+from crow_core.servers import aside, fastmcp_client, listed, reason
 from crow_core.trust import Trust
 
 from crow_cli.ending import complete, wrong
@@ -364,7 +364,7 @@ async def examine(entry: Entry) -> dict[str, Any]:
         protocol = client.protocol_version
         async with asyncio.timeout(server.patience):
             resources = await client.list_resources() if can and can.resources else []
-            templates = await client.list_resource_templates() if can and can.resources else []
+            templates = await listed(client.list_resource_templates()) if can and can.resources else []
             prompts = await client.list_prompts() if can and can.prompts else []
     except Exception as error:  # whatever a server answers is told, and the others are looked at
         return {"error": f"MCP server {entry.name!r}: {masked(reason(error), server.secrets)}."}

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+logger = logging.getLogger("crow")
+
 WARM_AFTER = 0.2
 """Seconds after a turn's start until the built-in tools are loaded, and again so many if this process was busy for half
 of them: by then the request is on its way, and nobody who streams is kept waiting by what loads."""
@@ -55,6 +57,15 @@ CALL_TIMEOUT = 600.0
 """Seconds a server of the user's may be silent in a call; each word on its progress counts."""
 LONGEST_CALL = 7200.0
 """Seconds a call may take, whatever is said of its progress; those in which a person is asked do not count."""
+LISTS = {
+    "tools/list": "tools",
+    "prompts/list": "prompts",
+    "resources/list": "resources",
+    "resources/templates/list": "resourceTemplates",
+}
+"""Where the items stand in the answer to each request for a list."""
+METHOD_NOT_FOUND = -32601
+"""The error with which a server answers what it does not know (JSON-RPC)."""
 PAGES_FIRST = -32042
 """The error with which a server answers a call that a person has to visit a page for (MCP, URLElicitationRequired)."""
 LONGEST_REASON = 4000
@@ -259,28 +270,33 @@ class Server:
         client.session.validate_tool_result = validate
 
     def _sift(self, client: "Client[Any]") -> None:
-        """Leave out of a list of tools what is none: the SDK refuses the whole list for it."""
+        """Leave out of lists what does not belong there: the SDK refuses the whole list for it."""
         from mcp_types.methods import validate_server_result  # loaded with FastMCP
 
         dispatcher: Any = vars(client.session)["_dispatcher"]  # nothing public sees a list before the SDK does
         ask = dispatcher.send_raw_request
 
-        def fault(answer: dict[str, Any], tools: Any) -> str:
+        def fault(method: str, answer: dict[str, Any], items: Any) -> str:
             try:
-                validate_server_result("tools/list", client.protocol_version or "", {**answer, "tools": tools})
+                validate_server_result(method, client.protocol_version or "", {**answer, LISTS[method]: items})
             except ValueError as error:
                 return reason(error)
             return ""
 
         async def send(method: str, params: Any, options: Any = None) -> dict[str, Any]:
             answer: dict[str, Any] = await ask(method, params, options)
-            tools: Any = answer.get("tools") if method == "tools/list" else None
-            if not isinstance(tools, list) or not fault(answer, tools) or fault(answer, []):
+            if (what := LISTS.get(method)) is None or not isinstance(items := answer.get(what), list):
                 return answer
-            faults = [(tool, fault(answer, [tool])) for tool in cast("list[Any]", tools)]
-            said = masked("; ".join(f"{name_in(tool)!r}: {why}" for tool, why in faults if why), self.secrets)
-            self.warning = f"MCP server {clean(self.name)!r} has tools that were left out: {said[:1000]}."
-            return {**answer, "tools": [tool for tool, why in faults if not why]}
+            if not fault(method, answer, items) or fault(method, answer, []):
+                return answer
+            faults = [(item, fault(method, answer, [item])) for item in cast("list[Any]", items)]
+            said = masked("; ".join(f"{name_in(item)!r}: {why}" for item, why in faults if why), self.secrets)
+            warning = f"MCP server {clean(self.name)!r} has {what} that were left out: {said[:1000]}."
+            if what == "tools":
+                self.warning = warning
+            else:
+                logger.warning("%s", warning)
+            return {**answer, what: [item for item, why in faults if not why]}
 
         dispatcher.send_raw_request = send
 
@@ -306,7 +322,7 @@ class Server:
             async with asyncio.timeout(self.patience):
                 client = await client_of(connection)
                 now = self.changes["tools"]
-                tools = await client.list_tools()
+                tools = await listed(client.list_tools())
         except TimeoutError:
             self.error = f"MCP server {clean(self.name)!r} did not answer within {self.patience:.0f} s."
         except Exception as error:
@@ -601,9 +617,19 @@ async def listen(client: "Client[Any]") -> None:
                 pass  # whoever hears messages has heard it
 
 
-def name_in(tool: Any) -> str:
-    """What is meant to be a tool's name."""
-    match tool:
+async def listed(asking: Coroutine[Any, Any, list[T]]) -> list[T]:
+    """What a server lists; one that has nothing of a kind may not even know the question."""
+    try:
+        return await asking
+    except Exception as error:
+        if getattr(error, "code", None) == METHOD_NOT_FOUND:
+            return []
+        raise
+
+
+def name_in(item: Any) -> str:
+    """What is meant to be the name of a tool or the like."""
+    match item:
         case {"name": str(name)}:
             return name
         case _:
