@@ -53,10 +53,10 @@ class Machine:
         file.write_text(toml)
         return file
 
-    async def start(self, *args: str, stdin: int = DEVNULL) -> Process:
+    async def start(self, *args: str, stdin: int = DEVNULL, stdout: int = PIPE) -> Process:
         """Start `crow` with these arguments in the project."""
         return await asyncio.create_subprocess_exec(
-            *CROW, *args, stdin=stdin, stdout=PIPE, stderr=PIPE, env=self.env, cwd=self.project
+            *CROW, *args, stdin=stdin, stdout=stdout, stderr=PIPE, env=self.env, cwd=self.project
         )
 
     async def start_on(self, terminal: int, *args: str) -> Process:

@@ -221,6 +221,39 @@ async def test_an_interrupt_cancels_the_turn_and_its_command(machine: "Machine",
     assert "Traceback" not in done.err
 
 
+INTERRUPTING = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "crow_cli.commands":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+async def test_an_interrupt_while_crow_is_being_loaded_is_no_traceback(machine: "Machine") -> None:
+    (machine.home / "sitecustomize.py").write_text(INTERRUPTING)
+    machine.env["PYTHONPATH"] = str(machine.home)
+    done = await machine.crow("run", "Hello")
+
+    assert (done.code, done.out, done.err) == (130, "", "")
+
+
+@pytest.mark.parametrize("style", ["text", "stream-json"])
+async def test_when_nobody_reads_on_the_turn_is_cancelled_without_a_word(machine: "Machine", style: str) -> None:
+    async with ScriptedServer([Reply("One. " * 1000, hang=True)]) as server:
+        machine.ask(server.url)
+        reader, nobody = os.pipe()
+        os.close(reader)
+        process = await machine.start("run", "--output-format", style, "Go on.", stdout=nobody)
+        os.close(nobody)
+        _, err = await process.communicate()
+
+    assert (process.returncode, err) == (1, b"")
+
+
 async def test_sigterm_ends_the_command_that_runs(machine: "Machine", listen: Listen) -> None:
     ear = await listen("ear")
     call = command(f"exec 9>{ear.path}; echo ready >&9; sleep 600")

@@ -8,6 +8,7 @@ from typing import Any
 import crow_mcp_server
 import pytest
 from crow_core.acp.schema import (
+    UNSET,
     AudioBlock,
     BlockContent,
     ClientCapabilities,
@@ -103,6 +104,15 @@ async def test_an_embedded_binary_file_is_named(blob: str):
     assert content.endswith("bytes that are neither text nor an image]")
 
 
+@pytest.mark.parametrize("mime_type", [UNSET, None, "application/zip"])
+def test_an_embedded_binary_file_is_shown_again_without_its_bytes(mime_type: Any):
+    """Also where the client did not say of which type it is."""
+    contents = ResourceContents(uri="file:///a.bin", blob="AAEC", mime_type=mime_type)
+    shown = ResourceBlock(resource=ResourceContents(uri="file:///a.bin", blob="", mime_type=mime_type))
+    message = to_message([ResourceBlock(resource=contents)])
+    assert list(replay([message], "/")) == [UserMessageChunk(content=shown)]
+
+
 async def test_images_become_parts_beside_the_text():
     embedded = ResourceContents(uri="file:///b.png", blob=PIXEL, mime_type="image/png")
     content = await message_of(
@@ -157,6 +167,16 @@ def test_what_a_prompt_attached_is_shown_again_as_it_was():
     ]
     shown = list(replay([to_message(blocks)], "/"))
     assert [update.content for update in shown if isinstance(update, UserMessageChunk)] == blocks
+
+
+@pytest.mark.parametrize("kind", [{}, {"mime_type": None}, {"mime_type": "application/zip"}])
+def test_a_binary_file_that_was_attached_is_shown_again_without_its_data(kind: dict[str, Any]):
+    """Whether or not its kind was said."""
+    (shown,) = replay(
+        [to_message([ResourceBlock(resource=ResourceContents(uri="file:///a", blob="AAAA", **kind))])], "/"
+    )
+    assert isinstance(shown, UserMessageChunk)
+    assert shown.content == ResourceBlock(resource=ResourceContents(uri="file:///a", blob="", **kind))
 
 
 async def test_what_the_agent_cannot_perceive_is_said_to_the_model():

@@ -70,6 +70,7 @@ OUTCOMES = {
     "hangs at list": Told(notice=r"MCP server 'bad' did not answer within 2 s\."),
     "dies at list": Told(notice=r"MCP server 'bad' did not start: Connection closed\."),
     "lists 100 MB": Told(notice=r"MCP server 'bad' did not start: its answer of 100,0\d\d,\d\d\d bytes is too long\."),
+    "lists a tool that is none": Told(CAW, NUMBER, r"MCP server 'bad' has tools that were left out: 'odd': what .+\."),
     "hangs in a call": Told(TIMED_OUT, NUMBER),
     "stops reading": Told(TIMED_OUT, TIMED_OUT),
     "dies in a call": Told(DIED, NUMBER),

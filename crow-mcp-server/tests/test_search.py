@@ -218,6 +218,8 @@ async def test_many_files_come_in_pages(folder, search):
     assert first.text.endswith("\n[1-200 of 450; offset 200 shows more]")
     last = await search("glob", pattern="*.txt", offset=400)
     assert last.data == {"files": [f"{name:03}.txt" for name in range(400, 450)], "total": 450}
+    beyond = await search("glob", pattern="*.txt", offset=900)
+    assert beyond.text == "[there are 450 in all; offset 900 is beyond them]"
     tree = await search("tree", offset=300)
     assert tree.text.splitlines()[1:] == [f"  {name:03}.txt" for name in range(300, 450)]
 

@@ -56,6 +56,7 @@ from crow_core.extensions.undo import undo
 from crow_core.extensions.until_done import until_done
 from crow_core.extensions.usage import usage
 from crow_core.extensions.window import window
+from crow_core.messages import Message, live
 from crow_core.model import Model
 from crow_core.permissions import permissions
 from crow_core.prompts import Prompt
@@ -203,8 +204,14 @@ def workspace_for(crow: Crow, meta: dict[str, Any]) -> Workspace:
         files=editor,
         terminals=editor if editor.runs else None,
         watch=editor.watch,
+        changes=lambda: changes_in(session.log),
         at_end=session.state.setdefault("at_end", []).append,
     )
+
+
+def changes_in(log: Sequence[Message]) -> list[dict[str, Any]]:
+    """What the edits of a session changed, but for those that were taken back with their turns."""
+    return [change for entry in live(log) for change in entry.get("crow", {}).get("changes", [])]
 
 
 async def end_terminals(session: Session) -> None:

@@ -209,6 +209,8 @@ class Crow(Hooks):
                 await session.notice(f"The tools of {clean(server.name)!r} have changed ({changes}).")
             elif not first and server.source:
                 await session.notice(f"The tools of {clean(server.name)!r} have joined.")
+            if server.warning:
+                await session.notice(server.warning, "warning")
         schemas = await self.tools.run(session.toolbox.schemas(), session)
         if schemas != (session.tools or []):
             if first and session.tools is not None:

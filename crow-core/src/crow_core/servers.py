@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from time import monotonic, process_time
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 from uuid import uuid4
 
 import msgspec
@@ -167,6 +167,8 @@ class Server:
     """Gives where an answer is kept that is too long to hand over; None keeps none."""
     error: str = ""
     """Why it did not start, as a sentence."""
+    warning: str = ""
+    """Which of its tools were left out, and why, as a sentence."""
     hosts: set[Host] = field(default_factory=set[Host], repr=False)
     """Whom it works for: one session, or several if it is shared."""
     changes: Counter[str] = field(default_factory=Counter[str], repr=False)
@@ -241,6 +243,7 @@ class Server:
         for what in ("tools", "prompts", "resources") if before is not None else ():
             self.note(what)  # it may have become another program
         self._guard(client)
+        self._sift(client)
         self.put_aside(asyncio.ensure_future(listen(client)))
         return client
 
@@ -254,6 +257,32 @@ class Server:
                 await check(name, result)
 
         client.session.validate_tool_result = validate
+
+    def _sift(self, client: "Client[Any]") -> None:
+        """Leave out of a list of tools what is none: the SDK refuses the whole list for it."""
+        from mcp_types.methods import validate_server_result  # loaded with FastMCP
+
+        dispatcher: Any = vars(client.session)["_dispatcher"]  # nothing public sees a list before the SDK does
+        ask = dispatcher.send_raw_request
+
+        def fault(answer: dict[str, Any], tools: Any) -> str:
+            try:
+                validate_server_result("tools/list", client.protocol_version or "", {**answer, "tools": tools})
+            except ValueError as error:
+                return reason(error)
+            return ""
+
+        async def send(method: str, params: Any, options: Any = None) -> dict[str, Any]:
+            answer: dict[str, Any] = await ask(method, params, options)
+            tools: Any = answer.get("tools") if method == "tools/list" else None
+            if not isinstance(tools, list) or not fault(answer, tools) or fault(answer, []):
+                return answer
+            faults = [(tool, fault(answer, [tool])) for tool in cast("list[Any]", tools)]
+            said = masked("; ".join(f"{name_in(tool)!r}: {why}" for tool, why in faults if why), self.secrets)
+            self.warning = f"MCP server {clean(self.name)!r} has tools that were left out: {said[:1000]}."
+            return {**answer, "tools": [tool for tool, why in faults if not why]}
+
+        dispatcher.send_raw_request = send
 
     @property
     def patience(self) -> float:
@@ -271,7 +300,7 @@ class Server:
             return self.definitions
         if self._listed and self._listed[0] == self.changes["tools"]:
             return self._listed[1]
-        connection, self.error = self.connect(), ""
+        connection, self.error, self.warning = self.connect(), "", ""
         failed = "did not start" if self._listed is None else "did not list its new tools"
         try:
             async with asyncio.timeout(self.patience):
@@ -570,6 +599,15 @@ async def listen(client: "Client[Any]") -> None:
         ) as changes:
             async for _ in changes:
                 pass  # whoever hears messages has heard it
+
+
+def name_in(tool: Any) -> str:
+    """What is meant to be a tool's name."""
+    match tool:
+        case {"name": str(name)}:
+            return name
+        case _:
+            return "?"
 
 
 def pages_in(error: Exception) -> "Sequence[ElicitRequestParams]":

@@ -116,6 +116,8 @@ def relative(glob: str, place: Place) -> str:
 
 def page(count: int, offset: int, limit: int) -> list[str]:
     """What is said below one page of many."""
+    if offset and offset >= count:
+        return [f"[there are {count:,} in all; offset {offset} is beyond them]"]
     if offset + limit >= count:
         return []
     return [f"[{offset + 1}-{offset + limit} of {count:,}; offset {offset + limit} shows more]"]

@@ -25,9 +25,9 @@ def fork(
     record, track = recall(connection, source, at)
     time = leases.now()
     same = {name: getattr(source, name) for name in ("cwd", "roots", "title", "options")}
-    lease = {"owner": owner, "beat": time if owner else None}
+    lease = {"owner": owner, "beat": leases.Clock() if owner else None}
     row = {**same, **lease, "id": new_id, "created": time, "updated": time, "head": track.head, "origin": id}
-    key = connection.execute(insert(sessions), row).inserted_primary_key
+    key = connection.execute(insert(sessions).values(row)).inserted_primary_key
     assert key is not None
     record.id, track.number = new_id, key[0]
     if len(record.log) > len(track.rows):  # it ends with a reply that never came to its end
@@ -42,7 +42,7 @@ def delete(connection: Connection, id: str, owner: str = "") -> None:
     row = find_exactly(connection, id, lock=True)
     if row is None:
         return
-    if not leases.is_free(row, owner):
+    if not leases.is_free(connection, row, owner):
         raise SessionBusy(f"Session {id} is open in {leases.in_words(row.owner)}. Close it there, then delete it.")
     children = children_of(connection, row.number)
     blobs.lock(connection, shared=False)
