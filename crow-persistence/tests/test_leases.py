@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
+from threading import Event
 from time import time
 from typing import Any
 
@@ -15,13 +16,14 @@ from crow_core.app import Crow
 from crow_core.messages import view
 from crow_core.session import Session
 from crow_core.store import SessionBusy, StoreError
+from crow_core.stream import ModelError
 from crow_core.testing import Reply, ScriptedModel
 from crow_persistence import extension, leases, reading
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.store import Store
 from crow_persistence.tables import drafts, sessions
-from sqlalchemy import select, update
+from sqlalchemy import Engine, event, select, update
 
 pytestmark = pytest.mark.anyio
 
@@ -178,6 +180,44 @@ async def test_whose_lease_was_taken_over_writes_nothing_and_hears_of_it(databas
         with pytest.raises(StoreError, match="taken over by another process"):
             await say(asleep, session, "four")
         assert said(database, session.id) == ["one", "two"]
+
+
+async def test_a_load_that_is_cancelled_while_it_takes_the_session_keeps_nobody_from_it(database: Database):
+    async with app(database) as crow:
+        id = (await talk(crow, "one")).id
+    taking, go = Event(), Event()
+
+    def wait(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("UPDATE sessions SET owner=") and not taking.is_set():
+            taking.set()
+            go.wait()
+
+    event.listen(Engine, "before_cursor_execute", wait)
+    try:
+        async with app(database) as crow:
+            loading = asyncio.ensure_future(load(crow, id))
+            await asyncio.to_thread(taking.wait)
+            loading.cancel()
+            go.set()
+            with pytest.raises(asyncio.CancelledError):
+                await loading
+            assert row(database).owner is None
+            await load(crow, id)
+    finally:
+        event.remove(Engine, "before_cursor_execute", wait)
+
+
+async def test_a_load_without_a_model_keeps_nobody_from_the_session(database: Database):
+    async with app(database) as crow:
+        id = (await talk(crow, "one")).id
+    async with app(database) as crow:
+        models, crow.models = crow.models, {}
+        for open_ in (crow.load, crow.fork):
+            with pytest.raises(ModelError, match="No model is configured"):
+                await open_(Nobody(), id, "/")
+        crow.models = models
+        assert row(database).owner is None
+        await load(crow, id)
 
 
 async def test_a_draft_is_not_written_under_a_lost_lease(database: Database):
