@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 from crow_cli.house import ALWAYS, LAST, NAMED, build
-from crow_core import app
 from crow_core.session import Hooks
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 
@@ -23,12 +22,6 @@ GUIDE = (Path(__file__).parents[1] / "docs" / "extensions.md").read_text("utf-8"
 FILES = dict(re.findall(r"^```python\n# (.+?)\n(.*?)^```", GUIDE, re.M | re.S))
 MOMENTS = GUIDE.partition("## The moments")[2].partition("\n## ")[0]
 TABLES = re.findall(r"^```toml\n(.*?)^```", GUIDE, re.M | re.S)
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine may be busy: the first prompt waits until the servers are up."""
-    monkeypatch.setattr(app, "SERVERS_WAIT", 60)
 
 
 def call(name: str, **arguments: Any) -> Reply:
@@ -54,6 +47,7 @@ async def reader(
         text = text.replace(old, new)
     (home / "config.toml").write_text(text)
     crow = await build({"CROW_HOME": str(home), "HOME": str(home)}, models={"scripted": model}, remember=False)
+    crow.servers_wait = 60  # the machine may be busy
     async with connect(crow, permit=permit) as editor:
         yield editor
 

@@ -132,6 +132,15 @@ async def test_a_missing_folder_is_wrong_usage(machine: "Machine") -> None:
     assert done.err.startswith("crow: --cwd: the folder no/such/folder does not exist")
 
 
+async def test_a_folder_that_was_removed_around_the_person_is_one_sentence(machine: "Machine") -> None:
+    machine.env["PYTHONPATH"] = str(machine.home)
+    (machine.home / "sitecustomize.py").write_text("import os\nos.rmdir(os.getcwd())")
+    done = await machine.crow("sessions", "list")
+
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "crow: the folder that you are in is gone, or closed to you. Go to another one.\n"
+
+
 async def test_the_folder_is_where_commands_run(machine: "Machine") -> None:
     (machine.project / "inner").mkdir()
     async with ScriptedServer([Reply(tool_calls=[command("pwd")]), Reply("There.")]) as server:

@@ -145,6 +145,9 @@ def test_env_file_of_the_working_directory_is_not_read(
 
 def test_env_file_that_is_no_text_is_an_error_that_names_it(home: Home) -> None:
     write(home.config / "config.toml", "")
+    (home.config / ".env").write_bytes(b"A=1\nB\n= 3\n")
+    with pytest.raises(ConfigError, match=r"\.env, line 3, is not NAME=value"):
+        load(home, {})
     (home.config / ".env").write_bytes(b"A=\xff\n")
     with pytest.raises(ConfigError, match=r"\.env cannot be read"):
         load(home, {})
@@ -181,6 +184,8 @@ MODEL = 'base_url = "http://x/v1"\nmodel = "m"\n'
     ("toml", "said"),
     [
         ('max_turns = "many"\n', ", line 1, max_turns: expected `int`, got `str`."),
+        ("max_turns = 0\n", ", line 1, max_turns: expected `int` >= 1."),
+        (f"[models.a]\n{MODEL}window = -5\n", ", line 4, models.a.window: expected `int` >= 1."),
         ("[models]\nlocal = 3\n", ", line 2, models.local: expected `object`, got `int`."),
         ('[permissions]\nmode = "yes"\n', ", line 2, permissions.mode: invalid enum value 'yes'."),
         ('[permissions]\nallow = ["a",\n  3]\n', ", line 2, permissions.allow: expected `str`, got `int`."),

@@ -33,6 +33,10 @@ MODEL = click.option("-m", "--model", default="", help="A configured model, or t
 @click.version_option(__version__, "--version", prog_name="crow", message="%(prog)s %(version)s")
 def cli() -> None:
     """crow: an agent between two protocols, ACP outside and MCP inside."""
+    try:
+        os.getcwd()
+    except OSError:
+        wrong("the folder that you are in is gone, or closed to you. Go to another one.")
 
 
 cli.add_command(sessions)

@@ -24,6 +24,7 @@ from crow_core.config import (
     login_first,
     options_of,
     to_server,
+    unreadable,
     variables,
 )
 from crow_core.content import clean
@@ -234,7 +235,7 @@ def system_prompt(config: Config, home: Home) -> Prompt:
     try:
         return Prompt.from_file("system", path)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"prompts.system: {path} cannot be read: {error}.") from error
+        raise ConfigError(f"prompts.system: {unreadable(path, error)}") from error
 
 
 def prompt_files(config: Config, home: Home, trust: Trust, cwd: str) -> dict[str, Path]:
