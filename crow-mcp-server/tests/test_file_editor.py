@@ -864,6 +864,7 @@ async def test_every_root_is_open(tools, folder):
     assert not result.is_error
 
 
+@pytest.mark.timeout(300)
 async def test_link_swapped_in_between_check_and_use_does_not_lead_outside(tools, folder):
     outside = folder.parent / "outside"
     outside.mkdir()

@@ -13,6 +13,8 @@ from fastmcp import Client
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+pytestmark = pytest.mark.timeout(300)
+
 MARKS = ["", "utf-8-sig", "utf-16-le", "utf-16-be"]
 PIECES = st.sampled_from(["a", "b", "ab", "é", "日", "\n", "\r\n", "\r", " ", "\t", "\x0c", "\u2028", "\0", "x = 1"])
 TEXTS = st.lists(PIECES, max_size=12).map("".join)
