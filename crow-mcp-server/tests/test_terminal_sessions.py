@@ -299,6 +299,19 @@ async def test_a_cancelled_call_ends_its_terminal(tools, folder):
     assert await tools.run("echo next", session="a") == "next"
 
 
+async def test_a_terminal_is_free_after_a_call_that_was_cancelled_at_any_moment(tools):
+    for moment in range(8):
+        await tools.run("true", session="a")
+        call = asyncio.create_task(tools.call("terminal", {"command": "sleep 999", "session": "a"}))
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        while "something else is running" in (await tools.call("terminal", {"command": "true", "session": "a"})).text:
+            await asyncio.sleep(0.01)
+
+
 async def test_a_cancelled_look_ends_nothing(tools, folder):
     await tools.run("echo $$ > a.pid; sleep 999", session="a", wait=0)
     [pid] = await tools.pids(1)
@@ -350,6 +363,22 @@ async def test_a_hung_reader_is_a_clear_error(tools, folder, monkeypatch):
     assert "does not read its input" in await tools.not_run(session="a", input="x" * 200_000)
 
 
+async def test_a_reader_that_ends_in_mid_input_is_told(tools, folder):
+    await tools.run("stty raw -echo; touch ready; head -c 5000 > part; exit 3", session="a", wait=0)
+    await tools.until((folder / "ready").exists)
+    told = await tools.look("a", input="x" * 200_000, wait=60)
+    assert told.endswith("[the shell has ended, exit code 3]")
+
+
+async def test_a_terminal_that_cannot_be_opened_takes_nothing(tools, monkeypatch):
+    await tools.run("true", session="a")
+    await tools.look("a", keys="kill")
+    before = len(os.listdir("/dev/fd"))
+    monkeypatch.setattr(shell, "LAUNCH", "x" * 200_000)  # longer than the system takes
+    assert "No terminal could be opened" in await tools.not_run(command="true", session="a")
+    assert len(os.listdir("/dev/fd")) == before
+
+
 @pytest.mark.skipif(not Path("/bin/dash").exists(), reason="needs dash at /bin/dash")
 async def test_a_plain_sh_does_the_same(tools, folder, monkeypatch):
     monkeypatch.setattr(processes, "SHELL", "/bin/dash")
@@ -378,6 +407,19 @@ async def test_a_long_output_is_whole_in_a_file(tools):
     assert await anyio.Path(path).read_text() == "".join(f"{n}\n" for n in range(1, 100_001))
     assert (await anyio.Path(path).parent.stat()).st_mode & 0o077 == 0
     assert await tools.run(f"tail -1 {path}") == "100000"
+
+
+async def test_the_folder_for_outputs_may_be_removed_by_anybody_at_any_time(tools):
+    def kept(text: str) -> Path:
+        return Path(re.search(r"all of it is in (\S+): look there", text)[1])  # type: ignore[index]
+
+    folder = kept(await tools.run("seq 1 100000")).parent
+    during = await tools.run(f"rm -r {folder}; seq 1 1000000")
+    assert during.startswith("1\n2\n")
+    assert during.endswith("\n1000000")
+    assert "characters left out here; narrow the output" in during
+    after = kept(await tools.run("seq 1 100000"))
+    assert after.read_text().endswith("\n100000\n")
 
 
 @given(

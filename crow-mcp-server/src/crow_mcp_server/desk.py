@@ -146,6 +146,9 @@ class Desk:
         before = self.surroundings.folder
         outcome = await program.outcome(MAX_OUTPUT)
         program.learn()
+        for left in [left for left in self._background if not left.lives()]:
+            self._background.remove(left)
+            left.release()
         if outcome.get("background"):
             self._background.append(program)
         return Answer(report(outcome, program.timeout, self._moved(before)), self.surroundings.folder)

@@ -81,7 +81,11 @@ class Capture:
 
     def _spill(self) -> None:
         if self._path:
-            self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115 - see close
+            try:
+                self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115 - see close
+            except OSError:  # somebody removed the folder
+                self._path = ""
+                return
             self._write(self._head)
 
     def _write(self, data: bytes | bytearray) -> None:

@@ -258,7 +258,7 @@ class Command(Program):
         """How it ended. What it left in the background stays, unless it was killed."""
         await self.settle()
         background: list[int] = []
-        if not self.timed_out and (not self.closed.is_set() or self._group_lives()):
+        if not self.timed_out and (self.lives()):
             background = await to_thread.run_sync(family, self.group, self.mark)
         code = self.code
         outcome = Outcome(
@@ -274,11 +274,12 @@ class Command(Program):
             self.release()
         return outcome
 
-    def _group_lives(self) -> bool:
+    def lives(self) -> bool:
+        """Whether something of it runs on once it has ended."""
         try:
             os.killpg(self.group, 0)
         except (ProcessLookupError, PermissionError):
-            return False
+            return not self.closed.is_set()
         return True
 
 
