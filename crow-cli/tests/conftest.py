@@ -76,10 +76,10 @@ class Machine:
         script.write_text(KEEPER)
         return McpServer(name="keeper", command=sys.executable, args=[str(script), str(ear.path)])
 
-    async def start(self, *args: str, stdin: int = DEVNULL) -> Process:
+    async def start(self, *args: str, stdin: int = DEVNULL, stdout: int = PIPE) -> Process:
         """Start `crow` with these arguments in the project."""
         return await asyncio.create_subprocess_exec(
-            *CROW, *args, stdin=stdin, stdout=PIPE, stderr=PIPE, env=self.env, cwd=self.project
+            *CROW, *args, stdin=stdin, stdout=stdout, stderr=PIPE, env=self.env, cwd=self.project
         )
 
     async def start_on(self, terminal: int, *args: str) -> Process:

@@ -392,7 +392,7 @@ def test_folder_is_not_trusted_until_it_is_remembered(home: Home, project: Path)
     assert not Trust(home.data).trusts(project.parent)
 
 
-@pytest.mark.parametrize("name", [".mcp.json", ".crow/config.toml"])
+@pytest.mark.parametrize("name", [".mcp.json", ".crow/config.toml", ".claude/skills/pdf/scripts/deep/read.py"])
 @pytest.mark.parametrize("change", ["edited", "added", "removed"])
 def test_trust_is_lost_when_a_file_changes(home: Home, project: Path, name: str, change: str) -> None:
     trust = Trust(home.data)
@@ -408,6 +408,15 @@ def test_trust_is_lost_when_a_file_changes(home: Home, project: Path, name: str,
         write(file, "after")
     assert not trust.trusts(project)
     trust.remember(project)
+    assert trust.trusts(project)
+
+
+def test_trust_outlives_what_running_a_skills_scripts_leaves_behind(home: Home, project: Path) -> None:
+    skill = project / ".agents" / "skills" / "pdf"
+    write(skill / "SKILL.md", "---\ndescription: d\n---\n")
+    trust = Trust(home.data)
+    trust.remember(project)
+    write(skill / "scripts" / "__pycache__" / "read.cpython-311.pyc", "compiled")
     assert trust.trusts(project)
 
 

@@ -81,6 +81,11 @@ def reading(**arguments: Any) -> ScriptedModel:
     return ScriptedModel([Reply(tool_calls=[Use(name="mcp_resources", arguments=arguments)]), Reply("Done.")])
 
 
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SOON", 200)
+
+
 README = '<resource uri="docs://readme">\nRead me.\n</resource>'
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
+from time import time
 from typing import Any
 
 import pytest
@@ -141,6 +142,26 @@ async def test_an_owner_that_cannot_be_asked_counts_as_gone_after_a_while(databa
             await load(crow, id)
         change(database, beat=leases.now() - leases.STALE)
         await load(crow, id)
+
+
+@pytest.mark.parametrize("ahead", [-(10**9), 10**9])
+async def test_a_machine_whose_clock_is_wrong_neither_takes_a_lease_over_nor_loses_its_own(
+    database: Database, monkeypatch: pytest.MonkeyPatch, ahead: int
+):
+    async with app(database) as first, app(database) as second:
+        session = await talk(first, "one")
+        change(database, owner="else/0/0:1:2:3")
+        monkeypatch.setattr(leases, "now", lambda: int(time() * 1000) + ahead)
+        with pytest.raises(SessionBusy):
+            await load(second, session.id)
+        mine = await talk(second, "two")
+        fork = await second.fork(Nobody(), mine.id, "/")
+        assert fork is not None
+        with database.reading() as connection:
+            now = connection.execute(select(leases.Clock())).scalar_one()
+            beats = connection.scalars(select(sessions.c.beat)).all()
+        assert len(beats) == 3
+        assert all(abs(now - beat) < 10**8 for beat in beats if beat)
 
 
 async def test_whose_lease_was_taken_over_writes_nothing_and_hears_of_it(database: Database):

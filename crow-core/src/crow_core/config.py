@@ -161,6 +161,8 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     """The name of one of `models`."""
     max_turns: int = 200
     """Model requests one prompt may take."""
+    servers_wait: float | None = None
+    """Seconds the first prompt of a session waits for MCP servers that are still starting; None means the app's own."""
     models: dict[str, ModelSettings] = field(default_factory=dict[str, ModelSettings])
     permissions: PermissionSettings = field(default_factory=PermissionSettings)
     mcp: McpSettings = field(default_factory=McpSettings)

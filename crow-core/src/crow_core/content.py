@@ -1,5 +1,6 @@
 """The doorstep: ACP's blocks to message content, and what tools return to both the model and the client."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -241,9 +242,7 @@ def to_block(block: dict[str, Any], kind: ToolKind) -> ContentBlock:
 
 def fenced(text: str) -> str:
     """A Markdown code block that its own content cannot close."""
-    fence = "```"
-    while fence in text:
-        fence += "`"
+    fence = "`" * (max(map(len, re.findall("`{3,}", text)), default=2) + 1)
     return f"{fence}\n{text}\n{fence}"
 
 

@@ -135,7 +135,7 @@ class Desk:
             await program.kill()
             learn()
             raise
-        if not program.running:
+        if not program.running or program.timed_out:
             return await self._ended(program)
         name = next(name for name in map(str, range(1, 10**9)) if name not in self._sessions)
         self._sessions[name] = program

@@ -157,24 +157,26 @@ class Program:
         prints meanwhile."""
         loop = asyncio.get_running_loop()
         end, shown = loop.time() + seconds, ""
-        while self.running and (left := end - loop.time()) > 0 and (patient or not self.rests()):
+        while self.running and (left := end - loop.time()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, BEAT if patient else BEAT / 5)):
                     await self.over.wait()
             if watch and self.running and (text := self.capture.end(WATCHED)) != shown:
                 await watch(shown := text)
+            if not patient and self.rests():
+                break
 
     def set_clock(self, seconds: float) -> None:
         """Have the command killed after so many seconds."""
         self.timeout, self.timed_out = seconds, False
 
         def expire() -> None:
+            self.timed_out = True
             self._expiry = asyncio.ensure_future(self._expire())
 
         self._deadline = asyncio.get_running_loop().call_later(seconds, expire)
 
     async def _expire(self) -> None:
-        self.timed_out = True
         await self.signal(signal.SIGTERM)
         with suppress(TimeoutError):
             async with asyncio.timeout(TERM_GRACE):

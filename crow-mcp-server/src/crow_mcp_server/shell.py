@@ -107,7 +107,7 @@ class Shell(Program):
 
     async def type(self, line: str | None, keys: str) -> None:
         """Give the program that runs a line, then keys. Raises TimeoutError when it does not take them."""
-        self._heard, self._answered = time.monotonic(), True
+        self._heard, self._halfway, self._answered = time.monotonic(), False, True
         text = "" if line is None else line.removesuffix("\n").replace("\n", "\r") + "\r"
         data = (text + strokes(keys)).encode(errors="replace")
         async with asyncio.timeout(TAKES):

@@ -41,6 +41,8 @@ class Store:
                 writing.catch_up(connection, track, session)
             track.engine = None
             tip = writing.extend(connection, track, session, session.log[len(track.rows) :], secrets)
+            if tip.decided:
+                audit.announce(connection, self.database, tip.decided)
         tip.reach(track)
         track.engine = engine
         self.open.add(session.id)

@@ -123,8 +123,7 @@ def resources(crow: Crow) -> None:
             for block in found:
                 blocks.append(short := shortened(block, room))
                 room = max(room - len(str(short.get("resource", {}).get("text", ""))), 0)
-        known = {*session_secrets(session), *(secret for server in others(session) for secret in server.secrets)}
-        return attached(message, lenient(masked(blocks, known), list[ContentBlock]))
+        return attached(message, lenient(masked(blocks, session_secrets(session)), list[ContentBlock]))
 
 
 async def mentioned(message: Message, session: Session) -> list[tuple[Server, str]]:

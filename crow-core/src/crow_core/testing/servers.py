@@ -179,6 +179,13 @@ def lists_100_MB(request: Message) -> None:
     say('", "inputSchema": {"type": "object"}}]}}')
 
 
+@at_list
+def lists_a_tool_that_is_none(request: Message) -> None:
+    """Has, beside its two, a tool whose schema is no object."""
+    names = {"bad": {"type": "object"}, "odd": "none", "pid": {"type": "object"}}
+    send(id=request["id"], result={"tools": [{"name": name, "inputSchema": schema} for name, schema in names.items()]})
+
+
 # Faults that show in a call.
 
 
