@@ -4,20 +4,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from crow_core import app
-from hypothesis import settings
-
-# The machine may be busy: what is right is right also when it comes late.
-settings.register_profile("patient", settings.default, deadline=None)
-settings.load_profile("patient")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def patient() -> Iterator[None]:
-    """Prompts wait for servers as long as it takes to import what they need."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app, "SERVERS_WAIT", 60.0)
-        yield
+from crow_core import app, toolbox
 
 
 @pytest.fixture
@@ -31,3 +18,12 @@ def nowhere() -> Iterator[str]:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{held.getsockname()[1]}/v1"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def patience() -> Iterator[None]:
+    """A machine may be slow: what is not about waiting waits until the servers are up."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "SERVERS_WAIT", 200)
+        patch.setattr(toolbox, "CHANGES_WAIT", 200)
+        yield

@@ -8,6 +8,7 @@ from typing import Any
 import crow_mcp_server
 import pytest
 from crow_core.acp.schema import (
+    UNSET,
     AudioBlock,
     BlockContent,
     ClientCapabilities,
@@ -101,6 +102,15 @@ async def test_an_embedded_binary_file_is_named(blob: str):
     content = await message_of(block)
     assert content.startswith("[attached: /a.bin, ")
     assert content.endswith("bytes that are neither text nor an image]")
+
+
+@pytest.mark.parametrize("mime_type", [UNSET, None, "application/zip"])
+def test_an_embedded_binary_file_is_shown_again_without_its_bytes(mime_type: Any):
+    """Also where the client did not say of which type it is."""
+    contents = ResourceContents(uri="file:///a.bin", blob="AAEC", mime_type=mime_type)
+    shown = ResourceBlock(resource=ResourceContents(uri="file:///a.bin", blob="", mime_type=mime_type))
+    message = to_message([ResourceBlock(resource=contents)])
+    assert list(replay([message], "/")) == [UserMessageChunk(content=shown)]
 
 
 async def test_images_become_parts_beside_the_text():
@@ -320,7 +330,9 @@ async def test_a_prompt_without_any_block_is_an_empty_message():
     assert model.requests[0]["messages"][-1] == {"role": "user", "content": ""}
 
 
-def test_a_code_block_is_longer_at_its_edges_than_anything_in_it():
-    wall = "`" * 100_000
-    for text, fence in (("", "```"), ("``", "```"), ("a ``` b", "````"), ("`````\n```", "``````"), (wall, wall + "`")):
-        assert fenced(text) == f"{fence}\n{text}\n{fence}"
+@pytest.mark.parametrize(
+    ("text", "fence"), [("", "```"), ("``", "```"), ("a ``` b", "````"), ("`````\n```", "``````"), ("`" * 10**5, "")]
+)
+def test_a_code_block_is_longer_at_its_edges_than_anything_in_it(text: str, fence: str):
+    fence = fence or "`" * (10**5 + 1)
+    assert fenced(text) == f"{fence}\n{text}\n{fence}"

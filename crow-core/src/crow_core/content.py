@@ -314,8 +314,8 @@ def blocks_of(message: Message) -> list[ContentBlock]:
                 filled.append({"type": "image", "mimeType": mime_type, "data": next(data, "")})
             case {"type": "image" | "audio"}:
                 filled.append({**block, "data": next(data, "")})
-            case {"type": "resource", "resource": {"uri": _} as resource} if "text" not in resource:
-                blob = next(data, "") if str(resource.get("mimeType") or "").startswith("image/") else ""
+            case {"type": "resource", "resource": {**resource}} if "text" not in resource:
+                blob = next(data, "") if str(resource.get("mimeType")).startswith("image/") else ""
                 filled.append({**block, "resource": {**resource, "blob": blob}})
             case _:
                 filled.append(block)

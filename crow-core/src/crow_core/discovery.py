@@ -27,7 +27,7 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 NOTHING = """No model is configured, and no local server (Ollama, LM Studio, llama.cpp, vLLM) answers.
 Set OPENAI_BASE_URL and CROW_MODEL, for example http://localhost:11434/v1 and qwen3:8b,
-or OPENAI_API_KEY and CROW_MODEL for OpenAI, or write [models.NAME] into the configuration file.
+or OPENAI_API_KEY and CROW_MODEL for OpenAI, or write [models.NAME] into ~/.config/crow/config.toml.
 `crow demo` works right now, without any model."""
 
 
@@ -76,7 +76,7 @@ def from_settings(name: str, settings: ModelSettings) -> ChatModel:
     try:
         quirks = known(settings.base_url, settings.model, settings.quirks)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"[models.{name}.quirks]: {error}.") from error
+        raise ConfigError(f"config.toml, [models.{name}.quirks]: {error}.") from error
     return ChatModel(
         name=settings.model,
         base_url=settings.base_url,

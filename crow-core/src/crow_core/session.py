@@ -215,6 +215,8 @@ class Session:
     """Absolute folders the file tools may touch; the first is `cwd`."""
     readable: list[str] = field(default_factory=list[str])
     """Absolute folders that the file tools may look into, beside `roots`, and not change."""
+    brought: Sequence[Server] = ()
+    """MCP servers that the client named."""
     instructions: list[str] = field(default_factory=list[str])
     """The client's own, for the system prompt; they come before those of extensions."""
     log: list[Message] = field(default_factory=list[Message])
