@@ -44,14 +44,15 @@ def sessions() -> None:
 
 @sessions.command("list")
 @click.option("--all", "everywhere", is_flag=True, help="Of all folders, not only this one.")
+@click.option("--agents", is_flag=True, help="Those of sub-agents, too.")
 @limited(20)
 @AS_JSON
-def list_(everywhere: bool, limit: int, as_json: bool) -> None:
+def list_(everywhere: bool, agents: bool, limit: int, as_json: bool) -> None:
     """The sessions of this folder, the latest first."""
     from crow_persistence.reading import listing
 
     with reading() as connection:
-        page = listing(connection, "" if everywhere else os.getcwd(), "", limit)
+        page = listing(connection, "" if everywhere else os.getcwd(), "", limit, agents=agents)
     if as_json:
         print_json([{name: getattr(one, name) for name in one.__dataclass_fields__} for one in page.sessions])
         return

@@ -181,6 +181,10 @@ def noted(marker: Message) -> str:
             return f"Summed up, from about {before:,} to {after:,} tokens"
         case {"kind": "shrink", "before": int(before), "after": int(after)}:
             return f"Old tool outputs shortened, from about {before:,} to {after:,} tokens"
+        case {"kind": "child", "session": str(session)}:
+            return f"A sub-agent begins: session {session}"
+        case {"kind": "parent", "session": str(session)}:
+            return f"A sub-agent of session {session}"
         case {"kind": "pin"}:
             return "Pinned a message"
         case _:
