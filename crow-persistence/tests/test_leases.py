@@ -6,9 +6,10 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from threading import Event
 from time import time
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from crow_core.acp.schema import ClientCapabilities
@@ -268,6 +269,16 @@ async def test_a_heart_beats_as_long_as_a_session_is_open(database: Database, mo
         while not row(database).beat:
             await asyncio.sleep(0.01)
     assert row(database).beat is None
+
+
+def test_an_owner_that_hides_from_others_is_not_gone(monkeypatch: pytest.MonkeyPatch):
+    owner = leases.new_owner()
+
+    def closed(path: Path) -> NoReturn:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "read_text", closed)
+    assert not leases.is_gone(owner)
 
 
 def test_an_owner_is_this_process_and_no_other():

@@ -79,7 +79,7 @@ def started(pid: int) -> str | None:
 def is_gone(owner: str) -> bool:
     """Whether an owner has surely ended: a process of this machine that runs no more."""
     there, pid, start = f"{owner}:::".split(":")[:3]
-    return there == machine() and pid.isdecimal() and started(int(pid)) != start
+    return there == machine() and pid.isdecimal() and started(int(pid)) not in (start, "")
 
 
 def in_words(owner: str) -> str:
