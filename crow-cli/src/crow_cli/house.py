@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -294,7 +295,8 @@ def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str], home: H
         files = settings_in(folder)
         if files and not trust.trusts(folder):
             names = " and ".join(dict.fromkeys("/".join(file.relative_to(folder).parts[:2]) for file in files))
-            session.state["untrusted"] = f"{names} in {folder} ignored until you trust it: crow trust {folder}"
+            command = f"crow trust {shlex.quote(session.cwd)}"
+            session.state["untrusted"] = f"{names} in {folder} ignored until you trust it: {command}"
             return []
         return for_session(session, load_project(folder, env).mcp.servers, home)
 

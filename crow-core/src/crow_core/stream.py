@@ -282,7 +282,7 @@ def flatten(parts: Any) -> tuple[str, str]:
 
 
 def too_long(where: str, said: str) -> ModelError:
-    advice = "Go on in a new session, or choose a model with a larger window."
+    advice = "Take the prompt back (/undo), go on in a new session, or choose a model with a larger window."
     return ModelError(f"{where} refused the request as too long: {said}. {advice}", too_long=True)
 
 
