@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from crow_core.messages import Message, merge, settle
-from crow_core.stream import ModelError, Reader, explain
+from crow_core.stream import LONGEST, ModelError, Reader, explain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
@@ -566,3 +566,8 @@ def test_recorded_error_is_told_in_words(recording: dict[str, Any]) -> None:
     said = explain(recording["response_sse"].encode(), "")
     assert said
     assert said[0] not in "{[", "no JSON is left"
+
+
+@pytest.mark.parametrize("piece", [b"a" * 2**20, b'data: {"a": "' + b"a" * 2**20 + b"\n"], ids=["line", "event"])
+def test_an_event_without_an_end_is_given_up(piece: bytes) -> None:
+    assert "sent an event without an end" in read(*[piece] * (LONGEST // 2**20 + 1)).error

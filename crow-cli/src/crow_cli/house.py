@@ -24,6 +24,7 @@ from crow_core.config import (
     login_first,
     options_of,
     to_server,
+    unreadable,
     variables,
 )
 from crow_core.content import clean
@@ -116,6 +117,8 @@ async def build(
         system=system_prompt(config, home),
         max_steps=max_turns or config.max_turns,
     )
+    if config.servers_wait is not None:
+        crow.servers_wait = config.servers_wait
     crow.servers.append(built_in_tools(crow, hidden(env, config), env))
     rules = config.permissions
     trust = Trust(home.data)
@@ -131,6 +134,7 @@ async def build(
         allow=rules.allow,
         ask=rules.ask,
         deny=rules.deny,
+        own=[str(home.config), str(home.data)],
         project=lambda cwd: project_rules(trust, cwd, env),
     )
     crow.use(terminals)
@@ -231,7 +235,7 @@ def system_prompt(config: Config, home: Home) -> Prompt:
     try:
         return Prompt.from_file("system", path)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"prompts.system: {path} cannot be read: {error}.") from error
+        raise ConfigError(f"prompts.system: {unreadable(path, error)}") from error
 
 
 def prompt_files(config: Config, home: Home, trust: Trust, cwd: str) -> dict[str, Path]:
@@ -240,7 +244,7 @@ def prompt_files(config: Config, home: Home, trust: Trust, cwd: str) -> dict[str
     if config.prompts.system:
         files["system"] = home.config / Path(config.prompts.system).expanduser()
     project = Path(cwd)
-    if settings_in(project) and trust.trusts(project):
+    if trust.trusts(project):
         files |= prompts_below(project / ".crow" / "prompts")
     return files
 
@@ -303,7 +307,7 @@ def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str], home: H
 def project_rules(trust: Trust, cwd: str, env: Mapping[str, str]) -> tuple[Sequence[str], Sequence[str]]:
     """A trusted folder's own rules; they can only tighten."""
     folder = Path(cwd)
-    if not settings_in(folder) or not trust.trusts(folder):
+    if not trust.trusts(folder):
         return (), ()
     rules = load_project(folder, env).permissions
     return rules.ask, rules.deny

@@ -26,6 +26,11 @@ TOO_LONG = re.compile(
 )
 """How servers say that a request is longer than the window."""
 
+LONGEST = 16 * 1024 * 1024
+"""Bytes of one event; what sends more has no end."""
+PAGE = 1024 * 1024
+"""Bytes that are read of what is no event stream, such as an error page."""
+
 LOOK = "If that goes on, look into the server's log."
 
 
@@ -65,6 +70,8 @@ class Reader:
     def feed(self, data: bytes) -> list[Delta]:
         lines = (self.rest + data).split(b"\n")
         self.rest = lines.pop()
+        if len(self.rest) + len(self.half) > LONGEST:
+            raise self.broken("sent an event without an end")
         deltas: list[Delta] = []
         for line in lines:
             self.read_line(line, deltas)
@@ -83,7 +90,7 @@ class Reader:
                 raise self.broken("sent an event that is not JSON")
         elif line.startswith(b"error:"):  # llama.cpp's own field, in older versions
             raise self.reported(explain(line[6:], ""))
-        elif not line.startswith((b":", b"event:", b"id:", b"retry:")) and len(self.stray) < 1 << 20:
+        elif not line.startswith((b":", b"event:", b"id:", b"retry:")) and len(self.stray) < PAGE:
             self.stray += line + b"\n"
 
     def read_payload(self, payload: bytes, deltas: list[Delta]) -> None:

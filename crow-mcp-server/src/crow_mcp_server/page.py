@@ -29,7 +29,7 @@ SNIFFED = 2048  # bytes
 IMAGES = {"image/png", "image/jpeg", "image/gif", "image/webp"}
 APART: tuple[Kind, ...] = ("html", "pdf", "feed")
 FEED = re.compile(rb"<(rss|feed|rdf:RDF)[\s>]")
-HTML = re.compile(rb"\s*(<!--.*?-->\s*)*<(!doctype html|html|head|body)[\s>]", re.IGNORECASE | re.DOTALL)
+HTML = re.compile(rb"\s*(?:(?><!--.*?-->)\s*+)*+<(!doctype html|html|head|body)[\s>]", re.IGNORECASE | re.DOTALL)
 CONTROLS = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")  # lxml takes none of them
 NO_LINKS = "//a[starts-with(@href, '#') or starts-with(@href, 'javascript:') or ancestor::pre or ancestor::code]"
 """Links that are dropped, and their text kept: those to the page itself, and those in code."""

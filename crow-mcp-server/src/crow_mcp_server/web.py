@@ -19,7 +19,7 @@ ROBOT = "crow-mcp-server"  # what robots.txt may call us
 
 TIMEOUT = 20.0  # seconds for everything that is asked of servers in a call
 MAX_KEPT = 16 * 1024 * 1024  # bytes of pages kept
-ROBOTS_LIMIT = 512 * 1024  # bytes of a robots.txt
+ROBOTS_LIMIT = 512 * 1024  # bytes of a robots.txt that are read
 ROBOTS_AGE = 3600.0  # seconds it is good for
 ROBOTS_KEPT = 500
 
@@ -117,7 +117,7 @@ class Web:
     async def _fetch_rules(self, client: httpx2.AsyncClient, origin: str) -> Protego | None:
         async def permit(before: httpx2.URL, after: httpx2.URL) -> None: ...
 
-        reply = await get(client, parse(origin), permit=permit, known={}, limit=ROBOTS_LIMIT)
+        reply = await get(client, parse(origin), permit=permit, known={}, limit=ROBOTS_LIMIT, whole=False)
         if reply.status in (401, 403) or reply.status >= 500:
             raise Refusal(f"{origin} answers {reply.status}, so programs may fetch nothing there. Use another source.")
         return None if reply.status >= 400 else Protego.parse(reply.body.decode("utf-8", "replace"))
