@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from msgspec import UNSET, DecodeError, Raw, Struct, UnsetType, ValidationError
 from msgspec.json import Decoder
@@ -60,8 +60,11 @@ class RpcError(Exception):
         self.message = message  # one short line
         self.data: Any = {**(data or {}), "details": encodable(details)} if details else data
         """For programs, UNSET if there is none; clients show its `details` to people."""
-        if isinstance(self.data, dict) and (said := cast(dict[str, Any], self.data).get("details")):
-            self.add_note(str(said))
+        match self.data:
+            case {"details": str(said)} if said:
+                self.add_note(said)
+            case _:
+                pass
 
 
 class ConnectionClosed(ConnectionError):
