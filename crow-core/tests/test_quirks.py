@@ -294,7 +294,7 @@ def test_hosts_and_families_are_known(url: str, name: str, quirk: str, value: An
 
 @pytest.mark.parametrize("wrong", [{"echo": "sometimes"}, {"colour": "blue"}, {"window": "large"}])
 def test_quirk_that_is_none_is_an_error_that_names_the_model(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"^\[models\.local\.quirks\]: .*(echo|colour|window)"):
+    with pytest.raises(ConfigError, match=r"^config\.toml, \[models\.local\.quirks\]: .*(echo|colour|window)"):
         from_settings("local", ModelSettings(base_url="http://localhost/v1", model="m", quirks=wrong))
 
 
