@@ -121,6 +121,7 @@ async def test_a_tool_of_the_clients_mcp_server_is_called_where_it_is_permitted(
 ) -> None:
     ear = await listen("ear")
     call: ToolCall = {"name": "keeper_keep", "arguments": {"what": "a promise"}}
+    machine.configure("servers_wait = 60\n")
     async with ScriptedServer([Reply(tool_calls=[call]), Reply("Kept.")]) as server:
         machine.ask(server.url)
         async with machine.editor(permit="allow_once") as editor:

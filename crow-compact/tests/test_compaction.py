@@ -497,6 +497,10 @@ async def test_a_window_that_is_only_assumed_is_said_to_be():
         await talk.say("Hello")
         await talk.say(LONG * 90)
         assert "of 32,768 (assumed: set the model's window): making room" in talk.editor.thoughts
+    async with talking(Speaker(limit=WINDOW * 10), window=None) as talk:
+        with pytest.raises(RpcError, match="context length"):
+            await talk.say(LONG * 100)
+        assert "of 32,768 (assumed: set the model's window): making room" in talk.editor.thoughts
 
 
 async def test_what_was_summed_up_comes_back_when_it_is_rewound():

@@ -8,7 +8,6 @@ from typing import Any
 import crow_mcp_server
 import pytest
 from crow_core.acp.schema import (
-    UNSET,
     AudioBlock,
     BlockContent,
     ClientCapabilities,
@@ -102,15 +101,6 @@ async def test_an_embedded_binary_file_is_named(blob: str):
     content = await message_of(block)
     assert content.startswith("[attached: /a.bin, ")
     assert content.endswith("bytes that are neither text nor an image]")
-
-
-@pytest.mark.parametrize("mime_type", [UNSET, None, "application/zip"])
-def test_an_embedded_binary_file_is_shown_again_without_its_bytes(mime_type: Any):
-    """Also where the client did not say of which type it is."""
-    contents = ResourceContents(uri="file:///a.bin", blob="AAEC", mime_type=mime_type)
-    shown = ResourceBlock(resource=ResourceContents(uri="file:///a.bin", blob="", mime_type=mime_type))
-    message = to_message([ResourceBlock(resource=contents)])
-    assert list(replay([message], "/")) == [UserMessageChunk(content=shown)]
 
 
 async def test_images_become_parts_beside_the_text():

@@ -462,7 +462,7 @@ def test_retry_after_that_is_no_number_is_as_if_absent(header: str) -> None:
         (
             Failure(500, {"error": {"message": "the request exceeds the available context size."}}),
             "refused the request as too long: the request exceeds the available context size (500). "
-            "Go on in a new session, or choose a model with a larger window.",
+            "Take the prompt back (/undo), go on in a new session, or choose a model with a larger window.",
         ),
         (
             Failure(402, {"error": {"message": "Insufficient credits"}}),

@@ -63,9 +63,9 @@ class Tools:
         assert not result.is_error, result.text
         return result.text
 
-    async def look_until(self, session: str, *signs: str) -> str:
-        """Look again until all signs have been seen."""
-        seen = ""
+    async def look_until(self, session: str, *signs: str, **given: str) -> str:
+        """Give a command, input or keys, if any, and look until all signs have been seen."""
+        seen = await self.look(session, wait=0, **given)
         while not all(sign in seen for sign in signs):
             seen += await self.look(session, wait=0.05)
         return seen

@@ -697,6 +697,8 @@ async def test_proxies_of_the_environment_are_not_used(site: Site, get: Fetch, m
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     await get.read(site.url("/article"))
+    site.pages["/odd"] = b"no HTTP\r\n\r\n"
+    assert "Proxies of the environment are not used" in await get.refused(site.url("/odd"))
 
 
 def test_the_schema_is_told_in_few_words():

@@ -813,7 +813,7 @@ async def test_relative_absolute_and_home_paths_lead_to_the_same_file(tools, fol
         assert (await tools.edit("view", path)).text.startswith(f"{folder}/a ")
 
 
-@pytest.mark.parametrize("path", ["", "  ", "a\0b"])
+@pytest.mark.parametrize("path", ["", "  ", "a\0b", "\ud800"])
 async def test_what_is_no_path_is_refused(tools, path):
     assert "is not a path" in await tools.refused("view", path)
 

@@ -136,9 +136,11 @@ async def test_a_timeout_holds_for_what_goes_on(tools, later):
 
 
 async def test_looking_again_shows_what_is_new_only(tools, folder):
-    await tools.run("seq 1 40000; while [ ! -e go ]; do sleep 0.01; done; seq 40001 40003", wait=0)
+    stop = "while [ ! -e {} ]; do sleep 0.01; done"
+    await tools.run(f"{stop.format('one')}; seq 1 40000; {stop.format('two')}; seq 40001 40003", wait=0)
+    (folder / "one").touch()
     await tools.look_until("1", "\n40000")
-    (folder / "go").touch()
+    (folder / "two").touch()
     assert await tools.look("1", wait=60) == "40001\n40002\n40003"
 
 
@@ -187,10 +189,8 @@ async def test_a_program_that_was_answered_does_not_ask_until_it_says_something(
 
 
 async def test_a_python_prompt_is_talked_to(tools):
-    await tools.run(f"{sys.executable} -q", session="py", wait=0)
-    await tools.look_until("py", ">>>")
-    await tools.look("py", input="print(6 * 7)", wait=0)
-    await tools.look_until("py", "42", ">>>")
+    await tools.look_until("py", ">>>", command=f"{sys.executable} -q")
+    await tools.look_until("py", "42", ">>>", input="print(6 * 7)")
     assert "something else is running" in await tools.not_run(command="ls", session="py")
     assert await tools.look("py", keys="C-d", wait=60) == "[no output]"
     assert await tools.run("echo shell", session="py") == "shell"
@@ -212,9 +212,8 @@ async def test_keys_interrupt_stop_and_end_what_reads(tools, folder):
     await tools.run("fg", session="a", wait=0)
     await tools.until(lambda: "+" in tools.state(pid))  # it has the terminal
     await tools.look("a", keys="C-c", wait=60)
-    await tools.run("cat", session="a", wait=0)
-    await tools.look("a", input="one", wait=0)
-    await tools.look_until("a", "one\none")
+    await tools.run("sed -n s/one/two/p", session="a", wait=0)
+    await tools.look_until("a", "two", input="one")
     assert await tools.look("a", keys="C-d", wait=60) == "[no output]"
     assert "Nothing runs in session 'a'" in await tools.not_run(session="a", keys="C-d")
 
@@ -229,11 +228,9 @@ async def test_a_background_job_runs_on_in_its_terminal(tools, folder):
 async def test_an_editor_is_seen_as_a_screen(tools, folder):
     if not shutil.which("vi"):
         pytest.skip("needs vi")
-    await tools.run("vi -u NONE a.txt", session="a", wait=0)
-    await tools.look_until("a", "[screen]\n", "a.txt")
+    await tools.look_until("a", "[screen]\n", "a.txt", command="vi -u NONE a.txt")
     await tools.look("a", keys="i", wait=0)
-    await tools.look("a", input="typed by a model", wait=0)
-    assert "\x1b" not in await tools.look_until("a", "typed by a model")
+    assert "\x1b" not in await tools.look_until("a", "typed by a model", input="typed by a model")
     await tools.look("a", keys="Escape", wait=0)
     assert await tools.look("a", keys=": w q Enter", wait=60) == "[no output]"
     assert (folder / "a.txt").read_text().startswith("typed by a model")

@@ -61,6 +61,19 @@ SEARXNG = {
     "unresponsive_engines": [],
 }
 
+DUCKDUCKGO = """<!DOCTYPE html><html><body><div class="serp__results"><div id="links" class="results">
+<div class="result results_links results_links_deep result--ad"><div class="links_main links_deep result__body">
+<h2 class="result__title"><a rel="nofollow" class="result__a" href="https://duckduckgo.com/y.js?ad_domain=x.test">Buy</a>
+</h2><a class="result__snippet" href="https://duckduckgo.com/y.js?ad_domain=x.test">Feeders</a></div></div>
+<div class="result results_links results_links_deep web-result"><div class="links_main links_deep result__body">
+<h2 class="result__title"><a rel="nofollow" class="result__a" href="https://example.com/crows?a=1&amp;b=2">Crows &amp;
+numbers</a></h2><div class="result__extras"><div class="result__extras__url"><a class="result__url"
+href="https://example.com/crows?a=1&amp;b=2">example.com/crows</a></div></div><a class="result__snippet"
+href="https://example.com/crows?a=1&amp;b=2">They <b>count</b> out loud.</a><div class="clear"></div></div></div>
+<div class="result results_links results_links_deep web-result"><div class="links_main links_deep result__body">
+<h2 class="result__title"><a rel="nofollow" class="result__a" href="https://example.org/ravens">Ravens</a></h2>
+<a class="result__snippet" href="https://example.org/ravens">They plan.</a></div></div></div></div></body></html>"""
+
 
 @dataclass
 class Engine:
@@ -275,6 +288,27 @@ async def test_duckduckgo_is_asked_last_and_needs_no_key(one: Engine, monkeypatc
     one.answer(b"", 500)
     [answer] = await search({"SEARXNG_URL": one.url}, "crows")
     assert "SearXNG answered 500 Word; DuckDuckGo gave no answer" in answer.content[0].text
+
+
+async def test_duckduckgos_page_becomes_results(one: Engine, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.undo()
+    monkeypatch.setattr("ddgs.engines.duckduckgo.Duckduckgo.search_url", f"{one.url}/html/")
+    one.answer(DUCKDUCKGO.encode(), Content_Type="text/html; charset=UTF-8")
+    [answer] = await search({}, "crows & numbers", count=5)
+    assert answer.structured_content == {
+        "provider": "DuckDuckGo",
+        "results": [
+            {
+                "title": "Crows & numbers",
+                "url": "https://example.com/crows?a=1&b=2",
+                "snippet": "They count out loud.",
+            },
+            {"title": "Ravens", "url": "https://example.org/ravens", "snippet": "They plan."},
+        ],
+    }
+    [(start, _, body)] = one.asked
+    assert start.startswith("POST /html/ ")
+    assert parse_qs(body.decode())["q"] == ["crows & numbers"]
 
 
 async def test_an_empty_query_is_refused():

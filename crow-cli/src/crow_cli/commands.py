@@ -163,7 +163,7 @@ def doctor(model: str, as_json: bool, save: bool) -> None:
 @cli.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".")
 def trust(folder: Path) -> None:
-    """Let a FOLDER's .mcp.json, .crow/config.toml, prompts, skills and commands count, as they are now."""
+    """Let a FOLDER's settings count as they are now: .mcp.json, .crow/config.toml, prompts, skills, commands."""
     from crow_cli.screen import spelled_out
 
     folder = folder.absolute()

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -119,7 +120,7 @@ async def build(
     )
     if config.servers_wait is not None:
         crow.servers_wait = config.servers_wait
-    crow.servers.append(built_in_tools(crow, hidden(env, config), env))
+    crow.servers.append(built_in_tools(crow, hidden(env, config), env, config.fetch.allow_hosts))
     rules = config.permissions
     trust = Trust(home.data)
     if remember:  # before all others: so it hears last that a session ends, and what they say then is stored
@@ -183,12 +184,16 @@ def find_extension(name: str, home: Home) -> Callable[..., None]:
     )
 
 
-def built_in_tools(crow: Crow, hidden_env: Sequence[str] = (), env: Mapping[str, str] = os.environ) -> Server:
+def built_in_tools(
+    crow: Crow, hidden_env: Sequence[str] = (), env: Mapping[str, str] = os.environ, allow_hosts: Sequence[str] = ()
+) -> Server:
     """Our own tools, in this process; described by a file, so that they are loaded only when one is called."""
     tools = [tool for tool in crow_mcp_server.tools() if tool["name"] not in THROUGH_ACP]
 
     def source() -> Any:
-        return crow_mcp_server.create_server(lambda meta: workspace_for(crow, meta), hidden_env, stays=True, env=env)
+        return crow_mcp_server.create_server(
+            lambda meta: workspace_for(crow, meta), hidden_env, allow_hosts=allow_hosts, stays=True, env=env
+        )
 
     crow.session_end(end_terminals)
     return Server("crow", source, definitions=tools, built_in=True, shared=True)
@@ -294,7 +299,8 @@ def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str], home: H
         files = settings_in(folder)
         if files and not trust.trusts(folder):
             names = " and ".join(dict.fromkeys("/".join(file.relative_to(folder).parts[:2]) for file in files))
-            session.state["untrusted"] = f"{names} in {folder} ignored until you trust it: crow trust {folder}"
+            command = f"crow trust {shlex.quote(session.cwd)}"
+            session.state["untrusted"] = f"{names} in {folder} ignored until you trust it: {command}"
             return []
         return for_session(session, load_project(folder, env).mcp.servers, home)
 

@@ -110,7 +110,8 @@ def gauge_of(session: Session) -> Gauge:
 async def attempt(planned: Compaction, tokens: int) -> bool:
     """Compact, and tell the person what came of it; gives whether it did."""
     session = planned.session
-    assumed = "" if room(session.model) or planned.gauge.refused else " (assumed: set the model's window)"
+    known = room(session.model) or planned.window != UNKNOWN_WINDOW
+    assumed = "" if known else " (assumed: set the model's window)"
     await session.notice(f"About {tokens:,} tokens of {planned.window:,}{assumed}: making room.")
     try:
         report = await told(planned)

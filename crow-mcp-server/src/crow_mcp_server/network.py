@@ -102,7 +102,8 @@ def _forbidden(host: str, addresses: list[str]) -> Refusal:
     where = "" if addresses == [host] else f" ({', '.join(addresses)})"
     return Refusal(
         f"{host}{where} is not on the public internet, and this tool reaches nothing else. "
-        "If the user wants it reached, they can allow it: --allow-host HOST, when crow-mcp-server is started."
+        "If the user wants it reached, they can allow it: --allow-host HOST when crow-mcp-server is started, "
+        "allow_hosts of [fetch] in crow's config.toml."
     )
 
 

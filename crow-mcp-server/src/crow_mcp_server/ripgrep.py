@@ -60,6 +60,11 @@ async def ripgrep(place: Place, *options: str, only: str = "") -> AsyncGenerator
                 stderr=subprocess.PIPE,
                 pass_fds=(rules,),
             )
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise Refusal(
+                f"ripgrep cannot search for that: {why}. Nothing was searched. Give something shorter and plainer."
+            ) from None
         finally:
             os.close(opened)
             os.close(rules)

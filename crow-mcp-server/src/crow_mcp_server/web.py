@@ -4,6 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from time import monotonic
+from urllib.request import getproxies_environment
 
 import anyio
 import httpcore2
@@ -87,7 +88,10 @@ class Web:
         except TimeoutError:
             raise Refusal(f"{asked.host} took more than {TIMEOUT:g} seconds. Try again later, or elsewhere.") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise Refusal(f"{asked} could not be read: {_reason(error)}. Check the URL, or try another.") from None
+            direct = " Proxies of the environment are not used." if getproxies_environment() else ""
+            raise Refusal(
+                f"{asked} could not be read: {_reason(error)}. Check the URL, or try another.{direct}"
+            ) from None
         if kept and reply.status == 304:
             return kept
         page = Page(reply)
