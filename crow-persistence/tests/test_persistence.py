@@ -23,6 +23,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.messages import Message, view
+from crow_core.model import Call
 from crow_core.session import Session, new_id
 from crow_core.store import StoreError
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
@@ -30,7 +31,7 @@ from crow_persistence import extension, reading
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.store import Store
-from crow_persistence.tables import blobs, drafts, messages, metadata, sessions
+from crow_persistence.tables import blobs, calls, drafts, messages, metadata, sessions
 from sqlalchemy import Connection, select, text
 
 pytestmark = pytest.mark.anyio
@@ -296,6 +297,30 @@ async def test_a_session_whose_database_was_deleted_is_written_anew(tmp_path: Pa
         await editor.prompt(id, "three")
         assert stored(Database(url_of(database)), id) == crow.sessions[id].log
     database.close()
+
+
+async def test_a_call_is_never_written_down_as_that_of_a_session_in_another_file(tmp_path: Path):
+    store, other = (Store(f"sqlite:///{tmp_path / name}.db", tmp_path) for name in ("crow", "other"))
+    async with forgetful() as mine, forgetful() as foreign:
+        for each, session in ((store, mine), (other, foreign)):
+            session.append({"role": "user", "content": "one"})
+            each.append(session)
+        other.database.close()
+        for name in ("crow.db-wal", "crow.db-shm"):
+            os.unlink(tmp_path / name)
+        (tmp_path / "other.db").replace(tmp_path / "crow.db")
+        with pytest.raises(StoreError, match="replaced"):
+            store.beat()  # hears of it, and nobody else does
+        call = Call(mine.model, {"messages": []})
+        store.call(mine, call)
+        with store.database.reading() as connection:
+            assert connection.scalars(select(calls.c.id)).all() == []
+        mine.append({"role": "user", "content": "two"})
+        store.append(mine)
+        store.call(mine, call)
+        with store.database.reading() as connection:
+            assert connection.scalar(select(sessions.c.id).join(calls)) == mine.id
+    store.database.close()
 
 
 class Deaf(Database):

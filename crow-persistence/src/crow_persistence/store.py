@@ -62,7 +62,8 @@ class Store:
         track.trail.secrets = secrets
         if track.number:
             with self.database.writing() as connection:
-                requests.write(connection, track.number, call, track.trail)
+                if track.engine in (None, connection.engine):  # in another database, its next message comes first
+                    requests.write(connection, track.number, call, track.trail)
 
     def track(self, session: Session) -> Track:
         """How far a session is written."""
