@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from crow_core.acp.connection import RpcError
-from crow_core.acp.schema import AvailableCommandsUpdate, EnvVariable, HttpHeader, McpServer
-from crow_core.testing import Editor, Failure, Reply, ScriptedServer, ToolCall
+from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
+from crow_core.testing import Failure, Reply, ScriptedServer, ToolCall
 
 if TYPE_CHECKING:
     from conftest import Machine
@@ -23,6 +23,8 @@ CANARIES = [f"canary-{n:02}-7f3a{n:02}c2e" for n in range(12)]
 )
 
 CONFIG = """
+servers_wait = 60
+
 [permissions]
 mode = "yolo"
 
@@ -53,13 +55,8 @@ from fastmcp import FastMCP
 
 server = FastMCP("birds")
 server.tool(lambda: dict(os.environ), name="tell")
-server.prompt(lambda: "Sing.", name="up")
 server.run(show_banner=False)
 """
-
-
-def commands(editor: Editor) -> set[str]:
-    return {command.name for update in editor.of(AvailableCommandsUpdate) for command in update.available_commands}
 
 
 def leaks(text: str) -> list[str]:
@@ -120,7 +117,6 @@ async def test_twelve_canaries_stay_where_they_are(machine: "Machine", tmp_path:
         ]
         async with machine.editor() as editor:
             session = (await editor.new_session(str(machine.project), clients)).session_id
-            await editor.until(lambda editor: {"birds:up", "clients:up"} <= commands(editor))
             await editor.prompt(session, f"Use {' '.join(CANARIES)}")
             errors: list[str] = []
             with pytest.raises(RpcError) as caught:

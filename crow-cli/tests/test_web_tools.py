@@ -51,6 +51,18 @@ async def test_a_provider_that_crow_was_given_is_asked_after_a_question_and_its_
     assert KEY not in str(model.requests)
 
 
+async def test_a_host_that_the_user_allows_is_fetched_from(machine: "Machine", brave: tuple[str, list[str]]) -> None:
+    url, asked = brave
+    machine.configure(f'[fetch]\nallow_hosts = ["{url.removeprefix("http://")}"]\n')
+    model = ScriptedModel([Reply(tool_calls=[{"name": "fetch", "arguments": {"url": f"{url}/a"}}]), Reply("Done.")])
+    crow = await build(machine.env, models={"scripted": model}, remember=False)
+    async with connect(crow, permit="allow_once") as editor:
+        session = await editor.new_session(str(machine.project))
+        await editor.prompt(session.session_id, "go")
+    assert "https://example.com/" in str(model.requests[-1])
+    assert any(request.startswith("GET /a ") for request in asked)
+
+
 async def test_each_tool_is_offered_once(machine: "Machine") -> None:
     model = ScriptedModel([Reply("Hello.")])
     crow = await build(machine.env, models={"scripted": model}, remember=False)

@@ -20,8 +20,10 @@ def nowhere() -> Iterator[str]:
         yield f"http://127.0.0.1:{held.getsockname()[1]}/v1"
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def patience() -> Iterator[None]:
     """A machine may be slow: what is not about waiting waits until the servers are up."""
-    monkeypatch.setattr(app, "SERVERS_WAIT", 200)
-    monkeypatch.setattr(toolbox, "CHANGES_WAIT", 200)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "SERVERS_WAIT", 200)
+        patch.setattr(toolbox, "CHANGES_WAIT", 200)
+        yield

@@ -159,6 +159,16 @@ def test_what_a_prompt_attached_is_shown_again_as_it_was():
     assert [update.content for update in shown if isinstance(update, UserMessageChunk)] == blocks
 
 
+@pytest.mark.parametrize("kind", [{}, {"mime_type": None}, {"mime_type": "application/zip"}])
+def test_a_binary_file_that_was_attached_is_shown_again_without_its_data(kind: dict[str, Any]):
+    """Whether or not its kind was said."""
+    (shown,) = replay(
+        [to_message([ResourceBlock(resource=ResourceContents(uri="file:///a", blob="AAAA", **kind))])], "/"
+    )
+    assert isinstance(shown, UserMessageChunk)
+    assert shown.content == ResourceBlock(resource=ResourceContents(uri="file:///a", blob="", **kind))
+
+
 async def test_what_the_agent_cannot_perceive_is_said_to_the_model():
     model = ScriptedModel([Reply("I see.")])
     async with connect(Crow(model)) as editor:

@@ -16,6 +16,7 @@ from openai._streaming import SSEDecoder
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
+FIELDS = ["content", "reasoning", "tool_calls", "id", "index", "function", "name", "arguments", "type", "text"]
 RECORDINGS = Path(__file__).parents[2].parent / "shared" / "recordings"
 """Real streams, in a folder beside the checkout."""
 
@@ -399,9 +400,39 @@ def test_event_that_is_no_json_is_an_error_and_not_lost_silently() -> None:
     assert "sent an event that is not JSON" in answer.error
 
 
-@pytest.mark.parametrize("odd", [{"choices": [None]}, {"choices": {"a": 1}}, {"choices": [{"delta": "Hi"}]}])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"choices": 5},
+        {"choices": [None]},
+        {"choices": {"a": 1}},
+        {"choices": [{"delta": "Hi"}]},
+        {"choices": [{"delta": {"tool_calls": 1}}]},
+        {"choices": [{"delta": {"tool_calls": ["f"]}}]},
+        {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": "f"}]}}]},
+    ],
+)
 def test_event_of_an_unknown_shape_is_an_error_that_shows_it(odd: dict[str, Any]) -> None:
-    assert read(chunk(**odd)).error.startswith('http://model/v1 sent something unknown: {"choices": ')
+    """In a stream, and where it is all that came."""
+    for sent in (chunk(**odd), json.dumps(odd).encode()):
+        assert read(sent).error.startswith('http://model/v1 sent something unknown: {"choices": ')
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, ANY)), max_size=4), ANY)
+def test_whatever_an_event_holds_it_is_read_or_refused(parts: list[Any], reason: Any) -> None:
+    events = [chunk(choices=[{"delta": part}]) for part in parts]
+    answer = read(*events, chunk(choices=[{"delta": {}, "finish_reason": reason}]))
+    assert isinstance(answer.finish_reason, str)
+    for call in settle(answer.message, used=set()).get("tool_calls", []):
+        assert all(isinstance(text, str) for text in (call["id"], *call["function"].values()))
 
 
 def test_character_split_between_two_pieces_is_whole_again() -> None:

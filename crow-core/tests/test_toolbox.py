@@ -34,6 +34,7 @@ from crow_core.servers import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 from fastmcp import Context, FastMCP
+from fastmcp.tools import Tool
 
 pytestmark = [
     pytest.mark.anyio,
@@ -764,24 +765,54 @@ async def test_a_schema_that_refers_to_itself_is_shown(stdio: Stdio):
     assert model.requests[0]["tools"][0]["function"]["parameters"] == schema
 
 
-@pytest.mark.parametrize(
-    ("tools", "why"),
-    [
-        ([{"name": "deep", "inputSchema": nested(400)}], "its answer is not valid"),
-        ([{"name": "odd", "inputSchema": {"type": "object", "properties": [1]}}], "tools.0.inputSchema.properties"),
-    ],
-)
-async def test_a_list_that_cannot_be_read_is_reported_and_the_others_work(
-    tools: list[dict[str, Any]], why: str, stdio: Stdio
-):
+async def test_a_list_that_cannot_be_read_is_reported_and_the_others_work(stdio: Stdio):
     model = one_by_one(use("good_pid"))
     async with connect(Crow(model)) as editor:
-        session = await editor.new_session("/", [stdio.offering(*tools), stdio.config("good")])
+        deep = stdio.offering({"name": "deep", "inputSchema": nested(400)})
+        session = await editor.new_session("/", [deep, stdio.config("good")])
         await editor.prompt(session.session_id, "hi")
-    assert editor.thoughts.startswith("MCP server 'demo' did not ")
-    assert why in editor.thoughts
+    assert editor.thoughts.startswith("MCP server 'demo' did not start: its answer is not valid.")
     assert len(editor.thoughts) < 500
     assert int(results(model)[0]) in stdio.started()
+
+
+ODD: list[dict[str, Any]] = [
+    {"name": "odd", "inputSchema": {"type": "object", "properties": [1]}},
+    {"name": "\x1b[2Jodder", "inputSchema": {"type": "array"}},
+    {"name": None},
+    {"name": "described", "description": {"a": 1}},
+    {"name": "hinted", "annotations": "yes"},
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=["properties", "array", "no name", "description", "annotations"])
+async def test_a_tool_that_is_none_is_left_out_with_a_word_and_the_others_work(odd: dict[str, Any], stdio: Stdio):
+    model = one_by_one(use("demo_pid"))
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [stdio.offering(odd, {"name": "pid"})])
+        await editor.prompt(session.session_id, "hi")
+    assert offered(model.requests[0]) == ["demo_pid"]
+    assert int(results(model)[0]) in stdio.started()
+    told = re.fullmatch(
+        r"MCP server 'demo' has tools that were left out: (.*): what .* keep to MCP \(.*\)\.\n", editor.thoughts
+    )
+    assert told
+    assert told[0][:-1].isprintable()
+    assert told[1] == repr(odd["name"] or "?")
+
+
+async def test_a_tool_whose_schema_is_none_is_offered_without_it():
+    """Which since 2026 no SDK looks at."""
+    server = FastMCP("demo")
+    server.add_tool(tool := Tool.from_function(lambda: "caw", name="sing"))
+    tool.parameters = {"type": "object", "properties": ["x"]}
+    model = one_by_one(use("demo_sing", x="[]"))
+    async with connect(Crow(model, servers=[Server("demo", lambda: server, shared=True)])) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "hi")
+    (shown,) = model.requests[0]["tools"]
+    assert shown["function"]["parameters"] == {"type": "object", "properties": {}}
+    assert len(results(model)) == 1
 
 
 async def test_what_others_need_of_a_server_is_its_client(stdio: Stdio):

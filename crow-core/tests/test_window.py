@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "PATIENCE", 30.0)  # the machine may be busy
 
 

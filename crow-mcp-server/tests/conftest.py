@@ -1,6 +1,8 @@
 """A real client on a real server over FastMCP's memory transport."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,51 @@ class Tools:
         assert not result.is_error, result.text
         return result.text
 
+    async def look(self, session: str, **arguments: Any) -> str:
+        """What a session shows that is expected to be there."""
+        result = await self.call("terminal", {"session": session} | arguments)
+        assert not result.is_error, result.text
+        return result.text
+
+    async def look_until(self, session: str, *signs: str, **given: str) -> str:
+        """Give a command, input or keys, if any, and look until all signs have been seen."""
+        seen = await self.look(session, wait=0, **given)
+        while not all(sign in seen for sign in signs):
+            seen += await self.look(session, wait=0.05)
+        return seen
+
+    async def not_run(self, **arguments: Any) -> str:
+        """What the model reads about a call of `terminal` that is expected to fail."""
+        result = await self.call("terminal", arguments)
+        assert result.is_error, result.text
+        return result.text
+
+    async def pids(self, count: int) -> list[int]:
+        """The process ids that commands have written to files named *.pid, once there are `count`."""
+
+        def written() -> list[int]:
+            return [int(text) for file in self.folder.glob("*.pid") if (text := file.read_text()).endswith("\n")]
+
+        await self.until(lambda: len(written()) == count)
+        return written()
+
+    async def gone(self, pids: Sequence[int]) -> None:
+        """Wait until none of these processes is left."""
+        await self.until(lambda: not any(map(self.alive, pids)))
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        while not condition():
+            await asyncio.sleep(0.01)
+
+    def alive(self, pid: int) -> bool:
+        """Whether a process runs; one that only waits to be reaped does not."""
+        return self.state(pid)[:1] not in ("", "Z", "X")
+
+    def state(self, pid: int) -> str:
+        """What `ps` says of it, such as "S+": it sleeps, in the foreground of its terminal."""
+        command = ["ps", "-o", "stat=", "-p", str(pid)]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
 
 @pytest.fixture
 def anyio_backend() -> str:
@@ -73,3 +120,13 @@ def folder(tmp_path: Path) -> Path:
 async def tools(folder: Path) -> AsyncIterator[Tools]:
     async with Client(create_server(hidden_env=["CROW_TEST_KEY"])) as client:
         yield Tools(client, folder)
+
+
+@pytest.fixture
+async def later() -> Callable[[float], None]:
+    """Lets seconds pass at once for all that waits in the event loop, so that a test says what comes before a
+    timeout."""
+    loop = asyncio.get_running_loop()
+    clock, ahead = loop.time, [0.0]
+    loop.time = lambda: clock() + sum(ahead)
+    return ahead.append

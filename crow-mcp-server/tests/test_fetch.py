@@ -131,6 +131,13 @@ class Fetch:
         return result.text
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that has time: it may be busy with other tests."""
+    monkeypatch.setattr(web, "TIMEOUT", 50.0)
+    monkeypatch.setattr(fetch, "READING", 50.0)
+
+
 @asynccontextmanager
 async def fetching(**options: Any) -> AsyncIterator[Fetch]:
     async with Client(create_server(**options)) as client:
@@ -313,6 +320,13 @@ async def test_a_redirect_to_what_robots_may_not_have_is_not_followed(site: Site
     site.put("/away", "", "302 Found", Location="/private/diary")
     assert "asks programs not to fetch" in await get.refused(site.url("/away"))
     assert "/private/diary" not in site.asked
+
+
+async def test_of_robots_without_end_the_beginning_counts(site: Site, get: Fetch):
+    rules = "User-agent: *\nDisallow: /private\n" + "# and so on\n" * 100_000
+    site.put("/robots.txt", rules, Content_Type="text/plain")
+    await get.read(site.url("/article"))
+    assert "asks programs not to fetch" in await get.refused(site.url("/private/diary"))
 
 
 @pytest.mark.parametrize(
@@ -649,7 +663,7 @@ async def test_a_certificate_is_checked_for_the_name_though_an_address_is_dialle
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(certificate, key)
     site = Site()
-    site.put("/article", ARTICLE, Content_Type="text/html")
+    site.put("/article", ARTICLE, Content_Type="text/plain")
     server = await asyncio.start_server(site.answer, "127.0.0.1", 0, ssl=tls)
     port = server.sockets[0].getsockname()[1]
     script = (
@@ -683,6 +697,8 @@ async def test_proxies_of_the_environment_are_not_used(site: Site, get: Fetch, m
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     await get.read(site.url("/article"))
+    site.pages["/odd"] = b"no HTTP\r\n\r\n"
+    assert "Proxies of the environment are not used" in await get.refused(site.url("/odd"))
 
 
 def test_the_schema_is_told_in_few_words():

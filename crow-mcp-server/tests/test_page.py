@@ -36,6 +36,7 @@ def test_any_feed_gives_its_entries_or_a_reason(feed: bytes):
         assert from_feed(feed).startswith("# ")
 
 
+@WILD
 @given(
     st.binary(max_size=300),
     st.none() | st.text(max_size=10) | st.sampled_from(["utf-7", "idna", "hex", "utf-16", "replacement"]),
@@ -44,6 +45,11 @@ def test_any_feed_gives_its_entries_or_a_reason(feed: bytes):
 def test_any_bytes_are_decoded_whatever_charset_is_claimed(body: bytes, charset: str | None, html: bool):
     assert isinstance(decode(body, charset, html=html), str)
     assert kind_of(body, charset or "")
+
+
+def test_no_beginning_of_a_page_takes_long_to_tell_what_it_is():
+    assert kind_of(b"<!---->" * 290 + b"x", "") == "text"
+    assert kind_of(b"<!-- crows --> <!---->" * 20 + b"<html>", "") == "html"
 
 
 @pytest.mark.anyio

@@ -119,6 +119,9 @@ async def test_a_pattern_over_lines_and_one_that_ignores_case(project, search):
     ("arguments", "said"),
     [
         ({"pattern": "needle("}, "unclosed group"),
+        ({"pattern": "needle\0"}, "cannot search for that: embedded null byte"),
+        ({"pattern": "needle\ud800"}, "cannot search for that: 'utf-8'"),
+        ({"pattern": "needle" * 500_000}, "cannot search for that: Argument list too long"),
         ({"pattern": "needle", "type": "klingon"}, "unrecognized file type: klingon"),
         ({"pattern": "needle", "glob": "["}, "error parsing glob"),
         ({"pattern": "needle", "path": "gone"}, "does not exist"),
@@ -142,6 +145,7 @@ async def test_many_matches_come_in_pages_that_miss_nothing(folder, search):
         if not result.data["more"]:
             break
         assert result.text.endswith(f"offset {offset} shows more]")
+    assert (await search("grep", pattern="needle", offset=900)).text == "[500 results in all]"
     assert [(hit["path"], hit["line"]) for hit in hits] == [(f"{n}.txt", m) for n in range(5) for m in range(1, 101)]
 
 
@@ -218,6 +222,8 @@ async def test_many_files_come_in_pages(folder, search):
     assert first.text.endswith("\n[1-200 of 450; offset 200 shows more]")
     last = await search("glob", pattern="*.txt", offset=400)
     assert last.data == {"files": [f"{name:03}.txt" for name in range(400, 450)], "total": 450}
+    beyond = await search("glob", pattern="*.txt", offset=900)
+    assert beyond.text == "[there are 450 in all; offset 900 is beyond them]"
     tree = await search("tree", offset=300)
     assert tree.text.splitlines()[1:] == [f"  {name:03}.txt" for name in range(300, 450)]
 

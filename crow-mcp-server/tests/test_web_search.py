@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from time import monotonic
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -59,6 +60,19 @@ SEARXNG = {
     ],
     "unresponsive_engines": [],
 }
+
+DUCKDUCKGO = """<!DOCTYPE html><html><body><div class="serp__results"><div id="links" class="results">
+<div class="result results_links results_links_deep result--ad"><div class="links_main links_deep result__body">
+<h2 class="result__title"><a rel="nofollow" class="result__a" href="https://duckduckgo.com/y.js?ad_domain=x.test">Buy</a>
+</h2><a class="result__snippet" href="https://duckduckgo.com/y.js?ad_domain=x.test">Feeders</a></div></div>
+<div class="result results_links results_links_deep web-result"><div class="links_main links_deep result__body">
+<h2 class="result__title"><a rel="nofollow" class="result__a" href="https://example.com/crows?a=1&amp;b=2">Crows &amp;
+numbers</a></h2><div class="result__extras"><div class="result__extras__url"><a class="result__url"
+href="https://example.com/crows?a=1&amp;b=2">example.com/crows</a></div></div><a class="result__snippet"
+href="https://example.com/crows?a=1&amp;b=2">They <b>count</b> out loud.</a><div class="clear"></div></div></div>
+<div class="result results_links results_links_deep web-result"><div class="links_main links_deep result__body">
+<h2 class="result__title"><a rel="nofollow" class="result__a" href="https://example.org/ravens">Ravens</a></h2>
+<a class="result__snippet" href="https://example.org/ravens">They plan.</a></div></div></div></div></body></html>"""
 
 
 @dataclass
@@ -246,21 +260,19 @@ async def test_a_provider_that_asks_for_rest_gets_it(one: Engine, two: Engine):
 
 async def test_requests_to_a_provider_keep_their_distance(one: Engine):
     one.answer(BRAVE)
-    times: list[float] = []
-    asked = one.serve
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        times.append(asyncio.get_running_loop().time())
-        await asked(reader, writer)
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    env = {"BRAVE_API_KEY": KEY, "BRAVE_API_URL": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"}
-    async with Client(create_server(env=env)) as client:
-        calls = [client.call_tool_mcp("web_search", {"query": f"{n}"}) for n in range(2)]
-        answers = await asyncio.gather(*calls)
-    server.close()
+    begun = monotonic()
+    answers = await search({"BRAVE_API_KEY": KEY, "BRAVE_API_URL": one.url}, "one", "two")
+    assert monotonic() - begun > 0.99  # Brave wants a second between two
     assert not any(answer.is_error for answer in answers)
-    assert times[1] - times[0] > 0.3
+
+
+async def test_who_would_have_to_wait_long_for_a_provider_is_told(one: Engine, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(searching, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(searching, "MAX_WAIT", 0.5)
+    one.answer(BRAVE)
+    [first, second] = await search({"BRAVE_API_KEY": KEY, "BRAVE_API_URL": one.url}, "one", "two")
+    assert not first.is_error
+    assert "Brave wants to be left alone for another 1 s" in second.content[0].text
 
 
 async def test_nothing_found_is_no_error(one: Engine):
@@ -276,6 +288,27 @@ async def test_duckduckgo_is_asked_last_and_needs_no_key(one: Engine, monkeypatc
     one.answer(b"", 500)
     [answer] = await search({"SEARXNG_URL": one.url}, "crows")
     assert "SearXNG answered 500 Word; DuckDuckGo gave no answer" in answer.content[0].text
+
+
+async def test_duckduckgos_page_becomes_results(one: Engine, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.undo()
+    monkeypatch.setattr("ddgs.engines.duckduckgo.Duckduckgo.search_url", f"{one.url}/html/")
+    one.answer(DUCKDUCKGO.encode(), Content_Type="text/html; charset=UTF-8")
+    [answer] = await search({}, "crows & numbers", count=5)
+    assert answer.structured_content == {
+        "provider": "DuckDuckGo",
+        "results": [
+            {
+                "title": "Crows & numbers",
+                "url": "https://example.com/crows?a=1&b=2",
+                "snippet": "They count out loud.",
+            },
+            {"title": "Ravens", "url": "https://example.org/ravens", "snippet": "They plan."},
+        ],
+    }
+    [(start, _, body)] = one.asked
+    assert start.startswith("POST /html/ ")
+    assert parse_qs(body.decode())["q"] == ["crows & numbers"]
 
 
 async def test_an_empty_query_is_refused():
@@ -297,5 +330,5 @@ def test_a_retry_after_is_understood(told: str, seconds: float):
 
 
 def test_a_retry_after_may_be_a_date():
-    date = format_datetime(datetime.now(UTC) + timedelta(seconds=100), usegmt=True)
-    assert 90 < rest(date) <= 100
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=1000), usegmt=True)
+    assert 900 < rest(date) <= 1000

@@ -337,6 +337,19 @@ async def test_what_was_committed_is_not_written_twice_although_the_answer_was_l
     deaf.close()
 
 
+async def test_a_session_that_was_opened_although_the_answer_was_lost_can_be_opened(database: Database):
+    async with connect(app(database)) as editor:
+        id = (await editor.new_session("/")).session_id
+        await editor.prompt(id, "one")
+    store = Store(url_of(database), database.folder)
+    store.database = deaf = Deaf(url_of(database), database.folder)
+    deaf.deaf = True
+    with pytest.raises(StoreError):
+        store.take(id)
+    assert store.take(id)
+    deaf.close()
+
+
 async def test_five_thousand_messages_come_back(database: Database):
     store = Store(url_of(database), database.folder)
     async with forgetful() as session:

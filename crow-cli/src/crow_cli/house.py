@@ -58,6 +58,7 @@ from crow_core.extensions.undo import undo
 from crow_core.extensions.until_done import until_done
 from crow_core.extensions.usage import usage
 from crow_core.extensions.window import window
+from crow_core.messages import Message, live
 from crow_core.model import Model
 from crow_core.permissions import permissions
 from crow_core.prompts import Prompt
@@ -117,8 +118,9 @@ async def build(
         system=system_prompt(config, home),
         max_steps=max_turns or config.max_turns,
     )
-    crow.servers_wait = config.servers_wait
-    crow.servers.append(built_in_tools(crow, hidden(env, config), env))
+    if config.servers_wait is not None:
+        crow.servers_wait = config.servers_wait
+    crow.servers.append(built_in_tools(crow, hidden(env, config), env, config.fetch.allow_hosts))
     rules = config.permissions
     trust = Trust(home.data)
     if remember:  # before all others: so it hears last that a session ends, and what they say then is stored
@@ -182,12 +184,16 @@ def find_extension(name: str, home: Home) -> Callable[..., None]:
     )
 
 
-def built_in_tools(crow: Crow, hidden_env: Sequence[str] = (), env: Mapping[str, str] = os.environ) -> Server:
+def built_in_tools(
+    crow: Crow, hidden_env: Sequence[str] = (), env: Mapping[str, str] = os.environ, allow_hosts: Sequence[str] = ()
+) -> Server:
     """Our own tools, in this process; described by a file, so that they are loaded only when one is called."""
     tools = [tool for tool in crow_mcp_server.tools() if tool["name"] not in THROUGH_ACP]
 
     def source() -> Any:
-        return crow_mcp_server.create_server(lambda meta: workspace_for(crow, meta), hidden_env, stays=True, env=env)
+        return crow_mcp_server.create_server(
+            lambda meta: workspace_for(crow, meta), hidden_env, allow_hosts=allow_hosts, stays=True, env=env
+        )
 
     crow.session_end(end_terminals)
     return Server("crow", source, definitions=tools, built_in=True, shared=True)
@@ -204,8 +210,14 @@ def workspace_for(crow: Crow, meta: dict[str, Any]) -> Workspace:
         files=editor,
         terminals=editor if editor.runs else None,
         watch=editor.watch,
+        changes=lambda: changes_in(session.log),
         at_end=session.state.setdefault("at_end", []).append,
     )
+
+
+def changes_in(log: Sequence[Message]) -> list[dict[str, Any]]:
+    """What the edits of a session changed, but for those that were taken back with their turns."""
+    return [change for entry in live(log) for change in entry.get("crow", {}).get("changes", [])]
 
 
 async def end_terminals(session: Session) -> None:

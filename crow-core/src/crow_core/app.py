@@ -70,6 +70,12 @@ class Crow(Hooks):
         choices = [Choice(name, name, "" if name == m.name else m.name) for name, m in session.models.items()]
         return Option("model", "Model", "model", choices, current, choose)
 
+    def models_or(self, models: Mapping[str, Model] | None) -> Mapping[str, Model]:
+        """These models, or the app's. Raises ModelError when there is none at all."""
+        if not (models or self.models):
+            raise ModelError("No model is configured.")
+        return models or self.models
+
     async def open(
         self,
         client: Client,
@@ -83,8 +89,7 @@ class Crow(Hooks):
         """Start a session, or go on with a stored one. Its MCP servers start in the background; the first prompt waits
         for them. `models` take the place of the app's. Raises ModelError when there is none at all."""
         self.seal()
-        if not (models := models or self.models):
-            raise ModelError("No model is configured.")
+        models = self.models_or(models)
         id, prompts = record.id if record else new_id(), dict(self.prompts)
         session = Session(
             self, client, id, cwd, models, prompts, roots=[cwd, *roots], brought=servers, max_steps=self.max_steps
@@ -126,6 +131,7 @@ class Crow(Hooks):
         if id in self.sessions:
             raise SessionBusy(f"Session {id} is open in this process. Close it there first, or fork it.")
         await self.ended(id)
+        models = self.models_or(models)
         record = await self.load_session.run(id)
         return record and await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
 
@@ -145,6 +151,7 @@ class Crow(Hooks):
         if id in self.sessions:
             await self.sessions[id].written()
         await self.ended(id)
+        models = self.models_or(models)
         record = await self.fork_session.run(id, new_id(), at)
         return record and await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
 
@@ -209,6 +216,8 @@ class Crow(Hooks):
                 await session.notice(f"The tools of {clean(server.name)!r} have changed ({changes}).")
             elif not first and server.source:
                 await session.notice(f"The tools of {clean(server.name)!r} have joined.")
+            if server.warning:
+                await session.notice(server.warning, "warning")
         schemas = await self.tools.run(session.toolbox.schemas(), session)
         if schemas != (session.tools or []):
             if first and session.tools is not None:

@@ -147,6 +147,13 @@ class PromptSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """A Jinja2 template in place of crow's own; relative to the configuration's folder."""
 
 
+class FetchSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`[fetch]`"""
+
+    allow_hosts: list[str] = field(default_factory=list[str])
+    """`HOST` or `HOST:PORT` that may be fetched from though not public. Not for a project to say."""
+
+
 class DatabaseSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """`[database]`"""
 
@@ -161,11 +168,12 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     """The name of one of `models`."""
     max_turns: Annotated[int, Meta(ge=1)] = 200
     """Model requests one prompt may take."""
-    servers_wait: float = 5.0
-    """Seconds the first prompt of a session waits for MCP servers that are still starting."""
+    servers_wait: float | None = None
+    """Seconds the first prompt of a session waits for MCP servers that are still starting; None means the app's own."""
     models: dict[str, ModelSettings] = field(default_factory=dict[str, ModelSettings])
     permissions: PermissionSettings = field(default_factory=PermissionSettings)
     mcp: McpSettings = field(default_factory=McpSettings)
+    fetch: FetchSettings = field(default_factory=FetchSettings)
     database: DatabaseSettings = field(default_factory=DatabaseSettings)
     prompts: PromptSettings = field(default_factory=PromptSettings)
     extensions: dict[str, dict[str, Any] | bool] = field(default_factory=dict[str, dict[str, Any] | bool])

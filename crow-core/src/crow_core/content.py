@@ -314,9 +314,9 @@ def blocks_of(message: Message) -> list[ContentBlock]:
                 filled.append({"type": "image", "mimeType": mime_type, "data": next(data, "")})
             case {"type": "image" | "audio"}:
                 filled.append({**block, "data": next(data, "")})
-            case {"type": "resource", "resource": {"mimeType": str(kind), **resource}} if "text" not in resource:
-                blob = next(data, "") if kind.startswith("image/") else ""
-                filled.append({**block, "resource": {**resource, "mimeType": kind, "blob": blob}})
+            case {"type": "resource", "resource": {**resource}} if "text" not in resource:
+                blob = next(data, "") if str(resource.get("mimeType")).startswith("image/") else ""
+                filled.append({**block, "resource": {**resource, "blob": blob}})
             case _:
                 filled.append(block)
     return lenient(filled, list[ContentBlock])

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from time import monotonic, process_time
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 from uuid import uuid4
 
 import msgspec
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+logger = logging.getLogger("crow")
+
 WARM_AFTER = 0.2
 """Seconds after a turn's start until the built-in tools are loaded, and again so many if this process was busy for half
 of them: by then the request is on its way, and nobody who streams is kept waiting by what loads."""
@@ -55,6 +57,15 @@ CALL_TIMEOUT = 600.0
 """Seconds a server of the user's may be silent in a call; each word on its progress counts."""
 LONGEST_CALL = 7200.0
 """Seconds a call may take, whatever is said of its progress; those in which a person is asked do not count."""
+LISTS = {
+    "tools/list": "tools",
+    "prompts/list": "prompts",
+    "resources/list": "resources",
+    "resources/templates/list": "resourceTemplates",
+}
+"""Where the items stand in the answer to each request for a list."""
+METHOD_NOT_FOUND = -32601
+"""The error with which a server answers what it does not know (JSON-RPC)."""
 PAGES_FIRST = -32042
 """The error with which a server answers a call that a person has to visit a page for (MCP, URLElicitationRequired)."""
 LONGEST_REASON = 4000
@@ -167,6 +178,8 @@ class Server:
     """Gives where an answer is kept that is too long to hand over; None keeps none."""
     error: str = ""
     """Why it did not start, as a sentence."""
+    warning: str = ""
+    """Which of its tools were left out, and why, as a sentence."""
     hosts: set[Host] = field(default_factory=set[Host], repr=False)
     """Whom it works for: one session, or several if it is shared."""
     changes: Counter[str] = field(default_factory=Counter[str], repr=False)
@@ -241,6 +254,7 @@ class Server:
         for what in ("tools", "prompts", "resources") if before is not None else ():
             self.note(what)  # it may have become another program
         self._guard(client)
+        self._sift(client)
         self.put_aside(asyncio.ensure_future(listen(client)))
         return client
 
@@ -254,6 +268,37 @@ class Server:
                 await check(name, result)
 
         client.session.validate_tool_result = validate
+
+    def _sift(self, client: "Client[Any]") -> None:
+        """Leave out of lists what does not belong there: the SDK refuses the whole list for it."""
+        from mcp_types.methods import validate_server_result  # loaded with FastMCP
+
+        dispatcher: Any = vars(client.session)["_dispatcher"]  # nothing public sees a list before the SDK does
+        ask = dispatcher.send_raw_request
+
+        def fault(method: str, answer: dict[str, Any], items: Any) -> str:
+            try:
+                validate_server_result(method, client.protocol_version or "", {**answer, LISTS[method]: items})
+            except ValueError as error:
+                return reason(error)
+            return ""
+
+        async def send(method: str, params: Any, options: Any = None) -> dict[str, Any]:
+            answer: dict[str, Any] = await ask(method, params, options)
+            if (what := LISTS.get(method)) is None or not isinstance(items := answer.get(what), list):
+                return answer
+            if not fault(method, answer, items) or fault(method, answer, []):
+                return answer
+            faults = [(item, fault(method, answer, [item])) for item in cast("list[Any]", items)]
+            said = masked("; ".join(f"{name_in(item)!r}: {why}" for item, why in faults if why), self.secrets)
+            warning = f"MCP server {clean(self.name)!r} has {what} that were left out: {said[:1000]}."
+            if what == "tools":
+                self.warning = warning
+            else:
+                logger.warning("%s", warning)
+            return {**answer, what: [item for item, why in faults if not why]}
+
+        dispatcher.send_raw_request = send
 
     @property
     def patience(self) -> float:
@@ -271,13 +316,13 @@ class Server:
             return self.definitions
         if self._listed and self._listed[0] == self.changes["tools"]:
             return self._listed[1]
-        connection, self.error = self.connect(), ""
+        connection, self.error, self.warning = self.connect(), "", ""
         failed = "did not start" if self._listed is None else "did not list its new tools"
         try:
             async with asyncio.timeout(self.patience):
                 client = await client_of(connection)
                 now = self.changes["tools"]
-                tools = await client.list_tools()
+                tools = await listed(client.list_tools())
         except TimeoutError:
             self.error = f"MCP server {clean(self.name)!r} did not answer within {self.patience:.0f} s."
         except Exception as error:
@@ -570,6 +615,25 @@ async def listen(client: "Client[Any]") -> None:
         ) as changes:
             async for _ in changes:
                 pass  # whoever hears messages has heard it
+
+
+async def listed(asking: Coroutine[Any, Any, list[T]]) -> list[T]:
+    """What a server lists; one that has nothing of a kind may not even know the question."""
+    try:
+        return await asking
+    except Exception as error:
+        if getattr(error, "code", None) == METHOD_NOT_FOUND:
+            return []
+        raise
+
+
+def name_in(item: Any) -> str:
+    """What is meant to be the name of a tool or the like."""
+    match item:
+        case {"name": str(name)}:
+            return name
+        case _:
+            return "?"
 
 
 def pages_in(error: Exception) -> "Sequence[ElicitRequestParams]":

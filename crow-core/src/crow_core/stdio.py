@@ -179,7 +179,17 @@ def parsed(line: bytearray) -> Any:
     try:
         return jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError:
-        return jsonrpc_message_adapter.validate_json(line.decode(errors="replace"), by_name=False)
+        return jsonrpc_message_adapter.validate_json(mended(line), by_name=False)
+
+
+def mended(line: bytearray) -> str:
+    """JSON without half characters: bytes that are no UTF-8, and escapes of what JavaScript has cut in two. Raises
+    ValueError."""
+    try:
+        text = json.dumps(json.loads(line.decode(errors="replace")), ensure_ascii=False)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class Line:

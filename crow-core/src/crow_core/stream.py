@@ -5,7 +5,7 @@ Read as the WHATWG's server-sent events, as leniently as real servers need; any 
 
 import json
 import re
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
@@ -47,6 +47,12 @@ class ModelError(Exception):
         """Seconds the server asked to wait."""
         self.too_long = too_long
         """The request was longer than what fits: a shorter one may do."""
+
+
+class Fragment(TypedDict, total=False):
+    """The shape a piece of a tool call must have; `merge` makes sense of any other."""
+
+    function: dict[str, Any] | None
 
 
 class Reader:
@@ -97,15 +103,20 @@ class Reader:
         chunk = parse(self.half + payload)
         if chunk is not None:
             self.half = b""
-            try:
-                self.read_chunk(chunk, deltas)
-            except (AttributeError, TypeError, LookupError) as error:
-                raise ModelError(f"{self.where} sent something unknown: {explain(payload, '')}.") from error
+            self.read_chunk(chunk, deltas)
         elif self.half or payload.startswith(b"{"):  # anything else is a server's way to say that it is still there
             self.half += payload
 
     def read_chunk(self, chunk: dict[str, Any], deltas: list[Delta]) -> None:
         """One parsed event becomes at most one delta."""
+        try:
+            delta = self.delta_of(chunk)
+        except (AttributeError, TypeError, LookupError, msgspec.ValidationError) as error:
+            raise ModelError(f"{self.where} sent something unknown: {sentence_of(chunk)}.") from error
+        if delta:
+            deltas.append(delta)
+
+    def delta_of(self, chunk: dict[str, Any]) -> Delta:
         delta: Delta = {}
         choices = chunk.get("choices")
         choice: dict[str, Any] = choices[0] if choices else {}
@@ -118,8 +129,7 @@ class Reader:
             delta["cached"] = timings["cache_n"]
         if usage and (told := {name: count for name, count in usage.items() if count is not None}):
             delta["usage"] = told
-        if delta:
-            deltas.append(delta)
+        return delta
 
     def read_choice(self, choice: dict[str, Any], delta: Delta) -> None:
         part: dict[str, Any] = choice.get("delta", choice.get("message")) or {}
@@ -137,10 +147,11 @@ class Reader:
             self.thoughts.feed(content, delta)
         if calls := part.get("tool_calls"):
             self.answered = self.called = True
+            msgspec.convert(calls, list[Fragment])
             delta["tool_calls"] = calls
         if reason := choice.get("finish_reason"):
             self.finished = True
-            delta["finish_reason"] = reason
+            delta["finish_reason"] = str(reason)
 
     def end(self) -> list[Delta]:
         """What was held back; raises ModelError when the stream was no whole answer."""

@@ -135,7 +135,7 @@ class Desk:
             await program.kill()
             learn()
             raise
-        if not program.running:
+        if not program.running or program.timed_out:
             return await self._ended(program)
         name = next(name for name in map(str, range(1, 10**9)) if name not in self._sessions)
         self._sessions[name] = program
@@ -146,6 +146,9 @@ class Desk:
         before = self.surroundings.folder
         outcome = await program.outcome(MAX_OUTPUT)
         program.learn()
+        for left in [left for left in self._background if not left.lives()]:
+            self._background.remove(left)
+            left.release()
         if outcome.get("background"):
             self._background.append(program)
         return Answer(report(outcome, program.timeout, self._moved(before)), self.surroundings.folder)

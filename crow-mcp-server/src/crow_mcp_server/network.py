@@ -102,7 +102,8 @@ def _forbidden(host: str, addresses: list[str]) -> Refusal:
     where = "" if addresses == [host] else f" ({', '.join(addresses)})"
     return Refusal(
         f"{host}{where} is not on the public internet, and this tool reaches nothing else. "
-        "If the user wants it reached, they can allow it: --allow-host HOST, when crow-mcp-server is started."
+        "If the user wants it reached, they can allow it: --allow-host HOST when crow-mcp-server is started, "
+        "allow_hosts of [fetch] in crow's config.toml."
     )
 
 
@@ -168,23 +169,25 @@ async def get(
     permit: Callable[[httpx2.URL, httpx2.URL], Awaitable[None]],
     known: Mapping[str, Mapping[str, str]],
     limit: int = MAX_BYTES,
+    whole: bool = True,
 ) -> Reply:
     """Fetch a URL, redirects followed, each one as `permit(before, after)` lets it.
 
-    `known` has headers for single URLs, validators for instance. Raises Refusal, and httpx2's errors.
+    `known` has headers for single URLs, validators for instance. Unless it is to be `whole`, the first `limit` bytes
+    will do. Raises Refusal, and httpx2's errors.
     """
     start, before = url, url
     for _ in range(MAX_REDIRECTS + 1):
         await permit(before, url)
         async with client.stream("GET", url, headers=dict(known.get(str(url), {}))) as response:
             if response.next_request is None:
-                body = await _read(response, limit)
+                body = await _read(response, limit, whole)
                 return Reply(str(url), response.status_code, response.reason_phrase, response.headers, body)
             before, url = url, parse(str(response.next_request.url))
     raise Refusal(f"{start} redirects more than {MAX_REDIRECTS} times, so it leads nowhere. Try another URL.")
 
 
-async def _read(response: httpx2.Response, limit: int) -> bytes:
+async def _read(response: httpx2.Response, limit: int, whole: bool) -> bytes:
     encoding = response.headers.get("content-encoding", "").strip().lower()
     if encoding not in ENCODINGS:  # two layers are no page, they are a bomb
         raise Refusal(f"{response.url.host} sends the page packed as {encoding!r}, which this tool does not unpack.")
@@ -192,8 +195,10 @@ async def _read(response: httpx2.Response, limit: int) -> bytes:
     async for piece in response.aiter_bytes():
         body += piece
         if len(body) > limit or response.num_bytes_downloaded > limit:
+            if not whole:
+                break
             raise Refusal(
                 f"{response.url} has more than the {limit:,} bytes this tool reads. "
                 "Download it in the terminal (curl -o FILE URL) and read parts of it."
             )
-    return bytes(body)
+    return bytes(body[:limit])

@@ -11,8 +11,8 @@ CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # all bytes of a UTF-8 character 
 
 ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
-    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # OSC: titles, links, clipboard
-    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c]*(?:\x1b\\|\x9c)"  # DCS, SOS, PM, APC
+    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x90-\x9f]*(?:\x07|\x1b\\|\x9c)"  # OSC: titles, links, clipboard
+    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x90-\x9f]*(?:\x1b\\|\x9c)"  # DCS, SOS, PM, APC
     r"|\x1b[ -/]*[0-~]"  # the short ones
 )
 OVERTYPED = re.compile(r"[^\n\x08]\x08")
@@ -81,7 +81,11 @@ class Capture:
 
     def _spill(self) -> None:
         if self._path:
-            self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115 - see close
+            try:
+                self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115 - see close
+            except OSError:  # somebody removed the folder
+                self._path = ""
+                return
             self._write(self._head)
 
     def _write(self, data: bytes | bytearray) -> None:

@@ -157,24 +157,26 @@ class Program:
         prints meanwhile."""
         loop = asyncio.get_running_loop()
         end, shown = loop.time() + seconds, ""
-        while self.running and (left := end - loop.time()) > 0 and (patient or not self.rests()):
+        while self.running and (left := end - loop.time()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, BEAT if patient else BEAT / 5)):
                     await self.over.wait()
             if watch and self.running and (text := self.capture.end(WATCHED)) != shown:
                 await watch(shown := text)
+            if not patient and self.rests():
+                break
 
     def set_clock(self, seconds: float) -> None:
         """Have the command killed after so many seconds."""
         self.timeout, self.timed_out = seconds, False
 
         def expire() -> None:
+            self.timed_out = True
             self._expiry = asyncio.ensure_future(self._expire())
 
         self._deadline = asyncio.get_running_loop().call_later(seconds, expire)
 
     async def _expire(self) -> None:
-        self.timed_out = True
         await self.signal(signal.SIGTERM)
         with suppress(TimeoutError):
             async with asyncio.timeout(TERM_GRACE):
@@ -256,7 +258,7 @@ class Command(Program):
         """How it ended. What it left in the background stays, unless it was killed."""
         await self.settle()
         background: list[int] = []
-        if not self.timed_out and (not self.closed.is_set() or self._group_lives()):
+        if not self.timed_out and (self.lives()):
             background = await to_thread.run_sync(family, self.group, self.mark)
         code = self.code
         outcome = Outcome(
@@ -272,11 +274,12 @@ class Command(Program):
             self.release()
         return outcome
 
-    def _group_lives(self) -> bool:
+    def lives(self) -> bool:
+        """Whether something of it runs on once it has ended."""
         try:
             os.killpg(self.group, 0)
         except (ProcessLookupError, PermissionError):
-            return False
+            return not self.closed.is_set()
         return True
 
 

@@ -60,6 +60,11 @@ async def ripgrep(place: Place, *options: str, only: str = "") -> AsyncGenerator
                 stderr=subprocess.PIPE,
                 pass_fds=(rules,),
             )
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise Refusal(
+                f"ripgrep cannot search for that: {why}. Nothing was searched. Give something shorter and plainer."
+            ) from None
         finally:
             os.close(opened)
             os.close(rules)
@@ -116,6 +121,8 @@ def relative(glob: str, place: Place) -> str:
 
 def page(count: int, offset: int, limit: int) -> list[str]:
     """What is said below one page of many."""
+    if offset and offset >= count:
+        return [f"[there are {count:,} in all; offset {offset} is beyond them]"]
     if offset + limit >= count:
         return []
     return [f"[{offset + 1}-{offset + limit} of {count:,}; offset {offset + limit} shows more]"]

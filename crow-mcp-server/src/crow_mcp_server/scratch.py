@@ -4,7 +4,6 @@ import os
 import tempfile
 import uuid
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 
 from crow_mcp_server.output import Capture
@@ -19,6 +18,7 @@ class Scratch:
     def __init__(self, hidden: frozenset[str]) -> None:
         self.hidden = hidden
         """Names of variables that commands never see."""
+        self._made: tuple[str, str, Watchdog] | None = None
 
     @property
     def folder(self) -> str:
@@ -34,12 +34,14 @@ class Scratch:
     def watchdog(self) -> Watchdog:
         return self._places[2]
 
-    @cached_property
+    @property
     def _places(self) -> tuple[str, str, Watchdog]:
-        """Made with the first command; only this user may look into them."""
-        folder, memory = tempfile.mkdtemp(prefix="crow-terminal-"), "/dev/shm"
-        notes = tempfile.mkdtemp(prefix="crow-terminal-", dir=memory) if os.access(memory, os.W_OK) else folder
-        return folder, notes, Watchdog(folder, notes)
+        """Made with the first command, and anew when somebody removed them; only this user may look into them."""
+        if not self._made or not all(map(os.path.isdir, self._made[:2])):
+            folder, memory = tempfile.mkdtemp(prefix="crow-terminal-"), "/dev/shm"
+            notes = tempfile.mkdtemp(prefix="crow-terminal-", dir=memory) if os.access(memory, os.W_OK) else folder
+            self._made = folder, notes, Watchdog(folder, notes)
+        return self._made
 
     def capture(self) -> Capture:
         """For the output of a command; the files of the last few long ones are kept."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from anyio import to_thread
+from anyio import CancelScope, to_thread
 
 from crow_mcp_server import processes
 from crow_mcp_server.output import Capture
@@ -93,7 +93,11 @@ class Shell(Program):
 
         os.set_blocking(self._reports, False)
         asyncio.get_running_loop().add_reader(self._reports, self._report)
-        await self.start(spawn, terminal)
+        try:
+            await self.start(spawn, terminal)
+        except OSError:
+            self.release()
+            raise
         await self._say(f"{setting}; {process_limit()}")
         await self.wait(TAKES)
 
@@ -103,11 +107,12 @@ class Shell(Program):
         self.timed_out = False
         self._heard, self._halfway, self._answered = time.monotonic(), False, False
         self.over.clear()
-        await self._say(f"__crow {self._count} $?; eval {shlex.quote(command)} <>{self._tty} 8>&-")
+        with CancelScope(shield=True):  # else it would be taken to run what it never was told
+            await self._say(f"__crow {self._count} $?; eval {shlex.quote(command)} <>{self._tty} 8>&-")
 
     async def type(self, line: str | None, keys: str) -> None:
         """Give the program that runs a line, then keys. Raises TimeoutError when it does not take them."""
-        self._heard, self._answered = time.monotonic(), True
+        self._heard, self._halfway, self._answered = time.monotonic(), False, True
         text = "" if line is None else line.removesuffix("\n").replace("\n", "\r") + "\r"
         data = (text + strokes(keys)).encode(errors="replace")
         async with asyncio.timeout(TAKES):
@@ -116,6 +121,8 @@ class Shell(Program):
                     data = data[os.write(self.output, data) :]
                 except BlockingIOError:
                     await asyncio.sleep(0.01)
+                except OSError:  # nobody is left to read it
+                    return
 
     def hear(self, data: bytes) -> None:
         self._heard = time.monotonic()

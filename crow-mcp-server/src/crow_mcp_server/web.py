@@ -4,6 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from time import monotonic
+from urllib.request import getproxies_environment
 
 import anyio
 import httpcore2
@@ -19,7 +20,7 @@ ROBOT = "crow-mcp-server"  # what robots.txt may call us
 
 TIMEOUT = 20.0  # seconds for everything that is asked of servers in a call
 MAX_KEPT = 16 * 1024 * 1024  # bytes of pages kept
-ROBOTS_LIMIT = 512 * 1024  # bytes of a robots.txt
+ROBOTS_LIMIT = 512 * 1024  # bytes of a robots.txt that are read
 ROBOTS_AGE = 3600.0  # seconds it is good for
 ROBOTS_KEPT = 500
 
@@ -87,7 +88,10 @@ class Web:
         except TimeoutError:
             raise Refusal(f"{asked.host} took more than {TIMEOUT:g} seconds. Try again later, or elsewhere.") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise Refusal(f"{asked} could not be read: {_reason(error)}. Check the URL, or try another.") from None
+            direct = " Proxies of the environment are not used." if getproxies_environment() else ""
+            raise Refusal(
+                f"{asked} could not be read: {_reason(error)}. Check the URL, or try another.{direct}"
+            ) from None
         if kept and reply.status == 304:
             return kept
         page = Page(reply)
@@ -117,7 +121,7 @@ class Web:
     async def _fetch_rules(self, client: httpx2.AsyncClient, origin: str) -> Protego | None:
         async def permit(before: httpx2.URL, after: httpx2.URL) -> None: ...
 
-        reply = await get(client, parse(origin), permit=permit, known={}, limit=ROBOTS_LIMIT)
+        reply = await get(client, parse(origin), permit=permit, known={}, limit=ROBOTS_LIMIT, whole=False)
         if reply.status in (401, 403) or reply.status >= 500:
             raise Refusal(f"{origin} answers {reply.status}, so programs may fetch nothing there. Use another source.")
         return None if reply.status >= 400 else Protego.parse(reply.body.decode("utf-8", "replace"))

@@ -80,7 +80,8 @@ class Store:
             row = reading.find_exactly(connection, id, lock=True)
             if row is not None:
                 leases.take(connection, row, self.owner)
-                self.open.add(id)
+        if row is not None:
+            self.open.add(id)
         return row
 
     def load(self, row: "Row[Any]") -> Record:
