@@ -333,6 +333,7 @@ async def test_a_projects_servers_start_only_after_trust(machine: "Machine") -> 
     started = machine.home / "started"
     server = {"command": "/bin/sh", "args": ["-c", f"touch {started}"]}
     (machine.project / ".mcp.json").write_text(json.dumps({"mcpServers": {"theirs": server}}))
+    machine.configure("servers_wait = 60\n")
     async with ScriptedServer(lambda _: Reply("Hello.")) as model:
         machine.ask(model.url)
         before = await machine.crow("run", "Hello")

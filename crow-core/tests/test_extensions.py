@@ -107,7 +107,7 @@ async def test_a_command_is_recognised_with_something_attached():
         session = await editor.new_session("/")
         link = ResourceLinkBlock(uri="file:///a.py", name="a.py")
         await editor.prompt(session.session_id, [TextBlock(text="/usage"), link])
-    assert editor.text == "The model has not been asked yet."
+    assert editor.text == "The model has not been asked since this session was opened."
 
 
 async def test_prompt_shows_what_every_request_begins_with():

@@ -163,7 +163,10 @@ def doctor(model: str, as_json: bool, save: bool) -> None:
 @cli.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".")
 def trust(folder: Path) -> None:
-    """Let a FOLDER's settings count as they are now: .mcp.json, .crow/config.toml, prompts, skills, commands."""
+    """Let a FOLDER's settings count, as they are now.
+
+    They are its .mcp.json and .crow/config.toml, its prompts, its skills with all that lies beside them, its commands.
+    """
     from crow_cli.screen import spelled_out
 
     folder = folder.absolute()

@@ -144,7 +144,7 @@ def tell(session: Session, params: dict[str, Any]) -> dict[str, Any]:
 async def show(session: Session, words: str) -> str:
     totals: Totals | None = session.state.get("usage")
     if not totals:
-        return "The model has not been asked yet."
+        return "The model has not been asked since this session was opened."
     size = room(session.model) or UNKNOWN_WINDOW
     about = "about " if totals.estimated else ""
     share = f", {totals.cached / totals.prompt:.0%}" if totals.prompt else ""
