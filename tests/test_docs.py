@@ -37,7 +37,7 @@ def test_the_python_of_every_readme_runs(
 def test_the_idea_in_one_file_runs_and_stays_short():
     file = ROOT / "streaming_async_react.py"
     assert len(file.read_text("utf-8").splitlines()) <= 200
-    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True)
     assert "● terminal" in done.stdout
     assert "  hello from a real shell" in done.stdout
 

@@ -1,6 +1,7 @@
 """Every extension in the guide, as its reader has it: the file in crow's home, the table in the configuration."""
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.anyio
 
 GUIDE = (Path(__file__).parents[1] / "docs" / "extensions.md").read_text("utf-8")
 FILES = dict(re.findall(r"^```python\n# (.+?)\n(.*?)^```", GUIDE, re.M | re.S))
+MOMENTS = GUIDE.partition("## The moments")[2].partition("\n## ")[0]
 TABLES = re.findall(r"^```toml\n(.*?)^```", GUIDE, re.M | re.S)
 
 
@@ -41,10 +43,11 @@ async def reader(
         .replace("just test", "true")
         .replace('"/home/me/bin/look-at-it.py"', '"-c", "pass"')
     )
-    for old, new in said.items():
+    for old, new in ({"https://example.org": "http://127.0.0.1:9"} | said).items():
         text = text.replace(old, new)
     (home / "config.toml").write_text(text)
     crow = await build({"CROW_HOME": str(home), "HOME": str(home)}, models={"scripted": model}, remember=False)
+    crow.servers_wait = 60  # the machine may be busy
     async with connect(crow, permit=permit) as editor:
         yield editor
 
@@ -60,8 +63,45 @@ async def test_phone_numbers_are_hidden_from_the_model(tmp_path: Path):
 
 def test_the_test_in_the_guide_passes(tmp_path: Path):
     (tmp_path / "redact.py").write_text(FILES["extensions/redact.py"])
-    (tmp_path / "test_redact.py").write_text(FILES["test_redact.py"])
-    subprocess.run([sys.executable, "test_redact.py"], cwd=tmp_path, check=True, timeout=50)
+    patient = "from crow_core import app\n\napp.SERVERS_WAIT = 60\n"
+    (tmp_path / "test_redact.py").write_text(patient + FILES["test_redact.py"])
+    subprocess.run([sys.executable, "test_redact.py"], cwd=tmp_path, check=True)
+
+
+def test_the_script_for_the_real_command_runs(tmp_path: Path):
+    (tmp_path / "contacts.txt").write_text("Ada: +49 30 1234567\n")
+    (tmp_path / "extensions").mkdir()
+    (tmp_path / "extensions" / "redact.py").write_text(FILES["extensions/redact.py"])
+    (tmp_path / "config.toml").write_text(TABLES[0])
+    (tmp_path / "try_redact.py").write_text(FILES["try_redact.py"])
+    bin = str(Path(sys.executable).parent)
+    env = {"PATH": f"{bin}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path), "CROW_HOME": str(tmp_path)}
+    command = [sys.executable, "try_redact.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, check=True, stdout=subprocess.PIPE, text=True)
+    assert "Found her." in done.stdout
+    assert "Ada: [a number]" in done.stdout
+
+
+async def test_the_person_sets_a_temperature(tmp_path: Path):
+    model = ScriptedModel([Reply("Cold."), Reply("Warm.")])
+    async with reader(tmp_path, model) as editor:
+        session = await editor.new_session("/tmp")
+        await editor.prompt(session.session_id, "go")
+        await editor.prompt(session.session_id, "/temperature 0.7")
+        await editor.prompt(session.session_id, "go")
+    assert [request["temperature"] for request in model.requests] == [0.2, 0.7]
+
+
+async def test_the_tools_that_the_guide_names_are_those_there_are(tmp_path: Path):
+    model = ScriptedModel([Reply("Done.")])
+    async with reader(tmp_path, model) as editor:
+        session = await editor.new_session("/tmp")
+        await editor.prompt(session.session_id, "go")
+    offered = {tool["function"]["name"] for tool in model.requests[0]["tools"]} - {"dice_roll", "note"}
+    table = GUIDE.partition("## The tools by name")[2].partition("\n## ")[0]
+    named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)}
+    assert named - offered == {"search_sessions", "skills", "mcp_resources", "tool_search", "call_tool"}
+    assert offered <= named
 
 
 async def test_a_webhook_is_told_of_the_turn(tmp_path: Path):
@@ -104,7 +144,7 @@ async def test_the_person_is_asked_late_at_night(tmp_path: Path):
 
 
 def test_every_moment_that_the_guide_names_is_one():
-    named = {name for row in re.findall(r"^\| (`\w+`.*?) \|", GUIDE, re.M) for name in re.findall(r"`(\w+)`", row)}
+    named = {name for row in re.findall(r"^\| (`\w+`.*?) \|", MOMENTS, re.M) for name in re.findall(r"`(\w+)`", row)}
     stores = {"load_session", "fork_session", "list_sessions", "delete_session"}
     assert named == vars(Hooks()).keys() - stores
 

@@ -47,7 +47,7 @@ LOWLEVEL = Path(__file__).parent / "python" / "lowlevel.py"
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "SERVERS_WAIT", 30)
+    monkeypatch.setattr(app, "SERVERS_WAIT", 200)
 
 
 @pytest.fixture
@@ -82,11 +82,6 @@ async def told(server: McpServer, *uses: Use, cwd: str = "/") -> list[str]:
         await editor.prompt(session.session_id, "go")
         assert editor.thoughts == ""
     return results(model)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @asynccontextmanager
@@ -222,21 +217,25 @@ async def test_everything_has_a_person_fill_in_a_form_of_all_kinds_of_fields(eve
 
 @pytest.mark.parametrize(("transport", "path"), [("streamableHttp", "mcp"), ("sse", "sse")])
 async def test_everything_is_called_over_http(transport: str, path: str, node: "Node"):
-    port = free_port()
+    kept = socket.socket()  # bound, nobody else is given its port; the server may listen there
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("", 0))
+    port = kept.getsockname()[1]
     command = node.server("every", EVERYTHING, transport)
     process = await asyncio.create_subprocess_exec(
         str(command.command), *command.args or (), env={"PORT": str(port)}, stdout=DEVNULL, stderr=PIPE
     )
     assert process.stderr
     try:
-        while str(port).encode() not in await process.stderr.readline():
-            pass
+        while str(port).encode() not in (line := await process.stderr.readline()):
+            assert line
         kind: Any = "sse" if transport == "sse" else "http"
         server = McpServer(name="every", type=kind, url=f"http://127.0.0.1:{port}/{path}", headers=[])
         assert await told(server, use("every_echo", message="caw")) == ["Echo: caw"]
     finally:
         process.kill()
         await process.communicate()
+        kept.close()
 
 
 async def test_filesystem_works_in_the_sessions_folder_and_nowhere_else(node: "Node", tmp_path: Path):

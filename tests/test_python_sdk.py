@@ -162,12 +162,11 @@ async def conversation(client: Client, server: ScriptedServer, home: Path) -> As
             sys.executable,
             *("-m", "crow_cli", "acp"),
             env=env,
-            transport_kwargs={"stderr": stderr.fileno(), "limit": 50 * 1024 * 1024},
+            transport_kwargs={"stderr": stderr.fileno(), "limit": 50 * 1024 * 1024, "shutdown_timeout": 60},
             observers=[observe],
         ) as (connection, process):
             yield connection
-            async with asyncio.timeout(10):
-                await client.until(lambda: len(client.updates) == len(sent))
+            await client.until(lambda: len(client.updates) == len(sent))
     assert process.returncode == 0
     assert (home / "stderr.txt").read_text() == ""
 
@@ -349,7 +348,7 @@ async def editor_of_echo(tmp_path: Path) -> AsyncIterator[Editor]:
     """Our client with an agent of the SDK."""
     script = tmp_path / "echo.py"
     script.write_text(ECHO)
-    child = await spawn(sys.executable, [str(script)])
+    child = await spawn(sys.executable, [str(script)], grace=60)
     editor = Editor(child)
     async with editor.serving():
         agreed = await editor.initialize("crow", schema.ClientCapabilities())

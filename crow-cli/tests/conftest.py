@@ -12,12 +12,31 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from crow_core.acp.schema import ClientCapabilities
+from crow_core.acp.schema import ClientCapabilities, McpServer
 from crow_core.acp.transports import Child, Transport, spawn
 from crow_core.discovery import LOCAL
 from crow_core.testing import Editor
 
 CROW = (sys.executable, "-m", "crow_cli")
+KEEPER = """
+import os, subprocess, sys
+held = os.open(sys.argv[1], os.O_WRONLY)
+subprocess.Popen(["sleep", "600"], pass_fds=[held])
+
+from fastmcp import FastMCP
+server = FastMCP("keeper")
+
+@server.tool
+def keep(what: str) -> str:
+    "Keep something."
+    print("noise", file=sys.stderr, flush=True)
+    return f"kept {what}"
+
+os.write(held, b"started\\n")
+server.run(show_banner=False)
+"""
+PATIENCE = 60.0
+"""Seconds for `crow acp` to end by itself, on a machine as busy as may be."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +70,16 @@ class Machine:
         file.write_text(toml)
         return file
 
-    async def start(self, *args: str, stdin: int = DEVNULL) -> Process:
+    def keeper(self, ear: "Ear") -> McpServer:
+        """An MCP server on standard streams that holds the ear open, as does a child that it leaves behind."""
+        script = self.home / "keeper.py"
+        script.write_text(KEEPER)
+        return McpServer(name="keeper", command=sys.executable, args=[str(script), str(ear.path)])
+
+    async def start(self, *args: str, stdin: int = DEVNULL, stdout: int = PIPE) -> Process:
         """Start `crow` with these arguments in the project."""
         return await asyncio.create_subprocess_exec(
-            *CROW, *args, stdin=stdin, stdout=PIPE, stderr=PIPE, env=self.env, cwd=self.project
+            *CROW, *args, stdin=stdin, stdout=stdout, stderr=PIPE, env=self.env, cwd=self.project
         )
 
     async def start_on(self, terminal: int, *args: str) -> Process:
@@ -80,7 +105,7 @@ class Machine:
         """Start `crow acp`, away from the project: an editor does not start it there either."""
         with self.stderr.open("ab") as stderr:
             command, *args = CROW
-            return await spawn(command, [*args, "acp", *more], self.env, self.home, stderr)
+            return await spawn(command, [*args, "acp", *more], self.env, self.home, stderr, grace=PATIENCE)
 
     @asynccontextmanager
     async def editor(self, transport: Transport | None = None, *, permit: str | None = None) -> AsyncGenerator[Editor]:
@@ -97,6 +122,10 @@ class Ear:
 
     path: Path
     reader: asyncio.StreamReader
+
+    def holder(self) -> str:
+        """A command that holds it open, as do two children of its own, one of them deaf to SIGTERM."""
+        return f'exec 9>{self.path}; (trap "" TERM; while :; do sleep 600; done) & sleep 600 & echo $$ >&9; wait'
 
     async def line(self) -> str:
         return (await self.reader.readline()).decode().strip()

@@ -23,7 +23,6 @@ from crow_core.acp.schema import (
     PARSE_ERROR,
     ClientCapabilities,
     DiffContent,
-    McpServer,
     SetProviderRequest,
     ToolCallUpdate,
 )
@@ -38,40 +37,9 @@ pytestmark = pytest.mark.anyio
 
 Listen = Callable[[str], Awaitable["Ear"]]
 
-SERVER = """
-import os, subprocess, sys
-held = os.open(sys.argv[1], os.O_WRONLY)
-subprocess.Popen(["sleep", "600"], pass_fds=[held])
-
-from fastmcp import FastMCP
-server = FastMCP("keeper")
-
-@server.tool
-def keep(what: str) -> str:
-    "Keep something."
-    print("noise", file=sys.stderr, flush=True)
-    return f"kept {what}"
-
-os.write(held, b"started\\n")
-server.run(show_banner=False)
-"""
-
 
 def command(line: str) -> ToolCall:
     return {"name": "terminal", "arguments": {"command": line}}
-
-
-def lasting(ear: "Ear") -> Reply:
-    """Asks for a command that holds the ear open, as do two children of its own, one of them deaf to SIGTERM."""
-    line = f'exec 9>{ear.path}; (trap "" TERM; while :; do sleep 600; done) & sleep 600 & echo $$ >&9; wait'
-    return Reply(tool_calls=[command(line)])
-
-
-def keeper(machine: "Machine", ear: "Ear") -> McpServer:
-    """An MCP server on standard streams that holds the ear open, as does a child that it leaves behind."""
-    script = machine.home / "keeper.py"
-    script.write_text(SERVER)
-    return McpServer(name="keeper", command=sys.executable, args=[str(script), str(ear.path)])
 
 
 class Patient:
@@ -153,10 +121,11 @@ async def test_a_tool_of_the_clients_mcp_server_is_called_where_it_is_permitted(
 ) -> None:
     ear = await listen("ear")
     call: ToolCall = {"name": "keeper_keep", "arguments": {"what": "a promise"}}
+    machine.configure("servers_wait = 60\n")
     async with ScriptedServer([Reply(tool_calls=[call]), Reply("Kept.")]) as server:
         machine.ask(server.url)
         async with machine.editor(permit="allow_once") as editor:
-            session = await editor.new_session(str(machine.project), [keeper(machine, ear)])
+            session = await editor.new_session(str(machine.project), [machine.keeper(ear)])
             assert await ear.line() == "started"
             await editor.prompt(session.session_id, "Keep a promise.")
 
@@ -166,7 +135,7 @@ async def test_a_tool_of_the_clients_mcp_server_is_called_where_it_is_permitted(
 
 async def test_cancel_ends_a_running_command_and_all_its_children(machine: "Machine", listen: Listen) -> None:
     ear = await listen("ear")
-    async with ScriptedServer([lasting(ear), Reply("Still here.")]) as server:
+    async with ScriptedServer([Reply(tool_calls=[command(ear.holder())]), Reply("Still here.")]) as server:
         machine.ask(server.url)
         async with machine.editor(permit="allow_once") as editor:
             session = await editor.new_session(str(machine.project))
@@ -238,9 +207,9 @@ async def test_standard_output_carries_json_lines_only(machine: "Machine", liste
         machine.ask(server.url)
         with machine.stderr.open("wb") as stderr:
             line = f"{shlex.quote(sys.executable)} -m crow_cli acp | tee {log}"
-            agent = await spawn("/bin/sh", ["-c", line], machine.env, machine.home, stderr)
+            agent = await spawn("/bin/sh", ["-c", line], machine.env, machine.home, stderr, grace=60)
         async with machine.editor(agent, permit="allow_once") as editor:
-            session = await editor.new_session(str(machine.project), [keeper(machine, ear)])
+            session = await editor.new_session(str(machine.project), [machine.keeper(ear)])
             assert await ear.line() == "started"
             await editor.prompt(session.session_id, "Make noise.")
 
@@ -251,11 +220,11 @@ async def test_standard_output_carries_json_lines_only(machine: "Machine", liste
 
 async def test_the_end_of_input_ends_the_process_and_all_it_started(machine: "Machine", listen: Listen) -> None:
     server_ear, command_ear = await listen("server"), await listen("command")
-    async with ScriptedServer([lasting(command_ear)]) as server:
+    async with ScriptedServer([Reply(tool_calls=[command(command_ear.holder())])]) as server:
         machine.ask(server.url)
         agent = Patient(await machine.start("acp", stdin=PIPE))
         async with machine.editor(agent, permit="allow_once") as editor:
-            session = await editor.new_session(str(machine.project), [keeper(machine, server_ear)])
+            session = await editor.new_session(str(machine.project), [machine.keeper(server_ear)])
             turn = asyncio.create_task(editor.prompt(session.session_id, "Wait for me."))
             assert await server_ear.line() == "started"
             assert await command_ear.line()
@@ -274,11 +243,11 @@ async def test_a_signal_ends_the_process_and_all_it_started(
     machine: "Machine", listen: Listen, number: signal.Signals
 ) -> None:
     server_ear, command_ear = await listen("server"), await listen("command")
-    async with ScriptedServer([lasting(command_ear)]) as server:
+    async with ScriptedServer([Reply(tool_calls=[command(command_ear.holder())])]) as server:
         machine.ask(server.url)
         agent = Patient(await machine.start("acp", stdin=PIPE))
         async with machine.editor(agent, permit="allow_once") as editor:
-            session = await editor.new_session(str(machine.project), [keeper(machine, server_ear)])
+            session = await editor.new_session(str(machine.project), [machine.keeper(server_ear)])
             turn = asyncio.create_task(editor.prompt(session.session_id, "Wait for me."))
             assert await server_ear.line() == "started"
             assert await command_ear.line()
@@ -350,13 +319,14 @@ async def test_a_web_page_in_place_of_an_answer_is_told(machine: "Machine") -> N
 
 
 async def test_a_refused_connection_is_told_with_the_address(machine: "Machine") -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-    machine.ask(url)
-    async with machine.editor() as editor:
-        session = await editor.new_session(str(machine.project))
-        with pytest.raises(RpcError) as error:
-            await editor.prompt(session.session_id, "Hello")
+        machine.ask(url)
+        async with machine.editor() as editor:
+            session = await editor.new_session(str(machine.project))
+            with pytest.raises(RpcError) as error:
+                await editor.prompt(session.session_id, "Hello")
 
     assert error.value.code == INTERNAL_ERROR
     assert error.value.data["details"].startswith(f"Nothing answers at {url}.")

@@ -109,6 +109,18 @@ FAULTS: dict[str, set[str]] = {
 }
 """What is wrong with an agent, and the ids that have to say so."""
 
+SEEN_BY_TIME: dict[str, dict[str, float]] = {
+    "drops id 0": {"timeout": 15},
+    "does not answer prompts": {"timeout": 15},
+    "ignores cancel": {"timeout": 15},
+    "ignores extensions": {"timeout": 15},
+    "answers notifications": {"quiet": 5},
+    "goes on after cancel": {"quiet": 5},
+    "replays too late": {"quiet": 5},
+    "does not leave": {"grace": 0.5},
+}
+"""How long to wait for what does not come, or comes when all seems over; nothing else depends on time."""
+
 HOSTILE = [
     "exits",
     "hangs",
@@ -126,10 +138,16 @@ HOSTILE = [
 
 
 async def examined(
-    fault: str, *ids: str, pipe: str = "", timeout: float = 5.0, quiet: float = 0.5, login: str = ""
+    fault: str,
+    *ids: str,
+    pipe: str = "",
+    timeout: float = 60.0,
+    quiet: float = 0.5,
+    grace: float = 60.0,
+    login: str = "",
 ) -> Report:
     command = (*SUBJECT, fault, pipe) if pipe else (*SUBJECT, fault)
-    options = Options(command, timeout=timeout, auth_method=login, allow_logout=True, quiet=quiet, grace=0.5)
+    options = Options(command, timeout=timeout, auth_method=login, allow_logout=True, quiet=quiet, grace=grace)
     return await examine(options, set(ids), jobs=2)
 
 
@@ -152,7 +170,8 @@ async def found(fault: str, places: asyncio.Semaphore) -> set[str]:
     exchanges = {REQUIREMENTS[id].exchange for id in expected}
     ids = [id for id, requirement in REQUIREMENTS.items() if requirement.exchange in exchanges]
     async with places:
-        report = await examined(fault, *ids, login="key" if "AUTH-003" in expected else "")
+        login = "key" if "AUTH-003" in expected else ""
+        report = await examined(fault, *ids, login=login, **SEEN_BY_TIME.get(fault, {}))
     failed = [finding for finding in report.findings if finding.word == "fail"]
     assert all(finding.why and (finding.lines or finding.requirement.id == "SHUTDOWN-001") for finding in failed)
     serious = {id for id in expected if REQUIREMENTS[id].level in ("mandatory", "capability")}
@@ -160,7 +179,7 @@ async def found(fault: str, places: asyncio.Semaphore) -> set[str]:
     return {finding.requirement.id for finding in failed}
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_each_fault_is_found_under_its_own_ids_and_no_others() -> None:
     places = asyncio.Semaphore(4)
     sets = await asyncio.gather(*[found(fault, places) for fault in FAULTS])
@@ -182,7 +201,7 @@ async def test_an_agent_that_can_do_nothing_but_talk_is_conformant() -> None:
 
 
 async def test_what_could_not_be_provoked_is_not_tested_and_says_how_it_could_be() -> None:
-    report = await examined("is too quick", "CANCEL-001", "CANCEL-002", "CLOSE-002", "AUTH-003", quiet=2.0)
+    report = await examined("is too quick", "CANCEL-001", "CANCEL-002", "CLOSE-002", "AUTH-003", quiet=5)
 
     untested = verdicts(report, "not tested")
     assert untested.keys() == {"CANCEL-001", "CANCEL-002", "CLOSE-002", "AUTH-003"}
@@ -212,7 +231,7 @@ async def test_a_login_that_is_refused_is_the_reason_given() -> None:
 @pytest.mark.parametrize("fault", HOSTILE)
 async def test_a_hostile_agent_is_judged_and_nothing_of_it_is_left(fault: str, listen: Listen) -> None:
     ear = await listen("ear")
-    report = await examined(fault, "INIT-001", "PROMPT-001", pipe=str(ear.path), timeout=1)
+    report = await examined(fault, "INIT-001", "PROMPT-001", pipe=str(ear.path), timeout=1, grace=0.5)
 
     await ear.silence()
     assert {finding.word for finding in report.findings} <= {"pass", "fail", "not tested"}
@@ -241,7 +260,7 @@ async def test_an_interrupted_examination_leaves_nothing_behind(machine: "Machin
 
 
 async def test_nothing_that_the_agent_says_steers_the_terminal(machine: "Machine") -> None:
-    done = await machine.crow("acp", "check", "--timeout=5", "--only=TRANSPORT", "--", *SUBJECT, "steers the terminal")
+    done = await machine.crow("acp", "check", "--only=TRANSPORT", "--", *SUBJECT, "steers the terminal")
 
     assert done.code == 1
     assert r"← \u001b]0;owned\u0007\u202e" in done.out
@@ -250,9 +269,7 @@ async def test_nothing_that_the_agent_says_steers_the_terminal(machine: "Machine
 
 
 async def test_the_report_for_programs_has_every_verdict_and_what_was_said(machine: "Machine") -> None:
-    done = await machine.crow(
-        "acp", "check", "--json", "--timeout=5", "--only=INIT-002", "--", *SUBJECT, "speaks version 2"
-    )
+    done = await machine.crow("acp", "check", "--json", "--only=INIT-002", "--", *SUBJECT, "speaks version 2")
 
     report = json.loads(done.out)
     [finding] = report["requirements"]
@@ -272,7 +289,7 @@ async def test_the_report_for_programs_has_every_verdict_and_what_was_said(machi
 
 
 async def test_some_requirements_can_be_chosen_by_their_beginning(machine: "Machine") -> None:
-    done = await machine.crow("acp", "check", "--json", "--timeout=5", "--only=ACP-INIT", "--only=list", "--", *SUBJECT)
+    done = await machine.crow("acp", "check", "--json", "--only=ACP-INIT", "--only=list", "--", *SUBJECT)
 
     assert done.code == 0
     ids = [finding["id"] for finding in json.loads(done.out)["requirements"]]
@@ -304,7 +321,7 @@ def script(request: dict[str, Any]) -> Reply:
     return Reply("Hello.", tool_calls=wanted)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_crow_itself_passes_everything(machine: "Machine") -> None:
     crow = (sys.executable, "-m", "crow_cli", "acp")
     async with ScriptedServer(script) as server:

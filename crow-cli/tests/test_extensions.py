@@ -152,7 +152,9 @@ async def test_a_sub_agent_is_a_stored_session_and_works_with_the_files_of_the_s
         session = await editor.new_session(str(machine.project))
         await editor.prompt(session.session_id, "Have a written.")
         page = await editor.request("session/list", ListSessionsRequest())
-        titles = {found.title: found.session_id for found in page.sessions}
+        assert [found.title for found in page.sessions] == ["Have a written."]
+        listed = await machine.crow("sessions", "list", "--agents", "--json")
+        titles = {found["title"]: found["id"] for found in msgspec.json.decode(listed.out)}
         assert set(titles) == {"Have a written.", "Write a"}
         asked = {params.session_id for _, params in editor.requests}
         assert asked == {session.session_id}
@@ -164,7 +166,11 @@ async def test_a_sub_agent_is_a_stored_session_and_works_with_the_files_of_the_s
     assert (machine.project / "a.txt").read_text() == "a\n"
     assert [chunk.content for chunk in shown] == [TextBlock(text="Written.")]
     links = {note["kind"]: note["session"] for log in logs.values() for e in log if "session" in (note := e["crow"])}
-    assert links == {"child": titles["Write a"], "parent": session.session_id}
+    assert links == {"child": titles["Write a"], "parent": session.session_id, "changes": titles["Write a"]}
+    shown = await machine.crow("sessions", "show", session.session_id)
+    assert f"A sub-agent begins: session {titles['Write a']}" in shown.out
+    await machine.crow("sessions", "delete", "--yes", session.session_id)
+    assert msgspec.json.decode((await machine.crow("sessions", "list", "--agents", "--json")).out) == []
 
 
 async def test_where_nobody_can_be_asked_a_budget_ends_the_turn(machine: "Machine"):

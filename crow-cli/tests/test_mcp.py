@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvicorn
 from crow_cli.house import build
+from crow_cli.mcp import alone_in, changing
 from crow_core.acp.schema import AvailableCommandsUpdate
 from crow_core.testing import Reply, ScriptedModel, ScriptedServer, connect
 from fastmcp import FastMCP
@@ -136,6 +137,16 @@ async def test_wrong_usage_is_a_sentence_and_changes_nothing(machine: "Machine",
     assert sorted(os.listdir(file.parent)) == ["config.toml", "mcp.json"]
 
 
+async def test_who_changes_the_file_waits_for_who_is_about_it(machine: "Machine"):
+    file = write(machine, "{}")
+    with alone_in(file.parent), changing(file) as servers:
+        adding = asyncio.ensure_future(machine.crow("mcp", "add", "new", "--", "x"))
+        await asyncio.wait([adding], timeout=1)
+        servers["old"] = {"command": "y"}
+    assert (await adding).code == 0
+    assert [*servers_in(machine)] == ["old", "new"]
+
+
 @pytest.mark.parametrize("text", ["{", '{"mcpServers": []}', "[]", '{"a": 1,}'])
 async def test_a_file_that_is_wrong_is_never_written_over(machine: "Machine", text: str):
     file = write(machine, text)
@@ -150,6 +161,15 @@ async def test_a_server_that_does_not_start_says_its_last_words(machine: "Machin
     done = await machine.crow("mcp", "test", "bad")
     assert done.code == 1
     assert done.err == "crow: MCP server 'bad' did not start: Connection closed. It said: no ink left.\n"
+
+
+async def test_a_tool_that_is_none_is_told_of_and_the_others_are_listed(machine: "Machine"):
+    fault = "lists a tool that is none"
+    await machine.crow("mcp", "add", "odd", "--", sys.executable, "-m", "crow_core.testing.servers", fault)
+    done = await machine.crow("mcp", "test", "odd")
+    assert done.code == 0
+    assert done.out.endswith("tools (2): bad, pid\n")
+    assert done.err.startswith("MCP server 'odd' has tools that were left out: 'odd': ")
 
 
 async def test_the_list_says_where_each_is_from_and_how_it_is(machine: "Machine", birds: list[str]):
@@ -234,6 +254,12 @@ async def test_configured_servers_of_every_kind_bring_what_is_allowed(
     ]
     assert "mcp_resources" in offered
     assert model.requests[1]["messages"][-1]["content"] == str(tmp_path)
+
+
+async def test_how_long_the_first_prompt_waits_for_servers_is_the_users_choice(machine: "Machine"):
+    machine.configure("servers_wait = 0.25\n")
+    crow = await build(machine.env, models={"scripted": ScriptedModel([])}, remember=False)
+    assert crow.servers_wait == 0.25
 
 
 async def test_an_editor_is_told_of_a_servers_prompts_by_the_real_command(machine: "Machine", birds: list[str]):

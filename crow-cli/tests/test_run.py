@@ -95,7 +95,8 @@ async def test_stream_json_is_every_update_and_then_the_outcome(machine: "Machin
 
     *updates, outcome = map(json.loads, done.out.splitlines())
     assert done.code == 0
-    assert [update["status"] for update in updates if "status" in update] == ["pending", "in_progress", "completed"]
+    states = [update["status"] for update in updates if "status" in update]
+    assert list(dict.fromkeys(states)) == ["pending", "in_progress", "completed"], "a slow call tells of its progress"
     pieces = [update["content"]["text"] for update in updates if update["sessionUpdate"] == "agent_message_chunk"]
     assert "".join(pieces) == outcome["text"] == "There it is."
     assert outcome["stopReason"] == "end_turn"
@@ -129,6 +130,15 @@ async def test_a_missing_folder_is_wrong_usage(machine: "Machine") -> None:
 
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("crow: --cwd: the folder no/such/folder does not exist")
+
+
+async def test_a_folder_that_was_removed_around_the_person_is_one_sentence(machine: "Machine") -> None:
+    machine.env["PYTHONPATH"] = str(machine.home)
+    (machine.home / "sitecustomize.py").write_text("import os\nos.rmdir(os.getcwd())")
+    done = await machine.crow("sessions", "list")
+
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "crow: the folder that you are in is gone, or closed to you. Go to another one.\n"
 
 
 async def test_the_folder_is_where_commands_run(machine: "Machine") -> None:
@@ -173,10 +183,11 @@ async def test_an_error_is_in_the_json_too(machine: "Machine") -> None:
 
 
 async def test_a_model_that_is_not_there_is_one_sentence(machine: "Machine") -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-    machine.ask(url)
-    done = await machine.crow("run", "Hello")
+    with socket.socket() as deaf:  # holds the port, so that nobody else listens there
+        deaf.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}/v1"
+        machine.ask(url)
+        done = await machine.crow("run", "Hello")
 
     assert (done.code, done.out) == (1, "")
     assert done.err == f"crow: Nothing answers at {url}. Start the model server, or set OPENAI_BASE_URL.\n"
@@ -217,6 +228,39 @@ async def test_an_interrupt_cancels_the_turn_and_its_command(machine: "Machine",
     assert (done.code, done.out) == (130, "I wait.\n")
     assert done.err.endswith("crow: Cancelled.\n")
     assert "Traceback" not in done.err
+
+
+INTERRUPTING = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "crow_cli.commands":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+async def test_an_interrupt_while_crow_is_being_loaded_is_no_traceback(machine: "Machine") -> None:
+    (machine.home / "sitecustomize.py").write_text(INTERRUPTING)
+    machine.env["PYTHONPATH"] = str(machine.home)
+    done = await machine.crow("run", "Hello")
+
+    assert (done.code, done.out, done.err) == (130, "", "")
+
+
+@pytest.mark.parametrize("style", ["text", "stream-json"])
+async def test_when_nobody_reads_on_the_turn_is_cancelled_without_a_word(machine: "Machine", style: str) -> None:
+    async with ScriptedServer([Reply("One. " * 1000, hang=True)]) as server:
+        machine.ask(server.url)
+        reader, nobody = os.pipe()
+        os.close(reader)
+        process = await machine.start("run", "--output-format", style, "Go on.", stdout=nobody)
+        os.close(nobody)
+        _, err = await process.communicate()
+
+    assert (process.returncode, err) == (1, b"")
 
 
 async def test_sigterm_ends_the_command_that_runs(machine: "Machine", listen: Listen) -> None:
@@ -321,6 +365,20 @@ async def test_settings_to_be_trusted_cannot_hide_behind_control_characters(mach
 
     assert controls(done.out) == []
     assert r"\u001b[31mred" in done.out
+
+
+async def test_what_lies_beside_a_skill_is_shown_and_trusted_with_it(machine: "Machine") -> None:
+    skill = machine.project / ".crow" / "skills" / "pdf"
+    skill.mkdir(parents=True)
+    (skill / "SKILL.md").write_text("---\nname: pdf\ndescription: Reads PDF.\n---\nRun read.sh.")
+    (skill / "read.sh").write_text("echo harmless")
+    (skill / "logo.png").write_bytes(b"\x89PNG\0\1")
+    trusted = await machine.crow("trust")
+    assert "echo harmless" in trusted.out
+    assert "(6 bytes that are not text)" in trusted.out
+    assert "pdf" in (await machine.crow("skills", "list")).out
+    (skill / "read.sh").write_text("echo harm")
+    assert "do not count until you trust it" in (await machine.crow("skills", "list")).err
 
 
 async def test_there_is_nothing_to_trust_without_settings(machine: "Machine") -> None:

@@ -23,6 +23,8 @@ CANARIES = [f"canary-{n:02}-7f3a{n:02}c2e" for n in range(12)]
 )
 
 CONFIG = """
+servers_wait = 60
+
 [permissions]
 mode = "yolo"
 

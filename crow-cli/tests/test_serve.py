@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import sqlite3
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -21,7 +20,6 @@ from crow_core.acp.schema import (
     ClientCapabilities,
     LoadSessionRequest,
     LoadSessionResponse,
-    McpServer,
     UserMessageChunk,
 )
 from crow_core.acp.websocket import connect
@@ -36,23 +34,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 Listen = Callable[[str], Awaitable["Ear"]]
-
-SERVER = """
-import os, subprocess, sys
-held = os.open(sys.argv[1], os.O_WRONLY)
-subprocess.Popen(["sleep", "600"], pass_fds=[held])
-
-from fastmcp import FastMCP
-server = FastMCP("keeper")
-
-@server.tool
-def keep(what: str) -> str:
-    "Keep something."
-    return f"kept {what}"
-
-os.write(held, b"started\\n")
-server.run(show_banner=False)
-"""
 
 
 @dataclass
@@ -106,19 +87,6 @@ async def serving(machine: "Machine", *args: str, model: ScriptedServer | None =
 
 def command(line: str) -> ToolCall:
     return {"name": "terminal", "arguments": {"command": line}}
-
-
-def lasting(ear: "Ear") -> Reply:
-    """Asks for a command that holds the ear open, as do two children of its own, one of them deaf to SIGTERM."""
-    line = f'exec 9>{ear.path}; (trap "" TERM; while :; do sleep 600; done) & sleep 600 & echo $$ >&9; wait'
-    return Reply(tool_calls=[command(line)])
-
-
-def keeper(machine: "Machine", ear: "Ear") -> McpServer:
-    """An MCP server on standard streams that holds the ear open, as does a child that it leaves behind."""
-    script = machine.home / "keeper.py"
-    script.write_text(SERVER)
-    return McpServer(name="keeper", command=sys.executable, args=[str(script), str(ear.path)])
 
 
 async def load(editor: Editor, id: str, cwd: Path) -> LoadSessionResponse:
@@ -272,11 +240,11 @@ async def test_a_session_that_was_cut_off_is_ended_and_free_for_others(machine: 
     """The command ends with all it started, and another process can go on."""
     ear, server_ear = await listen("ear"), await listen("server")
     async with (
-        ScriptedServer([lasting(ear), Reply("Again.")]) as model,
+        ScriptedServer([Reply(tool_calls=[command(ear.holder())]), Reply("Again.")]) as model,
         serving(machine, model=model) as served,
     ):
         async with served.editor() as editor:
-            id = (await editor.new_session(str(machine.project), [keeper(machine, server_ear)])).session_id
+            id = (await editor.new_session(str(machine.project), [machine.keeper(server_ear)])).session_id
             turn = asyncio.create_task(editor.prompt(id, "Wait for me."))
             assert await server_ear.line() == "started"
             assert await ear.line()
@@ -300,12 +268,15 @@ async def test_a_session_that_was_cut_off_is_ended_and_free_for_others(machine: 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_ends_it_in_good_order(machine: "Machine", listen: Listen, number: signal.Signals):
     command_ear, server_ear = await listen("command"), await listen("server")
-    async with ScriptedServer([lasting(command_ear)]) as model, serving(machine, model=model) as served:
+    async with (
+        ScriptedServer([Reply(tool_calls=[command(command_ear.holder())])]) as model,
+        serving(machine, model=model) as served,
+    ):
         async with (
             served.editor() as editor,
             dial(served.url, additional_headers={"Authorization": f"Bearer {served.token}"}) as idle,
         ):
-            session = await editor.new_session(str(machine.project), [keeper(machine, server_ear)])
+            session = await editor.new_session(str(machine.project), [machine.keeper(server_ear)])
             turn = asyncio.create_task(editor.prompt(session.session_id, "Wait for me."))
             assert await server_ear.line() == "started"
             assert await command_ear.line()
@@ -323,13 +294,13 @@ async def test_a_signal_ends_it_in_good_order(machine: "Machine", listen: Listen
 
 async def test_kill_leaves_nothing_running_and_the_session_can_be_gone_on_with(machine: "Machine", listen: Listen):
     command_ear, server_ear = await listen("command"), await listen("server")
-    async with ScriptedServer([lasting(command_ear), Reply("Again.")]) as model:
+    async with ScriptedServer([Reply(tool_calls=[command(command_ear.holder())]), Reply("Again.")]) as model:
         machine.ask(model.url)
         process = await machine.start("serve", "--port", "0")
         assert process.stdout
         served = Served(process, (await process.stdout.readline()).decode().strip())
         async with served.editor() as editor:
-            id = (await editor.new_session(str(machine.project), [keeper(machine, server_ear)])).session_id
+            id = (await editor.new_session(str(machine.project), [machine.keeper(server_ear)])).session_id
             turn = asyncio.create_task(editor.prompt(id, "Wait for me."))
             assert await server_ear.line() == "started"
             assert await command_ear.line()

@@ -16,15 +16,23 @@ def create(path: str, text: str) -> ToolCall:
     return {"name": "file_editor", "arguments": {"command": "create", "path": path, "file_text": text}}
 
 
+def undo_edit(path: str) -> ToolCall:
+    return {"name": "file_editor", "arguments": {"command": "undo_edit", "path": path}}
+
+
 @pytest.fixture
 async def talked(machine: "Machine") -> AsyncIterator["Machine"]:
     """A machine on which two turns made a file each; the model is still there."""
 
     def reply(request: dict[str, Any]) -> Reply:
         last = request["messages"][-1]
-        if last["role"] == "tool" or not last["content"].startswith("make "):
-            return Reply("; ".join(m["content"] for m in request["messages"] if m["role"] == "user"))
-        return Reply(tool_calls=[create(last["content"].removeprefix("make "), "made\n")])
+        match last["content"].split(), last["role"]:
+            case ["make", path], "user":
+                return Reply(tool_calls=[create(path, "made\n")])
+            case ["unmake", path], "user":
+                return Reply(tool_calls=[undo_edit(path)])
+            case _:
+                return Reply("; ".join(m["content"] for m in request["messages"] if m["role"] == "user"))
 
     machine.configure('[permissions]\nmode = "yolo"\n')
     async with ScriptedServer(reply) as server:
@@ -46,6 +54,11 @@ async def test_it_tells_asks_and_takes_the_last_turn_back(talked: "Machine"):
     assert "Taken back, 1 file as before." in undone.out
     assert files(talked) == ["a.txt"]
     assert (await talked.crow("run", "-c", "what did I say?")).out == "make a.txt; what did I say?\n"
+
+
+async def test_the_model_too_can_take_back_an_edit_of_an_earlier_process(talked: "Machine"):
+    assert (await talked.crow("run", "-c", "unmake a.txt")).code == 0
+    assert files(talked) == ["b.txt"]
 
 
 @pytest.mark.parametrize("stdin", ["n\n", "\n", ""])

@@ -257,6 +257,28 @@ async def test_a_request_refused_as_too_long_is_made_shorter_and_sent_again_once
         assert talk.markers()
 
 
+async def test_a_prompt_that_leaves_no_room_for_what_was_said_before_is_foreseen():
+    async with talking(Speaker(limit=WINDOW)) as talk:
+        for turn in range(5):
+            await talk.say(f"Turn {turn}. {LONG}")
+        assert not talk.markers()
+        await talk.say(f"Read this. {LONG * 6}")
+        assert talk.editor.text == "Well." * 6
+        assert max(map(tokens, talk.model.requests)) <= WINDOW, "nothing was refused"
+        assert len(talk.markers()) == 1
+        last = talk.asked()[-1]["messages"][-1]["content"]
+        assert SUMMARY.format("All went well.") in last
+        assert last.endswith(f"Read this. {LONG * 6}")
+
+
+async def test_a_prompt_that_is_too_long_by_itself_is_asked_as_it_is():
+    async with talking(Speaker()) as talk:
+        await talk.say("Hello")
+        await talk.say(LONG)
+        await talk.say(LONG * 12)
+        assert not any(map(is_compaction, talk.model.requests[:3])), "nothing would help, and the estimate may be wrong"
+
+
 async def test_an_endpoint_that_refuses_a_request_as_too_long_is_sent_a_shorter_one():
     def answer(request: Request) -> Reply | Failure:
         if tokens(request) > 3_000:
@@ -474,6 +496,10 @@ async def test_a_window_that_is_only_assumed_is_said_to_be():
     async with talking(Speaker(), window=None) as talk:
         await talk.say("Hello")
         await talk.say(LONG * 90)
+        assert "of 32,768 (assumed: set the model's window): making room" in talk.editor.thoughts
+    async with talking(Speaker(limit=WINDOW * 10), window=None) as talk:
+        with pytest.raises(RpcError, match="context length"):
+            await talk.say(LONG * 100)
         assert "of 32,768 (assumed: set the model's window): making room" in talk.editor.thoughts
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crow_core import app, bridge, schemas, servers, toolbox
+from crow_core import bridge, schemas, servers
 from crow_core.acp.client import AcpClient
 from crow_core.acp.schema import (
     AudioBlock,
@@ -46,9 +46,9 @@ from crow_core.stream import ModelError
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Asked
 from crow_core.testing.wire import wired
-from fastmcp import FastMCP
+from fastmcp import Context, FastMCP
 from fastmcp.tools import ToolResult
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mcp.server.mcpserver import Context as MCPContext
 from mcp.server.mcpserver import MCPServer
@@ -82,13 +82,6 @@ def over_stdio(mode: str, **more: Any) -> Server:
     for name, value in {"mode": mode, **more}.items():
         setattr(server, name, value)
     return server
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For processes on a busy machine."""
-    monkeypatch.setattr(app, "SERVERS_WAIT", 60)
-    monkeypatch.setattr(toolbox, "CHANGES_WAIT", 60)
 
 
 @pytest.fixture(params=["auto", "legacy"], ids=["2026", "2025"])
@@ -229,9 +222,23 @@ async def test_words_of_progress_command_no_screen_and_tell_no_secret(birds: Bir
     assert len(text) <= bridge.LINE
 
 
-async def test_a_call_that_gives_signs_of_life_is_waited_for(birds: Birds):
-    model = script(use("tick", times=50, every=0.05))
-    await turn(model, birds(timeout=2))
+async def test_a_call_that_gives_signs_of_life_is_waited_for(mode: str, monkeypatch: pytest.MonkeyPatch):
+    """Its clock stands still where this process does; it is looked at each time that half a second has passed."""
+    passed = 0.0
+    monkeypatch.setattr(servers, "monotonic", lambda: passed)
+    server = FastMCP("birds")
+
+    @server.tool
+    async def tick(context: Context) -> str:
+        nonlocal passed
+        for done in range(50):
+            await context.report_progress(done)
+            await asyncio.sleep(0.05)
+            passed += 0.05
+        return "ticked"
+
+    model = script(use("tick"))
+    await turn(model, Server("birds", lambda: server, timeout=0.5, mode=mode))  # pyright: ignore[reportArgumentType]
     assert results(model) == ["ticked"]
 
 
@@ -313,6 +320,7 @@ async def test_a_pattern_that_takes_for_ever_is_left_to_the_server(birds: Birds)
 
 
 KEYWORDS = ["type", "properties", "required", "enum", "enumNames", "oneOf", "anyOf", "const", "items", "default"]
+CALMLY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 WORDS = st.sampled_from(
     [*KEYWORDS, "string", "object", "array", "boolean", "title", "pattern", "$ref", "#/$defs/a", "a"]
 )
@@ -323,7 +331,7 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
+@CALMLY
 @given(schema=st.dictionaries(WORDS, JSON, max_size=4), fields=st.dictionaries(st.text(), JSON, max_size=3))
 def test_whatever_a_form_is_made_of_it_is_shown_or_refused(schema: dict[str, Any], fields: dict[str, Any]):
     for each in (schema, {"type": "object", "properties": fields}):
@@ -331,7 +339,7 @@ def test_whatever_a_form_is_made_of_it_is_shown_or_refused(schema: dict[str, Any
             assert bridge.choices_of(bridge.form_of(each, str.upper))
 
 
-@settings(deadline=None)
+@CALMLY
 @given(schema=JSON)
 def test_whatever_a_schema_is_made_of_it_is_judged(schema: Any):
     assert schemas.is_fit(schema) >= schemas.is_tame(schema)

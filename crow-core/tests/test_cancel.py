@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from anyio import wait_all_tasks_blocked
 from crow_core.acp.schema import (
     AgentMessageChunk,
     CancelRequestNotification,
@@ -17,7 +18,7 @@ from crow_core.acp.schema import (
     TextBlock,
     ToolCall,
 )
-from crow_core.acp.transports import Memory, memory_pair
+from crow_core.acp.transports import HIGH_WATER, Memory, memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.content import ToolResult
@@ -26,6 +27,7 @@ from crow_core.permissions import permissions
 from crow_core.servers import Server
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_core.testing.wire import wired
 from fastmcp import FastMCP
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -183,6 +185,31 @@ async def test_cancelled_during_a_question_the_question_is_taken_back():
         assert editor.cancelled_questions == len(editor.questions) == 1
         assert list(editor.calls().values()) == [["pending", "failed"]] * 2
         await assert_usable(editor, model, id)
+
+
+async def test_cancelled_while_the_client_does_not_read_every_call_it_will_see_has_ended():
+    long = {"name": "demo_quick", "arguments": {"text": "a" * HIGH_WATER}, "id": "one"}
+    calls = Reply(tool_calls=[long, long])  # type: ignore[list-item] - of one id, so that none is shown before it is whole
+    crow, called = Crow(ScriptedModel([calls]), servers=[Waiting().server]), asyncio.Event()
+
+    @crow.message
+    def note(session: Session, entry: Message) -> None:
+        if "tool_calls" in entry:
+            called.set()
+
+    async with wired(crow) as wire:
+        id = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
+        wire.send("turn", "session/prompt", {"sessionId": id, "prompt": [{"type": "text", "text": "go"}]})
+        await called.wait()
+        await wait_all_tasks_blocked()  # the calls are on their way, and nobody takes them
+        wire.tell("session/cancel", {"sessionId": id})
+        await wait_all_tasks_blocked()
+        while (message := await wire.hear()).get("id") != "turn":
+            pass
+    assert message["result"]["stopReason"] == "cancelled"
+    updates = [message["params"]["update"] for message in wire.heard if message.get("method") == "session/update"]
+    states = {update["toolCallId"]: update["status"] for update in updates if "toolCallId" in update}
+    assert states == {"one": "failed", "one_2": "failed"}
 
 
 async def test_cancelled_between_two_steps_the_answers_stay():

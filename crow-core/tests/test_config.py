@@ -145,6 +145,9 @@ def test_env_file_of_the_working_directory_is_not_read(
 
 def test_env_file_that_is_no_text_is_an_error_that_names_it(home: Home) -> None:
     write(home.config / "config.toml", "")
+    (home.config / ".env").write_bytes(b"A=1\nB\n= 3\n")
+    with pytest.raises(ConfigError, match=r"\.env, line 3, is not NAME=value"):
+        load(home, {})
     (home.config / ".env").write_bytes(b"A=\xff\n")
     with pytest.raises(ConfigError, match=r"\.env cannot be read"):
         load(home, {})
@@ -181,6 +184,8 @@ MODEL = 'base_url = "http://x/v1"\nmodel = "m"\n'
     ("toml", "said"),
     [
         ('max_turns = "many"\n', ", line 1, max_turns: expected `int`, got `str`."),
+        ("max_turns = 0\n", ", line 1, max_turns: expected `int` >= 1."),
+        (f"[models.a]\n{MODEL}window = -5\n", ", line 4, models.a.window: expected `int` >= 1."),
         ("[models]\nlocal = 3\n", ", line 2, models.local: expected `object`, got `int`."),
         ('[permissions]\nmode = "yes"\n', ", line 2, permissions.mode: invalid enum value 'yes'."),
         ('[permissions]\nallow = ["a",\n  3]\n', ", line 2, permissions.allow: expected `str`, got `int`."),
@@ -392,7 +397,7 @@ def test_folder_is_not_trusted_until_it_is_remembered(home: Home, project: Path)
     assert not Trust(home.data).trusts(project.parent)
 
 
-@pytest.mark.parametrize("name", [".mcp.json", ".crow/config.toml"])
+@pytest.mark.parametrize("name", [".mcp.json", ".crow/config.toml", ".claude/skills/pdf/scripts/deep/read.py"])
 @pytest.mark.parametrize("change", ["edited", "added", "removed"])
 def test_trust_is_lost_when_a_file_changes(home: Home, project: Path, name: str, change: str) -> None:
     trust = Trust(home.data)
@@ -408,6 +413,15 @@ def test_trust_is_lost_when_a_file_changes(home: Home, project: Path, name: str,
         write(file, "after")
     assert not trust.trusts(project)
     trust.remember(project)
+    assert trust.trusts(project)
+
+
+def test_trust_outlives_what_running_a_skills_scripts_leaves_behind(home: Home, project: Path) -> None:
+    skill = project / ".agents" / "skills" / "pdf"
+    write(skill / "SKILL.md", "---\ndescription: d\n---\n")
+    trust = Trust(home.data)
+    trust.remember(project)
+    write(skill / "scripts" / "__pycache__" / "read.cpython-311.pyc", "compiled")
     assert trust.trusts(project)
 
 

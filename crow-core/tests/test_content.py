@@ -24,7 +24,7 @@ from crow_core.acp.schema import (
     UserMessageChunk,
 )
 from crow_core.app import Crow
-from crow_core.content import replay, to_message
+from crow_core.content import fenced, replay, to_message
 from crow_core.model import ChatModel
 from crow_core.quirks import Quirks
 from crow_core.servers import Server
@@ -157,6 +157,16 @@ def test_what_a_prompt_attached_is_shown_again_as_it_was():
     ]
     shown = list(replay([to_message(blocks)], "/"))
     assert [update.content for update in shown if isinstance(update, UserMessageChunk)] == blocks
+
+
+@pytest.mark.parametrize("kind", [{}, {"mime_type": None}, {"mime_type": "application/zip"}])
+def test_a_binary_file_that_was_attached_is_shown_again_without_its_data(kind: dict[str, Any]):
+    """Whether or not its kind was said."""
+    (shown,) = replay(
+        [to_message([ResourceBlock(resource=ResourceContents(uri="file:///a", blob="AAAA", **kind))])], "/"
+    )
+    assert isinstance(shown, UserMessageChunk)
+    assert shown.content == ResourceBlock(resource=ResourceContents(uri="file:///a", blob="", **kind))
 
 
 async def test_what_the_agent_cannot_perceive_is_said_to_the_model():
@@ -308,3 +318,11 @@ async def test_a_prompt_without_any_block_is_an_empty_message():
         session = await editor.new_session("/")
         await editor.request("session/prompt", PromptRequest(session_id=session.session_id, prompt=[]))
     assert model.requests[0]["messages"][-1] == {"role": "user", "content": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "fence"), [("", "```"), ("``", "```"), ("a ``` b", "````"), ("`````\n```", "``````"), ("`" * 10**5, "")]
+)
+def test_a_code_block_is_longer_at_its_edges_than_anything_in_it(text: str, fence: str):
+    fence = fence or "`" * (10**5 + 1)
+    assert fenced(text) == f"{fence}\n{text}\n{fence}"

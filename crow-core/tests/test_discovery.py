@@ -1,7 +1,6 @@
 """Which model is asked, given the settings, the environment and what runs on this machine."""
 
 import asyncio
-import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
@@ -19,16 +18,11 @@ A, B = ModelSettings(base_url="http://a/v1", model="big-a"), ModelSettings(base_
 CONFIG = Config(models={"a": A, "b": B})
 
 
-def free_url() -> str:
-    """An address on this machine where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-
-
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def alone(monkeypatch: pytest.MonkeyPatch, nowhere: str) -> None:
     """Nothing listens where local servers usually do."""
-    monkeypatch.setattr(discovery, "LOCAL", {"Ollama": free_url(), "vLLM": free_url()})
+    monkeypatch.setattr(discovery, "LOCAL", {"Ollama": nowhere})
+    monkeypatch.setattr(discovery, "PATIENCE", 30.0)  # the machine may be busy
 
 
 @asynccontextmanager
@@ -147,8 +141,8 @@ async def test_what_is_no_address_lists_nothing(url: str) -> None:
     assert await list_models(url) == []
 
 
-async def test_key_that_no_header_can_hold_lists_nothing() -> None:
-    assert await list_models(free_url(), key="sk-…") == []
+async def test_key_that_no_header_can_hold_lists_nothing(nowhere: str) -> None:
+    assert await list_models(nowhere, key="sk-…") == []
 
 
 async def test_server_that_does_not_answer_in_time_lists_nothing() -> None:
@@ -166,11 +160,11 @@ Local = Callable[[str], None]
 
 
 @pytest.fixture
-def second(monkeypatch: pytest.MonkeyPatch) -> Local:
+def second(monkeypatch: pytest.MonkeyPatch, nowhere: str) -> Local:
     """Puts an address second among those where local servers usually listen."""
 
     def put(url: str) -> None:
-        monkeypatch.setattr(discovery, "LOCAL", {"Ollama": free_url(), "llama.cpp": url, "vLLM": free_url()})
+        monkeypatch.setattr(discovery, "LOCAL", {"Ollama": nowhere, "llama.cpp": url})
 
     return put
 
@@ -203,9 +197,11 @@ async def test_unknown_name_on_this_machine_is_an_error_that_lists_what_there_is
     assert str(caught.value) == "No server on this machine offers the model 'three'. They offer: one, two."
 
 
-async def test_proxy_does_not_stand_between_us_and_this_machine(second: Local, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", free_url())
-    monkeypatch.setenv("ALL_PROXY", free_url())
+async def test_proxy_does_not_stand_between_us_and_this_machine(
+    second: Local, monkeypatch: pytest.MonkeyPatch, nowhere: str
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", nowhere)
+    monkeypatch.setenv("ALL_PROXY", nowhere)
     async with ScriptedServer([]) as server:
         second(server.url)
         assert list(await find_models(Config(), {})) == ["scripted"]

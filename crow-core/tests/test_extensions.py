@@ -259,6 +259,14 @@ async def test_many_small_texts_are_too_much_together():
     assert "data:image/png;base64," in read
 
 
+async def test_the_least_there_can_be_is_nothing():
+    model = ScriptedModel([Reply(tool_calls=[{"name": "demo_flood", "arguments": {}}]), Reply("Done.")])
+    async with connect(Crow(model, servers=[flood("x" * 1000)]).use(truncate, limit=0)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert model.requests[1]["messages"][-1]["content"].strip().startswith("[1,000 of 1,000 characters left out")
+
+
 async def test_what_fits_is_left_as_it_is():
     model = ScriptedModel([Reply(tool_calls=[{"name": "demo_flood", "arguments": {}}]), Reply("Done.")])
     async with connect(Crow(model, servers=[flood("x" * 1000)]).use(truncate, limit=1000)) as editor:

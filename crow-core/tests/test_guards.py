@@ -8,12 +8,16 @@ from crow_core.acp.schema import (
     CreateElicitationResponse,
     ElicitationCapabilities,
     ElicitationFormCapabilities,
+    LoadSessionRequest,
 )
 from crow_core.app import Crow
 from crow_core.extensions.budgets import budgets
 from crow_core.extensions.loop_guard import loop_guard
+from crow_core.messages import Message
 from crow_core.model import ChatModel, Prices
 from crow_core.servers import Server
+from crow_core.session import Session
+from crow_core.store import Record
 from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ToolCall as Use
 from fastmcp import FastMCP
@@ -154,6 +158,29 @@ async def test_money_counts_where_prices_are_known():
         editor, reasons = await spend(model, money=5)
     assert reasons == ["max_turn_requests"]
     assert "6 of 5 money" in editor.text
+
+
+async def test_what_was_spent_is_known_when_the_session_is_loaded():
+    crow, log = Crow(looking(until=9), servers=[box()]).use(budgets, turns=2), list[Message]()
+
+    @crow.session_end
+    def keep(session: Session) -> None:
+        log.extend(session.log)
+
+    async with connect(crow, permit="reject_once") as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    later = Crow(model := ScriptedModel([]), servers=[box()]).use(budgets, turns=2)
+
+    @later.load_session
+    def load(id: str) -> Record:
+        return Record(id, log)
+
+    async with connect(later, permit="reject_once") as editor:
+        await editor.request("session/load", LoadSessionRequest(session_id="s", cwd="/", mcp_servers=[]))
+        answer = await editor.prompt("s", "go on")
+    assert answer.stop_reason == "max_turn_requests"
+    assert model.requests == []
 
 
 @pytest.mark.parametrize(("said", "requests"), [("Go on", 4), ("Stop", 2)])

@@ -28,7 +28,7 @@ from crow_core.servers import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from fastmcp import Context, FastMCP
 from fastmcp.prompts import Message
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mcp_types import EmbeddedResource, ImageContent, TextResourceContents
 
@@ -331,7 +331,7 @@ def test_arguments_are_taken_by_name_and_in_order(words: str, expected: dict[str
     assert arguments_in(words, ["a", "b"]) == expected
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(), st.lists(st.text(min_size=1), unique=True))
 def test_whatever_is_typed_fills_only_arguments_that_there_are(words: str, names: list[str]):
     assert arguments_in(words, names).keys() <= set(names)

@@ -61,7 +61,7 @@ async def test_an_extension_answers_a_method_of_its_own():
         assert (await wire.ask("_mine/double", {"sessionId": session, "n": 4}))["result"] == {"twice": 8, "cwd": "/"}
         assert code(await wire.ask("_mine/double", {"sessionId": session})) == INTERNAL_ERROR
         assert code(await wire.ask("_mine/double", {"sessionId": "other", "n": 4})) == NOT_FOUND
-        assert code(await wire.ask("_mine/double", {})) == NOT_FOUND
+        assert code(await wire.ask("_mine/double", {"n": 4})) == INVALID_PARAMS
         assert code(await wire.ask("_mine/double", [1])) == INVALID_PARAMS
         assert code(await wire.ask("_mine/treble", {"sessionId": session})) == METHOD_NOT_FOUND
         wire.tell("_mine/double", {"sessionId": session, "n": 4})

@@ -12,11 +12,15 @@ import httpx2
 import keyring
 import pytest
 import uvicorn
+from crow_core.app import Crow
 from crow_core.config import OAuthSettings, ServerSettings, to_server
+from crow_core.extensions.secrets import secrets
 from crow_core.oauth import store
+from crow_core.testing import Reply, ScriptedModel, connect
 from fastmcp import FastMCP
 from fastmcp.server.auth.auth import ClientRegistrationOptions
 from fastmcp.server.auth.providers.in_memory import InMemoryOAuthProvider
+from fastmcp.server.dependencies import get_http_headers
 from keyring.backend import KeyringBackend
 from keyring.backends import fail
 from mcp.shared.auth import OAuthClientInformationFull
@@ -68,7 +72,7 @@ async def guarded() -> AsyncIterator[Guarded]:
             InMemoryOAuthProvider(base_url=url, client_registration_options=ClientRegistrationOptions(enabled=True))
         )
         server = FastMCP("vault", auth=doors[0])
-        server.tool(lambda: "gold", name="open")
+        server.tool(lambda: get_http_headers(include={"authorization"})["authorization"], name="open")
         return server.http_app()
 
     async with listening(app) as url:
@@ -120,6 +124,20 @@ async def test_a_person_logs_in_once_and_is_not_asked_again(guarded: Guarded, tm
     assert tokens.stat().st_mode & 0o777 == 0o700
 
 
+async def test_what_a_login_gave_is_a_secret(guarded: Guarded, tmp_path: Path):
+    settings = ServerSettings(url=guarded.url, auth="oauth")
+    server = to_server("vault", settings, "/", tokens=tmp_path, visit=Person().visit)
+    model = ScriptedModel([Reply(tool_calls=[{"name": "vault_open", "arguments": {}}]), Reply("Done.")])
+    crow = Crow(model).use(secrets)
+    crow.mcp_servers(lambda session: [server])
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert model.requests[-1]["messages"][-1]["content"] == "Bearer [secret]"
+    (token,) = guarded.door.access_tokens
+    assert token not in repr(editor.updates)
+
+
 async def test_whoever_is_thrown_out_logs_in_anew(guarded: Guarded, tmp_path: Path):
     person = Person()
     await tools(guarded.url, tmp_path, person.visit)
@@ -138,8 +156,10 @@ async def test_a_token_that_has_expired_is_renewed_without_the_person(guarded: G
 
 
 async def test_a_client_that_is_known_beforehand_does_not_register(guarded: Guarded, tmp_path: Path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    kept = socket.socket()  # bound, nobody else is given its port; whoever asks for it may listen there
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", 0))
+    port = kept.getsockname()[1]
     await guarded.door.register_client(
         OAuthClientInformationFull(
             client_id="crow",
@@ -149,7 +169,8 @@ async def test_a_client_that_is_known_beforehand_does_not_register(guarded: Guar
         )
     )
     settings = OAuthSettings(client_id="crow", client_secret="s3cret", callback_port=port)
-    assert await tools(guarded.url, tmp_path, Person().visit, settings) == (["open"], "")
+    with kept:
+        assert await tools(guarded.url, tmp_path, Person().visit, settings) == (["open"], "")
     assert [*guarded.door.clients] == ["crow"]
 
 

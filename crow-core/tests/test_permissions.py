@@ -509,6 +509,7 @@ TOUCHY = [
     ".zed/tasks.json",
     ".cursor/mcp.json",
     ".claude/settings.json",
+    ".agents/skills/a/SKILL.md",
     ".devcontainer/devcontainer.json",
     ".husky/pre-push",
     ".github/workflows/ci.yml",
@@ -540,6 +541,58 @@ async def test_files_that_change_what_runs_later_are_always_asked_about(tmp_path
     asked = [question.tool_call.raw_input["path"] for question in editor.questions]  # type: ignore[index, call-overload]
     assert asked == TOUCHY
     assert sorted(os.listdir(tmp_path)) == [".git", "a.txt", "link"]
+
+
+@pytest.mark.parametrize("here", [True, False])
+async def test_crows_own_home_is_asked_about_wherever_it_is(tmp_path: Path, here: bool):
+    """Also from inside, where its files are near, and through a link."""
+    home, project = tmp_path / "nest", tmp_path / "project"
+    home.mkdir()
+    project.mkdir()
+    (project / "link").symlink_to(home)
+    paths = ["extensions/a.py", ".env"] if here else [str(home / "extensions/a.py"), "link/config.toml", "../nest/a"]
+    model = together(*map(create, paths))
+    crow = crow_with(model, mode="accept-edits", allow=["file_editor"], own=[str(home)])
+    async with connect(crow, permit="reject_once") as editor:
+        session = await editor.new_session(str(home if here else project), roots=[str(home)])
+        await editor.prompt(session.session_id, "go")
+    assert len(editor.questions) == len(paths)
+    assert os.listdir(home) == []
+
+
+async def test_a_rule_on_a_path_holds_for_every_tool_that_names_it(tmp_path: Path):
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "link").symlink_to("secrets")
+    (tmp_path / ".env").write_text("KEY=hunter2\n")
+    (tmp_path / "a.py").write_text("KEY = 1\n")
+    server = FastMCP("demo")
+
+    @server.tool
+    def fetch(uri: str = "", path: str = "") -> str:
+        return "hunter2"
+
+    def search(tool: str, **arguments: str) -> Use:
+        return {"name": tool, "arguments": arguments}
+
+    forbidden = [
+        view(".env"),
+        search("grep", pattern="KEY", path=".env"),
+        search("grep", pattern="KEY", path="link/../.env"),
+        search("glob", pattern="*", path="secrets"),
+        search("tree", path=str(tmp_path / "link")),
+        search("demo_fetch", path="./secrets/key"),
+        search("demo_fetch", uri=(tmp_path / ".env").as_uri()),
+        search("demo_fetch", uri=(tmp_path / "secrets/../%2eenv").as_uri().replace("%25", "%") + "#1"),
+    ]
+    free = [view("a.py"), search("grep", pattern="KEY", path="a.py"), search("glob", pattern="*.py")]
+    model = together(*forbidden, *free)
+    crow = crow_with(model, Server("demo", lambda: server, shared=True), mode="yolo", deny=["*:.env", "*:secrets/*"])
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    said = answers(model)
+    assert ["says deny" in each for each in said] == [True] * len(forbidden) + [False] * len(free)
+    assert "hunter2" not in repr(said)
 
 
 @pytest.mark.parametrize("path", [".gitignore", "github/a", "crow/a.py", "env.py", "my.bashrc.txt", ".environment"])

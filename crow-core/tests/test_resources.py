@@ -1,11 +1,13 @@
 """What MCP servers have to read: mentioned, linked, and read by the model."""
 
+import sys
 from typing import Any
 
 import pytest
 from crow_core.acp.schema import (
     ClientCapabilities,
     ClientSessionCapabilities,
+    McpServer,
     NoticeCapabilities,
     NoticeUpdate,
     ResourceLinkBlock,
@@ -81,6 +83,11 @@ def reading(**arguments: Any) -> ScriptedModel:
     return ScriptedModel([Reply(tool_calls=[Use(name="mcp_resources", arguments=arguments)]), Reply("Done.")])
 
 
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SOON", 200)
+
+
 README = '<resource uri="docs://readme">\nRead me.\n</resource>'
 
 
@@ -89,6 +96,39 @@ async def test_a_resource_that_is_mentioned_stands_behind_what_the_user_said(sai
     model = hello()
     await say(app(model, library()), f"Explain @docs:{said} please")
     assert asked(model) == f"Explain @docs:{said} please\n\n{README}"
+
+
+POOR = """
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    match request["method"]:
+        case "initialize":
+            version, about = request["params"]["protocolVersion"], {"name": "docs", "version": "1"}
+            answer = {"result": {"protocolVersion": version, "capabilities": {"resources": {}}, "serverInfo": about}}
+        case "resources/list":
+            answer = {"result": {"resources": [{"name": "no address"}, {"uri": "docs://readme", "name": "readme"}]}}
+        case "resources/read":
+            contents = {"uri": "docs://readme", "mimeType": "text/plain", "text": "Read me."}
+            answer = {"result": {"contents": [contents]}}
+        case _:
+            answer = {"error": {"code": -32601, "message": "Method not found"}}
+    if "id" in request:
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer}), flush=True)
+"""
+
+
+async def test_a_server_without_tools_and_templates_and_with_a_resource_that_is_none_is_read_from(
+    caplog: pytest.LogCaptureFixture,
+):
+    model = hello()
+    async with connect(app(model), permit=None, capabilities=NOTICES) as editor:
+        docs = McpServer(name="docs", command=sys.executable, args=["-c", POOR], env=[])
+        session = await editor.new_session("/", [docs])
+        await editor.prompt(session.session_id, "Explain @docs:readme")
+    assert asked(model) == f"Explain @docs:readme\n\n{README}"
+    assert not editor.of(NoticeUpdate)
+    assert "MCP server 'docs' has resources that were left out: 'no address': " in caplog.text
 
 
 async def test_a_template_is_mentioned_by_a_uri_of_its_kind():

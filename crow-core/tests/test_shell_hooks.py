@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from crow_core.app import Crow
+from crow_core.extensions.secrets import secrets
 from crow_core.extensions.shell_hooks import Hook, shell_hooks
 from crow_core.permissions import permissions
+from crow_core.secrets import MASK
 from crow_core.servers import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from fastmcp import FastMCP
@@ -82,6 +84,16 @@ async def test_exit_code_2_after_a_tool_is_told_to_the_model_with_the_result(tmp
     _, model, ran = await turn(tmp_path, after_tool=[Hook(command="echo 'Round it.' >&2; exit 2")])
     assert ran == [5]
     assert result(model) == "5\n\nRound it."
+
+
+async def test_a_secret_that_a_hook_says_is_masked(tmp_path: Path):
+    hooks = [Hook(command="echo 'canary-0123456789 is wrong.' >&2; exit 2")]
+    model = ScriptedModel([Reply(tool_calls=[{"name": "maths_add", "arguments": {"a": 2, "b": 3}}]), Reply("Done.")])
+    crow = Crow(model, servers=[add_server([])]).use(secrets, known=["canary-0123456789"])
+    async with connect(crow.use(shell_hooks, after_tool=hooks)) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "2 + 3?")
+    assert result(model) == f"5\n\n{MASK} is wrong."
 
 
 async def test_exit_code_2_before_a_prompt_ends_the_turn(tmp_path: Path):

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from crow_core.messages import Message, merge, settle
-from crow_core.stream import ModelError, Reader, explain
+from crow_core.stream import LONGEST, ModelError, Reader, explain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
+FIELDS = ["content", "reasoning", "tool_calls", "id", "index", "function", "name", "arguments", "type", "text"]
 RECORDINGS = Path(__file__).parents[2].parent / "shared" / "recordings"
 """Real streams, in a folder beside the checkout."""
 
@@ -399,9 +400,39 @@ def test_event_that_is_no_json_is_an_error_and_not_lost_silently() -> None:
     assert "sent an event that is not JSON" in answer.error
 
 
-@pytest.mark.parametrize("odd", [{"choices": [None]}, {"choices": {"a": 1}}, {"choices": [{"delta": "Hi"}]}])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"choices": 5},
+        {"choices": [None]},
+        {"choices": {"a": 1}},
+        {"choices": [{"delta": "Hi"}]},
+        {"choices": [{"delta": {"tool_calls": 1}}]},
+        {"choices": [{"delta": {"tool_calls": ["f"]}}]},
+        {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": "f"}]}}]},
+    ],
+)
 def test_event_of_an_unknown_shape_is_an_error_that_shows_it(odd: dict[str, Any]) -> None:
-    assert read(chunk(**odd)).error.startswith('http://model/v1 sent something unknown: {"choices": ')
+    """In a stream, and where it is all that came."""
+    for sent in (chunk(**odd), json.dumps(odd).encode()):
+        assert read(sent).error.startswith('http://model/v1 sent something unknown: {"choices": ')
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, ANY)), max_size=4), ANY)
+def test_whatever_an_event_holds_it_is_read_or_refused(parts: list[Any], reason: Any) -> None:
+    events = [chunk(choices=[{"delta": part}]) for part in parts]
+    answer = read(*events, chunk(choices=[{"delta": {}, "finish_reason": reason}]))
+    assert isinstance(answer.finish_reason, str)
+    for call in settle(answer.message, used=set()).get("tool_calls", []):
+        assert all(isinstance(text, str) for text in (call["id"], *call["function"].values()))
 
 
 def test_character_split_between_two_pieces_is_whole_again() -> None:
@@ -566,3 +597,8 @@ def test_recorded_error_is_told_in_words(recording: dict[str, Any]) -> None:
     said = explain(recording["response_sse"].encode(), "")
     assert said
     assert said[0] not in "{[", "no JSON is left"
+
+
+@pytest.mark.parametrize("piece", [b"a" * 2**20, b'data: {"a": "' + b"a" * 2**20 + b"\n"], ids=["line", "event"])
+def test_an_event_without_an_end_is_given_up(piece: bytes) -> None:
+    assert "sent an event without an end" in read(*[piece] * (LONGEST // 2**20 + 1)).error

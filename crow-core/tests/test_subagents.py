@@ -1,30 +1,40 @@
 """Sub-agents: a part of the work in a session of its own, seen and steered through the one the person has."""
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from crow_core.acp.schema import (
-    ToolCall,
-    ToolCallUpdate,
-)
+from crow_core.acp.schema import McpServer, ToolCall, ToolCallUpdate
 from crow_core.app import Crow
 from crow_core.extensions.budgets import budgets
 from crow_core.extensions.commands import commands
+from crow_core.extensions.loop_guard import loop_guard
 from crow_core.extensions.plan import plan
 from crow_core.extensions.shell_hooks import Hook, shell_hooks
 from crow_core.extensions.subagents import REPORT, subagents
 from crow_core.extensions.usage import usage
+from crow_core.model import Call
 from crow_core.permissions import permissions
 from crow_core.servers import Server
+from crow_core.session import Session
 from crow_core.stream import ModelError
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import in_order
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio
+
+COUNT = """
+from itertools import count
+from fastmcp import FastMCP
+
+server, numbers = FastMCP("mine"), count(1)
+server.tool(lambda: next(numbers), name="count")
+server.run(show_banner=False)
+"""
 
 
 def box() -> Server:
@@ -191,6 +201,54 @@ async def test_an_agent_that_does_not_stop_says_how_far_it_came():
         await editor.prompt(session.session_id, "go")
     told = model.requests[-1]["messages"][-1]["content"]
     assert told == "The agent did not come to its end (max_turn_requests). Its last words:\n\n" + "Again." * 5
+
+
+async def test_one_that_the_person_stops_says_so():
+    model = cast([task(), Reply("Done.")], [call("box_look", at="a")] * 5)
+    async with connect(Crow(model, servers=[box()]).use(subagents).use(loop_guard), permit="reject_once") as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    told = model.requests[-1]["messages"][-1]["content"]
+    assert told.startswith("The agent did not come to its end (end_turn). Its last words:")
+    assert told.endswith("You stopped it.")
+
+
+async def test_a_task_is_no_command_of_a_persons():
+    model = cast([task(prompt="/help"), Reply("Done.")], [Reply("Helped.")])
+    async with connect(Crow(model).use(commands).use(subagents)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert model.requests[-1]["messages"][-1]["content"] == "Helped."
+
+
+async def test_its_warnings_are_the_sessions():
+    crow = Crow(cast([task(), Reply("Done.")], [Reply("Empty.")])).use(subagents)
+
+    @crow.after_model
+    async def warn(session: Session, call: Call) -> None:
+        if len(crow.sessions) > 1:
+            await session.notice("It is late.", "warning")
+
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert editor.thoughts == "It is late.\n"
+
+
+async def test_it_uses_the_servers_that_the_client_brought_and_leaves_them_running(tmp_path: Path):
+    file = tmp_path / "count.py"
+    file.write_text(COUNT)
+    model = cast(
+        [call("mine_count", "a"), task(), call("mine_count", "b"), Reply("Done.")], [call("mine_count"), Reply("Two.")]
+    )
+    brought = McpServer(name="mine", command=sys.executable, args=[str(file)], env=[])
+    crow = Crow(model).use(subagents)
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path), [brought])
+        await asyncio.gather(*(server.list() for server in crow.sessions[session.session_id].brought))
+        await editor.prompt(session.session_id, "go")
+    told = [message["content"] for message in model.requests[-1]["messages"] if message["role"] == "tool"]
+    assert (told[0], told[-1]) == ("1", "3")
 
 
 async def test_a_budget_is_shared():

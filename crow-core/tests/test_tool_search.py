@@ -15,7 +15,7 @@ from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 from crow_core.toolbox import Tool
 from fastmcp import FastMCP
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pytestmark = pytest.mark.anyio
@@ -206,7 +206,7 @@ def tool(name: str, description: str = "", **properties: Any) -> Tool:
     return Tool(name, None, {"name": name, "description": description, "inputSchema": schema})
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text())
 def test_whatever_is_searched_for_is_only_words(query: str):
     assert len(ranked([tool("a", query), tool("b", "b", **{query: {}})], query)) <= 2

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import chain, repeat
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import pytest
@@ -30,10 +30,11 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.messages import kind_of
-from crow_core.servers import WARM_AFTER, Server
+from crow_core.servers import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 from fastmcp import Context, FastMCP
+from fastmcp.tools import Tool
 
 pytestmark = [
     pytest.mark.anyio,
@@ -277,10 +278,13 @@ async def test_ten_servers_are_ready_when_the_slowest_is(stdio: Stdio):
 
 
 async def test_a_hanging_server_holds_the_first_prompt_only_so_long(stdio: Stdio, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(app, "SERVERS_WAIT", 2.0)
+    monkeypatch.setattr(app, "SERVERS_WAIT", 1.0)
+    monkeypatch.setattr(servers, "START_TIMEOUT", 200)
     model = one_by_one(use("good_pid"))
-    async with connect(Crow(model)) as editor:
+    crow = Crow(model)
+    async with connect(crow) as editor:
         session = await editor.new_session("/", [stdio.config("hung", "hang"), stdio.config("good")])
+        await server_of(crow, "good").list()
         await editor.prompt(session.session_id, "hi")
         assert len(model.requests) == 2
     assert "good_pid" in offered(model.requests[0])
@@ -289,7 +293,7 @@ async def test_a_hanging_server_holds_the_first_prompt_only_so_long(stdio: Stdio
         await end_of(pid)
 
 
-async def test_a_server_that_comes_up_late_joins_at_the_start_of_a_turn(stdio: Stdio, monkeypatch: pytest.MonkeyPatch):
+async def test_a_server_that_comes_up_late_joins_at_the_start_of_a_turn(stdio: Stdio):
     """With a notice and a marker; within a turn the tools stay what they were."""
     os.mkfifo(stdio.folder / "gate")
     server = FastMCP("demo")
@@ -306,9 +310,10 @@ async def test_a_server_that_comes_up_late_joins_at_the_start_of_a_turn(stdio: S
 
     model = ScriptedModel(script)
     crow = Crow(model, servers=[Server("demo", lambda: server, shared=True)])
-    monkeypatch.setattr(app, "SERVERS_WAIT", 0.5)
+    crow.servers_wait = 0.5
     async with connect(crow) as editor:
         session = await editor.new_session("/", [stdio.config("late", "after")])
+        await server_of(crow, "demo").list()
         await editor.prompt(session.session_id, "hi")
         assert "late" not in editor.thoughts
         await editor.prompt(session.session_id, "and now?")
@@ -335,17 +340,19 @@ async def test_a_server_that_comes_up_late_joins_at_the_start_of_a_turn(stdio: S
     ],
 )
 async def test_a_server_that_does_not_start_is_reported_and_the_others_work(
-    name: str, sentence: str, stdio: Stdio, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    name: str, sentence: str, stdio: Stdio, capfd: pytest.CaptureFixture[str]
 ):
-    if name == "hang":
-        monkeypatch.setattr(servers, "START_TIMEOUT", 2)
-    bad = {
+    known = {
         "missing": McpServer(name=name, command="no-such-command-7", args=[], env=[]),
         "dead": McpServer(name=name, type="http", url="http://127.0.0.1:9/mcp", headers=[]),
     }
+    bad = servers.from_acp(known.get(name) or stdio.config(name, name), "/")
+    bad.start_timeout = 2 if name == "hang" else None
     model = one_by_one(use("good_pid"))
-    async with connect(Crow(model)) as editor:
-        session = await editor.new_session("/", [bad.get(name) or stdio.config(name, name), stdio.config("good")])
+    crow = Crow(model)
+    crow.mcp_servers(lambda session: [bad])
+    async with connect(crow) as editor:
+        session = await editor.new_session("/", [stdio.config("good")])
         await editor.prompt(session.session_id, "hi")
     assert editor.thoughts.startswith(sentence)
     assert editor.thoughts.count("\n") == 1
@@ -436,13 +443,14 @@ async def test_a_call_that_writes_runs_once(stdio: Stdio):
 
 async def test_a_server_that_died_between_two_calls_is_back_for_the_next(stdio: Stdio):
     model = each_prompt(use("demo_pid"))
-    async with connect(Crow(model)) as editor:
+    crow = Crow(model)
+    async with connect(crow) as editor:
         session = await editor.new_session("/", [stdio.config("demo")])
         await editor.prompt(session.session_id, "go")
         (first,) = map(int, results(model))
         os.kill(first, signal.SIGKILL)
         await end_of(first)
-        for _ in range(100):
+        while server_of(crow, "demo").connected:
             await asyncio.sleep(0)  # our side of the pipe hears of it, too
         await editor.prompt(session.session_id, "go")
         second = int(results(model)[-1])
@@ -452,8 +460,15 @@ async def test_a_server_that_died_between_two_calls_is_back_for_the_next(stdio: 
 async def test_a_call_that_takes_too_long_is_an_error_and_the_server_stays(
     stdio: Stdio, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(servers, "CALL_TIMEOUT", 0.3)
-    model = one_by_one(use("demo_pid"), use("demo_hang"), use("demo_pid"))
+    steps = iter([use("demo_pid"), use("demo_hang"), use("demo_pid")])
+
+    def script(request: dict[str, Any]) -> Reply:
+        if (step := next(steps, None)) is None:
+            return Reply("Done.")
+        monkeypatch.setattr(servers, "CALL_TIMEOUT", 0.3 if step["name"] == "demo_hang" else 200)
+        return Reply(tool_calls=[step])
+
+    model = ScriptedModel(script)
     async with connect(Crow(model)) as editor:
         session = await editor.new_session("/", [stdio.config("demo")])
         await editor.prompt(session.session_id, "go")
@@ -581,19 +596,18 @@ async def test_a_shared_server_outlives_the_sessions_and_is_connected_once():
 
 
 async def test_a_shared_server_that_hangs_ends_nobodys_turn(stdio: Stdio, monkeypatch: pytest.MonkeyPatch):
-    """The first session's patience runs out first, and with it the connection that the other one waits for."""
-    monkeypatch.setattr(servers, "START_TIMEOUT", 1)
+    """The second session's patience runs out first, and with it the connection that the other one waits for."""
     monkeypatch.setattr(servers, "STOP_GRACE", 0.01)
-    monkeypatch.setattr(app, "SERVERS_WAIT", 0.5)
     hung = servers.from_acp(stdio.config("hung", "hang"), "/")
     hung.shared = True
+    hung.start_timeout = 200
     async with connect(Crow(ScriptedModel(lambda request: Reply("Hello.")), servers=[hung])) as editor:
         first = await editor.new_session("/")
-        assert (await editor.prompt(first.session_id, "hi")).stop_reason == "end_turn"
-        monkeypatch.setattr(app, "SERVERS_WAIT", 5)
+        hung.start_timeout = 1
         second = await editor.new_session("/")
+        assert (await editor.prompt(first.session_id, "hi")).stop_reason == "end_turn"
         assert (await editor.prompt(second.session_id, "hi")).stop_reason == "end_turn"
-    assert "MCP server 'hung' did not start" in editor.thoughts
+    assert "MCP server 'hung' did not start: it was given up." in editor.thoughts
 
 
 async def test_a_server_whose_tools_are_known_is_not_needed_to_offer_them():
@@ -611,28 +625,16 @@ async def test_a_server_whose_tools_are_known_is_not_needed_to_offer_them():
     assert results(model) == ["The tool failed: the workshop is closed."]
 
 
-async def test_tools_are_made_ready_once_the_process_has_little_to_do():
-    made = asyncio.Event()
-
-    def source() -> Any:
-        loop.call_soon_threadsafe(made.set)
-        return FastMCP("workshop")
-
-    def work() -> None:
-        if not made.is_set() and len(busy) < 20:
-            busy.append(None)
-            until = process_time() + WARM_AFTER / 4
-            while process_time() < until:
-                pass
-            loop.call_soon(work)
-
-    servers.fastmcp_client()
-    loop, busy = asyncio.get_running_loop(), list[None]()
-    server = Server("crow", source, definitions=[], built_in=True, shared=True)
+async def test_tools_are_made_ready_once_the_process_has_little_to_do(monkeypatch: pytest.MonkeyPatch):
+    """It is busy when it is looked at for the first five times."""
+    spent = chain(range(10), repeat(10))  # at the beginning and at the end of each look
+    monkeypatch.setattr(servers, "WARM_AFTER", 0.01)
+    monkeypatch.setattr(servers, "process_time", lambda: next(spent) * servers.WARM_AFTER)
+    server = Server("crow", lambda: FastMCP("workshop"), definitions=[], built_in=True, shared=True)
     server.warm()
-    work()
-    await made.wait()
-    assert len(busy) == 20
+    while not server.connected:
+        await asyncio.sleep(0)
+    assert next(spent) == 10
     await server.close()
 
 
@@ -763,25 +765,54 @@ async def test_a_schema_that_refers_to_itself_is_shown(stdio: Stdio):
     assert model.requests[0]["tools"][0]["function"]["parameters"] == schema
 
 
-@pytest.mark.parametrize(
-    ("tools", "why"),
-    [
-        ([{"name": "deep", "inputSchema": nested(400)}], "its answer is not valid"),
-        ([{"name": "odd", "inputSchema": {"type": "object", "properties": [1]}}], "tools.0.inputSchema.properties"),
-    ],
-)
-async def test_a_list_that_cannot_be_read_is_reported_and_the_others_work(
-    tools: list[dict[str, Any]], why: str, stdio: Stdio, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(servers, "START_TIMEOUT", 1)
+async def test_a_list_that_cannot_be_read_is_reported_and_the_others_work(stdio: Stdio):
     model = one_by_one(use("good_pid"))
     async with connect(Crow(model)) as editor:
-        session = await editor.new_session("/", [stdio.offering(*tools), stdio.config("good")])
+        deep = stdio.offering({"name": "deep", "inputSchema": nested(400)})
+        session = await editor.new_session("/", [deep, stdio.config("good")])
         await editor.prompt(session.session_id, "hi")
-    assert editor.thoughts.startswith("MCP server 'demo' did not ")
-    assert why in editor.thoughts
+    assert editor.thoughts.startswith("MCP server 'demo' did not start: its answer is not valid.")
     assert len(editor.thoughts) < 500
     assert int(results(model)[0]) in stdio.started()
+
+
+ODD: list[dict[str, Any]] = [
+    {"name": "odd", "inputSchema": {"type": "object", "properties": [1]}},
+    {"name": "\x1b[2Jodder", "inputSchema": {"type": "array"}},
+    {"name": None},
+    {"name": "described", "description": {"a": 1}},
+    {"name": "hinted", "annotations": "yes"},
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=["properties", "array", "no name", "description", "annotations"])
+async def test_a_tool_that_is_none_is_left_out_with_a_word_and_the_others_work(odd: dict[str, Any], stdio: Stdio):
+    model = one_by_one(use("demo_pid"))
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [stdio.offering(odd, {"name": "pid"})])
+        await editor.prompt(session.session_id, "hi")
+    assert offered(model.requests[0]) == ["demo_pid"]
+    assert int(results(model)[0]) in stdio.started()
+    told = re.fullmatch(
+        r"MCP server 'demo' has tools that were left out: (.*): what .* keep to MCP \(.*\)\.\n", editor.thoughts
+    )
+    assert told
+    assert told[0][:-1].isprintable()
+    assert told[1] == repr(odd["name"] or "?")
+
+
+async def test_a_tool_whose_schema_is_none_is_offered_without_it():
+    """Which since 2026 no SDK looks at."""
+    server = FastMCP("demo")
+    server.add_tool(tool := Tool.from_function(lambda: "caw", name="sing"))
+    tool.parameters = {"type": "object", "properties": ["x"]}
+    model = one_by_one(use("demo_sing", x="[]"))
+    async with connect(Crow(model, servers=[Server("demo", lambda: server, shared=True)])) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "hi")
+    (shown,) = model.requests[0]["tools"]
+    assert shown["function"]["parameters"] == {"type": "object", "properties": {}}
+    assert len(results(model)) == 1
 
 
 async def test_what_others_need_of_a_server_is_its_client(stdio: Stdio):
@@ -892,14 +923,14 @@ def test_an_env_file_in_the_working_folder_does_not_switch_fastmcps_settings(tmp
 
 
 @asynccontextmanager
-async def over_http(server: FastMCP, port: int = 0) -> AsyncGenerator[int]:
+async def over_http(server: FastMCP, port: int) -> AsyncGenerator[None]:
     """A FastMCP server on a port of this machine."""
     listener = socket.create_server(("127.0.0.1", port))
     config = uvicorn.Config(server.http_app(), log_config=None, ws="none", timeout_graceful_shutdown=0)
     http = uvicorn.Server(config)
     serving = asyncio.ensure_future(http.serve(sockets=[listener]))
     try:
-        yield listener.getsockname()[1]
+        yield
     finally:
         http.should_exit = True
         await serving
@@ -913,17 +944,22 @@ async def test_a_server_behind_a_url_works_and_is_found_again_after_it_was_gone(
             Reply("Done.") if request["messages"][-1]["role"] == "tool" else Reply(tool_calls=[use("web_sing")])
         )
     )
-    async with connect(Crow(model)) as editor:
-        async with over_http(server) as port:
-            headers = [HttpHeader(name="X-Bird", value="crow")]
-            config = McpServer(name="web", type="http", url=f"http://127.0.0.1:{port}/mcp", headers=headers)
-            session = await editor.new_session("/", [config])
-            await editor.prompt(session.session_id, "go")
-            assert results(model) == ["caw"]
-        await editor.prompt(session.session_id, "go")
-        assert results(model)[-1].startswith("The tool failed: ")
-        async with over_http(server, port):
-            await editor.prompt(session.session_id, "go")
-            if results(model)[-1] != "caw":  # the first call may find out that the old connection is gone
+    kept = socket.socket()  # bound, nobody else is given its port while the server is gone
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", 0))
+    port = kept.getsockname()[1]
+    with kept:
+        async with connect(Crow(model)) as editor:
+            async with over_http(server, port):
+                headers = [HttpHeader(name="X-Bird", value="crow")]
+                config = McpServer(name="web", type="http", url=f"http://127.0.0.1:{port}/mcp", headers=headers)
+                session = await editor.new_session("/", [config])
                 await editor.prompt(session.session_id, "go")
-            assert results(model)[-1] == "caw"
+                assert results(model) == ["caw"]
+            await editor.prompt(session.session_id, "go")
+            assert results(model)[-1].startswith("The tool failed: ")
+            async with over_http(server, port):
+                await editor.prompt(session.session_id, "go")
+                if results(model)[-1] != "caw":  # the first call may find out that the old connection is gone
+                    await editor.prompt(session.session_id, "go")
+                assert results(model)[-1] == "caw"

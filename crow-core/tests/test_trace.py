@@ -169,6 +169,21 @@ async def test_turn_model_calls_and_tool_calls_are_spans_of_the_clients_trace():
     assert trace.get_current_span(context.get_current()) is trace.INVALID_SPAN
 
 
+async def test_a_question_beside_the_conversation_ends_no_span_of_it():
+    notes = Notes()
+    replies = [Reply("A bird.", usage={"prompt_tokens": 1}), Reply("Done.", usage={"prompt_tokens": 2})]
+    crow = Crow(ScriptedModel(replies)).use(telemetry, tracer=notes)
+
+    @crow.before_model
+    async def ask(request: Any, session: Session) -> None:
+        await session.ask_model({"messages": []}, "name")
+
+    async with session_of(crow) as (wire, session):
+        await prompt(wire, session)
+    _, chat = notes.spans
+    assert chat.attributes["gen_ai.usage.input_tokens"] == 2
+
+
 async def test_a_span_ends_however_its_turn_does():
     notes = Notes()
     broken = ScriptedModel([Reply("Hel", error=ModelError("It broke."))])

@@ -16,6 +16,7 @@ from crow_core.acp.connection import RpcError
 from crow_core.app import Crow
 from crow_core.extensions.commands import commands
 from crow_core.extensions.secrets import secrets
+from crow_core.extensions.subagents import subagents
 from crow_core.extensions.undo import plan, restore, undo
 from crow_core.messages import Message, live, view
 from crow_core.permissions import permissions
@@ -27,6 +28,8 @@ from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 from hypothesis import given
 from hypothesis import strategies as st
+
+TOOLS = Server("crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True, shared=True)
 
 
 def edit(command: str, path: str, **arguments: Any) -> Use:
@@ -69,10 +72,7 @@ async def talk(folder: Path, *turns: Sequence[Use], crow: Crow | None = None, **
     """A session whose model makes these calls, turn by turn, one after the other."""
     replies = [reply for turn in turns for reply in ([Reply(tool_calls=[use]) for use in turn] + [Reply("Done.")])]
     model = ScriptedModel([*replies, Reply("What was that?")])
-    tools = Server(
-        "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True, shared=True
-    )
-    crow = Crow(model, servers=[tools]).use(secrets, **options).use(permissions, deny=["terminal:rm*"])
+    crow = (crow or Crow(model, servers=[TOOLS])).use(secrets, **options).use(permissions, deny=["terminal:rm*"])
     crow.use(commands).use(undo)
     async with connect(crow) as editor:
         opened = await editor.new_session(str(folder))
@@ -256,6 +256,22 @@ async def test_commands_that_ran_are_named_as_they_cannot_be_taken_back(tmp_path
         assert "What these did stays, as only edits can be taken back:\n- `touch made`\n- `false`\n\n" in told
         await it.say("/undo yes")
     assert os.listdir(tmp_path) == ["made"]
+
+
+@pytest.mark.anyio
+async def test_what_a_sub_agent_did_is_taken_back_with_the_turn(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("one\n")
+    task = Use(name="agent", arguments={"description": "Edit", "prompt": "Edit."})
+    plays = [[task], [replace("a.txt", "one", "two")], [run("touch made")], [], [replace("a.txt", "two", "2")], []]
+    model = ScriptedModel([Reply("Done.", tool_calls=uses) for uses in plays])
+    async with talk(tmp_path, crow=Crow(model, servers=[TOOLS]).use(subagents)) as it:
+        await it.say("go")
+        assert it.read("a.txt") == "2\n"
+        told = await it.say("/undo")
+        assert "a.txt`: 1 line comes back, 1 goes\n" in told
+        assert "- `touch made`" in told
+        await it.say("/undo yes")
+        assert it.read("a.txt") == "one\n"
 
 
 @pytest.mark.anyio

@@ -59,10 +59,10 @@ async def no_app(models: Any = None) -> Crow:
 
 async def test_without_the_flag_there_is_none_of_it():
     model = ScriptedModel(lambda request: Reply("Well.", usage=COUNTS))
-    async with wired(Crow(model).use(usage)) as wire:
+    async with wired(remembering(model).use(usage)) as wire:
         capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
         assert "providers" not in capabilities
-        assert "systemPrompt" not in capabilities["sessionCapabilities"]
+        assert not {"fork", "systemPrompt"} & capabilities["sessionCapabilities"].keys()
         assert (await wire.ask("providers/list", {}))["error"]["code"] == METHOD_NOT_FOUND
         session = await opened(wire, **instructions("Speak French."))
         assert await prompt(wire, session) == {"stopReason": "end_turn"}
@@ -70,9 +70,10 @@ async def test_without_the_flag_there_is_none_of_it():
 
 
 async def test_it_says_what_it_can_do():
-    async with wired(Crow(talker()), unstable=True) as wire:
+    async with wired(remembering(talker()), unstable=True) as wire:
         capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
     assert capabilities["providers"] == {}
+    assert capabilities["sessionCapabilities"]["fork"] == {}
     assert capabilities["sessionCapabilities"]["systemPrompt"] == {"mode": {"override": {}}}
 
 

@@ -9,9 +9,11 @@ import os
 import re
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from crow_mcp_server import create_server
+from crow_mcp_server.workspace import local_workspace
 from fastmcp import Client
 
 pytestmark = pytest.mark.anyio
@@ -42,7 +44,7 @@ async def test_view_range_shows_a_part_and_minus_one_means_the_end(tools, folder
     assert beyond.text.splitlines()[1:] == ["     9\tl9"]
 
 
-@pytest.mark.parametrize("wrong", [[0, 1], [4, 2], [10, 11], [-3, -1]])
+@pytest.mark.parametrize("wrong", [[0, 1], [4, 2], [10, 11], [-3, -1], [1, -2], [1, 0]])
 async def test_view_range_outside_of_the_file_is_told_the_lines(tools, folder, wrong):
     (folder / "a.txt").write_text("one\ntwo\nthree\nfour\n")
     assert "whose lines are 1 to 4" in await tools.refused("view", "a.txt", view_range=wrong)
@@ -407,12 +409,17 @@ async def test_text_of_a_pdf_is_shown_page_by_page(tools, folder):
     assert result.text == "\n".join(
         [
             f"{folder}/paper.pdf (the text of a PDF)",
-            *("     1\t--- page 1 of 2 ---", "     2\tFirst page"),
-            *("     3\t--- page 2 of 2 ---", "     4\tSecond page"),
+            *("     1\t[page 1 of 2]", "     2\tFirst page", "     3\t"),
+            *("     4\t[page 2 of 2]", "     5\tSecond page"),
         ]
     )
-    part = await tools.edit("view", "paper.pdf", view_range=[4, 4])
-    assert part.text.endswith("\n     4\tSecond page")
+    part = await tools.edit("view", "paper.pdf", view_range=[5, 5])
+    assert part.text.endswith("\n     5\tSecond page")
+
+
+async def test_a_pdf_written_by_hand_that_names_no_fonts_is_shown_as_it_is(tools, folder):
+    (folder / "a.pdf").write_bytes(pdf("Timetable").replace(b"/Resources", b"/Resourced"))
+    assert "(Timetable) Tj" in (await tools.edit("view", "a.pdf")).text
 
 
 @pytest.mark.parametrize("data", [b"%PDF-1.4\n", b"%PDF-1.4\n%%EOF", pdf("x").replace(b"/Pages 2", b"/Pages 9")])
@@ -479,6 +486,53 @@ async def test_undo_survives_the_end_of_the_server(folder, tmp_path):
     assert (await call(command="undo_edit", path="b")).is_error
 
 
+async def test_a_host_that_keeps_the_changes_gives_them_back_to_a_new_server(folder, tmp_path):
+    path, kept = folder / "a", []
+
+    def workspace(meta):
+        return replace(local_workspace(meta), changes=lambda: kept)
+
+    async def call(**arguments):
+        """On a server that has seen nothing so far."""
+        async with Client(create_server(workspace, state=tmp_path / "state")) as client:
+            answer = await client.call_tool_mcp("file_editor", arguments, meta={"crow/cwd": str(folder)})
+            kept.extend((answer.meta or {}).get("crow/changes", []))
+            return answer
+
+    await call(command="create", path="a", file_text="one\n")
+    path.write_bytes(texts := codecs.BOM_UTF16_LE + "one é\r\n".encode("utf-16-le"))
+    await call(command="str_replace", path="a", old_str="one", new_str="two")
+    await call(command="insert", path="a", insert_line=0, new_str="top")
+    await call(command="undo_edit", path="a")
+    await call(command="insert", path="a", insert_line=0, new_str="TOP")
+    for _ in range(2):
+        assert not (await call(command="undo_edit", path="a")).is_error
+    assert path.read_bytes() == texts
+    assert "changed after your last edit" in (await call(command="undo_edit", path="a")).content[0].text
+    path.write_bytes(b"one\n")
+    assert "the file is gone" in (await call(command="undo_edit", path="a")).content[0].text
+    assert "no edit" in (await call(command="undo_edit", path="a")).content[0].text
+    assert not (tmp_path / "state").exists()
+
+
+async def test_a_change_that_was_kept_masked_is_not_taken_back(folder):
+    kept = []
+    meta = {"crow/cwd": str(folder)}
+
+    def workspace(meta):
+        return replace(local_workspace(meta), changes=lambda: kept)
+
+    (folder / "a").write_text("key = hunter2\n")
+    async with Client(create_server(workspace)) as client:
+        edit = {"command": "str_replace", "path": "a", "old_str": "hunter2", "new_str": "x"}
+        [change] = (await client.call_tool_mcp("file_editor", edit, meta=meta)).meta["crow/changes"]
+    kept.append(change | {"old": "key = ***\n"})
+    async with Client(create_server(workspace)) as client:
+        undone = await client.call_tool_mcp("file_editor", {"command": "undo_edit", "path": "a"}, meta=meta)
+    assert undone.is_error
+    assert (folder / "a").read_text() == "key = x\n"
+
+
 async def test_miss_because_of_line_numbers_says_so(tools, folder):
     (folder / "a.py").write_text("one\ntwo\n")
     assert "leave them out" in await tools.refused("str_replace", "a.py", old_str="     2\ttwo", new_str="x")
@@ -487,8 +541,8 @@ async def test_miss_because_of_line_numbers_says_so(tools, folder):
 async def test_miss_because_the_edit_was_made_already_says_so(tools, folder):
     (folder / "a.py").write_text("one\nnew text\n")
     text = await tools.refused("str_replace", "a.py", old_str="old text", new_str="new text")
-    assert "at line 2" in text
-    assert "already" in text
+    assert "new_str is there, at line 2: perhaps this edit was made already" in text
+    assert "closest lines are:\n     2\tnew text" in text
 
 
 async def test_crlf_file_is_edited_with_line_feeds_and_stays_crlf(tools, folder):
@@ -523,6 +577,41 @@ async def test_encoding_and_byte_order_mark_stay(tools, folder, before, after):
     assert (folder / "a").read_bytes() == after
 
 
+@pytest.mark.parametrize(
+    ("encoding", "word", "other", "rest"),
+    [
+        ("cp1251", "Привет", "Здравствуй", "мир! Это тестовая строка"),
+        ("koi8_r", "Привет", "Здравствуй", "мир! Это тестовая строка"),
+        ("gb18030", "你好", "再见", "世界！这是一个测试文件。"),
+        ("big5", "你好", "再見", "世界！這是一個測試檔案。"),
+        ("cp932", "こんにちは", "さようなら", "世界。これはテストです。"),
+        ("euc_jp", "こんにちは", "さようなら", "世界。これはテストです。"),
+        ("cp949", "안녕하세요", "안녕히", "세계! 이것은 테스트 파일입니다."),
+        ("cp1253", "Καλημέρα", "Αντίο", "κόσμε, αυτό είναι ένα τεστ"),
+    ],
+)
+async def test_a_script_that_is_not_western_is_read_and_written_in_its_encoding(
+    tools, folder, encoding, word, other, rest
+):
+    text = f"import os\n\n# {word}, {rest}\n" + "x = 1\n" * 2_000
+    (folder / "a").write_bytes(text.encode(encoding))
+    viewed = (await tools.edit("view", "a", view_range=[3, 3])).text
+    assert viewed == f"{folder}/a (2003 lines, {encoding})\n     3\t# {word}, {rest}"
+    await tools.edit("str_replace", "a", old_str=word, new_str=other)
+    assert (folder / "a").read_bytes() == text.replace(word, other).encode(encoding)
+    await tools.edit("undo_edit", "a")
+    assert (folder / "a").read_bytes() == text.encode(encoding)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[a-zäöüß]+ # Größe", "20 °C ± 0.5\n" * 9, "Ça coûte 5 £, voilà «déjà»", "¿Qué? ¡Olé!", "É" * 3, "·" * 30],
+)
+async def test_what_may_be_western_is_read_as_that(tools, folder, text):
+    (folder / "a").write_bytes(text.encode("latin-1"))
+    assert text.splitlines()[0] in (await tools.edit("view", "a")).text
+
+
 async def test_character_the_encoding_lacks_is_refused(tools, folder):
     (folder / "a").write_bytes(b"caf\xe9\n")
     assert "latin-1, which has no '→'" in await tools.refused("str_replace", "a", old_str="caf", new_str="→")
@@ -545,6 +634,12 @@ async def test_insert_goes_to_the_top_the_middle_and_the_end(tools, folder):
     result = await tools.edit("insert", "a", insert_line=1, new_str="mid")
     assert (folder / "a").read_text() == "top\nmid\none\nend\n"
     assert result.meta["crow/locations"][0]["line"] == 2
+
+
+async def test_an_insert_of_nothing_is_a_blank_line(tools, folder):
+    (folder / "a").write_text("one\ntwo\n")
+    await tools.edit("insert", "a", insert_line=1, new_str="")
+    assert (folder / "a").read_text() == "one\n\ntwo\n"
 
 
 async def test_insert_beyond_the_end_names_the_last_line(tools, folder):
@@ -718,7 +813,7 @@ async def test_relative_absolute_and_home_paths_lead_to_the_same_file(tools, fol
         assert (await tools.edit("view", path)).text.startswith(f"{folder}/a ")
 
 
-@pytest.mark.parametrize("path", ["", "  ", "a\0b"])
+@pytest.mark.parametrize("path", ["", "  ", "a\0b", "\ud800"])
 async def test_what_is_no_path_is_refused(tools, path):
     assert "is not a path" in await tools.refused("view", path)
 
@@ -769,6 +864,7 @@ async def test_every_root_is_open(tools, folder):
     assert not result.is_error
 
 
+@pytest.mark.timeout(300)
 async def test_link_swapped_in_between_check_and_use_does_not_lead_outside(tools, folder):
     outside = folder.parent / "outside"
     outside.mkdir()
@@ -825,6 +921,16 @@ async def test_edits_beyond_the_bound_cannot_be_taken_back(tools, folder):
     while not (await tools.call("file_editor", {"command": "undo_edit", "path": "a"})).is_error:
         undone += 1
     assert undone == 2
+
+
+async def test_an_edit_too_large_to_be_taken_back_costs_no_other_its_way_back(tools, folder):
+    (folder / "huge").write_text("0" + "x" * 4_500_000)
+    (folder / "small").write_text("one\n")
+    await tools.edit("str_replace", "small", old_str="one", new_str="two")
+    await tools.edit("str_replace", "huge", old_str="0x", new_str="1x")
+    assert "no edit" in await tools.refused("undo_edit", "huge")
+    await tools.edit("undo_edit", "small")
+    assert (folder / "small").read_text() == "one\n"
 
 
 def _umask() -> int:

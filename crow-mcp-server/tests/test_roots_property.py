@@ -12,6 +12,8 @@ from fastmcp import Client
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+pytestmark = pytest.mark.timeout(300)
+
 STARTS = ["", "/", "//", "~/", "./", "{folder}/", "{folder}-twin/", "/proc/self/root{folder}/../", "/dev/fd/"]
 NAMES = ["..", ".", "", "sub", "to-parent", "to-twin", "to-root", "project", "project-twin", "PROJECT", "proc", "self"]
 NAMES += ["root", "cwd", "a.txt", "é", "a\\..", "%2e%2e", "new"]

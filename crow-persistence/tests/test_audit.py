@@ -18,7 +18,7 @@ from crow_core.servers import Server
 from crow_core.store import StoreError
 from crow_core.testing import Reply, ScriptedModel, ToolCall, connect
 from crow_persistence import audit
-from crow_persistence.audit import anchor, listing, record, verify
+from crow_persistence.audit import anchor, announce, listing, record, verify
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.tables import decisions
@@ -36,10 +36,18 @@ def answer(call: str, content: Any = "done", **notes: Any) -> Message:
 
 def write(database: Database, entries: list[Message], session: str = "s" * 32, at: int = 1000) -> bool:
     """As a session's entries are stored."""
-    with database.writing() as connection:
-        wrote = record(connection, session, entries, at)
+    wrote = begin(database, entries, session, at)
     anchor(database)
     return wrote
+
+
+def begin(database: Database, entries: list[Message], session: str = "s" * 32, at: int = 1000) -> bool:
+    """The same by a process that is killed when it is committed."""
+    with database.writing() as connection:
+        before = record(connection, session, entries, at)
+        if before:
+            announce(connection, database, before)
+    return before is not None
 
 
 def rows(database: Database) -> list[dict[str, Any]]:
@@ -225,15 +233,57 @@ def test_a_row_put_before_the_first_is_found(chain: Database):
 def test_a_row_put_at_the_end_is_found(chain: Database, tmp_path: Path):
     with chain.writing() as connection:
         record(connection, "s" * 32, [decision("forged")], 3000)
-    why = "crow was killed before it noted them, is writing them just now, or somebody else put them in"
+    why = "a crow that keeps another such file wrote them, or somebody put them in"
     assert verify(chain) == [f"Decision 7 was not in {tmp_path / 'audit.head'}: {why}."]
 
 
-def test_a_file_left_behind_by_a_crash_catches_up_with_the_next_decision(chain: Database):
+def test_a_file_that_is_behind_catches_up_with_the_next_decision(chain: Database):
     with chain.writing() as connection:
-        record(connection, "s" * 32, [decision("call_8")], 3000)  # and then the process was killed
+        record(connection, "s" * 32, [decision("call_8")], 3000)  # as on another machine
     assert len(verify(chain)) == 1
     write(chain, [answer("call_8")])
+    assert verify(chain) == []
+
+
+def test_a_process_that_is_killed_behind_the_commit_leaves_nothing_that_looks_forged(chain: Database):
+    begin(chain, [decision("call_8")])
+    assert verify(chain) == []
+    begin(chain, [answer("call_8")])  # by another, killed as well
+    assert verify(chain) == []
+    with chain.writing() as connection:
+        connection.execute(delete(decisions).where(decisions.c.number > 6))
+    assert len(verify(chain)) == 1
+
+
+def test_a_process_that_is_killed_before_the_commit_leaves_nothing_that_looks_forged(chain: Database):
+    def be_killed() -> None:
+        with chain.writing() as connection:
+            before = record(connection, "s" * 32, [decision("call_8")], 3000)
+            assert before
+            announce(connection, chain, before)
+            raise ZeroDivisionError
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            be_killed()
+        assert verify(chain) == []
+    write(chain, [decision("call_9")])
+    assert verify(chain) == []
+
+
+def test_what_was_not_announced_is_found_behind_what_was(chain: Database):
+    begin(chain, [decision("call_8")])
+    forge(chain, 7, verdict="deny")
+    (complaint,) = verify(chain)
+    assert complaint.startswith("Decision 7 was not in ")
+
+
+def test_who_notes_the_end_leaves_what_another_has_announced(chain: Database):
+    with chain.writing() as connection:
+        before = record(connection, "s" * 32, [decision("call_8")], 3000)
+        assert before
+        announce(connection, chain, before)
+        anchor(chain)  # of the process that wrote the one before
     assert verify(chain) == []
 
 
@@ -324,7 +374,7 @@ async def test_an_edit_is_recorded_with_who_allowed_it_and_the_files_digests(dat
 PROCESS = """
 import sys
 from pathlib import Path
-from crow_persistence.audit import anchor, record
+from crow_persistence.audit import anchor, announce, record
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 
@@ -335,7 +385,7 @@ for n in range(int(times)):
     notes = {"kind": "decision", "call": call, "tool": "terminal", "is": "allow", "by": "the user", "scope": "once"}
     for entry in ({"crow": notes}, {"role": "tool", "tool_call_id": call, "content": "done"}):
         with database.writing() as connection:
-            record(connection, name, [entry], n)
+            announce(connection, database, record(connection, name, [entry], n))
         anchor(database)
 database.close()
 """

@@ -12,6 +12,7 @@ from threading import Barrier
 
 import pytest
 from crow_core.store import StoreError
+from crow_persistence import database as module
 from crow_persistence.database import Database
 from crow_persistence.tables import blobs, drafts
 from sqlalchemy import create_engine, func, insert, make_url, select, text
@@ -281,6 +282,23 @@ def test_a_locked_file_is_waited_for_only_so_long(kind: str, tmp_path: Path, sql
     other.close()
     write(database, "d")
     assert written(database) == ["b", "d"]
+
+
+def test_who_waited_in_vain_has_waited_for_all_that_is_written_at_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LONG", 0.0)
+    monkeypatch.setattr(module, "SOON", 3600.0)
+
+    def patience() -> str:
+        asked = "PRAGMA busy_timeout" if database.file else "SELECT current_setting('lock_timeout')"
+        with database.writing() as connection:
+            return str(connection.exec_driver_sql(asked).scalar_one())
+
+    before = patience()
+    with pytest.raises(StoreError), database.writing() as connection:
+        connection.execute(text("INSERT INTO nothing VALUES (1)"))  # as if a lock had been waited for
+    assert [patience(), patience()] == ["0" if database.file else "1ms", before]
 
 
 def test_a_full_disk_is_told_and_it_works_again_when_there_is_room(sqlite: Callable[..., Database]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from crow_core.messages import Message
 from crow_persistence.entries import BLOB, LARGE, Damaged, names, pack, unpack
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 any_text = st.text(st.characters(exclude_categories=[]))  # also halves of surrogate pairs
@@ -45,6 +45,7 @@ markers = st.builds(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.one_of(messages, markers))
 def test_every_entry_comes_back_as_it_was(entry: Any):
     row = pack(entry)

@@ -25,6 +25,7 @@ PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAAB"
     "JRU5ErkJggg=="
 )
+BEEP = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YQAAAAA="
 FORMATS: list[Format] = ["markdown", "jsonl", "html", "atif"]
 
 SECRETS = [
@@ -366,9 +367,9 @@ class Page(HTMLParser):
 
 TAGS = {
     *("html", "head", "meta", "title", "style", "body", "h1", "dl", "dt", "dd", "article", "header", "a", "details"),
-    *("summary", "div", "pre", "p", "b", "span", "img"),
+    *("summary", "div", "pre", "p", "b", "span", "img", "audio"),
 }
-ATTRIBUTES = {"lang", "charset", "name", "content", "http-equiv", "class", "id", "href", "src", "alt"}
+ATTRIBUTES = {"lang", "charset", "name", "content", "http-equiv", "class", "id", "href", "src", "alt", "controls"}
 
 
 def is_harmless(page: str) -> Page:
@@ -377,7 +378,8 @@ def is_harmless(page: str) -> Page:
     assert not found.open
     assert found.tags <= TAGS
     assert found.attributes <= ATTRIBUTES
-    assert all(re.match(r"#|data:image/(png|jpeg|gif|webp);base64,", address) for address in found.addresses)
+    harmless = r"#|data:(image/(png|jpeg|gif|webp)|audio/wav);base64,"
+    assert all(re.match(harmless, address) for address in found.addresses)
     assert "@import" not in page
     assert "url(" not in page.partition("</style>")[0]
     return found
@@ -409,6 +411,17 @@ def test_a_page_shows_everything_and_asks_nobody():
     assert page.addresses.count(PIXEL) == 1
 
 
+def test_a_sound_is_in_every_export():
+    sound = {"type": "input_audio", "input_audio": {"data": BEEP, "format": "wav"}}
+    told = story({"role": "user", "content": [{"type": "text", "text": "Listen:"}, sound]})
+    page = is_harmless(export(told, "html").text)
+    assert page.addresses.count(f"data:audio/wav;base64,{BEEP}") == 1
+    assert "[audio: audio/wav, 44 bytes]" in export(told, "markdown").text
+    assert BEEP in export(told.redacted(), "jsonl").text
+    trajectory = json.loads(export(told, "atif").text)
+    assert trajectory["steps"][-1]["message"] == "Listen:\n\n[audio: audio/wav, 44 bytes]"
+
+
 NAUGHTY = [
     "<script>alert(1)</script>",
     "</pre></details><img src=x onerror=alert(1)>",
@@ -438,7 +451,9 @@ def logs(draw: st.DrawFn) -> list[Message]:
     log: list[Any] = []
     for n in range(draw(st.integers(0, 5))):
         text, other = draw(texts), draw(texts)
-        parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": other}}]
+        image = {"type": "image_url", "image_url": {"url": other}}
+        sound = {"type": "input_audio", "input_audio": {"data": text, "format": other}}
+        parts = [{"type": "text", "text": text}, image, sound]
         uses = [call(other, text, json.dumps({other: text})), call(f"{n}", other, other)]
         change = {"path": text, "old": draw(st.none() | texts), "new": draw(st.none() | texts)}
         log += draw(

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
+from pathlib import Path
+from threading import Event
+from time import time
+from typing import Any, NoReturn
 
 import pytest
 from crow_core.acp.schema import ClientCapabilities
@@ -14,13 +17,14 @@ from crow_core.app import Crow
 from crow_core.messages import view
 from crow_core.session import Session
 from crow_core.store import SessionBusy, StoreError
+from crow_core.stream import ModelError
 from crow_core.testing import Reply, ScriptedModel
 from crow_persistence import extension, leases, reading
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.store import Store
 from crow_persistence.tables import drafts, sessions
-from sqlalchemy import select, update
+from sqlalchemy import Engine, event, select, update
 
 pytestmark = pytest.mark.anyio
 
@@ -143,6 +147,26 @@ async def test_an_owner_that_cannot_be_asked_counts_as_gone_after_a_while(databa
         await load(crow, id)
 
 
+@pytest.mark.parametrize("ahead", [-(10**9), 10**9])
+async def test_a_machine_whose_clock_is_wrong_neither_takes_a_lease_over_nor_loses_its_own(
+    database: Database, monkeypatch: pytest.MonkeyPatch, ahead: int
+):
+    async with app(database) as first, app(database) as second:
+        session = await talk(first, "one")
+        change(database, owner="else/0/0:1:2:3")
+        monkeypatch.setattr(leases, "now", lambda: int(time() * 1000) + ahead)
+        with pytest.raises(SessionBusy):
+            await load(second, session.id)
+        mine = await talk(second, "two")
+        fork = await second.fork(Nobody(), mine.id, "/")
+        assert fork is not None
+        with database.reading() as connection:
+            now = connection.execute(select(leases.Clock())).scalar_one()
+            beats = connection.scalars(select(sessions.c.beat)).all()
+        assert len(beats) == 3
+        assert all(abs(now - beat) < 10**8 for beat in beats if beat)
+
+
 async def test_whose_lease_was_taken_over_writes_nothing_and_hears_of_it(database: Database):
     """A laptop that slept, say."""
     async with app(database) as asleep, app(database) as awake:
@@ -157,6 +181,44 @@ async def test_whose_lease_was_taken_over_writes_nothing_and_hears_of_it(databas
         with pytest.raises(StoreError, match="taken over by another process"):
             await say(asleep, session, "four")
         assert said(database, session.id) == ["one", "two"]
+
+
+async def test_a_load_that_is_cancelled_while_it_takes_the_session_keeps_nobody_from_it(database: Database):
+    async with app(database) as crow:
+        id = (await talk(crow, "one")).id
+    taking, go = Event(), Event()
+
+    def wait(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("UPDATE sessions SET owner=") and not taking.is_set():
+            taking.set()
+            go.wait()
+
+    event.listen(Engine, "before_cursor_execute", wait)
+    try:
+        async with app(database) as crow:
+            loading = asyncio.ensure_future(load(crow, id))
+            await asyncio.to_thread(taking.wait)
+            loading.cancel()
+            go.set()
+            with pytest.raises(asyncio.CancelledError):
+                await loading
+            assert row(database).owner is None
+            await load(crow, id)
+    finally:
+        event.remove(Engine, "before_cursor_execute", wait)
+
+
+async def test_a_load_without_a_model_keeps_nobody_from_the_session(database: Database):
+    async with app(database) as crow:
+        id = (await talk(crow, "one")).id
+    async with app(database) as crow:
+        models, crow.models = crow.models, {}
+        for open_ in (crow.load, crow.fork):
+            with pytest.raises(ModelError, match="No model is configured"):
+                await open_(Nobody(), id, "/")
+        crow.models = models
+        assert row(database).owner is None
+        await load(crow, id)
 
 
 async def test_a_draft_is_not_written_under_a_lost_lease(database: Database):
@@ -207,6 +269,16 @@ async def test_a_heart_beats_as_long_as_a_session_is_open(database: Database, mo
         while not row(database).beat:
             await asyncio.sleep(0.01)
     assert row(database).beat is None
+
+
+def test_an_owner_that_hides_from_others_is_not_gone(monkeypatch: pytest.MonkeyPatch):
+    owner = leases.new_owner()
+
+    def closed(path: Path) -> NoReturn:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "read_text", closed)
+    assert not leases.is_gone(owner)
 
 
 def test_an_owner_is_this_process_and_no_other():

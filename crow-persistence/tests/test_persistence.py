@@ -26,7 +26,7 @@ from crow_core.messages import Message, view
 from crow_core.session import Session, new_id
 from crow_core.store import StoreError
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_persistence import reading
+from crow_persistence import extension, reading
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.store import Store
@@ -283,7 +283,8 @@ async def test_a_database_that_another_holds_ends_the_turn_with_its_name(tmp_pat
     database.close()
 
 
-async def test_a_session_whose_database_was_deleted_is_written_anew(tmp_path: Path):
+async def test_a_session_whose_database_was_deleted_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(extension, "BEAT", 3600)  # or a heartbeat could be the first to find out
     database = Database(f"sqlite:///{tmp_path / 'crow.db'}")
     async with connect(crow := app(database)) as editor:
         id = (await editor.new_session("/")).session_id
@@ -333,6 +334,19 @@ async def test_what_was_committed_is_not_written_twice_although_the_answer_was_l
         session.append({"role": "user", "content": "two"})
         store.append(session)
         assert stored(database, session.id) == session.log
+    deaf.close()
+
+
+async def test_a_session_that_was_opened_although_the_answer_was_lost_can_be_opened(database: Database):
+    async with connect(app(database)) as editor:
+        id = (await editor.new_session("/")).session_id
+        await editor.prompt(id, "one")
+    store = Store(url_of(database), database.folder)
+    store.database = deaf = Deaf(url_of(database), database.folder)
+    deaf.deaf = True
+    with pytest.raises(StoreError):
+        store.take(id)
+    assert store.take(id)
     deaf.close()
 
 

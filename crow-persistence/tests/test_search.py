@@ -171,7 +171,11 @@ def test_a_search_for_anything_at_all_is_answered(database: Database):
     assert found(database, "docker " * 10_000) == ["docker compose"]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(st.text(st.characters(exclude_categories=[]), max_size=60), st.integers(0, 20))
 def test_a_text_is_found_by_itself(database: Database, said: str, start: int):
     said = f"{said} {uuid4().hex}"

@@ -15,6 +15,8 @@ def main() -> None:
             from crow_cli.commands import cli
 
             cli(prog_name="crow")
+    except KeyboardInterrupt:
+        sys.exit(130)
     except Exception as error:
         if os.environ.get("CROW_DEBUG"):
             raise

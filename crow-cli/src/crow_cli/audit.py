@@ -15,7 +15,7 @@ from crow_cli.screen import spelled_out
 
 @click.group()
 def audit() -> None:
-    """Who allowed what, in a chain of records that shows when one was tampered with."""
+    """Who allowed what. The records are a chain that shows when one was tampered with."""
 
 
 @audit.command()

@@ -33,6 +33,10 @@ MODEL = click.option("-m", "--model", default="", help="A configured model, or t
 @click.version_option(__version__, "--version", prog_name="crow", message="%(prog)s %(version)s")
 def cli() -> None:
     """crow: an agent between two protocols, ACP outside and MCP inside."""
+    try:
+        os.getcwd()
+    except OSError:
+        wrong("the folder that you are in is gone, or closed to you. Go to another one.")
 
 
 cli.add_command(sessions)
@@ -159,17 +163,24 @@ def doctor(model: str, as_json: bool, save: bool) -> None:
 @cli.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".")
 def trust(folder: Path) -> None:
-    """Let a FOLDER's .mcp.json, .crow/config.toml, prompts, skills and commands count, as they are now."""
+    """Let a FOLDER's settings count as they are now: .mcp.json, .crow/config.toml, prompts, skills, commands."""
     from crow_cli.screen import spelled_out
 
     folder = folder.absolute()
-    files = settings_in(folder)
-    for file in files:
-        click.echo(f"--- {file}\n{spelled_out(file.read_text('utf-8', errors='replace').rstrip())}")
-    if not files:
-        wrong(f"{folder} has no .mcp.json, .crow/config.toml, prompts, skills or commands: there is nothing to trust.")
-    Trust(Home.find(os.environ).data).remember(folder)
-    click.echo(f"Trusted as they are now; after a change you are asked again: {folder}")
+    try:
+        files = settings_in(folder)
+        for file in files:
+            data = file.read_bytes()
+            text = f"({len(data):,} bytes that are not text)" if b"\0" in data else data.decode("utf-8", "replace")
+            click.echo(spelled_out(f"--- {file}\n{text.rstrip()}"))
+        if not files:
+            wrong(
+                f"{folder} has no .mcp.json, .crow/config.toml, prompts, skills or commands: there is nothing to trust."
+            )
+        Trust(Home.find(os.environ).data).remember(folder)
+    except OSError as error:
+        wrong(spelled_out(f"{error.filename}: {error.strerror}. Nothing was trusted."))
+    click.echo(spelled_out(f"Trusted as they are now; after a change you are asked again: {folder}"))
 
 
 def whole_prompt(prompt: str | None) -> str:

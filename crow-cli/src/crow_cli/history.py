@@ -109,6 +109,7 @@ def cut(text: str, columns: int) -> str:
     """A text, or its beginning and `…`, in so many columns."""
     if width(text) <= columns:
         return text
+    text = text[:columns]
     while width(text) >= columns:
         text = text[:-1]
     return f"{text.rstrip()}…"

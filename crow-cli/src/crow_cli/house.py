@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -24,6 +25,7 @@ from crow_core.config import (
     login_first,
     options_of,
     to_server,
+    unreadable,
     variables,
 )
 from crow_core.content import clean
@@ -56,6 +58,7 @@ from crow_core.extensions.undo import undo
 from crow_core.extensions.until_done import until_done
 from crow_core.extensions.usage import usage
 from crow_core.extensions.window import window
+from crow_core.messages import Message, live
 from crow_core.model import Model
 from crow_core.permissions import permissions
 from crow_core.prompts import Prompt
@@ -115,6 +118,8 @@ async def build(
         system=system_prompt(config, home),
         max_steps=max_turns or config.max_turns,
     )
+    if config.servers_wait is not None:
+        crow.servers_wait = config.servers_wait
     crow.servers.append(built_in_tools(crow, hidden(env, config), env, config.fetch.allow_hosts))
     rules = config.permissions
     trust = Trust(home.data)
@@ -130,6 +135,7 @@ async def build(
         allow=rules.allow,
         ask=rules.ask,
         deny=rules.deny,
+        own=[str(home.config), str(home.data)],
         project=lambda cwd: project_rules(trust, cwd, env),
     )
     crow.use(terminals)
@@ -204,8 +210,14 @@ def workspace_for(crow: Crow, meta: dict[str, Any]) -> Workspace:
         files=editor,
         terminals=editor if editor.runs else None,
         watch=editor.watch,
+        changes=lambda: changes_in(session.log),
         at_end=session.state.setdefault("at_end", []).append,
     )
+
+
+def changes_in(log: Sequence[Message]) -> list[dict[str, Any]]:
+    """What the edits of a session changed, but for those that were taken back with their turns."""
+    return [change for entry in live(log) for change in entry.get("crow", {}).get("changes", [])]
 
 
 async def end_terminals(session: Session) -> None:
@@ -228,7 +240,7 @@ def system_prompt(config: Config, home: Home) -> Prompt:
     try:
         return Prompt.from_file("system", path)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"prompts.system: {path} cannot be read: {error}.") from error
+        raise ConfigError(f"prompts.system: {unreadable(path, error)}") from error
 
 
 def prompt_files(config: Config, home: Home, trust: Trust, cwd: str) -> dict[str, Path]:
@@ -237,7 +249,7 @@ def prompt_files(config: Config, home: Home, trust: Trust, cwd: str) -> dict[str
     if config.prompts.system:
         files["system"] = home.config / Path(config.prompts.system).expanduser()
     project = Path(cwd)
-    if settings_in(project) and trust.trusts(project):
+    if trust.trusts(project):
         files |= prompts_below(project / ".crow" / "prompts")
     return files
 
@@ -287,7 +299,8 @@ def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str], home: H
         files = settings_in(folder)
         if files and not trust.trusts(folder):
             names = " and ".join(dict.fromkeys("/".join(file.relative_to(folder).parts[:2]) for file in files))
-            session.state["untrusted"] = f"{names} in {folder} ignored until you trust it: crow trust {folder}"
+            command = f"crow trust {shlex.quote(session.cwd)}"
+            session.state["untrusted"] = f"{names} in {folder} ignored until you trust it: {command}"
             return []
         return for_session(session, load_project(folder, env).mcp.servers, home)
 
@@ -300,7 +313,7 @@ def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str], home: H
 def project_rules(trust: Trust, cwd: str, env: Mapping[str, str]) -> tuple[Sequence[str], Sequence[str]]:
     """A trusted folder's own rules; they can only tighten."""
     folder = Path(cwd)
-    if not settings_in(folder) or not trust.trusts(folder):
+    if not trust.trusts(folder):
         return (), ()
     rules = load_project(folder, env).permissions
     return rules.ask, rules.deny

@@ -1,6 +1,7 @@
 """`crow mcp`: which MCP servers there are, how they are, and logging in to them."""
 
 import asyncio
+import fcntl
 import json
 import os
 import re
@@ -29,7 +30,7 @@ from crow_core.config import (
     variables,
 )
 from crow_core.secrets import masked, secrets_of
-from crow_core.servers import aside, fastmcp_client, reason
+from crow_core.servers import aside, fastmcp_client, listed, reason
 from crow_core.trust import Trust
 
 from crow_cli.ending import complete, wrong
@@ -102,7 +103,8 @@ def list_(check: bool, as_json: bool) -> None:
         ]
         print_table(heads, rows)
         for entry in found:
-            if error := entry.settings.error or states.get(entry, {}).get("error", ""):
+            state = states.get(entry, {})
+            if error := entry.settings.error or state.get("error") or state.get("warning"):
                 say(one_line(f"{entry.name}: {error}"))
             elif not entry.trusted:
                 say(one_line(f"{entry.name} does not count until you trust its folder: crow trust"))
@@ -147,10 +149,10 @@ def add(
         if env:
             server["env"] = dict(variable_of(each) for each in env)
     file = Home.find(os.environ).config / "mcp.json"
-    if known := [entry for entry in entries() if entry.name == name and entry.file.parent == file.parent]:
-        how = f"Remove it first: crow mcp remove {name}" if known[0].file == file else "Change it there"
-        wrong(spelled_out(f"{known[0].file} has a server {name!r} already. {how}."))
-    with changing(file) as servers:
+    with alone_in(file.parent), changing(file) as servers:
+        if known := [entry for entry in entries() if entry.name == name and entry.file.parent == file.parent]:
+            how = f"Remove it first: crow mcp remove {name}" if known[0].file == file else "Change it there"
+            wrong(spelled_out(f"{known[0].file} has a server {name!r} already. {how}."))
         servers[name] = server
     say(f"Added {name} to {spelled_out(str(file))}. Try it: crow mcp {'login' if auth else 'test'} {name}")
 
@@ -160,7 +162,7 @@ def add(
 def remove(name: str) -> None:
     """Remove a server from mcp.json."""
     file = Home.find(os.environ).config / "mcp.json"
-    with changing(file) as servers:
+    with alone_in(file.parent), changing(file) as servers:
         if name not in servers:
             known = [entry for entry in entries() if entry.name == name]
             hint = f" It is in {known[0].file}: remove it there." if known else ""
@@ -185,6 +187,8 @@ def test(name: str, as_json: bool) -> None:
         for what in ("tools", "resources", "templates", "prompts"):
             if found := state[what]:
                 click.echo(one_line(f"{what} ({len(found)}): {', '.join(found)}"))
+        if state["warning"]:
+            say(one_line(state["warning"]))
     sys.exit("error" in state)
 
 
@@ -238,6 +242,18 @@ def entries() -> list[Entry]:
     except ConfigError as error:
         wrong(spelled_out(str(error)))
     return [*(entry for found in own.values() for entry in found), *projects]
+
+
+@contextmanager
+def alone_in(folder: Path) -> Generator[None]:
+    """Wait until no other command changes what is in a folder, and keep others waiting."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
 
 
 @contextmanager
@@ -348,7 +364,7 @@ async def examine(entry: Entry) -> dict[str, Any]:
         protocol = client.protocol_version
         async with asyncio.timeout(server.patience):
             resources = await client.list_resources() if can and can.resources else []
-            templates = await client.list_resource_templates() if can and can.resources else []
+            templates = await listed(client.list_resource_templates()) if can and can.resources else []
             prompts = await client.list_prompts() if can and can.prompts else []
     except Exception as error:  # whatever a server answers is told, and the others are looked at
         return {"error": f"MCP server {entry.name!r}: {masked(reason(error), server.secrets)}."}
@@ -362,6 +378,7 @@ async def examine(entry: Entry) -> dict[str, Any]:
         "resources": [str(each.uri) for each in resources],
         "templates": [each.uri_template for each in templates],
         "prompts": [each.name for each in prompts],
+        "warning": server.warning,
     }
 
 

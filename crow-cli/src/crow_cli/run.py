@@ -19,7 +19,7 @@ from crow_core.acp.schema import (
     ListSessionsResponse,
     NoticeCapabilities,
     ResumeSessionRequest,
-    SessionNotification,
+    SessionUpdate,
 )
 from crow_core.acp.transports import memory_pair
 from crow_core.agent import Agent
@@ -38,9 +38,9 @@ CAPABILITIES = ClientCapabilities(session=ClientSessionCapabilities(notices=Noti
 class Lines(Screen):
     """Prints every update as it came over the wire, a JSON object a line."""
 
-    async def on_update(self, notification: SessionNotification) -> None:
-        await super().on_update(notification)
-        click.echo(spelled_out(encode(notification.update).decode()))
+    def show(self, update: SessionUpdate) -> None:
+        super().show(update)
+        click.echo(spelled_out(encode(update).decode()))
 
 
 @asynccontextmanager
@@ -72,6 +72,7 @@ async def run(
     """Say the prompt and print what comes; gives the exit code.
 
     `resume` is the id of the session to go on with, or LAST for the last one in this folder; `mode` is set there.
+    Raises BrokenPipeError when nobody reads on.
     """
     async with screen(crow, style, interactive=interactive) as client:
         outcome: dict[str, Any] = {}
@@ -84,6 +85,8 @@ async def run(
             outcome["stopReason"] = response.stop_reason
         except RpcError as error:
             outcome["error"] = details(error)
+        if client.unread:
+            raise client.unread
         client.end_line()
         report(client, outcome, style)
     stop_reason = outcome.get("stopReason")

@@ -21,6 +21,7 @@ from crow_core.acp.schema import (
     RequestPermissionResponse,
     SelectedOutcome,
     SessionNotification,
+    SessionUpdate,
     TextBlock,
     ToolCall,
     ToolCallContent,
@@ -59,9 +60,20 @@ class Screen(AcpClient):
         """The message being printed: another one starts on a line of its own."""
         self.column: IO[str] | None = None
         """Where a line has been begun and not ended."""
+        self.unread: BrokenPipeError | None = None
+        """That nobody reads on what is printed."""
 
     async def on_update(self, notification: SessionNotification) -> None:
-        match notification.update:
+        if self.unread:
+            return
+        try:
+            self.show(notification.update)
+        except BrokenPipeError as error:
+            self.unread = error
+            await self.cancel(notification.session_id)
+
+    def show(self, update: SessionUpdate) -> None:
+        match update:
             case AgentMessageChunk(content=TextBlock(text=text), message_id=message_id):
                 if self.text and message_id != self.message:
                     self.say("\n\n" if self.column else "\n", sys.stdout)

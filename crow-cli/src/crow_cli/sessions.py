@@ -44,14 +44,15 @@ def sessions() -> None:
 
 @sessions.command("list")
 @click.option("--all", "everywhere", is_flag=True, help="Of all folders, not only this one.")
+@click.option("--agents", is_flag=True, help="Those of sub-agents, too.")
 @limited(20)
 @AS_JSON
-def list_(everywhere: bool, limit: int, as_json: bool) -> None:
+def list_(everywhere: bool, agents: bool, limit: int, as_json: bool) -> None:
     """The sessions of this folder, the latest first."""
     from crow_persistence.reading import listing
 
     with reading() as connection:
-        page = listing(connection, "" if everywhere else os.getcwd(), "", limit)
+        page = listing(connection, "" if everywhere else os.getcwd(), "", limit, agents=agents)
     if as_json:
         print_json([{name: getattr(one, name) for name in one.__dataclass_fields__} for one in page.sessions])
         return
@@ -103,12 +104,12 @@ def show(session: str, view: bool, as_json: bool) -> None:
 def print_message(message: "Message") -> None:
     """A message as it goes to the model."""
     from crow_core.messages import parts
-    from crow_persistence.export.story import caption, image_of
+    from crow_persistence.export.story import address_of, caption
 
     answers = f" {message['tool_call_id']}" if "tool_call_id" in message else ""
     click.secho(one_line(f"{message.get('role')}{answers}"), bold=True)
     for part in parts(message.get("content")):
-        click.echo(indented(f"[{caption(url)}]" if (url := image_of(part)) else str(part.get("text", ""))))
+        click.echo(indented(f"[{caption(url)}]" if (url := address_of(part)) else str(part.get("text", ""))))
     for call in message.get("tool_calls", []):
         function = call["function"]
         click.secho(one_line(f"● {call['id']} {function['name']} {function['arguments']}"), fg="cyan")
@@ -137,7 +138,7 @@ def print_part(part: "Part") -> None:
         click.secho(indented(part.thought), dim=True)
     if part.text:
         click.echo(indented(part.text))
-    for url in part.images:
+    for url in part.media:
         click.secho(indented(f"[{caption(url)}]"), dim=True)
     if part.cut:
         click.secho(one_line(f"! {part.cut}"), fg="red")

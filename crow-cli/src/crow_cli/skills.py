@@ -4,6 +4,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
+from shlex import quote
 
 import click
 from crow_core.config import ConfigError, Home, load, options_of
@@ -30,13 +31,13 @@ WHEN = "What it does. Use it when …"
 
 @click.group()
 def skills() -> None:
-    """Skills: folders with a SKILL.md, which the model reads when a task calls for it (agentskills.io)."""
+    """What the model reads when a task calls for it. A skill is a folder with a SKILL.md (agentskills.io)."""
 
 
 @skills.command("list")
 @AS_JSON
 def list_(as_json: bool) -> None:
-    """The skills that count in this folder, but for those of MCP servers; and what is wrong with them."""
+    """The skills of this folder, and what is wrong with them. Those of MCP servers join them in a session."""
     from crow_skills.extension import places  # not above: for these commands alone
     from crow_skills.extension import skills as extension
     from crow_skills.files import project, user_folders
@@ -73,7 +74,7 @@ def list_(as_json: bool) -> None:
     for sentence in [*found.left_out, *found.hidden]:
         say(one_line(sentence))
     for folder in untrusted:
-        say(one_line(f"Those of {folder} do not count until you trust it: crow trust {folder}"))
+        say(one_line(f"Those of {folder} do not count until you trust it: crow trust {quote(str(folder))}"))
 
 
 @skills.command()
@@ -117,4 +118,4 @@ def new(name: str, user: bool, description: str) -> None:
     click.echo(spelled_out(str(file)))
     if not user:
         again = " once more" if trusted else ""
-        say(one_line(f"It counts when you trust the folder{again}: crow trust {project}"))
+        say(one_line(f"It counts when you trust the folder{again}: crow trust {quote(str(project))}"))

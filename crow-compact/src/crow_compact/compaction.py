@@ -142,7 +142,7 @@ class Compaction:
 
             fitting = bisect_right(places, FILL * self.window, key=lambda at: self.gauge.tokens(part(at)))
             if not fitting:
-                raise Unable("A single message is too long for the model's window.")
+                raise Unable("A single message is too long for the model's window; /undo takes it back.")
             summary = await self.ask(part(places[fitting - 1]), 0)
             start, places = id_of(entries[places[fitting - 1]]), places[fitting:]
         return summary

@@ -10,14 +10,14 @@ from crow_core.content import ToolResult
 from crow_core.extensions.commands import first_text
 from crow_core.extensions.usage import UNKNOWN_WINDOW
 from crow_core.messages import Message, ToolUse, live
-from crow_core.model import Call, room
+from crow_core.model import Call, Request, room
 from crow_core.prompts import Prompt
 from crow_core.session import Command, Session, new_id
 from crow_core.stream import ModelError
 from msgspec import Meta
 
 from crow_compact import outputs
-from crow_compact.compaction import Compaction, Unable, id_of, since
+from crow_compact.compaction import Compaction, Unable, id_of, since, with_messages
 from crow_compact.gauge import Gauge
 
 GROWTH = 1.1
@@ -54,6 +54,17 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
         next_one = gauge.learn(call) + gauge.tokens({"messages": since(session.log, call.id)})
         if planned.limit and next_one > max(planned.limit, gauge.tried * GROWTH):
             await attempt(planned, next_one)
+
+    @crow.before_model
+    async def foresee(request: Request, session: Session) -> Request | None:
+        planned = plan(session)
+        gauge, tokens = planned.gauge, planned.gauge.tokens(request)
+        if not planned.limit or not gauge.rate or tokens <= max(planned.window, gauge.tried * GROWTH):
+            return None
+        if gauge.tokens(with_messages(request, request["messages"][-1:])) > planned.window:
+            return None  # what was said last is too long by itself
+        gauge.tried = tokens
+        return await session.request() if await attempt(planned, tokens) else None
 
     @crow.model_error
     async def make_room(session: Session, error: ModelError) -> bool | None:
@@ -99,7 +110,8 @@ def gauge_of(session: Session) -> Gauge:
 async def attempt(planned: Compaction, tokens: int) -> bool:
     """Compact, and tell the person what came of it; gives whether it did."""
     session = planned.session
-    assumed = "" if room(session.model) or planned.gauge.refused else " (assumed: set the model's window)"
+    known = room(session.model) or planned.window != UNKNOWN_WINDOW
+    assumed = "" if known else " (assumed: set the model's window)"
     await session.notice(f"About {tokens:,} tokens of {planned.window:,}{assumed}: making room.")
     try:
         report = await told(planned)

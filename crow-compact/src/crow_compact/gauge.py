@@ -22,7 +22,8 @@ IMAGE = 4_000
 class Gauge:
     """What is known of one session with one model."""
 
-    rate: float = RATE
+    rate: float = 0.0
+    """Tokens a character; 0 until there was an answer."""
     tried: int = 0
     """Tokens of the request after it was last made shorter, or could not be."""
     refused: int = 0
@@ -37,13 +38,14 @@ class Gauge:
         counted += cached if cached > counted else 0  # some gateways count only what they had not read before
         if counted:
             self.rate = min(max(counted / characters, LEAST), MOST)
+        self.rate = self.rate or RATE
         tokens = round(self.rate * characters)
         if tokens > self.refused:
             self.refused = 0
         return tokens
 
     def tokens(self, request: Request) -> int:
-        return round(self.rate * weight(request))
+        return round((self.rate or RATE) * weight(request))
 
 
 def weight(request: Request) -> int:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from crow_core.model import Call, ChatModel, Model
     from crow_core.prompts import Prompt
     from crow_core.servers import Server
-    from crow_core.session import Command, EndTurn, Option, Session
+    from crow_core.session import Choice, Command, EndTurn, Option, Session
     from crow_core.stream import ModelError
     from crow_core.toolbox import Toolbox
 
@@ -24,6 +24,7 @@ __all__ = [
     "Agent",
     "Call",
     "ChatModel",
+    "Choice",
     "Command",
     "Crow",
     "EndTurn",
@@ -48,7 +49,7 @@ HOMES = {
     "messages": ("Message", "ToolUse", "merge", "view"),
     "model": ("Call", "ChatModel", "Model"),
     "prompts": ("Prompt",),
-    "session": ("Command", "EndTurn", "Option", "Session"),
+    "session": ("Choice", "Command", "EndTurn", "Option", "Session"),
     "stream": ("ModelError",),
     "servers": ("Server",),
     "toolbox": ("Toolbox",),

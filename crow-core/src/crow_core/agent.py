@@ -123,7 +123,8 @@ class Agent:
         """The app, or what makes it when the first session asks for it; raises ModelError when there is no model. Given
         `models={}`, it makes one without."""
         self.unstable = unstable
-        """Whether to speak what ACP may still change: tokens of a turn, the client's system prompts and endpoints."""
+        """Whether to speak what ACP may still change: tokens of a turn, the client's system prompts and endpoints.
+        Without it a fork is made, too, but not advertised: the stable schema does not know of it."""
         self.stored = bool(crow.load_session) if isinstance(crow, Crow) else stored
         """Whether sessions are remembered; of an app that is still to be made, somebody has to say it."""
         self.methods = list(crow.methods) if isinstance(crow, Crow) else list(methods)
@@ -223,6 +224,7 @@ class Agent:
                     **remembering() if self.stored else {},
                     close=SessionCloseCapabilities(),
                     additional_directories=SessionAdditionalDirectoriesCapabilities(),
+                    fork=SessionForkCapabilities() if self.unstable and self.stored else UNSET,
                     **instructing() if self.unstable else {},
                 ),
                 providers=ProvidersCapabilities() if self.unstable else UNSET,
@@ -434,7 +436,9 @@ class Agent:
         found = self.source.methods.get(method) if isinstance(self.source, Crow) else None
         if found is None:
             raise RpcError(METHOD_NOT_FOUND, f"Method not found: {method}")
-        return await call(found, self.session(str(params.get("sessionId"))), params)
+        if not isinstance(id := params.get("sessionId"), str):
+            raise RpcError(INVALID_PARAMS, "Invalid params: sessionId: a session has to be named")
+        return await call(found, self.session(id), params)
 
     async def models(self) -> Mapping[str, Model] | None:
         """Those of the client's own endpoint; None for the configured ones. Raises ModelError."""
@@ -454,7 +458,6 @@ def remembering() -> dict[str, Any]:
         "list": SessionListCapabilities(),
         "delete": SessionDeleteCapabilities(),
         "resume": SessionResumeCapabilities(),
-        "fork": SessionForkCapabilities(),
     }
 
 

@@ -22,7 +22,6 @@ Method = Callable[[Session, dict[str, Any]], Any]
 """Takes the params, plain or async; gives what JSON holds. Raises RpcError."""
 
 SERVERS_WAIT = 5.0
-"""Seconds the first prompt waits for MCP servers that are still starting; later tools join at a later turn."""
 
 
 class Crow(Hooks):
@@ -41,6 +40,8 @@ class Crow(Hooks):
         """By the name a user picks; the first is the default."""
         self.servers = list(servers)
         """MCP servers shared by all sessions."""
+        self.servers_wait = SERVERS_WAIT
+        """Seconds the first prompt waits for MCP servers that are still starting; later tools join at a later turn."""
         self.prompts = {"system": system or Prompt.packaged("system")}
         """The templates by name; a session begins with a copy."""
         self.max_steps = max_steps
@@ -69,6 +70,12 @@ class Crow(Hooks):
         choices = [Choice(name, name, "" if name == m.name else m.name) for name, m in session.models.items()]
         return Option("model", "Model", "model", choices, current, choose)
 
+    def models_or(self, models: Mapping[str, Model] | None) -> Mapping[str, Model]:
+        """These models, or the app's. Raises ModelError when there is none at all."""
+        if not (models or self.models):
+            raise ModelError("No model is configured.")
+        return models or self.models
+
     async def open(
         self,
         client: Client,
@@ -82,10 +89,11 @@ class Crow(Hooks):
         """Start a session, or go on with a stored one. Its MCP servers start in the background; the first prompt waits
         for them. `models` take the place of the app's. Raises ModelError when there is none at all."""
         self.seal()
-        if not (models := models or self.models):
-            raise ModelError("No model is configured.")
+        models = self.models_or(models)
         id, prompts = record.id if record else new_id(), dict(self.prompts)
-        session = Session(self, client, id, cwd, models, prompts, roots=[cwd, *roots], max_steps=self.max_steps)
+        session = Session(
+            self, client, id, cwd, models, prompts, roots=[cwd, *roots], brought=servers, max_steps=self.max_steps
+        )
         session.toolbox.host = Bridge(session)
         self.sessions[session.id] = session
         try:
@@ -98,7 +106,8 @@ class Crow(Hooks):
             session.commands = {command.name: command for commands in found for command in commands}
             brought = [server for servers in await self.mcp_servers.run(session) for server in servers]
             for server in (own := [*brought, *servers]):
-                server.folder = server.folder if server.shared else session.scratch
+                if not (server.shared or server.hosts):  # else it works for another session, too
+                    server.folder = session.scratch
             session.toolbox.add([*self.servers, *own])
             await self.session_start.run(session)
             for call in unanswered(session.log):
@@ -122,6 +131,7 @@ class Crow(Hooks):
         if id in self.sessions:
             raise SessionBusy(f"Session {id} is open in this process. Close it there first, or fork it.")
         await self.ended(id)
+        models = self.models_or(models)
         record = await self.load_session.run(id)
         return record and await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
 
@@ -141,6 +151,7 @@ class Crow(Hooks):
         if id in self.sessions:
             await self.sessions[id].written()
         await self.ended(id)
+        models = self.models_or(models)
         record = await self.fork_session.run(id, new_id(), at)
         return record and await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
 
@@ -198,13 +209,15 @@ class Crow(Hooks):
     async def gather_tools(self, session: Session) -> None:
         """Take in the tools of servers that have come up, and say which have not."""
         first, session.fresh = session.fresh, False
-        for server, changes in await session.toolbox.gather(SERVERS_WAIT if first else 0):
+        for server, changes in await session.toolbox.gather(self.servers_wait if first else 0):
             if server.error:
                 await session.notice(server.error, "warning")
             elif changes:
                 await session.notice(f"The tools of {clean(server.name)!r} have changed ({changes}).")
             elif not first and server.source:
                 await session.notice(f"The tools of {clean(server.name)!r} have joined.")
+            if server.warning:
+                await session.notice(server.warning, "warning")
         schemas = await self.tools.run(session.toolbox.schemas(), session)
         if schemas != (session.tools or []):
             if first and session.tools is not None:

@@ -95,17 +95,17 @@ class Bridge:
         return [Path(root).as_uri() for root in self.session.roots]
 
     async def progress(self, server: Server, done: float, total: float | None, message: str, use: Use) -> None:
-        use.progress = progress_text(done, total, message[:LINE])
+        use.progress = progress_text(done, total, self.tidy(message[:SHOWN])[:LINE])
         if "progress" not in use.beside:
-            use.beside["progress"] = showing = asyncio.ensure_future(self._show_progress(server, use))
+            use.beside["progress"] = showing = asyncio.ensure_future(self._show_progress(use))
             showing.add_done_callback(lambda task: task.cancelled() or task.exception())  # the call's end says it, too
 
-    async def _show_progress(self, server: Server, use: Use) -> None:
+    async def _show_progress(self, use: Use) -> None:
         """Show what was last said of a call, until nothing more is said or the call ends."""
         while text := use.progress:
             use.progress = ""
-            content = block(self.tidy(server, text))
-            await self.session.update(ToolCallUpdate(tool_call_id=use.id, status="in_progress", content=content))
+            update = ToolCallUpdate(tool_call_id=use.id, status="in_progress", content=block(text))
+            await self.session.update(update)
             await asyncio.sleep(PROGRESS_EVERY)
         use.beside.pop("progress", None)
 
@@ -115,7 +115,7 @@ class Bridge:
             return
         self._logged[server] = now
         text = said.data if isinstance(said.data, str) else msgspec.json.encode(said.data).decode()
-        line = self.tidy(server, f"{server.name}: {text[:LINE]}")
+        line = self.tidy(f"{server.name}: {text[:SHOWN]}")[:LINE]
         wanted = self.session.client.capabilities.session
         if wanted and wanted.notices:
             with suppress(ConnectionClosed):
@@ -162,13 +162,13 @@ class Bridge:
         """Have the person fill in a form, or choose where the client shows none. Raises ElicitationError."""
         if len(msgspec.json.encode(asked.requested_schema)) > FORM_LIMIT:
             raise ElicitationError("its form is too long")
-        form = form_of(asked.requested_schema, lambda text: self.tidy(server, text, lines=True)[:SHOWN])
+        form = form_of(asked.requested_schema, lambda text: self.tidy(text, lines=True)[:SHOWN])
         words = self.words(server, asked.message)
         if can_ask(self.session.client.capabilities, "form"):
             return await self.session.elicit(words, form=form, call=use.id if use else "")
         check_form(words, form)
         choices = choices_of(form)
-        names = [self.tidy(server, name)[:LINE] for name, _ in choices]
+        names = [self.tidy(name)[:LINE] for name, _ in choices]
         chosen = await self.session.ask_choice(about(use, words), names)
         await self._restore(use)
         return Answer("decline") if chosen is None else Answer("accept", choices[chosen][1])
@@ -219,7 +219,7 @@ class Bridge:
     async def _question(self, server: Server, request: Request, use: Use | None) -> tuple[bool, str, bool]:
         """Show the person what would be sent; gives whether it may be, who says so, and whether for good."""
         name = self.name(server)
-        whole = self.tidy(server, "\n\n".join(map(in_words, request["messages"])), lines=True)
+        whole = self.tidy("\n\n".join(map(in_words, request["messages"])), lines=True)
         more = f"\n[{len(whole) - SHOWN:,} characters more]" if len(whole) > SHOWN else ""
         options = [
             PermissionOption(option_id="allow", name="Allow", kind="allow_once"),
@@ -246,15 +246,16 @@ class Bridge:
 
     def name(self, server: Server) -> str:
         """A server's name, for a person."""
-        return f"MCP server {self.tidy(server, server.name)[:LINE]!r}"
+        return f"MCP server {self.tidy(server.name)[:LINE]!r}"
 
     def words(self, server: Server, text: str) -> str:
         """What a server says to a person, and that it is the server that says so."""
-        return self.tidy(server, f"{self.name(server)}: {text}", lines=True)[:SHOWN]
+        return self.tidy(f"{self.name(server)}: {text}", lines=True)[:SHOWN]
 
-    def tidy(self, server: Server, text: str, *, lines: bool = False) -> str:
-        """A server's text without secrets, and without what a screen might obey; on one line, or on several."""
-        text = masked(text, {*server.secrets, *self.session.state.get("secrets", ())})
+    def tidy(self, text: str, *, lines: bool = False) -> str:
+        """A server's text without secrets, and without what a screen might obey; on one line, or on several. To be cut
+        afterwards: half a secret is not found."""
+        text = masked(text, {*self.session.toolbox.secrets, *self.session.state.get("secrets", ())})
         return clean_text(text) if lines else clean(text)
 
 

@@ -13,10 +13,10 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, cast, get_type_hints
 
 import msgspec
-from msgspec import UNSET, Struct, field
+from msgspec import UNSET, Meta, Struct, field
 from msgspec.structs import asdict
 
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
@@ -53,9 +53,9 @@ class ModelSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     headers: dict[str, str] = field(default_factory=dict[str, str])
     parameters: dict[str, Any] = field(default_factory=dict[str, Any])
     """Added to every request, such as `temperature`."""
-    window: int | None = None
+    window: Annotated[int, Meta(ge=1)] | None = None
     """Tokens that fit."""
-    idle_timeout: float | None = None
+    idle_timeout: Annotated[float, Meta(gt=0)] | None = None
     """Seconds of silence after which the endpoint counts as hung."""
     quirks: dict[str, Any] = field(default_factory=dict[str, Any])
     """What the endpoint does differently, beside what crow knows; `crow doctor` finds out."""
@@ -166,8 +166,10 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: str = ""
     """The name of one of `models`."""
-    max_turns: int = 200
+    max_turns: Annotated[int, Meta(ge=1)] = 200
     """Model requests one prompt may take."""
+    servers_wait: float | None = None
+    """Seconds the first prompt of a session waits for MCP servers that are still starting; None means the app's own."""
     models: dict[str, ModelSettings] = field(default_factory=dict[str, ModelSettings])
     permissions: PermissionSettings = field(default_factory=PermissionSettings)
     mcp: McpSettings = field(default_factory=McpSettings)
@@ -340,12 +342,20 @@ def read_env(path: Path) -> dict[str, str]:
     """The variables of a `.env` file; none when there is no such file. Raises ConfigError."""
     if not path.is_file():
         return {}
-    from dotenv import dotenv_values  # few have the file; the import costs more than reading the rest
+    from dotenv.parser import parse_stream  # few have the file; the import costs more than reading the rest
 
     try:
-        return {name: value for name, value in dotenv_values(path, interpolate=False).items() if value is not None}
+        with path.open(encoding="utf-8") as file:
+            found = [*parse_stream(file)]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from error
+        raise unreadable(path, error) from error
+    if fault := next((each.original for each in found if each.error), None):
+        raise ConfigError(f"{path}, line {fault.line}, is not NAME=value. Correct it, or remove it.")
+    return {each.key: each.value for each in found if each.key and each.value is not None}
+
+
+def unreadable(path: Path, error: OSError | UnicodeDecodeError) -> ConfigError:
+    return ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.")
 
 
 def read_toml(path: Path, kind: type[T], env: Mapping[str, str]) -> T | None:
@@ -376,7 +386,7 @@ def read(
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from error
+        raise unreadable(path, error) from error
     try:
         data = parse(text)
         servers = dict(servers_in(data))

@@ -1,5 +1,6 @@
 """The doorstep: ACP's blocks to message content, and what tools return to both the model and the client."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -241,9 +242,7 @@ def to_block(block: dict[str, Any], kind: ToolKind) -> ContentBlock:
 
 def fenced(text: str) -> str:
     """A Markdown code block that its own content cannot close."""
-    fence = "```"
-    while fence in text:
-        fence += "`"
+    fence = "`" * (max(map(len, re.findall("`{3,}", text)), default=2) + 1)
     return f"{fence}\n{text}\n{fence}"
 
 
@@ -315,9 +314,9 @@ def blocks_of(message: Message) -> list[ContentBlock]:
                 filled.append({"type": "image", "mimeType": mime_type, "data": next(data, "")})
             case {"type": "image" | "audio"}:
                 filled.append({**block, "data": next(data, "")})
-            case {"type": "resource", "resource": {"mimeType": str(kind), **resource}} if "text" not in resource:
-                blob = next(data, "") if kind.startswith("image/") else ""
-                filled.append({**block, "resource": {**resource, "mimeType": kind, "blob": blob}})
+            case {"type": "resource", "resource": {**resource}} if "text" not in resource:
+                blob = next(data, "") if str(resource.get("mimeType")).startswith("image/") else ""
+                filled.append({**block, "resource": {**resource, "blob": blob}})
             case _:
                 filled.append(block)
     return lenient(filled, list[ContentBlock])

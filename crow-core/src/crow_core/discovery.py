@@ -27,7 +27,7 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 NOTHING = """No model is configured, and no local server (Ollama, LM Studio, llama.cpp, vLLM) answers.
 Set OPENAI_BASE_URL and CROW_MODEL, for example http://localhost:11434/v1 and qwen3:8b,
-or OPENAI_API_KEY and CROW_MODEL for OpenAI, or write [models.NAME] into the configuration file.
+or OPENAI_API_KEY and CROW_MODEL for OpenAI, or write [models.NAME] into ~/.config/crow/config.toml.
 `crow demo` works right now, without any model."""
 
 
@@ -76,7 +76,7 @@ def from_settings(name: str, settings: ModelSettings) -> ChatModel:
     try:
         quirks = known(settings.base_url, settings.model, settings.quirks)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"[models.{name}.quirks]: {error}.") from error
+        raise ConfigError(f"config.toml, [models.{name}.quirks]: {error}.") from error
     return ChatModel(
         name=settings.model,
         base_url=settings.base_url,
@@ -97,7 +97,8 @@ def plain(name: str, base_url: str, key: str = "") -> ChatModel:
 
 async def probe(name: str) -> dict[str, Model]:
     """The models of the first local server that answers. Raises ModelError when none does."""
-    found = dict(zip(LOCAL.values(), await asyncio.gather(*map(list_models, LOCAL.values())), strict=True))
+    listings = await asyncio.gather(*(list_models(url, patience=PATIENCE) for url in LOCAL.values()))
+    found = dict(zip(LOCAL.values(), listings, strict=True))
     for base_url, names in found.items():
         if names and (not name or name in names):
             return {each: plain(each, base_url) for each in [name or names[0], *names]}
@@ -109,7 +110,7 @@ async def probe(name: str) -> dict[str, Model]:
 
 async def first_model(base_url: str, key: str) -> str:
     """The first model an endpoint lists. Raises ModelError."""
-    found = await list_models(base_url, key, patience=10.0)
+    found = await list_models(base_url, key)
     if not found:
         raise ModelError(f"No model is named, and {base_url} does not list any. Set CROW_MODEL, or pass -m.")
     return found[0]
@@ -118,7 +119,7 @@ async def first_model(base_url: str, key: str) -> str:
 async def models_at(base_url: str, headers: Mapping[str, str], known_names: Collection[str]) -> dict[str, Model]:
     """The models of an endpoint of which nothing is configured: those it lists, the `known_names` among them first;
     where it lists none, these. Raises ModelError when there is neither."""
-    listed = await list_models(base_url, patience=10.0, headers=headers)
+    listed = await list_models(base_url, headers=headers)
     names = sorted(listed, key=lambda name: name not in known_names) or known_names
     if not names:
         raise ModelError(f"{base_url} does not list its models, and none is named. Set CROW_MODEL.")
@@ -126,7 +127,7 @@ async def models_at(base_url: str, headers: Mapping[str, str], known_names: Coll
 
 
 async def list_models(
-    base_url: str, key: str = "", patience: float = PATIENCE, headers: Mapping[str, str] = NO_HEADERS
+    base_url: str, key: str = "", patience: float = 10.0, headers: Mapping[str, str] = NO_HEADERS
 ) -> list[str]:
     """The models an endpoint says it has; none when it does not answer as such an endpoint."""
     import httpx2  # as in model.py: not before it is needed

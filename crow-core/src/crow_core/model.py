@@ -19,7 +19,7 @@ import msgspec
 
 from crow_core.messages import Delta, Message, merge
 from crow_core.quirks import Quirks, fit, learn
-from crow_core.stream import LOOK, PASSING, TOO_LONG, ModelError, Reader, explain, too_long
+from crow_core.stream import LOOK, PAGE, PASSING, TOO_LONG, ModelError, Reader, explain, too_long
 
 if TYPE_CHECKING:
     import httpx2
@@ -302,7 +302,11 @@ class ChatModel:
     async def refusal(self, response: Any, body: Request) -> ModelError:
         """The sentence for a status that is not 200, with what the server said about it."""
         status: int = response.status_code
-        raw: bytes = await response.aread()
+        raw = b""
+        async for data in response.aiter_bytes():
+            raw += data
+            if len(raw) > PAGE:
+                break
         said = self.redacted(explain(raw, response.headers.get("content-type", "")))
         if status in TEACHING and (learned := self.learn(raw.decode("utf-8", "replace"), body)):
             return ModelError(f"{self.where} {learned} ({status}).", retry=True, after=0)

@@ -4,8 +4,11 @@ An extension like any other: `crow.use(permissions, mode="ask", allow=["terminal
 
 A rule is `TOOL` or `TOOL:PATTERN`. The pattern is matched (as in a shell: `*`, `?`) against the command of `terminal`
 (`cd FOLDER && COMMAND` where it does not begin in the working directory; what is typed, where it goes to a session),
-the path of a file tool (relative to the working directory), the URL of `fetch`, or the whole arguments of any other
-tool. Deny beats ask, ask beats allow, and both beat what the mode would have allowed.
+the path of a tool that reads, edits or searches files (relative to the working directory), the URL of `fetch`, or the
+whole arguments of any other tool. Deny beats ask, ask beats allow, and both beat what the mode would have allowed.
+
+`*:PATH` that denies or asks holds for every tool that names that path, or a folder of which it speaks (`*:secrets/*`).
+What a command does with files, and what a search from a folder above comes across, it does not see.
 
 This is a guard against accidents, not a sandbox: a person who lets a command run lets it do whatever it can.
 """
@@ -21,9 +24,9 @@ from typing import Literal
 
 import msgspec
 
-from crow_core.acp.schema import PermissionOption, ToolCallContent, ToolCallFields, ToolKind
+from crow_core.acp.schema import PermissionOption, ToolCallContent, ToolCallFields
 from crow_core.app import Crow
-from crow_core.content import ToolResult, clean, describe, shown
+from crow_core.content import ToolResult, clean, describe, path_of, shown
 from crow_core.elicitation import ElicitationError
 from crow_core.extensions.secrets import without_secrets
 from crow_core.messages import ToolUse, arguments_of
@@ -53,8 +56,8 @@ WRAPPING = re.compile(
 )
 """What may stand before the command that is really meant."""
 TOUCHY = re.compile(
-    r"(^|/)(\.git|\.crow|\.config/crow|\.local/share/crow|\.vscode|\.idea|\.zed|\.fleet|\.cursor|\.claude|\.devcontainer"
-    r"|\.ssh|\.github|\.husky|\.config/(fish|autostart|systemd)|LaunchAgents)(/|$)"
+    r"(^|/)(\.git|\.crow|\.config/crow|\.local/share/crow|\.vscode|\.idea|\.zed|\.fleet|\.cursor|\.claude|\.agents"
+    r"|\.devcontainer|\.ssh|\.github|\.husky|\.config/(fish|autostart|systemd)|LaunchAgents)(/|$)"
     r"|(^|/)(\.(bashrc|bash_profile|bash_login|bash_logout|bash_aliases|profile|zshrc|zshenv|zprofile|zlogin|xprofile"
     r"|envrc|env|mcp\.json|gitconfig|gitmodules|npmrc|pypirc|pre-commit-config\.yaml|gitlab-ci\.yml)|crontab)$",
     re.IGNORECASE,
@@ -116,6 +119,8 @@ class Desk:
 
     mode: Mode
     rules: Rules
+    own: Sequence[str] = ()
+    """Absolute folders of crow's own, where every change is asked for."""
     always: dict[tuple[str, str, str], bool] = field(default_factory=dict[tuple[str, str, str], bool])
     """Answers that hold for the rest of the session: (tool, digest of its definition, scope) to allowed or not."""
     queue: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -129,16 +134,18 @@ def permissions(
     allow: Sequence[str] = (),
     ask: Sequence[str] = (),
     deny: Sequence[str] = (),
+    own: Sequence[str] = (),
     project: Callable[[str], tuple[Sequence[str], Sequence[str]]] | None = None,
 ) -> None:
-    """Ask before tools act. `project` gives a trusted folder's own `ask` and `deny` rules, which can only tighten."""
+    """Ask before tools act. `own` are the folders of crow's own settings and data, where each change is asked for;
+    `project` gives a trusted folder's own `ask` and `deny` rules, which can only tighten."""
 
     def desk(session: Session) -> Desk:
         found: Desk | None = session.state.get("permissions")
         if found is None:
             more_ask, more_deny = project(session.cwd) if project else ((), ())
             rules = Rules(parse(allow), parse([*ask, *more_ask]), parse([*deny, *more_deny]))
-            found = session.state["permissions"] = Desk(mode, rules)
+            found = session.state["permissions"] = Desk(mode, rules, own)
         return found
 
     @crow.options
@@ -180,7 +187,7 @@ def judge(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
     name, subject, kind = call["function"]["name"], subject_of(session, call), session.toolbox.kind(call)
     typed, looks = kind == "execute" and is_typed(call), kind == "execute" and only_looks(call)
     simple = kind != "execute" or (not typed and SIMPLE.fullmatch(subject) is not None)
-    found = desk.rules.verdict(name, subject, spellings(session, subject, kind), simple=simple)
+    found = desk.rules.verdict(name, subject, spellings(session, call, subject), simple=simple)
     if found and found[0] != "allow":
         return found[0], f"the rule {text_of(found[1])!r} says {found[0]}"
     if looks:
@@ -189,7 +196,7 @@ def judge(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
         return "deny", "plan mode only reads. Describe the change instead"
     if desk.mode == "yolo":
         return "allow", "mode yolo"
-    if kind == "edit" and TOUCHY.search(subject):
+    if kind == "edit" and (TOUCHY.search(subject) or is_inside(session, subject, desk.own)):
         return "ask", "it changes what runs later"
     if found:
         return "allow", f"the rule {text_of(found[1])!r}"
@@ -201,7 +208,7 @@ def judge(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
         return ("allow" if answered else "deny"), ANSWERED
     if kind in ("read", "search", "think"):
         return "allow", "reading is allowed"
-    if kind == "edit" and desk.mode == "accept-edits" and in_roots(session, subject):
+    if kind == "edit" and desk.mode == "accept-edits" and is_inside(session, subject, session.roots):
         return "allow", "mode accept-edits"
     return "ask", UNDECIDED
 
@@ -257,9 +264,8 @@ def subject_of(session: Session, call: ToolUse) -> str:
     """What a rule's pattern is matched against."""
     arguments, kind = arguments_of(call) or {}, session.toolbox.kind(call)
     command, path = arguments.get("command"), arguments.get("path")
-    if isinstance(path, str) and kind in ("read", "edit"):
-        here, full = os.path.realpath(session.cwd), resolved(session, path)
-        return os.path.relpath(full, here) if full.startswith(here + os.sep) else full
+    if isinstance(path, str) and kind in ("read", "edit", "search"):
+        return place(session, path)
     if isinstance(command, str) and command and kind == "execute":
         elsewhere = str(arguments.get("cwd") or folders(session).get(call["id"], session.cwd))
         moves = resolved(session, elsewhere) != os.path.realpath(session.cwd)
@@ -290,13 +296,19 @@ def only_looks(call: ToolUse) -> bool:
     return is_typed(call) and given <= {"session", "wait"}
 
 
-def spellings(session: Session, subject: str, kind: ToolKind) -> list[str]:
-    """What a rule that forbids is matched against too: the whole path; the pieces that a command joins, and the same
-    without quotes and without what only wraps a command."""
-    if kind in ("read", "edit"):
-        return [resolved(session, subject)]
-    if kind != "execute":
-        return []
+def spellings(session: Session, call: ToolUse, subject: str) -> list[str]:
+    """What a rule that forbids is matched against too: the path that is named, whole and as a folder; the pieces that a
+    command joins, and the same without quotes and without what only wraps a command."""
+    if session.toolbox.kind(call) != "execute":
+        match arguments_of(call):
+            case {"path": str(path)}:
+                pass
+            case {"uri": str(uri)} if uri.startswith("file:"):
+                path = path_of(uri.partition("#")[0])
+            case _:
+                return []
+        paths = place(session, path), resolved(session, path)
+        return [*paths, *(f"{path}/" for path in paths)]
     pieces = [piece for text in (subject, QUOTING.sub("", subject)) for piece in OPERATORS.split(text)]
     words = [" ".join(piece.split()) for piece in pieces]
     return [*words, *(WRAPPING.sub("", piece, count=1) for piece in words)]
@@ -307,10 +319,16 @@ def resolved(session: Session, path: str) -> str:
     return os.path.realpath(os.path.join(session.cwd, os.path.expanduser(path.replace("\0", "?"))))
 
 
-def in_roots(session: Session, subject: str) -> bool:
-    """Whether a path lies in a folder that is open to the session."""
-    full = resolved(session, subject)
-    return any(os.path.commonpath([root, full]) == root for root in map(os.path.realpath, session.roots))
+def place(session: Session, path: str) -> str:
+    """The same as rules have it: relative where it leads into the working directory."""
+    here, full = os.path.realpath(session.cwd), resolved(session, path)
+    return os.path.relpath(full, here) if full.startswith(here + os.sep) else full
+
+
+def is_inside(session: Session, path: str, folders: Sequence[str]) -> bool:
+    """Whether a path leads into one of these folders."""
+    full = resolved(session, path)
+    return any(os.path.commonpath([folder, full]) == folder for folder in map(os.path.realpath, folders))
 
 
 def key_of(session: Session, call: ToolUse) -> tuple[str, str, str]:

@@ -80,16 +80,19 @@ async def use_tool(session: Session, call: ToolUse) -> None:
     call = unwrapped(call)
     kind, title = session.toolbox.kind(call), session.toolbox.title(call)
     seen = describe(call, kind, session.cwd, title)
-    await session.update(ToolCallUpdate(**asdict(seen)) if call["id"] in session.begun else seen)
+    sight = ToolCallUpdate(**asdict(seen)) if call["id"] in session.begun else seen
+    end = ToolCallUpdate(tool_call_id=call["id"], status="failed")
+    await session.written()
     session.begun.discard(call["id"])
     try:
+        await session.tell(sight)
         result = session.toolbox.reject(call) or await session.hooks.before_tool.run(session, call)
         if result is None:
             await session.update(ToolCallUpdate(tool_call_id=call["id"], status="in_progress"))
             result = await session.toolbox.call(call, session.meta(call))
         result = await session.hooks.after_tool.run(result, session, call)
         session.append(remembered(result, call, kind, title))
-        await session.update(shown(result, call, kind))
-    except BaseException:
-        await session.tell(ToolCallUpdate(tool_call_id=call["id"], status="failed"))
-        raise
+        await session.written()
+        end = shown(result, call, kind)
+    finally:
+        await session.tell(end)

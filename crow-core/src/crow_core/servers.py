@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from time import monotonic, process_time
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 from uuid import uuid4
 
 import msgspec
@@ -26,7 +26,7 @@ from crow_core import __version__
 from crow_core.acp.schema import McpServer
 from crow_core.content import ToolResult, clean
 from crow_core.schemas import is_tame
-from crow_core.secrets import masked, secrets_of
+from crow_core.secrets import masked, secrets_in, secrets_of
 from crow_core.trace import KEYS
 from crow_core.watchdog import MARK, Watchdog
 
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+logger = logging.getLogger("crow")
+
 WARM_AFTER = 0.2
 """Seconds after a turn's start until the built-in tools are loaded, and again so many if this process was busy for half
 of them: by then the request is on its way, and nobody who streams is kept waiting by what loads."""
@@ -55,6 +57,15 @@ CALL_TIMEOUT = 600.0
 """Seconds a server of the user's may be silent in a call; each word on its progress counts."""
 LONGEST_CALL = 7200.0
 """Seconds a call may take, whatever is said of its progress; those in which a person is asked do not count."""
+LISTS = {
+    "tools/list": "tools",
+    "prompts/list": "prompts",
+    "resources/list": "resources",
+    "resources/templates/list": "resourceTemplates",
+}
+"""Where the items stand in the answer to each request for a list."""
+METHOD_NOT_FOUND = -32601
+"""The error with which a server answers what it does not know (JSON-RPC)."""
 PAGES_FIRST = -32042
 """The error with which a server answers a call that a person has to visit a page for (MCP, URLElicitationRequired)."""
 LONGEST_REASON = 4000
@@ -162,11 +173,13 @@ class Server:
     mark: str = ""
     """The value of MARK for its processes, if it is a command."""
     secrets: Collection[str] = field(default=(), repr=False)
-    """What it was given that nobody else may see: variables, headers, what is secret in its address."""
+    """What it was given that nobody else may see: variables, headers, what is secret in its address, its tokens."""
     folder: Callable[[], Path | None] = lambda: None
     """Gives where an answer is kept that is too long to hand over; None keeps none."""
     error: str = ""
     """Why it did not start, as a sentence."""
+    warning: str = ""
+    """Which of its tools were left out, and why, as a sentence."""
     hosts: set[Host] = field(default_factory=set[Host], repr=False)
     """Whom it works for: one session, or several if it is shared."""
     changes: Counter[str] = field(default_factory=Counter[str], repr=False)
@@ -200,12 +213,13 @@ class Server:
 
     async def client(self) -> "Client[Any]":
         """The connected client; connected anew where the connection has died. Raises ConnectionError."""
-        if self._connection is not None and is_dead(self._connection):
-            self.let_go(self._connection)
         return await client_of(self.connect())
 
     def connect(self) -> "asyncio.Task[Client[Any]]":
-        """What gives the connected client, begun if need be. It fails with a ConnectionError for a person to read."""
+        """What gives the connected client, begun if need be, anew where it has died. It fails with a ConnectionError
+        for a person to read."""
+        if self._connection is not None and is_dead(self._connection):
+            self.let_go(self._connection)
         if self._connection is None:
             self._watchdog = Watchdog(self.mark) if self.mark else None
             context = copy_context()
@@ -240,18 +254,51 @@ class Server:
         for what in ("tools", "prompts", "resources") if before is not None else ():
             self.note(what)  # it may have become another program
         self._guard(client)
+        self._sift(client)
         self.put_aside(asyncio.ensure_future(listen(client)))
         return client
 
     def _guard(self, client: "Client[Any]") -> None:
-        """Check answers only against schemas with which that comes to an end: it would stop everything else."""
+        """Check answers only against schemas with which that comes to an end: it would stop everything else. One that
+        was too long to be read has nothing left to check."""
         check = client.session.validate_tool_result
 
         async def validate(name: str, result: "CallToolResult") -> None:
-            if name in self._tame:
+            if name in self._tame and result.structured_content is not None:
                 await check(name, result)
 
         client.session.validate_tool_result = validate
+
+    def _sift(self, client: "Client[Any]") -> None:
+        """Leave out of lists what does not belong there: the SDK refuses the whole list for it."""
+        from mcp_types.methods import validate_server_result  # loaded with FastMCP
+
+        dispatcher: Any = vars(client.session)["_dispatcher"]  # nothing public sees a list before the SDK does
+        ask = dispatcher.send_raw_request
+
+        def fault(method: str, answer: dict[str, Any], items: Any) -> str:
+            try:
+                validate_server_result(method, client.protocol_version or "", {**answer, LISTS[method]: items})
+            except ValueError as error:
+                return reason(error)
+            return ""
+
+        async def send(method: str, params: Any, options: Any = None) -> dict[str, Any]:
+            answer: dict[str, Any] = await ask(method, params, options)
+            if (what := LISTS.get(method)) is None or not isinstance(items := answer.get(what), list):
+                return answer
+            if not fault(method, answer, items) or fault(method, answer, []):
+                return answer
+            faults = [(item, fault(method, answer, [item])) for item in cast("list[Any]", items)]
+            said = masked("; ".join(f"{name_in(item)!r}: {why}" for item, why in faults if why), self.secrets)
+            warning = f"MCP server {clean(self.name)!r} has {what} that were left out: {said[:1000]}."
+            if what == "tools":
+                self.warning = warning
+            else:
+                logger.warning("%s", warning)
+            return {**answer, what: [item for item, why in faults if not why]}
+
+        dispatcher.send_raw_request = send
 
     @property
     def patience(self) -> float:
@@ -269,15 +316,13 @@ class Server:
             return self.definitions
         if self._listed and self._listed[0] == self.changes["tools"]:
             return self._listed[1]
-        if self._connection is not None and is_dead(self._connection):
-            self.let_go(self._connection)
-        connection, self.error = self.connect(), ""
+        connection, self.error, self.warning = self.connect(), "", ""
         failed = "did not start" if self._listed is None else "did not list its new tools"
         try:
             async with asyncio.timeout(self.patience):
                 client = await client_of(connection)
                 now = self.changes["tools"]
-                tools = await client.list_tools()
+                tools = await listed(client.list_tools())
         except TimeoutError:
             self.error = f"MCP server {clean(self.name)!r} did not answer within {self.patience:.0f} s."
         except Exception as error:
@@ -335,7 +380,8 @@ class Server:
         self, tool: str, arguments: dict[str, Any], meta: dict[str, Any] | None, use: Use
     ) -> "CallToolResult":
         """Call once. Raises BrokenPipeError when the connection broke, and what the server answered as an error."""
-        client, connection = await self.client(), self._connection
+        connection = self.connect()
+        client = await client_of(connection)
 
         async def heard(progress: float, total: float | None, message: str | None) -> None:
             use.heard = monotonic()
@@ -544,11 +590,11 @@ def is_dead(connection: "asyncio.Task[Client[Any]]") -> bool:
     return bool(getattr(getattr(connection.result().session, "_dispatcher", None), "_closed", False))
 
 
-def is_broken(connection: "asyncio.Task[Client[Any]] | None", error: Exception) -> bool:
+def is_broken(connection: "asyncio.Task[Client[Any]]", error: Exception) -> bool:
     """Whether a connection is of no more use after an error; one that the server answered leaves it be."""
     from mcp_types import CONNECTION_CLOSED  # loaded with FastMCP
 
-    return connection is None or is_dead(connection) or getattr(error, "code", None) == CONNECTION_CLOSED
+    return is_dead(connection) or getattr(error, "code", None) == CONNECTION_CLOSED
 
 
 async def listen(client: "Client[Any]") -> None:
@@ -571,6 +617,25 @@ async def listen(client: "Client[Any]") -> None:
                 pass  # whoever hears messages has heard it
 
 
+async def listed(asking: Coroutine[Any, Any, list[T]]) -> list[T]:
+    """What a server lists; one that has nothing of a kind may not even know the question."""
+    try:
+        return await asking
+    except Exception as error:
+        if getattr(error, "code", None) == METHOD_NOT_FOUND:
+            return []
+        raise
+
+
+def name_in(item: Any) -> str:
+    """What is meant to be the name of a tool or the like."""
+    match item:
+        case {"name": str(name)}:
+            return name
+        case _:
+            return "?"
+
+
 def pages_in(error: Exception) -> "Sequence[ElicitRequestParams]":
     """The pages that a server wants a person to visit before a call."""
     if getattr(error, "code", None) != PAGES_FIRST:
@@ -590,17 +655,23 @@ def from_acp(config: McpServer, cwd: str, auth: Callable[[], Any] | None = None)
         from fastmcp.client.transports import SSETransport  # loaded by `_connect` already
 
         from crow_core.oauth import Stranger
-        from crow_core.remote import Remote
+        from crow_core.remote import EVENT_LIMIT, Http, Remote
         from crow_core.stdio import Stdio
 
         pairs = {} if config.headers is UNSET else {header.name: header.value for header in config.headers or ()}
         if config.url is not UNSET:
-            over = SSETransport if config.type == "sse" else Remote
-            return over(str(config.url), pairs, auth() if auth else Stranger())
+            http, way_in = Http(lambda: server.folder(), learn), auth() if auth else Stranger()
+            if config.type != "sse":
+                return Remote(str(config.url), pairs, way_in, http)
+            http.limit = EVENT_LIMIT
+            return SSETransport(str(config.url), pairs, way_in, httpx_client_factory=http)
         env = {} if config.env is UNSET else {variable.name: variable.value for variable in config.env or ()}
         env[MARK] = f"{os.environ.get(MARK, '')}:{mark}"
         args = () if config.args is UNSET else config.args or ()
         return Stdio(str(config.command), args, env, cwd, lambda: server.folder())
+
+    def learn(told: str) -> None:
+        server.secrets = {*server.secrets, *secrets_in(told, "authorization")}
 
     server = Server(config.name, source, mark=mark, secrets=secrets_of(config))
     return server

@@ -215,6 +215,8 @@ class Session:
     """Absolute folders the file tools may touch; the first is `cwd`."""
     readable: list[str] = field(default_factory=list[str])
     """Absolute folders that the file tools may look into, beside `roots`, and not change."""
+    brought: Sequence[Server] = ()
+    """MCP servers that the client named."""
     instructions: list[str] = field(default_factory=list[str])
     """The client's own, for the system prompt; they come before those of extensions."""
     log: list[Message] = field(default_factory=list[Message])
@@ -415,9 +417,10 @@ class Session:
     async def _begin(self, calls: Sequence[ToolUse]) -> None:
         """Show the latest call of a reply if its arguments take long, and the id it has so far is one it can keep."""
         use, ids = calls[-1], {use["id"] for use in calls}
-        if len(use["function"]["arguments"]) < LONG or use["id"] in self.begun or arguments_of(use) is not None:
+        if len(use["function"]["arguments"]) < LONG or use["id"] in self.begun:
             return
-        if len(ids) == len(calls) and "" not in ids and self._call_ids.isdisjoint(ids):
+        own = len(ids) == len(calls) and "" not in ids and self._call_ids.isdisjoint(ids)
+        if own and arguments_of(use) is None:
             await self.written()
             self.begun.add(use["id"])
             await self.tell(begin(use, self.toolbox.kind(use), self.toolbox.title(use)))

@@ -41,8 +41,9 @@ GRACE = 0.5
 
 ID = rb'"id"\s*:\s*(?P<%b>\d{1,18}|"[^"\\]{1,99}")'
 VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
+FIELD = rb"(?:%b\s*,\s*)?"
 BEGIN = re.compile(
-    rb"\s*\{\s*(?:%b\s*,\s*)?(?:%b\s*,\s*)?(?:%b\s*,\s*)?" % (VERSION, ID % b"id", VERSION) + rb'"(?:result|error)"'
+    rb"(?:data:)?\s*\{\s*" + FIELD % VERSION + FIELD % (ID % b"id") + FIELD % VERSION + rb'"(?:result|error)"'
 )
 END = re.compile(rb",\s*%b\s*(?:,\s*%b\s*)?\}\s*$" % (ID % b"id", VERSION))
 """An answer's id stands before its result or, as JavaScript's servers have it, behind."""
@@ -110,17 +111,17 @@ class Stdio(ClientTransport):
         self.said = (self.said + words)[-LAST_WORDS:]
 
     async def _read(self, source: Source, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-        line = Line()
+        line = Line(LINE_LIMIT, self.folder)
         try:
             async with incoming:
                 while chunk := await source.read(CHUNK):
                     *ends, begun = chunk.split(b"\n")
                     for end in ends:
-                        await line.add(end, self.folder)
-                        message, line = self._message(line), Line()
+                        await line.add(end)
+                        message, line = self._message(line), Line(LINE_LIMIT, self.folder)
                         if message is not None:
                             await incoming.send(message)
-                    await line.add(begun, self.folder)
+                    await line.add(begun)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):  # nobody listens any more
             with suppress(OSError):
                 while await source.read(CHUNK):  # but it shall not choke on its last words
@@ -135,7 +136,7 @@ class Stdio(ClientTransport):
         if not line.begun.strip():
             return None
         wrong = None
-        if line.size <= LINE_LIMIT:
+        if not line.too_long:
             try:
                 message = parsed(line.begun)
             except ValueError as error:
@@ -145,16 +146,8 @@ class Stdio(ClientTransport):
                 if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id is not None:
                     self._calls.discard(message.id)
                 return SessionMessage(message)
-        id, too_long = line.answers(), line.size > LINE_LIMIT
-        if too_long and id is not None and id in self._calls:
-            self._calls.discard(id)
-            return SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=id, result=line.result()))
-        line.discard()
-        if id is None:
-            return wrong
-        what = f"its answer of {line.size:,} bytes is too long" if too_long else "its answer is not valid"
-        error = ErrorData(code=INTERNAL_ERROR, message=what)
-        return SessionMessage(JSONRPCError(jsonrpc="2.0", id=id, error=error))
+        instead = line.instead(self._calls)
+        return wrong if instead is None else SessionMessage(instead)
 
     async def _write(
         self,
@@ -186,13 +179,27 @@ def parsed(line: bytearray) -> Any:
     try:
         return jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError:
-        return jsonrpc_message_adapter.validate_json(line.decode(errors="replace"), by_name=False)
+        return jsonrpc_message_adapter.validate_json(mended(line), by_name=False)
+
+
+def mended(line: bytearray) -> str:
+    """JSON without half characters: bytes that are no UTF-8, and escapes of what JavaScript has cut in two. Raises
+    ValueError."""
+    try:
+        text = json.dumps(json.loads(line.decode(errors="replace")), ensure_ascii=False)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class Line:
     """A line as it comes in: in memory while it may be a message, then in a file."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int, folder: Callable[[], Path | None]) -> None:
+        self.limit = limit
+        """Bytes of one that is not too long."""
+        self.folder = folder
+        """Gives where one that is too long is kept; None keeps none."""
         self.begun = bytearray()
         """The whole, or the beginning of one that is too long."""
         self.size = 0
@@ -204,27 +211,47 @@ class Line:
         self._escape = b""
         """A backslash that came without what it stands before."""
 
-    async def add(self, piece: bytes, folder: Callable[[], Path | None]) -> None:
+    @property
+    def too_long(self) -> bool:
+        return self.size > self.limit
+
+    async def add(self, piece: bytes) -> None:
         """Take what comes next; the first piece too much opens a file, if the line seems to be an answer."""
-        fits, self.size = self.size <= LINE_LIMIT, self.size + len(piece)
-        if self.size <= LINE_LIMIT:
+        fits, self.size = not self.too_long, self.size + len(piece)
+        if not self.too_long:
             self.begun += piece
             return
         if fits:
-            if BEGIN.match(self.begun) and (place := folder()) is not None:
+            piece = bytes(self.begun) + piece
+        try:
+            if fits and BEGIN.match(self.begun) and (place := self.folder()) is not None:
                 opened, self._path = tempfile.mkstemp(".txt", "answer-", place)
                 self._file = os.fdopen(opened, "wb")
-            piece = bytes(self.begun) + piece
-            del self.begun[EDGE:]
+            if self._file is not None:
+                await asyncio.to_thread(self._write, self._file, piece)
+        except OSError:  # the disk is full: the answer's edges have to do
+            self.discard()
+        del self.begun[EDGE:]
         self._end = (self._end + piece)[-EDGE:]
-        if self._file is not None:
-            await asyncio.to_thread(self._write, self._file, piece)
 
     def _write(self, file: BinaryIO, piece: bytes) -> None:
         piece = self._escape + piece
         cut = len(piece) - (len(piece) - len(piece.rstrip(b"\\"))) % 2
         self._escape = piece[cut:]
         file.write(readable(piece[:cut])[: FILE_LIMIT - file.tell()])
+        file.flush()
+
+    def instead(self, calls: set[int | str]) -> JSONRPCResponse | JSONRPCError | None:
+        """What takes the place of a line that is too long, or no message: the short form of an answer to one of these
+        calls, an error for any other request, nothing where it answers none."""
+        if (id := self.answers()) is not None and id in calls and self.too_long:
+            calls.discard(id)
+            return JSONRPCResponse(jsonrpc="2.0", id=id, result=self.result())
+        self.discard()
+        if id is None:
+            return None
+        what = f"its answer of {self.size:,} bytes is too long" if self.too_long else "its answer is not valid"
+        return JSONRPCError(jsonrpc="2.0", id=id, error=ErrorData(code=INTERNAL_ERROR, message=what))
 
     def answers(self) -> int | str | None:
         """The id of the request that it answers, as far as can be told."""
@@ -239,18 +266,22 @@ class Line:
         if self._file is not None:
             kept = self._file.tell()
             self._file.close()
+            self._file = None
             what = f"the first {kept:,} bytes are" if kept >= FILE_LIMIT else "the whole is"
             where = f"{what} in {self._path}, as JSON whose line breaks are real ones"
         note = f"[{self.size - 2 * EDGE:,} of {self.size:,} bytes left out; {where}]".encode()
         edges = [readable(bytes(self.begun[:EDGE])), note, readable(self._end)]
         failed = re.search(rb'"isError"\s*:\s*true', self._end[-200:]) is not None
-        return {"content": [{"type": "text", "text": b"\n\n".join(edges).decode(errors="replace")}], "isError": failed}
+        content = [{"type": "text", "text": b"\n\n".join(edges).decode(errors="replace")}]
+        return {"content": content, "isError": failed, "resultType": "complete"}
 
     def discard(self) -> None:
         """Forget what was kept."""
-        if self._file is not None:
-            self._file.close()
-            os.unlink(self._path)
+        file, self._file = self._file, None
+        with suppress(OSError):
+            if file is not None:
+                os.unlink(self._path)
+                file.close()
 
 
 def readable(text: bytes) -> bytes:

@@ -5,7 +5,7 @@ Read as the WHATWG's server-sent events, as leniently as real servers need; any 
 
 import json
 import re
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
@@ -26,6 +26,11 @@ TOO_LONG = re.compile(
 )
 """How servers say that a request is longer than the window."""
 
+LONGEST = 16 * 1024 * 1024
+"""Bytes of one event; what sends more has no end."""
+PAGE = 1024 * 1024
+"""Bytes that are read of what is no event stream, such as an error page."""
+
 LOOK = "If that goes on, look into the server's log."
 
 
@@ -42,6 +47,12 @@ class ModelError(Exception):
         """Seconds the server asked to wait."""
         self.too_long = too_long
         """The request was longer than what fits: a shorter one may do."""
+
+
+class Fragment(TypedDict, total=False):
+    """The shape a piece of a tool call must have; `merge` makes sense of any other."""
+
+    function: dict[str, Any] | None
 
 
 class Reader:
@@ -65,6 +76,8 @@ class Reader:
     def feed(self, data: bytes) -> list[Delta]:
         lines = (self.rest + data).split(b"\n")
         self.rest = lines.pop()
+        if len(self.rest) + len(self.half) > LONGEST:
+            raise self.broken("sent an event without an end")
         deltas: list[Delta] = []
         for line in lines:
             self.read_line(line, deltas)
@@ -83,22 +96,27 @@ class Reader:
                 raise self.broken("sent an event that is not JSON")
         elif line.startswith(b"error:"):  # llama.cpp's own field, in older versions
             raise self.reported(explain(line[6:], ""))
-        elif not line.startswith((b":", b"event:", b"id:", b"retry:")) and len(self.stray) < 1 << 20:
+        elif not line.startswith((b":", b"event:", b"id:", b"retry:")) and len(self.stray) < PAGE:
             self.stray += line + b"\n"
 
     def read_payload(self, payload: bytes, deltas: list[Delta]) -> None:
         chunk = parse(self.half + payload)
         if chunk is not None:
             self.half = b""
-            try:
-                self.read_chunk(chunk, deltas)
-            except (AttributeError, TypeError, LookupError) as error:
-                raise ModelError(f"{self.where} sent something unknown: {explain(payload, '')}.") from error
+            self.read_chunk(chunk, deltas)
         elif self.half or payload.startswith(b"{"):  # anything else is a server's way to say that it is still there
             self.half += payload
 
     def read_chunk(self, chunk: dict[str, Any], deltas: list[Delta]) -> None:
         """One parsed event becomes at most one delta."""
+        try:
+            delta = self.delta_of(chunk)
+        except (AttributeError, TypeError, LookupError, msgspec.ValidationError) as error:
+            raise ModelError(f"{self.where} sent something unknown: {sentence_of(chunk)}.") from error
+        if delta:
+            deltas.append(delta)
+
+    def delta_of(self, chunk: dict[str, Any]) -> Delta:
         delta: Delta = {}
         choices = chunk.get("choices")
         choice: dict[str, Any] = choices[0] if choices else {}
@@ -111,8 +129,7 @@ class Reader:
             delta["cached"] = timings["cache_n"]
         if usage and (told := {name: count for name, count in usage.items() if count is not None}):
             delta["usage"] = told
-        if delta:
-            deltas.append(delta)
+        return delta
 
     def read_choice(self, choice: dict[str, Any], delta: Delta) -> None:
         part: dict[str, Any] = choice.get("delta", choice.get("message")) or {}
@@ -130,10 +147,11 @@ class Reader:
             self.thoughts.feed(content, delta)
         if calls := part.get("tool_calls"):
             self.answered = self.called = True
+            msgspec.convert(calls, list[Fragment])
             delta["tool_calls"] = calls
         if reason := choice.get("finish_reason"):
             self.finished = True
-            delta["finish_reason"] = reason
+            delta["finish_reason"] = str(reason)
 
     def end(self) -> list[Delta]:
         """What was held back; raises ModelError when the stream was no whole answer."""
@@ -264,7 +282,7 @@ def flatten(parts: Any) -> tuple[str, str]:
 
 
 def too_long(where: str, said: str) -> ModelError:
-    advice = "Go on in a new session, or choose a model with a larger window."
+    advice = "Take the prompt back (/undo), go on in a new session, or choose a model with a larger window."
     return ModelError(f"{where} refused the request as too long: {said}. {advice}", too_long=True)
 
 

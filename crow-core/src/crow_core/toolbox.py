@@ -31,7 +31,7 @@ CHANGES_LIMIT = 300
 """Characters in which it is told what has changed of a server's tools."""
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 """The schema of a tool of which no more is known."""
-UNSHOWN = "(What it takes cannot be shown: the schema is too large. Its answers to wrong arguments may tell.)"
+UNSHOWN = "(What it takes cannot be shown: its schema is too large, or none. Its answers to wrong arguments may tell.)"
 
 
 @dataclass(eq=False)
@@ -49,7 +49,8 @@ class Tool:
         """The tool in the shape of chat completions."""
         description = clean_text(self.definition.get("description") or "")[:DESCRIPTION_LIMIT]
         parameters: dict[str, Any] = self.definition.get("inputSchema") or NOTHING
-        if not is_fit(parameters):
+        tables = [parameters.get("properties", {}), parameters.get("$defs", {})]
+        if not is_fit(parameters) or not all(isinstance(table, dict) for table in tables):
             description, parameters = f"{description}\n\n{UNSHOWN}".strip(), NOTHING
         function: dict[str, Any] = {"name": self.name, "description": description, "parameters": parameters}
         return {"type": "function", "function": function}
@@ -215,6 +216,11 @@ class Toolbox:
                 server.announce_roots()
         self._roots = roots
 
+    @property
+    def secrets(self) -> set[str]:
+        """What its servers were given that nobody else may see; a login may have brought more since they began."""
+        return {secret for server in self.servers for secret in server.secrets}
+
     def warm(self) -> None:
         """Have ready what a call will need."""
         for server in self.servers:
@@ -288,7 +294,7 @@ class Toolbox:
         for server in self.servers:
             if self.host:
                 server.hosts.discard(self.host)
-        await asyncio.gather(*(server.close() for server in self.servers if not server.shared))
+        await asyncio.gather(*(server.close() for server in self.servers if not (server.shared or server.hosts)))
 
 
 def legal(name: str) -> str:

@@ -11,8 +11,7 @@ FILES = (
     ".mcp.json",
     ".crow/config.toml",
     ".crow/prompts/*.md.j2",
-    *(f"{folder}/skills/*/SKILL.md" for folder in (".crow", ".agents", ".claude")),
-    *(f"{folder}/skills/*/skill.md" for folder in (".crow", ".agents", ".claude")),
+    *(f"{folder}/skills/*/**/*" for folder in (".crow", ".agents", ".claude")),
     *(f"{folder}/commands/**/*.md" for folder in (".crow", ".claude")),
 )
 """A project's files that can start programs, or change what is asked and what the model is told."""
@@ -27,7 +26,8 @@ class Trust:
     def trusts(self, folder: Path) -> bool:
         """Whether the user trusted this folder with its settings exactly as they are now."""
         try:
-            return self.read().get(str(folder.resolve())) == fingerprint(folder)
+            known = self.read().get(str(folder.resolve()))
+            return known is not None and known == fingerprint(folder)
         except OSError:
             return False  # what cannot be read has not been agreed to
 
@@ -48,8 +48,9 @@ class Trust:
 
 
 def settings_in(folder: Path) -> list[Path]:
-    """The settings a folder would bring."""
-    return [path for name in FILES for path in sorted(folder.glob(name)) if path.is_file()]
+    """The settings a folder would bring, with all that lies beside a skill, but for what Python leaves there."""
+    found = (path for name in FILES for path in sorted(folder.glob(name)))
+    return [path for path in found if path.is_file() and path.parent.name != "__pycache__"]
 
 
 def fingerprint(folder: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from anyio import wait_all_tasks_blocked
+from crow_core.acp import connection as acp_connection
 from crow_core.acp.connection import MAX_RUNNING, MAX_WEIGHT, Connection, ConnectionClosed, Handler, RpcError
 from crow_core.acp.schema import (
     AGENT_METHODS,
@@ -583,7 +584,9 @@ async def test_a_handler_may_close_the_connection():
     assert closed == [True]
 
 
-async def test_a_handler_that_ignores_its_cancellation_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture):
+async def test_a_handler_that_ignores_its_cancellation_does_not_hold_up_the_end(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
     async def prompt(params: PromptRequest) -> None:
         while not released.is_set():
             try:
@@ -591,6 +594,7 @@ async def test_a_handler_that_ignores_its_cancellation_does_not_hold_up_the_end(
             except asyncio.CancelledError:
                 continue
 
+    monkeypatch.setattr(acp_connection, "GRACE", 0.1)
     released = asyncio.Event()
     async with serving({"session/prompt": prompt}) as (connection, wire):
         await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": []})

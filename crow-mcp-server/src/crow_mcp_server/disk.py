@@ -46,9 +46,12 @@ class Content:
 
 def locate(path: str, workspace: Workspace) -> Place:
     """Where a path given by the model leads. Raises Refusal when that is outside of every root."""
-    if not path.strip() or "\0" in path:
+    try:
+        resolved = os.path.realpath(os.path.join(workspace.cwd, os.path.expanduser(path)))
+    except ValueError:  # a NUL, or half a surrogate pair
+        resolved = ""
+    if not path.strip() or not resolved:
         raise Refusal(f"{path!r} is not a path. Give one that is absolute or relative to {workspace.cwd}.")
-    resolved = os.path.realpath(os.path.join(workspace.cwd, os.path.expanduser(path)))
     for given in (*workspace.roots, *workspace.readable):
         root = os.path.realpath(given)
         if os.path.commonpath([root, resolved]) == root:

@@ -15,6 +15,9 @@ BYTE_ORDER_MARKS = (
 )
 NOT_IN_TEXT = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")  # control bytes that no 8-bit text holds
 C1_CONTROLS = re.compile(r"[\x80-\x9f]")  # in Latin-1 controls, in Windows-1252 quotes and dashes
+FAR = re.compile(rb"[\x80-\xff]{6}")  # more letters beyond ASCII in a row than words of Western languages have
+WESTERN = ["cp1252", "latin_1"]
+OTHERS = ["cp1251", "koi8_r", "gb18030", "big5", "cp932", "euc_jp", "cp949", "cp1253", "cp1255", "cp1256"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,10 @@ def decode(data: bytes) -> Document | None:
         return Document(text)
     if NOT_IN_TEXT.search(data):
         return None
+    if encoding := _guessed(data):
+        text = _decoded(data, encoding)
+        if text is not None and text.encode(encoding, "replace") == data:
+            return Document(text, encoding)
     latin = data.decode("latin-1")
     if C1_CONTROLS.search(latin) and (text := _decoded(data, "cp1252")) is not None:
         return Document(text, "cp1252")
@@ -85,6 +92,20 @@ def _decoded(data: bytes, encoding: str) -> str | None:
         return data.decode(encoding)
     except UnicodeDecodeError:
         return None
+
+
+def _guessed(data: bytes) -> str | None:
+    """The encoding of a text that is plainly not in a Western one."""
+    if not FAR.search(data):
+        return None
+    from charset_normalizer import from_bytes  # not at the top: few files need it
+
+    first, second, *lines = [*data.split(b"\n"), b""]  # where an encoding may be declared
+    telling = b"\n".join([first, second, *(line for line in lines if not line.isascii())])
+    if from_bytes(telling, cp_isolation=WESTERN).best():
+        return None
+    best = from_bytes(telling, cp_isolation=OTHERS).best()
+    return best and best.encoding
 
 
 def reconcile(disk: Document, text: str) -> Document:

@@ -109,9 +109,10 @@ def replace_all(path: str, document: Document, pairs: Sequence[tuple[str, str]])
 
 
 def insert_after(path: str, document: Document, line: int, new: str) -> Edit:
-    """Put lines after line `line`, 0 being the top. Whether the file ends in a line ending stays as it is."""
-    if not new:
-        raise Refusal("new_str is empty: there is nothing to insert.")
+    """Put lines after line `line`, 0 being the top. Whether the file ends in a line ending stays as it is.
+
+    Raises Refusal when there is no such line.
+    """
     count = len(document.lines)
     if not 0 <= line <= count:
         raise Refusal(f"insert_line {line} is not in {path}: give a number from 0 (the top) to {count} (the end).")
@@ -189,7 +190,7 @@ def _miss(path: str, document: Document, old: str, new: str) -> str:
     flat = document.flat
     if new.strip() and (at := flat.find(new)) >= 0:
         line = flat.count("\n", 0, at) + 1
-        return f"{said} But new_str is there, at line {line}: perhaps this edit was made already."
+        said += f" But new_str is there, at line {line}: perhaps this edit was made already."
     lines = document.lines
     if places := _similar(lines, wanted):
         there = [lines[place : place + min(len(wanted), 10)] for place in places]

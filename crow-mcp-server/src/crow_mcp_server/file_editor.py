@@ -188,7 +188,7 @@ class FileEditor:
             async with self._locks.setdefault(place.path, asyncio.Lock()):
 
                 def work() -> Answer:
-                    memory = self._memories.of(workspace.session)
+                    memory = self._memories.of(workspace.session, workspace.changes)
                     return Call(place, workspace.files, memory, dry_run).run(arguments)
 
                 return await to_thread.run_sync(work, limiter=thread)
@@ -234,7 +234,7 @@ class Call:
             image = formats.image(path, content.data, kind)
             return Answer(f"{path} ({kind}, {len(content.data):,} bytes)", Location(path=path, line=1), image=image)
         if content.data.startswith(b"%PDF-"):
-            document, described = Document(formats.pdf_text(path, content.data)), "the text of a PDF"
+            document, described = Document(from_thread.run(formats.pdf_text, path, content.data)), "the text of a PDF"
         else:
             document = self._loaded(content).document
             described = _described(document)
@@ -429,7 +429,7 @@ def _range(path: str, view_range: list[int] | None, count: int) -> tuple[int, in
         return 1, count
     first, last = view_range
     last = count if last == -1 else min(last, count)
-    if not 1 <= first <= max(last, 1):
+    if not 1 <= first <= last and (first, count) != (1, 0):
         raise Refusal(f"view_range {view_range} does not fit {path}, whose lines are 1 to {count}. -1 means the end.")
     return first, last
 

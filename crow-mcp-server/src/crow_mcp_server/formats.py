@@ -3,16 +3,16 @@
 import base64
 import json
 from collections.abc import Iterator
-from io import BytesIO
 from typing import Any
 
+from anyio import fail_after
 from mcp_types import ImageContent
 
+from crow_mcp_server import page
 from crow_mcp_server.refusal import Refusal
 
 MAX_IMAGE = 5 * 1024 * 1024  # bytes; no model takes more
-MAX_PAGES = 300  # of a PDF
-MAX_TEXT = 1_000_000  # characters of a PDF
+PDF_TIMEOUT = 30.0  # seconds
 MAX_OUTPUT = 2_000  # characters of what a notebook's cell printed
 IMAGES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF87a": "gif", b"GIF89a": "gif"}
 
@@ -34,24 +34,15 @@ def image(path: str, data: bytes, name: str) -> ImageContent:
     return ImageContent(type="image", data=base64.b64encode(data).decode(), mime_type=f"image/{name}")
 
 
-def pdf_text(path: str, data: bytes) -> str:
+async def pdf_text(path: str, data: bytes) -> str:
     """The text of a PDF, page after page. Raises Refusal when it cannot be read."""
-    from pypdf import PdfReader  # not at the top: 150 ms
-    from pypdf.errors import PyPdfError
-
-    said: list[str] = []
     try:
-        pages = PdfReader(BytesIO(data)).pages
-        for number, page in enumerate(pages, 1):
-            if number > MAX_PAGES or sum(map(len, said)) > MAX_TEXT:
-                said.append(f"--- the text ends here: {number - 1} of {len(pages)} pages are shown ---")
-                break
-            said += [f"--- page {number} of {len(pages)} ---", page.extract_text() or "(no text: perhaps a scan)"]
-    except (PyPdfError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        with fail_after(PDF_TIMEOUT):
+            return await page.read(data, "pdf", None, "")
+    except (page.Unreadable, TimeoutError) as error:
         raise Refusal(
-            f"{path} is a PDF that cannot be read: {error or type(error).__name__}. Try pdftotext in the terminal."
+            f"{path} is a PDF that cannot be read: {error or 'it takes too long'}. Try pdftotext in the terminal."
         ) from None
-    return "\n".join(said).encode(errors="replace").decode()
 
 
 def notebook_text(text: str) -> str | None:

@@ -45,5 +45,5 @@ def add(server: FastMCP, host: Host) -> None:
         names = await list_files(place, relative(pattern, place))
         files = [shown_as(place, workspace, name) for name in names[start : start + PAGE]]
         nothing = f"No file in {place.path} has such a name (ignored files apart; * stops at a slash, ** does not)."
-        said = "\n".join([*files, *page(len(names), start, PAGE)]) if files else nothing
+        said = "\n".join([*files, *page(len(names), start, PAGE)]) if names else nothing
         return ToolResult(said, Found(files=files, total=len(names)))

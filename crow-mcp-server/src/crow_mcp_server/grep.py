@@ -93,7 +93,8 @@ def add(server: FastMCP, host: Host) -> None:
                 hit["path"] = shown_as(place, workspace, "" if hit["path"] == STDIN else hit["path"])
                 found.append(hit)
                 size += len(hit["path"]) + len(hit.get("text", ""))
-        said = "\n".join(told(found)) or f"Nothing matches in {place.path} (binary and ignored files are not searched)."
+        nothing = f"Nothing matches in {place.path} (binary and ignored files are not searched)."
+        said = "\n".join(told(found)) or (f"[{passed} results in all]" if passed else nothing)
         said += f"\n[{len(found)} results; offset {start + len(found)} shows more]" if more else ""
         return ToolResult(said, Hits(hits=found, more=more))
 

@@ -6,17 +6,20 @@ import os
 import shutil
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
-from crow_mcp_server.document import Document
+from crow_mcp_server.document import BYTE_ORDER_MARKS, Document
 
 MAX_SESSIONS = 100
 MAX_SEEN = 2_000  # files a session remembers
 MAX_STEPS = 500  # edits a session can take back
 MAX_STEP_CHARACTERS = 4_000_000  # of all the texts it can go back to
+MARKS = {encoding: mark for mark, encoding in BYTE_ORDER_MARKS}
 
 
 @dataclass(frozen=True, eq=False)  # two edits may be alike, and are still two
@@ -67,14 +70,38 @@ class Journal:
             (self._folder / step.name).unlink()
 
 
+def steps_in(changes: Iterable[Mapping[str, Any]]) -> list[Step]:
+    """The edits that results told of as `crow/changes`, but for those taken back, and those whose text is not whole."""
+    kept: list[Mapping[str, Any]] = []
+    for change in changes:
+        last = next((other for other in reversed(kept) if other["path"] == change["path"]), None)
+        if last and (last["before"], last["after"]) == (change["after"], change["before"]):
+            kept.remove(last)
+        else:
+            kept.append(change)
+    steps: list[Step] = []
+    for change in kept[-MAX_STEPS:]:
+        with suppress(LookupError, UnicodeEncodeError):  # a log that was tampered with
+            before = None if change["old"] is None else _document(change)
+            if change["after"] and (before and before.digest) == change["before"]:
+                steps.append(Step(change["path"], before, change["after"]))
+    return steps
+
+
+def _document(change: Mapping[str, Any]) -> Document:
+    encoding = change.get("encoding", "utf-8")
+    return Document(change["old"], encoding, MARKS[encoding] if change.get("mark") else b"")
+
+
 class Memory:
     """What one session has seen and done. Calls on several files use it from several threads."""
 
-    def __init__(self, journal: Journal | None = None) -> None:
+    def __init__(self, journal: Journal | None, steps: Iterable[Step]) -> None:
+        """`journal` is where steps are kept, `steps` what is known of them."""
         self._lock = Lock()
         self._seen: OrderedDict[str, str] = OrderedDict()
         self._journal = journal
-        self._steps: deque[Step] = deque(journal.steps() if journal else ())
+        self._steps = deque(steps)
 
     def saw(self, path: str, digest: str) -> None:
         with self._lock:
@@ -93,6 +120,8 @@ class Memory:
             self._seen.pop(path, None)
 
     def did(self, step: Step) -> None:
+        if step.before and len(step.before.text) > MAX_STEP_CHARACTERS:
+            return  # all others would have to give way to it
         with self._lock:
             self._steps.append(step)
             if self._journal:
@@ -126,10 +155,13 @@ class Memories:
         self._memories: OrderedDict[str, Memory] = OrderedDict()
         self._lock = Lock()
 
-    def of(self, session: str) -> Memory:
+    def of(self, session: str, changes: Callable[[], Iterable[Mapping[str, Any]]] | None = None) -> Memory:
+        """That of a session; `changes` tells what it did before, where not the journal but the host knows it."""
         with self._lock:
             if session not in self._memories:
-                self._memories[session] = Memory(self._journal(session))
+                journal = None if changes else self._journal(session)
+                steps = steps_in(changes()) if changes else journal.steps() if journal else ()
+                self._memories[session] = Memory(journal, steps)
             self._memories.move_to_end(session)
             if len(self._memories) > MAX_SESSIONS:
                 self._memories.popitem(last=False)

@@ -33,6 +33,7 @@ HTML = re.compile(rb"\s*(?:(?><!--.*?-->)\s*+)*+<(!doctype html|html|head|body)[
 CONTROLS = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")  # lxml takes none of them
 NO_LINKS = "//a[starts-with(@href, '#') or starts-with(@href, 'javascript:') or ancestor::pre or ancestor::code]"
 """Links that are dropped, and their text kept: those to the page itself, and those in code."""
+NO_TEXT = "(no text: perhaps a scan)"
 META_CHARSET = re.compile(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w:.-]+)""", re.IGNORECASE)
 
 
@@ -147,12 +148,15 @@ def from_pdf(body: bytes) -> str:
         pages: list[str] = []
         length = 0
         for number, page in enumerate(reader.pages, 1):
-            pages.append(f"[page {number} of {len(reader.pages)}]\n{page.extract_text().strip()}")
+            text = page.extract_text().strip() or NO_TEXT
+            pages.append(f"[page {number} of {len(reader.pages)}]\n{text}")
             length += len(pages[-1])
             if length > MAX_CHARACTERS:
                 break
     except PyPdfError as error:
         raise Unreadable(f"it is no sound PDF: {error}") from error
+    if body.isascii() and all(page.endswith(NO_TEXT) for page in pages):
+        return body.decode()  # written by hand, and not quite right: its source says more
     return "\n\n".join(pages)
 
 

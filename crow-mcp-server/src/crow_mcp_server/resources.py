@@ -1,5 +1,6 @@
 """The files of the workspace as resources, for clients that let a person choose what the model is given."""
 
+import logging
 import mimetypes
 from urllib.parse import quote
 
@@ -28,7 +29,7 @@ def add(server: FastMCP, host: Host) -> None:
         try:
             return ResourceResult([await to_thread.run_sync(read, f"/{path}", workspace)])
         except (Refusal, OSError) as error:
-            raise ResourceError(str(error)) from None
+            raise ResourceError(str(error), log_level=logging.DEBUG) from None
 
 
 def read(path: str, workspace: Workspace) -> ResourceContent:

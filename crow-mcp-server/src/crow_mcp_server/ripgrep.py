@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from functools import cache
 
-from anyio import to_thread
+from anyio import CancelScope, to_thread
 
 from crow_mcp_server import disk
 from crow_mcp_server.disk import Place
@@ -49,34 +49,42 @@ async def ripgrep(place: Place, *options: str, only: str = "") -> AsyncGenerator
     except BaseException:
         os.close(rules)
         raise
-    try:
-        process = await subprocess.create_subprocess_exec(
-            *(program(), *ALWAYS, f"--ignore-file=/dev/fd/{rules}", *options, "-" if is_file else "./"),
-            # Through the descriptor: no link can be swapped in before rg is there.
-            cwd=None if is_file else FOLDER.format(opened) if FOLDER else place.path,
-            stdin=opened if is_file else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=(rules,),
-        )
-    finally:
-        os.close(opened)
-        os.close(rules)
-    assert process.stdout
-    assert process.stderr
-    try:
-        async with asyncio.timeout(TIMEOUT):
-            yield process.stdout
-            if process.stdout.at_eof() and (complaint := await process.stderr.read()):
-                text = complaint.decode(errors="replace").removeprefix("rg: ").strip()
-                raise Refusal(f"{text}\nNothing was searched. Correct that; a backslash makes a character literal.")
-    except TimeoutError:
-        raise Refusal(f"The search took more than {TIMEOUT:g} s. Search a folder further down.") from None
-    finally:
-        if not process.stdout.at_eof():
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)  # process.kill() would look for its end first, and take it away
-        await asyncio.shield(process.communicate())  # wait() alone would wait for ever on a pipe that is full
+    with CancelScope(shield=True) as scope:  # while it starts and ends: else nobody would wait for its end
+        try:
+            process = await subprocess.create_subprocess_exec(
+                *(program(), *ALWAYS, f"--ignore-file=/dev/fd/{rules}", *options, "-" if is_file else "./"),
+                # Through the descriptor: no link can be swapped in before rg is there.
+                cwd=None if is_file else FOLDER.format(opened) if FOLDER else place.path,
+                stdin=opened if is_file else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(rules,),
+            )
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise Refusal(
+                f"ripgrep cannot search for that: {why}. Nothing was searched. Give something shorter and plainer."
+            ) from None
+        finally:
+            os.close(opened)
+            os.close(rules)
+        assert process.stdout
+        assert process.stderr
+        scope.shield = False
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                yield process.stdout
+                if process.stdout.at_eof() and (complaint := await process.stderr.read()):
+                    text = complaint.decode(errors="replace").removeprefix("rg: ").strip()
+                    raise Refusal(f"{text}\nNothing was searched. Correct that; a backslash makes a character literal.")
+        except TimeoutError:
+            raise Refusal(f"The search took more than {TIMEOUT:g} s. Search a folder further down.") from None
+        finally:
+            scope.shield = True
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)  # process.kill() would look for its end, and take it away
+            await process.communicate()  # wait() alone would wait for ever on a pipe that is full
 
 
 async def list_files(place: Place, glob: str = "") -> list[str]:
@@ -113,6 +121,8 @@ def relative(glob: str, place: Place) -> str:
 
 def page(count: int, offset: int, limit: int) -> list[str]:
     """What is said below one page of many."""
+    if offset and offset >= count:
+        return [f"[there are {count:,} in all; offset {offset} is beyond them]"]
     if offset + limit >= count:
         return []
     return [f"[{offset + 1}-{offset + limit} of {count:,}; offset {offset + limit} shows more]"]

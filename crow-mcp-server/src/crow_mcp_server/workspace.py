@@ -1,7 +1,7 @@
 """Whose files and terminals a tool call works on: the protocols a host may implement, and the local default."""
 
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, Protocol, TypedDict
 
@@ -87,6 +87,9 @@ class Workspace:
     """Told of processes of this machine."""
     folder: str = ""
     """Where a command begins; "": where the session's last one ended."""
+    changes: Callable[[], Iterable[Mapping[str, Any]]] | None = None
+    """All that the session's edits changed so far, oldest first, as `crow/changes` told it: the way back for a server
+    that has seen none of it. None: that is in the server's own `state`, if it has any."""
     at_end: Callable[[Callable[[], Awaitable[None]]], None] | None = None
     """Is given what ends all that the session has running; None: that ends with the server."""
 

@@ -2,14 +2,15 @@
 
 Whoever can write the database can also write a new chain; so its head is noted in a file of its own, `audit.head`,
 which only moves forward along the chain. What was changed, moved or removed no longer fits the rows behind it, or the
-file.
+file. The next head is announced there before the commit, so that a process that is killed leaves nothing that looks
+like a forgery.
 """
 
 import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,9 @@ LOCK = 0x63726F77
 """Of PostgreSQL's advisory locks: held by the one transaction that lengthens the chain."""
 
 
-def record(connection: Connection, session_id: str, entries: Sequence[Message], at: int) -> bool:
-    """Write down the decisions among a session's new entries and what came of them; True when there were any.
+def record(connection: Connection, session_id: str, entries: Sequence[Message], at: int) -> "Head | None":
+    """Write down the decisions among a session's new entries and what came of them; gives where the chain ended before,
+    to be announced, or None when there were none.
 
     To be called last in a transaction: on PostgreSQL, who else has something to record waits for its end.
     """
@@ -51,9 +53,7 @@ def record(connection: Connection, session_id: str, entries: Sequence[Message], 
             rows.append(row)
         elif entry.get("role") == "tool" and (row := made.get(plain(entry.get("tool_call_id", "")))):
             rows.append(result(row, entry))
-    if rows:
-        lengthen(connection, [{**row, "session": session_id, "at": at} for row in rows])
-    return bool(rows)
+    return lengthen(connection, [{**row, "session": session_id, "at": at} for row in rows]) if rows else None
 
 
 def decided(connection: Connection, session_id: str, calls: Sequence[str]) -> dict[str, Row]:
@@ -78,8 +78,8 @@ def result(made: Row, answer: Message) -> Row:
     return {**made, **outcome}
 
 
-def lengthen(connection: Connection, rows: Sequence[Row]) -> None:
-    """Put rows at the end of the chain."""
+def lengthen(connection: Connection, rows: Sequence[Row]) -> "Head":
+    """Put rows at the end of the chain; gives where it ended before."""
     if connection.dialect.name == "postgresql":  # SQLite lets one transaction write at a time anyway
         connection.execute(select(func.pg_advisory_xact_lock(LOCK)))
     end = last(connection)
@@ -88,6 +88,7 @@ def lengthen(connection: Connection, rows: Sequence[Row]) -> None:
         row.update(number=number, previous=previous)
         previous = row["hash"] = hash_of(row)
     connection.execute(insert(decisions), rows)
+    return end
 
 
 def hash_of(row: Mapping[str, Any]) -> str:
@@ -116,6 +117,13 @@ class Head(msgspec.Struct, frozen=True):
     hash: str = ""
 
 
+class Noted(Head, frozen=True, omit_defaults=True):
+    """What the file says of a chain."""
+
+    next: Head | None = None
+    """Its end once a transaction is committed that may still be under way, or may never have come to its end."""
+
+
 def last(connection: Connection) -> Head:
     """The end of the chain in the database."""
     newest = select(decisions.c.number, decisions.c.hash).order_by(decisions.c.number.desc()).limit(1)
@@ -123,19 +131,34 @@ def last(connection: Connection) -> Head:
     return Head(row.number, row.hash) if row else Head()
 
 
-def anchor(database: Database) -> None:
-    """Note the end of the chain in the file; to be called after the commit. Raises StoreError.
+def announce(connection: Connection, database: Database, before: Head) -> None:
+    """Note in the file how the chain will end, beside how it ended before this transaction; to be called last in it.
+    Raises StoreError."""
+    note(connection, database, lambda noted, end: Noted(before.count, before.hash, end))
 
-    A file that does not fit the chain is left as it is, for `verify` to tell.
-    """
+
+def anchor(database: Database) -> None:
+    """Note the end of the chain in the file; to be called after the commit. Raises StoreError."""
+
+    def ended(noted: Noted, end: Head) -> Noted:
+        others = noted.next if noted.next and noted.next.count > end.count else None
+        return Noted(end.count, end.hash, others)
+
+    with database.reading() as connection:
+        note(connection, database, ended)
+
+
+def note(connection: Connection, database: Database, say: Callable[[Noted, Head], Noted]) -> None:
+    """Change what the file says of a chain, knowing how it ends. A file that does not fit the chain is left as it is,
+    for `verify` to tell. Raises StoreError."""
     file = database.folder / HEAD
     try:
-        with locked(file), database.reading() as connection:
+        with locked(file):
             heads = heads_in(file)
-            noted = heads.get(name_of(database), Head())
+            noted = heads.get(name_of(database), Noted())
             there = connection.scalar(select(decisions.c.hash).where(decisions.c.number == noted.count))
             if (there or "") == noted.hash:
-                write(file, {**heads, name_of(database): last(connection)})
+                write(file, {**heads, name_of(database): say(noted, last(connection))})
     except msgspec.DecodeError:
         pass
     except OSError as error:
@@ -147,12 +170,12 @@ def name_of(database: Database) -> str:
     return database.url.render_as_string(hide_password=True)
 
 
-def heads_in(file: Path) -> dict[str, Head]:
+def heads_in(file: Path) -> dict[str, Noted]:
     """The noted heads, by database. Raises OSError, msgspec.DecodeError."""
-    return msgspec.json.decode(file.read_bytes(), type=dict[str, Head]) if file.exists() else {}
+    return msgspec.json.decode(file.read_bytes(), type=dict[str, Noted]) if file.exists() else {}
 
 
-def write(file: Path, heads: Mapping[str, Head]) -> None:
+def write(file: Path, heads: Mapping[str, Noted]) -> None:
     """Put a new file in the place of the old one. Raises OSError."""
     new = file.with_suffix(".new")
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
@@ -172,14 +195,17 @@ def locked(file: Path) -> Generator[None]:
 def verify(database: Database) -> list[str]:
     """What is wrong with the chain, a sentence each. Raises StoreError when the database cannot be read."""
     file = database.folder / HEAD
-    try:
-        noted = heads_in(file).get(name_of(database))  # before the rows are read: it is never ahead of them
-    except (OSError, msgspec.DecodeError) as error:
-        return [f"{file} cannot be read ({error}). Put it right, or remove it; the next decision begins it anew."]
     wrong: list[str] = []
-    end, there = Head(), ""
+    end, noted, hashes = Head(), None, {0: ""}
     every = select(decisions).order_by(decisions.c.number).execution_options(yield_per=1000)
     with database.reading() as connection:
+        try:
+            with locked(file):  # so that what is committed is announced, and nothing is noted that is not committed
+                noted = heads_in(file).get(name_of(database))
+                last(connection)
+        except (OSError, msgspec.DecodeError) as error:
+            return [f"{file} cannot be read ({error}). Put it right, or remove it; the next decision begins it anew."]
+        marks = {head.count for head in (noted, noted and noted.next) if head}
         for row in map(dict, connection.execute(every).mappings()):
             if row["number"] < 1:
                 wrong.append(f"Decision {row['number']} was put in by hand: they count from 1.")
@@ -191,7 +217,8 @@ def verify(database: Database) -> list[str]:
             if hash_of(row) != row["hash"]:
                 wrong.append(f"Decision {row['number']} was changed or moved after it was written.")
             end = Head(row["number"], row["hash"])
-            there = end.hash if noted and noted.count == end.count else there
+            if end.count in marks:
+                hashes[end.count] = end.hash
     if noted is None:
         removed = (
             f"{file} does not know {name_of(database)}: whether decisions after {end.count} were removed is unknown."
@@ -200,11 +227,12 @@ def verify(database: Database) -> list[str]:
     if end.count < noted.count:
         why = "a power cut or an older copy of the database does that, too"
         wrong.append(f"{named(end.count + 1, noted.count)} removed from the end, as {file} tells ({why}).")
-    elif there != noted.hash:
+    elif hashes.get(noted.count) != noted.hash:
         wrong.append(f"Decision {noted.count} is not the one that {file} tells of: the chain was written anew.")
-    if end.count > noted.count:
-        why = "crow was killed before it noted them, is writing them just now, or somebody else put them in"
-        wrong.append(f"{named(noted.count + 1, end.count)} not in {file}: {why}.")
+    known = noted.next if noted.next and hashes.get(noted.next.count) == noted.next.hash else noted
+    if end.count > known.count:
+        why = "a crow that keeps another such file wrote them, or somebody put them in"
+        wrong.append(f"{named(known.count + 1, end.count)} not in {file}: {why}.")
     return wrong
 
 

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager, suppress
 from errno import EACCES
 from pathlib import Path
 from threading import Lock
+from time import monotonic
 from typing import Any, NoReturn
 
 from crow_core.store import StoreError
@@ -41,6 +42,9 @@ SETTINGS: dict[str, dict[str, str]] = {
     "postgresql+psycopg": {"connect_timeout": "10", "tcp_user_timeout": "30000", "options": "-c lock_timeout=30s"},
 }
 """What a URL asks for where it does not say otherwise: nobody waits for more than half a minute."""
+LONG, SOON = 1.0, 5.0
+"""Seconds. Who has waited longer than the first, and failed, has waited for all that is written within the second: a
+turn that has much to write ends as soon as the first of it has failed."""
 LOCK = 0x63726F77_6462
 """Of PostgreSQL's advisory locks, the one that is held while tables are made or changed."""
 FAULTS = {
@@ -69,6 +73,8 @@ class Database:
         """crow's data folder: copies made before an update, and the head of the decisions' chain."""
         self._lock = Lock()
         self._engine: Engine | None = None
+        self._hurried = 0.0
+        """Until when nobody waits for a database that others hold."""
         self._opened: tuple[int, int] | None = None
         self._journal: tuple[int, int] | None = None
         """What the open file was, and the journal beside it."""
@@ -81,7 +87,9 @@ class Database:
     @contextmanager
     def reading(self) -> Generator[Connection]:
         """A connection that sees one state of the database and changes nothing. Raises StoreError."""
-        options = {} if self.file else {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        options: dict[str, Any] = (
+            {} if self.file else {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        )
         with self._transaction(**options) as connection:
             yield connection
 
@@ -91,7 +99,7 @@ class Database:
 
         What was learned of rows is void when `connection.engine` is another than it was: the file was replaced.
         """
-        with self._transaction(begin="BEGIN IMMEDIATE") as connection:
+        with self._transaction(begin="BEGIN IMMEDIATE", hurried=monotonic() < self._hurried) as connection:
             yield connection
 
     def close(self) -> None:
@@ -101,16 +109,22 @@ class Database:
             self._engine = None
 
     @contextmanager
-    def _transaction(self, **options: Any) -> Generator[Connection]:
+    def _transaction(self, *, hurried: bool = False, **options: Any) -> Generator[Connection]:
+        since = monotonic()
         try:
-            with self._ready().connect().execution_options(**options) as connection:
+            with self._ready().connect().execution_options(hurried=hurried, **options) as connection:
                 try:
                     with connection.begin():
                         yield connection
                 except DBAPIError:
                     connection.invalidate()  # whatever is wrong with it: the next one is opened afresh
                     raise
+                if hurried:
+                    connection.invalidate()  # the next one is patient again
+                    self._hurried = 0.0
         except DBAPIError as error:
+            if monotonic() - since > LONG:
+                self._hurried = monotonic() + SOON
             raise StoreError(self._explained(error)) from error
 
     def _ready(self) -> Engine:
@@ -149,7 +163,7 @@ class Database:
             ) from error
         if self.file:
             event.listen(engine, "connect", prepare)
-            event.listen(engine, "begin", begin)
+        event.listen(engine, "begin", begin)
         try:
             with engine.begin() as connection:
                 stale = self._is_stale(connection)
@@ -259,7 +273,11 @@ def readable(data: bytes) -> str:
 
 
 def begin(connection: Connection) -> None:
-    connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))
+    options, is_sqlite = connection.get_execution_options(), connection.dialect.name == "sqlite"
+    if options.get("hurried"):
+        connection.exec_driver_sql("PRAGMA busy_timeout = 0" if is_sqlite else "SET LOCAL lock_timeout = 1")
+    if is_sqlite:  # PostgreSQL's driver begins by itself
+        connection.exec_driver_sql(options.get("begin", "BEGIN"))
 
 
 def revision(connection: Connection) -> str | None:

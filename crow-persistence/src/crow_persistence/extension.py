@@ -75,7 +75,7 @@ def persistence(
 
     @crow.load_session
     async def load(id: str) -> Record | None:
-        if (row := await threads.write(lambda store: store.take(id))) is None:
+        if (row := await threads.take(lambda store: store.take(id), id)) is None:
             return None
         try:
             threads.watch()
@@ -86,7 +86,7 @@ def persistence(
 
     @crow.fork_session
     async def fork(id: str, new_id: str, at: str) -> Record | None:
-        record = await threads.write(lambda store: store.fork(id, new_id, at))
+        record = await threads.take(lambda store: store.fork(id, new_id, at), new_id)
         threads.watch()
         return record
 
@@ -172,6 +172,17 @@ class Threads:
         """Have something written, behind all that was asked for before."""
         store = await self.store()
         return await asyncio.get_running_loop().run_in_executor(self.writer, what, store)
+
+    async def take(self, what: "Callable[[Store], T]", id: str) -> T:
+        """Have a session opened; where nobody waits for that any more, others may open it."""
+        taking = asyncio.ensure_future(self.write(what))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            await asyncio.wait([taking])
+            if taking.exception() is None:
+                await self.write(lambda store: store.release(id))
+            raise
 
     async def read(self, what: "Callable[[Store], T]") -> T:
         """Have something read, beside what is written."""

@@ -1,4 +1,5 @@
-"""Who has a session open: one process at a time, for as long as its heart beats."""
+"""Who has a session open: one process at a time, for as long as its heart beats, by the database's clock: those of
+machines differ."""
 
 import os
 import socket
@@ -11,7 +12,9 @@ from time import time
 from typing import Any
 
 from crow_core.store import SessionBusy
-from sqlalchemy import Connection, Row, update
+from sqlalchemy import BigInteger, Connection, Row, select, update
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
 from crow_persistence.tables import sessions
 
@@ -22,6 +25,23 @@ STALE = 20_000
 def now() -> int:
     """Milliseconds since 1970."""
     return int(time() * 1000)
+
+
+class Clock(FunctionElement[int]):
+    """The same by the database's clock, in a statement."""
+
+    inherit_cache = True
+    type = BigInteger()
+
+
+@compiles(Clock, "sqlite")
+def _(element: Clock, compiler: Any, **_: Any) -> str:
+    return "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+
+
+@compiles(Clock, "postgresql")
+def _(element: Clock, compiler: Any, **_: Any) -> str:
+    return "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
 
 
 def new_owner() -> str:
@@ -59,7 +79,7 @@ def started(pid: int) -> str | None:
 def is_gone(owner: str) -> bool:
     """Whether an owner has surely ended: a process of this machine that runs no more."""
     there, pid, start = f"{owner}:::".split(":")[:3]
-    return there == machine() and pid.isdecimal() and started(int(pid)) != start
+    return there == machine() and pid.isdecimal() and started(int(pid)) not in (start, "")
 
 
 def in_words(owner: str) -> str:
@@ -69,20 +89,20 @@ def in_words(owner: str) -> str:
     return f"process {pid}" if there == machine() else f"process {pid} on {host}"
 
 
-def is_free(session: "Row[Any]", owner: str) -> bool:
+def is_free(connection: Connection, session: "Row[Any]", owner: str) -> bool:
     """Whether no one but this owner has a session open."""
     if session.owner is None or session.owner == owner or is_gone(session.owner):
         return True
-    return now() - (session.beat or 0) >= STALE
+    return connection.execute(select(Clock())).scalar_one() - (session.beat or 0) >= STALE
 
 
 def take(connection: Connection, session: "Row[Any]", owner: str) -> None:
     """Open a session, whose row was selected for update, as this owner. Raises SessionBusy."""
-    if not is_free(session, owner):
+    if not is_free(connection, session, owner):
         holder = in_words(session.owner)
         raise SessionBusy(f"Session {session.id} is open in {holder}. Close it there, or fork it to go on in a copy.")
     its = sessions.c.number == session.number
-    connection.execute(update(sessions).where(its).values(owner=owner, beat=now()))
+    connection.execute(update(sessions).where(its).values(owner=owner, beat=Clock()))
 
 
 def release(connection: Connection, owner: str, id: str) -> None:
@@ -94,4 +114,4 @@ def release(connection: Connection, owner: str, id: str) -> None:
 def beat(connection: Connection, owner: str, ids: Collection[str]) -> None:
     """Tell that the owner of these sessions lives."""
     its = sessions.c.id.in_(ids) & (sessions.c.owner == owner)
-    connection.execute(update(sessions).where(its).values(beat=now()))
+    connection.execute(update(sessions).where(its).values(beat=Clock()))

@@ -58,9 +58,16 @@ def find_exactly(connection: Connection, id: str, *, lock: bool = False) -> "Row
     return connection.execute(wanted.with_for_update() if lock else wanted).one_or_none()
 
 
-def listing(connection: Connection, cwd: str, cursor: str, limit: int) -> Page:
-    """A part of the sessions of a folder ("" for all), the latest first. Raises ValueError for a foreign cursor."""
+FIRST = select(messages.c.kind).where(messages.c.session == sessions.c.number).order_by(messages.c.id).limit(1)
+"""What a session begins with: a sub-agent's with whom it works for."""
+
+
+def listing(connection: Connection, cwd: str, cursor: str, limit: int, *, agents: bool = False) -> Page:
+    """A part of the sessions of a folder ("" for all), the latest first; those of sub-agents only if asked for. Raises
+    ValueError for a foreign cursor."""
     wanted = select(sessions).where(sessions.c.deleted.is_(None))
+    if not agents:
+        wanted = wanted.where(func.coalesce(FIRST.scalar_subquery(), "") != "parent")
     if cwd:
         wanted = wanted.where(sessions.c.cwd == plain(cwd))
     if cursor:

@@ -41,6 +41,8 @@ class Store:
                 writing.catch_up(connection, track, session)
             track.engine = None
             tip = writing.extend(connection, track, session, session.log[len(track.rows) :], secrets)
+            if tip.decided:
+                audit.announce(connection, self.database, tip.decided)
         tip.reach(track)
         track.engine = engine
         self.open.add(session.id)
@@ -78,7 +80,8 @@ class Store:
             row = reading.find_exactly(connection, id, lock=True)
             if row is not None:
                 leases.take(connection, row, self.owner)
-                self.open.add(id)
+        if row is not None:
+            self.open.add(id)
         return row
 
     def load(self, row: "Row[Any]") -> Record:

@@ -43,7 +43,7 @@ sessions = Table(
     Column("head", Number),  # the messages row at the tip of its path; no foreign key, as it is written before it
     Column("origin", String(64)),  # id of the session it was forked from
     Column("owner", Text),  # the process that has it open: "machine:pid:started:random"
-    Column("beat", BigInteger),  # when the owner was last heard of
+    Column("beat", BigInteger),  # when the owner was last heard of, by the database's clock
     Column("deleted", BigInteger),  # a tombstone: what it held is gone but for what a fork uses
 )
 Index("ix_sessions_cwd_updated", sessions.c.cwd, sessions.c.updated, sessions.c.number)

@@ -1,6 +1,7 @@
 """Sessions as trees: a fork is one row that points into another path; what it uses stays when the other is deleted."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from crow_core.store import Record, SessionBusy
@@ -8,7 +9,7 @@ from sqlalchemy import Connection, Row, Select, bindparam, insert, literal, or_,
 from sqlalchemy import delete as deletion
 
 from crow_persistence import blobs, leases, search
-from crow_persistence.entries import names
+from crow_persistence.entries import decode, names
 from crow_persistence.reading import Track, find_exactly, recall
 from crow_persistence.tables import calls, drafts, links, messages, renders, sessions
 
@@ -24,9 +25,9 @@ def fork(
     record, track = recall(connection, source, at)
     time = leases.now()
     same = {name: getattr(source, name) for name in ("cwd", "roots", "title", "options")}
-    lease = {"owner": owner, "beat": time if owner else None}
+    lease = {"owner": owner, "beat": leases.Clock() if owner else None}
     row = {**same, **lease, "id": new_id, "created": time, "updated": time, "head": track.head, "origin": id}
-    key = connection.execute(insert(sessions), row).inserted_primary_key
+    key = connection.execute(insert(sessions).values(row)).inserted_primary_key
     assert key is not None
     record.id, track.number = new_id, key[0]
     if len(record.log) > len(track.rows):  # it ends with a reply that never came to its end
@@ -36,13 +37,14 @@ def fork(
 
 
 def delete(connection: Connection, id: str, owner: str = "") -> None:
-    """Delete a session, but for the rows that forks of it still use; its decisions stay, too. An unknown id is fine.
-    Raises SessionBusy when somebody other than `owner` has it open."""
+    """Delete a session and those of its sub-agents, but for the rows that forks of it still use; its decisions stay,
+    too. An unknown id is fine. Raises SessionBusy when somebody other than `owner` has it open."""
     row = find_exactly(connection, id, lock=True)
     if row is None:
         return
-    if not leases.is_free(row, owner):
+    if not leases.is_free(connection, row, owner):
         raise SessionBusy(f"Session {id} is open in {leases.in_words(row.owner)}. Close it there, then delete it.")
+    children = children_of(connection, row.number)
     blobs.lock(connection, shared=False)
     asked = connection.execute(select(calls.c.head, calls.c.messages).where(calls.c.session == row.number)).all()
     connection.execute(deletion(calls).where(calls.c.session == row.number))
@@ -58,6 +60,18 @@ def delete(connection: Connection, id: str, owner: str = "") -> None:
         if origin.deleted is not None:
             named |= prune(connection, origin.number)
     blobs.sweep(connection, named)
+    for child in children:
+        delete(connection, child, owner)
+
+
+def children_of(connection: Connection, number: int) -> list[str]:
+    """The ids of the sessions of a session's sub-agents."""
+    found: list[str] = []
+    marks = select(messages.c.body).where(messages.c.session == number, messages.c.kind == "child")
+    for body in connection.scalars(marks):
+        with suppress(ValueError, LookupError, TypeError):  # damaged
+            found.append(str(decode(body)["crow"]["session"]))
+    return found
 
 
 def origins(connection: Connection, row: "Row[Any]") -> "Iterator[Row[Any]]":

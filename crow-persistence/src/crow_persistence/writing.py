@@ -16,7 +16,7 @@ from crow_persistence.entries import encode, pack, plain
 from crow_persistence.reading import Track, id_of
 from crow_persistence.tables import drafts, links, messages, sessions
 
-BEGIN = insert(sessions)
+BEGIN = insert(sessions).values(beat=leases.Clock())
 ADD = insert(messages)
 LINK = insert(links)
 MOVE = (
@@ -25,7 +25,7 @@ MOVE = (
     .values(
         head=bindparam("tip"),
         updated=bindparam("at"),
-        beat=bindparam("at"),
+        beat=leases.Clock(),
         cwd=bindparam("folder"),
         roots=bindparam("folders"),
         options=bindparam("chosen"),
@@ -46,8 +46,8 @@ class Tip:
     head: int
     rows: list[int]
     options: dict[str, str]
-    decided: bool
-    """Whether a decision is among it; then the chain's head is to be noted, see `audit`."""
+    decided: audit.Head | None
+    """Where the chain of decisions ended before; None when none is among it. See `audit`."""
 
     def reach(self, track: Track) -> None:
         track.number, track.head, track.options = self.number, self.head, self.options
@@ -107,7 +107,6 @@ def begin(connection: Connection, track: Track, session: Session, at: int) -> in
         "created": at,
         "updated": at,
         "owner": track.owner,
-        "beat": at,
     }
     return inserted(connection, BEGIN, row)
 

@@ -3,7 +3,6 @@
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -72,7 +71,7 @@ def find(places: Iterable[Place]) -> Found:
     for place in places:
         for file in files_in(place.folder):
             try:
-                skill = load(file, place)
+                skill = parse(read(file, BODY, place.inside), str(file), place.origin)
             except Unreadable as why:
                 found.left_out.append(f"{clean(str(file))} {why}.")
                 continue
@@ -96,21 +95,6 @@ def file_of(folder: Path) -> Path | None:
         return next((file for name in ("SKILL.md", "skill.md") if (file := folder / name).is_file()), None)
     except (OSError, ValueError):
         return None
-
-
-def load(file: Path, place: Place) -> Skill:
-    """A skill from its file. Raises Unreadable."""
-    try:
-        status = file.stat()
-    except OSError as error:
-        raise Unreadable(f"cannot be read ({error.strerror})") from error
-    return parse_file(file, place, (status.st_mtime_ns, status.st_size, status.st_ino))
-
-
-@lru_cache(maxsize=1_000)
-def parse_file(file: Path, place: Place, stamp: tuple[int, ...]) -> Skill:
-    """Read once, as long as the file stays as it is."""
-    return parse(read(file, BODY, place.inside), str(file), place.origin)
 
 
 def parse(text: str, source: str, origin: str) -> Skill:

@@ -31,7 +31,7 @@ KEPT = 64 * 1024
 """Bytes of a line that are kept for the report."""
 STDERR = 4096
 """Bytes of what it said last on standard error that are kept."""
-LAST_WORDS = 1.0
+LAST_WORDS = 5.0
 """Seconds in which what it said before its end arrives."""
 GUARDED = {"fs": "CLIENTCAP-001", "terminal": "CLIENTCAP-002", "elicitation": "CLIENTCAP-003"}
 """Methods that need a capability, which this client never has, by their first word."""
@@ -55,7 +55,7 @@ class Options:
     """Logging out may cost the user a login."""
     quiet: float = 1.5
     """Seconds in which what must not come would have come."""
-    grace: float = 5.0
+    grace: float = 10.0
     """Seconds the agent has, each, to end after the end of its input, and after SIGTERM."""
 
 

@@ -47,7 +47,7 @@ MAX_RUNNING = 1000
 MAX_WEIGHT = 2 * MAX_MESSAGE
 """Bytes that the params of those requests may have together."""
 
-GRACE = 3.0
+GRACE = 10.0
 """Seconds that cancelled requests have to clean up and answer when the connection ends."""
 
 

@@ -1,6 +1,7 @@
 """What a session may spend before the person is asked whether it may spend as much again."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Annotated
@@ -12,14 +13,14 @@ from crow_core.app import Crow
 from crow_core.extensions.ask import confirm
 from crow_core.extensions.subagents import parent_of
 from crow_core.extensions.usage import counts, price
-from crow_core.messages import Message
+from crow_core.messages import Message, kind_of, live
 from crow_core.model import Call, Request
 from crow_core.session import EndTurn, Session
 
 
 @dataclass
 class Budget:
-    """What a session and its sub-agents have spent since it was opened."""
+    """What a session and its sub-agents have spent."""
 
     limits: dict[str, float]
     spent: dict[str, float] = field(default_factory=dict[str, float])
@@ -61,7 +62,9 @@ def budgets(
     def budget_of(session: Session) -> Budget:
         while parent := parent_of(session):
             session = parent
-        return session.state.setdefault("budget", Budget(dict(limits)))
+        if "budget" not in session.state:
+            session.state["budget"] = Budget(dict(limits), spent_in(session.log))
+        return session.state["budget"]
 
     @crow.before_prompt
     def begin(message: Message, session: Session) -> None:
@@ -95,5 +98,18 @@ def budgets(
 
     @crow.turn_end
     def end(session: Session, outcome: StopReason | Exception) -> None:
-        if not parent_of(session):
-            budget_of(session).count_time(on=False)
+        if parent_of(session):
+            return
+        budget = budget_of(session)
+        budget.count_time(on=False)
+        spent = {what: budget.spent[what] for what in limits if what in budget.spent}
+        if spent != spent_in(live(session.log)):
+            session.append({"crow": {"kind": "budget", "spent": spent}})
+
+
+def spent_in(log: Sequence[Message]) -> dict[str, float]:
+    """What had been spent when it was last written down."""
+    for entry in reversed(log):
+        if kind_of(entry) == "budget":
+            return dict(entry.get("crow", {})["spent"])
+    return {}

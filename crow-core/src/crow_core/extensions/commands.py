@@ -5,6 +5,7 @@ import msgspec
 from crow_core.acp.schema import TextBlock
 from crow_core.app import Crow
 from crow_core.content import attached, blocks_of
+from crow_core.extensions.subagents import parent_of
 from crow_core.messages import Message, kind_of, live
 from crow_core.session import Command, EndTurn, Option, Session
 
@@ -24,6 +25,8 @@ def commands(crow: Crow) -> None:
 
     @crow.before_prompt
     async def dispatch(message: Message, session: Session) -> Message | None:
+        if parent_of(session):
+            return None  # a model's words are no person's commands
         match blocks_of(message):
             case [TextBlock(text=text), *others] if text.startswith("/"):
                 name, *words = text[1:].split(maxsplit=1) or [""]

@@ -1,6 +1,7 @@
 """A model that makes the same call again and again, and learns nothing from it, is told; then the person decides."""
 
 from collections import Counter
+from hashlib import sha256
 
 import msgspec
 
@@ -26,7 +27,7 @@ def loop_guard(crow: Crow, *, tell: int = 3, ask: int = 5) -> None:
     def count(result: ToolResult, session: Session, call: ToolUse) -> ToolResult | None:
         seen = counted(session)
         did = msgspec.json.encode([arguments_of(call), result.content], order="sorted")
-        made = call["function"]["name"], did
+        made = call["function"]["name"], sha256(did).digest()
         if made not in seen:
             for known in seen:
                 seen[known] = 1

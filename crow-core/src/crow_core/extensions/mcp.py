@@ -144,8 +144,8 @@ def command_of(name: str, prompt: "Prompt", server: Server) -> Command:
     arguments = prompt.arguments or []
     hint = " ".join(f"<{each.name}>" if each.required else f"[{each.name}]" for each in arguments)
     about = prompt.description or prompt.title or f"A prompt of {server.name}"
-    shown = masked([clean(about)[:500], clean(hint)[:200]], server.secrets)
-    return Command(name, shown[0], partial(use, name, prompt, server), hint=shown[1])
+    shown, hint = masked([clean(about), clean(hint)], server.secrets)
+    return Command(name, shown[:500], partial(use, name, prompt, server), hint=hint[:200])
 
 
 async def use(name: str, prompt: "Prompt", server: Server, session: Session, words: str) -> str | Message:
@@ -154,8 +154,9 @@ async def use(name: str, prompt: "Prompt", server: Server, session: Session, wor
     given = arguments_in(words, [each.name for each in wanted])
     if lacking := [each for each in wanted if each.required and not given.get(each.name)]:
         fields = {
-            each.name: StringPropertySchema(description=clean(each.description or "")[:500] or UNSET, min_length=1)
+            each.name: StringPropertySchema(description=about[:500] or UNSET, min_length=1)
             for each in lacking
+            for about in [masked(clean(each.description or ""), server.secrets)]
         }
         usage = " ".join(f"<{each.name}>" if each.required else f"[{each.name}]" for each in wanted)
         try:
@@ -176,7 +177,7 @@ async def use(name: str, prompt: "Prompt", server: Server, session: Session, wor
         return f"/{name}: the MCP server did not answer within {PATIENCE:.0f} s."
     except Exception as error:
         return f"/{name} could not be used: {masked(reason(error), server.secrets)}."
-    message: Message = masked(to_message(blocks), {*server.secrets, *session_secrets(session)})
+    message: Message = masked(to_message(blocks), session_secrets(session))
     message["crow"] = {"blocks": [{"type": "text", "text": f"/{name} {words}".strip()}]}
     return message if message.get("content") else f"/{name} gave an empty prompt."
 

@@ -18,7 +18,7 @@ from crow_core.extensions.mcp import others
 from crow_core.extensions.secrets import session_secrets
 from crow_core.messages import Message, ToolUse, arguments_of
 from crow_core.secrets import masked
-from crow_core.servers import Server, reason
+from crow_core.servers import Server, listed, reason
 from crow_core.session import Session
 
 PATIENCE = 30.0
@@ -123,8 +123,7 @@ def resources(crow: Crow) -> None:
             for block in found:
                 blocks.append(short := shortened(block, room))
                 room = max(room - len(str(short.get("resource", {}).get("text", ""))), 0)
-        known = {*session_secrets(session), *(secret for server in others(session) for secret in server.secrets)}
-        return attached(message, lenient(masked(blocks, known), list[ContentBlock]))
+        return attached(message, lenient(masked(blocks, session_secrets(session)), list[ContentBlock]))
 
 
 async def mentioned(message: Message, session: Session) -> list[tuple[Server, str]]:
@@ -175,7 +174,7 @@ async def listing(server: Server) -> list[Resource]:
         if not (client.server_capabilities and client.server_capabilities.resources):
             return []
         async with asyncio.timeout(PATIENCE):
-            have, templates = await client.list_resources(), await client.list_resource_templates()
+            have, templates = await client.list_resources(), await listed(client.list_resource_templates())
     except ConnectionError:
         return []  # which is said where its tools are waited for
     except Exception as error:

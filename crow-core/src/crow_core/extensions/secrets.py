@@ -19,10 +19,9 @@ def secrets(crow: Crow, *, known: Collection[str] = ()) -> None:
 
     @crow.session_start
     def gather(session: Session) -> None:
-        of_servers = (secret for server in session.toolbox.servers for secret in server.secrets)
         models = (model for model in session.models.values() if isinstance(model, ChatModel))
         of_models = secrets_of(*({"api_key": model.api_key, "headers": dict(model.headers)} for model in models))
-        session.state["secrets"] = frozenset([*known, *of_servers, *of_models])
+        session.state["secrets"] = frozenset([*known, *of_models])
 
     @crow.before_prompt
     def mask_prompt(message: Message, session: Session) -> Message:
@@ -41,4 +40,4 @@ def without_secrets(result: ToolResult, session: Session) -> ToolResult:
 
 def session_secrets(session: Session) -> Collection[str]:
     """What of a session must be written nowhere."""
-    return session.state.get("secrets", ())
+    return {*session.toolbox.secrets, *session.state.get("secrets", ())}

@@ -18,8 +18,10 @@ from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.content import ToolResult, block_text, clean
 from crow_core.extensions.commands import first_text
+from crow_core.extensions.secrets import session_secrets
 from crow_core.extensions.subagents import parent_of
 from crow_core.messages import Message, ToolUse, arguments_of
+from crow_core.secrets import masked
 from crow_core.session import EndTurn, Session
 
 log = logging.getLogger("crow")
@@ -106,6 +108,7 @@ async def run(hooks: Hooks, session: Session, moment: str, **more: Any) -> str:
             code, said = 1, f"it took more than {hook.timeout:g} seconds"
         except OSError as error:
             code, said = 1, str(error)
+        said = masked(said, session_secrets(session))
         if code == 2:
             return said or "a hook of the user's objects."
         if code:

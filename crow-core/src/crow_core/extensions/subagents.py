@@ -11,6 +11,8 @@ from crow_core.acp.decoding import lenient
 from crow_core.acp.schema import (
     AgentMessageChunk,
     BlockContent,
+    ClientSessionCapabilities,
+    NoticeCapabilities,
     NoticeUpdate,
     RequestPermissionRequest,
     SessionNotification,
@@ -21,7 +23,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.content import ToolResult, clean
-from crow_core.messages import ToolUse, arguments_of
+from crow_core.messages import Message, ToolUse, arguments_of
 from crow_core.servers import Server
 from crow_core.session import EndTurn, Session
 from crow_core.stream import ModelError
@@ -39,8 +41,8 @@ REPORT = """
 Another agent gave you this task, and nobody else reads along. Your last message is your report to it, and all that it \
 gets: say what you found or did, with paths and lines, and what is left."""
 """Behind the task."""
-LIMIT = 20_000
-"""Characters of a report."""
+LIMIT = 4_000
+"""Characters of the end of what an agent says, for the client to follow, and in place of a report."""
 SHOWN = 400
 """Characters of new text after which the client sees more of it."""
 
@@ -78,21 +80,25 @@ class Nested:
 
     def __init__(self, parent: Session, call: str) -> None:
         self.parent, self.call = parent, call
-        self.capabilities = parent.client.capabilities
+        notices = ClientSessionCapabilities(notices=NoticeCapabilities())  # the parent finds a way to show them
+        self.capabilities = replace(parent.client.capabilities, session=notices)
         self.text = ""
-        """What the child has said."""
-        self.shown = 0
-        """Characters of it that the client has seen."""
+        """The end of what the child has said."""
+        self.unseen = 0
+        """Characters of it that the client has not seen."""
 
     async def request(self, method: str, params: Any) -> Any:
         return await self.parent.client.request(method, self.lifted(params))
 
     async def notify(self, method: str, params: Any) -> None:
-        if not isinstance(params, SessionNotification):
-            return await self.parent.client.notify(method, self.lifted(params))
-        if (update := self.seen(params.update)) is not None:
-            await self.parent.tell(update)
-        return None
+        match params:
+            case SessionNotification(update=NoticeUpdate(title=title, severity="info" | "warning" | "error" as kind)):
+                await self.parent.notice(title, kind)
+            case SessionNotification(update=update):
+                if (seen := self.seen(update)) is not None:
+                    await self.parent.tell(seen)
+            case _:
+                await self.parent.client.notify(method, self.lifted(params))
 
     def lifted(self, params: Any) -> Any:
         """What the child asks, as the parent asks it."""
@@ -108,14 +114,13 @@ class Nested:
         match update:
             case ToolCall() | ToolCallUpdate():
                 return replace(update, tool_call_id=self.below(update.tool_call_id))
-            case NoticeUpdate():
-                return update
             case AgentMessageChunk(content=TextBlock(text=text)):
-                self.text += text
-                if len(self.text) - self.shown < SHOWN:
+                self.text = (self.text + text)[-LIMIT:]
+                self.unseen += len(text)
+                if self.unseen < SHOWN:
                     return None
-                self.shown = len(self.text)
-                content = BlockContent(content=TextBlock(text=self.text[-LIMIT:]))
+                self.unseen = 0
+                content = BlockContent(content=TextBlock(text=self.text))
                 return ToolCallUpdate(tool_call_id=self.call, content=[content])
             case _:
                 return None
@@ -131,8 +136,7 @@ def parent_of(session: Session) -> Session | None:
 
 def subagents(crow: Crow) -> None:
     """Let the model give work to agents of their own sessions: their permissions and their budget are the parent's, and
-    they end when its turn does. They have the tools that every session has, not those that a client brought, and no
-    agents of their own."""
+    they end when its turn does. They have the tools that it has, but no agents of their own."""
 
     @crow.mcp_servers
     def offer(session: Session) -> Sequence[Server] | None:
@@ -178,11 +182,13 @@ async def work(crow: Crow, session: Session, call: ToolUse, task: Task) -> ToolR
     title = clean(task.description or task.prompt)[:80]
     await session.update(ToolCallUpdate(tool_call_id=call["id"], title=title, status="in_progress"))
     client = Nested(session, call["id"])
-    child = await crow.open(client, session.cwd, roots=session.roots[1:], models=session.models)
+    child = await crow.open(
+        client, session.cwd, roots=session.roots[1:], servers=session.brought, models=session.models
+    )
     try:
         child.model = session.models.get(task.model, session.model)
         child.state["agent_tools"] = task.tools
-        for shared in ("permissions", "folder"):  # its mode and the answers that last; where commands begin
+        for shared in ("permissions", "folder", "effort"):  # its mode and the answers that last; where commands begin
             if shared in session.state:
                 child.state[shared] = session.state[shared]
         session.append({"crow": {"kind": "child", "session": child.id, "call": call["id"]}})
@@ -190,15 +196,12 @@ async def work(crow: Crow, session: Session, call: ToolUse, task: Task) -> ToolR
         await child.entitle(title)
         stop_reason = await crow.prompt(child, {"role": "user", "content": task.prompt + REPORT})
     except ModelError as error:
-        return ToolResult.error(f"The agent failed: {error}\n\n{client.text[-LIMIT:]}".strip())
+        return ToolResult.error(f"The agent failed: {error}\n\n{client.text}".strip())
     finally:
         await crow.close(child)
     if stop_reason == "cancelled":
         raise EndTurn("cancelled")
-    said = [str(m.get("content") or "") for m in child.log if m.get("role") == "assistant"]
-    report = said[-1][-LIMIT:] if said else ""
-    if stop_reason != "end_turn":
-        return ToolResult.error(
-            f"The agent did not come to its end ({stop_reason}). Its last words:\n\n{client.text[-LIMIT:]}"
-        )
-    return ToolResult.text(report or "The agent said nothing.")
+    last = next((entry for entry in reversed(child.log) if entry.get("role") == "assistant"), Message())
+    if stop_reason == "end_turn" and last.get("content") and not last.get("tool_calls"):
+        return ToolResult.text(str(last.get("content")))
+    return ToolResult.error(f"The agent did not come to its end ({stop_reason}). Its last words:\n\n{client.text}")

@@ -71,7 +71,7 @@ def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
 
     @crow.model_call
     def answered(session: Session, call: Call) -> None:
-        if not call.ended:
+        if not call.ended or call.purpose != "turn":
             return
         counted = {"input": call.usage.get("prompt_tokens"), "output": call.usage.get("completion_tokens")}
         attributes: dict[str, Any] = {f"gen_ai.usage.{n}_tokens": c for n, c in counted.items() if isinstance(c, int)}

@@ -42,7 +42,7 @@ def truncate(crow: Crow, *, limit: int = 50_000, data_limit: int = 5_000_000) ->
             whole = text[:FILE_LIMIT].encode(errors="replace")
             path = await asyncio.to_thread(keep, whole, session.scratch(), "text/plain")
             middle = f"\n\n[{len(text) - limit:,} of {len(text):,} characters left out; the whole is in {path}]\n\n"
-            short = {"type": "text", "text": text[: limit // 2] + middle + text[-(limit // 2) :]}
+            short = {"type": "text", "text": text[: limit // 2] + middle + text[len(text) - limit // 2 :]}
             content = [short, *(block for block, words in zip(content, texts, strict=True) if words is None)]
         return None if content == result.content else ToolResult(content, result.is_error, result.meta)
 

@@ -17,11 +17,12 @@ from secrets import token_hex
 from typing import Any
 
 from crow_core.acp.connection import RpcError
-from crow_core.acp.schema import INVALID_PARAMS, INVALID_REQUEST
+from crow_core.acp.schema import INVALID_PARAMS, INVALID_REQUEST, StopReason
 from crow_core.app import Crow
 from crow_core.content import clean, title_of
 from crow_core.extensions.commands import first_text
-from crow_core.messages import INTERRUPTED, Message, arguments_of, live, prompts_in
+from crow_core.extensions.subagents import parent_of
+from crow_core.messages import INTERRUPTED, Message, arguments_of, kind_of, live, prompts_in
 from crow_core.secrets import MASK
 from crow_core.session import Command, Session
 from crow_core.store import StoreError
@@ -82,6 +83,19 @@ def undo(crow: Crow) -> None:
     @crow.commands
     def command(session: Session) -> list[Command]:
         return [Command("undo", "Take back the last turn: its edits, and what was said", run, hint="[turns] [yes]")]
+
+    # What a sub-agent did is its session's to take back:
+
+    @crow.message
+    async def hand_up(session: Session, entry: Message) -> None:
+        if (parent := parent_of(session)) and (changes := entry.get("crow", {}).get("changes")):
+            parent.append({"crow": {"kind": "changes", "session": session.id, "changes": changes}})
+            await parent.written()
+
+    @crow.turn_end
+    def tell(session: Session, outcome: StopReason | Exception) -> None:
+        if (parent := parent_of(session)) and (stays := [*lasting(session.log)]):
+            parent.append({"crow": {"kind": "stays", "session": session.id, "calls": stays}})
 
 
 async def run(session: Session, words: str) -> str:
@@ -256,7 +270,10 @@ def put_back(file: File) -> None:
 
 
 def lasting(turn: Sequence[Message]) -> Iterator[str]:
-    """The titles of the calls of a turn that may have done what no edit tells of."""
+    """The titles of the calls of a turn, and of its sub-agents, that may have done what no edit tells of."""
+    for entry in turn:
+        if kind_of(entry) == "stays":
+            yield from entry.get("crow", {})["calls"]
     answers = {entry.get("tool_call_id"): entry for entry in turn if entry.get("role") == "tool"}
     denied = {notes.get("call") for entry in turn if (notes := entry.get("crow", {})).get("is") == "deny"}
     for call in [call for entry in turn for call in entry.get("tool_calls", [])]:

@@ -59,7 +59,7 @@ def until_done(crow: Crow, *, check: str = "", times: int = 5, timeout: AboveZer
             return None
         if not (missing := await failure(session) if check else asked(session, rounds)):
             return None
-        if rounds == times:
+        if rounds >= times:
             await session.notice(
                 f"Not done after {times} more rounds; [extensions.until_done] sets how many.", "warning"
             )

@@ -179,6 +179,13 @@ def lists_100_MB(request: Message) -> None:
     say('", "inputSchema": {"type": "object"}}]}}')
 
 
+@at_list
+def lists_a_tool_that_is_none(request: Message) -> None:
+    """Has, beside its two, a tool whose schema is no object."""
+    names = {"bad": {"type": "object"}, "odd": "none", "pid": {"type": "object"}}
+    send(id=request["id"], result={"tools": [{"name": name, "inputSchema": schema} for name, schema in names.items()]})
+
+
 # Faults that show in a call.
 
 
@@ -246,9 +253,15 @@ def answers_with_one_line_of_100_MB(request: Message) -> None:
 @in_call
 def answers_nonsense(request: Message) -> None:
     """Answers with half a character and half an escape, which is no JSON."""
-    line = f'{{"jsonrpc": "2.0", "id": {request["id"]}, "result": {{"content": [{{"type": "text", "text": "\\ud800'
+    line = f'{{"jsonrpc": "2.0", "id": {request["id"]}, "result": {{"content": [{{"type": "text", "text": "\\ud8'
     sys.stdout.buffer.write(line.encode() + b'\xff"}]}}\n')
     sys.stdout.flush()
+
+
+@in_call
+def answers_with_half_a_character(request: Message) -> None:
+    """Has cut its text in the middle of an emoji, as JavaScript does."""
+    answer(request, "caw \ud83d")
 
 
 @in_call

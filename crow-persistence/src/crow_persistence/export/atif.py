@@ -9,7 +9,7 @@ from typing import Any
 import crow_core
 from crow_core.messages import Message, ToolUse, arguments_of, parts
 
-from crow_persistence.export.story import Story, caption, image, image_of
+from crow_persistence.export.story import Story, address_of, caption, embedded
 
 VERSION = "ATIF-v1.8"
 
@@ -131,8 +131,8 @@ def said(message: Message, images: dict[str, bytes]) -> str | list[Json]:
     """The content of a message: text, or parts when images are in it; those go to `images`."""
     told: list[Json] = []
     for part in parts(message.get("content")):
-        url = image_of(part)
-        if found := image(url):
+        url = address_of(part)
+        if (found := embedded(url)) and found[0].startswith("image/"):
             path = f"images/{hashlib.sha256(found[1]).hexdigest()[:16]}.{found[0].removeprefix('image/')}"
             images[path] = found[1]
             told.append({"type": "image", "source": {"media_type": found[0], "path": path}})

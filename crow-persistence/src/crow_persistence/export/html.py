@@ -1,10 +1,10 @@
-"""A session as one page of HTML that needs nothing else: no script, no style or image from elsewhere."""
+"""A session as one page of HTML that needs nothing else: no script, no style, image or sound from elsewhere."""
 
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from crow_persistence.export.story import Story, caption, image, in_words
+from crow_persistence.export.story import Story, caption, embedded, in_words
 
 
 def html(story: Story) -> str:
@@ -13,7 +13,7 @@ def html(story: Story) -> str:
         title=story.summary.title or "Session",
         facts=story.facts(),
         parts=story.parts(),
-        image=image,
+        embedded=embedded,
         caption=caption,
         in_words=in_words,
     )

@@ -23,7 +23,7 @@ def pieces(part: Part) -> list[str]:
         said.append(quoted(f"Thought:\n\n{part.thought}"))
     if part.text.strip():
         said.append(enclosed(part.text))
-    said += [f"[{line(caption(url))}]" for url in part.images]
+    said += [f"[{line(caption(url))}]" for url in part.media]
     if part.cut:
         said.append(f"*Broke off: {line(part.cut)}*")
     return said + [piece for use in part.uses for piece in tool(use)]
@@ -35,7 +35,7 @@ def tool(use: Use) -> list[str]:
         said.append(f"*{line(use.decision)}*")
     if use.answer:
         said.append(fenced(use.answer))
-    said += [f"[{line(caption(url))}]" for url in use.images]
+    said += [f"[{line(caption(url))}]" for url in use.media]
     return said + [fenced(diff).replace("\n", "diff\n", 1) for diff in use.diffs]
 
 

@@ -21,8 +21,8 @@ from crow_persistence.tables import messages
 DIFFED = 2_000_000
 """Characters of a file's two texts from which their difference is not worked out."""
 
-IMAGE = re.compile(r"data:(image/(?:png|jpeg|gif|webp));base64,(.+)")
-"""An image that can be shown without asking anybody for it, and that can do nothing."""
+MEDIA = re.compile(r"data:(image/(?:png|jpeg|gif|webp)|audio/(?:wav|mp3|ogg|flac|aac|webm));base64,(.+)")
+"""An image or a sound that can be shown without asking anybody for it, and that can do nothing."""
 
 
 TOLD = (
@@ -40,7 +40,7 @@ class Use:
     title: str
     arguments: str
     answer: str = ""
-    images: list[str] = field(default_factory=list[str])
+    media: list[str] = field(default_factory=list[str])
     diffs: list[str] = field(default_factory=list[str])
     """Of the files it changed, unified."""
     failed: bool = False
@@ -60,8 +60,8 @@ class Part:
     """Of a note; its text is long if it has one."""
     thought: str = ""
     text: str = ""
-    images: list[str] = field(default_factory=list[str])
-    """Addresses, those of `data:` too."""
+    media: list[str] = field(default_factory=list[str])
+    """Addresses of images and sounds, those of `data:` too."""
     uses: list[Use] = field(default_factory=list[Use])
     cut: str = ""
     """Why it broke off, if it did."""
@@ -126,7 +126,7 @@ class Story:
                         self.times.get(id),
                         thought=entry.get("reasoning_content", ""),
                         text=text_of(said),
-                        images=images_of(said),
+                        media=media_of(said),
                         uses=uses,
                         cut=str(entry.get("crow", {}).get("cut", "")),
                     )
@@ -181,6 +181,10 @@ def noted(marker: Message) -> str:
             return f"Summed up, from about {before:,} to {after:,} tokens"
         case {"kind": "shrink", "before": int(before), "after": int(after)}:
             return f"Old tool outputs shortened, from about {before:,} to {after:,} tokens"
+        case {"kind": "child", "session": str(session)}:
+            return f"A sub-agent begins: session {session}"
+        case {"kind": "parent", "session": str(session)}:
+            return f"A sub-agent of session {session}"
         case {"kind": "pin"}:
             return "Pinned a message"
         case _:
@@ -194,7 +198,7 @@ def used(call: ToolUse, answer: Message | None, decision: Mapping[str, Any] | No
     use = Use(name, title_of(name, arguments or {}), shown)
     if answer is not None:
         said, notes = parts(answer.get("content")), answer.get("crow", {})
-        use.answer, use.images, use.failed = text_of(said), images_of(said), bool(notes.get("failed"))
+        use.answer, use.media, use.failed = text_of(said), media_of(said), bool(notes.get("failed"))
         use.diffs = [diff for change in notes.get("changes", []) if (diff := diff_of(change))]
     if decision is not None:
         use.decision = f"{decision.get('is', '')}, by {decision.get('by', '')}"
@@ -215,15 +219,17 @@ def text_of(said: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(str(part.get("text", "")) for part in said if part.get("type") == "text")
 
 
-def images_of(said: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [url for part in said if (url := image_of(part))]
+def media_of(said: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [url for part in said if (url := address_of(part))]
 
 
-def image_of(part: Mapping[str, Any]) -> str:
-    """The address of an image; "" for another part of a message."""
+def address_of(part: Mapping[str, Any]) -> str:
+    """The address of an image or a sound; "" for another part of a message."""
     match part:
         case {"type": "image_url", "image_url": {"url": str(url)}}:
             return url
+        case {"type": "input_audio", "input_audio": {"data": data, "format": format}}:
+            return f"data:audio/{format};base64,{data}"
         case _:
             return ""
 
@@ -233,16 +239,17 @@ def in_words(at: int) -> str:
     return f"{datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def image(url: str) -> tuple[str, bytes] | None:
-    """The media type and the bytes of an image that is in its address."""
+def embedded(url: str) -> tuple[str, bytes] | None:
+    """The media type and the bytes of an image or a sound that is in its address."""
     try:
-        return (found[1], b64decode(found[2], validate=True)) if (found := IMAGE.fullmatch(url)) else None
+        return (found[1], b64decode(found[2], validate=True)) if (found := MEDIA.fullmatch(url)) else None
     except ValueError:
         return None
 
 
 def caption(url: str) -> str:
-    """An image in words."""
-    if found := image(url):
-        return f"image: {found[0]}, {len(found[1]):,} bytes"
-    return "image" if url.startswith("data:") else f"image: {url}"
+    """An image or a sound in words."""
+    kind = "audio" if url.startswith("data:audio/") else "image"
+    if found := embedded(url):
+        return f"{kind}: {found[0]}, {len(found[1]):,} bytes"
+    return kind if url.startswith("data:") else f"{kind}: {url}"
