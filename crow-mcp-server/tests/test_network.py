@@ -2,7 +2,7 @@
 
 import pytest
 from crow_mcp_server.network import is_public
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 
@@ -82,6 +82,5 @@ def test_what_is_public(address: str):
 
 
 @given(st.ip_addresses(v=4))
-@settings(deadline=None)
 def test_an_address_mapped_into_ipv6_is_as_public_as_it_was(address: object):
     assert is_public(f"::ffff:{address}") == is_public(f"64:ff9b::{address}") == is_public(str(address))

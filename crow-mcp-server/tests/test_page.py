@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from crow_mcp_server.page import Unreadable, decode, from_feed, from_html, kind_of, read
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-WILD = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
+WILD = settings(max_examples=60)
 HTML = (
     *("<p>", "</p>", "<a href='http://x[' >", "<a href='#x'>", "<a href='javascript:x'>", "<table>", "<tr>", "<td>"),
     *("<!--", "-->", "<![CDATA[", "<script>", "</script>", "<title>", "</title>", "&amp;", "&#0;", "&#xD800;", "\0"),

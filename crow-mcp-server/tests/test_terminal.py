@@ -182,8 +182,7 @@ async def test_timeout_kills_what_ignores_being_asked(tools, folder, later, monk
     command = "trap '' TERM; echo $$ > a; mv a a.pid; (echo $BASHPID > b; mv b b.pid; sleep 999); sleep 999"
     text = await timed_out(tools, later, command, lambda: (folder / "a.pid").exists() and (folder / "b.pid").exists())
     assert "timed out" in text
-    for pid in await tools.pids(2):
-        assert not tools.alive(pid)
+    await tools.gone(await tools.pids(2))
 
 
 async def test_a_command_that_is_slow_to_die_is_told_of_when_it_has(tools, folder, later, monkeypatch):

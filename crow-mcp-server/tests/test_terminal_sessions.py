@@ -393,6 +393,7 @@ async def test_a_plain_sh_does_the_same(tools, folder, monkeypatch):
 # Whatever comes
 
 
+@pytest.mark.timeout(300)
 async def test_a_hundred_commands_at_once(tools):
     said = await asyncio.gather(*(tools.run(f"echo {n}; exit {n % 3}") for n in range(100)))
     assert said == [f"{n}\n[exit code {n % 3}]" if n % 3 else str(n) for n in range(100)]
@@ -439,7 +440,7 @@ async def test_the_folder_for_outputs_may_be_removed_by_anybody_at_any_time(tool
         max_size=40,
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_whatever_a_program_prints_nothing_of_it_can_steer(pieces):
     screen, capture = Screen(), Capture()
     for piece in pieces:
@@ -449,7 +450,7 @@ def test_whatever_a_program_prints_nothing_of_it_can_steer(pieces):
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=5))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_it_makes_no_difference_where_the_output_is_cut_into_pieces(data, cuts):
     whole, pieces = Screen(), Screen()
     at = [0, *sorted(cuts), len(data)]
@@ -479,8 +480,9 @@ TYPED = st.one_of(
 )
 
 
+@pytest.mark.timeout(600)
 @given(st.lists(TYPED, min_size=1, max_size=8))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_whatever_is_typed_the_server_goes_on(calls):
     async def type_all() -> None:
         async with Client(create_server()) as client:
