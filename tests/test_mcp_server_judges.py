@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
-INSPECTOR = "node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js"
+INSPECTOR = (
+    *("node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js", "--cli"),
+    *("--connect-timeout", "0"),  # a machine may be slow
+)
 SUITES = ("node_modules/@modelcontextprotocol/conformance/dist/index.js", "node_modules/conformance-next/dist/index.js")
 NOTES = Path(__file__).parent.parent / "crow-mcp-server" / "CONFORMANCE.md"
 TOKEN = "0123456789abcdef0123"
@@ -66,13 +69,13 @@ async def test_the_inspector_calls_every_tool(node: "Node", tool: str):
         command = [*SERVER, "--allow-host", address]
         given = [f"{name}={value.replace('{web}', address)}" for name, value in arguments.items()]
         call = ["--method", "tools/call", "--tool-name", tool, *(["--tool-arg", *given] if given else [])]
-        told = await node.run("", INSPECTOR, "--cli", "-e", f"SEARXNG_URL=http://{address}", *call, "--", *command)
+        told = await node.run("", *INSPECTOR, "-e", f"SEARXNG_URL=http://{address}", *call, "--", *command)
     assert says in told.out, told
     assert json.loads(told.out).get("isError", False) is (tool == "ask_user")  # it shows no forms
 
 
 async def test_the_inspector_lists_the_tools_and_finds_their_schemas_sound(node: "Node"):
-    told = await node.run("", INSPECTOR, "--cli", "--method", "tools/list", "--strict", "--", *SERVER)
+    told = await node.run("", *INSPECTOR, "--method", "tools/list", "--strict", "--", *SERVER)
     assert told.code == 0, told
     listed = {tool["name"]: tool for tool in json.loads(told.out)["tools"]}
     assert set(listed) == {tool["name"] for tool in crow_mcp_server.tools()} <= set(CALLS)

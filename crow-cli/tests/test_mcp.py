@@ -174,7 +174,7 @@ async def test_a_tool_that_is_none_is_told_of_and_the_others_are_listed(machine:
 
 async def test_the_list_says_where_each_is_from_and_how_it_is(machine: "Machine", birds: list[str]):
     machine.configure(
-        f'[mcp.servers.birds]\ncommand = "{birds[0]}"\nargs = ["{birds[1]}"]\n'
+        f'[mcp.servers.birds]\ncommand = "{birds[0]}"\nargs = ["{birds[1]}"]\nstart_timeout = 200\n'
         '[mcp.servers.off]\ncommand = "x"\ndisabled = true\n[mcp.servers.lacking]\ncommand = "${NO}"\n'
     )
     write(machine, '{"mcpServers": {"web": {"url": "http://127.0.0.1:9/mcp?api_key=canary-7f3a02c2"}}}')
