@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from crow_core.messages import Message
 from crow_core.store import StoreError
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, bindparam, func, insert, select
 
 from crow_persistence.database import Database
 from crow_persistence.tables import decisions
@@ -34,11 +34,20 @@ HASHED = (
 """The columns that a hash covers. For ever: what is added to the table later cannot be in the hashes of old rows."""
 LOCK = 0x63726F77
 """Of PostgreSQL's advisory locks: held by the one transaction that lengthens the chain."""
+LAST = select(decisions.c.number, decisions.c.hash).order_by(decisions.c.number.desc()).limit(1)
+HASH = select(decisions.c.hash).where(decisions.c.number == bindparam("count"))
+DECIDED = (
+    select(decisions)
+    .where(decisions.c.session == bindparam("of"), decisions.c.kind == "decision")
+    .where(decisions.c.call.in_(bindparam("calls", expanding=True)))
+    .order_by(decisions.c.number)
+)
+ADD = insert(decisions)
 
 
-def record(connection: Connection, session_id: str, entries: Sequence[Message], at: int) -> "Head | None":
-    """Write down the decisions among a session's new entries and what came of them; gives where the chain ended before,
-    to be announced, or None when there were none.
+def record(connection: Connection, session_id: str, entries: Sequence[Message], at: int) -> "Noted | None":
+    """Write down the decisions among a session's new entries and what came of them; gives what to announce of it, None
+    when there were none.
 
     To be called last in a transaction: on PostgreSQL, who else has something to record waits for its end.
     """
@@ -58,8 +67,7 @@ def record(connection: Connection, session_id: str, entries: Sequence[Message], 
 
 def decided(connection: Connection, session_id: str, calls: Sequence[str]) -> dict[str, Row]:
     """The decisions on these calls of a session that are in the table."""
-    where = (decisions.c.session == session_id) & decisions.c.call.in_(calls) & (decisions.c.kind == "decision")
-    found = connection.execute(select(decisions).where(where).order_by(decisions.c.number)).mappings()
+    found = connection.execute(DECIDED, {"of": session_id, "calls": calls}).mappings()
     return {row["call"]: dict(row) for row in found}
 
 
@@ -78,8 +86,8 @@ def result(made: Row, answer: Message) -> Row:
     return {**made, **outcome}
 
 
-def lengthen(connection: Connection, rows: Sequence[Row]) -> "Head":
-    """Put rows at the end of the chain; gives where it ended before."""
+def lengthen(connection: Connection, rows: Sequence[Row]) -> "Noted":
+    """Put rows at the end of the chain; gives where it ended before, and how it ends then."""
     if connection.dialect.name == "postgresql":  # SQLite lets one transaction write at a time anyway
         connection.execute(select(func.pg_advisory_xact_lock(LOCK)))
     end = last(connection)
@@ -87,8 +95,8 @@ def lengthen(connection: Connection, rows: Sequence[Row]) -> "Head":
     for number, row in enumerate(rows, end.count + 1):
         row.update(number=number, previous=previous)
         previous = row["hash"] = hash_of(row)
-    connection.execute(insert(decisions), rows)
-    return end
+    connection.execute(ADD, rows)
+    return Noted(end.count, end.hash, Head(end.count + len(rows), previous))
 
 
 def hash_of(row: Mapping[str, Any]) -> str:
@@ -126,43 +134,59 @@ class Noted(Head, frozen=True, omit_defaults=True):
 
 def last(connection: Connection) -> Head:
     """The end of the chain in the database."""
-    newest = select(decisions.c.number, decisions.c.hash).order_by(decisions.c.number.desc()).limit(1)
-    row = connection.execute(newest).first()
+    row = connection.execute(LAST).first()
     return Head(row.number, row.hash) if row else Head()
 
 
-def announce(connection: Connection, database: Database, before: Head) -> None:
+def announce(connection: Connection, database: Database, coming: Noted) -> None:
     """Note in the file how the chain will end, beside how it ended before this transaction; to be called last in it.
     Raises StoreError."""
-    note(connection, database, lambda noted, end: Noted(before.count, before.hash, end))
+
+    def say(noted: Noted) -> Noted | None:
+        before = (noted.count, noted.hash) == (coming.count, coming.hash)
+        return coming if before or fits(connection, noted) else None
+
+    note(database, say)
 
 
-def anchor(database: Database) -> None:
-    """Note the end of the chain in the file; to be called after the commit. Raises StoreError."""
+def anchor(database: Database, announced: Noted | None = None) -> None:
+    """Note the end of the chain in the file, to be called after the commit; nobody is asked for it where the file still
+    says what was `announced`. Raises StoreError."""
+    if announced and (end := announced.next):
+        ended = Noted(end.count, end.hash)
+        if note(database, lambda noted: ended if noted == announced else None):
+            return
 
-    def ended(noted: Noted, end: Head) -> Noted:
+    def say(noted: Noted) -> Noted | None:
+        if not fits(connection, noted):
+            return None
+        end = last(connection)
         others = noted.next if noted.next and noted.next.count > end.count else None
         return Noted(end.count, end.hash, others)
 
     with database.reading() as connection:
-        note(connection, database, ended)
+        note(database, say)
 
 
-def note(connection: Connection, database: Database, say: Callable[[Noted, Head], Noted]) -> None:
-    """Change what the file says of a chain, knowing how it ends. A file that does not fit the chain is left as it is,
-    for `verify` to tell. Raises StoreError."""
+def note(database: Database, say: Callable[[Noted], Noted | None]) -> bool:
+    """Change what the file says of a chain; gives whether there was something to say. A file that cannot be read is
+    left as it is, for `verify` to tell. Raises StoreError."""
     file = database.folder / HEAD
     try:
         with locked(file):
-            heads = heads_in(file)
-            noted = heads.get(name_of(database), Noted())
-            there = connection.scalar(select(decisions.c.hash).where(decisions.c.number == noted.count))
-            if (there or "") == noted.hash:
-                write(file, {**heads, name_of(database): say(noted, last(connection))})
+            heads, name = heads_in(file), name_of(database)
+            if said := say(heads.get(name, Noted())):
+                write(file, {**heads, name: said})
+            return said is not None
     except msgspec.DecodeError:
-        pass
+        return False
     except OSError as error:
         raise StoreError(f"{file} cannot be written ({error.strerror}). Make it writable, or make room.") from error
+
+
+def fits(connection: Connection, noted: Noted) -> bool:
+    """Whether what the file says is so in the chain; if not, it is left as it is, for `verify` to tell."""
+    return (connection.scalar(HASH, {"count": noted.count}) or "") == noted.hash
 
 
 def name_of(database: Database) -> str:

@@ -21,7 +21,7 @@ from crow_core.model import Call, ChatModel, Request
 from crow_core.model import encode as as_sent
 from crow_core.secrets import masked
 from crow_core.store import StoreError
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from crow_persistence import blobs
 from crow_persistence.entries import LARGE, Damaged, decode, encode, mapped, names, plain, unpack
@@ -32,6 +32,9 @@ TEXT = 200
 SIGNS = ("blob:", "row:", "text:")
 """What a string in a written-out message begins with when it stands for a blob, for the content of a row, or for what
 follows."""
+ADD = insert(calls)
+CHANGE = update(calls).where(calls.c.id == bindparam("of"))
+WRITTEN = select(calls.c.id).where(calls.c.id == bindparam("of"))
 
 
 @dataclass
@@ -158,8 +161,7 @@ def sent(entry: Mapping[str, Any], thought: str | None = None) -> dict[str, Any]
 def write(connection: Connection, number: int, call: Call, trail: Trail) -> None:
     """Write a call of the session `number` down: when its request has been sent, and once more when it has ended."""
     told = outcome(call, trail.secrets) if call.ended else {}
-    row = update(calls).where(calls.c.id == call.id)
-    if call.ended and trail.knows(call) and connection.execute(row.values(told)).rowcount:
+    if call.ended and trail.knows(call) and connection.execute(CHANGE, {"of": call.id, **told}).rowcount:
         return
     columns, data = trail.note(connection, call)
     blobs.keep(connection, data)
@@ -173,8 +175,8 @@ def write(connection: Connection, number: int, call: Call, trail: Trail) -> None
         "crow": crow_core.__version__,
         "started": round((time() - since) * 1000),
     }
-    if not connection.execute(row.values(told)).rowcount:
-        connection.execute(insert(calls).values(id=call.id, **told))
+    if not connection.execute(CHANGE, {"of": call.id, **told}).rowcount:
+        connection.execute(ADD, {"id": call.id, **told})
 
 
 def body_of(call: Call) -> Request:
@@ -208,7 +210,7 @@ def common(first: Sequence[Any], second: Sequence[Any]) -> int:
 
 def is_written(connection: Connection, id: str) -> bool:
     """Whether the call is in the database: the transaction that wrote it may have failed."""
-    return connection.scalar(select(calls.c.id).where(calls.c.id == id)) is not None
+    return connection.scalar(WRITTEN, {"of": id}) is not None
 
 
 def whole_digest(latest: Sent, asked: Sequence[Any], like: Sent | None, shared: int) -> str:

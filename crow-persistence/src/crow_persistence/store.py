@@ -47,7 +47,7 @@ class Store:
         track.engine = engine
         self.open.add(session.id)
         if tip.decided:
-            audit.anchor(self.database)
+            audit.anchor(self.database, tip.decided)
 
     def draft(self, session: Session, reply: Message, secrets: Collection[str] = ()) -> None:
         """Write down what has come of a reply so far."""

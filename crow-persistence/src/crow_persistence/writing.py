@@ -46,8 +46,8 @@ class Tip:
     head: int
     rows: list[int]
     options: dict[str, str]
-    decided: audit.Head | None
-    """Where the chain of decisions ended before; None when none is among it. See `audit`."""
+    decided: audit.Noted | None
+    """What to announce of the chain of decisions; None when none is among it. See `audit`."""
 
     def reach(self, track: Track) -> None:
         track.number, track.head, track.options = self.number, self.head, self.options
