@@ -143,7 +143,7 @@ async def test_an_owner_that_cannot_be_asked_counts_as_gone_after_a_while(databa
         change(database, owner=owner, beat=leases.now())
         with pytest.raises(SessionBusy, match=f"Session {id} is open in process"):
             await load(crow, id)
-        change(database, beat=leases.now() - leases.STALE)
+        change(database, beat=leases.now() - 2 * leases.STALE)
         await load(crow, id)
 
 

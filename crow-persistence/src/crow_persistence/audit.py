@@ -200,11 +200,12 @@ def heads_in(file: Path) -> dict[str, Noted]:
 
 
 def write(file: Path, heads: Mapping[str, Noted]) -> None:
-    """Put a new file in the place of the old one. Raises OSError."""
-    new = file.with_suffix(".new")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
-        opened.write(msgspec.json.encode(heads))
-    new.replace(file)
+    """Write over what the file says, all at once: who is killed leaves the old or the new. Raises OSError."""
+    begun = file if file.exists() else file.with_suffix(".new")
+    with open(os.open(begun, os.O_WRONLY | os.O_CREAT, 0o600), "wb", buffering=0) as opened:
+        opened.write(msgspec.json.encode(heads).ljust(os.fstat(opened.fileno()).st_size))
+    if begun != file:
+        begun.replace(file)
 
 
 @contextmanager

@@ -47,6 +47,10 @@ class Sent:
     """The body's JSON up to its messages."""
     hashes: dict[int, Any]
     """The running hash of the body's JSON, after so many messages; of the last few."""
+    described: dict[str, Any]
+    """What a row of `calls` says of the body but for its messages."""
+    secrets: Collection[str]
+    """What was masked in that."""
 
 
 @dataclass
@@ -100,21 +104,31 @@ class Trail:
         if like is None or not shared or like.call == call.id or not is_written(connection, like.call):
             shared, like = 0, None
         data: dict[str, bytes] = {}
+        head = as_sent({**body, "messages": []})
+        if like and like.head == head and like.secrets == self.secrets:
+            described = like.described
+        else:
+            described = self.describe(body, data)
+        own = [self.reference(message, data) for message in asked[shared:]]
+        self._sent[call.purpose] = latest = Sent(call.id, body, head, {}, described, self.secrets)
+        columns = {
+            **described,
+            "before": like.call if like else None,
+            "messages": encode([shared, *own]),
+            "digest": whole_digest(latest, asked, like, shared),
+        }
+        return columns, data
+
+    def describe(self, body: Request, data: dict[str, bytes]) -> dict[str, Any]:
+        """What a row of `calls` says of a body but for its messages."""
         head = encode(masked({**body, "messages": []}, self.secrets)).encode()
         data[hash := hashlib.sha256(head).hexdigest()] = head
-        own = [self.reference(message, data) for message in asked[shared:]]
         sampling = {key: value for key, value in body.items() if key not in ("model", "tools", "messages")}
-        columns = {
+        return {
             "head": hash,
             "tools": digest(body.get("tools", [])).hex(),
             "sampling": encode(masked(sampling, self.secrets)),
-            "before": like.call if like else None,
-            "messages": encode([shared, *own]),
         }
-        latest = Sent(call.id, body, as_sent({**body, "messages": []}), {})
-        columns["digest"] = whole_digest(latest, asked, like, shared)
-        self._sent[call.purpose] = latest
-        return columns, data
 
     def reference(self, message: dict[str, Any], data: dict[str, bytes]) -> Any:
         """A message in as few words as possible: a row's number, with the key of its reasoning if that was sent too,
