@@ -190,6 +190,10 @@ MODEL = 'base_url = "http://x/v1"\nmodel = "m"\n'
         ('[permissions]\nmode = "yes"\n', ", line 2, permissions.mode: invalid enum value 'yes'."),
         ('[permissions]\nallow = ["a",\n  3]\n', ", line 2, permissions.allow: expected `str`, got `int`."),
         (
+            '[permissions]\ndeny = ["terminal(rm *)"]\n',
+            ", line 1, permissions: 'terminal(rm *)' is no rule: write TOOL or TOOL:PATTERN, such as 'terminal:rm *'.",
+        ),
+        (
             f'[models.a]\n{MODEL}window = 8\n# window = "x"\n[models."b:c"]\n{MODEL}window = "big"\n',
             ", line 9, models.b:c.window: expected `int | null`, got `str`.",
         ),

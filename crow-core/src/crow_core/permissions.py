@@ -63,6 +63,8 @@ TOUCHY = re.compile(
     re.IGNORECASE,
 )
 """Files that change what runs later (shells, hooks, editors, this agent): always asked for, in every mode but yolo."""
+TOOL = re.compile(r"[\w*?\[\]!-]+")
+"""A tool's name, or a pattern of names."""
 TYPED = "what a terminal that stays makes of it depends on what happened there"
 """A reason to ask each time."""
 UNDECIDED = "nobody has decided yet"
@@ -79,7 +81,10 @@ class Rule:
 
     @classmethod
     def parse(cls, text: str) -> "Rule":
+        """Raises ValueError for what could never match: it would only look as if it forbade something."""
         tool, colon, pattern = text.partition(":")
+        if not TOOL.fullmatch(tool.strip()):
+            raise ValueError(f"{text!r} is no rule: write TOOL or TOOL:PATTERN, such as 'terminal:rm *'")
         return cls(tool.strip(), pattern.strip() if colon else None)
 
     def matches(self, name: str, subject: str) -> bool:
@@ -138,7 +143,8 @@ def permissions(
     project: Callable[[str], tuple[Sequence[str], Sequence[str]]] | None = None,
 ) -> None:
     """Ask before tools act. `own` are the folders of crow's own settings and data, where each change is asked for;
-    `project` gives a trusted folder's own `ask` and `deny` rules, which can only tighten."""
+    `project` gives a trusted folder's own `ask` and `deny` rules, which can only tighten. Raises ValueError."""
+    parse([*allow, *ask, *deny])
 
     def desk(session: Session) -> Desk:
         found: Desk | None = session.state.get("permissions")
