@@ -21,7 +21,7 @@ from msgspec.structs import asdict
 
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
 from crow_core.model import Prices
-from crow_core.permissions import parse
+from crow_core.permissions import parse_rules
 from crow_core.secrets import secrets_of
 from crow_core.servers import Server, from_acp
 
@@ -135,7 +135,7 @@ class PermissionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     deny: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
-        parse([*self.allow, *self.ask, *self.deny])
+        parse_rules([*self.allow, *self.ask, *self.deny])
 
 
 class McpSettings(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -193,7 +193,7 @@ class ProjectPermissions(Struct, kw_only=True):
     deny: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
-        parse([*self.ask, *self.deny])
+        parse_rules([*self.ask, *self.deny])
 
 
 class ProjectConfig(Struct, kw_only=True):

@@ -144,13 +144,13 @@ def permissions(
 ) -> None:
     """Ask before tools act. `own` are the folders of crow's own settings and data, where each change is asked for;
     `project` gives a trusted folder's own `ask` and `deny` rules, which can only tighten. Raises ValueError."""
-    parse([*allow, *ask, *deny])
+    allowed, asked, denied = parse_rules(allow), parse_rules(ask), parse_rules(deny)
 
     def desk(session: Session) -> Desk:
         found: Desk | None = session.state.get("permissions")
         if found is None:
             more_ask, more_deny = project(session.cwd) if project else ((), ())
-            rules = Rules(parse(allow), parse([*ask, *more_ask]), parse([*deny, *more_deny]))
+            rules = Rules(allowed, [*asked, *parse_rules(more_ask)], [*denied, *parse_rules(more_deny)])
             found = session.state["permissions"] = Desk(mode, rules, own)
         return found
 
@@ -184,7 +184,8 @@ def permissions(
             session.state["folder"] = folder
 
 
-def parse(rules: Sequence[str]) -> list[Rule]:
+def parse_rules(rules: Sequence[str]) -> list[Rule]:
+    """Raises ValueError."""
     return [Rule.parse(rule) for rule in rules]
 
 

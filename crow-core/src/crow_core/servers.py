@@ -621,7 +621,7 @@ async def listed(asking: Coroutine[Any, Any, list[T]]) -> list[T]:
     """What a server lists; one that has nothing of a kind may not even know the question."""
     try:
         return await asking
-    except Exception as error:
+    except Exception as error:  # the SDK's own has a code; its class is loaded with FastMCP, and not here
         if getattr(error, "code", None) == METHOD_NOT_FOUND:
             return []
         raise

@@ -258,7 +258,7 @@ class Command(Program):
         """How it ended. What it left in the background stays, unless it was killed."""
         await self.settle()
         background: list[int] = []
-        if not self.timed_out and (self.lives()):
+        if not self.timed_out and self.lives():
             background = await to_thread.run_sync(family, self.group, self.mark)
         code = self.code
         outcome = Outcome(
