@@ -14,11 +14,11 @@ import sys
 
 import crow_mcp_server
 from crow_core.content import ToolResult, told
+from crow_core.mcp.server import Server
+from crow_core.mcp.toolbox import Toolbox
 from crow_core.messages import Message, ToolUse, answer, merge, settle, view
-from crow_core.model import ChatModel, Model
-from crow_core.servers import Server
+from crow_core.models.chat import ChatModel, Model
 from crow_core.testing import Reply, ScriptedServer
-from crow_core.toolbox import Toolbox
 
 SYSTEM: Message = {"role": "system", "content": "You answer by looking. Use the tools, then say what you saw."}
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from crow_core.acp.schema import McpServer
 from crow_core.app import Crow
-from crow_core.model import ChatModel
-from crow_core.servers import Server, fastmcp_client
+from crow_core.mcp.server import Server, fastmcp_client
+from crow_core.models.chat import ChatModel
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import deltas
 from crow_core.testing.servers import misbehaving

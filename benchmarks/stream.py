@@ -14,8 +14,8 @@ from typing import Any
 import httpx2
 import openai
 from crow_core.messages import Message, merge
-from crow_core.model import Call, ChatModel
-from crow_core.stream import Reader
+from crow_core.models.chat import Call, ChatModel
+from crow_core.models.stream import Reader
 
 CHUNKS = 3_000
 ROUNDS = 7

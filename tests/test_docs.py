@@ -43,7 +43,7 @@ def test_the_idea_in_one_file_runs_and_stays_short():
 
 
 def test_the_settings_in_the_readme_are_settings_that_crow_takes(tmp_path: Path):
-    from crow_core.config import Home, load
+    from crow_core.settings.config import Home, load
 
     text = (ROOT / "README.md").read_text("utf-8")
     blocks = re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
@@ -55,7 +55,7 @@ def test_the_settings_in_the_readme_are_settings_that_crow_takes(tmp_path: Path)
 
 
 def test_the_settings_of_mcp_servers_are_settings_that_crow_takes(tmp_path: Path):
-    from crow_core.config import Home, load
+    from crow_core.settings.config import Home, load
 
     blocks = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "mcp.md").read_text("utf-8"), re.M | re.S)
     (tmp_path / "config.toml").write_text("\n".join(blocks))

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from crow_core.acp.schema import ClientCapabilities, McpServer
 from crow_core.acp.transports import Child, Transport, spawn
-from crow_core.discovery import LOCAL
+from crow_core.settings.discovery import LOCAL
 from crow_core.testing import Editor
 
 CROW = (sys.executable, "-m", "crow_cli")

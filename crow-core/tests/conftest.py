@@ -4,7 +4,8 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from crow_core import app, toolbox
+from crow_core import app
+from crow_core.mcp import toolbox
 
 
 @pytest.fixture

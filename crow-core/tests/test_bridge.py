@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crow_core import bridge, schemas, servers
+from crow_core import bridge
 from crow_core.acp.client import AcpClient
 from crow_core.acp.schema import (
     AudioBlock,
@@ -37,12 +37,14 @@ from crow_core.acp.transports import memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.elicitation import ElicitationError
+from crow_core.extensions.permissions import permissions
 from crow_core.extensions.usage import usage
+from crow_core.mcp import schemas
+from crow_core.mcp import server as servers
+from crow_core.mcp.server import Server, Use
 from crow_core.messages import kind_of
-from crow_core.model import Call
-from crow_core.permissions import permissions
-from crow_core.servers import Server, Use
-from crow_core.stream import ModelError
+from crow_core.models.chat import Call
+from crow_core.models.stream import ModelError
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Asked
 from crow_core.testing.wire import wired

@@ -18,11 +18,11 @@ from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.extensions.ask import ask
 from crow_core.extensions.commands import commands
+from crow_core.extensions.permissions import permissions
 from crow_core.extensions.plan import plan
 from crow_core.extensions.titles import titles
 from crow_core.extensions.usage import usage
 from crow_core.messages import Message
-from crow_core.permissions import permissions
 from crow_core.session import SWITCH, Option, Session
 from crow_core.testing import Reply, ScriptedModel
 from crow_core.testing.script import ToolCall as Use

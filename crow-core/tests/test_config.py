@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
-from crow_core.config import (
+from crow_core.mcp.server import Server
+from crow_core.settings.config import (
     Config,
     ConfigError,
     Home,
@@ -21,8 +22,7 @@ from crow_core.config import (
     to_server,
     variables,
 )
-from crow_core.servers import Server
-from crow_core.trust import Trust, settings_in
+from crow_core.settings.trust import Trust, settings_in
 from msgspec import UNSET
 
 

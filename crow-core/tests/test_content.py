@@ -25,9 +25,9 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.content import fenced, replay, to_message
-from crow_core.model import ChatModel
-from crow_core.quirks import Quirks
-from crow_core.servers import Server
+from crow_core.mcp.server import Server
+from crow_core.models.chat import ChatModel
+from crow_core.models.quirks import Quirks
 from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ToolCall as Use
 from fastmcp import FastMCP

@@ -27,8 +27,8 @@ from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.content import replay
 from crow_core.editor import terminals
-from crow_core.extensions.secrets import secrets
-from crow_core.permissions import permissions
+from crow_core.extensions.masking import secrets
+from crow_core.extensions.permissions import permissions
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 from crow_mcp_server import processes

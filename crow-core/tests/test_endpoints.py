@@ -26,12 +26,12 @@ from crow_core.extensions.prefix import prefix
 from crow_core.extensions.printed_calls import printed_calls
 from crow_core.extensions.resume import GO_ON, resume
 from crow_core.extensions.usage import usage
+from crow_core.mcp.toolbox import Server
 from crow_core.messages import Message
-from crow_core.model import ChatModel, Prices, Request
-from crow_core.quirks import Quirks
+from crow_core.models.chat import ChatModel, Prices, Request
+from crow_core.models.quirks import Quirks
 from crow_core.session import Session
 from crow_core.testing import Editor, Failure, Raw, Reply, ScriptedModel, ScriptedServer, connect
-from crow_core.toolbox import Server
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio

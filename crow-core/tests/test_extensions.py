@@ -21,14 +21,14 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.extensions.commands import commands
+from crow_core.extensions.permissions import permissions
 from crow_core.extensions.refusal import refusal
 from crow_core.extensions.templates import templates
 from crow_core.extensions.titles import titles
 from crow_core.extensions.truncate import truncate
 from crow_core.extensions.usage import UNKNOWN_WINDOW, usage
-from crow_core.permissions import permissions
+from crow_core.mcp.server import Server
 from crow_core.prompts import Prompt
-from crow_core.servers import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 from fastmcp import FastMCP

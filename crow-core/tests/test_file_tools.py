@@ -6,7 +6,7 @@ import crow_mcp_server
 import pytest
 from crow_core.acp.schema import DiffContent, ImageBlock, ToolCall, ToolCallUpdate
 from crow_core.app import Crow
-from crow_core.servers import Server
+from crow_core.mcp.server import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 

@@ -12,14 +12,14 @@ from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.extensions.ask import ask
 from crow_core.extensions.commands import commands
+from crow_core.extensions.masking import secrets
+from crow_core.extensions.permissions import permissions
 from crow_core.extensions.plan import plan
-from crow_core.extensions.secrets import secrets
 from crow_core.extensions.telemetry import telemetry
 from crow_core.extensions.titles import titles
 from crow_core.extensions.undo import undo
 from crow_core.extensions.usage import usage
 from crow_core.messages import Delta
-from crow_core.permissions import permissions
 from crow_core.store import Page, Record
 from crow_core.testing import Reply, ScriptedModel
 from crow_core.testing.wire import RUBBISH, Wire

@@ -13,9 +13,9 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.extensions.budgets import budgets
 from crow_core.extensions.loop_guard import loop_guard
+from crow_core.mcp.server import Server
 from crow_core.messages import Message
-from crow_core.model import ChatModel, Prices
-from crow_core.servers import Server
+from crow_core.models.chat import ChatModel, Prices
 from crow_core.session import Session
 from crow_core.store import Record
 from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect

@@ -10,8 +10,8 @@ from typing import Any
 import crow_mcp_server
 import pytest
 from crow_core.app import Crow
-from crow_core.permissions import permissions
-from crow_core.servers import Server
+from crow_core.extensions.permissions import permissions
+from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 

@@ -24,7 +24,7 @@ from crow_core.app import Crow
 from crow_core.content import replay
 from crow_core.extensions.commands import commands
 from crow_core.extensions.mcp import arguments_in, mcp
-from crow_core.servers import Server
+from crow_core.mcp.server import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from fastmcp import Context, FastMCP
 from fastmcp.prompts import Message

@@ -16,7 +16,6 @@ from uuid import uuid4
 
 import pytest
 import uvicorn
-from crow_core import servers, stdio
 from crow_core.acp.schema import (
     ClientCapabilities,
     CloseSessionRequest,
@@ -27,7 +26,9 @@ from crow_core.acp.schema import (
     McpServer,
 )
 from crow_core.app import Crow
-from crow_core.servers import Server
+from crow_core.mcp import server as servers
+from crow_core.mcp import stdio
+from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 from crow_core.testing.servers import FAULTS, MISSING, WORDS, misbehaving

@@ -13,9 +13,9 @@ import keyring
 import pytest
 import uvicorn
 from crow_core.app import Crow
-from crow_core.config import OAuthSettings, ServerSettings, to_server
-from crow_core.extensions.secrets import secrets
-from crow_core.oauth import store
+from crow_core.extensions.masking import secrets
+from crow_core.mcp.oauth import store
+from crow_core.settings.config import OAuthSettings, ServerSettings, to_server
 from crow_core.testing import Reply, ScriptedModel, connect
 from fastmcp import FastMCP
 from fastmcp.server.auth.auth import ClientRegistrationOptions

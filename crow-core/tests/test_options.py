@@ -8,9 +8,9 @@ from crow_core.acp.schema import INVALID_PARAMS
 from crow_core.app import Crow
 from crow_core.extensions.commands import commands
 from crow_core.extensions.effort import effort
-from crow_core.model import ChatModel
-from crow_core.permissions import permissions
-from crow_core.quirks import Quirks
+from crow_core.extensions.permissions import permissions
+from crow_core.models.chat import ChatModel
+from crow_core.models.quirks import Quirks
 from crow_core.session import SWITCH, Choice, Option, Session
 from crow_core.testing import Reply, ScriptedModel, ScriptedServer
 from crow_core.testing.wire import Wire, wired

@@ -23,9 +23,9 @@ from crow_core.acp.schema import (
 from crow_core.acp.transports import Transport, memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
+from crow_core.extensions.permissions import permissions
+from crow_core.mcp.server import Server
 from crow_core.messages import Message
-from crow_core.permissions import permissions
-from crow_core.servers import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 from fastmcp import FastMCP

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from crow_core.acp.schema import LoadSessionRequest, PlanEntry, PlanUpdate, ToolCall, ToolCallUpdate
 from crow_core.app import Crow
+from crow_core.extensions.permissions import permissions
 from crow_core.extensions.plan import plan
-from crow_core.permissions import permissions
 from crow_core.session import Session
 from crow_core.store import Record
 from crow_core.testing import Editor, Reply, ScriptedModel, connect

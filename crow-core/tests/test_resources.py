@@ -20,9 +20,9 @@ from crow_core.content import replay
 from crow_core.extensions import resources as module
 from crow_core.extensions.commands import commands
 from crow_core.extensions.mcp import mcp
+from crow_core.extensions.permissions import permissions
 from crow_core.extensions.resources import resources
-from crow_core.permissions import permissions
-from crow_core.servers import Server
+from crow_core.mcp.server import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 from fastmcp import FastMCP

@@ -16,12 +16,12 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.app import Crow
-from crow_core.config import Config, McpSettings, ModelSettings, ServerSettings
-from crow_core.extensions.secrets import secrets, session_secrets
+from crow_core.extensions.masking import secrets, session_secrets
+from crow_core.extensions.permissions import permissions
 from crow_core.extensions.truncate import truncate
-from crow_core.permissions import permissions
-from crow_core.secrets import MASK, masked, secrets_of
-from crow_core.servers import Server
+from crow_core.masking import MASK, masked, secrets_of
+from crow_core.mcp.server import Server
+from crow_core.settings.config import Config, McpSettings, ModelSettings, ServerSettings
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 from fastmcp import FastMCP

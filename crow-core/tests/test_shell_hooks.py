@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from crow_core.app import Crow
-from crow_core.extensions.secrets import secrets
+from crow_core.extensions.masking import secrets
+from crow_core.extensions.permissions import permissions
 from crow_core.extensions.shell_hooks import Hook, shell_hooks
-from crow_core.permissions import permissions
-from crow_core.secrets import MASK
-from crow_core.servers import Server
+from crow_core.masking import MASK
+from crow_core.mcp.server import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from fastmcp import FastMCP
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from crow_core.messages import Message, merge, settle
-from crow_core.stream import LONGEST, ModelError, Reader, explain
+from crow_core.models.stream import LONGEST, ModelError, Reader, explain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder

@@ -12,15 +12,15 @@ from crow_core.app import Crow
 from crow_core.extensions.budgets import budgets
 from crow_core.extensions.commands import commands
 from crow_core.extensions.loop_guard import loop_guard
+from crow_core.extensions.permissions import permissions
 from crow_core.extensions.plan import plan
 from crow_core.extensions.shell_hooks import Hook, shell_hooks
 from crow_core.extensions.subagents import REPORT, subagents
 from crow_core.extensions.usage import usage
-from crow_core.model import Call
-from crow_core.permissions import permissions
-from crow_core.servers import Server
+from crow_core.mcp.server import Server
+from crow_core.models.chat import Call
+from crow_core.models.stream import ModelError
 from crow_core.session import Session
-from crow_core.stream import ModelError
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import in_order
 from fastmcp import FastMCP

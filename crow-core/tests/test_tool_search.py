@@ -7,13 +7,13 @@ import pytest
 from crow_core.acp.schema import ResumeSessionRequest, ToolCall, ToolCallUpdate
 from crow_core.app import Crow
 from crow_core.content import replay
+from crow_core.extensions.permissions import permissions
 from crow_core.extensions.tool_search import ranked, tool_search
-from crow_core.permissions import permissions
-from crow_core.servers import Server
+from crow_core.mcp.server import Server
+from crow_core.mcp.toolbox import Tool
 from crow_core.store import Record
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
-from crow_core.toolbox import Tool
 from fastmcp import FastMCP
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

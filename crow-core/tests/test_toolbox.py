@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-from crow_core import app, servers, toolbox
+from crow_core import app
 from crow_core.acp.schema import (
     ClientCapabilities,
     ClientSessionCapabilities,
@@ -29,8 +29,10 @@ from crow_core.acp.schema import (
     ToolCall,
 )
 from crow_core.app import Crow
+from crow_core.mcp import server as servers
+from crow_core.mcp import toolbox
+from crow_core.mcp.server import Server
 from crow_core.messages import kind_of
-from crow_core.servers import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 from fastmcp import Context, FastMCP
@@ -910,7 +912,7 @@ print(fastmcp.settings.client_disconnect_timeout, sorted(name for name in os.env
 
 def test_an_env_file_in_the_working_folder_does_not_switch_fastmcps_settings(tmp_path: Path):
     (tmp_path / ".env").write_text("FASTMCP_CLIENT_DISCONNECT_TIMEOUT=77\n")
-    ours = "from threading import Thread\nfrom crow_core.servers import fastmcp_client\n"
+    ours = "from threading import Thread\nfrom crow_core.mcp.server import fastmcp_client\n"
     ours += "threads = [Thread(target=fastmcp_client) for _ in range(4)]\n"
     ours += "[thread.start() for thread in threads]\n[thread.join() for thread in threads]\n"
 

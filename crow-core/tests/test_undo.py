@@ -15,13 +15,13 @@ import pytest
 from crow_core.acp.connection import RpcError
 from crow_core.app import Crow
 from crow_core.extensions.commands import commands
-from crow_core.extensions.secrets import secrets
+from crow_core.extensions.masking import secrets
+from crow_core.extensions.permissions import permissions
 from crow_core.extensions.subagents import subagents
 from crow_core.extensions.undo import plan, restore, undo
+from crow_core.masking import MASK
+from crow_core.mcp.server import Server
 from crow_core.messages import Message, live, view
-from crow_core.permissions import permissions
-from crow_core.secrets import MASK
-from crow_core.servers import Server
 from crow_core.session import Session
 from crow_core.store import StoreError
 from crow_core.testing import Editor, Reply, ScriptedModel, connect

@@ -8,7 +8,7 @@ import pytest
 from crow_core.app import Crow
 from crow_core.extensions.commands import commands
 from crow_core.extensions.until_done import ASK, until_done
-from crow_core.servers import Server
+from crow_core.mcp.server import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 
 pytestmark = pytest.mark.anyio

@@ -4,16 +4,16 @@ import asyncio
 from typing import Any
 
 import pytest
-from crow_core import window as windows
 from crow_core.acp.schema import ClientCapabilities, ClientSessionCapabilities, NoticeCapabilities, NoticeUpdate
 from crow_core.app import Crow
 from crow_core.extensions.alarm import alarm, least
 from crow_core.extensions.usage import usage
 from crow_core.extensions.window import window
-from crow_core.model import ChatModel
-from crow_core.quirks import Quirks
+from crow_core.models import window as windows
+from crow_core.models.chat import ChatModel
+from crow_core.models.quirks import Quirks
+from crow_core.models.window import find_window, is_near
 from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect
-from crow_core.window import find_window, is_near
 from hypothesis import given
 from hypothesis import strategies as st
 

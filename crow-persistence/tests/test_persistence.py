@@ -23,7 +23,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.messages import Message, view
-from crow_core.model import Call
+from crow_core.models.chat import Call
 from crow_core.session import Session, new_id
 from crow_core.store import StoreError
 from crow_core.testing import Editor, Reply, ScriptedModel, connect

@@ -35,9 +35,9 @@ from crow_core.acp.schema import (
     UserMessageChunk,
 )
 from crow_core.app import Crow
+from crow_core.extensions.permissions import permissions
 from crow_core.extensions.titles import titles
-from crow_core.permissions import permissions
-from crow_core.servers import Server
+from crow_core.mcp.server import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence

@@ -12,8 +12,8 @@ from crow_core import app as crow_app
 from crow_core.acp.schema import ClientCapabilities, TextBlock, UserMessageChunk
 from crow_core.app import Crow
 from crow_core.content import replay
+from crow_core.mcp.server import Server
 from crow_core.messages import kind_of
-from crow_core.servers import Server
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 

@@ -11,7 +11,7 @@ import pytest
 from crow_core.acp.schema import AvailableCommandsUpdate
 from crow_core.app import Crow
 from crow_core.extensions.commands import commands
-from crow_core.servers import Server
+from crow_core.mcp.server import Server
 from crow_core.testing import Reply
 from crow_core.testing.script import ToolCall as Use
 from crow_skills.extension import skills

@@ -26,8 +26,8 @@ from crow_core.acp.schema import (
     McpServer,
 )
 from crow_core.app import Crow
-from crow_core.config import OAuthSettings, ServerSettings, to_server
-from crow_core.servers import Server, fastmcp_client
+from crow_core.mcp.server import Server, fastmcp_client
+from crow_core.settings.config import OAuthSettings, ServerSettings, to_server
 from crow_core.testing import Reply, ScriptedModel, connect
 from msgspec import to_builtins
 

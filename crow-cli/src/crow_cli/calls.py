@@ -52,7 +52,7 @@ def show(call: str, request: bool, as_json: bool) -> None:
 
     With --request: exit code 1 when the body can no longer be made again as it was sent.
     """
-    from crow_core.model import encode
+    from crow_core.models.chat import encode
     from crow_persistence.requests import body, find
 
     with reading() as connection:

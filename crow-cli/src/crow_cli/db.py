@@ -4,7 +4,7 @@ import os
 import sys
 
 import click
-from crow_core.config import ConfigError, Home, database_url, load
+from crow_core.settings.config import ConfigError, Home, database_url, load
 from crow_core.store import StoreError
 
 from crow_cli.ending import wrong

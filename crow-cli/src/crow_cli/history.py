@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from unicodedata import combining, east_asian_width
 
 import click
-from crow_core.config import ConfigError, Home, database_url, load
+from crow_core.settings.config import ConfigError, Home, database_url, load
 from crow_core.store import StoreError
 
 from crow_cli.ending import wrong

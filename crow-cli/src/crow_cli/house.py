@@ -13,7 +13,43 @@ from typing import Any, Literal
 import crow_mcp_server
 from crow_compact.extension import compact
 from crow_core.app import Crow
-from crow_core.config import (
+from crow_core.content import clean
+from crow_core.editor import Editor, terminals
+from crow_core.elicitation import ElicitationError
+from crow_core.extensions.alarm import alarm
+from crow_core.extensions.ask import ask
+from crow_core.extensions.budgets import budgets
+from crow_core.extensions.commands import commands
+from crow_core.extensions.effort import effort
+from crow_core.extensions.loop_guard import loop_guard
+from crow_core.extensions.masking import secrets
+from crow_core.extensions.mcp import mcp
+from crow_core.extensions.nudge import nudge
+from crow_core.extensions.permissions import permissions
+from crow_core.extensions.plan import plan
+from crow_core.extensions.prefix import prefix
+from crow_core.extensions.printed_calls import printed_calls
+from crow_core.extensions.refusal import refusal
+from crow_core.extensions.resources import resources
+from crow_core.extensions.resume import resume
+from crow_core.extensions.shell_hooks import shell_hooks
+from crow_core.extensions.subagents import subagents
+from crow_core.extensions.telemetry import telemetry
+from crow_core.extensions.templates import templates
+from crow_core.extensions.titles import titles
+from crow_core.extensions.tool_search import tool_search
+from crow_core.extensions.truncate import truncate
+from crow_core.extensions.undo import undo
+from crow_core.extensions.until_done import until_done
+from crow_core.extensions.usage import usage
+from crow_core.extensions.window import window
+from crow_core.masking import secrets_of
+from crow_core.mcp.server import Server
+from crow_core.messages import Message, live
+from crow_core.models.chat import Model
+from crow_core.prompts import Prompt
+from crow_core.session import Session
+from crow_core.settings.config import (
     TOKENS,
     Config,
     ConfigError,
@@ -28,44 +64,8 @@ from crow_core.config import (
     unreadable,
     variables,
 )
-from crow_core.content import clean
-from crow_core.discovery import find_models
-from crow_core.editor import Editor, terminals
-from crow_core.elicitation import ElicitationError
-from crow_core.extensions.alarm import alarm
-from crow_core.extensions.ask import ask
-from crow_core.extensions.budgets import budgets
-from crow_core.extensions.commands import commands
-from crow_core.extensions.effort import effort
-from crow_core.extensions.loop_guard import loop_guard
-from crow_core.extensions.mcp import mcp
-from crow_core.extensions.nudge import nudge
-from crow_core.extensions.plan import plan
-from crow_core.extensions.prefix import prefix
-from crow_core.extensions.printed_calls import printed_calls
-from crow_core.extensions.refusal import refusal
-from crow_core.extensions.resources import resources
-from crow_core.extensions.resume import resume
-from crow_core.extensions.secrets import secrets
-from crow_core.extensions.shell_hooks import shell_hooks
-from crow_core.extensions.subagents import subagents
-from crow_core.extensions.telemetry import telemetry
-from crow_core.extensions.templates import templates
-from crow_core.extensions.titles import titles
-from crow_core.extensions.tool_search import tool_search
-from crow_core.extensions.truncate import truncate
-from crow_core.extensions.undo import undo
-from crow_core.extensions.until_done import until_done
-from crow_core.extensions.usage import usage
-from crow_core.extensions.window import window
-from crow_core.messages import Message, live
-from crow_core.model import Model
-from crow_core.permissions import permissions
-from crow_core.prompts import Prompt
-from crow_core.secrets import secrets_of
-from crow_core.servers import Server
-from crow_core.session import Session
-from crow_core.trust import Trust, settings_in
+from crow_core.settings.discovery import find_models
+from crow_core.settings.trust import Trust, settings_in
 from crow_mcp_server.workspace import Workspace, local_workspace
 from crow_persistence.extension import persistence
 from crow_skills.agents import agents

@@ -16,7 +16,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import click
-from crow_core.config import (
+from crow_core.masking import masked, secrets_of
+from crow_core.mcp.server import aside, fastmcp_client, listed, reason
+from crow_core.settings.config import (
     TOKENS,
     Config,
     ConfigError,
@@ -29,17 +31,15 @@ from crow_core.config import (
     to_server,
     variables,
 )
-from crow_core.secrets import masked, secrets_of
-from crow_core.servers import aside, fastmcp_client, listed, reason
-from crow_core.trust import Trust
+from crow_core.settings.trust import Trust
 
 from crow_cli.ending import complete, wrong
 from crow_cli.history import AS_JSON, one_line, print_json, print_table, say, tail
 from crow_cli.screen import spelled_out
 
 if TYPE_CHECKING:
-    from crow_core.oauth import Visit
-    from crow_core.servers import Server
+    from crow_core.mcp.oauth import Visit
+    from crow_core.mcp.server import Server
 
 NAME = click.argument("name")
 
@@ -393,7 +393,7 @@ async def browse(url: str) -> AsyncGenerator[None]:
 async def forget(entry: Entry) -> None:
     """Forget what a login gave, and how crow was registered for it."""
     await aside(fastmcp_client)
-    from crow_core.oauth import Login  # not above, as it needs FastMCP
+    from crow_core.mcp.oauth import Login  # not above, as it needs FastMCP
 
     await Login(entry.settings.url, Home.find(os.environ).data / TOKENS, browse).token_storage_adapter.clear()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import click
-from crow_core.config import Home
+from crow_core.settings.config import Home
 
 from crow_cli.ending import complete, wrong
 

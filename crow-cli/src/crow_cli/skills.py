@@ -7,8 +7,8 @@ from pathlib import Path
 from shlex import quote
 
 import click
-from crow_core.config import ConfigError, Home, load, options_of
-from crow_core.trust import Trust
+from crow_core.settings.config import ConfigError, Home, load, options_of
+from crow_core.settings.trust import Trust
 
 from crow_cli.ending import wrong
 from crow_cli.history import AS_JSON, one_line, print_json, print_table, say, tail

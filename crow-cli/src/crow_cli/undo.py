@@ -56,9 +56,9 @@ class Nobody:
 async def take_back(found: "Summary", turns: int, yes: bool) -> int:
     """Open the session, so that nobody else writes to it meanwhile, tell, ask, and do it; gives the exit code."""
     from crow_core.app import Crow
-    from crow_core.config import Home, database_url, load
     from crow_core.extensions.undo import UndoError, plan, take_back
-    from crow_core.model import ChatModel
+    from crow_core.models.chat import ChatModel
+    from crow_core.settings.config import Home, database_url, load
     from crow_persistence.extension import persistence
 
     home = Home.find(os.environ)

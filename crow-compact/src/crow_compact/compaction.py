@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crow_core.messages import Message, chosen, kind_of, live, named, prompts_in, view, with_joined_users
-from crow_core.model import Request
+from crow_core.models.chat import Request
+from crow_core.models.stream import ModelError
 from crow_core.prompts import PromptError
 from crow_core.session import Session
-from crow_core.stream import ModelError
 
 from crow_compact.gauge import Gauge
 from crow_compact.outputs import TOOL

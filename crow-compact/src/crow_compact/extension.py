@@ -10,10 +10,10 @@ from crow_core.content import ToolResult
 from crow_core.extensions.commands import first_text
 from crow_core.extensions.usage import UNKNOWN_WINDOW
 from crow_core.messages import Message, ToolUse, live
-from crow_core.model import Call, Request, room
+from crow_core.models.chat import Call, Request, room
+from crow_core.models.stream import ModelError
 from crow_core.prompts import Prompt
 from crow_core.session import Command, Session, new_id
-from crow_core.stream import ModelError
 from msgspec import Meta
 
 from crow_compact import outputs

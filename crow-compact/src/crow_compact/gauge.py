@@ -6,7 +6,7 @@ from typing import Any
 from crow_core.extensions.alarm import size
 from crow_core.extensions.usage import cached_tokens, number
 from crow_core.messages import parts
-from crow_core.model import Call, Request, encode
+from crow_core.models.chat import Call, Request, encode
 
 RATE = 0.3
 """Tokens a character, until a server has counted."""

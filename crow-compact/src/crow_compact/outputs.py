@@ -3,8 +3,8 @@
 from typing import Any
 
 from crow_core.content import ToolResult, recalled
+from crow_core.mcp.server import Server
 from crow_core.messages import Message, ToolUse, arguments_of, live, parts
-from crow_core.servers import Server
 from crow_core.session import Session
 
 TOOL = "read_output"

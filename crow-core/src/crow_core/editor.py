@@ -30,9 +30,9 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.content import clean, fenced
-from crow_core.extensions.secrets import session_secrets
-from crow_core.model import Call
-from crow_core.secrets import masked
+from crow_core.extensions.masking import session_secrets
+from crow_core.masking import masked
+from crow_core.models.chat import Call
 from crow_core.session import Session
 
 T = TypeVar("T")

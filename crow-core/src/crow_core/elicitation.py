@@ -17,7 +17,7 @@ from crow_core.acp.schema import (
     NumberPropertySchema,
     StringPropertySchema,
 )
-from crow_core.model import is_local
+from crow_core.models.chat import is_local
 
 SECRET = re.compile(
     r"\b((api|access|secret|private)[ _-]?(key|token)s?|pass(word|wd|phrase|code)|pin|credentials?)\b"

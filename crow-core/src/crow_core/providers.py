@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from crow_core.discovery import models_at
-from crow_core.model import ChatModel, Model
+from crow_core.models.chat import ChatModel, Model
+from crow_core.settings.discovery import models_at
 
 API = "openai"
 """The protocol we speak with models."""

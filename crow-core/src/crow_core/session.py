@@ -50,13 +50,13 @@ from crow_core.acp.schema import (
 from crow_core.content import ToolResult, begin
 from crow_core.elicitation import Answer, ElicitationError, can_ask, check_form, check_page, checked
 from crow_core.hooks import Collect, First, Observe, Pipe
+from crow_core.mcp.server import Server
+from crow_core.mcp.toolbox import Toolbox
 from crow_core.messages import Delta, Message, ToolUse, View, arguments_of, kind_of, live, settle
-from crow_core.model import Call, Model, Request
+from crow_core.models.chat import Call, Model, Request
+from crow_core.models.stream import ModelError
 from crow_core.prompts import Prompt
-from crow_core.servers import Server
 from crow_core.store import Page, Record
-from crow_core.stream import ModelError
-from crow_core.toolbox import Toolbox
 from crow_core.trace import TRACE
 
 W = TypeVar("W")

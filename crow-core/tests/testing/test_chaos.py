@@ -23,11 +23,11 @@ from crow_core.extensions.prefix import prefix
 from crow_core.extensions.printed_calls import printed_calls
 from crow_core.extensions.resume import resume
 from crow_core.extensions.usage import usage
+from crow_core.mcp.toolbox import Server
 from crow_core.messages import view
-from crow_core.model import ChatModel
+from crow_core.models.chat import ChatModel
 from crow_core.testing import Editor, Failure, Raw, Reply, ScriptedServer, connect
 from crow_core.testing.chaos import CHAOS
-from crow_core.toolbox import Server
 from fastmcp import FastMCP
 from pydantic import BaseModel
 

@@ -16,10 +16,10 @@ from typing import Any
 import crow_core
 import msgspec
 from crow_core.extensions.usage import counts, price
+from crow_core.masking import masked
 from crow_core.messages import Message
-from crow_core.model import Call, ChatModel, Request
-from crow_core.model import encode as as_sent
-from crow_core.secrets import masked
+from crow_core.models.chat import Call, ChatModel, Request
+from crow_core.models.chat import encode as as_sent
 from crow_core.store import StoreError
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from crow_core.messages import Message
-from crow_core.model import Call
+from crow_core.models.chat import Call
 from crow_core.session import Session
 from crow_core.store import Page, Record, SessionBusy
 from sqlalchemy import Row

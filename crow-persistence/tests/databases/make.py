@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 import crow_mcp_server
 from crow_core.acp.schema import DeleteSessionRequest, ForkSessionRequest, ImageBlock, TextBlock
 from crow_core.app import Crow
+from crow_core.extensions.permissions import permissions
 from crow_core.extensions.titles import titles
-from crow_core.permissions import permissions
-from crow_core.servers import Server
+from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, ToolCall, connect
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence

@@ -11,13 +11,13 @@ from typing import Any
 from crow_core.acp.schema import ContentBlock, TextBlock
 from crow_core.app import Crow
 from crow_core.content import ToolResult, attached, block_text, blocks_of, clean
+from crow_core.extensions.masking import session_secrets
 from crow_core.extensions.mcp import others
 from crow_core.extensions.resources import contents, every
-from crow_core.extensions.secrets import session_secrets
+from crow_core.masking import masked
+from crow_core.mcp.server import Server
 from crow_core.messages import Message, ToolUse, arguments_of, chosen, kind_of
 from crow_core.prompts import Prompt
-from crow_core.secrets import masked
-from crow_core.servers import Server
 from crow_core.session import Command, Session
 
 from crow_skills.files import Unreadable, parted, project

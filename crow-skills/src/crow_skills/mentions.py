@@ -17,9 +17,9 @@ from crow_core.acp.schema import ContentBlock, ResourceBlock
 from crow_core.app import Crow
 from crow_core.content import attached, blocks_of, path_of
 from crow_core.editor import Editor
-from crow_core.extensions.secrets import session_secrets
+from crow_core.extensions.masking import session_secrets
+from crow_core.masking import masked
 from crow_core.messages import Message
-from crow_core.secrets import masked
 from crow_core.session import Session
 
 from crow_skills.extension import said

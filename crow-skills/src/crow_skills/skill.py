@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from crow_core.content import clean
-from crow_core.servers import Server
+from crow_core.mcp.server import Server
 
 from crow_skills.files import Unreadable, parted, read
 

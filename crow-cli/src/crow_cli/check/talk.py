@@ -21,7 +21,7 @@ from uuid import uuid4
 import msgspec
 from crow_core.acp.schema import AUTH_REQUIRED, METHOD_NOT_FOUND, PROTOCOL_VERSION
 from crow_core.acp.transports import CHUNK, Source, open_source, open_streams
-from crow_core.watchdog import MARK, Watchdog
+from crow_core.mcp.watchdog import MARK, Watchdog
 
 from crow_cli.check.validity import at, brief, call_flaw, envelope_flaw, listed, result_flaw, strangers
 

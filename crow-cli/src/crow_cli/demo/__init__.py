@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib.resources import as_file, files
 
 import click
-from crow_core.model import ChatModel
+from crow_core.models.chat import ChatModel
 from crow_core.testing import ScriptedServer
 
 from crow_cli.demo.script import TASK, TESTS, play

@@ -25,10 +25,10 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.content import ToolResult
 from crow_core.elicitation import ElicitationError, can_ask
+from crow_core.mcp.server import Server
+from crow_core.mcp.toolbox import unquoted
 from crow_core.messages import ToolUse, arguments_of
-from crow_core.servers import Server
 from crow_core.session import Session, new_id
-from crow_core.toolbox import unquoted
 
 NAME = "ask_user"
 DESCRIPTION = """\

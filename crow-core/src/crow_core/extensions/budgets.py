@@ -14,7 +14,7 @@ from crow_core.extensions.ask import confirm
 from crow_core.extensions.subagents import parent_of
 from crow_core.extensions.usage import counts, price
 from crow_core.messages import Message, kind_of, live
-from crow_core.model import Call, Request
+from crow_core.models.chat import Call, Request
 from crow_core.session import EndTurn, Session
 
 

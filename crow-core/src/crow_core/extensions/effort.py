@@ -1,7 +1,7 @@
 """How much the model thinks, where it can be told."""
 
 from crow_core.app import Crow
-from crow_core.model import ChatModel, Request
+from crow_core.models.chat import ChatModel, Request
 from crow_core.session import Choice, Option, Session
 
 DEFAULT = "default"

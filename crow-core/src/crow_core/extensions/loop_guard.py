@@ -10,7 +10,7 @@ from crow_core.app import Crow
 from crow_core.content import ToolResult
 from crow_core.extensions.ask import confirm
 from crow_core.messages import ToolUse, arguments_of
-from crow_core.model import Call
+from crow_core.models.chat import Call
 from crow_core.session import EndTurn, Session
 
 TOLD = "[You made this very call {} times, and it gave the same each time. Try something else, or say what is missing.]"

@@ -18,10 +18,10 @@ from crow_core.acp.schema import ContentBlock, ElicitationSchema, StringProperty
 from crow_core.app import Crow
 from crow_core.content import clean, to_message
 from crow_core.elicitation import ElicitationError
-from crow_core.extensions.secrets import session_secrets
+from crow_core.extensions.masking import session_secrets
+from crow_core.masking import masked
+from crow_core.mcp.server import Server, reason
 from crow_core.messages import Message, unique
-from crow_core.secrets import masked
-from crow_core.servers import Server, reason
 from crow_core.session import Command, Session
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from crow_core.acp.decoding import lenient
 from crow_core.acp.schema import PlanEntry, PlanUpdate
 from crow_core.app import Crow
 from crow_core.content import ToolResult
+from crow_core.mcp.server import Server
+from crow_core.mcp.toolbox import unquoted
 from crow_core.messages import ToolUse, arguments_of
-from crow_core.servers import Server
 from crow_core.session import Session
-from crow_core.toolbox import unquoted
 
 DESCRIPTION = """\
 Show the user your plan for work of several steps, and how far you are. Give the whole list each time.

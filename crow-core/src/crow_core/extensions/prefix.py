@@ -5,7 +5,7 @@ from typing import Any
 
 from crow_core.app import Crow
 from crow_core.messages import CHOICES, Message, kind_of
-from crow_core.model import Call
+from crow_core.models.chat import Call
 from crow_core.session import Session
 
 

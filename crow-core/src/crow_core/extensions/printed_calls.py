@@ -3,7 +3,7 @@
 import re
 
 from crow_core.app import Crow
-from crow_core.model import FLAGS, Call
+from crow_core.models.chat import FLAGS, Call
 from crow_core.session import Session
 
 PRINTED = re.compile(

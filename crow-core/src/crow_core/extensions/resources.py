@@ -14,11 +14,11 @@ from crow_core.acp.decoding import lenient
 from crow_core.acp.schema import ContentBlock, ResourceLinkBlock, TextBlock
 from crow_core.app import Crow
 from crow_core.content import ToolResult, attached, blocks_of, clean
+from crow_core.extensions.masking import session_secrets
 from crow_core.extensions.mcp import others
-from crow_core.extensions.secrets import session_secrets
+from crow_core.masking import masked
+from crow_core.mcp.server import Server, listed, reason
 from crow_core.messages import Message, ToolUse, arguments_of
-from crow_core.secrets import masked
-from crow_core.servers import Server, listed, reason
 from crow_core.session import Session
 
 PATIENCE = 30.0

@@ -3,7 +3,7 @@
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.messages import Message
-from crow_core.model import Call
+from crow_core.models.chat import Call
 from crow_core.session import Session
 
 GO_ON = (

@@ -12,7 +12,7 @@ from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.content import ToolResult
 from crow_core.messages import Message, ToolUse
-from crow_core.model import Call, Request
+from crow_core.models.chat import Call, Request
 from crow_core.session import Session
 from crow_core.trace import TRACE
 

@@ -10,10 +10,10 @@ from msgspec import Struct, ValidationError
 from crow_core.acp.decoding import lenient
 from crow_core.app import Crow
 from crow_core.content import ToolResult
+from crow_core.mcp.server import Server
+from crow_core.mcp.toolbox import Tool
 from crow_core.messages import PROXY, ToolUse, arguments_of
-from crow_core.servers import Server
 from crow_core.session import Session
-from crow_core.toolbox import Tool
 
 NAME = "tool_search"
 MOST = 20

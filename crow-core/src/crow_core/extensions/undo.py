@@ -22,8 +22,8 @@ from crow_core.app import Crow
 from crow_core.content import clean, title_of
 from crow_core.extensions.commands import first_text
 from crow_core.extensions.subagents import parent_of
+from crow_core.masking import MASK
 from crow_core.messages import INTERRUPTED, Message, arguments_of, kind_of, live, prompts_in
-from crow_core.secrets import MASK
 from crow_core.session import Command, Session
 from crow_core.store import StoreError
 

@@ -7,11 +7,11 @@ from msgspec import Meta
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.content import ToolResult, clean
-from crow_core.extensions.secrets import session_secrets
+from crow_core.extensions.masking import session_secrets
 from crow_core.extensions.shell_hooks import execute
 from crow_core.extensions.subagents import parent_of
+from crow_core.masking import masked
 from crow_core.messages import Message, ToolUse
-from crow_core.secrets import masked
 from crow_core.session import SWITCH, Option, Session
 
 ROUNDS = "until_done_rounds"

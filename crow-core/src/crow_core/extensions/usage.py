@@ -10,7 +10,7 @@ from crow_core.acp.schema import Cost, UsageUpdate
 from crow_core.app import Crow
 from crow_core.extensions.prefix import describe_prefix
 from crow_core.extensions.subagents import parent_of
-from crow_core.model import Call, ChatModel, encode, room
+from crow_core.models.chat import Call, ChatModel, encode, room
 from crow_core.session import Command, Session
 
 UNKNOWN_WINDOW = 32_768

@@ -4,9 +4,9 @@ import asyncio
 from dataclasses import dataclass
 
 from crow_core.app import Crow
-from crow_core.model import Call, ChatModel, Request
+from crow_core.models.chat import Call, ChatModel, Request
+from crow_core.models.window import find_window
 from crow_core.session import Session
-from crow_core.window import find_window
 
 TRIES = 3
 """How often a server that does not tell is asked: some know only once the model is loaded."""

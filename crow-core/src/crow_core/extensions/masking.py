@@ -4,9 +4,9 @@ from collections.abc import Collection
 
 from crow_core.app import Crow
 from crow_core.content import ToolResult
+from crow_core.masking import masked, secrets_of
 from crow_core.messages import Message, ToolUse
-from crow_core.model import ChatModel
-from crow_core.secrets import masked, secrets_of
+from crow_core.models.chat import ChatModel
 from crow_core.session import Session
 
 

@@ -7,10 +7,10 @@ from types import MappingProxyType
 import msgspec
 from msgspec import Struct
 
-from crow_core.config import Config, ConfigError, ModelSettings
-from crow_core.model import ChatModel, Model, endpoint, http_client
-from crow_core.quirks import known
-from crow_core.stream import ModelError
+from crow_core.models.chat import ChatModel, Model, endpoint, http_client
+from crow_core.models.quirks import known
+from crow_core.models.stream import ModelError
+from crow_core.settings.config import Config, ConfigError, ModelSettings
 
 LOCAL = {
     "Ollama": "http://127.0.0.1:11434/v1",

@@ -15,9 +15,9 @@ import msgspec
 
 from crow_core.acp.schema import ToolKind
 from crow_core.content import ToolResult, clean, describe
+from crow_core.mcp.schemas import is_fit
+from crow_core.mcp.server import Host, Server, Use
 from crow_core.messages import ToolUse, arguments_of, unique
-from crow_core.schemas import is_fit
-from crow_core.servers import Host, Server, Use
 
 NAMES = 100
 """Tools that are named to a model that called none of them."""

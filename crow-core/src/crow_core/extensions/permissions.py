@@ -28,7 +28,7 @@ from crow_core.acp.schema import PermissionOption, ToolCallContent, ToolCallFiel
 from crow_core.app import Crow
 from crow_core.content import ToolResult, clean, describe, path_of, shown
 from crow_core.elicitation import ElicitationError
-from crow_core.extensions.secrets import without_secrets
+from crow_core.extensions.masking import without_secrets
 from crow_core.messages import ToolUse, arguments_of
 from crow_core.session import Choice, Option, Session
 

@@ -20,13 +20,13 @@ from msgspec import UNSET, Meta, Struct, field
 from msgspec.structs import asdict
 
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
-from crow_core.model import Prices
-from crow_core.permissions import parse_rules
-from crow_core.secrets import secrets_of
-from crow_core.servers import Server, from_acp
+from crow_core.extensions.permissions import parse_rules
+from crow_core.masking import secrets_of
+from crow_core.mcp.server import Server, from_acp
+from crow_core.models.chat import Prices
 
 if TYPE_CHECKING:
-    from crow_core.oauth import Visit
+    from crow_core.mcp.oauth import Visit
 
 T = TypeVar("T")
 
@@ -301,7 +301,7 @@ def to_server(name: str, settings: ServerSettings, cwd: str, *, tokens: Path, vi
     """
 
     def auth() -> Any:
-        from crow_core.oauth import Login  # it brings FastMCP
+        from crow_core.mcp.oauth import Login  # it brings FastMCP
 
         return Login(settings.url, tokens, visit, **asdict(settings.oauth or OAuthSettings()))
 

@@ -18,8 +18,8 @@ from uuid import uuid4
 import msgspec
 
 from crow_core.messages import Delta, Message, merge
-from crow_core.quirks import Quirks, fit, learn
-from crow_core.stream import LOOK, PAGE, PASSING, TOO_LONG, ModelError, Reader, explain, too_long
+from crow_core.models.quirks import Quirks, fit, learn
+from crow_core.models.stream import LOOK, PAGE, PASSING, TOO_LONG, ModelError, Reader, explain, too_long
 
 if TYPE_CHECKING:
     import httpx2

@@ -25,10 +25,10 @@ from msgspec import UNSET
 from crow_core import __version__
 from crow_core.acp.schema import McpServer
 from crow_core.content import ToolResult, clean
-from crow_core.schemas import is_tame
-from crow_core.secrets import masked, secrets_in, secrets_of
+from crow_core.masking import masked, secrets_in, secrets_of
+from crow_core.mcp.schemas import is_tame
+from crow_core.mcp.watchdog import MARK, Watchdog
 from crow_core.trace import KEYS
-from crow_core.watchdog import MARK, Watchdog
 
 if TYPE_CHECKING:
     from fastmcp import Client
@@ -654,9 +654,9 @@ def from_acp(config: McpServer, cwd: str, auth: Callable[[], Any] | None = None)
     def source() -> Any:
         from fastmcp.client.transports import SSETransport  # loaded by `_connect` already
 
-        from crow_core.oauth import Stranger
-        from crow_core.remote import EVENT_LIMIT, Http, Remote
-        from crow_core.stdio import Stdio
+        from crow_core.mcp.oauth import Stranger
+        from crow_core.mcp.remote import EVENT_LIMIT, Http, Remote
+        from crow_core.mcp.stdio import Stdio
 
         pairs = {} if config.headers is UNSET else {header.name: header.value for header in config.headers or ()}
         if config.url is not UNSET:

@@ -18,7 +18,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 from typing_extensions import Unpack
 
-from crow_core.stdio import LINE_LIMIT, Line
+from crow_core.mcp.stdio import LINE_LIMIT, Line
 
 EVENT_LIMIT = 1_000_000
 """Bytes of an answer over the old SSE transport, whose events the SDK takes up to 1 MiB."""

@@ -1,0 +1,1 @@
+"""How a model is asked: chat completions over server-sent events."""

@@ -1,0 +1,1 @@
+"""Read files and the environment into values."""
