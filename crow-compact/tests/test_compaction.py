@@ -18,13 +18,13 @@ from crow_core.acp.schema import (
     UsageUpdate,
 )
 from crow_core.app import Crow
+from crow_core.errors import ModelError
 from crow_core.extensions.commands import commands
 from crow_core.extensions.prefix import describe_prefix, prefix
 from crow_core.extensions.usage import usage
 from crow_core.mcp.server import Server
 from crow_core.messages import SUMMARY, kind_of
 from crow_core.models.chat import ChatModel
-from crow_core.models.stream import ModelError
 from crow_core.prompts import Prompt
 from crow_core.session import Session
 from crow_core.testing import Editor, Failure, Reply, ScriptedModel, ScriptedServer, connect

@@ -9,11 +9,11 @@ import pytest
 from crow_compact.extension import compact
 from crow_core.acp.connection import RpcError
 from crow_core.app import Crow
+from crow_core.errors import ModelError
 from crow_core.extensions.commands import commands
 from crow_core.extensions.prefix import prefix
 from crow_core.mcp.server import Server
 from crow_core.messages import kind_of
-from crow_core.models.stream import ModelError
 from crow_core.prompts import Prompt
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use

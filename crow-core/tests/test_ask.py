@@ -23,11 +23,12 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.app import Crow
-from crow_core.elicitation import Answer, ElicitationError
+from crow_core.elicitation import Answer
+from crow_core.errors import ElicitationError, EndTurn
 from crow_core.extensions.ask import ask
 from crow_core.extensions.permissions import permissions
 from crow_core.messages import Message
-from crow_core.session import EndTurn, Session
+from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 

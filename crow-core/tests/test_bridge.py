@@ -36,7 +36,7 @@ from crow_core.acp.schema import (
 from crow_core.acp.transports import memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
-from crow_core.elicitation import ElicitationError
+from crow_core.errors import ElicitationError, ModelError
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.usage import usage
 from crow_core.mcp import schemas
@@ -44,7 +44,6 @@ from crow_core.mcp import server as servers
 from crow_core.mcp.server import Server, Use
 from crow_core.messages import kind_of
 from crow_core.models.chat import Call
-from crow_core.models.stream import ModelError
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Asked
 from crow_core.testing.wire import wired

@@ -23,7 +23,8 @@ from crow_core.extensions.plan import plan
 from crow_core.extensions.titles import titles
 from crow_core.extensions.usage import usage
 from crow_core.messages import Message
-from crow_core.session import SWITCH, Option, Session
+from crow_core.options import SWITCH, Option
+from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel
 from crow_core.testing.script import ToolCall as Use
 

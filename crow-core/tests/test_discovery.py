@@ -5,11 +5,12 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from crow_core.errors import ModelError
 from crow_core.models.chat import Call, ChatModel, Model
-from crow_core.models.stream import ModelError
+from crow_core.models.listing import list_models
 from crow_core.settings import discovery
 from crow_core.settings.config import Config, ModelSettings
-from crow_core.settings.discovery import NOTHING, find_models, list_models
+from crow_core.settings.discovery import NOTHING, find_models
 from crow_core.testing import Reply, ScriptedServer
 
 pytestmark = pytest.mark.anyio

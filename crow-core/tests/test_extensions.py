@@ -26,8 +26,9 @@ from crow_core.extensions.refusal import refusal
 from crow_core.extensions.templates import templates
 from crow_core.extensions.titles import titles
 from crow_core.extensions.truncate import truncate
-from crow_core.extensions.usage import UNKNOWN_WINDOW, usage
+from crow_core.extensions.usage import usage
 from crow_core.mcp.server import Server
+from crow_core.models.usage import UNKNOWN_WINDOW
 from crow_core.prompts import Prompt
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use

@@ -11,11 +11,12 @@ from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import AgentMessageChunk, StopReason, ToolCall, ToolCallUpdate
 from crow_core.app import Crow
 from crow_core.content import ToolResult
+from crow_core.errors import EndTurn
 from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
 from crow_core.messages import INTERRUPTED, Message, ToolUse
 from crow_core.models.chat import Call, ChatModel, Request, encode
-from crow_core.session import EndTurn, Hooks, Session
+from crow_core.session import Hooks, Session
 from crow_core.testing import Editor, Failure, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ToolCall as Use
 from fastmcp import FastMCP

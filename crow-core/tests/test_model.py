@@ -11,10 +11,10 @@ import httpx2
 import openai
 import pytest
 import stamina
+from crow_core.errors import ModelError
 from crow_core.messages import Delta, Message, answer, settle, view
 from crow_core.models import chat as models
 from crow_core.models.chat import Call, ChatModel, Request, seconds
-from crow_core.models.stream import ModelError
 from crow_core.testing import Failure, Raw, Reply, ScriptedServer
 from stamina.instrumentation import RetryDetails, set_on_retry_hooks
 

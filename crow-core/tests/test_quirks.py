@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 import stamina
+from crow_core.errors import ConfigError, ModelError
 from crow_core.messages import Delta
 from crow_core.models.chat import Call, ChatModel, room
 from crow_core.models.quirks import Body, Quirks, fit, known, learn, rules
-from crow_core.models.stream import ModelError
-from crow_core.settings.config import ConfigError, ModelSettings
+from crow_core.settings.config import ModelSettings
 from crow_core.settings.discovery import from_settings
 from crow_core.testing import Failure, Reply, ScriptedServer
 from hypothesis import given

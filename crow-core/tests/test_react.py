@@ -8,11 +8,11 @@ import pytest
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import AgentMessageChunk, AgentThoughtChunk, ToolCall, ToolCallUpdate
 from crow_core.app import Crow
+from crow_core.errors import ModelError
 from crow_core.extensions.nudge import nudge
 from crow_core.mcp.server import Server
 from crow_core.messages import Message
 from crow_core.models.chat import Call
-from crow_core.models.stream import ModelError
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use

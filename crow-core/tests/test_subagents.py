@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from crow_core.acp.schema import McpServer, ToolCall, ToolCallUpdate
 from crow_core.app import Crow
+from crow_core.errors import ModelError
 from crow_core.extensions.budgets import budgets
 from crow_core.extensions.commands import commands
 from crow_core.extensions.loop_guard import loop_guard
@@ -19,7 +20,6 @@ from crow_core.extensions.subagents import REPORT, subagents
 from crow_core.extensions.usage import usage
 from crow_core.mcp.server import Server
 from crow_core.models.chat import Call
-from crow_core.models.stream import ModelError
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import in_order

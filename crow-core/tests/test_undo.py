@@ -14,6 +14,7 @@ import crow_mcp_server
 import pytest
 from crow_core.acp.connection import RpcError
 from crow_core.app import Crow
+from crow_core.errors import StoreError
 from crow_core.extensions.commands import commands
 from crow_core.extensions.masking import secrets
 from crow_core.extensions.permissions import permissions
@@ -23,7 +24,6 @@ from crow_core.masking import MASK
 from crow_core.mcp.server import Server
 from crow_core.messages import Message, live, view
 from crow_core.session import Session
-from crow_core.store import StoreError
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
 from hypothesis import given

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from crow_core.acp.schema import AUTH_REQUIRED, INVALID_PARAMS, METHOD_NOT_FOUND
 from crow_core.app import Crow
+from crow_core.errors import ModelError
 from crow_core.extensions.masking import secrets, session_secrets
 from crow_core.extensions.usage import usage
-from crow_core.models.stream import ModelError
 from crow_core.prompts import Prompt
 from crow_core.session import Session
 from crow_core.store import Record

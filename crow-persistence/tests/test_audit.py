@@ -12,10 +12,10 @@ from typing import Any
 import crow_mcp_server
 import pytest
 from crow_core.app import Crow
+from crow_core.errors import StoreError
 from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
 from crow_core.messages import Message
-from crow_core.store import StoreError
 from crow_core.testing import Reply, ScriptedModel, ToolCall, connect
 from crow_persistence import audit
 from crow_persistence.audit import anchor, announce, listing, record, verify

@@ -22,10 +22,10 @@ from crow_core.acp.schema import (
     UserMessageChunk,
 )
 from crow_core.app import Crow
+from crow_core.errors import StoreError
 from crow_core.messages import Message, view
 from crow_core.models.chat import Call
 from crow_core.session import Session, new_id
-from crow_core.store import StoreError
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_persistence import extension, reading
 from crow_persistence.database import Database

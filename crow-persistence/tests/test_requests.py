@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
+from crow_core.errors import StoreError
 from crow_core.masking import masked
 from crow_core.messages import Message, ToolUse, View
 from crow_core.models.chat import Call, ChatModel, Model, Prices, encode
 from crow_core.models.quirks import Quirks
-from crow_core.store import StoreError
 from crow_core.testing import ScriptedModel
 from crow_persistence import blobs, prompts, requests
 from crow_persistence.database import Database

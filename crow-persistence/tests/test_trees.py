@@ -8,9 +8,10 @@ import pytest
 from crow_core.acp.schema import ClientCapabilities, ImageBlock, TextBlock
 from crow_core.app import Crow
 from crow_core.content import to_message
+from crow_core.errors import SessionBusy, StoreError
 from crow_core.messages import Message, view
 from crow_core.session import Session
-from crow_core.store import Page, SessionBusy, StoreError
+from crow_core.store import Page
 from crow_core.testing import Reply, ScriptedModel
 from crow_persistence import checks, reading, trees
 from crow_persistence.database import Database

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from crow_core.acp.transports import stdio
 from crow_core.agent import Agent
 from crow_core.app import Crow
+from crow_core.errors import ConfigError
 from crow_core.models.chat import Model
-from crow_core.settings.config import ConfigError, Home, load, variables
+from crow_core.settings.config import Home, load, variables
 from crow_core.settings.discovery import hears
 
 from crow_cli.ending import complete

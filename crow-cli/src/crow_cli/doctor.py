@@ -15,15 +15,17 @@ from typing import Any, Literal
 
 import click
 import msgspec
+from crow_core.errors import ConfigError, ModelError
 from crow_core.extensions.alarm import least
 from crow_core.extensions.printed_calls import is_printed_call
-from crow_core.extensions.usage import cached_tokens, number
 from crow_core.messages import Delta, Message, answer, arguments_of, settle, view
-from crow_core.models.chat import CONNECT, FLAGS, Call, ChatModel, Request, endpoint, http_client
+from crow_core.models.chat import FLAGS, Call, ChatModel, Request
+from crow_core.models.endpoint import CONNECT, endpoint, http_client
 from crow_core.models.quirks import Quirks
-from crow_core.models.stream import ModelError, one_line, parse
+from crow_core.models.stream import one_line, parse
+from crow_core.models.usage import cached_tokens, number
 from crow_core.models.window import find_window, objects
-from crow_core.settings.config import Config, ConfigError, Home, load, variables
+from crow_core.settings.config import Config, Home, load, variables
 from crow_core.settings.discovery import find_models
 from msgspec import structs
 

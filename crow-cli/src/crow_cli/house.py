@@ -15,7 +15,7 @@ from crow_compact.extension import compact
 from crow_core.app import Crow
 from crow_core.content import clean
 from crow_core.editor import Editor, terminals
-from crow_core.elicitation import ElicitationError
+from crow_core.errors import ConfigError, ElicitationError
 from crow_core.extensions.alarm import alarm
 from crow_core.extensions.ask import ask
 from crow_core.extensions.budgets import budgets
@@ -52,7 +52,6 @@ from crow_core.session import Session
 from crow_core.settings.config import (
     TOKENS,
     Config,
-    ConfigError,
     Home,
     ServerSettings,
     database_url,

@@ -16,12 +16,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import click
+from crow_core.errors import ConfigError
 from crow_core.masking import masked, secrets_of
 from crow_core.mcp.server import aside, fastmcp_client, listed, reason
 from crow_core.settings.config import (
     TOKENS,
     Config,
-    ConfigError,
     Home,
     ProjectConfig,
     ServerSettings,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from crow_core.store import StoreError
+from crow_core.errors import StoreError
 
 from crow_cli.ending import wrong
 from crow_cli.history import (
@@ -74,7 +74,8 @@ def list_(everywhere: bool, agents: bool, limit: int, as_json: bool) -> None:
 @AS_JSON
 def show(session: str, view: bool, as_json: bool) -> None:
     """What was said and done in a session. Nothing is masked."""
-    from crow_core import messages
+    from crow_core.messages import view as view_of
+    from crow_core.messages import without_markers
     from crow_persistence.export.jsonl import lines
     from crow_persistence.export.story import Story
     from crow_persistence.reading import find
@@ -86,7 +87,7 @@ def show(session: str, view: bool, as_json: bool) -> None:
     if view:
         system = story.record.system
         first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        seen, said = messages.view(story.record.log), messages.without_markers(story.record.log)
+        seen, said = view_of(story.record.log), without_markers(story.record.log)
         if len(seen) < len(said):
             say(f"The model reads {len(seen)} messages, made of {len(said)}; without --view all of them are shown.")
         request = [*first, *seen]

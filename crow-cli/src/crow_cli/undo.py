@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 from crow_core.acp.connection import ConnectionClosed
 from crow_core.acp.schema import ClientCapabilities
-from crow_core.store import StoreError
+from crow_core.errors import StoreError
 from msgspec import Struct
 
 from crow_cli.ending import complete, wrong

@@ -7,10 +7,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from crow_core.errors import ModelError, PromptError
 from crow_core.messages import Message, chosen, kind_of, live, named, prompts_in, view, with_joined_users
 from crow_core.models.chat import Request
-from crow_core.models.stream import ModelError
-from crow_core.prompts import PromptError
 from crow_core.session import Session
 
 from crow_compact.gauge import Gauge

@@ -7,11 +7,11 @@ from typing import Annotated
 from crow_core.acp.schema import CompactionUpdate, ContentBlock, StopReason, TextBlock, UsageUpdate
 from crow_core.app import Crow
 from crow_core.content import ToolResult
+from crow_core.errors import ModelError
 from crow_core.extensions.commands import first_text
-from crow_core.extensions.usage import UNKNOWN_WINDOW
 from crow_core.messages import Message, ToolUse, live
 from crow_core.models.chat import Call, Request, room
-from crow_core.models.stream import ModelError
+from crow_core.models.usage import UNKNOWN_WINDOW
 from crow_core.prompts import Prompt
 from crow_core.session import Command, Session, new_id
 from msgspec import Meta

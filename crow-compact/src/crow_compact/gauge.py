@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from crow_core.extensions.alarm import size
-from crow_core.extensions.usage import cached_tokens, number
 from crow_core.messages import parts
 from crow_core.models.chat import Call, Request, encode
+from crow_core.models.usage import cached_tokens, number
 
 RATE = 0.3
 """Tokens a character, until a server has counted."""

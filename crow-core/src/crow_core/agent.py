@@ -84,16 +84,15 @@ from crow_core.acp.schema import (
 from crow_core.acp.transports import Transport
 from crow_core.app import Crow
 from crow_core.content import replay, to_message
-from crow_core.extensions.usage import TURN, Totals
+from crow_core.errors import ConfigError, ModelError, PromptError, SessionBusy, StoreError
 from crow_core.hooks import call
 from crow_core.mcp.server import from_acp
 from crow_core.models.chat import ChatModel, Model
-from crow_core.models.stream import ModelError
-from crow_core.prompts import PromptError
+from crow_core.models.usage import TURN, Totals
+from crow_core.options import SWITCH, Option
 from crow_core.providers import API, MAIN, Provider, is_endpoint
-from crow_core.session import SWITCH, Option, Session
-from crow_core.settings.config import ConfigError
-from crow_core.store import Page, SessionBusy, StoreError
+from crow_core.session import Session
+from crow_core.store import Page
 from crow_core.trace import TRACE, trace_in
 
 PAGE = 50

@@ -4,6 +4,8 @@ from crow_core.acp.connection import RpcError as RpcError
 from crow_core.agent import Agent as Agent
 from crow_core.app import Crow as Crow
 from crow_core.content import ToolResult as ToolResult
+from crow_core.errors import EndTurn as EndTurn
+from crow_core.errors import ModelError as ModelError
 from crow_core.extensions.permissions import permissions as permissions
 from crow_core.mcp.server import Server as Server
 from crow_core.mcp.toolbox import Toolbox as Toolbox
@@ -14,11 +16,9 @@ from crow_core.messages import view as view
 from crow_core.models.chat import Call as Call
 from crow_core.models.chat import ChatModel as ChatModel
 from crow_core.models.chat import Model as Model
-from crow_core.models.stream import ModelError as ModelError
+from crow_core.options import Choice as Choice
+from crow_core.options import Option as Option
 from crow_core.prompts import Prompt as Prompt
-from crow_core.session import Choice as Choice
 from crow_core.session import Command as Command
-from crow_core.session import EndTurn as EndTurn
 from crow_core.session import Hooks as Hooks
-from crow_core.session import Option as Option
 from crow_core.session import Session as Session

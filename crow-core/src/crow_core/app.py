@@ -8,14 +8,15 @@ from typing import Any, Concatenate, ParamSpec
 from crow_core.acp.schema import StopReason
 from crow_core.bridge import Bridge
 from crow_core.content import clean
+from crow_core.errors import EndTurn, ModelError, SessionBusy
 from crow_core.mcp.server import Server
 from crow_core.messages import INTERRUPTED, Message, answer, unanswered
 from crow_core.models.chat import ChatModel, Model
-from crow_core.models.stream import ModelError
+from crow_core.options import Choice, Option
 from crow_core.prompts import Prompt
 from crow_core.react import react
-from crow_core.session import Choice, Client, EndTurn, Hooks, Option, Session, new_id
-from crow_core.store import Record, SessionBusy
+from crow_core.session import Client, Hooks, Session, new_id
+from crow_core.store import Record
 
 P = ParamSpec("P")
 Method = Callable[[Session, dict[str, Any]], Any]

@@ -29,14 +29,14 @@ from crow_core.acp.schema import (
     Unknown,
 )
 from crow_core.content import audio_part, clean, fenced, image_part, text_part
-from crow_core.elicitation import Answer, ElicitationError, can_ask, check_form
+from crow_core.elicitation import Answer, can_ask, check_form
+from crow_core.errors import ElicitationError, EndTurn, ModelError
 from crow_core.masking import masked
 from crow_core.mcp.server import Server, Use
 from crow_core.mcp.toolbox import clean_text
 from crow_core.messages import Message, parts
 from crow_core.models.chat import Request
-from crow_core.models.stream import ModelError
-from crow_core.session import EndTurn, Session, new_id
+from crow_core.session import Session, new_id
 
 if TYPE_CHECKING:
     from mcp_types import (

@@ -17,7 +17,8 @@ from crow_core.acp.schema import (
     NumberPropertySchema,
     StringPropertySchema,
 )
-from crow_core.models.chat import is_local
+from crow_core.errors import ElicitationError
+from crow_core.models.endpoint import is_local
 
 SECRET = re.compile(
     r"\b((api|access|secret|private)[ _-]?(key|token)s?|pass(word|wd|phrase|code)|pin|credentials?)\b"
@@ -25,10 +26,6 @@ SECRET = re.compile(
     re.IGNORECASE,
 )
 """How a field is called that asks for what must never be asked by a form: it would be sent and kept as plain text."""
-
-
-class ElicitationError(Exception):
-    """A person cannot be asked so, or the answer does not fit the question; the text says why."""
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crow_core.errors import PromptError
+
 if TYPE_CHECKING:
     from jinja2 import Template
-
-
-class PromptError(Exception):
-    """A template that cannot be rendered; the text names it and says what to do."""
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from msgspec.structs import asdict
 
 from crow_core.acp.schema import StopReason, ToolCallUpdate
 from crow_core.content import describe, remembered, shown
+from crow_core.errors import ModelError
 from crow_core.messages import INTERRUPTED, Message, ToolUse, answer, unanswered, unwrapped
 from crow_core.models.chat import Call
-from crow_core.models.stream import ModelError
 from crow_core.session import Session
 
 STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "content_filter": "refusal"}

@@ -20,7 +20,6 @@ from crow_core.acp.schema import (
     AvailableCommand,
     AvailableCommandInput,
     AvailableCommandsUpdate,
-    BooleanConfigOption,
     CancelledOutcome,
     ClientCapabilities,
     CompleteElicitationNotification,
@@ -33,9 +32,7 @@ from crow_core.acp.schema import (
     PermissionOption,
     RequestPermissionRequest,
     RequestPermissionResponse,
-    SelectConfigOption,
     SelectedOutcome,
-    SelectEntry,
     SessionConfigOption,
     SessionInfoUpdate,
     SessionMode,
@@ -48,13 +45,14 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.content import ToolResult, begin
-from crow_core.elicitation import Answer, ElicitationError, can_ask, check_form, check_page, checked
+from crow_core.elicitation import Answer, can_ask, check_form, check_page, checked
+from crow_core.errors import ElicitationError, EndTurn, ModelError
 from crow_core.hooks import Collect, First, Observe, Pipe
 from crow_core.mcp.server import Server
 from crow_core.mcp.toolbox import Toolbox
 from crow_core.messages import Delta, Message, ToolUse, View, arguments_of, kind_of, live, settle
 from crow_core.models.chat import Call, Model, Request
-from crow_core.models.stream import ModelError
+from crow_core.options import Option, as_config_option
 from crow_core.prompts import Prompt
 from crow_core.store import Page, Record
 from crow_core.trace import TRACE
@@ -86,16 +84,6 @@ class Client(Protocol):
         ...
 
 
-class EndTurn(Exception):
-    """Raised in a hook to end the turn in good order: a command was answered, a budget is spent."""
-
-    def __init__(self, stop_reason: StopReason = "end_turn", text: str = "") -> None:
-        super().__init__(text or stop_reason)
-        self.stop_reason: StopReason = stop_reason
-        self.text = text
-        """What the user is told."""
-
-
 @dataclass(frozen=True)
 class Command:
     """A slash command. `run` receives the session and the words after the command's name."""
@@ -106,35 +94,6 @@ class Command:
     """Gives a text that ends the turn without asking the model, or the user message to go on with."""
     hint: str = ""
     """What may follow the name, shown while the user types."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One value an option can have."""
-
-    value: str
-    name: str
-    description: str = ""
-    fleeting: bool = False
-    """It does not come back with a stored session: it has to be chosen anew."""
-
-
-SWITCH = (Choice("on", "On"), Choice("off", "Off"))
-"""The choices of an option that is a boolean; clients that know booleans are shown one."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """A setting of a session that its user can change at any time (ACP, session config options)."""
-
-    id: str
-    name: str
-    category: str
-    """"mode", "model", "model_config", "thought_level", or one's own that begins with `_`; empty for none."""
-    choices: Sequence[Choice]
-    get: "Callable[[], str]"
-    set: "Callable[[str], None]"
-    description: str = ""
 
 
 class Hooks:
@@ -609,17 +568,3 @@ class Session:
         if self._scratch is not None:
             with suppress(OSError):
                 self._scratch.cleanup()
-
-
-def as_config_option(option: Option, *, booleans: bool) -> SessionConfigOption:
-    """An option as ACP has it, with its current value."""
-    what: dict[str, Any] = {
-        "id": option.id,
-        "name": option.name,
-        "category": option.category or UNSET,
-        "description": option.description or UNSET,
-    }
-    if booleans and option.choices is SWITCH:
-        return BooleanConfigOption(**what, current_value=option.get() == "on")
-    entries = [SelectEntry(value=c.value, name=c.name, description=c.description or UNSET) for c in option.choices]
-    return SelectConfigOption(**what, current_value=option.get(), options=entries)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import INTERNAL_ERROR, INVALID_PARAMS
 from crow_core.app import Crow
+from crow_core.errors import StoreError
 from crow_core.extensions.masking import session_secrets
 from crow_core.messages import Message
 from crow_core.models.chat import Call
 from crow_core.session import Command, Session, new_id
-from crow_core.store import Page, Record, StoreError
+from crow_core.store import Page, Record
 
 from crow_persistence import search_tool
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import crow_core
 import msgspec
-from crow_core.extensions.usage import counts, price
+from crow_core.errors import StoreError
 from crow_core.masking import masked
 from crow_core.messages import Message
 from crow_core.models.chat import Call, ChatModel, Request
 from crow_core.models.chat import encode as as_sent
-from crow_core.store import StoreError
+from crow_core.models.usage import counts, price
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from crow_persistence import blobs

@@ -5,10 +5,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from crow_core.errors import SessionBusy
 from crow_core.messages import Message
 from crow_core.models.chat import Call
 from crow_core.session import Session
-from crow_core.store import Page, Record, SessionBusy
+from crow_core.store import Page, Record
 from sqlalchemy import Row
 
 from crow_persistence import audit, leases, reading, requests, search, trees, writing

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from crow_core.errors import StoreError
 from crow_core.masking import masked
 from crow_core.messages import Message
 from crow_core.session import Session
-from crow_core.store import StoreError
 from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select, update
 
 from crow_persistence import audit, blobs, leases, prompts, reading, search

@@ -6,9 +6,9 @@ from typing import Any
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
-from crow_core.extensions.usage import cached_tokens, number
 from crow_core.messages import parts
 from crow_core.models.chat import Call, ChatModel, room
+from crow_core.models.usage import cached_tokens, number
 from crow_core.session import Session
 
 ENOUGH = 8_000

@@ -24,7 +24,8 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.content import ToolResult
-from crow_core.elicitation import ElicitationError, can_ask
+from crow_core.elicitation import can_ask
+from crow_core.errors import ElicitationError
 from crow_core.mcp.server import Server
 from crow_core.mcp.toolbox import unquoted
 from crow_core.messages import ToolUse, arguments_of

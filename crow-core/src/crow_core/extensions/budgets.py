@@ -10,12 +10,13 @@ from msgspec import Meta
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
+from crow_core.errors import EndTurn
 from crow_core.extensions.ask import confirm
 from crow_core.extensions.subagents import parent_of
-from crow_core.extensions.usage import counts, price
 from crow_core.messages import Message, kind_of, live
 from crow_core.models.chat import Call, Request
-from crow_core.session import EndTurn, Session
+from crow_core.models.usage import counts, price
+from crow_core.session import Session
 
 
 @dataclass

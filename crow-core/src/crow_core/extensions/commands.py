@@ -5,9 +5,11 @@ import msgspec
 from crow_core.acp.schema import TextBlock
 from crow_core.app import Crow
 from crow_core.content import attached, blocks_of
+from crow_core.errors import EndTurn
 from crow_core.extensions.subagents import parent_of
 from crow_core.messages import Message, kind_of, live
-from crow_core.session import Command, EndTurn, Option, Session
+from crow_core.options import Option
+from crow_core.session import Command, Session
 
 
 def commands(crow: Crow) -> None:

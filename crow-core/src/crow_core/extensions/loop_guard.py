@@ -8,10 +8,11 @@ import msgspec
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.content import ToolResult
+from crow_core.errors import EndTurn
 from crow_core.extensions.ask import confirm
 from crow_core.messages import ToolUse, arguments_of
 from crow_core.models.chat import Call
-from crow_core.session import EndTurn, Session
+from crow_core.session import Session
 
 TOLD = "[You made this very call {} times, and it gave the same each time. Try something else, or say what is missing.]"
 

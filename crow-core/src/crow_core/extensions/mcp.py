@@ -17,7 +17,7 @@ from crow_core.acp.decoding import lenient
 from crow_core.acp.schema import ContentBlock, ElicitationSchema, StringPropertySchema, TextBlock
 from crow_core.app import Crow
 from crow_core.content import clean, to_message
-from crow_core.elicitation import ElicitationError
+from crow_core.errors import ElicitationError
 from crow_core.extensions.masking import session_secrets
 from crow_core.masking import masked
 from crow_core.mcp.server import Server, reason

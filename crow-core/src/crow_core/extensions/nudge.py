@@ -2,9 +2,9 @@
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
+from crow_core.errors import ModelError
 from crow_core.messages import Message
 from crow_core.models.chat import Call
-from crow_core.models.stream import ModelError
 from crow_core.session import Session
 
 NUDGE = "Your last reply was empty. Go on with the task, or say that you are done."

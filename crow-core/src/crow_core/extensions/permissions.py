@@ -27,10 +27,11 @@ import msgspec
 from crow_core.acp.schema import PermissionOption, ToolCallContent, ToolCallFields
 from crow_core.app import Crow
 from crow_core.content import ToolResult, clean, describe, path_of, shown
-from crow_core.elicitation import ElicitationError
+from crow_core.errors import ElicitationError
 from crow_core.extensions.masking import without_secrets
 from crow_core.messages import ToolUse, arguments_of
-from crow_core.session import Choice, Option, Session
+from crow_core.options import Choice, Option
+from crow_core.session import Session
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 Verdict = Literal["allow", "ask", "deny"]

@@ -17,12 +17,13 @@ from msgspec import Meta, Struct
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.content import ToolResult, block_text, clean
+from crow_core.errors import EndTurn
 from crow_core.extensions.commands import first_text
 from crow_core.extensions.masking import session_secrets
 from crow_core.extensions.subagents import parent_of
 from crow_core.masking import masked
 from crow_core.messages import Message, ToolUse, arguments_of
-from crow_core.session import EndTurn, Session
+from crow_core.session import Session
 
 log = logging.getLogger("crow")
 

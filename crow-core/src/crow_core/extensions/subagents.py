@@ -23,11 +23,11 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.content import ToolResult, clean
+from crow_core.errors import EndTurn, ModelError
 from crow_core.mcp.server import Server
 from crow_core.mcp.toolbox import unquoted
 from crow_core.messages import Message, ToolUse, arguments_of
-from crow_core.models.stream import ModelError
-from crow_core.session import EndTurn, Session
+from crow_core.session import Session
 
 NAME = "agent"
 DESCRIPTION = """\

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from crow_core.app import Crow
+from crow_core.errors import ConfigError
 from crow_core.prompts import Prompt
 from crow_core.session import Session
-from crow_core.settings.config import ConfigError
 
 
 def templates(crow: Crow, *, files: Callable[[Session], Mapping[str, Path]]) -> None:

@@ -20,12 +20,12 @@ from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import INVALID_PARAMS, INVALID_REQUEST, StopReason
 from crow_core.app import Crow
 from crow_core.content import clean, title_of
+from crow_core.errors import StoreError
 from crow_core.extensions.commands import first_text
 from crow_core.extensions.subagents import parent_of
 from crow_core.masking import MASK
 from crow_core.messages import INTERRUPTED, Message, arguments_of, kind_of, live, prompts_in
 from crow_core.session import Command, Session
-from crow_core.store import StoreError
 
 Change = dict[str, Any]
 """What an edit says of itself: `path`, `old`, `new`, `before`, `after`, perhaps `encoding` and `mark`."""

@@ -12,7 +12,8 @@ from crow_core.extensions.shell_hooks import execute
 from crow_core.extensions.subagents import parent_of
 from crow_core.masking import masked
 from crow_core.messages import Message, ToolUse
-from crow_core.session import SWITCH, Option, Session
+from crow_core.options import SWITCH, Option
+from crow_core.session import Session
 
 ROUNDS = "until_done_rounds"
 """How often the turn was made to go on, in `Session.state`; None while no tool has been called."""

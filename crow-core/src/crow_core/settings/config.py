@@ -20,6 +20,7 @@ from msgspec import UNSET, Meta, Struct, field
 from msgspec.structs import asdict
 
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
+from crow_core.errors import ConfigError
 from crow_core.extensions.permissions import parse_rules
 from crow_core.masking import secrets_of
 from crow_core.mcp.server import Server, from_acp
@@ -37,10 +38,6 @@ LOGIN_TIMEOUT = 330.0
 """Seconds a server may take to start that a person may have to log in to."""
 
 VARIABLE = re.compile(r"\$\{(?:env:)?(\w+)(?::-([^}]*))?\}")
-
-
-class ConfigError(Exception):
-    """A setting that cannot be used; the text names the file, the line, the key, and what to do."""
 
 
 class ModelSettings(Struct, kw_only=True, forbid_unknown_fields=True):
