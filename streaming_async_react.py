@@ -13,10 +13,11 @@ import os
 import sys
 
 import crow_mcp_server
-from crow_core.content import ToolResult, told
+from crow_core.content import to_content
 from crow_core.mcp.server import Server
+from crow_core.mcp.tool import ToolResult
 from crow_core.mcp.toolbox import Toolbox
-from crow_core.messages import Message, ToolUse, answer, merge, settle, view
+from crow_core.messages import Message, ToolUse, answer_tool_call, merge, settle, view
 from crow_core.models.chat import ChatModel, Model
 from crow_core.testing import Reply, ScriptedServer
 
@@ -51,14 +52,14 @@ async def act(toolbox: Toolbox, calls: list[ToolUse]) -> list[Message]:
     """Run the calls together; give the answers in the order asked."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(use_tool(toolbox, call)) for call in calls]
-    return [answer(call, told(task.result())) for call, task in zip(calls, tasks, strict=True)]
+    return [answer_tool_call(call, to_content(task.result())) for call, task in zip(calls, tasks, strict=True)]
 
 
 async def use_tool(toolbox: Toolbox, call: ToolUse) -> ToolResult:
     """One call. A tool's failure is a result too: the model reads it and does better."""
     print(f"● {call['function']['name']} {call['function']['arguments']}")
     result = toolbox.reject(call) or await toolbox.call(call, {"crow/cwd": os.getcwd()})
-    print("\n".join(f"  {line}" for line in str(told(result)).splitlines()[:8]))
+    print("\n".join(f"  {line}" for line in str(to_content(result)).splitlines()[:8]))
     return result
 
 

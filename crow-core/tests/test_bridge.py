@@ -41,9 +41,9 @@ from crow_core.extensions.permissions import permissions
 from crow_core.extensions.usage import usage
 from crow_core.mcp import schemas
 from crow_core.mcp import server as servers
-from crow_core.mcp.server import Server, Use
-from crow_core.messages import kind_of
-from crow_core.models.chat import Call
+from crow_core.mcp.server import RunningCall, Server
+from crow_core.messages import marker_kind
+from crow_core.models.chat import ModelCall
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Asked
 from crow_core.testing.wire import wired
@@ -257,8 +257,8 @@ async def test_no_call_lasts_for_ever_whatever_it_says(birds: Birds, monkeypatch
 
 
 def test_while_a_person_is_asked_no_time_passes_for_the_call():
-    assert Use(heard=0, end=0).left(5) < 0
-    assert Use(heard=0, end=0, asking=1).left(5) == 5
+    assert RunningCall(heard=0, end=0).left(5) < 0
+    assert RunningCall(heard=0, end=0, asking=1).left(5) == 5
 
 
 # elicitation
@@ -461,7 +461,7 @@ async def test_a_cancelled_turn_takes_the_question_back(birds: Birds):
 
 
 async def test_the_model_answers_a_server_that_the_person_lets_ask(birds: Birds):
-    calls: list[Call] = []
+    calls: list[ModelCall] = []
     counted: list[int] = []
     model = script(sample(systemPrompt="You are a bird.", temperature=0.5, stopSequences=["!"]))
     crow = crow_with(model, birds()).use(usage)
@@ -532,7 +532,7 @@ async def test_who_let_a_server_ask_is_in_the_log(birds: Birds):
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
         (opened,) = crow.sessions.values()
-        (decision,) = [entry["crow"] for entry in opened.log if kind_of(entry) == "decision"]
+        (decision,) = [entry["crow"] for entry in opened.log if marker_kind(entry) == "decision"]
     assert {key: decision[key] for key in ("is", "by", "scope", "tool", "call")} == {
         "is": "allow",
         "by": "the user",
@@ -700,7 +700,7 @@ async def test_tools_change_at_the_next_turns_start_with_a_marker_and_a_word(bir
         for _ in range(3):
             await editor.prompt(session.session_id, "go")
         (opened,) = crow.sessions.values()
-        assert len([entry for entry in opened.log if kind_of(entry) == "tools"]) == 3
+        assert len([entry for entry in opened.log if marker_kind(entry) == "tools"]) == 3
     assert [offered(request) for request in model.requests] == [
         *(set(), set()),
         *({"crow"}, {"crow"}),

@@ -21,9 +21,9 @@ from crow_core.acp.schema import (
 from crow_core.acp.transports import HIGH_WATER, Memory, memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
-from crow_core.content import ToolResult
 from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
+from crow_core.mcp.tool import ToolResult
 from crow_core.messages import INTERRUPTED, Message, ToolUse
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect

@@ -10,12 +10,12 @@ from crow_core import session as sessions
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import AgentMessageChunk, StopReason, ToolCall, ToolCallUpdate
 from crow_core.app import Crow
-from crow_core.content import ToolResult
 from crow_core.errors import EndTurn
 from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
+from crow_core.mcp.tool import ToolResult
 from crow_core.messages import INTERRUPTED, Message, ToolUse
-from crow_core.models.chat import Call, ChatModel, Request, encode
+from crow_core.models.chat import ChatModel, ModelCall, Request, encode
 from crow_core.session import Hooks, Session
 from crow_core.testing import Editor, Failure, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ToolCall as Use
@@ -307,7 +307,7 @@ async def test_after_model_comes_when_the_calls_have_been_answered():
     logs: list[list[str | None]] = []
 
     @crow.after_model
-    def look(session: Session, call: Call) -> None:
+    def look(session: Session, call: ModelCall) -> None:
         logs.append([entry.get("role") for entry in session.log if "role" in entry])
 
     async with connect(crow) as editor:
@@ -549,7 +549,7 @@ async def test_every_request_is_told_of_when_it_leaves_and_when_it_has_ended():
             told.append(entry.get("role") or entry.get("crow", {})["kind"])
 
         @crow.model_call
-        def call(session: Session, call: Call) -> None:
+        def call(session: Session, call: ModelCall) -> None:
             told.append(("ended" if call.ended else "sent", bool(call.error)))
             assert server.bodies == [] or encode(call.sent) == server.bodies[-1]
 

@@ -12,7 +12,7 @@ from crow_core.errors import ModelError
 from crow_core.extensions.nudge import nudge
 from crow_core.mcp.server import Server
 from crow_core.messages import Message
-from crow_core.models.chat import Call
+from crow_core.models.chat import ModelCall
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
@@ -41,7 +41,7 @@ def remember(note: dict[str, Any], tags: list[str] | None = None, text: str = ""
 
 def crow_with(model: ScriptedModel, *tools: FastMCP, max_steps: int = 200) -> Crow:
     servers = [Server(server.name, lambda server=server: server, shared=True) for server in tools or (TOOLS,)]
-    return Crow(model, servers=servers, max_steps=max_steps)
+    return Crow(model, servers=servers, max_requests=max_steps)
 
 
 def use(name: str, arguments: dict[str, Any] | str, **more: Any) -> Use:
@@ -428,10 +428,10 @@ async def test_a_request_that_was_refused_is_made_anew_where_an_extension_says_s
 
 async def test_what_is_asked_beside_the_conversation_is_noted_but_neither_shown_nor_kept():
     crow = crow_with(ScriptedModel([Reply("Aside.", usage={"prompt_tokens": 7})]))
-    noted: list[Call] = []
+    noted: list[ModelCall] = []
 
     @crow.model_call
-    def note(session: Session, call: Call) -> None:
+    def note(session: Session, call: ModelCall) -> None:
         noted.append(call)
 
     async with connect(crow) as editor:

@@ -19,7 +19,7 @@ from crow_core.extensions.shell_hooks import Hook, shell_hooks
 from crow_core.extensions.subagents import REPORT, subagents
 from crow_core.extensions.usage import usage
 from crow_core.mcp.server import Server
-from crow_core.models.chat import Call
+from crow_core.models.chat import ModelCall
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import in_order
@@ -196,7 +196,7 @@ async def test_an_agent_that_fails_is_a_tool_that_fails():
 
 async def test_an_agent_that_does_not_stop_says_how_far_it_came():
     model = cast([task(), Reply("Done.")], [Reply("Again.", tool_calls=call("box_look", at="a").tool_calls)] * 5)
-    async with connect(Crow(model, servers=[box()], max_steps=5).use(subagents)) as editor:
+    async with connect(Crow(model, servers=[box()], max_requests=5).use(subagents)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
     told = model.requests[-1]["messages"][-1]["content"]
@@ -225,7 +225,7 @@ async def test_its_warnings_are_the_sessions():
     crow = Crow(cast([task(), Reply("Done.")], [Reply("Empty.")])).use(subagents)
 
     @crow.after_model
-    async def warn(session: Session, call: Call) -> None:
+    async def warn(session: Session, call: ModelCall) -> None:
         if len(crow.sessions) > 1:
             await session.notice("It is late.", "warning")
 

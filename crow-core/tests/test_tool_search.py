@@ -10,7 +10,7 @@ from crow_core.content import replay
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.tool_search import ranked, tool_search
 from crow_core.mcp.server import Server
-from crow_core.mcp.toolbox import Tool
+from crow_core.mcp.tool import Tool
 from crow_core.store import Record
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use

@@ -24,7 +24,7 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.errors import StoreError
 from crow_core.messages import Message, view
-from crow_core.models.chat import Call
+from crow_core.models.chat import ModelCall
 from crow_core.session import Session, new_id
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_persistence import extension, reading
@@ -105,7 +105,7 @@ async def test_what_was_chosen_comes_back(database: Database):
         id = (await editor.new_session("/")).session_id
         await editor.set_option(id, "model", "large")
         await editor.prompt(id, "hi")
-        await first.sessions[id].entitle("A greeting")
+        await first.sessions[id].set_title("A greeting")
     async with connect(later := crow()) as editor:
         await load(editor, id)
         session = later.sessions[id]
@@ -311,7 +311,7 @@ async def test_a_call_is_never_written_down_as_that_of_a_session_in_another_file
         (tmp_path / "other.db").replace(tmp_path / "crow.db")
         with pytest.raises(StoreError, match="replaced"):
             store.beat()  # hears of it, and nobody else does
-        call = Call(mine.model, {"messages": []})
+        call = ModelCall(mine.model, {"messages": []})
         store.call(mine, call)
         with store.database.reading() as connection:
             assert connection.scalars(select(calls.c.id)).all() == []
@@ -395,7 +395,7 @@ async def test_a_secret_is_nowhere_in_the_database(database: Database):
         while "It is [secret]" not in everything(database):
             await asyncio.sleep(0)
         await turn
-        await crow.sessions[id].entitle(CANARY)
+        await crow.sessions[id].set_title(CANARY)
     assert CANARY not in everything(database)
     for file in database.folder.iterdir():
         assert CANARY.encode() not in file.read_bytes()

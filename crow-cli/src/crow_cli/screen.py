@@ -28,7 +28,7 @@ from crow_core.acp.schema import (
     UsageUpdate,
 )
 from crow_core.acp.transports import Transport
-from crow_core.content import CONTROL as CONTROL_CHARACTERS
+from crow_core.text import CONTROL_CHARACTERS as CONTROL_CHARACTERS
 from msgspec import UNSET
 
 LINES = 12

@@ -74,8 +74,8 @@ def list_(everywhere: bool, agents: bool, limit: int, as_json: bool) -> None:
 @AS_JSON
 def show(session: str, view: bool, as_json: bool) -> None:
     """What was said and done in a session. Nothing is masked."""
+    from crow_core.messages import drop_markers
     from crow_core.messages import view as view_of
-    from crow_core.messages import without_markers
     from crow_persistence.export.jsonl import lines
     from crow_persistence.export.story import Story
     from crow_persistence.reading import find
@@ -87,7 +87,7 @@ def show(session: str, view: bool, as_json: bool) -> None:
     if view:
         system = story.record.system
         first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        seen, said = view_of(story.record.log), without_markers(story.record.log)
+        seen, said = view_of(story.record.log), drop_markers(story.record.log)
         if len(seen) < len(said):
             say(f"The model reads {len(seen)} messages, made of {len(said)}; without --view all of them are shown.")
         request = [*first, *seen]
@@ -104,12 +104,12 @@ def show(session: str, view: bool, as_json: bool) -> None:
 
 def print_message(message: "Message") -> None:
     """A message as it goes to the model."""
-    from crow_core.messages import parts
+    from crow_core.messages import to_parts
     from crow_persistence.export.story import address_of, caption
 
     answers = f" {message['tool_call_id']}" if "tool_call_id" in message else ""
     click.secho(one_line(f"{message.get('role')}{answers}"), bold=True)
-    for part in parts(message.get("content")):
+    for part in to_parts(message.get("content")):
         click.echo(indented(f"[{caption(url)}]" if (url := address_of(part)) else str(part.get("text", ""))))
     for call in message.get("tool_calls", []):
         function = call["function"]

@@ -83,17 +83,17 @@ from crow_core.acp.schema import (
 )
 from crow_core.acp.transports import Transport
 from crow_core.app import Crow
-from crow_core.content import replay, to_message
+from crow_core.content import replay, to_user_message
 from crow_core.errors import ConfigError, ModelError, PromptError, SessionBusy, StoreError
-from crow_core.hooks import call
+from crow_core.hooks import call_function
 from crow_core.mcp.server import from_acp
 from crow_core.models.chat import ChatModel, Model
-from crow_core.models.usage import TURN, Totals
+from crow_core.models.usage import TURN_TOTALS, Totals
 from crow_core.options import SWITCH, Option
 from crow_core.providers import API, MAIN, Provider, is_endpoint
 from crow_core.session import Session
 from crow_core.store import Page
-from crow_core.trace import TRACE, trace_in
+from crow_core.trace import TRACE, find_trace
 
 PAGE = 50
 """Sessions in one answer to `session/list`."""
@@ -366,10 +366,10 @@ class Agent:
 
     async def prompt(self, params: PromptRequest) -> PromptResponse:
         session, crow = self.session(params.session_id), await self.crow()
-        TURN.set(spent := Totals())
-        TRACE.set(trace_in(params.meta or {}))
+        TURN_TOTALS.set(spent := Totals())
+        TRACE.set(find_trace(params.meta or {}))
         try:
-            stop_reason = await crow.prompt(session, to_message(params.prompt))
+            stop_reason = await crow.prompt(session, to_user_message(params.prompt))
             return PromptResponse(stop_reason=stop_reason, usage=as_usage(spent) if self.unstable else UNSET)
         except asyncio.CancelledError:
             return PromptResponse(stop_reason="cancelled")
@@ -437,7 +437,7 @@ class Agent:
             raise RpcError(METHOD_NOT_FOUND, f"Method not found: {method}")
         if not isinstance(id := params.get("sessionId"), str):
             raise RpcError(INVALID_PARAMS, "Invalid params: sessionId: a session has to be named")
-        return await call(found, self.session(id), params)
+        return await call_function(found, self.session(id), params)
 
     async def models(self) -> Mapping[str, Model] | None:
         """Those of the client's own endpoint; None for the configured ones. Raises ModelError."""

@@ -7,16 +7,16 @@ from typing import Any, Concatenate, ParamSpec
 
 from crow_core.acp.schema import StopReason
 from crow_core.bridge import Bridge
-from crow_core.content import clean
 from crow_core.errors import EndTurn, ModelError, SessionBusy
 from crow_core.mcp.server import Server
-from crow_core.messages import INTERRUPTED, Message, answer, unanswered
+from crow_core.messages import INTERRUPTED, Message, answer_tool_call, find_unanswered
 from crow_core.models.chat import ChatModel, Model
 from crow_core.options import Choice, Option
 from crow_core.prompts import Prompt
 from crow_core.react import react
 from crow_core.session import Client, Hooks, Session, new_id
 from crow_core.store import Record
+from crow_core.text import to_line
 
 P = ParamSpec("P")
 Method = Callable[[Session, dict[str, Any]], Any]
@@ -34,7 +34,7 @@ class Crow(Hooks):
         *,
         servers: Sequence[Server] = (),
         system: Prompt | None = None,
-        max_steps: int = 200,
+        max_requests: int = 200,
     ) -> None:
         super().__init__()
         self.models: dict[str, Model] = dict(model) if isinstance(model, Mapping) else {model.name: model}
@@ -45,7 +45,7 @@ class Crow(Hooks):
         """Seconds the first prompt waits for MCP servers that are still starting; later tools join at a later turn."""
         self.prompts = {"system": system or Prompt.packaged("system")}
         """The templates by name; a session begins with a copy."""
-        self.max_steps = max_steps
+        self.max_requests = max_requests
         self.methods: dict[str, Method] = {}
         """What a client may ask about a session beyond ACP, by name: `_crow/usage`."""
         self.sessions: dict[str, Session] = {}
@@ -93,7 +93,7 @@ class Crow(Hooks):
         models = self.models_or(models)
         id, prompts = record.id if record else new_id(), dict(self.prompts)
         session = Session(
-            self, client, id, cwd, models, prompts, roots=[cwd, *roots], brought=servers, max_steps=self.max_steps
+            self, client, id, cwd, models, prompts, roots=[cwd, *roots], brought=servers, max_requests=self.max_requests
         )
         session.toolbox.host = Bridge(session)
         self.sessions[session.id] = session
@@ -111,8 +111,8 @@ class Crow(Hooks):
                     server.folder = session.scratch
             session.toolbox.add([*self.servers, *own])
             await self.session_start.run(session)
-            for call in unanswered(session.log):
-                session.append(answer(call, INTERRUPTED, failed=True))
+            for call in find_unanswered(session.log):
+                session.append(answer_tool_call(call, INTERRUPTED, failed=True))
         except BaseException:
             await self.close(session)
             raise
@@ -214,9 +214,9 @@ class Crow(Hooks):
             if server.error:
                 await session.notice(server.error, "warning")
             elif changes:
-                await session.notice(f"The tools of {clean(server.name)!r} have changed ({changes}).")
+                await session.notice(f"The tools of {to_line(server.name)!r} have changed ({changes}).")
             elif not first and server.source:
-                await session.notice(f"The tools of {clean(server.name)!r} have joined.")
+                await session.notice(f"The tools of {to_line(server.name)!r} have joined.")
             if server.warning:
                 await session.notice(server.warning, "warning")
         schemas = await self.tools.run(session.toolbox.schemas(), session)

@@ -36,7 +36,7 @@ class Hook(Generic[P, R]):
         return bool(self.functions)
 
 
-async def call(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
+async def call_function(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
     """Call a function that may be plain or async."""
     answer = function(*args, **kwargs)
     return await answer if inspect.isawaitable(answer) else answer
@@ -47,13 +47,13 @@ class Observe(Hook[P, None]):
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> None:
         for function in self.functions:
-            await call(function, *args, **kwargs)
+            await call_function(function, *args, **kwargs)
 
     async def run_all(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """For the moments that end something: last registered first, and a failure is logged, not raised."""
         for function in reversed(self.functions):
             try:
-                await call(function, *args, **kwargs)
+                await call_function(function, *args, **kwargs)
             except Exception:
                 log.exception("%r failed", function)
 
@@ -62,7 +62,7 @@ class Collect(Hook[P, R]):
     """Everyone may answer; the answers stay in order."""
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        answers: list[R | None] = [await call(function, *args, **kwargs) for function in self.functions]
+        answers: list[R | None] = [await call_function(function, *args, **kwargs) for function in self.functions]
         return [answer for answer in answers if answer is not None]
 
 
@@ -71,7 +71,7 @@ class First(Hook[P, R]):
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> R | None:
         for function in self.functions:
-            if (answer := await call(function, *args, **kwargs)) is not None:
+            if (answer := await call_function(function, *args, **kwargs)) is not None:
                 return answer
         return None
 
@@ -81,6 +81,6 @@ class Pipe(Hook[Concatenate[V, P], V], Generic[V, P]):
 
     async def run(self, value: V, *args: P.args, **kwargs: P.kwargs) -> V:
         for function in self.functions:
-            answer: V | None = await call(function, value, *args, **kwargs)
+            answer: V | None = await call_function(function, value, *args, **kwargs)
             value = value if answer is None else answer
         return value

@@ -43,7 +43,7 @@ class Option:
     description: str = ""
 
 
-def as_config_option(option: Option, *, booleans: bool) -> SessionConfigOption:
+def to_config_option(option: Option, *, booleans: bool) -> SessionConfigOption:
     """An option as ACP has it, with its current value."""
     what: dict[str, Any] = {
         "id": option.id,

@@ -44,15 +44,16 @@ from crow_core.acp.schema import (
     ToolCallFields,
     ToolCallUpdate,
 )
-from crow_core.content import ToolResult, begin
+from crow_core.content import to_early_announcement
 from crow_core.elicitation import Answer, can_ask, check_form, check_page, checked
 from crow_core.errors import ElicitationError, EndTurn, ModelError
 from crow_core.hooks import Collect, First, Observe, Pipe
 from crow_core.mcp.server import Server
+from crow_core.mcp.tool import ToolResult
 from crow_core.mcp.toolbox import Toolbox
-from crow_core.messages import Delta, Message, ToolUse, View, arguments_of, kind_of, live, settle
-from crow_core.models.chat import Call, Model, Request
-from crow_core.options import Option, as_config_option
+from crow_core.messages import Delta, Message, ToolUse, View, drop_rewound, marker_kind, parse_arguments, settle
+from crow_core.models.chat import Model, ModelCall, Request
+from crow_core.options import Option, to_config_option
 from crow_core.prompts import Prompt
 from crow_core.store import Page, Record
 from crow_core.trace import TRACE
@@ -116,7 +117,7 @@ class Hooks:
         """The user's message before it is appended; may replace it, or raise EndTurn."""
         self.before_model = Pipe[Request, [Session]]()
         """The request before it is sent; may replace it."""
-        self.after_model = Observe[[Session, Call]]()
+        self.after_model = Observe[[Session, ModelCall]]()
         """A reply is complete and its tool calls, if any, are answered."""
         self.before_tool = First[[Session, ToolUse], ToolResult]()
         """A call before it runs; an answer given here stands in for the tool's."""
@@ -126,7 +127,7 @@ class Hooks:
         """The entry just appended to the log: a message, or a marker. What follows is shown only when all have run."""
         self.draft = Observe[[Session, Message]]()
         """The reply so far, under the id it will keep; at most every 250 ms while it streams."""
-        self.model_call = Observe[[Session, Call]]()
+        self.model_call = Observe[[Session, ModelCall]]()
         """A request to a model has been sent, or (`call.ended`) has come to its end, well or not."""
         self.model_error = First[[Session, ModelError], bool]()
         """A request of the loop came to nothing; True makes it anew and asks once more."""
@@ -181,7 +182,7 @@ class Session:
     log: list[Message] = field(default_factory=list[Message])
     """Messages and markers; only ever appended to."""
     toolbox: Toolbox = field(default_factory=Toolbox)
-    max_steps: int = 200
+    max_requests: int = 200
     """Model requests a turn may take."""
     system: str | None = None
     """The system prompt, rendered once, at the first request."""
@@ -197,7 +198,7 @@ class Session:
     """What extensions keep for this session, each under its own name."""
     options: list[Option] = field(default_factory=list[Option])
     commands: dict[str, Command] = field(default_factory=dict[str, Command])
-    begun: set[str] = field(default_factory=set[str])
+    announced: set[str] = field(default_factory=set[str])
     """The calls that the client sees although not all of their arguments have come."""
     turns: "list[asyncio.Task[StopReason]]" = field(default_factory=list["asyncio.Task[StopReason]"])
     """The running turn and those that wait for it, in order; a turn that is ending can no longer be cancelled."""
@@ -260,9 +261,9 @@ class Session:
         """Show the client something, after everything before it has been written down."""
         if self._writing is not None:
             await self.written()
-        await self.tell(update)
+        await self.send(update)
 
-    async def tell(self, update: SessionUpdate) -> None:
+    async def send(self, update: SessionUpdate) -> None:
         """Show the client something although nothing may be written any more: that a call has come to its end."""
         await self.client.notify("session/update", SessionNotification(session_id=self.id, update=update))
 
@@ -349,12 +350,12 @@ class Session:
         """Tell the client that what a page was visited for is done; `id` is the answer's."""
         await self.client.notify("elicitation/complete", CompleteElicitationNotification(elicitation_id=id))
 
-    def _note(self, call: Call) -> None:
+    def _note(self, call: ModelCall) -> None:
         """Have it written down what a model was asked, or answered."""
         if self.hooks.model_call:
             self._write(self.hooks.model_call.run, call)
 
-    async def show(self, delta: Delta, call: Call) -> None:
+    async def show_delta(self, delta: Delta, call: ModelCall) -> None:
         """Show a fragment of a reply, and see to it that it is soon written down."""
         if self.hooks.draft and self._drafting is None and ("content" in delta or "reasoning_content" in delta):
             self._drafting = asyncio.get_running_loop().call_later(DRAFT_AFTER, self._draft, call)
@@ -366,7 +367,7 @@ class Session:
             await self._begin(call.reply.get("tool_calls", []))
         await self._hear(delta, call)
 
-    async def _hear(self, delta: Delta, call: Call) -> None:
+    async def _hear(self, delta: Delta, call: ModelCall) -> None:
         """What is to be said and written down of a fragment of any call."""
         if "sent" in delta:
             self._note(call)
@@ -376,36 +377,36 @@ class Session:
     async def _begin(self, calls: Sequence[ToolUse]) -> None:
         """Show the latest call of a reply if its arguments take long, and the id it has so far is one it can keep."""
         use, ids = calls[-1], {use["id"] for use in calls}
-        if len(use["function"]["arguments"]) < LONG or use["id"] in self.begun:
+        if len(use["function"]["arguments"]) < LONG or use["id"] in self.announced:
             return
         own = len(ids) == len(calls) and "" not in ids and self._call_ids.isdisjoint(ids)
-        if own and arguments_of(use) is None:
+        if own and parse_arguments(use) is None:
             await self.written()
-            self.begun.add(use["id"])
-            await self.tell(begin(use, self.toolbox.kind(use), self.toolbox.title(use)))
+            self.announced.add(use["id"])
+            await self.send(to_early_announcement(use, self.toolbox.kind(use), self.toolbox.title(use)))
 
-    async def drop(self) -> None:
+    async def fail_announced(self) -> None:
         """Tell the client that the calls it saw begin will not run."""
-        self._call_ids |= self.begun
-        while self.begun:
-            await self.tell(ToolCallUpdate(tool_call_id=self.begun.pop(), status="failed"))
+        self._call_ids |= self.announced
+        while self.announced:
+            await self.send(ToolCallUpdate(tool_call_id=self.announced.pop(), status="failed"))
 
-    async def ask_model(self, request: Request, purpose: str) -> Call:
+    async def ask_model(self, request: Request, purpose: str) -> ModelCall:
         """Ask the model something beside the conversation: the call is written down, its answer is neither shown nor
         kept in the log. Raises ModelError."""
-        call = Call(self.model, request, purpose)
+        call = ModelCall(self.model, request, purpose)
         try:
             await call.listen(lambda delta: self._hear(delta, call))
         finally:
             self._note(call)
         return call
 
-    def _draft(self, call: Call) -> None:
+    def _draft(self, call: ModelCall) -> None:
         self._drafting = None
         texts = {key: text for key in ("reasoning_content", "content") if (text := call.reply.get(key))}
         self._write(self.hooks.draft.run, Message(role="assistant", **texts, crow={"id": call.id}))
 
-    def keep(self, call: Call, *, whole: bool) -> None:
+    def append_reply(self, call: ModelCall, *, whole: bool) -> None:
         """Append a reply to the log, unless it is empty. Its calls are kept only when it came whole."""
         if self._drafting is not None:
             self._drafting.cancel()
@@ -419,7 +420,7 @@ class Session:
             self.append(reply)
         self._note(call)
 
-    async def entitle(self, title: str) -> None:
+    async def set_title(self, title: str) -> None:
         """Give the session a name."""
         self.title = title
         self.append({"crow": {"kind": "title", "title": title}})
@@ -428,7 +429,7 @@ class Session:
     def rewind(self, to: str) -> None:
         """Go back to an entry: what follows it is not the model's to read any more. "" goes back to the start."""
         self.append({"crow": {"kind": "rewind", "to": to}})
-        if not any(entry.get("crow", {}).get("purpose") == "system" for entry in live(self.log)):
+        if not any(entry.get("crow", {}).get("purpose") == "system" for entry in drop_rewound(self.log)):
             self.system = None  # its render was taken back, too
 
     async def request(self) -> Request:
@@ -437,7 +438,7 @@ class Session:
             self.system = await self.render_system()
         system: Message = {"role": "system", "content": self.system}
         tools: Request = {"tools": self.tools} if self.tools else {}
-        request: Request = {**tools, "messages": [system, *self._view.of(self.log)]}
+        request: Request = {**tools, "messages": [system, *self._view.messages(self.log)]}
         return await self.hooks.before_model.run(request, self)
 
     async def render_system(self) -> str:
@@ -461,7 +462,9 @@ class Session:
         self.instructions = [text]
         if alone:
             self.prompts["system"] = Prompt.packaged("client")
-        renders = (entry.get("crow", {}) for entry in reversed(live(self.log)) if kind_of(entry) == "render")
+        renders = (
+            entry.get("crow", {}) for entry in reversed(drop_rewound(self.log)) if marker_kind(entry) == "render"
+        )
         told = next((render for render in renders if render.get("purpose") == "system"), None)
         if told:
             before = told.get("prompt"), told.get("variables", {}).get("instructions", [])[:1]
@@ -533,7 +536,7 @@ class Session:
         """All options with their current values, as far as the client understands them."""
         wanted = self.client.capabilities.session
         booleans = bool(wanted and wanted.config_options and wanted.config_options.boolean)
-        return [as_config_option(option, booleans=booleans) for option in self.options]
+        return [to_config_option(option, booleans=booleans) for option in self.options]
 
     def modes(self) -> SessionModeState | None:
         """The option of category `mode` in the older words that some clients read."""

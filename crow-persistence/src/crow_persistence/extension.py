@@ -14,7 +14,7 @@ from crow_core.app import Crow
 from crow_core.errors import StoreError
 from crow_core.extensions.masking import session_secrets
 from crow_core.messages import Message
-from crow_core.models.chat import Call
+from crow_core.models.chat import ModelCall
 from crow_core.session import Command, Session, new_id
 from crow_core.store import Page, Record
 
@@ -71,7 +71,7 @@ def persistence(
         await threads.write(lambda store: store.draft(session, reply, secrets(session)))
 
     @crow.model_call
-    async def note(session: Session, call: Call) -> None:
+    async def note(session: Session, call: ModelCall) -> None:
         await threads.write(lambda store: store.call(session, call, secrets(session)))
 
     @crow.load_session

@@ -16,11 +16,11 @@ from typing import Any
 import crow_core
 import msgspec
 from crow_core.errors import StoreError
-from crow_core.masking import masked
+from crow_core.masking import mask
 from crow_core.messages import Message
-from crow_core.models.chat import Call, ChatModel, Request
+from crow_core.models.chat import ChatModel, ModelCall, Request
 from crow_core.models.chat import encode as as_sent
-from crow_core.models.usage import counts, price
+from crow_core.models.usage import count_tokens, find_price
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from crow_persistence import blobs
@@ -89,12 +89,12 @@ class Trail:
         """The row of the prompt that a call of this purpose was asked with: its own, or the system prompt."""
         return self._renders.get(purpose, self._renders.get("system"))
 
-    def knows(self, call: Call) -> bool:
+    def knows(self, call: ModelCall) -> bool:
         """Whether `note` has seen this call with the body it has now."""
         latest = self._sent.get(call.purpose)
         return latest is not None and latest.call == call.id and latest.body is body_of(call)
 
-    def note(self, connection: Connection, call: Call) -> tuple[dict[str, Any], dict[str, bytes]]:
+    def note(self, connection: Connection, call: ModelCall) -> tuple[dict[str, Any], dict[str, bytes]]:
         """What a row of `calls` says of the request, and the blobs that it names; the next request may refer to it."""
         self.read()
         body = body_of(call)
@@ -121,13 +121,13 @@ class Trail:
 
     def describe(self, body: Request, data: dict[str, bytes]) -> dict[str, Any]:
         """What a row of `calls` says of a body but for its messages."""
-        head = encode(masked({**body, "messages": []}, self.secrets)).encode()
+        head = encode(mask({**body, "messages": []}, self.secrets)).encode()
         data[hash := hashlib.sha256(head).hexdigest()] = head
         sampling = {key: value for key, value in body.items() if key not in ("model", "tools", "messages")}
         return {
             "head": hash,
             "tools": digest(body.get("tools", [])).hex(),
-            "sampling": encode(masked(sampling, self.secrets)),
+            "sampling": encode(mask(sampling, self.secrets)),
         }
 
     def reference(self, message: dict[str, Any], data: dict[str, bytes]) -> Any:
@@ -140,7 +140,7 @@ class Trail:
             for thought in ("", *(key for key in message if key not in bare)):
                 if as_sent(sent(self.log[at], thought)) == as_sent(message):
                     return [self.rows[at], thought]
-        return mapped(masked(message, self.secrets), partial(self.apart, data=data))
+        return mapped(mask(message, self.secrets), partial(self.apart, data=data))
 
     def apart(self, text: str, data: dict[str, bytes]) -> str:
         """A string of a written-out message, or what stands for it."""
@@ -172,7 +172,7 @@ def sent(entry: Mapping[str, Any], thought: str | None = None) -> dict[str, Any]
     return message
 
 
-def write(connection: Connection, number: int, call: Call, trail: Trail) -> None:
+def write(connection: Connection, number: int, call: ModelCall, trail: Trail) -> None:
     """Write a call of the session `number` down: when its request has been sent, and once more when it has ended."""
     told = outcome(call, trail.secrets) if call.ended else {}
     if call.ended and trail.knows(call) and connection.execute(CHANGE, {"of": call.id, **told}).rowcount:
@@ -193,20 +193,20 @@ def write(connection: Connection, number: int, call: Call, trail: Trail) -> None
         connection.execute(ADD, {"id": call.id, **told})
 
 
-def body_of(call: Call) -> Request:
+def body_of(call: ModelCall) -> Request:
     """What was sent; of a model that does not tell, what it was asked."""
     return call.sent or call.request
 
 
-def outcome(call: Call, secrets: Collection[str]) -> dict[str, Any]:
+def outcome(call: ModelCall, secrets: Collection[str]) -> dict[str, Any]:
     """What a row of `calls` says of a call that has ended."""
-    counted = counts(call) if call.usage or not call.error else None
-    cost = price(call) if counted else None
+    counted = count_tokens(call) if call.usage or not call.error else None
+    cost = find_price(call) if counted else None
     return {
         "first": (call.first - call.started) * 1000 if call.first else None,
         "total": (call.ended - call.started - call.held) * 1000,
         "stop_reason": plain(call.finish_reason) or None,
-        "error": plain(masked(call.error, secrets)) or None,
+        "error": plain(mask(call.error, secrets)) or None,
         "usage": encode(call.usage) if call.usage else None,
         "input": counted and counted["prompt"],
         "output": counted and counted["completion"],

@@ -7,7 +7,7 @@ from typing import Any
 
 from crow_core.errors import SessionBusy
 from crow_core.messages import Message
-from crow_core.models.chat import Call
+from crow_core.models.chat import ModelCall
 from crow_core.session import Session
 from crow_core.store import Page, Record
 from sqlalchemy import Row
@@ -56,7 +56,7 @@ class Store:
             with self.database.writing() as connection:
                 writing.draft(connection, track, session, reply, secrets)
 
-    def call(self, session: Session, call: Call, secrets: Collection[str] = ()) -> None:
+    def call(self, session: Session, call: ModelCall, secrets: Collection[str] = ()) -> None:
         """Write down a request to a model."""
         track = self.track(session)
         track.trail = track.trail or Trail(session.log, track.rows)

@@ -6,7 +6,7 @@ from itertools import takewhile
 from typing import Any
 
 from crow_core.errors import StoreError
-from crow_core.masking import masked
+from crow_core.masking import mask
 from crow_core.messages import Message
 from crow_core.session import Session
 from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select, update
@@ -64,7 +64,7 @@ def extend(
         hold(connection, track, session)
     number = track.number or begin(connection, track, session, at)
     head, rows, title, options = track.head, list[int](), None, track.options
-    clean: list[Message] = masked(list(entries), secrets)
+    clean: list[Message] = mask(list(entries), secrets)
     for entry in clean:
         parent = head
         match entry.get("crow"):
@@ -143,7 +143,7 @@ def draft(
     """Store what has come of a reply so far. Raises StoreError, as `extend` does."""
     hold(connection, track, session)
     at = leases.now()
-    body = pack(masked(reply, secrets)).body
+    body = pack(mask(reply, secrets)).body
     if not connection.execute(DRAW, {"of": track.number, "time": at, "reply": body}).rowcount:
         connection.execute(BEGIN_DRAFT, {"session": track.number, "at": at, "body": body})
 

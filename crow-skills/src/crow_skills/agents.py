@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from crow_core.app import Crow
-from crow_core.content import ToolResult
+from crow_core.mcp.tool import ToolResult
 from crow_core.messages import ToolUse
 from crow_core.prompts import Prompt
 from crow_core.session import Session

@@ -23,12 +23,12 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.app import Crow
-from crow_core.content import ToolResult
 from crow_core.elicitation import can_ask
 from crow_core.errors import ElicitationError
 from crow_core.mcp.server import Server
-from crow_core.mcp.toolbox import unquoted
-from crow_core.messages import ToolUse, arguments_of
+from crow_core.mcp.tool import ToolResult
+from crow_core.mcp.toolbox import decode_strings
+from crow_core.messages import ToolUse, parse_arguments
 from crow_core.session import Session, new_id
 
 NAME = "ask_user"
@@ -108,7 +108,7 @@ def ask(crow: Crow) -> None:
         if not session.toolbox.is_of(call, session.state["ask"]):
             return None
         try:
-            asked = lenient(unquoted(arguments_of(call) or {}, ANYTHING), Question)
+            asked = lenient(decode_strings(parse_arguments(call) or {}, ANYTHING), Question)
             if can_ask(session.client.capabilities, "form"):
                 return ToolResult.text(await by_form(session, call, asked))
             return ToolResult.text(await by_choice(session, call, asked))
@@ -167,7 +167,7 @@ async def by_choice(session: Session, call: ToolUse, asked: Question) -> str:
         name=NAME,
         kind="think",
         status="pending",
-        raw_input=arguments_of(call),
+        raw_input=parse_arguments(call),
     )
     chosen = await session.ask_choice(about, choices)
     return DECLINED if chosen is None else choices[chosen]
@@ -194,6 +194,6 @@ async def confirm(session: Session, question: str, yes: str = "Go on", no: str =
         try:
             return await session.ask_permission(ToolCallFields(**asdict(start)), options) == "yes"
         finally:
-            await session.tell(ToolCallUpdate(tool_call_id=start.tool_call_id, status="completed"))
+            await session.send(ToolCallUpdate(tool_call_id=start.tool_call_id, status="completed"))
     except ElicitationError:
         return False

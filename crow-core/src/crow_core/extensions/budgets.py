@@ -13,9 +13,9 @@ from crow_core.app import Crow
 from crow_core.errors import EndTurn
 from crow_core.extensions.ask import confirm
 from crow_core.extensions.subagents import parent_of
-from crow_core.messages import Message, kind_of, live
-from crow_core.models.chat import Call, Request
-from crow_core.models.usage import counts, price
+from crow_core.messages import Message, drop_rewound, marker_kind
+from crow_core.models.chat import ModelCall, Request
+from crow_core.models.usage import count_tokens, find_price
 from crow_core.session import Session
 
 
@@ -74,9 +74,9 @@ def budgets(
             budget_of(session).count_time()
 
     @crow.model_call
-    def spend(session: Session, call: Call) -> None:
+    def spend(session: Session, call: ModelCall) -> None:
         if call.ended:
-            budget, counted, paid = budget_of(session), counts(call), price(call)
+            budget, counted, paid = budget_of(session), count_tokens(call), find_price(call)
             budget.spend("turns", 1)
             budget.spend("tokens", counted["prompt"] + counted["completion"])
             budget.spend("money", paid[0] if paid else 0)
@@ -104,13 +104,13 @@ def budgets(
         budget = budget_of(session)
         budget.count_time(on=False)
         spent = {what: budget.spent[what] for what in limits if what in budget.spent}
-        if spent != spent_in(live(session.log)):
+        if spent != spent_in(drop_rewound(session.log)):
             session.append({"crow": {"kind": "budget", "spent": spent}})
 
 
 def spent_in(log: Sequence[Message]) -> dict[str, float]:
     """What had been spent when it was last written down."""
     for entry in reversed(log):
-        if kind_of(entry) == "budget":
+        if marker_kind(entry) == "budget":
             return dict(entry.get("crow", {})["spent"])
     return {}

@@ -4,10 +4,10 @@ import msgspec
 
 from crow_core.acp.schema import TextBlock
 from crow_core.app import Crow
-from crow_core.content import attached, blocks_of
+from crow_core.content import attach_blocks, to_blocks
 from crow_core.errors import EndTurn
 from crow_core.extensions.subagents import parent_of
-from crow_core.messages import Message, kind_of, live
+from crow_core.messages import Message, drop_rewound, marker_kind
 from crow_core.options import Option
 from crow_core.session import Command, Session
 
@@ -29,7 +29,7 @@ def commands(crow: Crow) -> None:
     async def dispatch(message: Message, session: Session) -> Message | None:
         if parent_of(session):
             return None  # a model's words are no person's commands
-        match blocks_of(message):
+        match to_blocks(message):
             case [TextBlock(text=text), *others] if text.startswith("/"):
                 name, *words = text[1:].split(maxsplit=1) or [""]
             case _:
@@ -40,12 +40,12 @@ def commands(crow: Crow) -> None:
         answer = await command.run(session, "".join(words).strip())
         if isinstance(answer, str):
             raise EndTurn("end_turn", answer)
-        return attached(answer, others)
+        return attach_blocks(answer, others)
 
 
 def first_text(message: Message) -> str:
     """The first words of a prompt, whatever is attached to it."""
-    return next((block.text for block in blocks_of(message) if isinstance(block, TextBlock)), "")
+    return next((block.text for block in to_blocks(message) if isinstance(block, TextBlock)), "")
 
 
 async def show_help(session: Session, words: str) -> str:
@@ -57,7 +57,7 @@ async def show_prompt(session: Session, words: str) -> str:
     tools = session.tools or session.toolbox.schemas()
     size = len(msgspec.json.encode(tools))
     of_tools = f"Tools: {len(tools)}, {size:,} characters, about {size // 4:,} tokens."
-    sent = [entry.get("crow", {}) for entry in live(session.log) if kind_of(entry) == "render"]
+    sent = [entry.get("crow", {}) for entry in drop_rewound(session.log) if marker_kind(entry) == "render"]
     render = next((one for one in reversed(sent) if one["purpose"] == "system"), None)
     if render is None:
         prompt = session.prompts["system"]

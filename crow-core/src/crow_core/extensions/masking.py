@@ -3,8 +3,8 @@
 from collections.abc import Collection
 
 from crow_core.app import Crow
-from crow_core.content import ToolResult
-from crow_core.masking import masked, secrets_of
+from crow_core.masking import find_secrets, mask
+from crow_core.mcp.tool import ToolResult
 from crow_core.messages import Message, ToolUse
 from crow_core.models.chat import ChatModel
 from crow_core.session import Session
@@ -20,12 +20,12 @@ def secrets(crow: Crow, *, known: Collection[str] = ()) -> None:
     @crow.session_start
     def gather(session: Session) -> None:
         models = (model for model in session.models.values() if isinstance(model, ChatModel))
-        of_models = secrets_of(*({"api_key": model.api_key, "headers": dict(model.headers)} for model in models))
+        of_models = find_secrets(*({"api_key": model.api_key, "headers": dict(model.headers)} for model in models))
         session.state["secrets"] = frozenset([*known, *of_models])
 
     @crow.before_prompt
     def mask_prompt(message: Message, session: Session) -> Message:
-        return masked(message, session_secrets(session))
+        return mask(message, session_secrets(session))
 
     @crow.after_tool
     def mask_result(result: ToolResult, session: Session, call: ToolUse) -> ToolResult:
@@ -35,7 +35,7 @@ def secrets(crow: Crow, *, known: Collection[str] = ()) -> None:
 def without_secrets(result: ToolResult, session: Session) -> ToolResult:
     """A result whose texts hold the mask instead; the digests of what really changed stay."""
     secrets = session_secrets(session)
-    return ToolResult(masked(result.content, secrets), result.is_error, masked(result.meta, secrets))
+    return ToolResult(mask(result.content, secrets), result.is_error, mask(result.meta, secrets))
 
 
 def session_secrets(session: Session) -> Collection[str]:

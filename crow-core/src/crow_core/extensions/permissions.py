@@ -26,12 +26,14 @@ import msgspec
 
 from crow_core.acp.schema import PermissionOption, ToolCallContent, ToolCallFields
 from crow_core.app import Crow
-from crow_core.content import ToolResult, clean, describe, path_of, shown
+from crow_core.content import path_from_uri, to_announcement, to_update
 from crow_core.errors import ElicitationError
 from crow_core.extensions.masking import without_secrets
-from crow_core.messages import ToolUse, arguments_of
+from crow_core.mcp.tool import ToolResult
+from crow_core.messages import ToolUse, parse_arguments
 from crow_core.options import Choice, Option
 from crow_core.session import Session
+from crow_core.text import to_line
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 Verdict = Literal["allow", "ask", "deny"]
@@ -228,12 +230,12 @@ async def question(session: Session, desk: Desk, call: ToolUse, *, lasting: bool
     Raises EndTurn when the client answers that the turn is cancelled.
     """
     kind = session.toolbox.kind(call)
-    start = describe(call, kind, session.cwd, session.toolbox.title(call))
+    start = to_announcement(call, kind, session.cwd, session.toolbox.title(call))
     subject = subject_of(session, call)
     preview = await dry_run(session, call) if kind == "edit" else msgspec.UNSET
     fields = ToolCallFields(
         tool_call_id=call["id"],
-        title=clean(subject[:200]) if kind == "execute" and subject.startswith("cd ") else start.title,
+        title=to_line(subject[:200]) if kind == "execute" and subject.startswith("cd ") else start.title,
         name=start.name,
         kind=kind,
         status="pending",
@@ -264,13 +266,13 @@ async def dry_run(session: Session, call: ToolUse) -> "list[ToolCallContent] | m
     """The diff that an edit would make, worked out by the tool itself; nothing when the edit cannot succeed."""
     result = await session.toolbox.call(call, session.meta(call, **{"crow/dry_run": True}))
     result = without_secrets(result, session)
-    content = shown(result, call, "edit").content
+    content = to_update(result, call, "edit").content
     return msgspec.UNSET if result.is_error or content is None else content
 
 
 def subject_of(session: Session, call: ToolUse) -> str:
     """What a rule's pattern is matched against."""
-    arguments, kind = arguments_of(call) or {}, session.toolbox.kind(call)
+    arguments, kind = parse_arguments(call) or {}, session.toolbox.kind(call)
     command, path = arguments.get("command"), arguments.get("path")
     if isinstance(path, str) and kind in ("read", "edit", "search"):
         return place(session, path)
@@ -292,12 +294,12 @@ def folders(session: Session) -> dict[str, str]:
 
 def is_typed(call: ToolUse) -> bool:
     """Whether a call goes to a terminal that stays, where functions and running programs give words their meaning."""
-    return bool((arguments_of(call) or {}).get("session"))
+    return bool((parse_arguments(call) or {}).get("session"))
 
 
 def only_looks(call: ToolUse) -> bool:
     """Whether a call gives a terminal nothing to do, but to end."""
-    arguments = arguments_of(call) or {}
+    arguments = parse_arguments(call) or {}
     given = {name for name, value in arguments.items() if value or (name == "input" and value is not None)}
     if arguments.get("keys") == "kill":
         given.discard("keys")
@@ -308,11 +310,11 @@ def spellings(session: Session, call: ToolUse, subject: str) -> list[str]:
     """What a rule that forbids is matched against too: the path that is named, whole and as a folder; the pieces that a
     command joins, and the same without quotes and without what only wraps a command."""
     if session.toolbox.kind(call) != "execute":
-        match arguments_of(call):
+        match parse_arguments(call):
             case {"path": str(path)}:
                 pass
             case {"uri": str(uri)} if uri.startswith("file:"):
-                path = path_of(uri.partition("#")[0])
+                path = path_from_uri(uri.partition("#")[0])
             case _:
                 return []
         paths = place(session, path), resolved(session, path)
@@ -358,7 +360,7 @@ def address(url: str) -> tuple[str, str]:
 def scope_of(session: Session, call: ToolUse) -> str:
     """How far an "always" reaches: this very command, all edits in the project, a host, or the tool."""
     kind = session.toolbox.kind(call)
-    if kind == "fetch" and isinstance(url := (arguments_of(call) or {}).get("url"), str):
+    if kind == "fetch" and isinstance(url := (parse_arguments(call) or {}).get("url"), str):
         return address(url)[1]
     return subject_of(session, call) if kind == "execute" else kind
 

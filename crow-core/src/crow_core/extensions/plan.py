@@ -7,10 +7,10 @@ from msgspec import Struct, ValidationError
 from crow_core.acp.decoding import lenient
 from crow_core.acp.schema import PlanEntry, PlanUpdate
 from crow_core.app import Crow
-from crow_core.content import ToolResult
 from crow_core.mcp.server import Server
-from crow_core.mcp.toolbox import unquoted
-from crow_core.messages import ToolUse, arguments_of
+from crow_core.mcp.tool import ToolResult
+from crow_core.mcp.toolbox import decode_strings
+from crow_core.messages import ToolUse, parse_arguments
 from crow_core.session import Session
 
 DESCRIPTION = """\
@@ -60,7 +60,7 @@ def plan(crow: Crow) -> None:
         if not session.toolbox.is_of(call, tools):
             return None
         try:
-            entries = entries_in(unquoted(arguments_of(call) or {}, SCHEMA))
+            entries = entries_in(decode_strings(parse_arguments(call) or {}, SCHEMA))
         except ValidationError as error:
             return ToolResult.error(f"The plan was not shown: {error}.")
         await session.update(PlanUpdate(entries=entries))

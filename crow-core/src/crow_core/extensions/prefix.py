@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from crow_core.app import Crow
-from crow_core.messages import CHOICES, Message, kind_of
-from crow_core.models.chat import Call
+from crow_core.messages import SELECTING_MARKERS, Message, marker_kind
+from crow_core.models.chat import ModelCall
 from crow_core.session import Session
 
 
@@ -27,11 +27,11 @@ def prefix(crow: Crow) -> None:
 
     @crow.message
     def start_anew(session: Session, entry: Message) -> None:
-        if kind_of(entry) in CHOICES:
+        if marker_kind(entry) in SELECTING_MARKERS:
             session.state.pop("prefix", None)
 
     @crow.after_model
-    def measure(session: Session, call: Call) -> None:
+    def measure(session: Session, call: ModelCall) -> None:
         if call.purpose != "turn":
             return
         messages, tools = call.request["messages"], call.request.get("tools")

@@ -16,14 +16,16 @@ from msgspec import Meta, Struct
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
-from crow_core.content import ToolResult, block_text, clean
+from crow_core.content import to_text
 from crow_core.errors import EndTurn
 from crow_core.extensions.commands import first_text
 from crow_core.extensions.masking import session_secrets
 from crow_core.extensions.subagents import parent_of
-from crow_core.masking import masked
-from crow_core.messages import Message, ToolUse, arguments_of
+from crow_core.masking import mask
+from crow_core.mcp.tool import ToolResult
+from crow_core.messages import Message, ToolUse, parse_arguments
 from crow_core.session import Session
+from crow_core.text import to_line
 
 log = logging.getLogger("crow")
 
@@ -77,7 +79,7 @@ def shell_hooks(
 
     @crow.after_tool
     async def after(result: ToolResult, session: Session, call: ToolUse) -> ToolResult | None:
-        told = {"result": "\n\n".join(map(block_text, result.content)), "is_error": result.is_error}
+        told = {"result": "\n\n".join(map(to_text, result.content)), "is_error": result.is_error}
         if objection := await run(after_tool, session, "after_tool", **told_of(call), **told):
             return ToolResult([*result.content, {"type": "text", "text": objection}], result.is_error, result.meta)
         return None
@@ -92,7 +94,7 @@ def shell_hooks(
 
 
 def told_of(call: ToolUse) -> dict[str, Any]:
-    return {"tool": call["function"]["name"], "arguments": arguments_of(call), "call": call["id"]}
+    return {"tool": call["function"]["name"], "arguments": parse_arguments(call), "call": call["id"]}
 
 
 async def run(hooks: Hooks, session: Session, moment: str, **more: Any) -> str:
@@ -109,11 +111,11 @@ async def run(hooks: Hooks, session: Session, moment: str, **more: Any) -> str:
             code, said = 1, f"it took more than {hook.timeout:g} seconds"
         except OSError as error:
             code, said = 1, str(error)
-        said = masked(said, session_secrets(session))
+        said = mask(said, session_secrets(session))
         if code == 2:
             return said or "a hook of the user's objects."
         if code:
-            failed = f"The {moment} hook {clean(str(hook.command))} failed: {clean(said or f'exit code {code}')}"
+            failed = f"The {moment} hook {to_line(str(hook.command))} failed: {to_line(said or f'exit code {code}')}"
             if session.known.is_set() and moment != "session_end":
                 await session.notice(failed, "warning")
             else:

@@ -22,12 +22,13 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.app import Crow
-from crow_core.content import ToolResult, clean
 from crow_core.errors import EndTurn, ModelError
 from crow_core.mcp.server import Server
-from crow_core.mcp.toolbox import unquoted
-from crow_core.messages import Message, ToolUse, arguments_of
+from crow_core.mcp.tool import ToolResult
+from crow_core.mcp.toolbox import decode_strings
+from crow_core.messages import Message, ToolUse, parse_arguments
 from crow_core.session import Session
+from crow_core.text import to_line
 
 NAME = "agent"
 DESCRIPTION = """\
@@ -96,7 +97,7 @@ class Nested:
                 await self.parent.notice(title, kind)
             case SessionNotification(update=update):
                 if (seen := self.seen(update)) is not None:
-                    await self.parent.tell(seen)
+                    await self.parent.send(seen)
             case _:
                 await self.parent.client.notify(method, self.lifted(params))
 
@@ -162,7 +163,7 @@ def subagents(crow: Crow) -> None:
         if parent_of(session) or not session.toolbox.is_of(call, session.state[NAME]):
             return None
         try:
-            task = lenient(unquoted(arguments_of(call) or {}, schema([])), Task)
+            task = lenient(decode_strings(parse_arguments(call) or {}, schema([])), Task)
         except ValidationError as error:
             return ToolResult.error(f"No agent was started: {error}.")
         if task.model and task.model not in session.models:
@@ -179,7 +180,7 @@ def may_use(session: Session, tool: str) -> bool:
 
 async def work(crow: Crow, session: Session, call: ToolUse, task: Task) -> ToolResult:
     """Run a task to its end in a session of its own; gives its report."""
-    title = clean(task.description or task.prompt)[:80]
+    title = to_line(task.description or task.prompt)[:80]
     await session.update(ToolCallUpdate(tool_call_id=call["id"], title=title, status="in_progress"))
     client = Nested(session, call["id"])
     child = await crow.open(
@@ -193,7 +194,7 @@ async def work(crow: Crow, session: Session, call: ToolUse, task: Task) -> ToolR
                 child.state[shared] = session.state[shared]
         session.append({"crow": {"kind": "child", "session": child.id, "call": call["id"]}})
         child.append({"crow": {"kind": "parent", "session": session.id, "call": call["id"]}})
-        await child.entitle(title)
+        await child.set_title(title)
         stop_reason = await crow.prompt(child, {"role": "user", "content": task.prompt + REPORT})
     except ModelError as error:
         return ToolResult.error(f"The agent failed: {error}\n\n{client.text}".strip())

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
-from crow_core.content import ToolResult
+from crow_core.mcp.tool import ToolResult
 from crow_core.messages import Message, ToolUse
-from crow_core.models.chat import Call, Request
+from crow_core.models.chat import ModelCall, Request
 from crow_core.session import Session
 from crow_core.trace import TRACE
 
@@ -70,7 +70,7 @@ def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
         start(session, CHAT, f"chat {name}", "chat", **told)
 
     @crow.model_call
-    def answered(session: Session, call: Call) -> None:
+    def answered(session: Session, call: ModelCall) -> None:
         if not call.ended or call.purpose != "turn":
             return
         counted = {"input": call.usage.get("prompt_tokens"), "output": call.usage.get("completion_tokens")}

@@ -9,10 +9,9 @@ from msgspec import Struct, ValidationError
 
 from crow_core.acp.decoding import lenient
 from crow_core.app import Crow
-from crow_core.content import ToolResult
 from crow_core.mcp.server import Server
-from crow_core.mcp.toolbox import Tool
-from crow_core.messages import PROXY, ToolUse, arguments_of
+from crow_core.mcp.tool import Tool, ToolResult
+from crow_core.messages import PROXY_TOOL, ToolUse, parse_arguments
 from crow_core.session import Session
 
 NAME = "tool_search"
@@ -23,7 +22,7 @@ DEFINITIONS: list[dict[str, Any]] = [
     {
         "name": NAME,
         "description": "Find tools. Many are not listed here, of MCP servers that are connected: search for what you "
-        f"want to do, then call what was found through {PROXY}.",
+        f"want to do, then call what was found through {PROXY_TOOL}.",
         "inputSchema": {
             "type": "object",
             "properties": {
@@ -35,7 +34,7 @@ DEFINITIONS: list[dict[str, Any]] = [
         "_meta": {"crow/kind": "search"},
     },
     {
-        "name": PROXY,
+        "name": PROXY_TOOL,
         "description": f"Call a tool that {NAME} found.",
         "inputSchema": {
             "type": "object",
@@ -80,10 +79,10 @@ def tool_search(crow: Crow, *, above: int = 60, share: float = 0.1) -> None:
     def search(session: Session, call: ToolUse) -> ToolResult | None:
         if not session.toolbox.is_of(call, session.state[NAME]):
             return None
-        if call["function"]["name"] == PROXY:
+        if call["function"]["name"] == PROXY_TOOL:
             return ToolResult.error('Nothing was called. The arguments are {"name": …, "arguments": {…}}.')
         try:
-            wanted = lenient(arguments_of(call) or {}, Query)
+            wanted = lenient(parse_arguments(call) or {}, Query)
         except ValidationError as error:
             return ToolResult.error(f"Nothing was searched: {error}.")
         tools = [tool for tool in session.toolbox.tools.values() if is_foreign(tool)]

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from crow_core.app import Crow
-from crow_core.content import ToolResult, block_text, clean
+from crow_core.content import to_text
+from crow_core.mcp.tool import ToolResult
 from crow_core.messages import ToolUse
 from crow_core.session import Session
+from crow_core.text import to_line
 
 FILE_LIMIT = 64 * 1024 * 1024
 """Bytes, or characters of a text, that a file keeps."""
@@ -32,11 +34,11 @@ def truncate(crow: Crow, *, limit: int = 50_000, data_limit: int = 5_000_000) ->
             size += len(data) * 3 // 4
             if data and size > data_limit:
                 path = await asyncio.to_thread(keep, decoded(data), session.scratch(), kind)
-                words = f"[{clean(kind)}, {len(data) * 3 // 4:,} bytes: too large to be shown; it is in {path}]"
+                words = f"[{to_line(kind)}, {len(data) * 3 // 4:,} bytes: too large to be shown; it is in {path}]"
                 content.append({"type": "text", "text": words})
             else:
                 content.append(block)
-        texts = [None if data_of(block)[0] else block_text(block) for block in content]
+        texts = [None if data_of(block)[0] else to_text(block) for block in content]
         text = "\n\n".join(words for words in texts if words is not None)
         if len(text) > limit:
             whole = text[:FILE_LIMIT].encode(errors="replace")

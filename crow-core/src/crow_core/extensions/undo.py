@@ -19,13 +19,14 @@ from typing import Any
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import INVALID_PARAMS, INVALID_REQUEST, StopReason
 from crow_core.app import Crow
-from crow_core.content import clean, title_of
+from crow_core.content import make_title
 from crow_core.errors import StoreError
 from crow_core.extensions.commands import first_text
 from crow_core.extensions.subagents import parent_of
 from crow_core.masking import MASK
-from crow_core.messages import INTERRUPTED, Message, arguments_of, kind_of, live, prompts_in
+from crow_core.messages import INTERRUPTED, Message, drop_rewound, find_prompts, marker_kind, parse_arguments
 from crow_core.session import Command, Session
+from crow_core.text import to_line
 
 Change = dict[str, Any]
 """What an edit says of itself: `path`, `old`, `new`, `before`, `after`, perhaps `encoding` and `mark`."""
@@ -145,8 +146,8 @@ async def take_back(session: Session, turns: int = 1) -> str:
 
 def plan(log: Sequence[Message], turns: int = 1) -> Undo:
     """What it takes to go back to before the last turns; changes nothing. Raises UndoError when it cannot be done."""
-    entries = live(log)
-    starts = prompts_in(entries)
+    entries = drop_rewound(log)
+    starts = find_prompts(entries)
     if not 0 < turns <= len(starts):
         there = "is only 1 turn" if len(starts) == 1 else f"are {f'only {len(starts)}' if starts else 'no'} turns"
         raise UndoError(f"There {there} to take back.")
@@ -272,7 +273,7 @@ def put_back(file: File) -> None:
 def lasting(turn: Sequence[Message]) -> Iterator[str]:
     """The titles of the calls of a turn, and of its sub-agents, that may have done what no edit tells of."""
     for entry in turn:
-        if kind_of(entry) == "stays":
+        if marker_kind(entry) == "stays":
             yield from entry.get("crow", {})["calls"]
     answers = {entry.get("tool_call_id"): entry for entry in turn if entry.get("role") == "tool"}
     denied = {notes.get("call") for entry in turn if (notes := entry.get("crow", {})).get("is") == "deny"}
@@ -283,7 +284,7 @@ def lasting(turn: Sequence[Message]) -> Iterator[str]:
         cut = answer.get("content", INTERRUPTED) == INTERRUPTED
         harmless = kind in HARMLESS or (kind != "execute" and notes.get("failed")) or notes.get("changes")
         if call["id"] not in denied and (cut or not harmless):
-            yield title_of(call["function"]["name"], arguments_of(call) or {})
+            yield make_title(call["function"]["name"], parse_arguments(call) or {})
 
 
 def described(file: File) -> str:
@@ -294,9 +295,9 @@ def described(file: File) -> str:
     else:
         what = f"{back} {'line comes' if back == 1 else 'lines come'} back, {gone} {'goes' if gone == 1 else 'go'}"
     also = "; something else changed it during the turn, which goes too" if file.disturbed else ""
-    return f"- `{clean(file.path)}`: {what}{also}"
+    return f"- `{to_line(file.path)}`: {what}{also}"
 
 
 def shortened(text: str) -> str:
-    words = clean(" ".join(text.split()))
+    words = to_line(" ".join(text.split()))
     return words if len(words) <= 60 else f"{words[:59].rstrip()}…"

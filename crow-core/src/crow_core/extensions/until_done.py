@@ -6,14 +6,15 @@ from msgspec import Meta
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
-from crow_core.content import ToolResult, clean
 from crow_core.extensions.masking import session_secrets
 from crow_core.extensions.shell_hooks import execute
 from crow_core.extensions.subagents import parent_of
-from crow_core.masking import masked
+from crow_core.masking import mask
+from crow_core.mcp.tool import ToolResult
 from crow_core.messages import Message, ToolUse
 from crow_core.options import SWITCH, Option
 from crow_core.session import Session
+from crow_core.text import to_line
 
 ROUNDS = "until_done_rounds"
 """How often the turn was made to go on, in `Session.state`; None while no tool has been called."""
@@ -67,7 +68,7 @@ def until_done(crow: Crow, *, check: str = "", times: int = 5, timeout: AboveZer
             return None
         session.state[ROUNDS] = rounds + 1
         if check:
-            await session.notice(f"{clean(check)} failed; going on ({rounds + 1} of {times}).")
+            await session.notice(f"{to_line(check)} failed; going on ({rounds + 1} of {times}).")
         return {"role": "user", "content": missing, "crow": {"hidden": True}}
 
     async def failure(session: Session) -> str:
@@ -79,7 +80,7 @@ def until_done(crow: Crow, *, check: str = "", times: int = 5, timeout: AboveZer
             code, said, why = 1, "", f"it took more than {timeout:g} seconds"
         except OSError as error:
             code, said, why = 1, "", str(error)
-        return masked(FAILED.format(check, why, said), session_secrets(session)) if code else ""
+        return mask(FAILED.format(check, why, said), session_secrets(session)) if code else ""
 
 
 def asked(session: Session, rounds: int) -> str:

@@ -8,8 +8,8 @@ from crow_core.acp.schema import Cost, UsageUpdate
 from crow_core.app import Crow
 from crow_core.extensions.prefix import describe_prefix
 from crow_core.extensions.subagents import parent_of
-from crow_core.models.chat import Call, room
-from crow_core.models.usage import TURN, UNKNOWN_WINDOW, Totals, counts, price
+from crow_core.models.chat import ModelCall, effective_window
+from crow_core.models.usage import ASSUMED_WINDOW, TURN_TOTALS, Totals, count_tokens, find_price
 from crow_core.session import Command, Session
 
 
@@ -17,16 +17,18 @@ def usage(crow: Crow) -> None:
     """Report the tokens of each model call; bring /usage and `_crow/usage`."""
 
     @crow.model_call
-    def count_aside(session: Session, call: Call) -> None:
+    def count_aside(session: Session, call: ModelCall) -> None:
         if call.ended and not call.error and call.purpose != "turn":
             count(session, call)
 
     @crow.after_model
-    async def report(session: Session, call: Call) -> None:
-        totals, counted = count(session, call), counts(call)
+    async def report(session: Session, call: ModelCall) -> None:
+        totals, counted = count(session, call), count_tokens(call)
         totals.used, totals.estimated = counted["prompt"] + counted["completion"], not call.usage
         cost = Cost(amount=totals.cost, currency=totals.currency) if totals.currency else UNSET
-        await session.update(UsageUpdate(used=totals.used, size=room(session.model) or UNKNOWN_WINDOW, cost=cost))
+        await session.update(
+            UsageUpdate(used=totals.used, size=effective_window(session.model) or ASSUMED_WINDOW, cost=cost)
+        )
 
     crow.methods["_crow/usage"] = tell
 
@@ -35,18 +37,18 @@ def usage(crow: Crow) -> None:
         return [Command("usage", "Tokens used so far", show)]
 
 
-def count(session: Session, call: Call) -> Totals:
+def count(session: Session, call: ModelCall) -> Totals:
     """Add a call to what the session, whom it works for, and the turn have used; gives the session's."""
     parent = parent_of(session)
     totals, above = totals_of(session), parent and totals_of(parent)
-    counted = counts(call)
-    for sum in filter(None, (totals, above, TURN.get())):
+    counted = count_tokens(call)
+    for sum in filter(None, (totals, above, TURN_TOTALS.get())):
         sum.calls += 1
         sum.prompt += counted["prompt"]
         sum.completion += counted["completion"]
         sum.cached += counted["cached"]
         sum.thought += counted["thought"]
-    if paid := price(call):
+    if paid := find_price(call):
         for sum in filter(None, (totals, above)):
             sum.cost += paid[0]
             sum.currency = paid[1]
@@ -67,7 +69,7 @@ def tell(session: Session, params: dict[str, Any]) -> dict[str, Any]:
         "cachedReadTokens": totals.cached,
         "thoughtTokens": totals.thought,
         "used": totals.used,
-        "size": room(session.model),
+        "size": effective_window(session.model),
     }
     return {**told, "cost": {"amount": totals.cost, "currency": totals.currency}} if totals.currency else told
 
@@ -76,11 +78,11 @@ async def show(session: Session, words: str) -> str:
     totals: Totals | None = session.state.get("usage")
     if not totals:
         return "The model has not been asked since this session was opened."
-    size = room(session.model) or UNKNOWN_WINDOW
+    size = effective_window(session.model) or ASSUMED_WINDOW
     about = "about " if totals.estimated else ""
     share = f", {totals.cached / totals.prompt:.0%}" if totals.prompt else ""
     lines = [
-        f"Context: {about}{totals.used:,} of {size:,} tokens{'' if room(session.model) else ' (assumed)'}.",
+        f"Context: {about}{totals.used:,} of {size:,} tokens{'' if effective_window(session.model) else ' (assumed)'}.",
         f"{totals.calls} model calls: {totals.prompt:,} tokens in ({totals.cached:,} from the server's cache{share}), "
         f"{totals.completion:,} out.",
         describe_prefix(session),

@@ -7,96 +7,23 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 from typing import Any
 
 import msgspec
 
 from crow_core.acp.schema import ToolKind
-from crow_core.content import ToolResult, clean, describe
-from crow_core.mcp.schemas import is_fit
-from crow_core.mcp.server import Host, Server, Use
-from crow_core.messages import ToolUse, arguments_of, unique
+from crow_core.content import to_announcement
+from crow_core.mcp.server import Host, RunningCall, Server
+from crow_core.mcp.tool import Tool, ToolResult
+from crow_core.messages import ToolUse, make_unique, parse_arguments
 
 NAMES = 100
 """Tools that are named to a model that called none of them."""
-DESCRIPTION_LIMIT = 8_000
-"""Characters of a tool's description that the model is shown."""
-TITLE_LIMIT = 80
-"""Characters of a tool's title."""
 CHANGES_WAIT = 5.0
 """Seconds a turn waits for the list of a server that has said it is another one now."""
 CHANGES_LIMIT = 300
 """Characters in which it is told what has changed of a server's tools."""
-NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
-"""The schema of a tool of which no more is known."""
-UNSHOWN = "(What it takes cannot be shown: its schema is too large, or none. Its answers to wrong arguments may tell.)"
-
-
-@dataclass(eq=False)
-class Tool:
-    """One tool under the name the model knows it by."""
-
-    name: str
-    server: Server | None
-    """None for a tool of earlier days whose server is not connected."""
-    definition: dict[str, Any]
-    """As its server's tools/list gave it."""
-
-    @cached_property
-    def schema(self) -> dict[str, Any]:
-        """The tool in the shape of chat completions."""
-        description = clean_text(self.definition.get("description") or "")[:DESCRIPTION_LIMIT]
-        parameters: dict[str, Any] = self.definition.get("inputSchema") or NOTHING
-        tables = [parameters.get("properties", {}), parameters.get("$defs", {})]
-        if not is_fit(parameters) or not all(isinstance(table, dict) for table in tables):
-            description, parameters = f"{description}\n\n{UNSHOWN}".strip(), NOTHING
-        function: dict[str, Any] = {"name": self.name, "description": description, "parameters": parameters}
-        return {"type": "function", "function": function}
-
-    @property
-    def title(self) -> str:
-        """What its server calls it before people; empty if that says nothing more than its name."""
-        title = self.definition.get("title") or self.hints.get("title")
-        if not isinstance(title, str) or title == self.definition.get("name") or (self.server and self.server.built_in):
-            return ""
-        return clean(title).strip()[:TITLE_LIMIT]
-
-    @cached_property
-    def digest(self) -> str:
-        """Of all that its server says of it: a tool that is described otherwise is another one."""
-        return hashlib.sha256(msgspec.json.encode(self.definition, order="sorted")).hexdigest()
-
-    @property
-    def hints(self) -> dict[str, Any]:
-        """What its server says of it (MCP, annotations): a claim, no proof."""
-        return self.definition.get("annotations") or {}
-
-    @property
-    def destroys(self) -> bool:
-        """Whether a server of others says that it may destroy something."""
-        return self.hints.get("destructiveHint") is True and not (self.server and self.server.built_in)
-
-    def kind(self, arguments: dict[str, Any]) -> ToolKind:
-        """What a call with these arguments does; only the word of a server is taken that is ours, or that the user's
-        configuration trusts."""
-        if self.server is None:
-            return "other"
-        if not self.server.built_in:
-            reads = self.server.trust and self.hints.get("readOnlyHint") is True and not self.destroys
-            return "read" if reads else "other"
-        told: dict[str, Any] = self.definition.get("_meta") or {}
-        match told.get("crow/kind", "other"):
-            case str(kind):
-                return kind  # pyright: ignore[reportReturnType] - our own tools' word
-            case kinds:
-                return kinds.get(str(arguments.get("command")), "other")
-
-    def may_repeat(self, arguments: dict[str, Any]) -> bool:
-        """Whether a call does no harm by running twice: whoever says so wrongly harms only what is its own."""
-        says = self.hints.get("readOnlyHint") is True or self.hints.get("idempotentHint") is True
-        return says or self.kind(arguments) in ("read", "search", "think")
 
 
 @dataclass(eq=False)
@@ -126,7 +53,9 @@ class Toolbox:
         for server in servers:
             if self.host:
                 server.hosts.add(self.host)
-            self._labels[server] = "" if server.built_in else unique(legal(server.name)[:40], {*self._labels.values()})
+            self._labels[server] = (
+                "" if server.built_in else make_unique(to_legal_name(server.name)[:40], {*self._labels.values()})
+            )
             self._start(server)
 
     def _start(self, server: Server) -> None:
@@ -197,14 +126,14 @@ class Toolbox:
         fixed = {d["name"] for other in self.servers if other.built_in for d in other.definitions or ()}
         taken = {name for name, tool in self.tools.items() if tool.server not in (None, server)}
         named: dict[str, Tool] = {}
-        for definition in sorted(definitions, key=lambda one: (legal(one["name"]) != one["name"], one["name"])):
+        for definition in sorted(definitions, key=lambda one: (to_legal_name(one["name"]) != one["name"], one["name"])):
             tool = definition["name"]
-            name = legal(tool) if server.built_in else f"{label}_{legal(tool)}"
+            name = to_legal_name(tool) if server.built_in else f"{label}_{to_legal_name(tool)}"
             strange = not server.built_in and (name in fixed or any(map(name.startswith, others)))
             if strange or len(name) > 64 or name in named or name in taken:
                 digest = hashlib.sha256(f"{server.name}\n{tool}".encode(errors="replace")).hexdigest()[:8]
                 name = f"{name[:50]}_{digest}"
-            name = unique(name, taken | named.keys())
+            name = make_unique(name, taken | named.keys())
             named[name] = Tool(name, server, definition)
         return dict(sorted(named.items()))
 
@@ -234,7 +163,7 @@ class Toolbox:
     def kind(self, call: ToolUse) -> ToolKind:
         """What a call does, as far as its tool's word can be taken."""
         tool = self.tools.get(call["function"]["name"])
-        return tool.kind(arguments_of(call) or {}) if tool else "other"
+        return tool.kind(parse_arguments(call) or {}) if tool else "other"
 
     def title(self, call: ToolUse) -> str:
         """What a call's tool is called before people, if that is more than its name."""
@@ -270,20 +199,21 @@ class Toolbox:
             return ToolResult.error(f"{what}. The tools are: {', '.join(names) or 'none'}.")
         if tool.server is None:
             return ToolResult.error(f"The tool {name!r} is not connected: its server is no part of this session now.")
-        if arguments_of(call) is None:
+        if parse_arguments(call) is None:
             schema = msgspec.json.encode(tool.schema["function"]["parameters"]).decode()
             return ToolResult.error(
-                f"The call was not run: its arguments are not a JSON object ({fault(call)}). The schema is: {schema}"
+                f"The call was not run: its arguments are not a JSON object ({find_json_error(call)}). "
+                f"The schema is: {schema}"
             )
         return None
 
     async def call(self, call: ToolUse, meta: dict[str, Any]) -> ToolResult:
         """Run a call that `reject` let pass."""
         tool = self.tools[call["function"]["name"]]
-        arguments = unquoted(arguments_of(call) or {}, tool.schema["function"]["parameters"])
+        arguments = decode_strings(parse_arguments(call) or {}, tool.schema["function"]["parameters"])
         assert tool.server is not None
-        title = describe(call, "other", "", tool.title).title
-        use = Use(self.host, call["id"], title, again=tool.may_repeat(arguments))
+        title = to_announcement(call, "other", "", tool.title).title
+        use = RunningCall(self.host, call["id"], title, again=tool.may_repeat(arguments))
         return await tool.server.call(tool.definition["name"], arguments, meta, use)
 
     async def close(self) -> None:
@@ -297,30 +227,25 @@ class Toolbox:
         await asyncio.gather(*(server.close() for server in self.servers if not (server.shared or server.hosts)))
 
 
-def legal(name: str) -> str:
+def to_legal_name(name: str) -> str:
     """A name in characters that every provider takes."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)
 
 
-def clean_text(text: str) -> str:
-    """Text of many lines without other control characters."""
-    return "\n".join(clean(line) for line in text.splitlines())
-
-
-def unquoted(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+def decode_strings(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     """Decode what the model sent as a string where the schema wants only an object or an array."""
     properties: dict[str, Any] = schema.get("properties") or {}
     definitions: dict[str, Any] = schema.get("$defs") or {}
     decoded = dict(arguments)
     for key, value in arguments.items():
-        if isinstance(value, str) and types_of(properties.get(key), definitions) - {"null"} <= {"object", "array"}:
+        if isinstance(value, str) and find_types(properties.get(key), definitions) - {"null"} <= {"object", "array"}:
             with suppress(msgspec.DecodeError, RecursionError):
                 inner = msgspec.json.decode(value)
                 decoded[key] = inner if isinstance(inner, dict | list) else value
     return decoded
 
 
-def types_of(schema: Any, definitions: dict[str, Any]) -> set[str]:
+def find_types(schema: Any, definitions: dict[str, Any]) -> set[str]:
     """The types a property's schema allows; "any" where it does not say."""
     match schema:
         case {"type": str(kind)}:
@@ -328,14 +253,14 @@ def types_of(schema: Any, definitions: dict[str, Any]) -> set[str]:
         case {"type": [*kinds]}:
             return set(map(str, kinds))
         case {"anyOf": [*choices]} | {"oneOf": [*choices]}:
-            return {kind for choice in choices for kind in types_of(choice, definitions)}
+            return {kind for choice in choices for kind in find_types(choice, definitions)}
         case {"$ref": str(name)} if (target := definitions.get(name.removeprefix("#/$defs/"))) is not None:
-            return types_of(target, {})  # one step: what refers to itself never ends
+            return find_types(target, {})  # one step: what refers to itself never ends
         case _:
             return {"any"}
 
 
-def fault(call: ToolUse) -> str:
+def find_json_error(call: ToolUse) -> str:
     """Where the arguments stop being a JSON object."""
     text = call["function"]["arguments"]
     try:

@@ -36,7 +36,7 @@ LINGER = 0.5
 TEACHING = frozenset({400, 404, 415, 422, 500, 501})
 """With which servers refuse what a request holds."""
 
-FLAGS = (
+TOOL_FLAGS = (
     "Start llama.cpp with --jinja, vLLM with --enable-auto-tool-choice and --tool-call-parser, or choose a model made "
     "for tools."
 )
@@ -80,7 +80,7 @@ class Prices:
 
 
 @dataclass
-class Call:
+class ModelCall:
     """One question to a model and what came of it; `after_model` receives it."""
 
     model: Model
@@ -308,7 +308,7 @@ class ChatModel:
         if status in TEACHING and (learned := self.learn(raw.decode("utf-8", "replace"), body)):
             return ModelError(f"{self.where} {learned} ({status}).", retry=True, after=0)
         if status in TEACHING and body.get("tools") and TOOLLESS.search(said):
-            return ModelError(f"{self.where} takes no tools ({status}): {said}. {FLAGS}")
+            return ModelError(f"{self.where} takes no tools ({status}): {said}. {TOOL_FLAGS}")
         if TOO_LONG.search(said) and status not in (401, 403, 404):
             return too_long(self.where, f"{said} ({status})")
         match status:
@@ -360,7 +360,7 @@ class ChatModel:
             self._http = None
 
 
-def room(model: Model) -> int | None:
+def effective_window(model: Model) -> int | None:
     """Tokens that fit: what is configured or the server told, else what is known of the model; None for unknown.
 
     What a model could take says nothing about what a server on this machine gives it.

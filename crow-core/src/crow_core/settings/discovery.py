@@ -52,7 +52,7 @@ async def find_models(config: Config, env: Mapping[str, str], wanted: str = "") 
     return await probe(name)
 
 
-def hears(config: Config, env: Mapping[str, str], wanted: str = "") -> bool:
+def takes_audio(config: Config, env: Mapping[str, str], wanted: str = "") -> bool:
     """Whether a model that may be asked is known to take audio, as far as one knows without asking anybody."""
     settings = [known(each.base_url, each.model, each.quirks) for each in config.models.values()]
     name = wanted or env.get("CROW_MODEL", "")
