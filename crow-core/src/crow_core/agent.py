@@ -1,11 +1,12 @@
-"""The ACP agent: protocol in, protocol out, no decisions."""
+"""The ACP agent: turns the requests of one client into calls of the app, and errors into ACP's."""
 
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -105,39 +106,93 @@ MAX_SESSIONS = 500
 Opening: TypeAlias = NewSessionRequest | LoadSessionRequest | ResumeSessionRequest | ForkSessionRequest
 
 
-class Agent:
-    """One client's connection to an app; its sessions see the client through this."""
+@dataclass(frozen=True)
+class Announced:
+    """Abilities of an app that depend on its models and extensions, as `initialize` announces them."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        crow: "Crow | Callable[..., Awaitable[Crow]]",
-        *,
-        stored: bool = False,
-        unstable: bool = False,
-        methods: Sequence[str] = (),
-        audio: bool = False,
-    ) -> None:
-        self.source: Crow | Callable[..., Awaitable[Crow]] = crow
-        """The app, or what makes it when the first session asks for it; raises ModelError when there is no model. Given
-        `models={}`, it makes one without."""
+    stored: bool = False
+    """Whether sessions are stored."""
+    methods: Sequence[str] = ()
+    """The methods beyond ACP that it answers."""
+    audio: bool = False
+    """Whether one of its models takes audio."""
+
+
+class AppSource(Protocol):
+    """Gives an agent its app, perhaps not before the first session needs it."""
+
+    made: Crow | None
+    """The app; None until it is made."""
+    announced: Announced
+    """What to announce. `stored` must be right from the start, the rest once `prepare` has returned."""
+
+    async def prepare(self) -> None:
+        """Make `announced` exact; called before `initialize` is answered, so it should be quick."""
+        ...
+
+    async def get(self, models: Mapping[str, Model] | None = None) -> Crow:
+        """Return the app, made if need be, with these models in place of the configured ones.
+
+        Raises ModelError if there is no model, ConfigError for a setting that cannot be used.
+        """
+        ...
+
+
+class MadeApp:
+    """The source of an app that exists already."""
+
+    def __init__(self, crow: Crow) -> None:
+        self.made: Crow | None = crow
+        self.announced = announce(crow)
+        self._crow = crow
+
+    async def prepare(self) -> None: ...
+
+    async def get(self, models: Mapping[str, Model] | None = None) -> Crow:
+        return self._crow
+
+
+class LazyApp:
+    """The source of an app that is made when the first session needs it.
+
+    `make` takes `models`, with models in place of the configured ones.
+    """
+
+    def __init__(self, make: Callable[..., Awaitable[Crow]], announced: Announced | None = None) -> None:
+        self.made: Crow | None = None
+        self.announced = announced or Announced()
+        self._make = make
+
+    async def prepare(self) -> None: ...
+
+    async def get(self, models: Mapping[str, Model] | None = None) -> Crow:
+        if self.made is None:
+            self.made = await (self._make() if models is None else self._make(models=models))
+        return self.made
+
+
+def announce(crow: Crow) -> Announced:
+    """Find out what an app has to announce."""
+    audio = any(isinstance(model, ChatModel) and model.quirks.audio for model in crow.models.values())
+    return Announced(bool(crow.load_session), list(crow.methods), audio)
+
+
+class Agent:
+    """The agent's side of one ACP connection, and the client of the sessions that are opened through it."""
+
+    def __init__(self, transport: Transport, crow: Crow | AppSource, *, unstable: bool = False) -> None:
+        self.source: AppSource = MadeApp(crow) if isinstance(crow, Crow) else crow
         self.unstable = unstable
-        """Whether to speak what ACP may still change: tokens of a turn, the client's system prompts and endpoints.
-        Without it a fork is made, too, but not advertised: the stable schema does not know of it."""
-        self.stored = bool(crow.load_session) if isinstance(crow, Crow) else stored
-        """Whether sessions are remembered; of an app that is still to be made, somebody has to say it."""
-        self.methods = list(crow.methods) if isinstance(crow, Crow) else list(methods)
-        """What it answers beyond ACP; of an app that is still to be made, as `stored`."""
-        self.audio = any(hears(model) for model in crow.models.values()) if isinstance(crow, Crow) else audio
-        """Whether one of its models takes audio; likewise."""
+        """Whether to use parts of ACP that may still change: tokens of a turn, and the client's system prompts and
+        endpoints. A fork is made without it, too, but not announced: the stable schema does not have it."""
         self.capabilities = ClientCapabilities()
         self.logged_out = False
-        """The client has called `logout`, and not `authenticate` since."""
+        """Whether the client has called `logout`, and not `authenticate` since."""
         self.sessions: dict[str, Session] = {}
         self.provider: Provider | None = None
-        """The endpoint that the client wants asked in the sessions it opens from now on."""
+        """The client's own endpoint, for the sessions that it opens from now on."""
         self.providers: list[Provider] = []
-        """All it has ever set."""
+        """Every endpoint that the client has set."""
         storing = {
             "session/load": self.load_session,
             "session/resume": self.resume_session,
@@ -164,13 +219,13 @@ class Agent:
                 "session/close": self.close_session,
                 "session/set_mode": self.set_mode,
                 "session/set_config_option": self.set_config_option,
-                **(storing if self.stored else {}),
+                **(storing if self.source.announced.stored else {}),
                 **(trying if unstable else {}),
             },
             others=self.extend,
         )
         self._opening = 0
-        """Sessions on the way to be open."""
+        """The number of sessions that are being opened."""
         self._making = asyncio.Lock()
         self._aside: set[asyncio.Task[None]] = set()
 
@@ -179,7 +234,7 @@ class Agent:
         try:
             await self.connection.serve()
         finally:
-            if isinstance(crow := self.source, Crow):
+            if crow := self.source.made:
                 await asyncio.gather(*(crow.close(session) for session in self.sessions.values()))
             await asyncio.gather(*(provider.close() for provider in self.providers))
 
@@ -198,37 +253,36 @@ class Agent:
         if self.logged_out:
             raise RpcError(AUTH_REQUIRED, "Logged out", details="You have logged out of crow. Log in to go on.")
         async with self._making:
-            if isinstance(made := self.source, Crow):
-                return made
             try:
-                self.source = crow = await made()
+                return await self.source.get()
             except ModelError as error:
                 if self.provider is None:
                     raise no_model(error) from error
-                self.source = crow = await made(models={})
+                return await self.source.get(models={})
             except ConfigError as error:
                 raise unusable(error) from error
-            return crow
 
     async def initialize(self, params: InitializeRequest) -> InitializeResponse:
         self.capabilities = params.client_capabilities or ClientCapabilities()
+        await self.source.prepare()
+        announced = self.source.announced
         return InitializeResponse(
             protocol_version=PROTOCOL_VERSION,
             agent_info=Implementation(name="crow", title="Crow", version=__version__),
             agent_capabilities=AgentCapabilities(
-                load_session=self.stored,
-                prompt_capabilities=PromptCapabilities(image=True, audio=self.audio, embedded_context=True),
+                load_session=announced.stored,
+                prompt_capabilities=PromptCapabilities(image=True, audio=announced.audio, embedded_context=True),
                 mcp_capabilities=McpCapabilities(http=True, sse=True),
                 session_capabilities=SessionCapabilities(
-                    **remembering() if self.stored else {},
+                    **remembering() if announced.stored else {},
                     close=SessionCloseCapabilities(),
                     additional_directories=SessionAdditionalDirectoriesCapabilities(),
-                    fork=SessionForkCapabilities() if self.unstable and self.stored else UNSET,
+                    fork=SessionForkCapabilities() if self.unstable and announced.stored else UNSET,
                     **instructing() if self.unstable else {},
                 ),
                 providers=ProvidersCapabilities() if self.unstable else UNSET,
                 auth=AgentAuthCapabilities(logout=LogoutCapabilities()),
-                meta={"crow": {"methods": self.methods}} if self.methods else UNSET,
+                meta={"crow": {"methods": [*announced.methods]}} if announced.methods else UNSET,
             ),
             auth_methods=[
                 AuthMethod(
@@ -249,7 +303,7 @@ class Agent:
     async def logout(self, params: LogoutRequest) -> LogoutResponse:
         """Nothing more is asked of the model for this client; what runs is cancelled, what is open stays open."""
         self.logged_out = True
-        if isinstance(crow := self.source, Crow):
+        if crow := self.source.made:
             await asyncio.gather(*(crow.cancel(session) for session in self.sessions.values()))
         return LogoutResponse()
 
@@ -389,13 +443,13 @@ class Agent:
             raise RpcError(INTERNAL_ERROR, "The prompt's template cannot be used", details=str(error)) from error
 
     async def cancel(self, params: CancelNotification) -> None:
-        if (session := self.sessions.get(params.session_id)) and isinstance(crow := self.source, Crow):
+        if (session := self.sessions.get(params.session_id)) and (crow := self.source.made):
             await crow.cancel(session)
 
     async def close_session(self, params: CloseSessionRequest) -> CloseSessionResponse:
         session = self.session(params.session_id)
         del self.sessions[session.id]
-        if isinstance(crow := self.source, Crow):
+        if crow := self.source.made:
             await crow.close(session)
         return CloseSessionResponse()
 
@@ -440,16 +494,17 @@ class Agent:
 
     async def extend(self, method: str, params: dict[str, Any]) -> Any:
         """Answer what an extension can, about one of this client's sessions."""
-        found = self.source.methods.get(method) if isinstance(self.source, Crow) else None
-        if found is None:
+        crow = self.source.made
+        function = crow.methods.get(method) if crow else None
+        if function is None:
             raise RpcError(METHOD_NOT_FOUND, f"Method not found: {method}")
         if not isinstance(id := params.get("sessionId"), str):
             raise RpcError(INVALID_PARAMS, "Invalid params: sessionId: a session has to be named")
-        return await call_function(found, self.session(id), params)
+        return await call_function(function, self.session(id), params)
 
     async def models(self) -> Mapping[str, Model] | None:
         """Those of the client's own endpoint; None for the configured ones. Raises ModelError."""
-        configured = self.source.models.values() if isinstance(self.source, Crow) else ()
+        configured = crow.models.values() if (crow := self.source.made) else ()
         return self.provider and await self.provider.models([model.name for model in configured])
 
     def session(self, id: str) -> Session:
@@ -520,11 +575,6 @@ def unavailable(error: StoreError, id: str = "") -> RpcError:
     if isinstance(error, SessionBusy):
         return RpcError(INVALID_REQUEST, "The session is open elsewhere", {**data, "canFork": True})
     return RpcError(INTERNAL_ERROR, "The stored sessions cannot be used", data)
-
-
-def hears(model: Model) -> bool:
-    """Whether a model takes audio."""
-    return isinstance(model, ChatModel) and model.quirks.audio
 
 
 def no_model(error: ModelError) -> RpcError:

@@ -53,6 +53,9 @@ class SessionLog(Sequence[Message]):
     def __iter__(self) -> Iterator[Message]:
         return iter(self.entries)
 
+    def __repr__(self) -> str:
+        return f"SessionLog({self.entries!r})"
+
     def append(self, entry: Message) -> None:
         """Append an entry, give it an id if it has none, and start to write it."""
         entry.setdefault("crow", {}).setdefault("id", new_id())
