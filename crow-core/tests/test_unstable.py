@@ -179,7 +179,10 @@ async def test_a_stored_session_is_told_anew_only_what_is_new(method: str, given
 
 async def test_the_client_brings_its_own_endpoint_where_none_is_configured():
     headers = {"Authorization": "Bearer sk-of-the-client-1234", "X-Route": "eu"}
-    async with ScriptedServer(lambda request: Reply("From afar.")) as server, wired(LazyApp(no_app), unstable=True) as wire:
+    async with (
+        ScriptedServer(lambda request: Reply("From afar.")) as server,
+        wired(LazyApp(no_app), unstable=True) as wire,
+    ):
         new: dict[str, Any] = {"cwd": "/", "mcpServers": []}
         assert (await wire.ask("session/new", new))["error"]["code"] == AUTH_REQUIRED
         assert (await wire.ask("providers/list", {}))["result"] == {
