@@ -317,7 +317,7 @@ class Agent:
         return NewSessionResponse(
             session_id=session.id,
             modes=session.options.to_modes() or UNSET,
-            config_options=[*session.options.to_config_options()],
+            config_options=[*session.options.to_config_options(self.capabilities)],
         )
 
     async def open_session(
@@ -352,13 +352,15 @@ class Agent:
         for update in replay(session.log, session.cwd):
             await session.update(update)
         return LoadSessionResponse(
-            modes=session.options.to_modes() or UNSET, config_options=[*session.options.to_config_options()]
+            modes=session.options.to_modes() or UNSET,
+            config_options=[*session.options.to_config_options(self.capabilities)],
         )
 
     async def resume_session(self, params: ResumeSessionRequest) -> ResumeSessionResponse:
         session = await self.reopen_session(params)
         return ResumeSessionResponse(
-            modes=session.options.to_modes() or UNSET, config_options=[*session.options.to_config_options()]
+            modes=session.options.to_modes() or UNSET,
+            config_options=[*session.options.to_config_options(self.capabilities)],
         )
 
     async def reopen_session(self, params: LoadSessionRequest | ResumeSessionRequest) -> Session:
@@ -381,7 +383,7 @@ class Agent:
         return ForkSessionResponse(
             session_id=session.id,
             modes=session.options.to_modes() or UNSET,
-            config_options=[*session.options.to_config_options()],
+            config_options=[*session.options.to_config_options(self.capabilities)],
         )
 
     async def list_sessions(self, params: ListSessionsRequest) -> ListSessionsResponse:
@@ -470,7 +472,7 @@ class Agent:
         await choose_option(session, session.options.find(params.config_id), params.value)
         if (modes := session.options.to_modes()) and modes != before:
             await session.update(CurrentModeUpdate(current_mode_id=modes.current_mode_id))
-        return SetSessionConfigOptionResponse(config_options=[*session.options.to_config_options()])
+        return SetSessionConfigOptionResponse(config_options=[*session.options.to_config_options(self.capabilities)])
 
     async def list_providers(self, params: ListProvidersRequest) -> ListProvidersResponse:
         provider = self.provider
