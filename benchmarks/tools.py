@@ -16,13 +16,13 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from crow_mcp_server.processes import SWITCHES
+from crow_mcp_server.terminal.processes import SWITCHES
 
 os.environ.update(SWITCHES)
 
 import anyio
 from crow_mcp_server import create_server
-from crow_mcp_server.ripgrep import program
+from crow_mcp_server.search.ripgrep import program
 from fastmcp import Client, FastMCP
 
 SOURCE = sysconfig.get_path("stdlib")

@@ -31,7 +31,7 @@ from crow_core.extensions.masking import secrets
 from crow_core.extensions.permissions import permissions
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ToolCall as Use
-from crow_mcp_server import processes
+from crow_mcp_server.terminal import processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,6 +1,6 @@
 """From bytes to text and back, without losing one."""
 
-from crow_mcp_server.document import Document, decode, reconcile
+from crow_mcp_server.files.document import Document, decode, reconcile
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -20,11 +20,12 @@ import anyio
 import crow_mcp_server
 import httpcore2
 import pytest
-from crow_mcp_server import create_server, fetch, web
-from crow_mcp_server.fetch import show
-from crow_mcp_server.network import Guard
+from crow_mcp_server import create_server
 from crow_mcp_server.refusal import Refusal
-from crow_mcp_server.web import Web
+from crow_mcp_server.web import fetch, page_fetcher
+from crow_mcp_server.web.fetch import show
+from crow_mcp_server.web.network import Guard
+from crow_mcp_server.web.page_fetcher import Web
 from fastmcp import Client
 
 pytestmark = pytest.mark.anyio
@@ -134,7 +135,7 @@ class Fetch:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that has time: it may be busy with other tests."""
-    monkeypatch.setattr(web, "TIMEOUT", 50.0)
+    monkeypatch.setattr(page_fetcher, "TIMEOUT", 50.0)
     monkeypatch.setattr(fetch, "READING", 50.0)
 
 
@@ -454,7 +455,7 @@ async def test_ten_thousand_headers_are_refused(site: Site, get: Fetch):
 
 
 async def test_a_server_that_drips_is_given_up(site: Site, get: Fetch, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(web, "TIMEOUT", 0.5)
+    monkeypatch.setattr(page_fetcher, "TIMEOUT", 0.5)
 
     async def drip(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")

@@ -1,7 +1,7 @@
 """Which addresses are anyone's to reach."""
 
 import pytest
-from crow_mcp_server.network import is_public
+from crow_mcp_server.web.network import is_public
 from hypothesis import given
 from hypothesis import strategies as st
 

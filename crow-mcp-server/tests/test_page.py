@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from crow_mcp_server.page import Unreadable, decode, from_feed, from_html, kind_of, read
+from crow_mcp_server.web.page_text import Unreadable, decode, from_feed, from_html, kind_of, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 from crow_mcp_server import create_server
-from crow_mcp_server.ripgrep import program
+from crow_mcp_server.search.ripgrep import program
 from fastmcp import Client
 
 pytestmark = pytest.mark.anyio

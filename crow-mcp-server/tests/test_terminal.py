@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crow_mcp_server import desk, processes
-from crow_mcp_server.output import MAX_FILE
+from crow_mcp_server.terminal import processes, sessions
+from crow_mcp_server.terminal.output import MAX_FILE
 
 pytestmark = pytest.mark.anyio
 
@@ -187,7 +187,7 @@ async def test_timeout_kills_what_ignores_being_asked(tools, folder, later, monk
 
 async def test_a_command_that_is_slow_to_die_is_told_of_when_it_has(tools, folder, later, monkeypatch):
     monkeypatch.setattr(processes, "TERM_GRACE", 1.0)
-    monkeypatch.setattr(desk, "TERM_GRACE", 0.1)
+    monkeypatch.setattr(sessions, "TERM_GRACE", 0.1)
     text = await timed_out(tools, later, "trap '' TERM; touch ready; while :; do :; done", (folder / "ready").exists)
     assert text.startswith("[timed out after 300 s")
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import anyio
 import pytest
-from crow_mcp_server import create_server, processes, shell, surroundings
-from crow_mcp_server.output import Capture
-from crow_mcp_server.screen import Screen
+from crow_mcp_server import create_server
+from crow_mcp_server.terminal import processes, shell, shell_state
+from crow_mcp_server.terminal.output import Capture
+from crow_mcp_server.terminal.screen import Screen
 from crow_mcp_server.workspace import Workspace
 from fastmcp import Client
 from hypothesis import given, settings
@@ -501,7 +502,7 @@ def test_whatever_is_typed_the_server_goes_on(calls):
     not LINUX or os.geteuid() != 0 or not shutil.which("setpriv"), reason="becomes a user whom limits hold: needs root"
 )
 async def test_a_fork_bomb_is_stopped_by_the_limit(tools, folder, later, monkeypatch):
-    monkeypatch.setattr(surroundings, "SPARE_PROCESSES", 0)
+    monkeypatch.setattr(shell_state, "SPARE_PROCESSES", 0)
     user, log = 10_000 + os.getpid() % 50_000, folder / "log"
     bomb = "bash -c 'bomb() { bomb | bomb & }; bomb; sleep 999'"
     command = f"setpriv --reuid={user} --regid=65534 --clear-groups {bomb} 2>&1 | tee log"

@@ -13,9 +13,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from crow_mcp_server import create_server
-from crow_mcp_server import search as searching
-from crow_mcp_server.results import KEYS
-from crow_mcp_server.search import rest
+from crow_mcp_server.web import search_providers as searching
+from crow_mcp_server.web.search_providers import rest
+from crow_mcp_server.web.search_results import KEYS
 from fastmcp import Client
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ from pathlib import Path
 from platformdirs import user_state_dir
 
 from crow_mcp_server import tools
-from crow_mcp_server.processes import SWITCHES
+from crow_mcp_server.terminal.processes import SWITCHES
 from crow_mcp_server.workspace import local_workspace
 
 

@@ -11,8 +11,8 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from crow_mcp_server.host import Host
 from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.tool_options import Host
 
 DESCRIPTION = """\
 Ask the user, and wait for the answer. Only for what you cannot find out yourself and would be wrong to guess.

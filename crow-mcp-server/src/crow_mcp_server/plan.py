@@ -8,7 +8,7 @@ from mcp_types import ToolAnnotations
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from crow_mcp_server.host import Host
+from crow_mcp_server.tool_options import Host
 
 DESCRIPTION = """\
 Show the user your plan for work of several steps, and how far you are. Give the whole list each time.

@@ -9,10 +9,10 @@ from fastmcp import Context, FastMCP
 from fastmcp.exceptions import ResourceError
 from fastmcp.resources import ResourceContent, ResourceResult
 
-from crow_mcp_server import disk
-from crow_mcp_server.document import decode
-from crow_mcp_server.host import Host
+from crow_mcp_server.files import disk
+from crow_mcp_server.files.document import decode
 from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.tool_options import Host
 from crow_mcp_server.workspace import Workspace
 
 

@@ -13,11 +13,15 @@ from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
 from fastmcp.tools.base import ToolResult
 from pydantic import ValidationError as PydanticValidationError
 
-from crow_mcp_server import ask_user, fetch, file_editor, glob, grep, plan, resources, terminal, tree, web_search
-from crow_mcp_server.host import Host
+from crow_mcp_server import ask_user, plan, resources
+from crow_mcp_server.files import file_editor
 from crow_mcp_server.refusal import Refusal
-from crow_mcp_server.results import KEYS
 from crow_mcp_server.roots import AskForRoots
+from crow_mcp_server.search import glob, grep, tree
+from crow_mcp_server.terminal import terminal
+from crow_mcp_server.tool_options import Host
+from crow_mcp_server.web import fetch, web_search
+from crow_mcp_server.web.search_results import KEYS
 from crow_mcp_server.workspace import Workspace, local_workspace
 
 TOOLS = (ask_user, fetch, file_editor, glob, grep, plan, terminal, tree, web_search)

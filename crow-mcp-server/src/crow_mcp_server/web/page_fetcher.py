@@ -11,9 +11,9 @@ import httpcore2
 import httpx2
 from protego import Protego  # pyright: ignore[reportMissingTypeStubs]
 
-from crow_mcp_server.network import Reply, get, open_client, parse
-from crow_mcp_server.page import kind_of, read
 from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.web.network import Reply, get, open_client, parse
+from crow_mcp_server.web.page_text import kind_of, read
 
 AGENT = f"crow-mcp-server/{version('crow-mcp-server')}"
 ROBOT = "crow-mcp-server"  # what robots.txt may call us

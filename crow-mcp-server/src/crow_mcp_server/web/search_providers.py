@@ -14,7 +14,7 @@ import anyio
 import httpx2
 
 from crow_mcp_server.refusal import Refusal
-from crow_mcp_server.results import KEYS, Result, Results
+from crow_mcp_server.web.search_results import KEYS, Result, Results
 
 UNCONFIGURED = (
     "Web search is not set up. Tell the user to set one of SEARXNG_URL (the address of a SearXNG whose settings allow "

@@ -9,9 +9,9 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
-from crow_mcp_server import disk
-from crow_mcp_server.host import READS, Host, optional
-from crow_mcp_server.ripgrep import list_files, page, relative, shown_as
+from crow_mcp_server.files import disk
+from crow_mcp_server.search.ripgrep import list_files, page, relative, shown_as
+from crow_mcp_server.tool_options import READS, Host, optional
 
 DESCRIPTION = """\
 Find files by name: *.py anywhere, or src/**/*.{ts,tsx}. Sorted, without what .gitignore ignores."""

@@ -8,8 +8,8 @@ from typing import Any
 from anyio import fail_after
 from mcp_types import ImageContent
 
-from crow_mcp_server import page
 from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.web import page_text
 
 MAX_IMAGE = 5 * 1024 * 1024  # bytes; no model takes more
 PDF_TIMEOUT = 30.0  # seconds
@@ -38,8 +38,8 @@ async def pdf_text(path: str, data: bytes) -> str:
     """The text of a PDF, page after page. Raises Refusal when it cannot be read."""
     try:
         with fail_after(PDF_TIMEOUT):
-            return await page.read(data, "pdf", None, "")
-    except (page.Unreadable, TimeoutError) as error:
+            return await page_text.read(data, "pdf", None, "")
+    except (page_text.Unreadable, TimeoutError) as error:
         raise Refusal(
             f"{path} is a PDF that cannot be read: {error or 'it takes too long'}. Try pdftotext in the terminal."
         ) from None

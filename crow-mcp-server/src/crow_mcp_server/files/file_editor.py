@@ -14,10 +14,11 @@ from pydantic import Field, TypeAdapter
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
-from crow_mcp_server import disk, formats
-from crow_mcp_server.disk import Content, Place
-from crow_mcp_server.document import Document, decode, reconcile
-from crow_mcp_server.edits import (
+from crow_mcp_server.files import disk, formats
+from crow_mcp_server.files.disk import Content, Place
+from crow_mcp_server.files.document import Document, decode, reconcile
+from crow_mcp_server.files.edit_history import Memories, Memory, Step
+from crow_mcp_server.files.edits import (
     Edit,
     changed_lines,
     insert_after,
@@ -27,9 +28,8 @@ from crow_mcp_server.edits import (
     shorten_line,
     unified_diff,
 )
-from crow_mcp_server.host import READS, Host, is_dry, optional
-from crow_mcp_server.memory import Memories, Memory, Step
 from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.tool_options import READS, Host, is_dry, optional
 from crow_mcp_server.workspace import Files, Workspace
 
 T = TypeVar("T")

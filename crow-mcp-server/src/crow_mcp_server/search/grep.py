@@ -15,9 +15,9 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
-from crow_mcp_server import disk
-from crow_mcp_server.host import READS, Host, optional
-from crow_mcp_server.ripgrep import STDIN, list_files, relative, ripgrep, shown_as
+from crow_mcp_server.files import disk
+from crow_mcp_server.search.ripgrep import STDIN, list_files, relative, ripgrep, shown_as
+from crow_mcp_server.tool_options import READS, Host, optional
 
 DESCRIPTION = """\
 Search files by a regular expression (ripgrep; (?i) ignores case), without those that .gitignore ignores. \
@@ -74,12 +74,12 @@ def add(server: FastMCP, host: Host) -> None:
         place = await to_thread.run_sync(disk.locate, path or workspace.cwd, workspace)
         only = relative(glob or "", place)
         wanted = set(await list_files(place, only)) if only else None
-        options = [PRINTED[mode or "lines"], f"--context={min(max(context or 0, 0), MAX_CONTEXT)}"]
-        options += [f"--type={type}"] if type else []
-        options += ["--multiline"] if "\n" in pattern or r"\n" in pattern else []
+        arguments = [PRINTED[mode or "lines"], f"--context={min(max(context or 0, 0), MAX_CONTEXT)}"]
+        arguments += [f"--type={type}"] if type else []
+        arguments += ["--multiline"] if "\n" in pattern or r"\n" in pattern else []
         found, passed, size, more = list[Hit](), 0, 0, False
         async with (
-            ripgrep(place, *FORMAT, *options, f"--regexp={pattern}", only=only) as output,
+            ripgrep(place, *FORMAT, *arguments, f"--regexp={pattern}", only=only) as output,
             aclosing(hits_in(output, names_only=mode == "files")) as hits,
         ):
             async for hit in hits:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from crow_mcp_server.document import Document
+from crow_mcp_server.files.document import Document
+from crow_mcp_server.files.fuzzy_match import Place, occurrences, tolerant_places
 from crow_mcp_server.refusal import Refusal
-from crow_mcp_server.tolerance import Place, occurrences, tolerant_places
 
 CONTEXT = 4  # unchanged lines shown around a change
 SNIPPET_LINES = 40

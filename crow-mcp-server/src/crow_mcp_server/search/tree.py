@@ -10,9 +10,9 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
-from crow_mcp_server import disk
-from crow_mcp_server.host import READS, Host, optional
-from crow_mcp_server.ripgrep import list_files, page
+from crow_mcp_server.files import disk
+from crow_mcp_server.search.ripgrep import list_files, page
+from crow_mcp_server.tool_options import READS, Host, optional
 
 DESCRIPTION = "Show how a folder is laid out, without what .gitignore ignores; folders tell how many files are in them."
 DEPTH = 3

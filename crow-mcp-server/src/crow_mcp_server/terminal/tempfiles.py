@@ -6,8 +6,8 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from crow_mcp_server.output import Capture
-from crow_mcp_server.watchdog import Watchdog
+from crow_mcp_server.terminal.output import Capture
+from crow_mcp_server.terminal.watchdog import Watchdog
 
 KEPT = 16  # files with outputs
 

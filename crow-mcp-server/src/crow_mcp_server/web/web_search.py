@@ -8,12 +8,12 @@ from fastmcp.tools.base import ToolResult
 from mcp_types import ToolAnnotations
 from pydantic import Field, TypeAdapter
 
-from crow_mcp_server.host import Host
 from crow_mcp_server.refusal import Refusal
-from crow_mcp_server.results import Results
+from crow_mcp_server.tool_options import Host
+from crow_mcp_server.web.search_results import Results
 
 if TYPE_CHECKING:
-    from crow_mcp_server.search import Search
+    from crow_mcp_server.web.search_providers import Search
 
 DESCRIPTION = """\
 Search the web; gives titles, URLs and snippets. Read the pages that matter with fetch."""
@@ -24,7 +24,7 @@ def add(server: FastMCP, host: Host) -> None:
 
     @cache
     def search() -> "Search":
-        from crow_mcp_server.search import Search, providers  # not at the top: HTTP, as in fetch
+        from crow_mcp_server.web.search_providers import Search, providers  # not at the top: HTTP, as in fetch
 
         return Search(providers(host.env))
 

@@ -11,10 +11,10 @@ from fastmcp.tools.base import ToolResult
 from mcp_types import ToolAnnotations
 from pydantic.json_schema import SkipJsonSchema
 
-from crow_mcp_server.desk import WAIT, Asked, Desk
-from crow_mcp_server.host import Host, is_dry, optional
 from crow_mcp_server.refusal import Refusal
-from crow_mcp_server.scratch import Scratch
+from crow_mcp_server.terminal.sessions import WAIT, Asked, Desk
+from crow_mcp_server.terminal.tempfiles import Scratch
+from crow_mcp_server.tool_options import Host, is_dry, optional
 from crow_mcp_server.workspace import Workspace
 
 DESCRIPTION = """\

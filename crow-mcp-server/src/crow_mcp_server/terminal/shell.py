@@ -16,12 +16,12 @@ from contextlib import suppress
 
 from anyio import CancelScope, to_thread
 
-from crow_mcp_server import processes
-from crow_mcp_server.output import Capture
-from crow_mcp_server.processes import Program
-from crow_mcp_server.screen import COLUMNS, ROWS, Screen
-from crow_mcp_server.surroundings import process_limit
-from crow_mcp_server.watchdog import Watchdog
+from crow_mcp_server.terminal import processes
+from crow_mcp_server.terminal.output import Capture
+from crow_mcp_server.terminal.processes import Program
+from crow_mcp_server.terminal.screen import COLUMNS, ROWS, Screen
+from crow_mcp_server.terminal.shell_state import process_limit
+from crow_mcp_server.terminal.watchdog import Watchdog
 
 ASKS = 1.0  # seconds of silence in the middle of a line after which a program is taken to wait for an answer
 SILENT = 3.0  # seconds of silence after which one that was given input is

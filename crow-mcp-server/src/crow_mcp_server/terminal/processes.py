@@ -14,8 +14,8 @@ from threading import Thread
 import anyio
 from anyio import to_thread
 
-from crow_mcp_server.output import Capture
-from crow_mcp_server.watchdog import Watchdog
+from crow_mcp_server.terminal.output import Capture
+from crow_mcp_server.terminal.watchdog import Watchdog
 from crow_mcp_server.workspace import Outcome, Watch
 
 MARK = "CROW_COMMAND"  # in the environment of all that a command starts: how those that leave its group are found

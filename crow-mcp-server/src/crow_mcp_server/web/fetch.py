@@ -11,13 +11,13 @@ from mcp_types import ImageContent, TextContent, ToolAnnotations
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from crow_mcp_server.host import Host
-from crow_mcp_server.page import Unreadable, kind_of
 from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.tool_options import Host
+from crow_mcp_server.web.page_text import Unreadable, kind_of
 
 if TYPE_CHECKING:
-    from crow_mcp_server.network import Reply
-    from crow_mcp_server.web import Page, Web
+    from crow_mcp_server.web.network import Reply
+    from crow_mcp_server.web.page_fetcher import Page, Web
 
 DESCRIPTION = """\
 Read a page on the web: HTML as Markdown, PDF and feeds as text, images as they are. A long page comes in parts."""
@@ -43,8 +43,10 @@ def add(server: FastMCP, host: Host) -> None:
 
     @cache
     def web() -> "Web":
-        from crow_mcp_server.network import Guard  # not at the top: HTTP takes longer to import than all other tools
-        from crow_mcp_server.web import Web
+        from crow_mcp_server.web.network import (
+            Guard,  # not at the top: HTTP takes longer to import than all other tools
+        )
+        from crow_mcp_server.web.page_fetcher import Web
 
         return Web(Guard(host.allow_hosts), robots=not host.ignore_robots, stays=host.stays)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from crow_mcp_server.document import BYTE_ORDER_MARKS, Document
+from crow_mcp_server.files.document import BYTE_ORDER_MARKS, Document
 
 MAX_SESSIONS = 100
 MAX_SEEN = 2_000  # files a session remembers

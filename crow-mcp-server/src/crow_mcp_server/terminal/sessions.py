@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from crow_mcp_server import processes
-from crow_mcp_server.processes import MARK, TERM_GRACE, Command, Program, inherited_environment
 from crow_mcp_server.refusal import Refusal
-from crow_mcp_server.scratch import Scratch
-from crow_mcp_server.surroundings import Surroundings
+from crow_mcp_server.terminal import processes
+from crow_mcp_server.terminal.processes import MARK, TERM_GRACE, Command, Program, inherited_environment
+from crow_mcp_server.terminal.shell_state import Surroundings
+from crow_mcp_server.terminal.tempfiles import Scratch
 from crow_mcp_server.workspace import Outcome, Terminals, Workspace
 
 if TYPE_CHECKING:
-    from crow_mcp_server.shell import Shell
+    from crow_mcp_server.terminal.shell import Shell
 
 MAX_OUTPUT = 30_000  # characters the model is shown
 WAIT = 120.0  # seconds until a call is answered though its command runs on
@@ -209,7 +209,7 @@ class Desk:
 
     async def _shell(self, workspace: Workspace, asked: Asked) -> "Shell":
         """The terminal that a command is for, made if there is none."""
-        from crow_mcp_server.shell import Shell  # not at the top: Windows has no such terminals
+        from crow_mcp_server.terminal.shell import Shell  # not at the top: Windows has no such terminals
 
         name, program = asked.session, self._sessions.get(asked.session)
         if program and program.running:

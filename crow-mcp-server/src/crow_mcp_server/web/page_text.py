@@ -1,6 +1,6 @@
 """What a model reads of something from the web.
 
-HTML, PDF and feeds are read in a process of their own (`python -m crow_mcp_server.page`), as anyone can write them so
+HTML, PDF and feeds are read in a process of their own (`python -m crow_mcp_server.web.page_text`), as anyone can write them so
 that reading takes hours or gigabytes: it is killed then.
 """
 
@@ -83,7 +83,7 @@ async def read(body: bytes, kind: Kind, charset: str | None, url: str) -> str:
     """What a model reads of a page, as Markdown where it has a structure. Raises Unreadable; cancelling is safe."""
     if kind not in APART:
         return await anyio.to_thread.run_sync(_read, body, kind, charset, url)
-    command = [sys.executable, "-P", "-m", "crow_mcp_server.page", kind, charset or "", url]
+    command = [sys.executable, "-P", "-m", "crow_mcp_server.web.page_text", kind, charset or "", url]
     names = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "SYSTEMROOT")  # no keys for who reads the web
     env = {name: os.environ[name] for name in names if name in os.environ}
     with TemporaryFile() as file:  # no pipe: it would break when the process ends early

@@ -12,8 +12,8 @@ from functools import cache
 
 from anyio import CancelScope, to_thread
 
-from crow_mcp_server import disk
-from crow_mcp_server.disk import Place
+from crow_mcp_server.files import disk
+from crow_mcp_server.files.disk import Place
 from crow_mcp_server.refusal import Refusal
 from crow_mcp_server.workspace import Workspace
 
