@@ -16,13 +16,13 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from crow_mcp_server.terminal.processes import SWITCHES
+from crow_mcp_server.terminal.processes import SERVER_ENVIRONMENT
 
-os.environ.update(SWITCHES)
+os.environ.update(SERVER_ENVIRONMENT)
 
 import anyio
 from crow_mcp_server import create_server
-from crow_mcp_server.search.ripgrep import program
+from crow_mcp_server.search.ripgrep import find_program
 from fastmcp import Client, FastMCP
 
 SOURCE = sysconfig.get_path("stdlib")
@@ -77,7 +77,7 @@ async def grep() -> None:
         for pattern in PATTERNS:
 
             def rg(pattern: str = pattern) -> None:
-                command = [program(), "--sort", "path", "--line-number", pattern, SOURCE]
+                command = [find_program(), "--sort", "path", "--line-number", pattern, SOURCE]
                 subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
 
             report(

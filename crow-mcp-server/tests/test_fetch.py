@@ -21,11 +21,11 @@ import crow_mcp_server
 import httpcore2
 import pytest
 from crow_mcp_server import create_server
-from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.web import fetch, page_fetcher
-from crow_mcp_server.web.fetch import show
-from crow_mcp_server.web.network import Guard
-from crow_mcp_server.web.page_fetcher import Web
+from crow_mcp_server.web.fetch import to_tool_result
+from crow_mcp_server.web.network import PublicNetwork
+from crow_mcp_server.web.page_fetcher import PageFetcher
 from fastmcp import Client
 
 pytestmark = pytest.mark.anyio
@@ -135,8 +135,8 @@ class Fetch:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that has time: it may be busy with other tests."""
-    monkeypatch.setattr(page_fetcher, "TIMEOUT", 50.0)
-    monkeypatch.setattr(fetch, "READING", 50.0)
+    monkeypatch.setattr(page_fetcher, "FETCH_TIMEOUT", 50.0)
+    monkeypatch.setattr(fetch, "READ_TIMEOUT", 50.0)
 
 
 @asynccontextmanager
@@ -455,7 +455,7 @@ async def test_ten_thousand_headers_are_refused(site: Site, get: Fetch):
 
 
 async def test_a_server_that_drips_is_given_up(site: Site, get: Fetch, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(page_fetcher, "TIMEOUT", 0.5)
+    monkeypatch.setattr(page_fetcher, "FETCH_TIMEOUT", 0.5)
 
     async def drip(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
@@ -471,7 +471,7 @@ async def test_a_server_that_drips_is_given_up(site: Site, get: Fetch, monkeypat
 async def test_a_page_that_takes_forever_to_read_is_given_up_and_nothing_goes_on_reading(
     site: Site, get: Fetch, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(fetch, "READING", 1.0)
+    monkeypatch.setattr(fetch, "READ_TIMEOUT", 1.0)
     attributes = " ".join(f"a{n}=1" for n in range(200_000))
     site.put("/tangle", f"<html><p {attributes}>x", Content_Type="text/html")
     said = await get.refused(site.url("/tangle"))
@@ -607,8 +607,8 @@ def names(table: Mapping[str, list[str]]) -> Callable[[str, int], Awaitable[list
 
 async def test_a_public_host_is_reached_at_the_address_that_was_checked(site: Site):
     board = Switchboard(site)
-    fetcher = Web(Guard(resolve=names({"example.com": [f"10.0.0.1,{PUBLIC}"]}), dial=board))
-    result = await show(await fetcher.page("http://example.com/article"), start=0, raw=False)
+    fetcher = PageFetcher(PublicNetwork(resolve=names({"example.com": [f"10.0.0.1,{PUBLIC}"]}), dial=board))
+    result = await to_tool_result(await fetcher.fetch("http://example.com/article"), start=0, raw=False)
     assert "Carrion crows" in result.content[0].text
     assert set(board.dialled) == {PUBLIC}
     assert site.headers[0]["host"] == "example.com"
@@ -619,10 +619,10 @@ async def test_a_name_that_changes_its_address_in_between_leads_nowhere(site: Si
     site.put("/again", "", "302 Found", Location="http://rebind.test/article", Connection="close")
     site.pages["/again"] = site.pages["/again"]
     table = {"rebind.test": [PUBLIC, "127.0.0.1"], "start.test": [PUBLIC]}
-    fetcher = Web(Guard(resolve=names(table), dial=board), robots=False)
-    await fetcher.page("http://rebind.test/article")
-    with pytest.raises(Refusal, match="not on the public internet"):
-        await fetcher.page("http://start.test/again")
+    fetcher = PageFetcher(PublicNetwork(resolve=names(table), dial=board), robots=False)
+    await fetcher.fetch("http://rebind.test/article")
+    with pytest.raises(ToolRefusal, match="not on the public internet"):
+        await fetcher.fetch("http://start.test/again")
     assert set(board.dialled) == {PUBLIC}
 
 
@@ -633,9 +633,9 @@ async def test_a_redirect_inside_leads_nowhere(site: Site, to: str):
     table = {"example.com": [PUBLIC], "inside.test": ["192.168.1.1,fd00::1"]} | {
         host: [host] for host in ("127.0.0.1", "::ffff:169.254.169.254", "::ffff:a9fe:a9fe")
     }
-    fetcher = Web(Guard(resolve=names(table), dial=board), robots=False)
-    with pytest.raises(Refusal, match="not on the public internet"):
-        await fetcher.page("http://example.com/away")
+    fetcher = PageFetcher(PublicNetwork(resolve=names(table), dial=board), robots=False)
+    with pytest.raises(ToolRefusal, match="not on the public internet"):
+        await fetcher.fetch("http://example.com/away")
     assert set(board.dialled) == {PUBLIC}
 
 
@@ -648,9 +648,9 @@ async def test_a_public_address_of_this_very_machine_leads_nowhere(site: Site):
         async def connect_tcp(self, *args: Any, **kwargs: Any) -> httpcore2.AsyncNetworkStream:
             return Own(await super().connect_tcp(*args, **kwargs), PUBLIC)
 
-    fetcher = Web(Guard(resolve=names({"example.com": [PUBLIC]}), dial=Board(site)))
-    with pytest.raises(Refusal, match="not on the public internet"):
-        await fetcher.page("http://example.com/article")
+    fetcher = PageFetcher(PublicNetwork(resolve=names({"example.com": [PUBLIC]}), dial=Board(site)))
+    with pytest.raises(ToolRefusal, match="not on the public internet"):
+        await fetcher.fetch("http://example.com/article")
     assert site.asked == []
 
 

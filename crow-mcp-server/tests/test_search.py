@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 from crow_mcp_server import create_server
-from crow_mcp_server.search.ripgrep import program
+from crow_mcp_server.search.ripgrep import find_program
 from fastmcp import Client
 
 pytestmark = pytest.mark.anyio
@@ -251,7 +251,7 @@ async def test_cancelled_searches_leave_nothing_running(folder):
 
     def running() -> list[str]:
         listed = subprocess.run(["ps", "-A", "-o", "ppid=,args="], capture_output=True, text=True, check=True).stdout
-        return [line for line in listed.splitlines() if line.split()[:2] == [str(os.getpid()), program()]]
+        return [line for line in listed.splitlines() if line.split()[:2] == [str(os.getpid()), find_program()]]
 
     async with Client(create_server()) as client:
         call = partial(client.call_tool_mcp, "grep", {"pattern": "x"}, meta={"crow/cwd": str(folder)})

@@ -16,7 +16,7 @@ import anyio
 import crow_mcp_server
 import pytest
 from crow_mcp_server import create_server
-from crow_mcp_server.workspace import Outcome, Workspace, local_workspace
+from crow_mcp_server.workspace import CommandOutcome, Workspace, local_workspace
 from fastmcp import Client
 from fastmcp.client.transports import StdioTransport
 
@@ -115,9 +115,9 @@ class Editor:
         self.buffers.pop(path, None)
         await anyio.Path(path).write_bytes(self.on_save(text).encode())
 
-    async def run(self, command: str, **how: Any) -> Outcome:
+    async def run(self, command: str, **how: Any) -> CommandOutcome:
         self.commands.append({"command": command} | how)
-        return Outcome(exit_code=2, signal=None, output="\x1b[31mfrom the editor\x1b[0m\n")
+        return CommandOutcome(exit_code=2, signal=None, output="\x1b[31mfrom the editor\x1b[0m\n")
 
     def workspace(self, meta: dict[str, Any]) -> Workspace:
         here = local_workspace(meta)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from crow_mcp_server.terminal import processes, sessions
-from crow_mcp_server.terminal.output import MAX_FILE
+from crow_mcp_server.terminal.output import MAX_FILE_BYTES
 
 pytestmark = pytest.mark.anyio
 
@@ -324,12 +324,12 @@ def test_a_gigabyte_costs_little_memory_and_a_file_of_64_megabytes(command, mega
     ran = subprocess.run([sys.executable, "-c", MEASURE, command], capture_output=True, text=True, check=True)
     more, size, shown = map(int, ran.stdout.split())
     assert more < megabytes
-    assert size == MAX_FILE
+    assert size == MAX_FILE_BYTES
     assert shown <= 30_000
 
 
 async def test_what_a_command_prints_last_is_its_progress(tools: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(processes, "BEAT", 0.01)
+    monkeypatch.setattr(processes, "WATCH_INTERVAL", 0.01)
     seen: list[tuple[float, str | None]] = []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:

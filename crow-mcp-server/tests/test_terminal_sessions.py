@@ -13,8 +13,8 @@ import anyio
 import pytest
 from crow_mcp_server import create_server
 from crow_mcp_server.terminal import processes, shell, shell_state
-from crow_mcp_server.terminal.output import Capture
-from crow_mcp_server.terminal.screen import Screen
+from crow_mcp_server.terminal.output import OutputCapture
+from crow_mcp_server.terminal.screen import TerminalScreen
 from crow_mcp_server.workspace import Workspace
 from fastmcp import Client
 from hypothesis import given, settings
@@ -29,7 +29,7 @@ RUNNING = "[still running in session"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that wait for an answer are noticed sooner than people would notice."""
-    monkeypatch.setattr(shell, "ASKS", 0.3)
+    monkeypatch.setattr(shell, "PROMPT_SILENCE", 0.3)
 
 
 # The folder and the environment
@@ -183,8 +183,8 @@ async def test_a_program_that_asks_is_answered(tools):
 
 
 async def test_a_program_that_was_answered_does_not_ask_until_it_says_something(tools, monkeypatch):
-    monkeypatch.setattr(shell, "ASKS", 0.0)
-    monkeypatch.setattr(shell, "SILENT", 60)
+    monkeypatch.setattr(shell, "PROMPT_SILENCE", 0.0)
+    monkeypatch.setattr(shell, "INPUT_SILENCE", 60)
     await tools.run("read -s -p 'Password: ' word; echo \"Hello $word\"", session="a")
     assert (await tools.look("a", input="Zoë")).startswith("Hello Zoë")
 
@@ -357,7 +357,7 @@ async def test_what_cannot_be_done_in_a_session_is_said(tools):
 async def test_a_hung_reader_is_a_clear_error(tools, folder, monkeypatch):
     await tools.run("stty raw -echo; touch ready; sleep 999", session="a", wait=0)
     await tools.until((folder / "ready").exists)
-    monkeypatch.setattr(shell, "TAKES", 0.3)
+    monkeypatch.setattr(shell, "INPUT_TIMEOUT", 0.3)
     assert "does not read its input" in await tools.not_run(session="a", input="x" * 200_000)
 
 
@@ -372,7 +372,7 @@ async def test_a_terminal_that_cannot_be_opened_takes_nothing(tools, monkeypatch
     await tools.run("true", session="a")
     await tools.look("a", keys="kill")
     before = len(os.listdir("/dev/fd"))
-    monkeypatch.setattr(shell, "LAUNCH", "x" * 200_000)  # longer than the system takes
+    monkeypatch.setattr(shell, "LAUNCHER", "x" * 200_000)  # longer than the system takes
     assert "No terminal could be opened" in await tools.not_run(command="true", session="a")
     assert len(os.listdir("/dev/fd")) == before
 
@@ -443,21 +443,21 @@ async def test_the_folder_for_outputs_may_be_removed_by_anybody_at_any_time(tool
 )
 @settings(max_examples=150)
 def test_whatever_a_program_prints_nothing_of_it_can_steer(pieces):
-    screen, capture = Screen(), Capture()
+    screen, capture = TerminalScreen(), OutputCapture()
     for piece in pieces:
         capture.feed(screen.split(piece))
-    for text in (capture.text(30_000), screen.text()):
+    for text in (capture.get_text(30_000), screen.get_text()):
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=5))
 @settings(max_examples=150)
 def test_it_makes_no_difference_where_the_output_is_cut_into_pieces(data, cuts):
-    whole, pieces = Screen(), Screen()
+    whole, pieces = TerminalScreen(), TerminalScreen()
     at = [0, *sorted(cuts), len(data)]
     lines = b"".join(pieces.split(data[a:b]) for a, b in itertools.pairwise(at))
     assert whole.split(data) == lines
-    assert whole.drawn == pieces.drawn
+    assert whole.is_active == pieces.is_active
 
 
 TYPED = st.one_of(

@@ -14,8 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from crow_mcp_server import create_server
 from crow_mcp_server.web import search_providers as searching
-from crow_mcp_server.web.search_providers import rest
-from crow_mcp_server.web.search_results import KEYS
+from crow_mcp_server.web.search_providers import parse_retry_after
+from crow_mcp_server.web.search_results import PROVIDER_KEYS
 from fastmcp import Client
 
 pytestmark = pytest.mark.anyio
@@ -317,7 +317,7 @@ async def test_an_empty_query_is_refused():
 
 
 async def test_commands_do_not_see_the_keys(monkeypatch: pytest.MonkeyPatch):
-    for name in KEYS:
+    for name in PROVIDER_KEYS:
         monkeypatch.setenv(name, KEY)
     async with Client(create_server()) as client:
         told = await client.call_tool_mcp("terminal", {"command": "env"})
@@ -326,9 +326,9 @@ async def test_commands_do_not_see_the_keys(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(("told", "seconds"), [("7", 7), ("99999", 3600), ("-1", 0), ("soon", 60), ("", 60)])
 def test_a_retry_after_is_understood(told: str, seconds: float):
-    assert rest(told) == seconds
+    assert parse_retry_after(told) == seconds
 
 
 def test_a_retry_after_may_be_a_date():
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=1000), usegmt=True)
-    assert 900 < rest(date) <= 1000
+    assert 900 < parse_retry_after(date) <= 1000

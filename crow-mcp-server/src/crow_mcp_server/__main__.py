@@ -9,7 +9,7 @@ from pathlib import Path
 from platformdirs import user_state_dir
 
 from crow_mcp_server import tools
-from crow_mcp_server.terminal.processes import SWITCHES
+from crow_mcp_server.terminal.processes import SERVER_ENVIRONMENT
 from crow_mcp_server.workspace import local_workspace
 
 
@@ -59,7 +59,7 @@ def main() -> None:
         except OSError as error:
             parser.error(f"--root {root}: {error.strerror}")
     bounds = [*(roots or [os.getcwd()]), "/"] if options.allow_outside else roots
-    os.environ.update(SWITCHES)
+    os.environ.update(SERVER_ENVIRONMENT)
     from crow_mcp_server.server import create_server  # not at the top: the switches must be set before
 
     workspace_for = partial(local_workspace, bounds=bounds) if bounds else local_workspace
@@ -73,14 +73,14 @@ def main() -> None:
     if not options.http:
         server.run(transport="stdio", show_banner=False)
         return
-    from crow_mcp_server.http import bind, serve, token_from  # as above
+    from crow_mcp_server.http import load_token, open_listener, serve  # as above
 
     try:
-        token = token_from(options.token_file)
+        token = load_token(options.token_file)
     except (OSError, ValueError) as error:
         parser.error(f"--token-file {options.token_file}: {error.strerror if isinstance(error, OSError) else error}")
     try:
-        listener = bind(options.http)
+        listener = open_listener(options.http)
     except (OSError, ValueError) as error:
         parser.error(f"--http {options.http}: {error.strerror if isinstance(error, OSError) else error}")
     serve(server, listener, token)

@@ -9,11 +9,11 @@ from ipaddress import ip_address
 from fastmcp import FastMCP
 from fastmcp.server.auth import AccessToken, TokenVerifier
 
-PATH = "/mcp"
-SHORTEST = 16  # characters of a token
+MCP_PATH = "/mcp"
+MIN_TOKEN_LENGTH = 16  # characters of a token
 
 
-class Bearer(TokenVerifier):
+class BearerTokenVerifier(TokenVerifier):
     """Lets those pass who have the token."""
 
     def __init__(self, token: str) -> None:
@@ -26,7 +26,7 @@ class Bearer(TokenVerifier):
         return None
 
 
-def token_from(file: str | None) -> str:
+def load_token(file: str | None) -> str:
     """The token in a file; without one, a new one, told on standard error.
 
     Raises OSError, and ValueError for a file with no token to be relied on.
@@ -37,12 +37,14 @@ def token_from(file: str | None) -> str:
         return token
     with open(file, encoding="utf-8") as opened:
         token = opened.read().strip()
-    if len(token) < SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
-        raise ValueError(f"it needs one word of at least {SHORTEST} characters, such as `openssl rand -hex 32` gives")
+    if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(
+            f"it needs one word of at least {MIN_TOKEN_LENGTH} characters, such as `openssl rand -hex 32` gives"
+        )
     return token
 
 
-def bind(address: str) -> socket.socket:
+def open_listener(address: str) -> socket.socket:
     """A socket for `HOST:PORT`, `:PORT` or `PORT`; the host is this machine's own unless given, port 0 is any free one.
 
     Raises OSError, and ValueError for what is no address.
@@ -67,15 +69,15 @@ def serve(server: FastMCP, listener: socket.socket, token: str) -> None:
     """Serve until told to end. Who has no token, or another's name for us or a foreign page's origin, is refused."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    print(f"Serving MCP on http://{shown}:{port}{PATH}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"Serving MCP on http://{shown}:{port}{MCP_PATH}", file=sys.stderr, flush=True)  # noqa: T201
     if not ip_address(host).is_loopback:
         print("Others can connect, and nothing is encrypted: put a proxy with TLS in front.", file=sys.stderr)  # noqa: T201
-    server.auth = Bearer(token)
+    server.auth = BearerTokenVerifier(token)
     server.run(
         transport="http",
         host=host,
         port=port,
-        path=PATH,
+        path=MCP_PATH,
         sockets=[listener],
         show_banner=False,
         host_origin_protection=True,

@@ -5,7 +5,7 @@ import logging
 from fastmcp.exceptions import ToolError
 
 
-class Refusal(ToolError):
+class ToolRefusal(ToolError):
     """Ends a call with an `isError` result that says what to do next. No fault of the server, so not logged as one."""
 
     def __init__(self, message: str) -> None:

@@ -11,12 +11,12 @@ from fastmcp.resources import ResourceContent, ResourceResult
 
 from crow_mcp_server.files import disk
 from crow_mcp_server.files.document import decode
-from crow_mcp_server.refusal import Refusal
-from crow_mcp_server.tool_options import Host
+from crow_mcp_server.refusal import ToolRefusal
+from crow_mcp_server.tool_options import ToolOptions
 from crow_mcp_server.workspace import Workspace
 
 
-def add(server: FastMCP, host: Host) -> None:
+def register(server: FastMCP, options: ToolOptions) -> None:
     """Add the resources to a server."""
 
     @server.resource(
@@ -25,24 +25,24 @@ def add(server: FastMCP, host: Host) -> None:
         description="A file of the workspace by its absolute path, or the files in a folder of it, as URIs.",
     )
     async def file(path: str, context: Context) -> ResourceResult:
-        workspace = await host.workspace(context)
+        workspace = await options.find_workspace(context)
         try:
-            return ResourceResult([await to_thread.run_sync(read, f"/{path}", workspace)])
-        except (Refusal, OSError) as error:
+            return ResourceResult([await to_thread.run_sync(read_resource, f"/{path}", workspace)])
+        except (ToolRefusal, OSError) as error:
             raise ResourceError(str(error), log_level=logging.DEBUG) from None
 
 
-def read(path: str, workspace: Workspace) -> ResourceContent:
+def read_resource(path: str, workspace: Workspace) -> ResourceContent:
     """A file as text or bytes. Raises Refusal, OSError."""
-    place = disk.locate(path, workspace)
+    target = disk.resolve_path(path, workspace)
     try:
-        content = disk.read(place)
+        content = disk.read_file(target)
     except IsADirectoryError:
-        uris = [f"file://{quote(place.path.rstrip('/'))}/{quote(name)}" for name in disk.list_names(place)]
+        uris = [f"file://{quote(target.path.rstrip('/'))}/{quote(name)}" for name in disk.list_names(target)]
         return ResourceContent("\n".join(uris), "text/uri-list")
     if content is None:
-        raise Refusal(f"{place.path} does not exist.")
-    kind, _ = mimetypes.guess_type(place.path)
+        raise ToolRefusal(f"{target.path} does not exist.")
+    kind, _ = mimetypes.guess_type(target.path)
     document = decode(content.data)
     if document is None:
         return ResourceContent(content.data, kind or "application/octet-stream")

@@ -10,14 +10,14 @@ from fastmcp import Context
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
-from crow_mcp_server.roots import client_roots
+from crow_mcp_server.roots import request_roots
 from crow_mcp_server.workspace import Workspace, local_workspace
 
-READS = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
+READ_ONLY = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
 
 
 @dataclass(frozen=True)
-class Host:
+class ToolOptions:
     """The program that a server runs for; every tool is added with it."""
 
     workspace_for: Callable[[dict[str, Any]], Workspace] = local_workspace
@@ -28,32 +28,32 @@ class Host:
     """Hosts, as `HOST` or `HOST:PORT`, that may be fetched from though they are not public."""
     ignore_robots: bool = False
     """Whether `fetch` asks no robots.txt."""
-    stays: bool = False
+    stay_on_host: bool = False
     """Whether `fetch` follows no redirect to another host: where people are asked about each host."""
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """Where `web_search` finds its providers' addresses and keys."""
     state: Path | None = None
     """Folder for what shall outlive the process, the way back from edits; None: nothing does."""
 
-    async def workspace(self, context: Context) -> Workspace:
+    async def find_workspace(self, context: Context) -> Workspace:
         """The workspace that a call works on; where nobody else bounds it, the client's roots do."""
-        meta = meta_of(context)
+        meta = get_meta(context)
         if self.workspace_for is local_workspace and "crow/roots" not in meta and "crow/cwd" not in meta:
-            meta["crow/roots"] = await client_roots(context)
+            meta["crow/roots"] = await request_roots(context)
         return self.workspace_for(meta)
 
 
-def meta_of(context: Context) -> dict[str, Any]:
+def get_meta(context: Context) -> dict[str, Any]:
     """The `_meta` of a call."""
     request = context.request_context
     return dict(request.meta or {}) if request else {}
 
 
-def is_dry(context: Context) -> bool:
+def is_dry_run(context: Context) -> bool:
     """Whether a call shall only tell what it would do."""
-    return bool(meta_of(context).get("crow/dry_run"))
+    return bool(get_meta(context).get("crow/dry_run"))
 
 
-def optional(description: str | None = None) -> Any:
+def optional_field(description: str | None = None) -> Any:
     """A parameter that may be left out or null; its schema, shorter for it, tells only what it is when given."""
     return Field(description=description, default_factory=lambda: None)

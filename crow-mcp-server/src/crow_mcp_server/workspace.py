@@ -36,7 +36,7 @@ class Files(Protocol):
         ...
 
 
-class Outcome(TypedDict):
+class CommandOutcome(TypedDict):
     """How a command ended and what it printed."""
 
     exit_code: int | None
@@ -57,7 +57,7 @@ class Terminals(Protocol):
 
     async def run(
         self, command: str, *, cwd: str, env: Mapping[str, str], timeout: float, output_limit: int
-    ) -> Outcome:
+    ) -> CommandOutcome:
         """Run a shell command to its end and return what it printed.
 
         `env` is laid over the environment commands have anyway; `timeout` is in seconds, and running into it is an

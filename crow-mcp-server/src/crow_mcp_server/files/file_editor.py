@@ -15,26 +15,26 @@ from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
 from crow_mcp_server.files import disk, formats
-from crow_mcp_server.files.disk import Content, Place
+from crow_mcp_server.files.disk import FileContent, ResolvedPath
 from crow_mcp_server.files.document import Document, decode, reconcile
-from crow_mcp_server.files.edit_history import Memories, Memory, Step
+from crow_mcp_server.files.edit_history import EditHistories, EditHistory, UndoStep
 from crow_mcp_server.files.edits import (
-    Edit,
-    changed_lines,
+    DocumentEdit,
+    find_changed_lines,
     insert_after,
-    number,
+    make_diff,
+    number_lines,
     replace_all,
     replace_once,
     shorten_line,
-    unified_diff,
 )
-from crow_mcp_server.refusal import Refusal
-from crow_mcp_server.tool_options import READS, Host, is_dry, optional
+from crow_mcp_server.refusal import ToolRefusal
+from crow_mcp_server.tool_options import READ_ONLY, ToolOptions, is_dry_run, optional_field
 from crow_mcp_server.workspace import Files, Workspace
 
 T = TypeVar("T")
-Command = Literal["view", "create", "str_replace", "insert", "undo_edit"]
-Pair = Annotated[list[int], Field(min_length=2, max_length=2)]
+EditorCommand = Literal["view", "create", "str_replace", "insert", "undo_edit"]
+LineRange = Annotated[list[int], Field(min_length=2, max_length=2)]
 
 DESCRIPTION = """\
 View, create and edit files; prefer it to cat, sed and heredocs.
@@ -45,10 +45,15 @@ insert: put new_str after line insert_line (0 = top).
 create: write file_text to a new file, parents included; a file that exists must have been viewed before.
 undo_edit: take back the last edit of path."""
 KINDS = {"view": "read", "create": "edit", "str_replace": "edit", "insert": "edit", "undo_edit": "edit"}
-CHANGES = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=False)
-EACH = dict.fromkeys(KINDS, CHANGES) | {"view": READS, "create": CHANGES.model_copy(update={"idempotent_hint": True})}
+EDIT_ANNOTATIONS = ToolAnnotations(
+    read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=False
+)
+COMMAND_ANNOTATIONS = dict.fromkeys(KINDS, EDIT_ANNOTATIONS) | {
+    "view": READ_ONLY,
+    "create": EDIT_ANNOTATIONS.model_copy(update={"idempotent_hint": True}),
+}
 """What each command is, where MCP's annotations can only say it of the whole tool."""
-MAX_SHOWN = 30_000  # characters of a view
+MAX_VIEW_CHARACTERS = 30_000  # characters of a view
 
 
 class Replacement(TypedDict):
@@ -56,7 +61,7 @@ class Replacement(TypedDict):
     new_str: str
 
 
-class Result(TypedDict):
+class EditorResult(TypedDict):
     path: str
     line: int
     """The first that was shown or changed, from 1."""
@@ -68,38 +73,38 @@ class Result(TypedDict):
     """Nothing was written."""
 
 
-def add(server: FastMCP, host: Host) -> None:
+def register(server: FastMCP, options: ToolOptions) -> None:
     """Add the tool to a server."""
-    editor = FileEditor(Memories(host.state))
+    editor = FileEditor(EditHistories(options.state))
 
     @server.tool(
         description=DESCRIPTION,
-        annotations=CHANGES,
+        annotations=EDIT_ANNOTATIONS,
         meta={
             "crow/kind": KINDS,
             "crow/annotations": {
-                name: hints.model_dump(by_alias=True, exclude_none=True) for name, hints in EACH.items()
+                name: hints.model_dump(by_alias=True, exclude_none=True) for name, hints in COMMAND_ANNOTATIONS.items()
             },
         },
-        output_schema=TypeAdapter(Result).json_schema(),
+        output_schema=TypeAdapter(EditorResult).json_schema(),
     )
     async def file_editor(
         context: Context,
-        command: Command,
+        command: EditorCommand,
         path: Annotated[str, Field(description="absolute, or relative to the working folder")],
-        file_text: Annotated[str | SkipJsonSchema[None], optional()],
-        old_str: Annotated[str | SkipJsonSchema[None], optional()],
-        new_str: Annotated[str | SkipJsonSchema[None], optional()],
-        edits: Annotated[list[Replacement] | SkipJsonSchema[None], optional()],
-        insert_line: Annotated[int | SkipJsonSchema[None], optional()],
-        view_range: Annotated[Pair | SkipJsonSchema[None], optional("[first, last], -1 = end")],
-        dry_run: Annotated[bool | SkipJsonSchema[None], optional("only show the change")],
+        file_text: Annotated[str | SkipJsonSchema[None], optional_field()],
+        old_str: Annotated[str | SkipJsonSchema[None], optional_field()],
+        new_str: Annotated[str | SkipJsonSchema[None], optional_field()],
+        edits: Annotated[list[Replacement] | SkipJsonSchema[None], optional_field()],
+        insert_line: Annotated[int | SkipJsonSchema[None], optional_field()],
+        view_range: Annotated[LineRange | SkipJsonSchema[None], optional_field("[first, last], -1 = end")],
+        dry_run: Annotated[bool | SkipJsonSchema[None], optional_field("only show the change")],
     ) -> ToolResult:
-        dry = dry_run or is_dry(context)
+        dry = dry_run or is_dry_run(context)
         pairs = None if edits is None else [(edit["old_str"], edit["new_str"]) for edit in edits]
-        arguments = Arguments(command, path, file_text, old_str, new_str, pairs, insert_line, view_range)
-        answer = await editor.run(await host.workspace(context), arguments, dry_run=dry)
-        result = Result(path=answer.location["path"], line=answer.location["line"], text=answer.text)
+        arguments = EditorArguments(command, path, file_text, old_str, new_str, pairs, insert_line, view_range)
+        answer = await editor.run(await options.find_workspace(context), arguments, dry_run=dry)
+        result = EditorResult(path=answer.location["path"], line=answer.location["line"], text=answer.text)
         if answer.changes:
             result["diff"] = answer.diff
         if dry:
@@ -110,7 +115,7 @@ def add(server: FastMCP, host: Host) -> None:
         return ToolResult(content, result, {"crow/changes": changes, "crow/locations": [answer.location]})
 
 
-class Change(TypedDict):
+class FileChange(TypedDict):
     path: str
     old: str | None
     """The text without its byte order mark; None for a file that did not exist."""
@@ -126,39 +131,39 @@ class Change(TypedDict):
     """Whether a byte order mark, in that encoding, comes before `old`."""
 
 
-class Location(TypedDict):
+class FileLocation(TypedDict):
     path: str
     line: int
     """From 1."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class EditorAnswer:
     """What the model reads, and what a client can show of it."""
 
     text: str
-    location: Location
-    changes: list[Change] = field(default_factory=list[Change])
+    location: FileLocation
+    changes: list[FileChange] = field(default_factory=list[FileChange])
     diff: str = ""
     """Of the changes, in the unified format."""
     image: ImageContent | None = None
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedFile:
     """A document and what the disk said about its file."""
 
     document: Document
     stamp: tuple[int, ...]
-    hidden: bool
+    is_hidden: bool
     """The host shows files, and not this one: so it is not the host's to write either."""
 
 
 @dataclass(frozen=True)
-class Arguments:
+class EditorArguments:
     """What the model gave."""
 
-    command: Command
+    command: EditorCommand
     path: str
     file_text: str | None = None
     old_str: str | None = None
@@ -171,11 +176,11 @@ class Arguments:
 class FileEditor:
     """The tool, for all sessions of a server."""
 
-    def __init__(self, memories: Memories) -> None:
-        self._memories = memories
+    def __init__(self, histories: EditHistories) -> None:
+        self._histories = histories
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def run(self, workspace: Workspace, arguments: Arguments, *, dry_run: bool = False) -> Answer:
+    async def run(self, workspace: Workspace, arguments: EditorArguments, *, dry_run: bool = False) -> EditorAnswer:
         """Carry out one command; when `dry_run`, only tell what it would change.
 
         Raises Refusal, with what to do next, when it cannot be done.
@@ -184,79 +189,88 @@ class FileEditor:
         thread = CapacityLimiter(1)  # its own: who waits for a host keeps nobody else waiting
         try:
             bounds = workspace if arguments.command == "view" else replace(workspace, readable=())
-            place = await to_thread.run_sync(disk.locate, path, bounds, limiter=thread)
-            async with self._locks.setdefault(place.path, asyncio.Lock()):
+            target = await to_thread.run_sync(disk.resolve_path, path, bounds, limiter=thread)
+            async with self._locks.setdefault(target.path, asyncio.Lock()):
 
-                def work() -> Answer:
-                    memory = self._memories.of(workspace.session, workspace.changes)
-                    return Call(place, workspace.files, memory, dry_run).run(arguments)
+                def work() -> EditorAnswer:
+                    memory = self._histories.get(workspace.session, workspace.changes)
+                    return FileCommand(target, workspace.files, memory, dry_run).run(arguments)
 
                 return await to_thread.run_sync(work, limiter=thread)
         except OSError as error:
-            raise Refusal(f"{arguments.command} {path}: {error.strerror or error}. Nothing was changed.") from None
+            raise ToolRefusal(f"{arguments.command} {path}: {error.strerror or error}. Nothing was changed.") from None
 
 
 @dataclass(frozen=True)
-class Call:
+class FileCommand:
     """One command on one file. It runs in a worker thread, and goes back to the event loop for the host's files."""
 
-    place: Place
+    target: ResolvedPath
     files: Files | None
-    memory: Memory
+    history: EditHistory
     dry_run: bool
 
-    def run(self, given: Arguments) -> Answer:
+    def run(self, given: EditorArguments) -> EditorAnswer:
         match given.command:
             case "view":
                 return self.view(given.view_range)
             case "create":
-                return self.create(_needed("file_text", given.file_text, given))
+                return self.create(_require("file_text", given.file_text, given))
             case "str_replace" if given.edits is not None:
                 if given.old_str is not None:
-                    raise Refusal("Give either old_str and new_str, or edits. Nothing was changed.")
+                    raise ToolRefusal("Give either old_str and new_str, or edits. Nothing was changed.")
                 return self.replace_all(given.edits)
             case "str_replace":
-                return self.str_replace(_needed("old_str", given.old_str, given), given.new_str or "")
+                return self.str_replace(_require("old_str", given.old_str, given), given.new_str or "")
             case "insert":
-                line, text = _needed("insert_line", given.insert_line, given), _needed("new_str", given.new_str, given)
+                line, text = (
+                    _require("insert_line", given.insert_line, given),
+                    _require("new_str", given.new_str, given),
+                )
                 return self.insert(line, text)
             case "undo_edit":
                 return self.undo_edit()
 
-    def view(self, view_range: list[int] | None) -> Answer:
-        path = self.place.path
+    def view(self, view_range: list[int] | None) -> EditorAnswer:
+        path = self.target.path
         try:
-            content = self._content()
+            content = self._read_content()
         except IsADirectoryError:
-            entries = disk.list_folder(self.place)
-            return Answer("\n".join([f"{path}/", *(f"  {entry}" for entry in entries)]), Location(path=path, line=1))
-        if kind := formats.image_format(content.data):
-            image = formats.image(path, content.data, kind)
-            return Answer(f"{path} ({kind}, {len(content.data):,} bytes)", Location(path=path, line=1), image=image)
+            entries = disk.list_folder(self.target)
+            return EditorAnswer(
+                "\n".join([f"{path}/", *(f"  {entry}" for entry in entries)]), FileLocation(path=path, line=1)
+            )
+        if kind := formats.detect_image_format(content.data):
+            image = formats.to_image_block(path, content.data, kind)
+            return EditorAnswer(
+                f"{path} ({kind}, {len(content.data):,} bytes)", FileLocation(path=path, line=1), image=image
+            )
         if content.data.startswith(b"%PDF-"):
-            document, described = Document(from_thread.run(formats.pdf_text, path, content.data)), "the text of a PDF"
+            document, described = Document(from_thread.run(formats.read_pdf, path, content.data)), "the text of a PDF"
         else:
-            document = self._loaded(content).document
-            described = _described(document)
+            document = self._to_loaded_file(content).document
+            described = _describe(document)
             if not self.dry_run:
-                self.memory.saw(path, document.digest)
-            if path.endswith(".ipynb") and (cells := formats.notebook_text(document.text)):
+                self.history.record_seen(path, document.digest)
+            if path.endswith(".ipynb") and (cells := formats.format_notebook(document.text)):
                 document, described = Document(cells), "cells of a notebook; the file itself is JSON"
         lines = document.lines
-        first, last = _range(path, view_range, len(lines))
-        numbered, end = _page(lines[first - 1 : last], first)
+        first, last = _resolve_range(path, view_range, len(lines))
+        numbered, end = _number_page(lines[first - 1 : last], first)
         rest = f"\n[lines {first}-{end} of {len(lines)}; view_range [{end + 1}, -1] shows more]" if end < last else ""
-        return Answer(f"{path} ({described})\n{numbered}{rest}".rstrip("\n"), Location(path=path, line=first))
+        return EditorAnswer(f"{path} ({described})\n{numbered}{rest}".rstrip("\n"), FileLocation(path=path, line=first))
 
-    def create(self, file_text: str) -> Answer:
-        path = self.place.path
+    def create(self, file_text: str) -> EditorAnswer:
+        path = self.target.path
         loaded = self._load()
         if loaded is None:
             after = Document(file_text)
-            return self._change(None, Edit(after, 1, 1), lambda edit: f"Created {path} ({_described(edit.document)}).")
+            return self._apply(
+                None, DocumentEdit(after, 1, 1), lambda edit: f"Created {path} ({_describe(edit.document)})."
+            )
         before = loaded.document
-        if before.text and self.memory.seen(path) is None:
-            raise Refusal(
+        if before.text and self.history.get_seen(path) is None:
+            raise ToolRefusal(
                 f"{path} exists, and has not been viewed in this session. Nothing was written. View it first; "
                 "after that, create overwrites it and str_replace changes parts of it."
             )
@@ -264,190 +278,201 @@ class Call:
         text = file_text if "\r" in file_text else file_text.replace("\n", before.newline)
         after = before.with_text(text)
         if after == before:
-            return Answer(f"{path} holds exactly this text already; nothing was written.", Location(path=path, line=1))
-        first, last = changed_lines(before, after)
-        edit = Edit(after, first, last)
-        return self._change(loaded, edit, lambda edit: f"Overwrote {path} ({_described(edit.document)}).")
+            return EditorAnswer(
+                f"{path} holds exactly this text already; nothing was written.", FileLocation(path=path, line=1)
+            )
+        first, last = find_changed_lines(before, after)
+        edit = DocumentEdit(after, first, last)
+        return self._apply(loaded, edit, lambda edit: f"Overwrote {path} ({_describe(edit.document)}).")
 
-    def str_replace(self, old: str, new: str) -> Answer:
-        loaded = self._existing()
+    def str_replace(self, old: str, new: str) -> EditorAnswer:
+        loaded = self._load_existing()
         self._refuse_stale(loaded.document)
-        return self._change(loaded, replace_once(self.place.path, loaded.document, old, new), self._edited)
+        return self._apply(loaded, replace_once(self.target.path, loaded.document, old, new), self._describe_edit)
 
-    def replace_all(self, pairs: list[tuple[str, str]]) -> Answer:
-        loaded = self._existing()
+    def replace_all(self, pairs: list[tuple[str, str]]) -> EditorAnswer:
+        loaded = self._load_existing()
         self._refuse_stale(loaded.document)
-        return self._change(loaded, replace_all(self.place.path, loaded.document, pairs), self._edited)
+        return self._apply(loaded, replace_all(self.target.path, loaded.document, pairs), self._describe_edit)
 
-    def insert(self, line: int, text: str) -> Answer:
-        loaded = self._existing()
+    def insert(self, line: int, text: str) -> EditorAnswer:
+        loaded = self._load_existing()
         self._refuse_stale(loaded.document)
-        return self._change(loaded, insert_after(self.place.path, loaded.document, line, text), self._edited)
+        return self._apply(loaded, insert_after(self.target.path, loaded.document, line, text), self._describe_edit)
 
-    def _edited(self, edit: Edit) -> str:
-        return "\n".join(filter(None, [f"Edited {self.place.path}:", edit.note, edit.snippet()]))
+    def _describe_edit(self, edit: DocumentEdit) -> str:
+        return "\n".join(filter(None, [f"Edited {self.target.path}:", edit.note, edit.format_snippet()]))
 
-    def undo_edit(self) -> Answer:
-        path = self.place.path
-        step = self.memory.last_step(path)
+    def undo_edit(self) -> EditorAnswer:
+        path = self.target.path
+        step = self.history.find_last_step(path)
         if step is None:
-            raise Refusal(f"There is no edit of {path} in this session to take back.")
-        loaded = self._existing()
+            raise ToolRefusal(f"There is no edit of {path} in this session to take back.")
+        loaded = self._load_existing()
         if loaded.document.digest != step.after:
-            raise Refusal(
+            raise ToolRefusal(
                 f"{path} changed after your last edit, so taking that back would lose the change. "
                 "Nothing was written. View the file and edit it instead."
             )
         if step.before is None:
             return self._remove(loaded, step)
-        edit = Edit(step.before, *changed_lines(loaded.document, step.before))
-        return self._change(
-            loaded, edit, lambda edit: f"Took back the last edit of {path}:\n{edit.snippet()}", undone=step
+        edit = DocumentEdit(step.before, *find_changed_lines(loaded.document, step.before))
+        return self._apply(
+            loaded, edit, lambda edit: f"Took back the last edit of {path}:\n{edit.format_snippet()}", undone=step
         )
 
-    def _change(
-        self, before: Loaded | None, edit: Edit, said: Callable[[Edit], str], *, undone: Step | None = None
-    ) -> Answer:
+    def _apply(
+        self,
+        before: LoadedFile | None,
+        edit: DocumentEdit,
+        said: Callable[[DocumentEdit], str],
+        *,
+        undone: UndoStep | None = None,
+    ) -> EditorAnswer:
         """Write, remember, tell."""
-        path, old, note = self.place.path, before.document if before else None, ""
-        data = self._encoded(edit.document)
+        path, old, note = self.target.path, before.document if before else None, ""
+        data = self._encode(edit.document)
         if not self.dry_run:
             after = self._store(before, edit.document, data)
-            self.memory.saw(path, after.digest)
+            self.history.record_seen(path, after.digest)
             if undone:
-                self.memory.undid(undone)
+                self.history.remove_step(undone)
             else:
-                self.memory.did(Step(path, old, after.digest))
+                self.history.record_step(UndoStep(path, old, after.digest))
             if after != edit.document:
-                edit = Edit(after, *changed_lines(old or Document(""), after), edit.note)
+                edit = DocumentEdit(after, *find_changed_lines(old or Document(""), after), edit.note)
                 note = "\n[the editor changed the text when it saved it; this is how it is now]"
-        return self._answer(said(edit) + note, old, edit.document, edit.first)
+        return self._make_answer(said(edit) + note, old, edit.document, edit.first)
 
-    def _remove(self, loaded: Loaded, step: Step) -> Answer:
-        path = self.place.path
+    def _remove(self, loaded: LoadedFile, step: UndoStep) -> EditorAnswer:
+        path = self.target.path
         if not self.dry_run:
-            disk.remove(self.place)
-            self.memory.forget(path)
-            self.memory.undid(step)
-        return self._answer(f"Took back the creation of {path}: the file is gone.", loaded.document, None, 1)
+            disk.remove_file(self.target)
+            self.history.forget_seen(path)
+            self.history.remove_step(step)
+        return self._make_answer(f"Took back the creation of {path}: the file is gone.", loaded.document, None, 1)
 
-    def _answer(self, text: str, old: Document | None, new: Document | None, line: int) -> Answer:
-        path = self.place.path
+    def _make_answer(self, text: str, old: Document | None, new: Document | None, line: int) -> EditorAnswer:
+        path = self.target.path
         said = f"Dry run, nothing was written. {text}" if self.dry_run else text
-        return Answer(said, Location(path=path, line=line), [_change(path, old, new)], unified_diff(old, new))
+        return EditorAnswer(
+            said, FileLocation(path=path, line=line), [_to_file_change(path, old, new)], make_diff(old, new)
+        )
 
     def _refuse_stale(self, document: Document) -> None:
-        seen = self.memory.seen(self.place.path)
+        seen = self.history.get_seen(self.target.path)
         if seen is not None and seen != document.digest:
-            raise Refusal(
-                f"{self.place.path} changed since you last saw it in this session (by a command, the user or another "
+            raise ToolRefusal(
+                f"{self.target.path} changed since you last saw it in this session (by a command, the user or another "
                 "program). Nothing was written. View it again, then repeat the edit if it still fits."
             )
 
-    def _content(self) -> Content:
-        if (content := disk.read(self.place)) is None:
-            raise Refusal(f"{self.place.path} does not exist. View its folder for the right name, or use create.")
+    def _read_content(self) -> FileContent:
+        if (content := disk.read_file(self.target)) is None:
+            raise ToolRefusal(f"{self.target.path} does not exist. View its folder for the right name, or use create.")
         return content
 
-    def _existing(self) -> Loaded:
-        return self._loaded(self._content())
+    def _load_existing(self) -> LoadedFile:
+        return self._to_loaded_file(self._read_content())
 
-    def _load(self) -> Loaded | None:
+    def _load(self) -> LoadedFile | None:
         """The file as the host shows it, None when there is none."""
-        content = disk.read(self.place)
-        return content and self._loaded(content)
+        content = disk.read_file(self.target)
+        return content and self._to_loaded_file(content)
 
-    def _loaded(self, content: Content) -> Loaded:
+    def _to_loaded_file(self, content: FileContent) -> LoadedFile:
         """A file as the host shows it. Raises Refusal for what is no text."""
         document = decode(content.data)
         if document is None:
-            raise Refusal(
-                f"{self.place.path} is a binary file of {len(content.data):,} bytes, which this tool does not open. "
+            raise ToolRefusal(
+                f"{self.target.path} is a binary file of {len(content.data):,} bytes, which this tool does not open. "
                 "Look into it in the terminal (file, xxd, strings)."
             )
-        if not (self.files and self.files.reads and document.plain):
-            return Loaded(document, content.stamp, hidden=False)
-        shown = from_thread.run(self.files.read_text, self.place.named)
+        if not (self.files and self.files.reads and document.is_plain_utf8):
+            return LoadedFile(document, content.stamp, is_hidden=False)
+        shown = from_thread.run(self.files.read_text, self.target.as_given)
         if shown is None or (not shown and document.text):  # some say "" of what they cannot read
-            return Loaded(document, content.stamp, hidden=True)
-        return Loaded(reconcile(document, shown), content.stamp, hidden=False)
+            return LoadedFile(document, content.stamp, is_hidden=True)
+        return LoadedFile(reconcile(document, shown), content.stamp, is_hidden=False)
 
-    def _encoded(self, document: Document) -> bytes:
+    def _encode(self, document: Document) -> bytes:
         try:
             data = document.encode()
         except UnicodeEncodeError as error:
-            raise Refusal(
-                f"{self.place.path} is written in {document.encoding}, which has no "
+            raise ToolRefusal(
+                f"{self.target.path} is written in {document.encoding}, which has no "
                 f"{error.object[error.start : error.end]!r}. Nothing was changed. "
                 "Use characters it has, or convert the file first (iconv)."
             ) from None
         if decode(data) is None:
-            raise Refusal(f"With a NUL in it {self.place.path} would be no text any more. Nothing was written.")
+            raise ToolRefusal(f"With a NUL in it {self.target.path} would be no text any more. Nothing was written.")
         return data
 
-    def _store(self, before: Loaded | None, after: Document, data: bytes) -> Document:
+    def _store(self, before: LoadedFile | None, after: Document, data: bytes) -> Document:
         """Write, and tell what is there now: a host may format what it saves."""
-        if not (self.files and self.files.writes and after.plain) or (before and before.hidden):
-            disk.write(self.place, data, before.stamp if before else None)
+        if not (self.files and self.files.writes and after.is_plain_utf8) or (before and before.is_hidden):
+            disk.write_file(self.target, data, before.stamp if before else None)
             return after
-        with disk.parents(self.place):
+        with disk.create_parents(self.target):
             try:
-                from_thread.run(self.files.write_text, self.place.named, after.text)
+                from_thread.run(self.files.write_text, self.target.as_given, after.text)
                 written = self._load()
             except OSError as error:
-                raise Refusal(
-                    f"It is not known whether {self.place.path} was written: {error}. View it before you edit it again."
+                raise ToolRefusal(
+                    f"It is not known whether {self.target.path} was written: {error}. View it before you edit it again."
                 ) from None
         if written is None:
-            raise Refusal(f"The editor says that it wrote {self.place.path}, but there is no such file.")
+            raise ToolRefusal(f"The editor says that it wrote {self.target.path}, but there is no such file.")
         return written.document
 
 
-def _change(path: str, old: Document | None, new: Document | None) -> Change:
+def _to_file_change(path: str, old: Document | None, new: Document | None) -> FileChange:
     """What became of a file, so told that the bytes before can be made again."""
-    change = Change(
+    change = FileChange(
         path=path,
         old=old.text if old else None,
         new=new.text if new else None,
         before=old.digest if old else None,
         after=new.digest if new else None,
     )
-    if old and not old.plain:
-        change["encoding"], change["mark"] = old.encoding, bool(old.mark)
+    if old and not old.is_plain_utf8:
+        change["encoding"], change["mark"] = old.encoding, bool(old.bom)
     return change
 
 
-def _needed(name: str, value: T | None, given: Arguments) -> T:
+def _require(name: str, value: T | None, given: EditorArguments) -> T:
     if value is None:
-        raise Refusal(f"The command {given.command} needs {name}. Call it again with {name}.")
+        raise ToolRefusal(f"The command {given.command} needs {name}. Call it again with {name}.")
     return value
 
 
-def _range(path: str, view_range: list[int] | None, count: int) -> tuple[int, int]:
+def _resolve_range(path: str, view_range: list[int] | None, count: int) -> tuple[int, int]:
     """The first and last line to show, from 1."""
     if view_range is None:
         return 1, count
     first, last = view_range
     last = count if last == -1 else min(last, count)
     if not 1 <= first <= last and (first, count) != (1, 0):
-        raise Refusal(f"view_range {view_range} does not fit {path}, whose lines are 1 to {count}. -1 means the end.")
+        raise ToolRefusal(
+            f"view_range {view_range} does not fit {path}, whose lines are 1 to {count}. -1 means the end."
+        )
     return first, last
 
 
-def _page(lines: list[str], first: int) -> tuple[str, int]:
+def _number_page(lines: list[str], first: int) -> tuple[str, int]:
     """As many numbered lines as fit one answer, and the number of the last of them."""
     size = 0
     for count, line in enumerate(lines):
         size += len(shorten_line(line)) + 8
-        if size > MAX_SHOWN and count:
-            return number(lines[:count], first), first + count - 1
-    return number(lines, first), first + len(lines) - 1
+        if size > MAX_VIEW_CHARACTERS and count:
+            return number_lines(lines[:count], first), first + count - 1
+    return number_lines(lines, first), first + len(lines) - 1
 
 
-def _described(document: Document) -> str:
+def _describe(document: Document) -> str:
     """How many lines, and what is unusual about the file."""
     count = len(document.lines)
     said = "empty" if not document.text else f"{count} line" if count == 1 else f"{count} lines"
     endings = ", CRLF" if document.newline == "\r\n" else ""
     encoding = "" if document.encoding == "utf-8" else f", {document.encoding}"
-    return said + endings + encoding + (", byte order mark" if document.mark else "")
+    return said + endings + encoding + (", byte order mark" if document.bom else "")

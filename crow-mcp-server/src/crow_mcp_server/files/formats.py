@@ -8,62 +8,68 @@ from typing import Any
 from anyio import fail_after
 from mcp_types import ImageContent
 
-from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.web import page_text
 
-MAX_IMAGE = 5 * 1024 * 1024  # bytes; no model takes more
+MAX_IMAGE_BYTES = 5 * 1024 * 1024  # bytes; no model takes more
 PDF_TIMEOUT = 30.0  # seconds
-MAX_OUTPUT = 2_000  # characters of what a notebook's cell printed
-IMAGES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF87a": "gif", b"GIF89a": "gif"}
+MAX_CELL_OUTPUT = 2_000  # characters of what a notebook's cell printed
+IMAGE_SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF87a": "gif", b"GIF89a": "gif"}
 
 
-def image_format(data: bytes) -> str:
+def detect_image_format(data: bytes) -> str:
     """The format of an image that models can look at; "" for anything else."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"
-    return next((name for start, name in IMAGES.items() if data.startswith(start)), "")
+    return next((name for start, name in IMAGE_SIGNATURES.items() if data.startswith(start)), "")
 
 
-def image(path: str, data: bytes, name: str) -> ImageContent:
+def to_image_block(path: str, data: bytes, name: str) -> ImageContent:
     """An image as a block of content. Raises Refusal when it is too large for a model."""
-    if len(data) > MAX_IMAGE:
-        raise Refusal(
-            f"{path} is an image of {len(data):,} bytes; at most {MAX_IMAGE:,} can be shown. "
+    if len(data) > MAX_IMAGE_BYTES:
+        raise ToolRefusal(
+            f"{path} is an image of {len(data):,} bytes; at most {MAX_IMAGE_BYTES:,} can be shown. "
             "Make a smaller copy in the terminal and view that."
         )
     return ImageContent(type="image", data=base64.b64encode(data).decode(), mime_type=f"image/{name}")
 
 
-async def pdf_text(path: str, data: bytes) -> str:
+async def read_pdf(path: str, data: bytes) -> str:
     """The text of a PDF, page after page. Raises Refusal when it cannot be read."""
     try:
         with fail_after(PDF_TIMEOUT):
-            return await page_text.read(data, "pdf", None, "")
-    except (page_text.Unreadable, TimeoutError) as error:
-        raise Refusal(
+            return await page_text.to_text(data, "pdf", None, "")
+    except (page_text.UnreadablePage, TimeoutError) as error:
+        raise ToolRefusal(
             f"{path} is a PDF that cannot be read: {error or 'it takes too long'}. Try pdftotext in the terminal."
         ) from None
 
 
-def notebook_text(text: str) -> str | None:
+def format_notebook(text: str) -> str | None:
     """The cells of a Jupyter notebook and what they printed; None when it is none."""
     try:
         notebook = json.loads(text)
-        return "\n".join(line for number, cell in enumerate(notebook["cells"], 1) for line in _cell(cell, number))
+        return "\n".join(
+            line for number, cell in enumerate(notebook["cells"], 1) for line in _format_cell(cell, number)
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
-def _cell(cell: dict[str, Any], number: int) -> Iterator[str]:
+def _format_cell(cell: dict[str, Any], number: int) -> Iterator[str]:
     yield f"# %% cell {number}, {cell['cell_type']}"
-    yield _joined(cell["source"])
+    yield _join_source(cell["source"])
     for output in cell.get("outputs", ()):
         data: dict[str, Any] = output.get("data", {})
-        said = _joined(output.get("text") or data.get("text/plain") or output.get("evalue") or "").rstrip()
-        shown = said if len(said) <= MAX_OUTPUT else f"{said[:MAX_OUTPUT]} [… {len(said) - MAX_OUTPUT:,} more]"
+        said = _join_source(output.get("text") or data.get("text/plain") or output.get("evalue") or "").rstrip()
+        shown = (
+            said
+            if len(said) <= MAX_CELL_OUTPUT
+            else f"{said[:MAX_CELL_OUTPUT]} [… {len(said) - MAX_CELL_OUTPUT:,} more]"
+        )
         yield from (f"# > {line}" for line in shown.splitlines())
         yield from (f"# > ({kind})" for kind in data if kind.startswith("image/"))
 
 
-def _joined(source: str | list[str]) -> str:
+def _join_source(source: str | list[str]) -> str:
     return source if isinstance(source, str) else "".join(source)

@@ -3,23 +3,23 @@
 import re
 from dataclasses import dataclass
 
-SIGNS = {"'": "‘’‚‛", '"': "“”„", "-": "‐‑‒–—−", " ": "\u00a0"}
-QUOTES = {ord(sign): plain for plain, signs in SIGNS.items() for sign in signs}
+TYPOGRAPHIC_SIGNS = {"'": "‘’‚‛", '"': "“”„", "-": "‐‑‒–—−", " ": "\u00a0"}
+KEYBOARD_SIGNS = {ord(sign): plain for plain, signs in TYPOGRAPHIC_SIGNS.items() for sign in signs}
 """Typographic signs and those on a keyboard, one for one."""
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\"": '"', r"\'": "'", r"\\": "\\"}
-ESCAPED = re.compile(r"""\\[nt"'\\]""")
+ESCAPE_SEQUENCE = re.compile(r"""\\[nt"'\\]""")
 
 
 @dataclass(frozen=True)
-class Place:
+class TextMatch:
     """A part of a text, and what shall stand there instead."""
 
     start: int
     end: int
-    new: str
+    replacement: str
 
 
-def occurrences(text: str, needle: str) -> list[int]:
+def find_occurrences(text: str, needle: str) -> list[int]:
     """Where a text stands in another, overlaps included."""
     found: list[int] = []
     at = text.find(needle)
@@ -29,49 +29,49 @@ def occurrences(text: str, needle: str) -> list[int]:
     return found
 
 
-def tolerant_places(text: str, old: str, new: str) -> tuple[list[Place], str]:
+def find_fuzzy_matches(text: str, old: str, new: str) -> tuple[list[TextMatch], str]:
     """The places that `old` can only have meant, and how they differ from it; none when that is anybody's guess."""
-    if starts := occurrences(text.translate(QUOTES), old.translate(QUOTES)):
-        return [Place(start, start + len(old), new) for start in starts], "with other quotes or dashes"
-    plain = _unescaped(old)
-    if plain != old and plain.strip() and (starts := occurrences(text, plain)):
-        return [Place(start, start + len(plain), _unescaped(new)) for start in starts], "without the escapes"
-    return _places_of_lines(text, old, new), "with other white space"
+    if starts := find_occurrences(text.translate(KEYBOARD_SIGNS), old.translate(KEYBOARD_SIGNS)):
+        return [TextMatch(start, start + len(old), new) for start in starts], "with other quotes or dashes"
+    plain = _unescape(old)
+    if plain != old and plain.strip() and (starts := find_occurrences(text, plain)):
+        return [TextMatch(start, start + len(plain), _unescape(new)) for start in starts], "without the escapes"
+    return _match_lines(text, old, new), "with other white space"
 
 
-def _unescaped(text: str) -> str:
-    return ESCAPED.sub(lambda found: ESCAPES[found[0]], text)
+def _unescape(text: str) -> str:
+    return ESCAPE_SEQUENCE.sub(lambda found: ESCAPES[found[0]], text)
 
 
-def _places_of_lines(text: str, old: str, new: str) -> list[Place]:
+def _match_lines(text: str, old: str, new: str) -> list[TextMatch]:
     """Whole lines that are those of `old` but for white space; `new` is indented as they are."""
     inner = old.removeprefix("\n").removesuffix("\n")
     wanted, lines = inner.split("\n"), text.split("\n")
-    squeezed, target = [_squeezed(line) for line in lines], [_squeezed(line) for line in wanted]
+    squeezed, target = [_normalize(line) for line in lines], [_normalize(line) for line in wanted]
     starts, at = [0], 0
     for line in lines:
         starts.append(at := at + len(line) + 1)
-    places: list[Place] = []
+    places: list[TextMatch] = []
     for first, line in enumerate(squeezed):
         if line != target[0] or squeezed[first : first + len(target)] != target:
             continue
         last = first + len(target)
-        fitted = _indented(new, wanted, lines[first:last])
+        fitted = _reindent(new, wanted, lines[first:last])
         if fitted is None:
             continue
         start = starts[first] - (old.startswith("\n") and first > 0)
         end = min(starts[last] - 1 + (old.endswith("\n") and last < len(lines)), len(text))
-        places.append(Place(start, end, fitted))
+        places.append(TextMatch(start, end, fitted))
     return places
 
 
-def _squeezed(line: str) -> str:
-    return " ".join(line.translate(QUOTES).split())
+def _normalize(line: str) -> str:
+    return " ".join(line.translate(KEYBOARD_SIGNS).split())
 
 
-def _indented(new: str, wanted: list[str], there: list[str]) -> str | None:
+def _reindent(new: str, wanted: list[str], there: list[str]) -> str | None:
     """`new` with the indentation that lines have where those wanted had another; None when that is not clear."""
-    pairs = {(_indent(one), _indent(other)) for one, other in zip(wanted, there, strict=True) if one.strip()}
+    pairs = {(_get_indent(one), _get_indent(other)) for one, other in zip(wanted, there, strict=True) if one.strip()}
     known = dict(pairs)
     if len(known) < len(pairs):
         return None
@@ -81,7 +81,7 @@ def _indented(new: str, wanted: list[str], there: list[str]) -> str | None:
     shift = deeper.pop() if len(deeper) == 1 and all(other.endswith(one) for one, other in pairs) else None
     lines: list[str] = []
     for line in new.split("\n"):
-        indent = _indent(line)
+        indent = _get_indent(line)
         if not line.strip():
             lines.append(line)
         elif indent in known:
@@ -93,5 +93,5 @@ def _indented(new: str, wanted: list[str], there: list[str]) -> str | None:
     return "\n".join(lines)
 
 
-def _indent(line: str) -> str:
+def _get_indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]

@@ -10,40 +10,40 @@ from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
 from crow_mcp_server.files import disk
-from crow_mcp_server.search.ripgrep import list_files, page, relative, shown_as
-from crow_mcp_server.tool_options import READS, Host, optional
+from crow_mcp_server.search.ripgrep import describe_page, format_path, list_files, to_relative_glob
+from crow_mcp_server.tool_options import READ_ONLY, ToolOptions, optional_field
 
 DESCRIPTION = """\
 Find files by name: *.py anywhere, or src/**/*.{ts,tsx}. Sorted, without what .gitignore ignores."""
-PAGE = 200  # files
+PAGE_SIZE = 200  # files
 
 
-class Found(TypedDict):
+class GlobResult(TypedDict):
     files: list[str]
     """Relative to the working folder where they lie in that, else absolute."""
     total: int
     """Of all pages."""
 
 
-def add(server: FastMCP, host: Host) -> None:
+def register(server: FastMCP, options: ToolOptions) -> None:
     """Add the tool to a server."""
 
     @server.tool(
         description=DESCRIPTION,
-        annotations=READS,
+        annotations=READ_ONLY,
         meta={"crow/kind": "search"},
-        output_schema=TypeAdapter(Found).json_schema(),
+        output_schema=TypeAdapter(GlobResult).json_schema(),
     )
     async def glob(
         context: Context,
         pattern: str,
-        path: Annotated[str | SkipJsonSchema[None], optional("folder to search")],
-        offset: Annotated[int | SkipJsonSchema[None], optional("files to skip")],
+        path: Annotated[str | SkipJsonSchema[None], optional_field("folder to search")],
+        offset: Annotated[int | SkipJsonSchema[None], optional_field("files to skip")],
     ) -> ToolResult:
-        workspace, start = await host.workspace(context), max(offset or 0, 0)
-        place = await to_thread.run_sync(disk.locate, path or workspace.cwd, workspace)
-        names = await list_files(place, relative(pattern, place))
-        files = [shown_as(place, workspace, name) for name in names[start : start + PAGE]]
-        nothing = f"No file in {place.path} has such a name (ignored files apart; * stops at a slash, ** does not)."
-        said = "\n".join([*files, *page(len(names), start, PAGE)]) if names else nothing
-        return ToolResult(said, Found(files=files, total=len(names)))
+        workspace, start = await options.find_workspace(context), max(offset or 0, 0)
+        target = await to_thread.run_sync(disk.resolve_path, path or workspace.cwd, workspace)
+        names = await list_files(target, to_relative_glob(pattern, target))
+        files = [format_path(target, workspace, name) for name in names[start : start + PAGE_SIZE]]
+        nothing = f"No file in {target.path} has such a name (ignored files apart; * stops at a slash, ** does not)."
+        said = "\n".join([*files, *describe_page(len(names), start, PAGE_SIZE)]) if names else nothing
+        return ToolResult(said, GlobResult(files=files, total=len(names)))

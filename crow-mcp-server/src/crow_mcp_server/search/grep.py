@@ -16,25 +16,31 @@ from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
 from crow_mcp_server.files import disk
-from crow_mcp_server.search.ripgrep import STDIN, list_files, relative, ripgrep, shown_as
-from crow_mcp_server.tool_options import READS, Host, optional
+from crow_mcp_server.search.ripgrep import STDIN_NAME, format_path, list_files, run_ripgrep, to_relative_glob
+from crow_mcp_server.tool_options import READ_ONLY, ToolOptions, optional_field
 
 DESCRIPTION = """\
 Search files by a regular expression (ripgrep; (?i) ignores case), without those that .gitignore ignores. \
 Prefer it to grep and find in the terminal."""
-PAGE = 200  # lines, or files
-MAX_CHARACTERS = 30_000  # of a page
-MAX_LINE = 400  # bytes of a line shown
-MAX_CONTEXT = 20  # lines
-Mode = Literal["lines", "files", "count"]
-PRINTED = {"lines": "--line-number", "files": "--files-with-matches", "count": "--count"}
-FORMAT = ("--with-filename", "--no-heading", "--crlf", f"--max-columns={MAX_LINE}", "--max-columns-preview")
-NAMELESS = re.compile(rb"\A(?:--\n|.*: (?:WARNING: stopped searching binary|binary file matches) .*\n)+")
+PAGE_SIZE = 200  # lines, or files
+MAX_PAGE_CHARACTERS = 30_000  # of a page
+MAX_LINE_BYTES = 400  # bytes of a line shown
+MAX_CONTEXT_LINES = 20  # lines
+GrepMode = Literal["lines", "files", "count"]
+MODE_OPTIONS = {"lines": "--line-number", "files": "--files-with-matches", "count": "--count"}
+FORMAT_OPTIONS = (
+    "--with-filename",
+    "--no-heading",
+    "--crlf",
+    f"--max-columns={MAX_LINE_BYTES}",
+    "--max-columns-preview",
+)
+BEFORE_PATH = re.compile(rb"\A(?:--\n|.*: (?:WARNING: stopped searching binary|binary file matches) .*\n)+")
 """What rg prints between groups of lines, and of a file that turns out to be no text."""
-NUMBERED = re.compile(rb"(\d+)([:-]?)(.*)", re.DOTALL)
+NUMBERED_LINE = re.compile(rb"(\d+)([:-]?)(.*)", re.DOTALL)
 
 
-class Hit(TypedDict):
+class GrepHit(TypedDict):
     path: str
     """Relative to the working folder where it lies in that, else absolute."""
     line: NotRequired[int]
@@ -45,42 +51,42 @@ class Hit(TypedDict):
     """Lines that match."""
 
 
-class Hits(TypedDict):
-    hits: list[Hit]
+class GrepResult(TypedDict):
+    hits: list[GrepHit]
     more: bool
     """Whether there is another page."""
 
 
-def add(server: FastMCP, host: Host) -> None:
+def register(server: FastMCP, options: ToolOptions) -> None:
     """Add the tool to a server."""
 
     @server.tool(
         description=DESCRIPTION,
-        annotations=READS,
+        annotations=READ_ONLY,
         meta={"crow/kind": "search"},
-        output_schema=TypeAdapter(Hits).json_schema(),
+        output_schema=TypeAdapter(GrepResult).json_schema(),
     )
     async def grep(
         call: Context,
         pattern: str,
-        path: Annotated[str | SkipJsonSchema[None], optional("file or folder")],
-        glob: Annotated[str | SkipJsonSchema[None], optional("only such files: *.{ts,tsx}")],
-        type: Annotated[str | SkipJsonSchema[None], optional("only a language: py, js, rust")],
-        mode: Annotated[Mode | SkipJsonSchema[None], optional()],
-        context: Annotated[int | SkipJsonSchema[None], optional("lines around each match")],
-        offset: Annotated[int | SkipJsonSchema[None], optional("results to skip")],
+        path: Annotated[str | SkipJsonSchema[None], optional_field("file or folder")],
+        glob: Annotated[str | SkipJsonSchema[None], optional_field("only such files: *.{ts,tsx}")],
+        type: Annotated[str | SkipJsonSchema[None], optional_field("only a language: py, js, rust")],
+        mode: Annotated[GrepMode | SkipJsonSchema[None], optional_field()],
+        context: Annotated[int | SkipJsonSchema[None], optional_field("lines around each match")],
+        offset: Annotated[int | SkipJsonSchema[None], optional_field("results to skip")],
     ) -> ToolResult:
-        workspace, start = await host.workspace(call), max(offset or 0, 0)
-        place = await to_thread.run_sync(disk.locate, path or workspace.cwd, workspace)
-        only = relative(glob or "", place)
-        wanted = set(await list_files(place, only)) if only else None
-        arguments = [PRINTED[mode or "lines"], f"--context={min(max(context or 0, 0), MAX_CONTEXT)}"]
+        workspace, start = await options.find_workspace(call), max(offset or 0, 0)
+        target = await to_thread.run_sync(disk.resolve_path, path or workspace.cwd, workspace)
+        only = to_relative_glob(glob or "", target)
+        wanted = set(await list_files(target, only)) if only else None
+        arguments = [MODE_OPTIONS[mode or "lines"], f"--context={min(max(context or 0, 0), MAX_CONTEXT_LINES)}"]
         arguments += [f"--type={type}"] if type else []
         arguments += ["--multiline"] if "\n" in pattern or r"\n" in pattern else []
-        found, passed, size, more = list[Hit](), 0, 0, False
+        found, passed, size, more = list[GrepHit](), 0, 0, False
         async with (
-            ripgrep(place, *FORMAT, *arguments, f"--regexp={pattern}", only=only) as output,
-            aclosing(hits_in(output, names_only=mode == "files")) as hits,
+            run_ripgrep(target, *FORMAT_OPTIONS, *arguments, f"--regexp={pattern}", only=only) as output,
+            aclosing(read_hits(output, names_only=mode == "files")) as hits,
         ):
             async for hit in hits:
                 if wanted is not None and hit["path"] not in wanted:
@@ -88,26 +94,26 @@ def add(server: FastMCP, host: Host) -> None:
                 passed += 1
                 if passed <= start:
                     continue
-                if more := len(found) == PAGE or size > MAX_CHARACTERS:
+                if more := len(found) == PAGE_SIZE or size > MAX_PAGE_CHARACTERS:
                     break
-                hit["path"] = shown_as(place, workspace, "" if hit["path"] == STDIN else hit["path"])
+                hit["path"] = format_path(target, workspace, "" if hit["path"] == STDIN_NAME else hit["path"])
                 found.append(hit)
                 size += len(hit["path"]) + len(hit.get("text", ""))
-        nothing = f"Nothing matches in {place.path} (binary and ignored files are not searched)."
-        said = "\n".join(told(found)) or (f"[{passed} results in all]" if passed else nothing)
+        nothing = f"Nothing matches in {target.path} (binary and ignored files are not searched)."
+        said = "\n".join(format_hits(found)) or (f"[{passed} results in all]" if passed else nothing)
         said += f"\n[{len(found)} results; offset {start + len(found)} shows more]" if more else ""
-        return ToolResult(said, Hits(hits=found, more=more))
+        return ToolResult(said, GrepResult(hits=found, more=more))
 
 
-async def hits_in(output: StreamReader, *, names_only: bool) -> AsyncGenerator[Hit]:
+async def read_hits(output: StreamReader, *, names_only: bool) -> AsyncGenerator[GrepHit]:
     """What rg prints, as it prints it; paths relative to the folder that is searched."""
     while True:
         try:
             head = await output.readuntil(b"\0")
         except IncompleteReadError:
             return
-        hit = Hit(path=os.fsdecode(NAMELESS.sub(b"", head[:-1]).removeprefix(b"./")))
-        if not names_only and (line := NUMBERED.match(await output.readline())):
+        hit = GrepHit(path=os.fsdecode(BEFORE_PATH.sub(b"", head[:-1]).removeprefix(b"./")))
+        if not names_only and (line := NUMBERED_LINE.match(await output.readline())):
             number, mark, text = int(line[1]), line[2], line[3].rstrip(b"\r\n").decode(errors="replace")
             if not mark:
                 hit["count"] = number
@@ -118,7 +124,7 @@ async def hits_in(output: StreamReader, *, names_only: bool) -> AsyncGenerator[H
         yield hit
 
 
-def told(hits: list[Hit]) -> Iterator[str]:
+def format_hits(hits: list[GrepHit]) -> Iterator[str]:
     """What the model reads: lines below the name of their file, as rg shows them to people."""
     for path, group in groupby(hits, key=lambda hit: hit["path"]):
         last = 0

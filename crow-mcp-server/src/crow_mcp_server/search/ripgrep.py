@@ -1,4 +1,4 @@
-"""ripgrep: the program that the search tools are made of, bound to a place and read no further than wanted."""
+"""ripgrep: the program that the search tools are made of, bound to a target and read no further than wanted."""
 
 import asyncio
 import os
@@ -13,48 +13,54 @@ from functools import cache
 from anyio import CancelScope, to_thread
 
 from crow_mcp_server.files import disk
-from crow_mcp_server.files.disk import Place
-from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.files.disk import ResolvedPath
+from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.workspace import Workspace
 
-TIMEOUT = 60.0  # seconds for one search
-FOLDER = "/proc/self/fd/{}" if os.path.isdir("/proc/self/fd") else ""
-STDIN = "<stdin>"
+SEARCH_TIMEOUT = 60.0  # seconds for one search
+DESCRIPTOR_PATH = "/proc/self/fd/{}" if os.path.isdir("/proc/self/fd") else ""
+STDIN_NAME = "<stdin>"
 """What rg calls a file that is searched alone."""
-ALWAYS = (
+COMMON_OPTIONS = (
     *("--no-config", "--no-messages", "--color=never", "--null", "--sort=path"),
     *("--hidden", "--no-require-git", "--glob=!.git"),  # .github matters, .git does not
 )
 
 
 @cache
-def program() -> str:
+def find_program() -> str:
     """Where rg is: beside our Python, as its package puts it there, else on the PATH. Raises Refusal."""
     beside = os.path.join(sysconfig.get_path("scripts"), "rg")
     if found := shutil.which(beside) or shutil.which("rg"):
         return found
-    raise Refusal("ripgrep is not installed, so nothing was searched. Use find and grep in the terminal.")
+    raise ToolRefusal("ripgrep is not installed, so nothing was searched. Use find and grep in the terminal.")
 
 
 @asynccontextmanager
-async def ripgrep(place: Place, *options: str, only: str = "") -> AsyncGenerator[StreamReader]:
+async def run_ripgrep(target: ResolvedPath, *options: str, only: str = "") -> AsyncGenerator[StreamReader]:
     """What rg prints about a file, which it calls `<stdin>`, or a folder, whose files it calls `./…`.
 
     `only` is a glob of files wanted. Leaving the block ends rg, wherever it is. Raises Refusal with what it complains
     of, or when it takes too long.
     """
-    rules = _rules(only)
+    rules = _open_rules(only)
     try:
-        is_file, opened = await to_thread.run_sync(_open, place)
+        is_file, opened = await to_thread.run_sync(_open, target)
     except BaseException:
         os.close(rules)
         raise
     with CancelScope(shield=True) as scope:  # while it starts and ends: else nobody would wait for its end
         try:
             process = await subprocess.create_subprocess_exec(
-                *(program(), *ALWAYS, f"--ignore-file=/dev/fd/{rules}", *options, "-" if is_file else "./"),
+                *(
+                    find_program(),
+                    *COMMON_OPTIONS,
+                    f"--ignore-file=/dev/fd/{rules}",
+                    *options,
+                    "-" if is_file else "./",
+                ),
                 # Through the descriptor: no link can be swapped in before rg is there.
-                cwd=None if is_file else FOLDER.format(opened) if FOLDER else place.path,
+                cwd=None if is_file else DESCRIPTOR_PATH.format(opened) if DESCRIPTOR_PATH else target.path,
                 stdin=opened if is_file else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -62,7 +68,7 @@ async def ripgrep(place: Place, *options: str, only: str = "") -> AsyncGenerator
             )
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            raise Refusal(
+            raise ToolRefusal(
                 f"ripgrep cannot search for that: {why}. Nothing was searched. Give something shorter and plainer."
             ) from None
         finally:
@@ -72,13 +78,17 @@ async def ripgrep(place: Place, *options: str, only: str = "") -> AsyncGenerator
         assert process.stderr
         scope.shield = False
         try:
-            async with asyncio.timeout(TIMEOUT):
+            async with asyncio.timeout(SEARCH_TIMEOUT):
                 yield process.stdout
                 if process.stdout.at_eof() and (complaint := await process.stderr.read()):
                     text = complaint.decode(errors="replace").removeprefix("rg: ").strip()
-                    raise Refusal(f"{text}\nNothing was searched. Correct that; a backslash makes a character literal.")
+                    raise ToolRefusal(
+                        f"{text}\nNothing was searched. Correct that; a backslash makes a character literal."
+                    )
         except TimeoutError:
-            raise Refusal(f"The search took more than {TIMEOUT:g} s. Search a folder further down.") from None
+            raise ToolRefusal(
+                f"The search took more than {SEARCH_TIMEOUT:g} s. Search a folder further down."
+            ) from None
         finally:
             scope.shield = True
             if process.returncode is None:
@@ -87,39 +97,39 @@ async def ripgrep(place: Place, *options: str, only: str = "") -> AsyncGenerator
             await process.communicate()  # wait() alone would wait for ever on a pipe that is full
 
 
-async def list_files(place: Place, glob: str = "") -> list[str]:
+async def list_files(target: ResolvedPath, glob: str = "") -> list[str]:
     """The files below a folder that are not ignored and match a glob, relative to it, sorted.
 
     Raises Refusal when it is no folder.
     """
     if not glob:
-        return await _names(place)
+        return await _list_names(target)
     # What .gitignore takes in again with `!` passes the first, what it ignores the second.
-    kept, named = await asyncio.gather(_names(place, only=glob), _names(place, f"--glob={glob}"))
+    kept, named = await asyncio.gather(_list_names(target, only=glob), _list_names(target, f"--glob={glob}"))
     wanted = set(named)
     return [name for name in kept if name in wanted]
 
 
-async def _names(place: Place, *options: str, only: str = "") -> list[str]:
-    async with ripgrep(place, "--files", *options, only=only) as output:
+async def _list_names(target: ResolvedPath, *options: str, only: str = "") -> list[str]:
+    async with run_ripgrep(target, "--files", *options, only=only) as output:
         printed = await output.read()
-    if printed == f"{STDIN}\0".encode():
-        raise Refusal(f"{place.path} is a file. Give the path of a folder.")
+    if printed == f"{STDIN_NAME}\0".encode():
+        raise ToolRefusal(f"{target.path} is a file. Give the path of a folder.")
     return [os.fsdecode(name.removeprefix(b"./")) for name in printed.split(b"\0")[:-1]]
 
 
-def shown_as(place: Place, workspace: Workspace, name: str = "") -> str:
-    """How a file below a place is told: relative to the working folder where it lies in that, else absolute."""
-    path, cwd = os.path.join(place.named, name) if name else place.named, workspace.cwd.rstrip(os.sep) + os.sep
-    return disk.printable(path.removeprefix(cwd) or ".")
+def format_path(target: ResolvedPath, workspace: Workspace, name: str = "") -> str:
+    """How a file below a target is told: relative to the working folder where it lies in that, else absolute."""
+    path, cwd = os.path.join(target.as_given, name) if name else target.as_given, workspace.cwd.rstrip(os.sep) + os.sep
+    return disk.make_printable(path.removeprefix(cwd) or ".")
 
 
-def relative(glob: str, place: Place) -> str:
+def to_relative_glob(glob: str, target: ResolvedPath) -> str:
     """A glob as rg wants it: from the folder that is searched."""
-    return glob.removeprefix(place.named.rstrip("/") + "/").removeprefix("./")
+    return glob.removeprefix(target.as_given.rstrip("/") + "/").removeprefix("./")
 
 
-def page(count: int, offset: int, limit: int) -> list[str]:
+def describe_page(count: int, offset: int, limit: int) -> list[str]:
     """What is said below one page of many."""
     if offset and offset >= count:
         return [f"[there are {count:,} in all; offset {offset} is beyond them]"]
@@ -128,7 +138,7 @@ def page(count: int, offset: int, limit: int) -> list[str]:
     return [f"[{offset + 1}-{offset + limit} of {count:,}; offset {offset + limit} shows more]"]
 
 
-def _rules(only: str) -> int:
+def _open_rules(only: str) -> int:
     """A descriptor with rules as in .gitignore: unlike --glob, they bring nothing back that another one ignores."""
     rules = only[1:] if only.startswith("!") else f"*\n!*/\n!{only}" if only else ""
     read, write = os.pipe()
@@ -137,10 +147,10 @@ def _rules(only: str) -> int:
     return read
 
 
-def _open(place: Place) -> tuple[bool, int]:
+def _open(target: ResolvedPath) -> tuple[bool, int]:
     try:
-        return True, disk.open_below(place)
+        return True, disk.open_file(target)
     except IsADirectoryError:
-        return False, disk.open_folder(place)
+        return False, disk.open_folder(target)
     except FileNotFoundError:
-        raise Refusal(f"{place.path} does not exist. Look at the folder above it for the right name.") from None
+        raise ToolRefusal(f"{target.path} does not exist. Look at the folder above it for the right name.") from None

@@ -11,18 +11,18 @@ from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
 from crow_mcp_server.files import disk
-from crow_mcp_server.search.ripgrep import list_files, page
-from crow_mcp_server.tool_options import READS, Host, optional
+from crow_mcp_server.search.ripgrep import describe_page, list_files
+from crow_mcp_server.tool_options import READ_ONLY, ToolOptions, optional_field
 
 DESCRIPTION = "Show how a folder is laid out, without what .gitignore ignores; folders tell how many files are in them."
-DEPTH = 3
-PAGE = 300  # entries
+DEFAULT_DEPTH = 3
+PAGE_SIZE = 300  # entries
 
-Branch = dict[str, "Branch | None"]
+FolderTree = dict[str, "FolderTree | None"]
 """What is in a folder by its name; None for a file."""
 
 
-class Layout(TypedDict):
+class TreeResult(TypedDict):
     tree: str
     files: int
     """In all, however deep."""
@@ -30,33 +30,33 @@ class Layout(TypedDict):
     """Of all pages."""
 
 
-def add(server: FastMCP, host: Host) -> None:
+def register(server: FastMCP, options: ToolOptions) -> None:
     """Add the tool to a server."""
 
     @server.tool(
         description=DESCRIPTION,
-        annotations=READS,
+        annotations=READ_ONLY,
         meta={"crow/kind": "search"},
-        output_schema=TypeAdapter(Layout).json_schema(),
+        output_schema=TypeAdapter(TreeResult).json_schema(),
     )
     async def tree(
         context: Context,
-        path: Annotated[str | SkipJsonSchema[None], optional()],
-        depth: Annotated[int | SkipJsonSchema[None], optional(f"levels, {DEPTH} unless given")],
-        offset: Annotated[int | SkipJsonSchema[None], optional("entries to skip")],
+        path: Annotated[str | SkipJsonSchema[None], optional_field()],
+        depth: Annotated[int | SkipJsonSchema[None], optional_field(f"levels, {DEFAULT_DEPTH} unless given")],
+        offset: Annotated[int | SkipJsonSchema[None], optional_field("entries to skip")],
     ) -> ToolResult:
-        workspace, start = await host.workspace(context), max(offset or 0, 0)
-        place = await to_thread.run_sync(disk.locate, path or workspace.cwd, workspace)
-        names = await list_files(place)
-        entries = list(draw(grow(names), max(DEPTH if depth is None else depth, 1)))
-        shown = "\n".join([f"{place.path}/ ({len(names):,} files)", *entries[start : start + PAGE]])
-        said = "\n".join([shown, *page(len(entries), start, PAGE)])
-        return ToolResult(said, Layout(tree=shown, files=len(names), entries=len(entries)))
+        workspace, start = await options.find_workspace(context), max(offset or 0, 0)
+        target = await to_thread.run_sync(disk.resolve_path, path or workspace.cwd, workspace)
+        names = await list_files(target)
+        entries = list(format_tree(build_tree(names), max(DEFAULT_DEPTH if depth is None else depth, 1)))
+        shown = "\n".join([f"{target.path}/ ({len(names):,} files)", *entries[start : start + PAGE_SIZE]])
+        said = "\n".join([shown, *describe_page(len(entries), start, PAGE_SIZE)])
+        return ToolResult(said, TreeResult(tree=shown, files=len(names), entries=len(entries)))
 
 
-def grow(names: list[str]) -> Branch:
+def build_tree(names: list[str]) -> FolderTree:
     """The tree that paths stand for."""
-    root: Branch = {}
+    root: FolderTree = {}
     for name in names:
         *folders, file = name.split("/")
         here = root
@@ -67,17 +67,17 @@ def grow(names: list[str]) -> Branch:
     return root
 
 
-def draw(branch: Branch, depth: int, indent: str = "  ") -> Iterator[str]:
+def format_tree(branch: FolderTree, depth: int, indent: str = "  ") -> Iterator[str]:
     """A tree as lines, sorted."""
     for name, below in sorted(branch.items()):
         if below is None:
-            yield f"{indent}{disk.printable(name)}"
+            yield f"{indent}{disk.make_printable(name)}"
         else:
-            yield f"{indent}{disk.printable(name)}/" + (f" ({count(below):,} files)" if depth == 1 else "")
+            yield f"{indent}{disk.make_printable(name)}/" + (f" ({count_files(below):,} files)" if depth == 1 else "")
             if depth > 1:
-                yield from draw(below, depth - 1, indent + "  ")
+                yield from format_tree(below, depth - 1, indent + "  ")
 
 
-def count(branch: Branch) -> int:
+def count_files(branch: FolderTree) -> int:
     """The files in a tree."""
-    return sum(1 if below is None else count(below) for below in branch.values())
+    return sum(1 if below is None else count_files(below) for below in branch.values())

@@ -4,9 +4,9 @@ import codecs
 import re
 from typing import BinaryIO
 
-KEPT = 512 * 1024  # bytes kept of each end while a command runs
-SMALL = 30_000  # bytes; a longer output is also written to a file
-MAX_FILE = 64 * 1024 * 1024  # bytes
+MAX_END_BYTES = 512 * 1024  # bytes kept of each end while a command runs
+MAX_UNSAVED_BYTES = 30_000  # bytes; a longer output is also written to a file
+MAX_FILE_BYTES = 64 * 1024 * 1024  # bytes
 CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # all bytes of a UTF-8 character but its first
 
 ESCAPES = re.compile(
@@ -17,11 +17,11 @@ ESCAPES = re.compile(
 )
 OVERTYPED = re.compile(r"[^\n\x08]\x08")
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-LEFT_OUT = "\n[… {:,} characters left out here; {} …]\n"
-NARROW = "narrow the output with grep, head or tail, or write it to a file"
+LEFT_OUT_NOTE = "\n[… {:,} characters left out here; {} …]\n"
+NARROW_HINT = "narrow the output with grep, head or tail, or write it to a file"
 
 
-class Capture:
+class OutputCapture:
     """The beginning and the end of a stream of bytes, and a count of what lay between."""
 
     def __init__(self, path: str = "") -> None:
@@ -31,20 +31,20 @@ class Capture:
         self._dropped = 0  # characters
         self._path = path
         self._file: BinaryIO | None = None
-        self._room = MAX_FILE  # bytes
+        self._room = MAX_FILE_BYTES  # bytes
 
     def feed(self, data: bytes) -> None:
         if self._file:
             self._write(data)
-        room = KEPT - len(self._head)
+        room = MAX_END_BYTES - len(self._head)
         self._head += data[:room]
         self._tail += data[room:]
-        if not self._file and len(self._head) > SMALL:
-            self._spill()
-        if len(self._tail) > 2 * KEPT:
-            self._drop(len(self._tail) - KEPT)
+        if not self._file and len(self._head) > MAX_UNSAVED_BYTES:
+            self._open_file()
+        if len(self._tail) > 2 * MAX_END_BYTES:
+            self._drop(len(self._tail) - MAX_END_BYTES)
 
-    def text(self, limit: int) -> str:
+    def get_text(self, limit: int) -> str:
         """What was printed, clean, in at most `limit` characters."""
         if not self._dropped:
             return shorten(clean((self._head + self._tail).decode("utf-8", "replace")), limit, self._hint())
@@ -54,15 +54,15 @@ class Capture:
         tail = self._tail.lstrip(CONTINUATION_BYTES).decode("utf-8", "replace")
         return _join(clean(head), clean(tail), self._dropped + cut, limit, self._hint())
 
-    def take(self, limit: int) -> str:
+    def take_text(self, limit: int) -> str:
         """The same, and begin anew: what comes next is told the next time. The file goes on."""
-        text = self.text(limit)
+        text = self.get_text(limit)
         if not self._file:
-            self._spill()
+            self._open_file()
         self._head, self._tail, self._dropped = bytearray(), bytearray(), 0
         return text
 
-    def end(self, limit: int) -> str:
+    def get_end(self, limit: int) -> str:
         """The last lines, clean, in at most `limit` characters."""
         data = (self._head[-4 * limit :] + self._tail[-4 * limit :])[-4 * limit :]
         text = clean(data.decode("utf-8", "replace"))
@@ -79,7 +79,7 @@ class Capture:
         self._dropped += len(self._tail[:size].translate(None, CONTINUATION_BYTES))
         del self._tail[:size]
 
-    def _spill(self) -> None:
+    def _open_file(self) -> None:
         if self._path:
             try:
                 self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115 - see close
@@ -98,7 +98,7 @@ class Capture:
 
     def _hint(self) -> str:
         if not self._file:
-            return NARROW
+            return NARROW_HINT
         whole = "all of it is" if self._room > 0 else "its beginning is"
         return f"{whole} in {self._path}: look there with grep, sed -n or tail"
 
@@ -115,17 +115,17 @@ def clean(text: str) -> str:
     return CONTROLS.sub("", text)
 
 
-def shorten(text: str, limit: int, hint: str = NARROW) -> str:
+def shorten(text: str, limit: int, hint: str = NARROW_HINT) -> str:
     """The beginning and the end of a text that is too long; `hint` tells what to do about it."""
     return text if len(text) <= limit else _join(text, "", 0, limit, hint)
 
 
 def _join(head: str, tail: str, dropped: int, limit: int, hint: str) -> str:
-    half = (limit - len(LEFT_OUT) - len(hint) - 10) // 2
+    half = (limit - len(LEFT_OUT_NOTE) - len(hint) - 10) // 2
     if not dropped:
         head, tail = head[: len(head) // 2], head[len(head) // 2 :]
     left_out = dropped + max(len(head) - half, 0) + max(len(tail) - half, 0)
-    return head[:half] + LEFT_OUT.format(left_out, hint) + tail[-half:]
+    return head[:half] + LEFT_OUT_NOTE.format(left_out, hint) + tail[-half:]
 
 
 def _last_written(line: str) -> str:

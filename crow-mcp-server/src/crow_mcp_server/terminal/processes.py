@@ -14,12 +14,14 @@ from threading import Thread
 import anyio
 from anyio import to_thread
 
-from crow_mcp_server.terminal.output import Capture
-from crow_mcp_server.terminal.watchdog import Watchdog
-from crow_mcp_server.workspace import Outcome, Watch
+from crow_mcp_server.terminal.output import OutputCapture
+from crow_mcp_server.terminal.watchdog import CommandWatchdog
+from crow_mcp_server.workspace import CommandOutcome, Watch
 
-MARK = "CROW_COMMAND"  # in the environment of all that a command starts: how those that leave its group are found
-SWITCHES = {
+MARK_VARIABLE = (
+    "CROW_COMMAND"  # in the environment of all that a command starts: how those that leave its group are found
+)
+SERVER_ENVIRONMENT = {
     "FASTMCP_ENV_FILE": "/dev/null",  # FastMCP reads .env of the working directory otherwise, somebody else's
     "FASTMCP_CHECK_FOR_UPDATES": "off",
     "FASTMCP_LOG_ENABLED": "false",
@@ -32,21 +34,21 @@ SHELL = shutil.which("bash") or "/bin/sh"
 TERM_GRACE = 2.0  # seconds between asking a command to stop and killing it
 KILL_GRACE = 1.0  # seconds for the system to tell that one is dead
 LINGER = 0.1  # seconds to wait for more output once the shell has ended
-CHUNK = 65536
-BEAT = 0.5  # seconds between the times a watch is shown the output so far
-WATCHED = 4_000  # characters of it
+CHUNK_BYTES = 65536
+WATCH_INTERVAL = 0.5  # seconds between the times a watch is shown the output so far
+MAX_WATCHED_CHARACTERS = 4_000  # characters of it
 
 
-class Program:
+class ProcessTree:
     """A process and all that it starts, from its start until nothing of it is left.
 
     Belongs to the event loop it is started in.
     """
 
-    stays = False
+    survives_timeout = False
     """Whether it stays when its command was ended by the clock."""
 
-    def __init__(self, mark: str, capture: Capture, watchdog: Watchdog) -> None:
+    def __init__(self, mark: str, capture: OutputCapture, watchdog: CommandWatchdog) -> None:
         """`mark` is in the environment of all that it starts."""
         self.mark = mark
         self.capture = capture
@@ -63,37 +65,37 @@ class Program:
         self.closed = asyncio.Event()
         """Nobody can write to its output any more."""
         self._watchdog = watchdog
-        self._watched = ExitStack()
-        self.output = -1
+        self._watchdog_entries = ExitStack()
+        self.output_fd = -1
         self._deadline: asyncio.TimerHandle | None = None
         self._expiry: asyncio.Task[None] | None = None
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether a command runs in it."""
         return not self.over.is_set()
 
     async def start(self, spawn: "Callable[[], subprocess.Popen[bytes]]", output: int) -> None:
         """Start the process and read what it prints from a descriptor, which is closed in the end. Raises OSError."""
-        self.output = output
+        self.output_fd = output
         os.set_blocking(output, False)
         loop = asyncio.get_running_loop()
-        loop.add_reader(output, self.read)
+        loop.add_reader(output, self.read_output)
         started: asyncio.Future[int] = loop.create_future()
-        Thread(target=self._live, args=(spawn, loop, started), name="command", daemon=True).start()
+        Thread(target=self._run_in_thread, args=(spawn, loop, started), name="command", daemon=True).start()
         try:
             with anyio.CancelScope(shield=True):
                 self.group = await asyncio.shield(started)
         except BaseException:
-            started.add_done_callback(self._abandon)
+            started.add_done_callback(self._kill_when_started)
             raise
 
-    def _abandon(self, started: "asyncio.Future[int]") -> None:
+    def _kill_when_started(self, started: "asyncio.Future[int]") -> None:
         self._close()
         if not started.cancelled() and not started.exception():
-            signal_family(started.result(), self.mark, signal.SIGKILL)
+            signal_members(started.result(), self.mark, signal.SIGKILL)
 
-    def _live(
+    def _run_in_thread(
         self,
         spawn: "Callable[[], subprocess.Popen[bytes]]",
         loop: asyncio.AbstractEventLoop,
@@ -101,54 +103,54 @@ class Program:
     ) -> None:
         """In a thread of its own, so that commands never wait for one another."""
         try:
-            with self._watchdog.over("", self.mark):  # by its mark before it starts: it is quicker than we are
+            with self._watchdog.watch("", self.mark):  # by its mark before it starts: it is quicker than we are
                 process = spawn()
-                self._watched.enter_context(self._watchdog.over(process.pid, self.mark))
+                self._watchdog_entries.enter_context(self._watchdog.watch(process.pid, self.mark))
         except BaseException as error:
             loop.call_soon_threadsafe(started.set_exception, error)
             return
         with suppress(RuntimeError):  # the loop is closed, and nobody is left to hear of it
             loop.call_soon_threadsafe(started.set_result, process.pid)
             code = process.wait()
-            loop.call_soon_threadsafe(self._end, code)
+            loop.call_soon_threadsafe(self._set_exit_code, code)
 
-    def _end(self, code: int) -> None:
+    def _set_exit_code(self, code: int) -> None:
         self.code = code
         self.ended.set()
-        self.finish()
+        self.set_over()
 
-    def read(self) -> bool:
+    def read_output(self) -> bool:
         """Take a piece of the output, if there is one."""
         try:
-            data = os.read(self.output, CHUNK)
+            data = os.read(self.output_fd, CHUNK_BYTES)
         except BlockingIOError:
             return False
         except OSError:  # a terminal that nobody has open; our own side, if it is closed
             data = b""
         if data:
-            self.hear(data)
+            self.take_output(data)
         else:
             self._close()
         return bool(data)
 
     def _close(self) -> None:
         if not self.closed.is_set():
-            asyncio.get_running_loop().remove_reader(self.output)
-            os.close(self.output)
-            self.output = -1
+            asyncio.get_running_loop().remove_reader(self.output_fd)
+            os.close(self.output_fd)
+            self.output_fd = -1
             self.closed.set()
 
-    def hear(self, data: bytes) -> None:
+    def take_output(self, data: bytes) -> None:
         """Take a piece of the output."""
         self.capture.feed(data)
 
-    def finish(self) -> None:
+    def set_over(self) -> None:
         """The command is over."""
         if self._deadline:
             self._deadline.cancel()
         self.over.set()
 
-    def rests(self) -> bool:
+    def seems_waiting(self) -> bool:
         """Whether what runs seems to wait for somebody."""
         return False
 
@@ -157,16 +159,16 @@ class Program:
         prints meanwhile."""
         loop = asyncio.get_running_loop()
         end, shown = loop.time() + seconds, ""
-        while self.running and (left := end - loop.time()) > 0:
+        while self.is_running and (left := end - loop.time()) > 0:
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(left, BEAT if patient else BEAT / 5)):
+                async with asyncio.timeout(min(left, WATCH_INTERVAL if patient else WATCH_INTERVAL / 5)):
                     await self.over.wait()
-            if watch and self.running and (text := self.capture.end(WATCHED)) != shown:
+            if watch and self.is_running and (text := self.capture.get_end(MAX_WATCHED_CHARACTERS)) != shown:
                 await watch(shown := text)
-            if not patient and self.rests():
+            if not patient and self.seems_waiting():
                 break
 
-    def set_clock(self, seconds: float) -> None:
+    def set_timeout(self, seconds: float) -> None:
         """Have the command killed after so many seconds."""
         self.timeout, self.timed_out = seconds, False
 
@@ -177,16 +179,16 @@ class Program:
         self._deadline = asyncio.get_running_loop().call_later(seconds, expire)
 
     async def _expire(self) -> None:
-        await self.signal(signal.SIGTERM)
+        await self.send_signal(signal.SIGTERM)
         with suppress(TimeoutError):
             async with asyncio.timeout(TERM_GRACE):
                 await self.over.wait()
-        if self.running or not self.stays:
+        if self.is_running or not self.survives_timeout:
             await self.kill()
 
-    async def signal(self, number: signal.Signals) -> None:
+    async def send_signal(self, number: signal.Signals) -> None:
         """To all that runs of it."""
-        await to_thread.run_sync(signal_family, self.group, self.mark, number)
+        await to_thread.run_sync(signal_members, self.group, self.mark, number)
 
     async def settle(self) -> None:
         """Wait for the last of its output, once its process has ended, and for all to be killed that shall be."""
@@ -208,7 +210,7 @@ class Program:
     def _kill(self) -> None:
         group = self.group if self.code is None or not LINUX else -1  # the number may be another's by now
         for _ in range(50):
-            if not signal_family(group, self.mark, signal.SIGKILL):
+            if not signal_members(group, self.mark, signal.SIGKILL):
                 return
             time.sleep(0.01)
 
@@ -216,17 +218,17 @@ class Program:
         """Forget it: nothing of it is left, or what is left may stay."""
         self._close()
         self.capture.close()
-        self._watched.close()
+        self._watchdog_entries.close()
 
 
-class Command(Program):
+class PipedCommand(ProcessTree):
     """One shell command in pipes, without input."""
 
-    def __init__(self, mark: str, capture: Capture, watchdog: Watchdog, learn: Callable[[], None]) -> None:
+    def __init__(self, mark: str, capture: OutputCapture, watchdog: CommandWatchdog, learn: Callable[[], None]) -> None:
         super().__init__(mark, capture, watchdog)
         self.learn = learn
         """To be called when it has ended."""
-        self._deaf = False
+        self._ignores_output = False
         """Its call is over: what those in the background print is thrown away."""
 
     async def run(self, arguments: list[str], *, cwd: str, env: Mapping[str, str]) -> None:
@@ -250,31 +252,31 @@ class Command(Program):
 
         await self.start(spawn, output)
 
-    def hear(self, data: bytes) -> None:
-        if not self._deaf:  # a background process writes here: closing would kill it at its next line
-            super().hear(data)
+    def take_output(self, data: bytes) -> None:
+        if not self._ignores_output:  # a background process writes here: closing would kill it at its next line
+            super().take_output(data)
 
-    async def outcome(self, output_limit: int) -> Outcome:
+    async def collect_outcome(self, output_limit: int) -> CommandOutcome:
         """How it ended. What it left in the background stays, unless it was killed."""
         await self.settle()
         background: list[int] = []
-        if not self.timed_out and self.lives():
-            background = await to_thread.run_sync(family, self.group, self.mark)
+        if not self.timed_out and self.has_survivors():
+            background = await to_thread.run_sync(list_members, self.group, self.mark)
         code = self.code
-        outcome = Outcome(
+        outcome = CommandOutcome(
             exit_code=code if code is not None and code >= 0 else None,
-            signal=_signal_name(-code) if code is not None and code < 0 else None,
-            output=self.capture.text(output_limit),
+            signal=_name_signal(-code) if code is not None and code < 0 else None,
+            output=self.capture.get_text(output_limit),
             timed_out=self.timed_out,
             background=background,
         )
-        self._deaf = True
+        self._ignores_output = True
         self.capture.close()
         if not background:
             self.release()
         return outcome
 
-    def lives(self) -> bool:
+    def has_survivors(self) -> bool:
         """Whether something of it runs on once it has ended."""
         try:
             os.killpg(self.group, 0)
@@ -283,10 +285,12 @@ class Command(Program):
         return True
 
 
-def inherited_environment(hidden: Collection[str]) -> dict[str, str]:
+def inherit_environment(hidden: Collection[str]) -> dict[str, str]:
     """The environment of this process without what is hidden and without what makes its Python ours."""
     environment = {
-        name: value for name, value in os.environ.items() if name not in hidden and SWITCHES.get(name) != value
+        name: value
+        for name, value in os.environ.items()
+        if name not in hidden and SERVER_ENVIRONMENT.get(name) != value
     }
     if sys.prefix == sys.base_prefix:
         return environment
@@ -299,14 +303,14 @@ def inherited_environment(hidden: Collection[str]) -> dict[str, str]:
     return {**environment, "PATH": os.pathsep.join(kept)}
 
 
-def signal_family(group: int, mark: str, number: signal.Signals) -> bool:
+def signal_members(group: int, mark: str, number: signal.Signals) -> bool:
     """Send a signal to a group and to those that left it; tells whether there was anybody."""
     with suppress(ProcessLookupError, PermissionError):  # macOS: PermissionError when only zombies are left
         if number == signal.SIGKILL and group > 0:  # whoever is born meanwhile, too
             os.killpg(group, number)
         elif group > 0:  # first, so that a shell has no time to report how its children fared
             os.kill(group, number)
-    members = family(group, mark)
+    members = list_members(group, mark)
     for pid in members:
         if pid != group or number == signal.SIGKILL:
             with suppress(ProcessLookupError, PermissionError):
@@ -314,7 +318,7 @@ def signal_family(group: int, mark: str, number: signal.Signals) -> bool:
     return bool(members)
 
 
-def family(group: int, mark: str) -> list[int]:
+def list_members(group: int, mark: str) -> list[int]:
     """The living processes of a group and of its session, and on Linux those that left both but carry the mark in their
     environment."""
     if not os.path.exists("/proc/self/environ"):
@@ -328,10 +332,10 @@ def family(group: int, mark: str) -> list[int]:
             for pid, its_group, tty, state, *_ in rows
             if (int(its_group) == group or tty in ttys) and not state.startswith("Z")
         ]
-    return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _belongs(pid, group, mark.encode())]
+    return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _is_member(pid, group, mark.encode())]
 
 
-def _belongs(pid: str, group: int, mark: bytes) -> bool:
+def _is_member(pid: str, group: int, mark: bytes) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state, _, its_group, session, *_ = file.read().rpartition(b")")[2].split()
@@ -345,5 +349,5 @@ def _belongs(pid: str, group: int, mark: bytes) -> bool:
         return False
 
 
-def _signal_name(number: int) -> str:
+def _name_signal(number: int) -> str:
     return next((known.name for known in signal.Signals if known == number), f"signal {number}")

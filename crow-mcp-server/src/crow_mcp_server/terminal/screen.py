@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from bittty import Board  # pyright: ignore[reportMissingTypeStubs]
 
 ROWS, COLUMNS = 40, 120
-SWITCH = re.compile(rb"\x1b\[\?(?:1049|1047|47)([hl])")
+SCREEN_SWITCH = re.compile(rb"\x1b\[\?(?:1049|1047|47)([hl])")
 """How a program asks for the alternate screen, which editors and pagers draw on, and leaves it."""
-BEGUN = re.compile(rb"\x1b(?:\[(?:\?\d{0,4})?)?\Z")
+PARTIAL_SWITCH = re.compile(rb"\x1b(?:\[(?:\?\d{0,4})?)?\Z")
 """What may be the beginning of it."""
 
 
-class Screen:
+class TerminalScreen:
     """Tells apart what a terminal is sent: lines, and what a program draws on the alternate screen."""
 
     def __init__(self) -> None:
@@ -26,22 +26,22 @@ class Screen:
     def split(self, data: bytes) -> bytes:
         """Draw what is to be drawn; gives the lines."""
         data = self._rest + data
-        begun = BEGUN.search(data)
+        begun = PARTIAL_SWITCH.search(data)
         self._rest = data[begun.start() :] if begun else b""
         lines, start = bytearray(), 0
-        for switch in SWITCH.finditer(data := data[: len(data) - len(self._rest)]):
+        for switch in SCREEN_SWITCH.finditer(data := data[: len(data) - len(self._rest)]):
             self._put(data[start : switch.start()], lines)
-            self._board = _board() if switch[1] == b"h" else None
+            self._board = _make_board() if switch[1] == b"h" else None
             start = switch.end()
         self._put(data[start:], lines)
         return bytes(lines)
 
     @property
-    def drawn(self) -> bool:
+    def is_active(self) -> bool:
         """Whether a program draws on the alternate screen."""
         return self._board is not None
 
-    def text(self) -> str:
+    def get_text(self) -> str:
         """What is on the alternate screen."""
         return CONTROLS.sub("", self._board.capture_text()) if self._board else ""
 
@@ -52,7 +52,7 @@ class Screen:
             lines += data
 
 
-def _board() -> "Board":
+def _make_board() -> "Board":
     # not at the top: a tenth of a second, for the few who start an editor
     from bittty import Board  # pyright: ignore[reportMissingTypeStubs]
 

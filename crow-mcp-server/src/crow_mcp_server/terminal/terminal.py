@@ -11,10 +11,10 @@ from fastmcp.tools.base import ToolResult
 from mcp_types import ToolAnnotations
 from pydantic.json_schema import SkipJsonSchema
 
-from crow_mcp_server.refusal import Refusal
-from crow_mcp_server.terminal.sessions import WAIT, Asked, Desk
-from crow_mcp_server.terminal.tempfiles import Scratch
-from crow_mcp_server.tool_options import Host, is_dry, optional
+from crow_mcp_server.refusal import ToolRefusal
+from crow_mcp_server.terminal.sessions import COMMAND_WAIT, TerminalArguments, TerminalSessions
+from crow_mcp_server.terminal.tempfiles import TempFolders
+from crow_mcp_server.tool_options import ToolOptions, is_dry_run, optional_field
 from crow_mcp_server.workspace import Workspace
 
 DESCRIPTION = """\
@@ -24,18 +24,18 @@ For what asks or stays (REPL, debugger, server) name a session: a terminal of it
 session alone shows what is new; keys "kill" ends it."""
 
 
-def add(server: FastMCP, host: Host) -> None:
+def register(server: FastMCP, options: ToolOptions) -> None:
     """Add the tool to a server."""
-    scratch = Scratch(frozenset(host.hidden_env))
-    desks: dict[str, Desk] = {}
+    scratch = TempFolders(frozenset(options.hidden_env))
+    desks: dict[str, TerminalSessions] = {}
 
-    def desk_of(workspace: Workspace) -> Desk:
+    def desk_of(workspace: Workspace) -> TerminalSessions:
         if (desk := desks.get(workspace.session)) is None:
-            desk = desks[workspace.session] = Desk(scratch, workspace.cwd)
+            desk = desks[workspace.session] = TerminalSessions(scratch, workspace.cwd)
 
             async def clear() -> None:
                 del desks[workspace.session]
-                await desk.clear()
+                await desk.close()
 
             if workspace.at_end:
                 workspace.at_end(clear)
@@ -51,24 +51,28 @@ def add(server: FastMCP, host: Host) -> None:
     )
     async def terminal(
         context: Context,
-        command: Annotated[str | SkipJsonSchema[None], optional()],
-        session: Annotated[str | SkipJsonSchema[None], optional("a new name, or one that is open")],
-        input: Annotated[str | SkipJsonSchema[None], optional("typed, with Enter")],
-        keys: Annotated[str | SkipJsonSchema[None], optional('"C-c", "C-d", "Up Enter", "kill"')],
-        wait: Annotated[float | SkipJsonSchema[None], optional(f"seconds for an answer, {WAIT:g} unless given")],
-        timeout: Annotated[float | SkipJsonSchema[None], optional("seconds until it is killed")],
-        cwd: Annotated[str | SkipJsonSchema[None], optional("instead of the current folder")],
+        command: Annotated[str | SkipJsonSchema[None], optional_field()],
+        session: Annotated[str | SkipJsonSchema[None], optional_field("a new name, or one that is open")],
+        input: Annotated[str | SkipJsonSchema[None], optional_field("typed, with Enter")],
+        keys: Annotated[str | SkipJsonSchema[None], optional_field('"C-c", "C-d", "Up Enter", "kill"')],
+        wait: Annotated[
+            float | SkipJsonSchema[None], optional_field(f"seconds for an answer, {COMMAND_WAIT:g} unless given")
+        ],
+        timeout: Annotated[float | SkipJsonSchema[None], optional_field("seconds until it is killed")],
+        cwd: Annotated[str | SkipJsonSchema[None], optional_field("instead of the current folder")],
     ) -> ToolResult:
-        if is_dry(context):
+        if is_dry_run(context):
             return ToolResult("Dry run, the command was not run.")
         if sys.platform == "win32":
-            raise Refusal("The terminal needs the process groups and terminals of Linux or macOS. Run it under WSL.")
+            raise ToolRefusal(
+                "The terminal needs the process groups and terminals of Linux or macOS. Run it under WSL."
+            )
         if not (0 < (1.0 if timeout is None else timeout) < math.inf and 0 <= (wait or 0) < math.inf):
-            raise Refusal("timeout and wait are seconds: give positive numbers, or leave them out.")
-        asked = Asked(
+            raise ToolRefusal("timeout and wait are seconds: give positive numbers, or leave them out.")
+        asked = TerminalArguments(
             command or "", session or "", (input or None) if command else input, keys or "", wait, timeout, cwd or ""
         )
-        workspace = await host.workspace(context)
+        workspace = await options.find_workspace(context)
         begun = monotonic()
 
         async def report(text: str) -> None:
@@ -77,5 +81,5 @@ def add(server: FastMCP, host: Host) -> None:
 
         workspace = replace(workspace, watch=workspace.watch or report)
         answer = await desk_of(workspace).run(workspace, asked)
-        meta = {"crow/folder": answer.folder, "crow/terminal": answer.place}
+        meta = {"crow/folder": answer.folder, "crow/terminal": answer.host_terminal}
         return ToolResult(answer.text, meta={name: value for name, value in meta.items() if value} or None)

@@ -30,7 +30,7 @@ rm -rf -- "$@"
 removes folders."""
 
 
-class Watchdog:
+class CommandWatchdog:
     """A small shell that listens to us: when we are gone, its input ends."""
 
     def __init__(self, *folders: str) -> None:
@@ -47,20 +47,20 @@ class Watchdog:
         assert shell.stdin
         weakref.finalize(self, _end, shell)
         self._lock = Lock()
-        self._listener = shell.stdin.fileno()
+        self._stdin = shell.stdin.fileno()
 
     @contextmanager
-    def over(self, group: int | str, mark: str) -> Generator[None]:
+    def watch(self, group: int | str, mark: str) -> Generator[None]:
         """Have a process group ("" for none), and those that carry the mark, killed if we end inside of this block."""
-        self._tell(f"start {group}:{mark}\n")
+        self._write(f"start {group}:{mark}\n")
         try:
             yield
         finally:
-            self._tell(f"end {group}:{mark}\n")
+            self._write(f"end {group}:{mark}\n")
 
-    def _tell(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         with self._lock, suppress(BrokenPipeError):  # somebody killed it: then commands run without
-            os.write(self._listener, line.encode())
+            os.write(self._stdin, line.encode())
 
 
 def _end(shell: subprocess.Popen[bytes]) -> None:

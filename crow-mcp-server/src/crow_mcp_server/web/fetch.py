@@ -11,23 +11,23 @@ from mcp_types import ImageContent, TextContent, ToolAnnotations
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from crow_mcp_server.refusal import Refusal
-from crow_mcp_server.tool_options import Host
-from crow_mcp_server.web.page_text import Unreadable, kind_of
+from crow_mcp_server.refusal import ToolRefusal
+from crow_mcp_server.tool_options import ToolOptions
+from crow_mcp_server.web.page_text import UnreadablePage, detect_kind
 
 if TYPE_CHECKING:
-    from crow_mcp_server.web.network import Reply
-    from crow_mcp_server.web.page_fetcher import Page, Web
+    from crow_mcp_server.web.network import WebReply
+    from crow_mcp_server.web.page_fetcher import FetchedPage, PageFetcher
 
 DESCRIPTION = """\
 Read a page on the web: HTML as Markdown, PDF and feeds as text, images as they are. A long page comes in parts."""
-READING = 10.0  # seconds for reading what was fetched
-PART = 20_000  # characters
-MAX_IMAGE = 4 * 1024 * 1024  # bytes
-MAX_ERROR = 2_000  # characters of what a server says with an error
+READ_TIMEOUT = 10.0  # seconds for reading what was fetched
+PART_CHARACTERS = 20_000  # characters
+MAX_IMAGE_BYTES = 4 * 1024 * 1024  # bytes
+MAX_ERROR_CHARACTERS = 2_000  # characters of what a server says with an error
 
 
-class Part(TypedDict):
+class FetchResult(TypedDict):
     url: str
     """After redirects."""
     type: str
@@ -38,17 +38,19 @@ class Part(TypedDict):
     """Characters of the whole page."""
 
 
-def add(server: FastMCP, host: Host) -> None:
+def register(server: FastMCP, options: ToolOptions) -> None:
     """Add the tool, and the prompt by which a person fetches, to a server."""
 
     @cache
-    def web() -> "Web":
+    def web() -> "PageFetcher":
         from crow_mcp_server.web.network import (
-            Guard,  # not at the top: HTTP takes longer to import than all other tools
+            PublicNetwork,  # not at the top: HTTP takes longer to import than all other tools
         )
-        from crow_mcp_server.web.page_fetcher import Web
+        from crow_mcp_server.web.page_fetcher import PageFetcher
 
-        return Web(Guard(host.allow_hosts), robots=not host.ignore_robots, stays=host.stays)
+        return PageFetcher(
+            PublicNetwork(options.allow_hosts), robots=not options.ignore_robots, stay_on_host=options.stay_on_host
+        )
 
     @server.tool(
         description=DESCRIPTION,
@@ -56,46 +58,48 @@ def add(server: FastMCP, host: Host) -> None:
             read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=True
         ),
         meta={"crow/kind": "fetch"},
-        output_schema=TypeAdapter(Part).json_schema(),
+        output_schema=TypeAdapter(FetchResult).json_schema(),
     )
     async def fetch(
         url: str,
         start: Annotated[int, Field(ge=0, description="character to go on from")] = 0,
         raw: Annotated[bool, Field(description="the source, not Markdown")] = False,
     ) -> ToolResult:
-        return await show(await web().page(url, again=start > 0), start=start, raw=raw)
+        return await to_tool_result(await web().fetch(url, use_cache=start > 0), start=start, raw=raw)
 
     @server.prompt(name="fetch", description="Read a page on the web and put it before the model")
     async def fetch_for_me(url: str) -> str:
-        page = await web().page(url, robot=False)
-        result = await show(page, start=0, raw=False)
+        page = await web().fetch(url, autonomous=False)
+        result = await to_tool_result(page, start=0, raw=False)
         return "\n".join(block.text for block in result.content if isinstance(block, TextContent))
 
 
-async def show(page: "Page", *, start: int, raw: bool) -> ToolResult:
+async def to_tool_result(page: "FetchedPage", *, start: int, raw: bool) -> ToolResult:
     """A part of a page as a tool's result. Raises Refusal."""
     reply = page.reply
-    kind = kind_of(reply.body, reply.type)
-    about = f"{reply.url} is {reply.type or 'of an unknown type'}, {len(reply.body):,} bytes"
+    kind = detect_kind(reply.body, reply.media_type)
+    about = f"{reply.url} is {reply.media_type or 'of an unknown type'}, {len(reply.body):,} bytes"
     if reply.status >= 300:
-        text = "" if kind in ("image", "binary", "pdf") else await _said(page)
-        said = f" It says:\n\n{text[:MAX_ERROR]}" if text else ""
-        raise Refusal(f"{reply.url} answers {reply.status} {reply.reason}.{_wait(reply)}{said}")
-    if kind == "image" and len(reply.body) <= MAX_IMAGE:
-        image = ImageContent(type="image", data=b64encode(reply.body).decode(), mime_type=reply.type)
-        part = Part(url=reply.url, type=reply.type, text="", start=0, total=0)
+        text = "" if kind in ("image", "binary", "pdf") else await _read_error_text(page)
+        said = f" It says:\n\n{text[:MAX_ERROR_CHARACTERS]}" if text else ""
+        raise ToolRefusal(f"{reply.url} answers {reply.status} {reply.reason}.{_describe_wait(reply)}{said}")
+    if kind == "image" and len(reply.body) <= MAX_IMAGE_BYTES:
+        image = ImageContent(type="image", data=b64encode(reply.body).decode(), mime_type=reply.media_type)
+        part = FetchResult(url=reply.url, type=reply.media_type, text="", start=0, total=0)
         return ToolResult([TextContent(type="text", text=about), image], structured_content=part)
     if kind in ("image", "binary"):
-        raise Refusal(f"{about}: nothing to read. If it is needed, download it in the terminal (curl -o FILE URL).")
+        raise ToolRefusal(f"{about}: nothing to read. If it is needed, download it in the terminal (curl -o FILE URL).")
     try:
-        with anyio.fail_after(READING):
-            text = await page.text(raw=raw)
-    except (Unreadable, TimeoutError) as error:
+        with anyio.fail_after(READ_TIMEOUT):
+            text = await page.read_text(raw=raw)
+    except (UnreadablePage, TimeoutError) as error:
         why = str(error) or "reading it took too much time"
-        raise Refusal(f"{about}, and {why}. Call again with raw=true, or use another source.") from None
+        raise ToolRefusal(f"{about}, and {why}. Call again with raw=true, or use another source.") from None
     if start and start >= len(text):
-        raise Refusal(f"{reply.url} has {len(text):,} characters, so nothing is left from {start:,} on.")
-    part = Part(url=reply.url, type=reply.type, text=text[start : start + PART], start=start, total=len(text))
+        raise ToolRefusal(f"{reply.url} has {len(text):,} characters, so nothing is left from {start:,} on.")
+    part = FetchResult(
+        url=reply.url, type=reply.media_type, text=text[start : start + PART_CHARACTERS], start=start, total=len(text)
+    )
     end = start + len(part["text"])
     shown = [reply.url, "", part["text"] or "[the page has no text]"]
     if start or end < len(text):
@@ -104,14 +108,14 @@ async def show(page: "Page", *, start: int, raw: bool) -> ToolResult:
     return ToolResult("\n".join(shown), structured_content=part)
 
 
-async def _said(page: "Page") -> str:
+async def _read_error_text(page: "FetchedPage") -> str:
     try:
-        with anyio.fail_after(READING):
-            return (await page.text(raw=False)).strip()
-    except (Unreadable, TimeoutError):
+        with anyio.fail_after(READ_TIMEOUT):
+            return (await page.read_text(raw=False)).strip()
+    except (UnreadablePage, TimeoutError):
         return ""
 
 
-def _wait(reply: "Reply") -> str:
+def _describe_wait(reply: "WebReply") -> str:
     wait = reply.headers.get("retry-after", "")
     return f" It asks to wait {wait} seconds." if wait.isdecimal() else ""

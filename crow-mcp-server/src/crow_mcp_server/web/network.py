@@ -12,7 +12,7 @@ import httpcore2
 import httpx2
 from httpcore2 import AsyncNetworkBackend, AsyncNetworkStream, ConnectError, ConnectTimeout
 
-from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.refusal import ToolRefusal
 
 MAX_BYTES = 10 * 1024 * 1024  # of a reply, as sent and as unpacked
 MAX_REDIRECTS = 10
@@ -33,10 +33,10 @@ NOT_PUBLIC = [
 ]
 """What `is_global` lets pass on one version of Python or another."""
 
-Resolve = Callable[[str, int], Awaitable[list[str]]]
+HostResolver = Callable[[str, int], Awaitable[list[str]]]
 
 
-async def resolve(host: str, port: int) -> list[str]:
+async def resolve_host(host: str, port: int) -> list[str]:
     """The addresses of a host, as the system knows them, in whatever way it is spelled. Raises ConnectError."""
     try:
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -56,12 +56,15 @@ def is_public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast and not any(ip in network for network in NOT_PUBLIC)
 
 
-class Guard(AsyncNetworkBackend):
+class PublicNetwork(AsyncNetworkBackend):
     """Looks a name up, checks the addresses, and dials the very ones it checked: whoever redirects, or changes what a
     name means in between, leads nowhere else."""
 
     def __init__(
-        self, allowed: Collection[str] = (), resolve: Resolve = resolve, dial: AsyncNetworkBackend | None = None
+        self,
+        allowed: Collection[str] = (),
+        resolve: HostResolver = resolve_host,
+        dial: AsyncNetworkBackend | None = None,
     ) -> None:
         self._allowed = {host.lower() for host in allowed}
         self._resolve = resolve
@@ -79,7 +82,7 @@ class Guard(AsyncNetworkBackend):
         allowed = bool(self._allowed & {host.lower(), f"{host}:{port}".lower(), f"[{host}]:{port}".lower()})
         addresses = [address for address in found if allowed or is_public(address)][:MAX_ADDRESSES]
         if not addresses:
-            raise _forbidden(host, found)
+            raise _make_refusal(host, found)
         failed: Exception | None = None
         for address in addresses:
             try:
@@ -91,37 +94,37 @@ class Guard(AsyncNetworkBackend):
             if allowed or not here or here[0] != there[0]:
                 return stream
             await stream.aclose()  # a public address, but our own
-            raise _forbidden(host, [address])
+            raise _make_refusal(host, [address])
         raise failed or ConnectError(f"no address is known for {host}")
 
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(seconds)
 
 
-def _forbidden(host: str, addresses: list[str]) -> Refusal:
+def _make_refusal(host: str, addresses: list[str]) -> ToolRefusal:
     where = "" if addresses == [host] else f" ({', '.join(addresses)})"
-    return Refusal(
+    return ToolRefusal(
         f"{host}{where} is not on the public internet, and this tool reaches nothing else. "
         "If the user wants it reached, they can allow it: --allow-host HOST when crow-mcp-server is started, "
         "allow_hosts of [fetch] in crow's config.toml."
     )
 
 
-class Transport(httpx2.AsyncHTTPTransport):
+class GuardedTransport(httpx2.AsyncHTTPTransport):
     """HTTP over a guard, and never through a proxy: it would dial in our place."""
 
     def __init__(self, guard: AsyncNetworkBackend) -> None:
-        super().__init__(verify=_tls(), trust_env=False)
-        self._pool = httpcore2.AsyncConnectionPool(ssl_context=_tls(), network_backend=guard)
+        super().__init__(verify=_make_ssl_context(), trust_env=False)
+        self._pool = httpcore2.AsyncConnectionPool(ssl_context=_make_ssl_context(), network_backend=guard)
 
 
 @cache
-def _tls() -> ssl.SSLContext:
+def _make_ssl_context() -> ssl.SSLContext:
     return httpx2.create_ssl_context()  # with SSL_CERT_FILE, where a company has an authority of its own
 
 
 @dataclass(frozen=True)
-class Reply:
+class WebReply:
     """What a server answered, whole."""
 
     url: str
@@ -132,7 +135,7 @@ class Reply:
     body: bytes
 
     @property
-    def type(self) -> str:
+    def media_type(self) -> str:
         """The media type, in lower case and without parameters; "" when the server told none."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
@@ -146,31 +149,33 @@ def open_client(guard: AsyncNetworkBackend, agent: str) -> httpx2.AsyncClient:
         "Accept-Encoding": "gzip, deflate",
     }
     timeout = httpx2.Timeout(30.0, connect=CONNECT_TIMEOUT)
-    return httpx2.AsyncClient(transport=Transport(guard), trust_env=False, headers=headers, timeout=timeout)
+    return httpx2.AsyncClient(transport=GuardedTransport(guard), trust_env=False, headers=headers, timeout=timeout)
 
 
-def parse(url: str) -> httpx2.URL:
+def parse_url(url: str) -> httpx2.URL:
     """A URL that can be fetched, in its one spelling. Raises Refusal."""
     try:
         parsed = httpx2.URL(url.strip())
     except (httpx2.InvalidURL, ValueError) as error:
-        raise Refusal(f"{url[:200]!r} is not a URL: {error}. Give one that starts with https:// or http://.") from None
+        raise ToolRefusal(
+            f"{url[:200]!r} is not a URL: {error}. Give one that starts with https:// or http://."
+        ) from None
     if parsed.scheme not in ("http", "https") or not parsed.host or (parsed.port or 0) > 65535:
-        raise Refusal(f"{url[:200]!r} is not on the web. Give a URL that starts with https:// or http://.")
+        raise ToolRefusal(f"{url[:200]!r} is not on the web. Give a URL that starts with https:// or http://.")
     if parsed.userinfo:
-        raise Refusal("The URL has a user name or a password before an @. Give it without.")
+        raise ToolRefusal("The URL has a user name or a password before an @. Give it without.")
     return parsed.copy_with(fragment=None)
 
 
-async def get(
+async def fetch_url(
     client: httpx2.AsyncClient,
     url: httpx2.URL,
     *,
     permit: Callable[[httpx2.URL, httpx2.URL], Awaitable[None]],
-    known: Mapping[str, Mapping[str, str]],
+    url_headers: Mapping[str, Mapping[str, str]],
     limit: int = MAX_BYTES,
     whole: bool = True,
-) -> Reply:
+) -> WebReply:
     """Fetch a URL, redirects followed, each one as `permit(before, after)` lets it.
 
     `known` has headers for single URLs, validators for instance. Unless it is to be `whole`, the first `limit` bytes
@@ -179,25 +184,27 @@ async def get(
     start, before = url, url
     for _ in range(MAX_REDIRECTS + 1):
         await permit(before, url)
-        async with client.stream("GET", url, headers=dict(known.get(str(url), {}))) as response:
+        async with client.stream("GET", url, headers=dict(url_headers.get(str(url), {}))) as response:
             if response.next_request is None:
-                body = await _read(response, limit, whole)
-                return Reply(str(url), response.status_code, response.reason_phrase, response.headers, body)
-            before, url = url, parse(str(response.next_request.url))
-    raise Refusal(f"{start} redirects more than {MAX_REDIRECTS} times, so it leads nowhere. Try another URL.")
+                body = await _read_body(response, limit, whole)
+                return WebReply(str(url), response.status_code, response.reason_phrase, response.headers, body)
+            before, url = url, parse_url(str(response.next_request.url))
+    raise ToolRefusal(f"{start} redirects more than {MAX_REDIRECTS} times, so it leads nowhere. Try another URL.")
 
 
-async def _read(response: httpx2.Response, limit: int, whole: bool) -> bytes:
+async def _read_body(response: httpx2.Response, limit: int, whole: bool) -> bytes:
     encoding = response.headers.get("content-encoding", "").strip().lower()
     if encoding not in ENCODINGS:  # two layers are no page, they are a bomb
-        raise Refusal(f"{response.url.host} sends the page packed as {encoding!r}, which this tool does not unpack.")
+        raise ToolRefusal(
+            f"{response.url.host} sends the page packed as {encoding!r}, which this tool does not unpack."
+        )
     body = bytearray()
     async for piece in response.aiter_bytes():
         body += piece
         if len(body) > limit or response.num_bytes_downloaded > limit:
             if not whole:
                 break
-            raise Refusal(
+            raise ToolRefusal(
                 f"{response.url} has more than the {limit:,} bytes this tool reads. "
                 "Download it in the terminal (curl -o FILE URL) and read parts of it."
             )

@@ -4,11 +4,11 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-KEYS = ("BRAVE_API_KEY", "TAVILY_API_KEY", "EXA_API_KEY")
+PROVIDER_KEYS = ("BRAVE_API_KEY", "TAVILY_API_KEY", "EXA_API_KEY")
 """Variables that commands are not to see."""
 
 
-class Result(TypedDict):
+class WebSearchResult(TypedDict):
     title: str
     url: str
     snippet: str
@@ -16,7 +16,7 @@ class Result(TypedDict):
     """As the provider has it."""
 
 
-class Results(TypedDict):
+class WebSearchResults(TypedDict):
     provider: str
     """"" when none had an answer."""
-    results: list[Result]
+    results: list[WebSearchResult]

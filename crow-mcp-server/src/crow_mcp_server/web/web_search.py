@@ -8,25 +8,25 @@ from fastmcp.tools.base import ToolResult
 from mcp_types import ToolAnnotations
 from pydantic import Field, TypeAdapter
 
-from crow_mcp_server.refusal import Refusal
-from crow_mcp_server.tool_options import Host
-from crow_mcp_server.web.search_results import Results
+from crow_mcp_server.refusal import ToolRefusal
+from crow_mcp_server.tool_options import ToolOptions
+from crow_mcp_server.web.search_results import WebSearchResults
 
 if TYPE_CHECKING:
-    from crow_mcp_server.web.search_providers import Search
+    from crow_mcp_server.web.search_providers import WebSearch
 
 DESCRIPTION = """\
 Search the web; gives titles, URLs and snippets. Read the pages that matter with fetch."""
 
 
-def add(server: FastMCP, host: Host) -> None:
+def register(server: FastMCP, options: ToolOptions) -> None:
     """Add the tool to a server."""
 
     @cache
-    def search() -> "Search":
-        from crow_mcp_server.web.search_providers import Search, providers  # not at the top: HTTP, as in fetch
+    def search() -> "WebSearch":
+        from crow_mcp_server.web.search_providers import WebSearch, find_providers  # not at the top: HTTP, as in fetch
 
-        return Search(providers(host.env))
+        return WebSearch(find_providers(options.env))
 
     @server.tool(
         description=DESCRIPTION,
@@ -34,16 +34,16 @@ def add(server: FastMCP, host: Host) -> None:
             read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=True
         ),
         meta={"crow/kind": "fetch"},
-        output_schema=TypeAdapter(Results).json_schema(),
+        output_schema=TypeAdapter(WebSearchResults).json_schema(),
     )
     async def web_search(query: str, count: Annotated[int, Field(ge=1, le=20)] = 8) -> ToolResult:
         if not query.strip():
-            raise Refusal("query is empty. Say what to search for.")
+            raise ToolRefusal("query is empty. Say what to search for.")
         found = await search().search(query.strip(), count)
-        return ToolResult(report(found), structured_content=found)
+        return ToolResult(format_results(found), structured_content=found)
 
 
-def report(found: Results) -> str:
+def format_results(found: WebSearchResults) -> str:
     """What the model reads: the results, numbered."""
     lines: list[str] = []
     for number, each in enumerate(found["results"], 1):
