@@ -202,7 +202,7 @@ async def test_a_long_page_comes_in_parts_of_one_and_the_same_text(site: Site, g
         assert (f"call again with start={start}]" in result.text) == (start < len(whole))
     assert "".join(pieces) == whole
     assert site.asked.count("/long") == 1
-    assert "nothing is left" in await get.refused(site.url("/long"), start=len(whole))
+    assert "there is nothing from" in await get.refused(site.url("/long"), start=len(whole))
 
 
 async def test_json_is_laid_out_in_lines(site: Site, get: Fetch):
@@ -249,7 +249,7 @@ async def test_a_pdf_is_read_page_by_page_whatever_the_server_calls_it(site: Sit
     site.put("/paper", pdf("Crows remember faces"), Content_Type="application/octet-stream")
     assert "[page 1 of 1]\nCrows remember faces" in await get.read(site.url("/paper"))
     site.put("/torn", pdf("x")[:60], Content_Type="application/pdf")
-    assert "no sound PDF" in await get.refused(site.url("/torn"))
+    assert "not a valid PDF" in await get.refused(site.url("/torn"))
 
 
 async def test_an_image_comes_as_an_image(site: Site, get: Fetch):

@@ -308,7 +308,7 @@ async def test_several_edits_are_made_one_after_the_other(tools, folder):
 async def test_one_edit_that_cannot_be_made_stops_all_of_them(tools, folder):
     (folder / "a").write_text("one\ntwo\n")
     edits = [{"old_str": "one", "new_str": "1"}, {"old_str": "gone", "new_str": "2"}]
-    assert "Edit 2 of 2, and with it all of them: " in await tools.refused("str_replace", "a", edits=edits)
+    assert "Edit 2 of 2 failed, so none was made: " in await tools.refused("str_replace", "a", edits=edits)
     assert (folder / "a").read_text() == "one\ntwo\n"
     assert "empty" in await tools.refused("str_replace", "a", edits=[])
     assert "either" in await tools.refused("str_replace", "a", old_str="one", new_str="1", edits=edits[:1])

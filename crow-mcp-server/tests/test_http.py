@@ -108,8 +108,8 @@ async def test_only_the_tools_that_are_wanted_are_offered(folder: Path, token_fi
     [
         (["--tools", "terminal,telepathy"], "telepathy: no such tool; there are ask_user"),
         (["--token-file", "x"], "--token-file is for --http"),
-        (["--http", "here"], "it is no HOST:PORT"),
-        (["--http", "127.0.0.1:99999"], "it is no HOST:PORT"),
+        (["--http", "here"], "it is not HOST:PORT"),
+        (["--http", "127.0.0.1:99999"], "it is not HOST:PORT"),
         (["--http", "0", "--token-file", "/nowhere/token"], "No such file"),
         (["--http", "0", "--token-file", os.devnull], "at least 16 characters"),
     ],

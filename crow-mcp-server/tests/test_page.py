@@ -62,7 +62,7 @@ async def test_a_feed_that_grows_when_it_is_read_does_not():
 
 @pytest.mark.anyio
 async def test_a_reader_that_falls_over_gives_a_reason_in_a_line():
-    with pytest.raises(UnreadablePage, match=r"it is no sound PDF|it cannot be read \("):
+    with pytest.raises(UnreadablePage, match=r"it is not a valid PDF|it cannot be read \("):
         await to_text(
             b"%PDF-1.7\n1 0 obj <</Type/Catalog/Pages 1 0 R>> endobj trailer <</Root 1 0 R>>", "pdf", None, ""
         )

@@ -255,7 +255,7 @@ async def test_a_provider_that_asks_for_rest_gets_it(one: Engine, two: Engine):
     assert len(one.asked) == 1
     [first, second] = await search({"SEARXNG_URL": one.url}, "one", "two")
     assert "answered 429" in first.content[0].text
-    assert "wants to be left alone for another" in second.content[0].text
+    assert "accepts no request for another" in second.content[0].text
 
 
 async def test_requests_to_a_provider_keep_their_distance(one: Engine):
@@ -272,7 +272,7 @@ async def test_who_would_have_to_wait_long_for_a_provider_is_told(one: Engine, m
     one.answer(BRAVE)
     [first, second] = await search({"BRAVE_API_KEY": KEY, "BRAVE_API_URL": one.url}, "one", "two")
     assert not first.is_error
-    assert "Brave wants to be left alone for another 1 s" in second.content[0].text
+    assert "Brave accepts no request for another 1 s" in second.content[0].text
 
 
 async def test_nothing_found_is_no_error(one: Engine):
@@ -287,7 +287,7 @@ async def test_duckduckgo_is_asked_last_and_needs_no_key(one: Engine, monkeypatc
     monkeypatch.setenv("DDGS_PROXY", "http://127.0.0.1:1")  # so that it reaches nobody from here
     one.answer(b"", 500)
     [answer] = await search({"SEARXNG_URL": one.url}, "crows")
-    assert "SearXNG answered 500 Word; DuckDuckGo gave no answer" in answer.content[0].text
+    assert "SearXNG answered 500 Word; DuckDuckGo gave an answer that cannot be read" in answer.content[0].text
 
 
 async def test_duckduckgos_page_becomes_results(one: Engine, monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,4 @@
-"""The tool `ask_user`: the model asks the person, with choices or a form (MCP, elicitation)."""
+"""The tool `ask_user`: ask the user a question with choices or a form, by MCP elicitation."""
 
 import json
 from typing import Annotated, Any, Literal, NotRequired
@@ -17,10 +17,10 @@ from crow_mcp_server.tool_options import ToolOptions
 DESCRIPTION = """\
 Ask the user, and wait for the answer. Only for what you cannot find out yourself and would be wrong to guess.
 Never ask for passwords, keys or other secrets."""
-ASK_IN_TEXT = "This client shows no questions of tools. Ask in the text of your answer instead, and end your turn."
+ASK_IN_TEXT = "This client cannot show questions. Ask in the text of your answer instead, and end your turn."
 WITHOUT_ANSWER = {
     "decline": "The user did not want to answer. Go on without it, or end your turn.",
-    "cancel": "The user put the question aside. Go on without an answer, or end your turn.",
+    "cancel": "The user dismissed the question. Go on without an answer, or end your turn.",
 }
 
 Choices = Annotated[list[str], Field(description="answers to choose from; without any, the user writes one")]
@@ -37,7 +37,7 @@ class FormField(TypedDict):
 class UserAnswer(TypedDict):
     action: Literal["accept", "decline", "cancel"]
     content: dict[str, Any]
-    """What was filled in, by field; of a single question, `answer`."""
+    """The values by field name. A question without a form has the one field `answer`."""
 
 
 def register(server: FastMCP, options: ToolOptions) -> None:
@@ -64,9 +64,10 @@ def register(server: FastMCP, options: ToolOptions) -> None:
 
 
 async def elicit(context: Context, message: str, form: dict[str, Any]) -> ElicitResult | InputRequiredResult:
-    """Ask through the client; where the protocol has it so, as a result that makes the client call again.
+    """Ask the user through the client.
 
-    Raises Refusal when the client cannot ask.
+    In protocol versions without requests from the server, return an InputRequiredResult: the client then repeats the
+    tool call with the answer. Raises ToolRefusal when the client cannot ask.
     """
     capabilities = context.session.client_capabilities
     able = capabilities and capabilities.elicitation
@@ -85,40 +86,40 @@ async def elicit(context: Context, message: str, form: dict[str, Any]) -> Elicit
 
 
 def make_single_form(choices: list[str], *, several: bool) -> dict[str, Any]:
-    """The form for one answer."""
-    words = drop_duplicates(choices)
-    answer: dict[str, Any] = {"type": "string", "title": "Answer", **({"enum": words} if words else {})}
-    if words and several:
-        answer = {"type": "array", "title": "Answer", "items": {"type": "string", "enum": words}}
+    """Return the JSON schema of a form with the one field `answer`."""
+    values = drop_duplicates(choices)
+    answer: dict[str, Any] = {"type": "string", "title": "Answer", **({"enum": values} if values else {})}
+    if values and several:
+        answer = {"type": "array", "title": "Answer", "items": {"type": "string", "enum": values}}
     return {"type": "object", "properties": {"answer": answer}, "required": ["answer"]}
 
 
 def make_form(fields: list[FormField]) -> dict[str, Any]:
-    """The form that the model describes."""
+    """Return the JSON schema of the form that the model describes."""
     properties: dict[str, dict[str, Any]] = {}
     for field in fields:
-        words = drop_duplicates(field.get("choices", []))
+        values = drop_duplicates(field.get("choices", []))
         properties[field["name"]] = {
-            "type": "string" if words else field.get("type", "string"),
+            "type": "string" if values else field.get("type", "string"),
             **({"description": about} if (about := field.get("description")) else {}),
-            **({"enum": words} if words else {}),
+            **({"enum": values} if values else {}),
         }
     required = [field["name"] for field in fields if not field.get("optional")]
     return {"type": "object", "properties": properties, "required": required}
 
 
 def to_tool_result(result: ElicitResult, *, single: bool) -> ToolResult:
-    """What the model reads: the answer in words, or as JSON where it is more than one."""
+    """Convert the user's answer to a tool result. Anything but a single string becomes JSON in the text."""
     content = dict(result.content or {})
     if result.action != "accept":
         return ToolResult(
             WITHOUT_ANSWER[result.action], structured_content=UserAnswer(action=result.action, content={})
         )
-    said = content.get("answer") if single else content
-    text = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
+    value = content.get("answer") if single else content
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return ToolResult(text, structured_content=UserAnswer(action="accept", content=content))
 
 
 def drop_duplicates(choices: list[str]) -> list[str]:
-    """Each once, in order, and none empty."""
+    """Return the choices in order, without duplicates and empty strings."""
     return list(dict.fromkeys(filter(None, choices)))

@@ -1,4 +1,4 @@
-"""The tool `plan`: what the model is going to do, and how far it is."""
+"""The tool `plan`: show the user the model's plan and its progress."""
 
 from typing import Annotated, Literal, NotRequired
 
@@ -39,10 +39,10 @@ def register(server: FastMCP, options: ToolOptions) -> None:
         output_schema=TypeAdapter(PlanResult).json_schema(),
     )
     async def plan(entries: list[PlanStep]) -> ToolResult:
-        shown = [
+        steps = [
             PlanStep(content=e["content"], status=e["status"], priority=e.get("priority", "medium")) for e in entries
         ]
-        done = sum(entry["status"] == "completed" for entry in shown)
-        lines = [f"{STATUS_MARKS[entry['status']]} {entry['content']}" for entry in shown]
-        text = "\n".join([f"{done} of {len(shown)} steps completed.", *lines])
-        return ToolResult(text, structured_content=PlanResult(entries=shown, completed=done), meta={"crow/plan": shown})
+        done = sum(step["status"] == "completed" for step in steps)
+        lines = [f"{STATUS_MARKS[step['status']]} {step['content']}" for step in steps]
+        text = "\n".join([f"{done} of {len(steps)} steps completed.", *lines])
+        return ToolResult(text, structured_content=PlanResult(entries=steps, completed=done), meta={"crow/plan": steps})

@@ -1,4 +1,4 @@
-"""What the model is told when a call cannot be done."""
+"""The error of a tool call that the server does not carry out."""
 
 import logging
 
@@ -6,7 +6,10 @@ from fastmcp.exceptions import ToolError
 
 
 class ToolRefusal(ToolError):
-    """Ends a call with an `isError` result that says what to do next. No fault of the server, so not logged as one."""
+    """Ends a tool call with an `isError` result whose text tells the model what to do next.
+
+    The server has not failed, so FastMCP logs it at level DEBUG.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, log_level=logging.DEBUG)

@@ -1,4 +1,4 @@
-"""The files of the workspace as resources, for clients that let a person choose what the model is given."""
+"""The workspace's files as MCP resources, for clients in which the user chooses what the model reads."""
 
 import logging
 import mimetypes
@@ -17,12 +17,12 @@ from crow_mcp_server.workspace import Workspace
 
 
 def register(server: FastMCP, options: ToolOptions) -> None:
-    """Add the resources to a server."""
+    """Add the resource template to a server."""
 
     @server.resource(
         "file:///{path*}",
         name="file",
-        description="A file of the workspace by its absolute path, or the files in a folder of it, as URIs.",
+        description="A file of the workspace by its absolute path; for a folder, the URIs of what it contains.",
     )
     async def file(path: str, context: Context) -> ResourceResult:
         workspace = await options.find_workspace(context)
@@ -33,7 +33,7 @@ def register(server: FastMCP, options: ToolOptions) -> None:
 
 
 def read_resource(path: str, workspace: Workspace) -> ResourceContent:
-    """A file as text or bytes. Raises Refusal, OSError."""
+    """Return a file as text or bytes, or a folder as a list of URIs. Raises ToolRefusal and OSError."""
     target = disk.resolve_path(path, workspace)
     try:
         content = disk.read_file(target)

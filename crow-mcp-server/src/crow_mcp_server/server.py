@@ -1,4 +1,4 @@
-"""The MCP server: a list of tools, each added by the module it lives in."""
+"""The MCP server; each tool's module registers its tool."""
 
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -25,7 +25,7 @@ from crow_mcp_server.web.search_results import PROVIDER_KEYS
 from crow_mcp_server.workspace import Workspace, local_workspace
 
 TOOLS = (ask_user, fetch, file_editor, glob, grep, plan, terminal, tree, web_search)
-"""Modules with `add(server: FastMCP, host: Host)`."""
+"""Modules with `register(server, options)`; the module's name is the tool's name."""
 
 
 def create_server(
@@ -39,10 +39,9 @@ def create_server(
     env: Mapping[str, str] = os.environ,
     state: Path | None = None,
 ) -> FastMCP:
-    """The server with all its tools, or `only` those named; one serves any number of sessions.
+    """Return the server with all tools, or `only` those named. One server serves any number of sessions.
 
-    `workspace_for` turns the `_meta` of a call into the workspace it works on. `hidden_env` names environment variables
-    that commands never see. The others are told at `Host`.
+    ToolOptions describes the other arguments. Commands do not see the search providers' keys either.
     """
     server = FastMCP(
         "crow", version=version("crow-mcp-server"), middleware=[RootsMiddleware(), ArgumentErrorMiddleware()]
@@ -58,7 +57,7 @@ def create_server(
 
 
 class ArgumentErrorMiddleware(Middleware):
-    """Says what is wrong with a call's arguments in a line a model can act on."""
+    """Converts pydantic's error about a tool call's arguments to one line for the model."""
 
     async def on_call_tool(
         self,

@@ -1,4 +1,4 @@
-"""What the tools share: whose workspace a call works on, and the words their definitions are made of."""
+"""The options that all tools share, and helpers to read a tool call's `_meta` and to define parameters."""
 
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -18,25 +18,28 @@ READ_ONLY = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempot
 
 @dataclass(frozen=True)
 class ToolOptions:
-    """The program that a server runs for; every tool is added with it."""
+    """The options of a server; every tool is registered with them."""
 
     workspace_for: Callable[[dict[str, Any]], Workspace] = local_workspace
-    """Turns the `_meta` of a call into the workspace it works on."""
+    """Converts the `_meta` of a tool call to its workspace."""
     hidden_env: Collection[str] = ()
     """Names of environment variables that commands never see."""
     allow_hosts: Collection[str] = ()
-    """Hosts, as `HOST` or `HOST:PORT`, that may be fetched from though they are not public."""
+    """Hosts, as `HOST` or `HOST:PORT`, that `fetch` may reach although they are not public."""
     ignore_robots: bool = False
-    """Whether `fetch` asks no robots.txt."""
+    """Whether `fetch` ignores robots.txt."""
     stay_on_host: bool = False
-    """Whether `fetch` follows no redirect to another host: where people are asked about each host."""
+    """Whether `fetch` refuses redirects to another host, for programs that ask the user's permission for each host."""
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    """Where `web_search` finds its providers' addresses and keys."""
+    """The variables with the addresses and keys of the providers of `web_search`."""
     state: Path | None = None
-    """Folder for what shall outlive the process, the way back from edits; None: nothing does."""
+    """Folder that keeps the undo history of edits beyond the process; None keeps it in memory only."""
 
     async def find_workspace(self, context: Context) -> Workspace:
-        """The workspace that a call works on; where nobody else bounds it, the client's roots do."""
+        """Return the workspace of a tool call.
+
+        The client's roots bound it unless the call's `_meta` or `workspace_for` does.
+        """
         meta = get_meta(context)
         if self.workspace_for is local_workspace and "crow/roots" not in meta and "crow/cwd" not in meta:
             meta["crow/roots"] = await request_roots(context)
@@ -44,16 +47,19 @@ class ToolOptions:
 
 
 def get_meta(context: Context) -> dict[str, Any]:
-    """The `_meta` of a call."""
+    """Return a copy of the `_meta` of a tool call."""
     request = context.request_context
     return dict(request.meta or {}) if request else {}
 
 
 def is_dry_run(context: Context) -> bool:
-    """Whether a call shall only tell what it would do."""
+    """Return whether a tool call shall change nothing and only report what it would do."""
     return bool(get_meta(context).get("crow/dry_run"))
 
 
 def optional_field(description: str | None = None) -> Any:
-    """A parameter that may be left out or null; its schema, shorter for it, tells only what it is when given."""
+    """Return a field for a parameter that may be omitted or null.
+
+    The schema describes only the other values, which keeps it short.
+    """
     return Field(description=description, default_factory=lambda: None)

@@ -1,4 +1,4 @@
-"""Files below the roots of a workspace, and no others: also when a link is swapped in between check and use."""
+"""Access to files below the roots of a workspace, safe against links that are created between check and use."""
 
 import errno
 import os
@@ -11,41 +11,41 @@ from dataclasses import dataclass
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.workspace import Workspace
 
-MAX_FILE_BYTES = 10 * 1024 * 1024  # of a file the editor opens
+MAX_FILE_BYTES = 10 * 1024 * 1024  # of a file that is read
 MAX_ENTRIES = 400  # of a folder listing
 MAX_ENTRIES_BELOW = 50  # of each folder in it
-SKIPPED_FOLDERS = {"node_modules", "__pycache__"}  # nor hidden folders
+SKIPPED_FOLDERS = {"node_modules", "__pycache__"}  # named in a listing but not listed; so are hidden folders
 FOLDER_FLAGS = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
 
 
 @dataclass(frozen=True)
 class ResolvedPath:
-    """A path that the roots allow."""
+    """A path below one of the roots."""
 
     path: str
-    """Absolute, symbolic links resolved."""
+    """The absolute path, without symbolic links."""
     root: str
-    """The root it lies in, resolved."""
+    """The root that contains it, without symbolic links."""
     as_given: str
-    """The same path below the root as that was given: what a host knows it by."""
+    """The path below the root as the workspace names that root; hosts know files by this path."""
 
     @property
     def parts(self) -> list[str]:
-        """The names that lead from the root to it; of the root itself, its own dot."""
+        """The names on the way from the root to the path; `["."]` for the root itself."""
         return os.path.relpath(self.path, self.root).split(os.sep)
 
 
 @dataclass(frozen=True)
 class FileContent:
-    """A file as it was read."""
+    """The content of a file."""
 
     data: bytes
     stamp: tuple[int, ...]
-    """Changes when the file does."""
+    """Device, inode, size and modification time; differs after the file has changed."""
 
 
 def resolve_path(path: str, workspace: Workspace) -> ResolvedPath:
-    """Where a path given by the model leads. Raises Refusal when that is outside of every root."""
+    """Resolve a path that the model gave. Raises ToolRefusal when it leads outside of all roots."""
     try:
         resolved = os.path.realpath(os.path.join(workspace.cwd, os.path.expanduser(path)))
     except ValueError:  # a NUL, or half a surrogate pair
@@ -64,9 +64,10 @@ def resolve_path(path: str, workspace: Workspace) -> ResolvedPath:
 
 
 def read_file(target: ResolvedPath) -> FileContent | None:
-    """The content of a file, None when there is no such file.
+    """Read a file; return None when it does not exist.
 
-    Raises IsADirectoryError for a folder, Refusal for what is neither and for a file too large to edit.
+    Raises IsADirectoryError for a folder, and ToolRefusal for a device, pipe or socket and for a file of more than
+    MAX_FILE_BYTES.
     """
     try:
         opened = open_file(target)
@@ -83,7 +84,10 @@ def read_file(target: ResolvedPath) -> FileContent | None:
 
 
 def open_file(target: ResolvedPath) -> int:
-    """A descriptor of a file to read. Raises IsADirectoryError for a folder, Refusal for what is neither."""
+    """Open a file for reading and return its descriptor.
+
+    Raises IsADirectoryError for a folder, and ToolRefusal for a device, pipe or socket.
+    """
     with _open_parent(target) as (folder, name):
         opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
@@ -99,15 +103,16 @@ def open_file(target: ResolvedPath) -> int:
 
 
 def open_folder(target: ResolvedPath) -> int:
-    """A descriptor of a folder to list. Raises NotADirectoryError for anything else."""
+    """Open a folder for listing and return its descriptor. Raises NotADirectoryError for anything else."""
     with _open_parent(target) as (above, name):
         return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
 
 
 def write_file(target: ResolvedPath, data: bytes, stamp: tuple[int, ...] | None) -> None:
-    """Put the whole content in place at once, keeping the mode; folders above are made.
+    """Replace the whole file atomically, keeping its mode; create the folders above it.
 
-    `stamp` is what `read` told, None for a file that did not exist. Raises Refusal when that is no longer so.
+    `stamp` is the one that `read_file` returned, None if the file did not exist. Raises ToolRefusal when the file has
+    changed since, or is read-only.
     """
     with _open_parent(target, make=True) as (folder, name):
         before = _status(folder, name)
@@ -132,7 +137,7 @@ def write_file(target: ResolvedPath, data: bytes, stamp: tuple[int, ...] | None)
 
 @contextmanager
 def create_parents(target: ResolvedPath) -> Generator[None]:
-    """Have the folders above a file inside of this block; those made for it go again when it fails."""
+    """Context manager: create the folders above a file, and remove those created when the block fails."""
     made: list[str] = []
     above = os.path.dirname(target.path)
     while not os.path.lexists(above):
@@ -143,7 +148,7 @@ def create_parents(target: ResolvedPath) -> Generator[None]:
     try:
         yield
     except BaseException:
-        with suppress(OSError):  # no longer empty
+        with suppress(OSError):  # they are no longer empty
             for folder in made:
                 os.rmdir(folder)
         raise
@@ -156,7 +161,7 @@ def remove_file(target: ResolvedPath) -> None:
 
 
 def list_folder(target: ResolvedPath) -> list[str]:
-    """What lies in a folder and in the folders in it, sorted, one line each; no more than a model wants to read."""
+    """Return the sorted entries of a folder and of the folders in it, one line each, at most about MAX_ENTRIES."""
     folder = open_folder(target)
     try:
         lines: list[str] = []
@@ -176,7 +181,7 @@ def list_folder(target: ResolvedPath) -> list[str]:
 
 
 def list_names(target: ResolvedPath) -> list[bytes]:
-    """The names in a folder, sorted."""
+    """Return the sorted names in a folder."""
     folder = open_folder(target)
     try:
         return sorted(os.fsencode(name) for name in os.listdir(folder))
@@ -186,10 +191,10 @@ def list_names(target: ResolvedPath) -> list[bytes]:
 
 @contextmanager
 def _open_parent(target: ResolvedPath, *, make: bool = False) -> Generator[tuple[int, str]]:
-    """The folder a file lies in, as a descriptor, and the file's name in it.
+    """Context manager: open the folder that contains a file; the value is its descriptor and the file's name.
 
-    Walked from the root step by step without following a link: `locate` resolved them all, so a link found now was put
-    there since, and fails.
+    It opens each folder on the way from the root without following links. `resolve_path` has resolved all links, so a
+    link found now was created since; opening it raises OSError.
     """
     *folders, name = target.parts
     here = os.open(target.root, FOLDER_FLAGS)
@@ -218,13 +223,13 @@ def _stamp(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _keep_owner_and_mode(file: int, before: os.stat_result) -> None:
-    with suppress(PermissionError):  # only root gives files away; a group one is no member of stays behind
+    with suppress(PermissionError):  # only root may change the owner, and only a member may set the group
         os.fchown(file, before.st_uid, before.st_gid)
     os.fchmod(file, stat.S_IMODE(before.st_mode))
 
 
 def _list_entries(folder: int, limit: int) -> list[str]:
-    """The names in a folder, sorted, folders with a slash and links with an at sign."""
+    """Return the sorted names in a folder; folders end with a slash and links with an at sign."""
     with os.scandir(folder) as found:
         marks = {entry.name: "@" if entry.is_symlink() else "/" if entry.is_dir() else "" for entry in found}
     names = [make_printable(name) + marks[name] for name in sorted(marks)[:limit]]
@@ -243,6 +248,6 @@ def _list_entries_below(folder: int, name: str) -> list[str]:
 
 
 def make_printable(name: str) -> str:
-    """A file name that can be sent as UTF-8 and stays on its line."""
+    """Replace the bytes that are not UTF-8 and the unprintable characters of a file name."""
     text = os.fsencode(name).decode("utf-8", "replace")
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)

@@ -1,4 +1,4 @@
-"""What the sessions of a server have seen and done: in memory, and the way back also on the disk."""
+"""The files that each session has seen, and its edits for undoing, in memory and optionally on the disk."""
 
 import hashlib
 import json
@@ -16,41 +16,41 @@ from typing import Any
 from crow_mcp_server.files.document import BYTE_ORDER_MARKS, Document
 
 MAX_SESSIONS = 100
-MAX_SEEN_FILES = 2_000  # files a session remembers
-MAX_STEPS = 500  # edits a session can take back
-MAX_STEP_CHARACTERS = 4_000_000  # of all the texts it can go back to
+MAX_SEEN_FILES = 2_000  # of a session
+MAX_STEPS = 500  # of a session
+MAX_STEP_CHARACTERS = 4_000_000  # of the texts before all steps of a session
 BOM_BY_ENCODING = {encoding: mark for mark, encoding in BYTE_ORDER_MARKS}
 
 
 @dataclass(frozen=True, eq=False)  # two edits may be alike, and are still two
 class UndoStep:
-    """One edit that can be taken back."""
+    """One edit that can be undone."""
 
     path: str
     before: Document | None
-    """None when the edit made the file."""
+    """The file before the edit; None when the edit created it."""
     after: str
     """Digest of the file after the edit."""
     file_name: str = field(default_factory=lambda: f"{time.time_ns():020}-{os.getpid()}.json")
-    """Of its file in the journal; names sort as the edits came."""
+    """Name of the step's file in the journal; names sort in the order of the edits."""
 
 
 class UndoJournal:
-    """The steps of one session as files in a folder that only its owner reads, so that a restart does not lose them."""
+    """Stores one session's steps in files that only their owner can read, so that they survive a restart."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def load_steps(self) -> list[UndoStep]:
-        """All steps, in their order; a file that cannot be read is no step."""
+        """Return all steps in order. A file that cannot be read is skipped."""
         steps: list[UndoStep] = []
         for file in sorted(self._folder.glob("*.json")):
             with suppress(OSError, ValueError, TypeError, KeyError):
-                told = json.loads(file.read_bytes())
-                before = told["before"] and Document(
-                    told["before"]["text"], told["before"]["encoding"], bytes.fromhex(told["before"]["mark"])
+                stored = json.loads(file.read_bytes())
+                before = stored["before"] and Document(
+                    stored["before"]["text"], stored["before"]["encoding"], bytes.fromhex(stored["before"]["mark"])
                 )
-                steps.append(UndoStep(told["path"], before, told["after"], file.name))
+                steps.append(UndoStep(stored["path"], before, stored["after"], file.name))
         return steps
 
     def add_step(self, step: UndoStep) -> None:
@@ -59,7 +59,7 @@ class UndoJournal:
             "encoding": step.before.encoding,
             "mark": step.before.bom.hex(),
         }
-        with suppress(OSError):  # a full disk: the edit is made, and can be taken back until the restart
+        with suppress(OSError):  # for instance a full disk: the edit can then be undone only until a restart
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             opened = os.open(self._folder / step.file_name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with open(opened, "w", encoding="utf-8", errors="surrogatepass") as file:
@@ -71,7 +71,10 @@ class UndoJournal:
 
 
 def parse_changes(changes: Iterable[Mapping[str, Any]]) -> list[UndoStep]:
-    """The edits that results told of as `crow/changes`, but for those taken back, and those whose text is not whole."""
+    """Convert the `crow/changes` of results to the steps that can still be undone.
+
+    An edit and its undoing cancel each other. A change whose text does not match its digest is skipped.
+    """
     kept: list[Mapping[str, Any]] = []
     for change in changes:
         last = next((other for other in reversed(kept) if other["path"] == change["path"]), None)
@@ -81,7 +84,7 @@ def parse_changes(changes: Iterable[Mapping[str, Any]]) -> list[UndoStep]:
             kept.append(change)
     steps: list[UndoStep] = []
     for change in kept[-MAX_STEPS:]:
-        with suppress(LookupError, UnicodeEncodeError):  # a log that was tampered with
+        with suppress(LookupError, UnicodeEncodeError):  # for instance in a log that was tampered with
             before = None if change["old"] is None else _to_document(change)
             if change["after"] and (before and before.digest) == change["before"]:
                 steps.append(UndoStep(change["path"], before, change["after"]))
@@ -94,16 +97,17 @@ def _to_document(change: Mapping[str, Any]) -> Document:
 
 
 class EditHistory:
-    """What one session has seen and done. Calls on several files use it from several threads."""
+    """The seen files and the steps of one session. It may be used from several threads."""
 
     def __init__(self, journal: UndoJournal | None, steps: Iterable[UndoStep]) -> None:
-        """`journal` is where steps are kept, `steps` what is known of them."""
+        """`steps` are the earlier ones; `journal` stores further steps, if given."""
         self._lock = Lock()
         self._seen: OrderedDict[str, str] = OrderedDict()
         self._journal = journal
         self._steps = deque(steps)
 
     def record_seen(self, path: str, digest: str) -> None:
+        """Record the digest of a file that the model has seen."""
         with self._lock:
             self._seen[path] = digest
             self._seen.move_to_end(path)
@@ -111,7 +115,7 @@ class EditHistory:
                 self._seen.popitem(last=False)
 
     def get_seen(self, path: str) -> str | None:
-        """Digest of what the session saw last."""
+        """Return the digest of the file when the model last saw it; None if it never did."""
         with self._lock:
             return self._seen.get(path)
 
@@ -120,8 +124,9 @@ class EditHistory:
             self._seen.pop(path, None)
 
     def record_step(self, step: UndoStep) -> None:
+        """Add a step, and discard the oldest ones beyond the limits."""
         if step.before and len(step.before.text) > MAX_STEP_CHARACTERS:
-            return  # all others would have to give way to it
+            return  # it would displace all others
         with self._lock:
             self._steps.append(step)
             if self._journal:
@@ -134,7 +139,7 @@ class EditHistory:
             return next((step for step in reversed(self._steps) if step.path == path), None)
 
     def remove_step(self, step: UndoStep) -> None:
-        with self._lock, suppress(ValueError):  # so old that it was dropped meanwhile
+        with self._lock, suppress(ValueError):  # it was discarded meanwhile as one of the oldest
             self._discard(step)
 
     def _discard(self, step: UndoStep) -> None:
@@ -147,16 +152,19 @@ class EditHistory:
 
 
 class EditHistories:
-    """Those of all sessions; the one used longest ago goes when there are too many."""
+    """The histories of the MAX_SESSIONS sessions that were used last."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """`folder` keeps the way back beyond the end of the process; None: it ends with it."""
+        """`folder` holds the journals; None keeps the steps in memory only."""
         self._folder = folder
         self._histories: OrderedDict[str, EditHistory] = OrderedDict()
         self._lock = Lock()
 
     def get(self, session: str, changes: Callable[[], Iterable[Mapping[str, Any]]] | None = None) -> EditHistory:
-        """That of a session; `changes` tells what it did before, where not the journal but the host knows it."""
+        """Return the history of a session.
+
+        `changes` returns the session's earlier `crow/changes`; if given, it is used instead of a journal.
+        """
         with self._lock:
             if session not in self._histories:
                 journal = None if changes else self._open_journal(session)

@@ -1,4 +1,4 @@
-"""The tool `file_editor`: views, creates and edits files, and remembers per session what was seen and what was done."""
+"""The tool `file_editor`: view, create and edit files, and undo edits."""
 
 import asyncio
 from collections.abc import Callable
@@ -52,8 +52,8 @@ COMMAND_ANNOTATIONS = dict.fromkeys(KINDS, EDIT_ANNOTATIONS) | {
     "view": READ_ONLY,
     "create": EDIT_ANNOTATIONS.model_copy(update={"idempotent_hint": True}),
 }
-"""What each command is, where MCP's annotations can only say it of the whole tool."""
-MAX_VIEW_CHARACTERS = 30_000  # characters of a view
+"""The annotations of each command; MCP's own annotations describe only the whole tool."""
+MAX_VIEW_CHARACTERS = 30_000
 
 
 class Replacement(TypedDict):
@@ -64,13 +64,13 @@ class Replacement(TypedDict):
 class EditorResult(TypedDict):
     path: str
     line: int
-    """The first that was shown or changed, from 1."""
+    """The first line that is shown or was changed, from 1."""
     text: str
-    """What the model reads."""
+    """The text for the model."""
     diff: NotRequired[str]
-    """Of an edit: what it really changed, in the unified format."""
+    """The change that an edit made, as a unified diff."""
     dry_run: NotRequired[bool]
-    """Nothing was written."""
+    """Present and true when nothing was written."""
 
 
 def register(server: FastMCP, options: ToolOptions) -> None:
@@ -104,64 +104,68 @@ def register(server: FastMCP, options: ToolOptions) -> None:
         pairs = None if edits is None else [(edit["old_str"], edit["new_str"]) for edit in edits]
         arguments = EditorArguments(command, path, file_text, old_str, new_str, pairs, insert_line, view_range)
         answer = await editor.run(await options.find_workspace(context), arguments, dry_run=dry)
-        result = EditorResult(path=answer.location["path"], line=answer.location["line"], text=answer.text)
+        location = FileLocation(path=answer.path, line=answer.line)
+        result = EditorResult(path=answer.path, line=answer.line, text=answer.text)
         if answer.changes:
             result["diff"] = answer.diff
         if dry:
             result["dry_run"] = True
         content: list[ContentBlock] = [TextContent(type="text", text=answer.text)]
         content += [answer.image] if answer.image else []
-        changes = [] if dry_run else answer.changes  # a host would take them for made
-        return ToolResult(content, result, {"crow/changes": changes, "crow/locations": [answer.location]})
+        changes = [] if dry_run else answer.changes  # a host that did not ask for a dry run expects real changes
+        return ToolResult(content, result, {"crow/changes": changes, "crow/locations": [location]})
 
 
 class FileChange(TypedDict):
     path: str
     old: str | None
-    """The text without its byte order mark; None for a file that did not exist."""
+    """The text before, without a byte order mark; None for a file that did not exist."""
     new: str | None
-    """None for a file that was removed."""
+    """The text after; None for a file that was removed."""
     before: str | None
-    """SHA-256 of the bytes that `old` stands for, in hexadecimal."""
+    """SHA-256 of the file's bytes before, in hexadecimal."""
     after: str | None
-    """The same of `new`."""
+    """SHA-256 of the file's bytes after, in hexadecimal."""
     encoding: NotRequired[str]
-    """Of `old`, where it is not plain UTF-8: a codec of Python's."""
+    """The Python codec that encodes `old`; present if the file was not UTF-8 without a byte order mark."""
     mark: NotRequired[bool]
-    """Whether a byte order mark, in that encoding, comes before `old`."""
+    """Whether the file began with a byte order mark; present with `encoding`."""
 
 
 class FileLocation(TypedDict):
     path: str
     line: int
-    """From 1."""
+    """Counted from 1."""
 
 
 @dataclass(frozen=True)
 class EditorAnswer:
-    """What the model reads, and what a client can show of it."""
+    """The answer to a command: the text for the model, and data that a client can show."""
 
     text: str
-    location: FileLocation
+    path: str
+    line: int = 1
+    """The first line that is shown or was changed, from 1."""
     changes: list[FileChange] = field(default_factory=list[FileChange])
     diff: str = ""
-    """Of the changes, in the unified format."""
+    """The changes as a unified diff."""
     image: ImageContent | None = None
 
 
 @dataclass(frozen=True)
 class LoadedFile:
-    """A document and what the disk said about its file."""
+    """A document and the state of its file on the disk."""
 
     document: Document
     stamp: tuple[int, ...]
+    """See FileContent."""
     is_hidden: bool
-    """The host shows files, and not this one: so it is not the host's to write either."""
+    """Whether the host shows files but not this one; such a file is written to the disk."""
 
 
 @dataclass(frozen=True)
 class EditorArguments:
-    """What the model gave."""
+    """The arguments of a tool call."""
 
     command: EditorCommand
     path: str
@@ -174,27 +178,27 @@ class EditorArguments:
 
 
 class FileEditor:
-    """The tool, for all sessions of a server."""
+    """Runs the commands of all sessions of a server, one at a time for each file."""
 
     def __init__(self, histories: EditHistories) -> None:
         self._histories = histories
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def run(self, workspace: Workspace, arguments: EditorArguments, *, dry_run: bool = False) -> EditorAnswer:
-        """Carry out one command; when `dry_run`, only tell what it would change.
+        """Run one command; with `dry_run`, only report what it would change.
 
-        Raises Refusal, with what to do next, when it cannot be done.
+        Raises ToolRefusal when the command cannot be carried out.
         """
         path = arguments.path
-        thread = CapacityLimiter(1)  # its own: who waits for a host keeps nobody else waiting
+        thread = CapacityLimiter(1)  # a limiter of its own: waiting for a host blocks no other call
         try:
             bounds = workspace if arguments.command == "view" else replace(workspace, readable=())
             target = await to_thread.run_sync(disk.resolve_path, path, bounds, limiter=thread)
             async with self._locks.setdefault(target.path, asyncio.Lock()):
 
                 def work() -> EditorAnswer:
-                    memory = self._histories.get(workspace.session, workspace.changes)
-                    return FileCommand(target, workspace.files, memory, dry_run).run(arguments)
+                    history = self._histories.get(workspace.session, workspace.changes)
+                    return FileCommand(target, workspace.files, history, dry_run).run(arguments)
 
                 return await to_thread.run_sync(work, limiter=thread)
         except OSError as error:
@@ -203,31 +207,28 @@ class FileEditor:
 
 @dataclass(frozen=True)
 class FileCommand:
-    """One command on one file. It runs in a worker thread, and goes back to the event loop for the host's files."""
+    """One command on one file. It runs in a worker thread and calls the host's files in the event loop."""
 
     target: ResolvedPath
     files: Files | None
     history: EditHistory
     dry_run: bool
 
-    def run(self, given: EditorArguments) -> EditorAnswer:
-        match given.command:
+    def run(self, arguments: EditorArguments) -> EditorAnswer:
+        match arguments.command:
             case "view":
-                return self.view(given.view_range)
+                return self.view(arguments.view_range)
             case "create":
-                return self.create(_require("file_text", given.file_text, given))
-            case "str_replace" if given.edits is not None:
-                if given.old_str is not None:
+                return self.create(_require("file_text", arguments.file_text, arguments))
+            case "str_replace" if arguments.edits is not None:
+                if arguments.old_str is not None:
                     raise ToolRefusal("Give either old_str and new_str, or edits. Nothing was changed.")
-                return self.replace_all(given.edits)
+                return self.replace_all(arguments.edits)
             case "str_replace":
-                return self.str_replace(_require("old_str", given.old_str, given), given.new_str or "")
+                return self.str_replace(_require("old_str", arguments.old_str, arguments), arguments.new_str or "")
             case "insert":
-                line, text = (
-                    _require("insert_line", given.insert_line, given),
-                    _require("new_str", given.new_str, given),
-                )
-                return self.insert(line, text)
+                line = _require("insert_line", arguments.insert_line, arguments)
+                return self.insert(line, _require("new_str", arguments.new_str, arguments))
             case "undo_edit":
                 return self.undo_edit()
 
@@ -237,28 +238,24 @@ class FileCommand:
             content = self._read_content()
         except IsADirectoryError:
             entries = disk.list_folder(self.target)
-            return EditorAnswer(
-                "\n".join([f"{path}/", *(f"  {entry}" for entry in entries)]), FileLocation(path=path, line=1)
-            )
+            return EditorAnswer("\n".join([f"{path}/", *(f"  {entry}" for entry in entries)]), path)
         if kind := formats.detect_image_format(content.data):
             image = formats.to_image_block(path, content.data, kind)
-            return EditorAnswer(
-                f"{path} ({kind}, {len(content.data):,} bytes)", FileLocation(path=path, line=1), image=image
-            )
+            return EditorAnswer(f"{path} ({kind}, {len(content.data):,} bytes)", path, image=image)
         if content.data.startswith(b"%PDF-"):
-            document, described = Document(from_thread.run(formats.read_pdf, path, content.data)), "the text of a PDF"
+            document, about = Document(from_thread.run(formats.read_pdf, path, content.data)), "the text of a PDF"
         else:
             document = self._to_loaded_file(content).document
-            described = _describe(document)
+            about = _describe(document)
             if not self.dry_run:
                 self.history.record_seen(path, document.digest)
             if path.endswith(".ipynb") and (cells := formats.format_notebook(document.text)):
-                document, described = Document(cells), "cells of a notebook; the file itself is JSON"
+                document, about = Document(cells), "cells of a notebook; the file itself is JSON"
         lines = document.lines
         first, last = _resolve_range(path, view_range, len(lines))
         numbered, end = _number_page(lines[first - 1 : last], first)
         rest = f"\n[lines {first}-{end} of {len(lines)}; view_range [{end + 1}, -1] shows more]" if end < last else ""
-        return EditorAnswer(f"{path} ({described})\n{numbered}{rest}".rstrip("\n"), FileLocation(path=path, line=first))
+        return EditorAnswer(f"{path} ({about})\n{numbered}{rest}".rstrip("\n"), path, first)
 
     def create(self, file_text: str) -> EditorAnswer:
         path = self.target.path
@@ -278,9 +275,7 @@ class FileCommand:
         text = file_text if "\r" in file_text else file_text.replace("\n", before.newline)
         after = before.with_text(text)
         if after == before:
-            return EditorAnswer(
-                f"{path} holds exactly this text already; nothing was written.", FileLocation(path=path, line=1)
-            )
+            return EditorAnswer(f"{path} holds exactly this text already; nothing was written.", path)
         first, last = find_changed_lines(before, after)
         edit = DocumentEdit(after, first, last)
         return self._apply(loaded, edit, lambda edit: f"Overwrote {path} ({_describe(edit.document)}).")
@@ -325,11 +320,11 @@ class FileCommand:
         self,
         before: LoadedFile | None,
         edit: DocumentEdit,
-        said: Callable[[DocumentEdit], str],
+        describe: Callable[[DocumentEdit], str],
         *,
         undone: UndoStep | None = None,
     ) -> EditorAnswer:
-        """Write, remember, tell."""
+        """Write an edit and record it, or the step that it undoes; `describe` gives the text of the answer."""
         path, old, note = self.target.path, before.document if before else None, ""
         data = self._encode(edit.document)
         if not self.dry_run:
@@ -342,7 +337,7 @@ class FileCommand:
             if after != edit.document:
                 edit = DocumentEdit(after, *find_changed_lines(old or Document(""), after), edit.note)
                 note = "\n[the editor changed the text when it saved it; this is how it is now]"
-        return self._make_answer(said(edit) + note, old, edit.document, edit.first)
+        return self._make_answer(describe(edit) + note, old, edit.document, edit.first)
 
     def _remove(self, loaded: LoadedFile, step: UndoStep) -> EditorAnswer:
         path = self.target.path
@@ -354,10 +349,8 @@ class FileCommand:
 
     def _make_answer(self, text: str, old: Document | None, new: Document | None, line: int) -> EditorAnswer:
         path = self.target.path
-        said = f"Dry run, nothing was written. {text}" if self.dry_run else text
-        return EditorAnswer(
-            said, FileLocation(path=path, line=line), [_to_file_change(path, old, new)], make_diff(old, new)
-        )
+        text = f"Dry run, nothing was written. {text}" if self.dry_run else text
+        return EditorAnswer(text, path, line, [_to_file_change(path, old, new)], make_diff(old, new))
 
     def _refuse_stale(self, document: Document) -> None:
         seen = self.history.get_seen(self.target.path)
@@ -376,12 +369,12 @@ class FileCommand:
         return self._to_loaded_file(self._read_content())
 
     def _load(self) -> LoadedFile | None:
-        """The file as the host shows it, None when there is none."""
+        """Load the file as the host shows it; return None when it does not exist."""
         content = disk.read_file(self.target)
         return content and self._to_loaded_file(content)
 
     def _to_loaded_file(self, content: FileContent) -> LoadedFile:
-        """A file as the host shows it. Raises Refusal for what is no text."""
+        """Return a file with the text that the host shows of it. Raises ToolRefusal for a binary file."""
         document = decode(content.data)
         if document is None:
             raise ToolRefusal(
@@ -391,7 +384,7 @@ class FileCommand:
         if not (self.files and self.files.reads and document.is_plain_utf8):
             return LoadedFile(document, content.stamp, is_hidden=False)
         shown = from_thread.run(self.files.read_text, self.target.as_given)
-        if shown is None or (not shown and document.text):  # some say "" of what they cannot read
+        if shown is None or (not shown and document.text):  # some hosts return "" for a file they cannot read
             return LoadedFile(document, content.stamp, is_hidden=True)
         return LoadedFile(reconcile(document, shown), content.stamp, is_hidden=False)
 
@@ -405,11 +398,11 @@ class FileCommand:
                 "Use characters it has, or convert the file first (iconv)."
             ) from None
         if decode(data) is None:
-            raise ToolRefusal(f"With a NUL in it {self.target.path} would be no text any more. Nothing was written.")
+            raise ToolRefusal(f"With a NUL in it, {self.target.path} would not be text any more. Nothing was written.")
         return data
 
     def _store(self, before: LoadedFile | None, after: Document, data: bytes) -> Document:
-        """Write, and tell what is there now: a host may format what it saves."""
+        """Write the file and return its document afterwards; a host may format what it saves."""
         if not (self.files and self.files.writes and after.is_plain_utf8) or (before and before.is_hidden):
             disk.write_file(self.target, data, before.stamp if before else None)
             return after
@@ -419,15 +412,15 @@ class FileCommand:
                 written = self._load()
             except OSError as error:
                 raise ToolRefusal(
-                    f"It is not known whether {self.target.path} was written: {error}. View it before you edit it again."
+                    f"Whether {self.target.path} was written is not known: {error}. View it before editing it again."
                 ) from None
         if written is None:
-            raise ToolRefusal(f"The editor says that it wrote {self.target.path}, but there is no such file.")
+            raise ToolRefusal(f"The editor reported that it wrote {self.target.path}, but there is no such file.")
         return written.document
 
 
 def _to_file_change(path: str, old: Document | None, new: Document | None) -> FileChange:
-    """What became of a file, so told that the bytes before can be made again."""
+    """Return a change with all that is needed to restore the file's bytes before it."""
     change = FileChange(
         path=path,
         old=old.text if old else None,
@@ -440,14 +433,14 @@ def _to_file_change(path: str, old: Document | None, new: Document | None) -> Fi
     return change
 
 
-def _require(name: str, value: T | None, given: EditorArguments) -> T:
+def _require(name: str, value: T | None, arguments: EditorArguments) -> T:
     if value is None:
-        raise ToolRefusal(f"The command {given.command} needs {name}. Call it again with {name}.")
+        raise ToolRefusal(f"The command {arguments.command} needs {name}. Call it again with {name}.")
     return value
 
 
 def _resolve_range(path: str, view_range: list[int] | None, count: int) -> tuple[int, int]:
-    """The first and last line to show, from 1."""
+    """Return the numbers of the first and last line to show. Raises ToolRefusal when they are not in the file."""
     if view_range is None:
         return 1, count
     first, last = view_range
@@ -460,7 +453,7 @@ def _resolve_range(path: str, view_range: list[int] | None, count: int) -> tuple
 
 
 def _number_page(lines: list[str], first: int) -> tuple[str, int]:
-    """As many numbered lines as fit one answer, and the number of the last of them."""
+    """Number the lines, at most MAX_VIEW_CHARACTERS of them; return the text and the number of its last line."""
     size = 0
     for count, line in enumerate(lines):
         size += len(shorten_line(line)) + 8
@@ -470,9 +463,9 @@ def _number_page(lines: list[str], first: int) -> tuple[str, int]:
 
 
 def _describe(document: Document) -> str:
-    """How many lines, and what is unusual about the file."""
+    """Return the number of lines, and the file's line endings, encoding and byte order mark where they are unusual."""
     count = len(document.lines)
-    said = "empty" if not document.text else f"{count} line" if count == 1 else f"{count} lines"
+    size = "empty" if not document.text else f"{count} line" if count == 1 else f"{count} lines"
     endings = ", CRLF" if document.newline == "\r\n" else ""
     encoding = "" if document.encoding == "utf-8" else f", {document.encoding}"
-    return said + endings + encoding + (", byte order mark" if document.bom else "")
+    return size + endings + encoding + (", byte order mark" if document.bom else "")

@@ -1,4 +1,4 @@
-"""What is no plain text and can be shown all the same: images, PDF, notebooks."""
+"""File formats other than text that the file editor shows: images, PDF and Jupyter notebooks."""
 
 import base64
 import json
@@ -11,21 +11,21 @@ from mcp_types import ImageContent
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.web import page_text
 
-MAX_IMAGE_BYTES = 5 * 1024 * 1024  # bytes; no model takes more
+MAX_IMAGE_BYTES = 5 * 1024 * 1024  # no model takes more
 PDF_TIMEOUT = 30.0  # seconds
-MAX_CELL_OUTPUT = 2_000  # characters of what a notebook's cell printed
+MAX_CELL_OUTPUT = 2_000  # characters of one output of a notebook's cell
 IMAGE_SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF87a": "gif", b"GIF89a": "gif"}
 
 
 def detect_image_format(data: bytes) -> str:
-    """The format of an image that models can look at; "" for anything else."""
+    """Return the format of an image that models accept; "" for anything else."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"
     return next((name for start, name in IMAGE_SIGNATURES.items() if data.startswith(start)), "")
 
 
 def to_image_block(path: str, data: bytes, name: str) -> ImageContent:
-    """An image as a block of content. Raises Refusal when it is too large for a model."""
+    """Convert an image to MCP content; `name` is its format. Raises ToolRefusal when it is too large for a model."""
     if len(data) > MAX_IMAGE_BYTES:
         raise ToolRefusal(
             f"{path} is an image of {len(data):,} bytes; at most {MAX_IMAGE_BYTES:,} can be shown. "
@@ -35,7 +35,7 @@ def to_image_block(path: str, data: bytes, name: str) -> ImageContent:
 
 
 async def read_pdf(path: str, data: bytes) -> str:
-    """The text of a PDF, page after page. Raises Refusal when it cannot be read."""
+    """Return the text of a PDF, page by page. Raises ToolRefusal when it cannot be read."""
     try:
         with fail_after(PDF_TIMEOUT):
             return await page_text.to_text(data, "pdf", None, "")
@@ -46,7 +46,7 @@ async def read_pdf(path: str, data: bytes) -> str:
 
 
 def format_notebook(text: str) -> str | None:
-    """The cells of a Jupyter notebook and what they printed; None when it is none."""
+    """Return the cells of a Jupyter notebook with their output; None when the text is not a notebook."""
     try:
         notebook = json.loads(text)
         return "\n".join(
@@ -61,13 +61,10 @@ def _format_cell(cell: dict[str, Any], number: int) -> Iterator[str]:
     yield _join_source(cell["source"])
     for output in cell.get("outputs", ()):
         data: dict[str, Any] = output.get("data", {})
-        said = _join_source(output.get("text") or data.get("text/plain") or output.get("evalue") or "").rstrip()
-        shown = (
-            said
-            if len(said) <= MAX_CELL_OUTPUT
-            else f"{said[:MAX_CELL_OUTPUT]} [… {len(said) - MAX_CELL_OUTPUT:,} more]"
-        )
-        yield from (f"# > {line}" for line in shown.splitlines())
+        text = _join_source(output.get("text") or data.get("text/plain") or output.get("evalue") or "").rstrip()
+        if (left_out := len(text) - MAX_CELL_OUTPUT) > 0:
+            text = f"{text[:MAX_CELL_OUTPUT]} [… {left_out:,} more]"
+        yield from (f"# > {line}" for line in text.splitlines())
         yield from (f"# > ({kind})" for kind in data if kind.startswith("image/"))
 
 

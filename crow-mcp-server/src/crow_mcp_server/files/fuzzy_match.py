@@ -1,18 +1,18 @@
-"""Where a text stands that a model did not copy exactly: other white space, quotes or escapes, and nothing else."""
+"""Find a text that a model copied inexactly: with other white space, quotes, dashes or escapes."""
 
 import re
 from dataclasses import dataclass
 
 TYPOGRAPHIC_SIGNS = {"'": "‘’‚‛", '"': "“”„", "-": "‐‑‒–—−", " ": "\u00a0"}
 KEYBOARD_SIGNS = {ord(sign): plain for plain, signs in TYPOGRAPHIC_SIGNS.items() for sign in signs}
-"""Typographic signs and those on a keyboard, one for one."""
+"""Translation table from typographic signs to those on a keyboard."""
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\"": '"', r"\'": "'", r"\\": "\\"}
 ESCAPE_SEQUENCE = re.compile(r"""\\[nt"'\\]""")
 
 
 @dataclass(frozen=True)
 class TextMatch:
-    """A part of a text, and what shall stand there instead."""
+    """A part of a text, from `start` to `end`, and the text to put there."""
 
     start: int
     end: int
@@ -20,7 +20,7 @@ class TextMatch:
 
 
 def find_occurrences(text: str, needle: str) -> list[int]:
-    """Where a text stands in another, overlaps included."""
+    """Return the offsets of all occurrences of `needle`, overlapping ones included."""
     found: list[int] = []
     at = text.find(needle)
     while at >= 0:
@@ -30,7 +30,7 @@ def find_occurrences(text: str, needle: str) -> list[int]:
 
 
 def find_fuzzy_matches(text: str, old: str, new: str) -> tuple[list[TextMatch], str]:
-    """The places that `old` can only have meant, and how they differ from it; none when that is anybody's guess."""
+    """Return the matches of `old` under the first tolerance that yields any, and how they differ from `old`."""
     if starts := find_occurrences(text.translate(KEYBOARD_SIGNS), old.translate(KEYBOARD_SIGNS)):
         return [TextMatch(start, start + len(old), new) for start in starts], "with other quotes or dashes"
     plain = _unescape(old)
@@ -44,34 +44,35 @@ def _unescape(text: str) -> str:
 
 
 def _match_lines(text: str, old: str, new: str) -> list[TextMatch]:
-    """Whole lines that are those of `old` but for white space; `new` is indented as they are."""
+    """Return the runs of whole lines that differ from `old` only in white space, with `new` indented like them."""
     inner = old.removeprefix("\n").removesuffix("\n")
     wanted, lines = inner.split("\n"), text.split("\n")
-    squeezed, target = [_normalize(line) for line in lines], [_normalize(line) for line in wanted]
+    normalized, target = [_normalize(line) for line in lines], [_normalize(line) for line in wanted]
     starts, at = [0], 0
     for line in lines:
         starts.append(at := at + len(line) + 1)
-    places: list[TextMatch] = []
-    for first, line in enumerate(squeezed):
-        if line != target[0] or squeezed[first : first + len(target)] != target:
+    matches: list[TextMatch] = []
+    for first, line in enumerate(normalized):
+        if line != target[0] or normalized[first : first + len(target)] != target:
             continue
         last = first + len(target)
-        fitted = _reindent(new, wanted, lines[first:last])
-        if fitted is None:
+        replacement = _reindent(new, wanted, lines[first:last])
+        if replacement is None:
             continue
-        start = starts[first] - (old.startswith("\n") and first > 0)
-        end = min(starts[last] - 1 + (old.endswith("\n") and last < len(lines)), len(text))
-        places.append(TextMatch(start, end, fitted))
-    return places
+        start = starts[first] - 1 if old.startswith("\n") and first > 0 else starts[first]
+        end = starts[last] if old.endswith("\n") and last < len(lines) else starts[last] - 1
+        matches.append(TextMatch(start, min(end, len(text)), replacement))
+    return matches
 
 
 def _normalize(line: str) -> str:
+    """Replace typographic signs, and each run of white space by one space."""
     return " ".join(line.translate(KEYBOARD_SIGNS).split())
 
 
-def _reindent(new: str, wanted: list[str], there: list[str]) -> str | None:
-    """`new` with the indentation that lines have where those wanted had another; None when that is not clear."""
-    pairs = {(_get_indent(one), _get_indent(other)) for one, other in zip(wanted, there, strict=True) if one.strip()}
+def _reindent(new: str, wanted: list[str], actual: list[str]) -> str | None:
+    """Change the indentation of `new` as the actual lines differ from those wanted; None when that is ambiguous."""
+    pairs = {(_get_indent(one), _get_indent(other)) for one, other in zip(wanted, actual, strict=True) if one.strip()}
     known = dict(pairs)
     if len(known) < len(pairs):
         return None

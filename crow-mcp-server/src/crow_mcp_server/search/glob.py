@@ -1,4 +1,4 @@
-"""The tool `glob`: finds files by their names."""
+"""The tool `glob`: find files by name."""
 
 from typing import Annotated
 
@@ -20,9 +20,9 @@ PAGE_SIZE = 200  # files
 
 class GlobResult(TypedDict):
     files: list[str]
-    """Relative to the working folder where they lie in that, else absolute."""
+    """Paths, relative to the working folder if they are inside of it, else absolute."""
     total: int
-    """Of all pages."""
+    """The number of files on all pages."""
 
 
 def register(server: FastMCP, options: ToolOptions) -> None:
@@ -45,5 +45,5 @@ def register(server: FastMCP, options: ToolOptions) -> None:
         names = await list_files(target, to_relative_glob(pattern, target))
         files = [format_path(target, workspace, name) for name in names[start : start + PAGE_SIZE]]
         nothing = f"No file in {target.path} has such a name (ignored files apart; * stops at a slash, ** does not)."
-        said = "\n".join([*files, *describe_page(len(names), start, PAGE_SIZE)]) if names else nothing
-        return ToolResult(said, GlobResult(files=files, total=len(names)))
+        text = "\n".join([*files, *describe_page(len(names), start, PAGE_SIZE)]) if names else nothing
+        return ToolResult(text, GlobResult(files=files, total=len(names)))

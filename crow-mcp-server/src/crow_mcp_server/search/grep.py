@@ -1,4 +1,4 @@
-"""The tool `grep`: finds lines in files."""
+"""The tool `grep`: find lines in files by a regular expression."""
 
 import os
 import re
@@ -36,19 +36,19 @@ FORMAT_OPTIONS = (
     "--max-columns-preview",
 )
 BEFORE_PATH = re.compile(rb"\A(?:--\n|.*: (?:WARNING: stopped searching binary|binary file matches) .*\n)+")
-"""What rg prints between groups of lines, and of a file that turns out to be no text."""
+"""Lines that rg prints before a path: separators of groups, and messages about binary files."""
 NUMBERED_LINE = re.compile(rb"(\d+)([:-]?)(.*)", re.DOTALL)
 
 
 class GrepHit(TypedDict):
     path: str
-    """Relative to the working folder where it lies in that, else absolute."""
+    """Relative to the working folder if it is inside of it, else absolute."""
     line: NotRequired[int]
     text: NotRequired[str]
     near: NotRequired[bool]
-    """The line does not match, and is shown as context."""
+    """Present and true for a line of context, which does not match."""
     count: NotRequired[int]
-    """Lines that match."""
+    """The number of lines that match."""
 
 
 class GrepResult(TypedDict):
@@ -67,7 +67,7 @@ def register(server: FastMCP, options: ToolOptions) -> None:
         output_schema=TypeAdapter(GrepResult).json_schema(),
     )
     async def grep(
-        call: Context,
+        mcp_context: Context,
         pattern: str,
         path: Annotated[str | SkipJsonSchema[None], optional_field("file or folder")],
         glob: Annotated[str | SkipJsonSchema[None], optional_field("only such files: *.{ts,tsx}")],
@@ -76,14 +76,14 @@ def register(server: FastMCP, options: ToolOptions) -> None:
         context: Annotated[int | SkipJsonSchema[None], optional_field("lines around each match")],
         offset: Annotated[int | SkipJsonSchema[None], optional_field("results to skip")],
     ) -> ToolResult:
-        workspace, start = await options.find_workspace(call), max(offset or 0, 0)
+        workspace, start = await options.find_workspace(mcp_context), max(offset or 0, 0)
         target = await to_thread.run_sync(disk.resolve_path, path or workspace.cwd, workspace)
         only = to_relative_glob(glob or "", target)
         wanted = set(await list_files(target, only)) if only else None
         arguments = [MODE_OPTIONS[mode or "lines"], f"--context={min(max(context or 0, 0), MAX_CONTEXT_LINES)}"]
         arguments += [f"--type={type}"] if type else []
         arguments += ["--multiline"] if "\n" in pattern or r"\n" in pattern else []
-        found, passed, size, more = list[GrepHit](), 0, 0, False
+        page, count, size, more = list[GrepHit](), 0, 0, False
         async with (
             run_ripgrep(target, *FORMAT_OPTIONS, *arguments, f"--regexp={pattern}", only=only) as output,
             aclosing(read_hits(output, names_only=mode == "files")) as hits,
@@ -91,22 +91,22 @@ def register(server: FastMCP, options: ToolOptions) -> None:
             async for hit in hits:
                 if wanted is not None and hit["path"] not in wanted:
                     continue
-                passed += 1
-                if passed <= start:
+                count += 1
+                if count <= start:
                     continue
-                if more := len(found) == PAGE_SIZE or size > MAX_PAGE_CHARACTERS:
+                if more := len(page) == PAGE_SIZE or size > MAX_PAGE_CHARACTERS:
                     break
                 hit["path"] = format_path(target, workspace, "" if hit["path"] == STDIN_NAME else hit["path"])
-                found.append(hit)
+                page.append(hit)
                 size += len(hit["path"]) + len(hit.get("text", ""))
         nothing = f"Nothing matches in {target.path} (binary and ignored files are not searched)."
-        said = "\n".join(format_hits(found)) or (f"[{passed} results in all]" if passed else nothing)
-        said += f"\n[{len(found)} results; offset {start + len(found)} shows more]" if more else ""
-        return ToolResult(said, GrepResult(hits=found, more=more))
+        text = "\n".join(format_hits(page)) or (f"[{count} results in all]" if count else nothing)
+        text += f"\n[{len(page)} results; offset {start + len(page)} shows more]" if more else ""
+        return ToolResult(text, GrepResult(hits=page, more=more))
 
 
 async def read_hits(output: StreamReader, *, names_only: bool) -> AsyncGenerator[GrepHit]:
-    """What rg prints, as it prints it; paths relative to the folder that is searched."""
+    """Parse rg's output while it comes. Paths are relative to the folder that is searched."""
     while True:
         try:
             head = await output.readuntil(b"\0")
@@ -125,7 +125,7 @@ async def read_hits(output: StreamReader, *, names_only: bool) -> AsyncGenerator
 
 
 def format_hits(hits: list[GrepHit]) -> Iterator[str]:
-    """What the model reads: lines below the name of their file, as rg shows them to people."""
+    """Yield the lines of the text for the model: each file's path, then its hits, as rg prints them on a terminal."""
     for path, group in groupby(hits, key=lambda hit: hit["path"]):
         last = 0
         for hit in group:

@@ -1,4 +1,4 @@
-"""ripgrep: the program that the search tools are made of, bound to a target and read no further than wanted."""
+"""Run the program ripgrep (rg), on which the search tools are built."""
 
 import asyncio
 import os
@@ -20,16 +20,16 @@ from crow_mcp_server.workspace import Workspace
 SEARCH_TIMEOUT = 60.0  # seconds for one search
 DESCRIPTOR_PATH = "/proc/self/fd/{}" if os.path.isdir("/proc/self/fd") else ""
 STDIN_NAME = "<stdin>"
-"""What rg calls a file that is searched alone."""
+"""The name that rg prints for its standard input, which is how a single file is searched."""
 COMMON_OPTIONS = (
     *("--no-config", "--no-messages", "--color=never", "--null", "--sort=path"),
-    *("--hidden", "--no-require-git", "--glob=!.git"),  # .github matters, .git does not
+    *("--hidden", "--no-require-git", "--glob=!.git"),  # searches .github but not .git
 )
 
 
 @cache
 def find_program() -> str:
-    """Where rg is: beside our Python, as its package puts it there, else on the PATH. Raises Refusal."""
+    """Return the path of rg, beside this Python or else on the PATH. Raises ToolRefusal when there is none."""
     beside = os.path.join(sysconfig.get_path("scripts"), "rg")
     if found := shutil.which(beside) or shutil.which("rg"):
         return found
@@ -38,18 +38,18 @@ def find_program() -> str:
 
 @asynccontextmanager
 async def run_ripgrep(target: ResolvedPath, *options: str, only: str = "") -> AsyncGenerator[StreamReader]:
-    """What rg prints about a file, which it calls `<stdin>`, or a folder, whose files it calls `./…`.
+    """Context manager: run rg on a file, named `<stdin>` in its output, or on a folder, whose files are named `./…`.
 
-    `only` is a glob of files wanted. Leaving the block ends rg, wherever it is. Raises Refusal with what it complains
-    of, or when it takes too long.
+    The value is rg's output. `only` is a glob of the files to search. Leaving the block kills rg. Raises ToolRefusal
+    with rg's error message, or after SEARCH_TIMEOUT seconds.
     """
     rules = _open_rules(only)
     try:
-        is_file, opened = await to_thread.run_sync(_open, target)
+        is_file, opened = await to_thread.run_sync(_open_target, target)
     except BaseException:
         os.close(rules)
         raise
-    with CancelScope(shield=True) as scope:  # while it starts and ends: else nobody would wait for its end
+    with CancelScope(shield=True) as scope:  # shielded while rg starts and ends, so that its end is always awaited
         try:
             process = await subprocess.create_subprocess_exec(
                 *(
@@ -59,7 +59,7 @@ async def run_ripgrep(target: ResolvedPath, *options: str, only: str = "") -> As
                     *options,
                     "-" if is_file else "./",
                 ),
-                # Through the descriptor: no link can be swapped in before rg is there.
+                # Through the descriptor, so that no link can replace the folder before rg starts.
                 cwd=None if is_file else DESCRIPTOR_PATH.format(opened) if DESCRIPTOR_PATH else target.path,
                 stdin=opened if is_file else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -93,21 +93,21 @@ async def run_ripgrep(target: ResolvedPath, *options: str, only: str = "") -> As
             scope.shield = True
             if process.returncode is None:
                 with suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)  # process.kill() would look for its end, and take it away
-            await process.communicate()  # wait() alone would wait for ever on a pipe that is full
+                    os.kill(process.pid, signal.SIGKILL)  # process.kill() would poll, and so reap the process itself
+            await process.communicate()  # wait() alone would never return if a pipe is full
 
 
 async def list_files(target: ResolvedPath, glob: str = "") -> list[str]:
-    """The files below a folder that are not ignored and match a glob, relative to it, sorted.
+    """Return the sorted relative paths of the files below a folder that match the glob and are not ignored.
 
-    Raises Refusal when it is no folder.
+    Raises ToolRefusal when the target is not a folder.
     """
     if not glob:
         return await _list_names(target)
-    # What .gitignore takes in again with `!` passes the first, what it ignores the second.
-    kept, named = await asyncio.gather(_list_names(target, only=glob), _list_names(target, f"--glob={glob}"))
+    # The first list has too many files if .gitignore includes some again with `!`; the second one has ignored files.
+    not_ignored, named = await asyncio.gather(_list_names(target, only=glob), _list_names(target, f"--glob={glob}"))
     wanted = set(named)
-    return [name for name in kept if name in wanted]
+    return [name for name in not_ignored if name in wanted]
 
 
 async def _list_names(target: ResolvedPath, *options: str, only: str = "") -> list[str]:
@@ -119,18 +119,18 @@ async def _list_names(target: ResolvedPath, *options: str, only: str = "") -> li
 
 
 def format_path(target: ResolvedPath, workspace: Workspace, name: str = "") -> str:
-    """How a file below a target is told: relative to the working folder where it lies in that, else absolute."""
+    """Return the path of the file `name` below a target, relative to the working folder if it is inside of that."""
     path, cwd = os.path.join(target.as_given, name) if name else target.as_given, workspace.cwd.rstrip(os.sep) + os.sep
     return disk.make_printable(path.removeprefix(cwd) or ".")
 
 
 def to_relative_glob(glob: str, target: ResolvedPath) -> str:
-    """A glob as rg wants it: from the folder that is searched."""
+    """Make a glob relative to the target, as rg expects it."""
     return glob.removeprefix(target.as_given.rstrip("/") + "/").removeprefix("./")
 
 
 def describe_page(count: int, offset: int, limit: int) -> list[str]:
-    """What is said below one page of many."""
+    """Return the note below a page of results, as no line or one."""
     if offset and offset >= count:
         return [f"[there are {count:,} in all; offset {offset} is beyond them]"]
     if offset + limit >= count:
@@ -139,7 +139,10 @@ def describe_page(count: int, offset: int, limit: int) -> list[str]:
 
 
 def _open_rules(only: str) -> int:
-    """A descriptor with rules as in .gitignore: unlike --glob, they bring nothing back that another one ignores."""
+    """Return a descriptor with ignore rules that exclude other files than `only`.
+
+    Unlike --glob, such rules do not include files that .gitignore ignores.
+    """
     rules = only[1:] if only.startswith("!") else f"*\n!*/\n!{only}" if only else ""
     read, write = os.pipe()
     with open(write, "wb") as file:
@@ -147,7 +150,8 @@ def _open_rules(only: str) -> int:
     return read
 
 
-def _open(target: ResolvedPath) -> tuple[bool, int]:
+def _open_target(target: ResolvedPath) -> tuple[bool, int]:
+    """Open a file or folder; return whether it is a file, and its descriptor."""
     try:
         return True, disk.open_file(target)
     except IsADirectoryError:

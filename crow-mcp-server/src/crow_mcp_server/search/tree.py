@@ -1,4 +1,4 @@
-"""The tool `tree`: how a project is laid out."""
+"""The tool `tree`: show the folders and files of a project."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -19,15 +19,15 @@ DEFAULT_DEPTH = 3
 PAGE_SIZE = 300  # entries
 
 FolderTree = dict[str, "FolderTree | None"]
-"""What is in a folder by its name; None for a file."""
+"""The content of a folder by name; None for a file."""
 
 
 class TreeResult(TypedDict):
     tree: str
     files: int
-    """In all, however deep."""
+    """The number of files at any depth."""
     entries: int
-    """Of all pages."""
+    """The number of lines on all pages."""
 
 
 def register(server: FastMCP, options: ToolOptions) -> None:
@@ -50,12 +50,12 @@ def register(server: FastMCP, options: ToolOptions) -> None:
         names = await list_files(target)
         entries = list(format_tree(build_tree(names), max(DEFAULT_DEPTH if depth is None else depth, 1)))
         shown = "\n".join([f"{target.path}/ ({len(names):,} files)", *entries[start : start + PAGE_SIZE]])
-        said = "\n".join([shown, *describe_page(len(entries), start, PAGE_SIZE)])
-        return ToolResult(said, TreeResult(tree=shown, files=len(names), entries=len(entries)))
+        text = "\n".join([shown, *describe_page(len(entries), start, PAGE_SIZE)])
+        return ToolResult(text, TreeResult(tree=shown, files=len(names), entries=len(entries)))
 
 
 def build_tree(names: list[str]) -> FolderTree:
-    """The tree that paths stand for."""
+    """Convert relative paths to a tree."""
     root: FolderTree = {}
     for name in names:
         *folders, file = name.split("/")
@@ -68,7 +68,7 @@ def build_tree(names: list[str]) -> FolderTree:
 
 
 def format_tree(branch: FolderTree, depth: int, indent: str = "  ") -> Iterator[str]:
-    """A tree as lines, sorted."""
+    """Yield the lines of a tree, sorted; folders at the last level show how many files they contain."""
     for name, below in sorted(branch.items()):
         if below is None:
             yield f"{indent}{disk.make_printable(name)}"
@@ -79,5 +79,5 @@ def format_tree(branch: FolderTree, depth: int, indent: str = "  ") -> Iterator[
 
 
 def count_files(branch: FolderTree) -> int:
-    """The files in a tree."""
+    """Return the number of files in a tree."""
     return sum(1 if below is None else count_files(below) for below in branch.values())

@@ -1,19 +1,19 @@
-"""What a command printed, kept small while it runs and made readable after."""
+"""The output of a command: keep its beginning and end, and make it readable."""
 
 import codecs
 import re
 from typing import BinaryIO
 
-MAX_END_BYTES = 512 * 1024  # bytes kept of each end while a command runs
-MAX_UNSAVED_BYTES = 30_000  # bytes; a longer output is also written to a file
-MAX_FILE_BYTES = 64 * 1024 * 1024  # bytes
-CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # all bytes of a UTF-8 character but its first
+MAX_END_BYTES = 512 * 1024  # kept in memory of each end of the output
+MAX_UNSAVED_BYTES = 30_000  # longer output is also written to a file
+MAX_FILE_BYTES = 64 * 1024 * 1024
+CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a UTF-8 character after its first
 
 ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
     r"|(?:\x1b\]|\x9d)[^\x07\x1b\x90-\x9f]*(?:\x07|\x1b\\|\x9c)"  # OSC: titles, links, clipboard
     r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x90-\x9f]*(?:\x1b\\|\x9c)"  # DCS, SOS, PM, APC
-    r"|\x1b[ -/]*[0-~]"  # the short ones
+    r"|\x1b[ -/]*[0-~]"  # short sequences
 )
 OVERTYPED = re.compile(r"[^\n\x08]\x08")
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -22,10 +22,10 @@ NARROW_HINT = "narrow the output with grep, head or tail, or write it to a file"
 
 
 class OutputCapture:
-    """The beginning and the end of a stream of bytes, and a count of what lay between."""
+    """Keeps the beginning and the end of a stream of bytes, and counts the characters between them."""
 
     def __init__(self, path: str = "") -> None:
-        """`path` is where the whole goes, as far as MAX_FILE, if it is long; "" for nowhere."""
+        """`path` names the file for a long output, up to MAX_FILE_BYTES of it; "" for no file."""
         self._head = bytearray()
         self._tail = bytearray()
         self._dropped = 0  # characters
@@ -34,6 +34,7 @@ class OutputCapture:
         self._room = MAX_FILE_BYTES  # bytes
 
     def feed(self, data: bytes) -> None:
+        """Add output."""
         if self._file:
             self._write(data)
         room = MAX_END_BYTES - len(self._head)
@@ -45,17 +46,20 @@ class OutputCapture:
             self._drop(len(self._tail) - MAX_END_BYTES)
 
     def get_text(self, limit: int) -> str:
-        """What was printed, clean, in at most `limit` characters."""
+        """Return the output, cleaned, in at most `limit` characters."""
         if not self._dropped:
             return shorten(clean((self._head + self._tail).decode("utf-8", "replace")), limit, self._hint())
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         head = decoder.decode(self._head)
-        cut = 1 if decoder.getstate()[0] else 0  # a character whose end was dropped
+        cut = 1 if decoder.getstate()[0] else 0  # one more character is incomplete because its end was dropped
         tail = self._tail.lstrip(CONTINUATION_BYTES).decode("utf-8", "replace")
         return _join(clean(head), clean(tail), self._dropped + cut, limit, self._hint())
 
     def take_text(self, limit: int) -> str:
-        """The same, and begin anew: what comes next is told the next time. The file goes on."""
+        """Return the output like `get_text`, and forget it: the next call returns only newer output.
+
+        The file keeps all output.
+        """
         text = self.get_text(limit)
         if not self._file:
             self._open_file()
@@ -63,15 +67,15 @@ class OutputCapture:
         return text
 
     def get_end(self, limit: int) -> str:
-        """The last lines, clean, in at most `limit` characters."""
+        """Return the last lines of the output, cleaned, in at most `limit` characters."""
         data = (self._head[-4 * limit :] + self._tail[-4 * limit :])[-4 * limit :]
         text = clean(data.decode("utf-8", "replace"))
         if len(data) < 4 * limit and len(text) <= limit:
             return text
-        return "…\n" + text[2 - limit :].partition("\n")[2]  # no part of a line: who masks secrets needs them whole
+        return "…\n" + text[2 - limit :].partition("\n")[2]  # whole lines only, because crow masks secrets in them
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close the file."""
         if self._file:
             self._file.close()
 
@@ -83,7 +87,7 @@ class OutputCapture:
         if self._path:
             try:
                 self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115 - see close
-            except OSError:  # somebody removed the folder
+            except OSError:  # for instance because the folder was removed
                 self._path = ""
                 return
             self._write(self._head)
@@ -93,7 +97,7 @@ class OutputCapture:
         if self._room > 0:
             try:
                 self._room -= self._file.write(data[: self._room])
-            except OSError:  # the disk is full: what is there has to do
+            except OSError:  # for instance a full disk: the file stays incomplete
                 self._room = 0
 
     def _hint(self) -> str:
@@ -104,9 +108,9 @@ class OutputCapture:
 
 
 def clean(text: str) -> str:
-    """Text as it would stand on a terminal in the end: no escape sequences, only the last state of a progress bar."""
+    """Return text without escape sequences, overwritten parts (progress bars) and control characters."""
     text = ESCAPES.sub("", text).replace("\r\n", "\n")
-    for _ in range(8):  # bold by overtyping and spinners are one or a few deep
+    for _ in range(8):  # bold by overtyping and spinners delete one or a few characters in a row
         if "\b" not in text:
             break
         text = OVERTYPED.sub("", text)
@@ -116,7 +120,7 @@ def clean(text: str) -> str:
 
 
 def shorten(text: str, limit: int, hint: str = NARROW_HINT) -> str:
-    """The beginning and the end of a text that is too long; `hint` tells what to do about it."""
+    """Return the beginning and the end of a text of more than `limit` characters, with a note that has the hint."""
     return text if len(text) <= limit else _join(text, "", 0, limit, hint)
 
 
@@ -129,5 +133,5 @@ def _join(head: str, tail: str, dropped: int, limit: int, hint: str) -> str:
 
 
 def _last_written(line: str) -> str:
-    """The last thing a line was overwritten with."""
+    """Return the last part of a line whose parts overwrite each other."""
     return next((part for part in reversed(line.split("\r")) if part.strip()), "")

@@ -1,4 +1,4 @@
-"""Commands as processes of this machine: one process group each, bounded output, and nothing left behind."""
+"""Commands as processes of this machine: each has a process group, bounded output and a mark to find its processes."""
 
 import asyncio
 import os
@@ -18,52 +18,48 @@ from crow_mcp_server.terminal.output import OutputCapture
 from crow_mcp_server.terminal.watchdog import CommandWatchdog
 from crow_mcp_server.workspace import CommandOutcome, Watch
 
-MARK_VARIABLE = (
-    "CROW_COMMAND"  # in the environment of all that a command starts: how those that leave its group are found
-)
+MARK_VARIABLE = "CROW_COMMAND"  # set for all processes of a command, to find those that leave its group
 SERVER_ENVIRONMENT = {
-    "FASTMCP_ENV_FILE": "/dev/null",  # FastMCP reads .env of the working directory otherwise, somebody else's
+    "FASTMCP_ENV_FILE": "/dev/null",  # otherwise FastMCP reads .env of the working folder
     "FASTMCP_CHECK_FOR_UPDATES": "off",
     "FASTMCP_LOG_ENABLED": "false",
     "PY_KEY_VALUE_DISABLE_BEARTYPE": "true",  # a quarter of the import time
 }
-"""Set for this server before FastMCP is imported; no business of the commands."""
+"""Variables for FastMCP, to set before it is imported; commands do not inherit them."""
 
 LINUX = sys.platform == "linux"
 SHELL = shutil.which("bash") or "/bin/sh"
 TERM_GRACE = 2.0  # seconds between asking a command to stop and killing it
-KILL_GRACE = 1.0  # seconds for the system to tell that one is dead
-LINGER = 0.1  # seconds to wait for more output once the shell has ended
+KILL_GRACE = 1.0  # seconds to wait for the exit code of a killed process
+LINGER = 0.1  # seconds to wait for more output after the shell has ended
 CHUNK_BYTES = 65536
-WATCH_INTERVAL = 0.5  # seconds between the times a watch is shown the output so far
-MAX_WATCHED_CHARACTERS = 4_000  # characters of it
+WATCH_INTERVAL = 0.5  # seconds between calls of a watch
+MAX_WATCHED_CHARACTERS = 4_000  # of output passed to a watch
 
 
 class ProcessTree:
-    """A process and all that it starts, from its start until nothing of it is left.
-
-    Belongs to the event loop it is started in.
-    """
+    """A process with all its descendants, and their output. It belongs to the event loop in which it is started."""
 
     survives_timeout = False
-    """Whether it stays when its command was ended by the clock."""
+    """Whether the process stays when its command has ended because of a timeout."""
 
     def __init__(self, mark: str, capture: OutputCapture, watchdog: CommandWatchdog) -> None:
-        """`mark` is in the environment of all that it starts."""
+        """`mark` is in the environment of the process and its descendants."""
         self.mark = mark
         self.capture = capture
         self.group = -1
-        """Its process group, once it has started; also the id of its session."""
-        self.code: int | None = None
-        """What the process returned; None while it runs."""
+        """The process group, which is also the process's id and its session's; -1 before the start."""
+        self.exit_code: int | None = None
+        """The process's return code; None while it runs."""
         self.timeout = 0.0
-        """Seconds that the clock was set to."""
+        """The last timeout in seconds."""
         self.timed_out = False
-        self.ended = asyncio.Event()
-        self.over = asyncio.Event()
-        """The command is: at the latest when the process has ended."""
-        self.closed = asyncio.Event()
-        """Nobody can write to its output any more."""
+        self.exited = asyncio.Event()
+        """Set when the process has ended."""
+        self.command_over = asyncio.Event()
+        """Set when the command has ended, at the latest with the process."""
+        self.output_closed = asyncio.Event()
+        """Set when the output is closed: no more will come."""
         self._watchdog = watchdog
         self._watchdog_entries = ExitStack()
         self.output_fd = -1
@@ -72,11 +68,14 @@ class ProcessTree:
 
     @property
     def is_running(self) -> bool:
-        """Whether a command runs in it."""
-        return not self.over.is_set()
+        """Whether a command runs."""
+        return not self.command_over.is_set()
 
     async def start(self, spawn: "Callable[[], subprocess.Popen[bytes]]", output: int) -> None:
-        """Start the process and read what it prints from a descriptor, which is closed in the end. Raises OSError."""
+        """Start the process by `spawn`, and read its output from the descriptor `output` until that closes.
+
+        Raises OSError.
+        """
         self.output_fd = output
         os.set_blocking(output, False)
         loop = asyncio.get_running_loop()
@@ -101,31 +100,31 @@ class ProcessTree:
         loop: asyncio.AbstractEventLoop,
         started: "asyncio.Future[int]",
     ) -> None:
-        """In a thread of its own, so that commands never wait for one another."""
+        """Start the process and wait for it, in a thread of its own so that commands do not wait for one another."""
         try:
-            with self._watchdog.watch("", self.mark):  # by its mark before it starts: it is quicker than we are
+            with self._watchdog.watch("", self.mark):  # before the start: the process may fork before its id is known
                 process = spawn()
                 self._watchdog_entries.enter_context(self._watchdog.watch(process.pid, self.mark))
         except BaseException as error:
             loop.call_soon_threadsafe(started.set_exception, error)
             return
-        with suppress(RuntimeError):  # the loop is closed, and nobody is left to hear of it
+        with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(started.set_result, process.pid)
             code = process.wait()
             loop.call_soon_threadsafe(self._set_exit_code, code)
 
     def _set_exit_code(self, code: int) -> None:
-        self.code = code
-        self.ended.set()
-        self.set_over()
+        self.exit_code = code
+        self.exited.set()
+        self.set_command_over()
 
     def read_output(self) -> bool:
-        """Take a piece of the output, if there is one."""
+        """Read a chunk of the output without waiting; return whether there was one."""
         try:
             data = os.read(self.output_fd, CHUNK_BYTES)
         except BlockingIOError:
             return False
-        except OSError:  # a terminal that nobody has open; our own side, if it is closed
+        except OSError:  # nobody has the terminal open any more, or this side is closed
             data = b""
         if data:
             self.take_output(data)
@@ -134,42 +133,45 @@ class ProcessTree:
         return bool(data)
 
     def _close(self) -> None:
-        if not self.closed.is_set():
+        if not self.output_closed.is_set():
             asyncio.get_running_loop().remove_reader(self.output_fd)
             os.close(self.output_fd)
             self.output_fd = -1
-            self.closed.set()
+            self.output_closed.set()
 
     def take_output(self, data: bytes) -> None:
-        """Take a piece of the output."""
+        """Handle a chunk of the output."""
         self.capture.feed(data)
 
-    def set_over(self) -> None:
-        """The command is over."""
+    def set_command_over(self) -> None:
+        """Note that the command has ended."""
         if self._deadline:
             self._deadline.cancel()
-        self.over.set()
+        self.command_over.set()
 
     def seems_waiting(self) -> bool:
-        """Whether what runs seems to wait for somebody."""
+        """Return whether the program seems to wait for input."""
         return False
 
     async def wait(self, seconds: float, watch: Watch | None = None, *, patient: bool = True) -> None:
-        """Until the command is over; at most so long, and unless patient, until it rests. `watch` is shown what it
-        prints meanwhile."""
+        """Wait until the command has ended, at most so many seconds; unless `patient`, until the program seems to wait
+        for input.
+
+        `watch` receives the last lines of the output meanwhile.
+        """
         loop = asyncio.get_running_loop()
         end, shown = loop.time() + seconds, ""
         while self.is_running and (left := end - loop.time()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, WATCH_INTERVAL if patient else WATCH_INTERVAL / 5)):
-                    await self.over.wait()
+                    await self.command_over.wait()
             if watch and self.is_running and (text := self.capture.get_end(MAX_WATCHED_CHARACTERS)) != shown:
                 await watch(shown := text)
             if not patient and self.seems_waiting():
                 break
 
     def set_timeout(self, seconds: float) -> None:
-        """Have the command killed after so many seconds."""
+        """End the command after so many seconds."""
         self.timeout, self.timed_out = seconds, False
 
         def expire() -> None:
@@ -182,58 +184,60 @@ class ProcessTree:
         await self.send_signal(signal.SIGTERM)
         with suppress(TimeoutError):
             async with asyncio.timeout(TERM_GRACE):
-                await self.over.wait()
+                await self.command_over.wait()
         if self.is_running or not self.survives_timeout:
             await self.kill()
 
     async def send_signal(self, number: signal.Signals) -> None:
-        """To all that runs of it."""
+        """Send a signal to all processes of the tree."""
         await to_thread.run_sync(signal_members, self.group, self.mark, number)
 
     async def settle(self) -> None:
-        """Wait for the last of its output, once its process has ended, and for all to be killed that shall be."""
+        """After the end of the process, wait for its last output, and for the kill that a timeout has started."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(LINGER):  # others may hold the output open
-                await self.closed.wait()
+            async with asyncio.timeout(LINGER):  # a descendant may hold the output open
+                await self.output_closed.wait()
         if self._expiry:
             await asyncio.shield(self._expiry)
 
     async def kill(self) -> None:
-        """Kill until nothing is left, half a second at most: what has not died then waits in the kernel."""
+        """Kill all processes of the tree, in up to 50 attempts: a process may fork, or wait in the kernel."""
         with anyio.CancelScope(shield=True):
             await to_thread.run_sync(self._kill)
             with suppress(TimeoutError):
                 async with asyncio.timeout(KILL_GRACE):
-                    await self.ended.wait()
+                    await self.exited.wait()
             self.release()
 
     def _kill(self) -> None:
-        group = self.group if self.code is None or not LINUX else -1  # the number may be another's by now
+        group = self.group if self.exit_code is None or not LINUX else -1  # the id may belong to another process by now
         for _ in range(50):
             if not signal_members(group, self.mark, signal.SIGKILL):
                 return
             time.sleep(0.01)
 
     def release(self) -> None:
-        """Forget it: nothing of it is left, or what is left may stay."""
+        """Close the output and stop watching the processes; those that are left keep running."""
         self._close()
         self.capture.close()
         self._watchdog_entries.close()
 
 
 class PipedCommand(ProcessTree):
-    """One shell command in pipes, without input."""
+    """A shell command without input, whose output is a pipe."""
 
-    def __init__(self, mark: str, capture: OutputCapture, watchdog: CommandWatchdog, learn: Callable[[], None]) -> None:
+    def __init__(
+        self, mark: str, capture: OutputCapture, watchdog: CommandWatchdog, update_state: Callable[[], None]
+    ) -> None:
         super().__init__(mark, capture, watchdog)
-        self.learn = learn
-        """To be called when it has ended."""
+        self.update_state = update_state
+        """Takes over the shell state; to be called when the command has ended."""
         self._ignores_output = False
-        """Its call is over: what those in the background print is thrown away."""
+        """Whether the tool call is answered, so that the output of background processes is dropped."""
 
     async def run(self, arguments: list[str], *, cwd: str, env: Mapping[str, str]) -> None:
-        """Start it. Raises OSError and ValueError."""
-        output, theirs = os.pipe()
+        """Start the shell with these arguments. Raises OSError and ValueError."""
+        output, shell_output = os.pipe()
 
         def spawn() -> subprocess.Popen[bytes]:
             try:
@@ -243,26 +247,26 @@ class PipedCommand(ProcessTree):
                     cwd=cwd,
                     env=env,
                     stdin=subprocess.DEVNULL,
-                    stdout=theirs,
-                    stderr=theirs,
+                    stdout=shell_output,
+                    stderr=shell_output,
                     start_new_session=True,
                 )
             finally:
-                os.close(theirs)
+                os.close(shell_output)
 
         await self.start(spawn, output)
 
     def take_output(self, data: bytes) -> None:
-        if not self._ignores_output:  # a background process writes here: closing would kill it at its next line
+        if not self._ignores_output:  # not closed, because SIGPIPE would kill background processes
             super().take_output(data)
 
     async def collect_outcome(self, output_limit: int) -> CommandOutcome:
-        """How it ended. What it left in the background stays, unless it was killed."""
+        """Return the outcome of the command, which has ended. Background processes keep running unless it timed out."""
         await self.settle()
         background: list[int] = []
         if not self.timed_out and self.has_survivors():
             background = await to_thread.run_sync(list_members, self.group, self.mark)
-        code = self.code
+        code = self.exit_code
         outcome = CommandOutcome(
             exit_code=code if code is not None and code >= 0 else None,
             signal=_name_signal(-code) if code is not None and code < 0 else None,
@@ -277,16 +281,16 @@ class PipedCommand(ProcessTree):
         return outcome
 
     def has_survivors(self) -> bool:
-        """Whether something of it runs on once it has ended."""
+        """Return whether processes of the command, which has ended, are still running."""
         try:
             os.killpg(self.group, 0)
         except (ProcessLookupError, PermissionError):
-            return not self.closed.is_set()
+            return not self.output_closed.is_set()
         return True
 
 
 def inherit_environment(hidden: Collection[str]) -> dict[str, str]:
-    """The environment of this process without what is hidden and without what makes its Python ours."""
+    """Return this process's environment without hidden variables, SERVER_ENVIRONMENT and its virtual environment."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -294,21 +298,21 @@ def inherit_environment(hidden: Collection[str]) -> dict[str, str]:
     }
     if sys.prefix == sys.base_prefix:
         return environment
-    ours = os.path.realpath(sys.prefix)
-    if os.path.realpath(environment.get("VIRTUAL_ENV", "/")) == ours:
+    prefix = os.path.realpath(sys.prefix)
+    if os.path.realpath(environment.get("VIRTUAL_ENV", "/")) == prefix:
         for name in ("VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "PYTHONHOME"):
             environment.pop(name, None)
     folders = environment.get("PATH", os.defpath).split(os.pathsep)
-    kept = [folder for folder in folders if os.path.realpath(folder) != os.path.join(ours, "bin")]
-    return {**environment, "PATH": os.pathsep.join(kept)}
+    folders = [folder for folder in folders if os.path.realpath(folder) != os.path.join(prefix, "bin")]
+    return {**environment, "PATH": os.pathsep.join(folders)}
 
 
 def signal_members(group: int, mark: str, number: signal.Signals) -> bool:
-    """Send a signal to a group and to those that left it; tells whether there was anybody."""
+    """Send a signal to a process group and to the processes that left it; return whether there were any."""
     with suppress(ProcessLookupError, PermissionError):  # macOS: PermissionError when only zombies are left
-        if number == signal.SIGKILL and group > 0:  # whoever is born meanwhile, too
+        if number == signal.SIGKILL and group > 0:  # reaches processes that start meanwhile, too
             os.killpg(group, number)
-        elif group > 0:  # first, so that a shell has no time to report how its children fared
+        elif group > 0:  # the leader first, so that a shell does not report the end of its children
             os.kill(group, number)
     members = list_members(group, mark)
     for pid in members:
@@ -319,8 +323,10 @@ def signal_members(group: int, mark: str, number: signal.Signals) -> bool:
 
 
 def list_members(group: int, mark: str) -> list[int]:
-    """The living processes of a group and of its session, and on Linux those that left both but carry the mark in their
-    environment."""
+    """Return the ids of the living processes of a group and of its session.
+
+    On Linux, include those that left both but have the mark in their environment.
+    """
     if not os.path.exists("/proc/self/environ"):
         listed = subprocess.run(
             ["ps", "-A", "-o", "pid=,pgid=,tty=,stat="], capture_output=True, text=True, check=False
@@ -345,7 +351,7 @@ def _is_member(pid: str, group: int, mark: bytes) -> bool:
             return True
         with open(f"/proc/{pid}/environ", "rb") as file:
             return mark in file.read()
-    except OSError:  # ended meanwhile, or somebody else's
+    except OSError:  # it has ended meanwhile, or belongs to another user
         return False
 
 

@@ -1,4 +1,4 @@
-"""What a full-screen program shows, as lines of text."""
+"""The alternate screen of a terminal, on which full-screen programs draw, as text."""
 
 import re
 from typing import TYPE_CHECKING
@@ -10,24 +10,24 @@ if TYPE_CHECKING:
 
 ROWS, COLUMNS = 40, 120
 SCREEN_SWITCH = re.compile(rb"\x1b\[\?(?:1049|1047|47)([hl])")
-"""How a program asks for the alternate screen, which editors and pagers draw on, and leaves it."""
+"""The sequences by which a program enters ("h") and leaves ("l") the alternate screen."""
 PARTIAL_SWITCH = re.compile(rb"\x1b(?:\[(?:\?\d{0,4})?)?\Z")
-"""What may be the beginning of it."""
+"""A possible beginning of such a sequence at the end of the data."""
 
 
 class TerminalScreen:
-    """Tells apart what a terminal is sent: lines, and what a program draws on the alternate screen."""
+    """Separates a terminal's output into lines and drawing on the alternate screen."""
 
     def __init__(self) -> None:
         self._board: Board | None = None
-        """The screen as it stands, while a program draws on it."""
+        """The alternate screen; None while no program uses it."""
         self._rest = b""
 
     def split(self, data: bytes) -> bytes:
-        """Draw what is to be drawn; gives the lines."""
+        """Draw on the alternate screen what belongs there, and return the rest of the data."""
         data = self._rest + data
-        begun = PARTIAL_SWITCH.search(data)
-        self._rest = data[begun.start() :] if begun else b""
+        partial = PARTIAL_SWITCH.search(data)
+        self._rest = data[partial.start() :] if partial else b""
         lines, start = bytearray(), 0
         for switch in SCREEN_SWITCH.finditer(data := data[: len(data) - len(self._rest)]):
             self._put(data[start : switch.start()], lines)
@@ -38,11 +38,11 @@ class TerminalScreen:
 
     @property
     def is_active(self) -> bool:
-        """Whether a program draws on the alternate screen."""
+        """Whether a program uses the alternate screen."""
         return self._board is not None
 
     def get_text(self) -> str:
-        """What is on the alternate screen."""
+        """Return the text on the alternate screen."""
         return CONTROLS.sub("", self._board.capture_text()) if self._board else ""
 
     def _put(self, data: bytes, lines: bytearray) -> None:
@@ -53,7 +53,7 @@ class TerminalScreen:
 
 
 def _make_board() -> "Board":
-    # not at the top: a tenth of a second, for the few who start an editor
+    # not at the top: it takes 0.1 seconds, and only full-screen programs need it
     from bittty import Board  # pyright: ignore[reportMissingTypeStubs]
 
     return Board(width=COLUMNS, height=ROWS)

@@ -1,4 +1,4 @@
-"""What one session of the host has running, and how a call of `terminal` is answered."""
+"""The running commands and terminals of one session, and the answers to calls of the tool `terminal`."""
 
 import asyncio
 import os
@@ -23,11 +23,11 @@ from crow_mcp_server.workspace import CommandOutcome, Terminals, Workspace
 if TYPE_CHECKING:
     from crow_mcp_server.terminal.shell import Shell
 
-MAX_OUTPUT_CHARACTERS = 30_000  # characters the model is shown
-COMMAND_WAIT = 120.0  # seconds until a call is answered though its command runs on
-SESSION_WAIT = 30.0  # the same for a terminal of its own
-POLL_WAIT = 10.0  # the same for a call that only looks
-MAX_WAIT = 600.0
+MAX_OUTPUT_CHARACTERS = 30_000  # of one answer
+COMMAND_WAIT = 120.0  # seconds after which a tool call is answered although its command still runs
+SESSION_WAIT = 30.0  # the same for a command or input in a named session
+POLL_WAIT = 10.0  # the same for a tool call that only names a session
+MAX_WAIT = 600.0  # seconds
 MAX_SESSIONS = 16
 SESSION_NAME = re.compile(r"[\w.-]{1,40}")
 
@@ -37,7 +37,7 @@ COMMAND_ENVIRONMENT = {
     "MANPAGER": "cat",
     "SYSTEMD_PAGER": "cat",
     "AWS_PAGER": "",
-    "EDITOR": "false",  # fails at once, where an editor would wait for somebody
+    "EDITOR": "false",  # fails at once; an editor would wait for a person
     "VISUAL": "false",
     "GIT_EDITOR": "false",
     "GIT_SEQUENCE_EDITOR": "false",
@@ -50,14 +50,14 @@ COMMAND_ENVIRONMENT = {
     "TERM": "dumb",
     "NO_COLOR": "1",
 }
-"""Laid over the environment of every command: nothing waits for a person, nothing decorates."""
+"""Variables of every command: programs do not wait for a person and print no colours."""
 TERMINAL_ENVIRONMENT = {"TERM": "xterm-256color", "VIRTUAL_ENV_DISABLE_PROMPT": "1"}
-"""Laid over that in a terminal, whose escape sequences are understood."""
+"""Further variables of a command in a terminal, where escape sequences are interpreted."""
 
 
 @dataclass(frozen=True)
 class TerminalArguments:
-    """A call's arguments; what was not given is empty."""
+    """The arguments of a tool call; those not given are empty or None."""
 
     command: str = ""
     session: str = ""
@@ -70,35 +70,35 @@ class TerminalArguments:
 
 @dataclass(frozen=True)
 class TerminalAnswer:
-    """What comes of a call."""
+    """The answer to a tool call."""
 
     text: str
     folder: str = ""
-    """Where the next command begins, if one was run."""
+    """The folder in which the next command starts; "" if no command has ended."""
     host_terminal: str = ""
-    """The host's own name for where it ran."""
+    """The host's id of the terminal in which the command ran."""
 
 
 class TerminalSessions:
-    """The commands and terminals of one session of the host."""
+    """The running commands and named terminals ("sessions" of the tool) of one session of the host."""
 
     def __init__(self, temp_folders: TempFolders, folder: str) -> None:
         self.shell_state = ShellState(folder)
         self._temp_folders = temp_folders
         self._sessions: dict[str, PipedCommand | Shell] = {}
-        """What runs on or stays, by the name the model knows."""
+        """The commands that still run and the terminals, by the names that the model uses."""
         self._background: list[PipedCommand] = []
-        """Commands that have ended and left something running."""
+        """Commands that have ended and left processes in the background."""
         self._opening = asyncio.Lock()
 
     async def close(self) -> None:
-        """End all that runs."""
+        """Kill all processes."""
         programs: list[ProcessTree] = [*self._sessions.values(), *self._background]
         self._sessions, self._background = {}, []
         await asyncio.gather(*(program.kill() for program in programs))
 
     async def run(self, workspace: Workspace, arguments: TerminalArguments) -> TerminalAnswer:
-        """Do what a call asks for. Raises Refusal."""
+        """Answer a tool call. Raises ToolRefusal."""
         if workspace.folder:
             self.shell_state.folder = workspace.folder
         if "\0" in arguments.command:
@@ -109,7 +109,7 @@ class TerminalSessions:
             raise ToolRefusal(f"input and keys go to a session: name it. {self._list_sessions()}")
         if not arguments.command.strip():
             raise ToolRefusal("command is empty. Give the shell command to run.")
-        if workspace.terminals and arguments.wait is None:  # what may outlive its call stays here
+        if workspace.terminals and arguments.wait is None:  # with `wait` it may outlive the call
             return await self._run_at_host(workspace, workspace.terminals, arguments)
         return await self._run_locally(workspace, arguments)
 
@@ -117,15 +117,15 @@ class TerminalSessions:
         """Run a command without input as a process of this machine."""
         folder = await to_thread.run_sync(self._find_folder, workspace, arguments.cwd)
         env = self._make_environment(folder, COMMAND_ENVIRONMENT)
-        command, learn = self._track_state(arguments.command, env, folder)
+        command, update_state = self._track_state(arguments.command, env, folder)
         program = PipedCommand(
-            env[MARK_VARIABLE], self._temp_folders.open_capture(), self._temp_folders.watchdog, learn
+            env[MARK_VARIABLE], self._temp_folders.open_capture(), self._temp_folders.watchdog, update_state
         )
         try:
             await program.run(["-c", command], cwd=folder, env=env)
         except (OSError, ValueError) as error:
-            learn()
-            reason = error.strerror if isinstance(error, OSError) else str(error)  # longer than the system takes
+            update_state()
+            reason = error.strerror if isinstance(error, OSError) else str(error)  # for instance because it is too long
             raise ToolRefusal(
                 f"The command could not start: {reason}. Write a long script to a file, run that."
             ) from None
@@ -137,7 +137,7 @@ class TerminalSessions:
             await program.wait(min(wait, MAX_WAIT), workspace.watch)
         except BaseException:
             await program.kill()
-            learn()
+            update_state()
             raise
         if not program.is_running or program.timed_out:
             return await self._collect_answer(program)
@@ -146,13 +146,13 @@ class TerminalSessions:
         return TerminalAnswer(join_parts(program.capture.take_text(MAX_OUTPUT_CHARACTERS), format_running(name)))
 
     async def _collect_answer(self, program: PipedCommand) -> TerminalAnswer:
-        """What comes of a command that has ended."""
+        """Return the answer to a command that has ended, and take over its shell state."""
         before = self.shell_state.folder
         outcome = await program.collect_outcome(MAX_OUTPUT_CHARACTERS)
-        program.learn()
-        for left in [left for left in self._background if not left.has_survivors()]:
-            self._background.remove(left)
-            left.release()
+        program.update_state()
+        for ended in [command for command in self._background if not command.has_survivors()]:
+            self._background.remove(ended)
+            ended.release()
         if outcome.get("background"):
             self._background.append(program)
         return TerminalAnswer(
@@ -162,13 +162,13 @@ class TerminalSessions:
     async def _run_at_host(
         self, workspace: Workspace, terminals: Terminals, arguments: TerminalArguments
     ) -> TerminalAnswer:
-        """Have the host run a command in a terminal of its own."""
+        """Run a command in a terminal of the host."""
         folder = await to_thread.run_sync(self._find_folder, workspace, arguments.cwd)
         before, timeout = self.shell_state.folder, min(arguments.timeout or COMMAND_WAIT, MAX_WAIT)
         env = self.shell_state.apply_to(dict.fromkeys(self._temp_folders.hidden_env, "") | COMMAND_ENVIRONMENT) | {
             "PWD": folder
         }
-        command, learn = self._track_state(arguments.command, env, folder, env_is_unknown=True)
+        command, update_state = self._track_state(arguments.command, env, folder, env_is_unknown=True)
         try:
             outcome = await terminals.run(
                 command, cwd=folder, env=env, timeout=timeout, output_limit=MAX_OUTPUT_CHARACTERS
@@ -176,7 +176,7 @@ class TerminalSessions:
         except OSError as error:
             raise ToolRefusal(f"The end of the command was not seen: {error}. What it did until then stays.") from None
         finally:
-            learn()
+            update_state()
         capture = self._temp_folders.open_capture()
         capture.feed(outcome["output"].encode(errors="replace"))
         outcome["output"] = capture.get_text(MAX_OUTPUT_CHARACTERS)
@@ -185,11 +185,11 @@ class TerminalSessions:
         return TerminalAnswer(text, self.shell_state.folder, outcome.get("terminal", ""))
 
     async def _use_session(self, workspace: Workspace, arguments: TerminalArguments) -> str:
-        """Run a command in a terminal that stays, or talk to what runs there."""
+        """Run a command in a named session, send input to it, or only report on it."""
         name, program = arguments.session, self._sessions.get(arguments.session)
-        gives = arguments.input is not None or bool(arguments.keys)
+        has_input = arguments.input is not None or bool(arguments.keys)
         if arguments.command.strip():
-            if gives:
+            if has_input:
                 raise ToolRefusal("Not run: give either a command, or input or keys for what runs already.")
             async with self._opening:
                 program = await self._open_shell(workspace, arguments)
@@ -202,9 +202,9 @@ class TerminalSessions:
             del self._sessions[name]
             await program.kill()
             return join_parts(program.capture.get_text(MAX_OUTPUT_CHARACTERS), "[killed]")
-        elif gives:
+        elif has_input:
             await self._send_input(program, arguments)
-        wait = SESSION_WAIT if gives or arguments.command else POLL_WAIT
+        wait = SESSION_WAIT if has_input or arguments.command else POLL_WAIT
         wait = wait if arguments.wait is None else arguments.wait
         try:
             await program.wait(min(wait, MAX_WAIT), workspace.watch, patient=arguments.wait is not None)
@@ -213,14 +213,14 @@ class TerminalSessions:
                 self._sessions.pop(name, None)
                 await program.kill()
             raise
-        if not program.is_running and (isinstance(program, PipedCommand) or program.code is not None):
+        if not program.is_running and (isinstance(program, PipedCommand) or program.exit_code is not None):
             self._sessions.pop(name, None)
         if isinstance(program, PipedCommand) and not program.is_running:
             return (await self._collect_answer(program)).text
-        return await describe_session(name, program)
+        return await report_session(name, program)
 
     async def _open_shell(self, workspace: Workspace, arguments: TerminalArguments) -> "Shell":
-        """The terminal that a command is for, made if there is none."""
+        """Return the idle terminal of the session that a command is for; open it if there is none."""
         from crow_mcp_server.terminal.shell import Shell  # not at the top: Windows has no such terminals
 
         name, program = arguments.session, self._sessions.get(arguments.session)
@@ -229,7 +229,7 @@ class TerminalSessions:
                 f"Not run: in session {name!r} something else is running. Answer it with input or keys (C-c stops it), "
                 "or use another session."
             )
-        if isinstance(program, Shell) and program.code is None:
+        if isinstance(program, Shell) and program.exit_code is None:
             if arguments.cwd:
                 raise ToolRefusal(f"Not run: cwd is for a new session, and {name!r} is open. Use cd.")
             return program
@@ -253,7 +253,7 @@ class TerminalSessions:
         return shell
 
     async def _send_input(self, program: "PipedCommand | Shell", arguments: TerminalArguments) -> None:
-        """Give input to what runs."""
+        """Send input or keys to a running program."""
         name = arguments.session
         if isinstance(program, PipedCommand):
             if arguments.keys != "C-c":
@@ -270,7 +270,7 @@ class TerminalSessions:
                 raise ToolRefusal(f"What runs in session {name!r} does not read its input. Wait, or stop it.") from None
 
     def _find_folder(self, workspace: Workspace, cwd: str) -> str:
-        """The folder that a command begins in."""
+        """Return the folder in which a command starts."""
         folder = os.path.join(workspace.cwd, os.path.expanduser(cwd)) if cwd else self.shell_state.folder
         if os.path.isdir(folder):
             return folder
@@ -278,30 +278,34 @@ class TerminalSessions:
         raise ToolRefusal(f"The folder {folder} {what}, so the command was not run. Give cwd, such as {workspace.cwd}.")
 
     def _make_environment(self, folder: str, over: dict[str, str]) -> dict[str, str]:
-        """The environment of a command, with a mark of its own."""
+        """Return the environment of a command: the inherited one, `over`, the changes by commands, and a new mark."""
         env = self.shell_state.apply_to(inherit_environment(self._temp_folders.hidden_env) | over)
-        marks = f"{os.environ.get(MARK_VARIABLE, '')}:{uuid.uuid4().hex}"  # ours may be a command's child itself
+        marks = f"{os.environ.get(MARK_VARIABLE, '')}:{uuid.uuid4().hex}"  # this process may have a mark, too
         return env | {"PWD": folder, MARK_VARIABLE: marks}
 
     def _track_state(
         self, command: str, env: dict[str, str], folder: str, *, env_is_unknown: bool = False
     ) -> tuple[str, Callable[[], None]]:
-        """A command that will tell what it leaves to the next, and how to learn that once it has ended."""
-        surroundings, path = self.shell_state, os.path.join(self._temp_folders.state_folder, uuid.uuid4().hex)
+        """Make a command save its shell state.
+
+        Return the command to run, and a function that takes over the state after the command has ended. `env` is
+        changed so that bash reads the script that saves the state.
+        """
+        state, path = self.shell_state, os.path.join(self._temp_folders.state_folder, uuid.uuid4().hex)
         script = f"{path}.sh"
         with open(script, "w", encoding="utf-8") as file:
-            file.write(surroundings.make_script(path, env.get("BASH_ENV", ""), env_is_unknown=env_is_unknown))
+            file.write(state.make_script(path, env.get("BASH_ENV", ""), env_is_unknown=env_is_unknown))
         if os.path.basename(processes.SHELL) == "bash":
             env["BASH_ENV"] = script
         else:
             command = f". {shlex.quote(script)}\n{command}"
 
-        def learn() -> None:
-            surroundings.update(path, None if env_is_unknown else env, folder)
+        def update_state() -> None:
+            state.update(path, None if env_is_unknown else env, folder)
             with suppress(OSError):
                 os.unlink(script)
 
-        return command, learn
+        return command, update_state
 
     def _describe_move(self, before: str) -> str:
         folder = self.shell_state.folder
@@ -311,18 +315,18 @@ class TerminalSessions:
         return f"Open are: {', '.join(self._sessions)}." if self._sessions else "None is open."
 
 
-async def describe_session(name: str, shell: "PipedCommand | Shell") -> str:
-    """What the model reads of a terminal: what is new, and how things stand."""
-    if shell.code is not None:
+async def report_session(name: str, shell: "PipedCommand | Shell") -> str:
+    """Return the text for the model about a session: its new output and its state."""
+    if shell.exit_code is not None:
         await shell.settle()
     parts = [shell.capture.take_text(MAX_OUTPUT_CHARACTERS)]
     if not isinstance(shell, PipedCommand) and shell.screen.is_active:
         parts.append(f"[screen]\n{shell.screen.get_text()}")
     if shell.is_running:
         parts.append(format_running(name))
-    elif shell.code is not None:
-        await shell.kill()  # what it left
-        parts.append("" if shell.timed_out else f"[the shell has ended, exit code {shell.code}]")
+    elif shell.exit_code is not None:
+        await shell.kill()  # the processes that it left
+        parts.append("" if shell.timed_out else f"[the shell has ended, exit code {shell.exit_code}]")
     elif not isinstance(shell, PipedCommand):
         parts.append("" if shell.timed_out else format_status(shell.status))
     parts.append(format_timeout(shell.timeout) if shell.timed_out and not shell.is_running else "")
@@ -330,7 +334,7 @@ async def describe_session(name: str, shell: "PipedCommand | Shell") -> str:
 
 
 def format_outcome(outcome: CommandOutcome, timeout: float, moved: str) -> str:
-    """What the model reads of a command that has ended: the output, and a line for each thing that was not as usual."""
+    """Return the text for the model about a command that has ended: the output, then notes on what was unusual."""
     pids = " ".join(map(str, outcome.get("background", ())))
     left = f"[still running in the background: {pids}; their further output is lost unless redirected]" if pids else ""
     if outcome.get("timed_out"):
@@ -344,8 +348,9 @@ def format_outcome(outcome: CommandOutcome, timeout: float, moved: str) -> str:
     return join_parts(outcome["output"], left, end, moved)
 
 
-def join_parts(output: str, *said: str) -> str:
-    return "\n".join(part for part in (output.rstrip(), *said) if part) or "[no output]"
+def join_parts(output: str, *notes: str) -> str:
+    """Return the output and the notes that are not empty, one below the other."""
+    return "\n".join(part for part in (output.rstrip(), *notes) if part) or "[no output]"
 
 
 def format_status(status: int) -> str:

@@ -1,4 +1,4 @@
-"""A shell that stays, in a terminal of its own: for programs that ask, and for what shall keep running."""
+"""An interactive shell in a terminal of its own, for programs that ask for input or keep running."""
 
 import asyncio
 import fcntl
@@ -23,10 +23,10 @@ from crow_mcp_server.terminal.screen import COLUMNS, ROWS, TerminalScreen
 from crow_mcp_server.terminal.shell_state import format_process_limit
 from crow_mcp_server.terminal.watchdog import CommandWatchdog
 
-PROMPT_SILENCE = 1.0  # seconds of silence in the middle of a line after which a program is taken to wait for an answer
-INPUT_SILENCE = 3.0  # seconds of silence after which one that was given input is
+PROMPT_SILENCE = 1.0  # seconds without output in the middle of a line after which a program seems to wait for input
+INPUT_SILENCE = 3.0  # seconds without output after which a program that has been given input seems to wait for more
 INPUT_TIMEOUT = 5.0  # seconds a program may take to read its input
-MAX_DRAINED_CHUNKS = 256  # pieces of output read at the end of a command, whatever still prints
+MAX_DRAINED_CHUNKS = 256  # of output that are read after a command has ended
 LAUNCHER = """
 import fcntl, os, signal, sys, termios
 fcntl.ioctl(1, termios.TIOCSCTTY, 0)
@@ -35,10 +35,11 @@ signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 os.execv(sys.argv[2], sys.argv[3:])
 """
-"""Makes standard output the terminal that controls a session, which no shell command does everywhere."""
+"""A Python program that makes standard output the controlling terminal, which shells cannot do portably, and runs the
+shell in its arguments. It passes the descriptor for reports on as number 8."""
 REPORT_COMMAND = r"""printf '%s %s\0' "$__crow" "$?" >&8"""
-"""How the shell says that it is ready for a command: number and status of the last one. Descriptor 8 is closed for
-commands, so nothing that they print passes for it."""
+"""Run by the shell when it is ready for a command: reports the number and the status of the last one. Descriptor 8 is
+closed for commands, so that they cannot write a report."""
 
 
 KEYSTROKES = {
@@ -50,14 +51,14 @@ CONTROL_KEY = re.compile(r"(?:C-|Ctrl-|Ctrl\+|\^)([a-zA-Z@\[\\\]^_])\Z")
 
 
 class Shell(ProcessTree):
-    """An interactive shell: commands come to it over a pipe, and its terminal is theirs alone."""
+    """An interactive shell that reads commands from a pipe, so that only the commands use its terminal."""
 
     survives_timeout = True
 
     def __init__(self, mark: str, capture: OutputCapture, watchdog: CommandWatchdog) -> None:
         super().__init__(mark, capture, watchdog)
         self.status = 0
-        """What that returned."""
+        """The exit status of the last command."""
         self.screen = TerminalScreen()
         self._command_number = 0
         self._tty = ""
@@ -67,11 +68,11 @@ class Shell(ProcessTree):
         self._is_mid_line = self._had_input = False
 
     async def open(self, *, cwd: str, env: Mapping[str, str]) -> None:
-        """Start it. Raises OSError."""
+        """Start the shell. Raises OSError."""
         arguments, setting = configure_shell(os.path.basename(processes.SHELL))
-        terminal, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        self._tty = shlex.quote(os.ttyname(theirs))
+        terminal, shell_side = pty.openpty()
+        fcntl.ioctl(shell_side, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        self._tty = shlex.quote(os.ttyname(shell_side))
         commands, self._commands = os.pipe()
         self._reports, reports = os.pipe()
 
@@ -82,13 +83,13 @@ class Shell(ProcessTree):
                     cwd=cwd,
                     env=env,
                     stdin=commands,
-                    stdout=theirs,
-                    stderr=theirs,
+                    stdout=shell_side,
+                    stderr=shell_side,
                     pass_fds=(reports,),
                     start_new_session=True,
                 )
             finally:
-                for descriptor in (commands, theirs, reports):
+                for descriptor in (commands, shell_side, reports):
                     os.close(descriptor)
 
         os.set_blocking(self._reports, False)
@@ -102,42 +103,41 @@ class Shell(ProcessTree):
         await self.wait(INPUT_TIMEOUT)
 
     async def run(self, command: str) -> None:
-        """Have it run a command."""
+        """Start a command in the shell."""
         self._command_number += 1
         self.timed_out = False
         self._last_activity, self._is_mid_line, self._had_input = time.monotonic(), False, False
-        self.over.clear()
-        with CancelScope(shield=True):  # else it would be taken to run what it never was told
+        self.command_over.clear()
+        with CancelScope(shield=True):  # cancelled here, the session would seem to run a command for ever
             await self._write_command(
                 f"__crow {self._command_number} $?; eval {shlex.quote(command)} <>{self._tty} 8>&-"
             )
 
     async def type(self, line: str | None, keys: str) -> None:
-        """Give the program that runs a line, then keys. Raises TimeoutError when it does not take them."""
+        """Type a line and then keys for the running program. Raises TimeoutError when it does not read them."""
         self._last_activity, self._is_mid_line, self._had_input = time.monotonic(), False, True
         text = "" if line is None else line.removesuffix("\n").replace("\n", "\r") + "\r"
         data = (text + to_keystrokes(keys)).encode(errors="replace")
         async with asyncio.timeout(INPUT_TIMEOUT):
-            while data and not self.closed.is_set():
+            while data and not self.output_closed.is_set():
                 try:
                     data = data[os.write(self.output_fd, data) :]
                 except BlockingIOError:
                     await asyncio.sleep(0.01)
-                except OSError:  # nobody is left to read it
+                except OSError:  # the terminal is closed
                     return
 
     def take_output(self, data: bytes) -> None:
         self._last_activity = time.monotonic()
-        if (
-            lines := self.screen.split(data)
-        ) and self._command_number:  # what it says before the first command is for nobody
+        lines = self.screen.split(data)
+        if lines and self._command_number:  # what the shell prints before the first command is dropped
             self._is_mid_line = not lines.endswith(b"\n")
             super().take_output(lines)
 
     def seems_waiting(self) -> bool:
         silence = time.monotonic() - self._last_activity
-        asks = self._is_mid_line or self.screen.is_active
-        return silence > (PROMPT_SILENCE if asks else INPUT_SILENCE) and (asks or self._had_input)
+        has_prompt = self._is_mid_line or self.screen.is_active
+        return silence > (PROMPT_SILENCE if has_prompt else INPUT_SILENCE) and (has_prompt or self._had_input)
 
     def release(self) -> None:
         super().release()
@@ -150,7 +150,7 @@ class Shell(ProcessTree):
     async def _write_command(self, line: str) -> None:
         def write() -> None:
             data = line.encode(errors="surrogateescape") + b"\n"
-            with suppress(BrokenPipeError):  # it has ended
+            with suppress(BrokenPipeError):  # the shell has ended
                 while data:
                     data = data[os.write(self._commands, data) :]
 
@@ -158,22 +158,22 @@ class Shell(ProcessTree):
 
     def _read_reports(self) -> None:
         data = os.read(self._reports, 65536)
-        if not data:  # its end is heard of otherwise
+        if not data:  # the shell has ended, which the waiting thread handles
             asyncio.get_running_loop().remove_reader(self._reports)
             return
-        *told, self._partial_report = (self._partial_report + data).split(b"\0")
-        for report in told:
-            count, _, status = report.partition(b" ")
-            if count == b"%d" % self._command_number:  # else of a command before, which was interrupted as it ended
+        *reports, self._partial_report = (self._partial_report + data).split(b"\0")
+        for report in reports:
+            number, _, status = report.partition(b" ")
+            if number == b"%d" % self._command_number:  # else the report of an earlier, interrupted command
                 self.status = int(status)
-                for _ in range(MAX_DRAINED_CHUNKS):  # what it printed has been written before the report
+                for _ in range(MAX_DRAINED_CHUNKS):  # the command's output was written before the report
                     if not self.read_output():
                         break
-                self.set_over()
+                self.set_command_over()
 
 
 def configure_shell(name: str) -> tuple[list[str], str]:
-    """How a shell is started, and what it is told first: to report when it is ready, and to keep no history."""
+    """Return a shell's arguments and its first command, which makes it report when it is ready and keep no history."""
     common = "__crow=0; __crow() { __crow=$1; return $2; }; unset HISTFILE TMOUT; PS2="
     if name == "bash":
         setting = f"{common} PS1= PROMPT_COMMAND={shlex.quote(REPORT_COMMAND)}; set +H +o history"
@@ -182,7 +182,10 @@ def configure_shell(name: str) -> tuple[list[str], str]:
 
 
 def to_keystrokes(keys: str) -> str:
-    """What a keyboard sends for keys such as "C-c", "Up" or "Enter"; other words are typed as they are."""
+    """Convert names of keys such as "C-c", "Up" or "Enter" to the characters that a keyboard sends.
+
+    Other words stay as they are.
+    """
     return "".join(
         KEYSTROKES.get(key) or (chr(ord(control[1].upper()) & 31) if (control := CONTROL_KEY.match(key)) else key)
         for key in keys.split()

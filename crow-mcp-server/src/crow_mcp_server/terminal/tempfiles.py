@@ -1,4 +1,4 @@
-"""Folders for what commands need and leave while the server runs, and the watchdog that removes them after."""
+"""Temporary folders for commands, and the watchdog that removes them when the server ends."""
 
 import os
 import tempfile
@@ -9,25 +9,28 @@ from pathlib import Path
 from crow_mcp_server.terminal.output import OutputCapture
 from crow_mcp_server.terminal.watchdog import CommandWatchdog
 
-MAX_OUTPUT_FILES = 16  # files with outputs
+MAX_OUTPUT_FILES = 16
 
 
 class TempFolders:
-    """What all commands of a server share."""
+    """The temporary folders and the watchdog that all commands of a server share.
+
+    They are created for the first command, and again if a folder has been removed. Only this user can read them.
+    """
 
     def __init__(self, hidden_env: frozenset[str]) -> None:
         self.hidden_env = hidden_env
-        """Names of variables that commands never see."""
-        self._made: tuple[str, str, CommandWatchdog] | None = None
+        """Names of environment variables that commands never see."""
+        self._cached: tuple[str, str, CommandWatchdog] | None = None
 
     @property
     def output_folder(self) -> str:
-        """For long outputs."""
+        """Folder for long outputs."""
         return self._current[0]
 
     @property
     def state_folder(self) -> str:
-        """For what commands leave to the next, which has secrets: in memory, where there is such a folder."""
+        """Folder for the shell state between commands. It may hold secrets, so it is in memory where possible."""
         return self._current[1]
 
     @property
@@ -36,15 +39,14 @@ class TempFolders:
 
     @property
     def _current(self) -> tuple[str, str, CommandWatchdog]:
-        """Made with the first command, and anew when somebody removed them; only this user may look into them."""
-        if not self._made or not all(map(os.path.isdir, self._made[:2])):
-            folder, memory = tempfile.mkdtemp(prefix="crow-terminal-"), "/dev/shm"
-            notes = tempfile.mkdtemp(prefix="crow-terminal-", dir=memory) if os.access(memory, os.W_OK) else folder
-            self._made = folder, notes, CommandWatchdog(folder, notes)
-        return self._made
+        if not self._cached or not all(map(os.path.isdir, self._cached[:2])):
+            outputs, memory = tempfile.mkdtemp(prefix="crow-terminal-"), "/dev/shm"
+            states = tempfile.mkdtemp(prefix="crow-terminal-", dir=memory) if os.access(memory, os.W_OK) else outputs
+            self._cached = outputs, states, CommandWatchdog(outputs, states)
+        return self._cached
 
     def open_capture(self) -> OutputCapture:
-        """For the output of a command; the files of the last few long ones are kept."""
+        """Return a capture for a command's output, and remove all but the last MAX_OUTPUT_FILES output files."""
         files = sorted(Path(self.output_folder).glob("*.txt"), key=lambda path: path.stat().st_mtime)
         for old in files[:-MAX_OUTPUT_FILES]:
             with suppress(OSError):

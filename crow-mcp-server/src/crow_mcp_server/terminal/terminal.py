@@ -1,4 +1,4 @@
-"""The tool `terminal`: runs shell commands and tells what they print; talks to programs that stay."""
+"""The tool `terminal`: run shell commands, and use programs that keep running."""
 
 import math
 import sys
@@ -26,20 +26,20 @@ session alone shows what is new; keys "kill" ends it."""
 
 def register(server: FastMCP, options: ToolOptions) -> None:
     """Add the tool to a server."""
-    scratch = TempFolders(frozenset(options.hidden_env))
-    desks: dict[str, TerminalSessions] = {}
+    temp_folders = TempFolders(frozenset(options.hidden_env))
+    by_session: dict[str, TerminalSessions] = {}
 
-    def desk_of(workspace: Workspace) -> TerminalSessions:
-        if (desk := desks.get(workspace.session)) is None:
-            desk = desks[workspace.session] = TerminalSessions(scratch, workspace.cwd)
+    def get_terminals(workspace: Workspace) -> TerminalSessions:
+        if (terminals := by_session.get(workspace.session)) is None:
+            terminals = by_session[workspace.session] = TerminalSessions(temp_folders, workspace.cwd)
 
-            async def clear() -> None:
-                del desks[workspace.session]
-                await desk.close()
+            async def close() -> None:
+                del by_session[workspace.session]
+                await terminals.close()
 
             if workspace.at_end:
-                workspace.at_end(clear)
-        return desk
+                workspace.at_end(close)
+        return terminals
 
     @server.tool(
         description=DESCRIPTION,
@@ -69,17 +69,17 @@ def register(server: FastMCP, options: ToolOptions) -> None:
             )
         if not (0 < (1.0 if timeout is None else timeout) < math.inf and 0 <= (wait or 0) < math.inf):
             raise ToolRefusal("timeout and wait are seconds: give positive numbers, or leave them out.")
-        asked = TerminalArguments(
+        arguments = TerminalArguments(
             command or "", session or "", (input or None) if command else input, keys or "", wait, timeout, cwd or ""
         )
         workspace = await options.find_workspace(context)
-        begun = monotonic()
+        start = monotonic()
 
         async def report(text: str) -> None:
             last = text.rstrip().rpartition("\n")[2]
-            await context.report_progress(monotonic() - begun, message=last[-200:])
+            await context.report_progress(monotonic() - start, message=last[-200:])
 
         workspace = replace(workspace, watch=workspace.watch or report)
-        answer = await desk_of(workspace).run(workspace, asked)
+        answer = await get_terminals(workspace).run(workspace, arguments)
         meta = {"crow/folder": answer.folder, "crow/terminal": answer.host_terminal}
         return ToolResult(answer.text, meta={name: value for name, value in meta.items() if value} or None)

@@ -1,4 +1,4 @@
-"""Ends the running commands when this process ends without having done so, killed for instance."""
+"""A watchdog process that kills running commands when this process dies without having ended them."""
 
 import os
 import subprocess
@@ -26,15 +26,15 @@ for one in $running; do
 done
 rm -rf -- "$@"
 """
-"""Reads `start GROUP:MARK` and `end GROUP:MARK` until its input closes, then kills what has started and not ended, and
-removes folders."""
+"""Reads lines `start GROUP:MARK` and `end GROUP:MARK` until its input closes. Then it kills the process groups that
+have started and not ended, and the processes with their marks, and removes the folders in its arguments."""
 
 
 class CommandWatchdog:
-    """A small shell that listens to us: when we are gone, its input ends."""
+    """A shell that runs SCRIPT. Its input closes when this process ends."""
 
     def __init__(self, *folders: str) -> None:
-        """`folders` are removed in the end."""
+        """`folders` are removed when this process ends."""
         shell = subprocess.Popen(
             ["/bin/sh", "-c", SCRIPT, "watchdog", *folders],
             env={"PATH": os.defpath},
@@ -51,7 +51,10 @@ class CommandWatchdog:
 
     @contextmanager
     def watch(self, group: int | str, mark: str) -> Generator[None]:
-        """Have a process group ("" for none), and those that carry the mark, killed if we end inside of this block."""
+        """Context manager: have processes killed if this process ends inside the block.
+
+        These are the group ("" for none), and the processes that have the mark in their environment.
+        """
         self._write(f"start {group}:{mark}\n")
         try:
             yield
@@ -59,7 +62,7 @@ class CommandWatchdog:
             self._write(f"end {group}:{mark}\n")
 
     def _write(self, line: str) -> None:
-        with self._lock, suppress(BrokenPipeError):  # somebody killed it: then commands run without
+        with self._lock, suppress(BrokenPipeError):  # the watchdog was killed: commands run without it
             os.write(self._stdin, line.encode())
 
 

@@ -1,4 +1,4 @@
-"""The way to the web: only to addresses that are public, or to hosts that the user allowed."""
+"""HTTP to public addresses only, and to hosts that the user allowed."""
 
 import socket
 import ssl
@@ -14,10 +14,10 @@ from httpcore2 import AsyncNetworkBackend, AsyncNetworkStream, ConnectError, Con
 
 from crow_mcp_server.refusal import ToolRefusal
 
-MAX_BYTES = 10 * 1024 * 1024  # of a reply, as sent and as unpacked
+MAX_BYTES = 10 * 1024 * 1024  # of a reply's body, both compressed and decompressed
 MAX_REDIRECTS = 10
-MAX_ADDRESSES = 4  # of a name that are tried
-CONNECT_TIMEOUT = 10.0  # seconds for each of them
+MAX_ADDRESSES = 4  # of a host that are tried
+CONNECT_TIMEOUT = 10.0  # seconds for each address
 ENCODINGS = {"", "identity", "gzip", "deflate"}
 
 PUBLIC_V6 = ip_network("2000::/3")
@@ -25,28 +25,31 @@ NAT64 = ip_network("64:ff9b::/96")
 ISATAP = {bytes.fromhex("00005efe"), bytes.fromhex("02005efe")}
 NOT_PUBLIC = [
     ip_network("168.63.129.16"),  # Azure's platform services
-    ip_network("192.0.0.0/24"),  # protocol assignments, and a cloud's metadata among them
+    ip_network("192.0.0.0/24"),  # protocol assignments, with the metadata service of one cloud
     ip_network("192.88.99.0/24"),  # 6to4 relays
     ip_network("2001::/23"),  # Teredo and other protocols
     ip_network("2002::/16"),  # 6to4
     ip_network("3fff::/20"),  # documentation
 ]
-"""What `is_global` lets pass on one version of Python or another."""
+"""Networks that are not public although `is_global` of some Python versions says so."""
 
 HostResolver = Callable[[str, int], Awaitable[list[str]]]
 
 
 async def resolve_host(host: str, port: int) -> list[str]:
-    """The addresses of a host, as the system knows them, in whatever way it is spelled. Raises ConnectError."""
+    """Return the addresses of a host name, or of an address in any spelling. Raises ConnectError."""
     try:
-        found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ConnectError(f"no address is known for {host}") from error
-    return list(dict.fromkeys(address[4][0] for address in found))
+    return list(dict.fromkeys(address[4][0] for address in addresses))
 
 
 def is_public(address: str) -> bool:
-    """Whether anyone may reach an address: no machine's own, no local network's, no cloud's metadata, no way round."""
+    """Return whether an address is on the public internet.
+
+    Loopback, private and link-local addresses are not, nor are clouds' metadata services and tunnels such as 6to4.
+    """
     ip: IPv4Address | IPv6Address = ip_address(address.partition("%")[0])
     if isinstance(ip, IPv6Address):
         if inner := ip.ipv4_mapped or (IPv4Address(ip.packed[-4:]) if ip in NAT64 else None):
@@ -57,8 +60,11 @@ def is_public(address: str) -> bool:
 
 
 class PublicNetwork(AsyncNetworkBackend):
-    """Looks a name up, checks the addresses, and dials the very ones it checked: whoever redirects, or changes what a
-    name means in between, leads nowhere else."""
+    """Connects to public addresses and allowed hosts only.
+
+    It resolves a host itself and connects to the addresses that it checked, so a DNS answer that changes in between
+    has no effect.
+    """
 
     def __init__(
         self,
@@ -78,11 +84,11 @@ class PublicNetwork(AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> AsyncNetworkStream:
-        found = await self._resolve(host, port)
+        resolved = await self._resolve(host, port)
         allowed = bool(self._allowed & {host.lower(), f"{host}:{port}".lower(), f"[{host}]:{port}".lower()})
-        addresses = [address for address in found if allowed or is_public(address)][:MAX_ADDRESSES]
+        addresses = [address for address in resolved if allowed or is_public(address)][:MAX_ADDRESSES]
         if not addresses:
-            raise _make_refusal(host, found)
+            raise _make_refusal(host, resolved)
         failed: Exception | None = None
         for address in addresses:
             try:
@@ -93,7 +99,7 @@ class PublicNetwork(AsyncNetworkBackend):
             here, there = stream.get_extra_info("client_addr"), stream.get_extra_info("server_addr")
             if allowed or not here or here[0] != there[0]:
                 return stream
-            await stream.aclose()  # a public address, but our own
+            await stream.aclose()  # a public address of this machine
             raise _make_refusal(host, [address])
         raise failed or ConnectError(f"no address is known for {host}")
 
@@ -111,24 +117,24 @@ def _make_refusal(host: str, addresses: list[str]) -> ToolRefusal:
 
 
 class GuardedTransport(httpx2.AsyncHTTPTransport):
-    """HTTP over a guard, and never through a proxy: it would dial in our place."""
+    """HTTP over a given network, without proxies: a proxy would connect to addresses that nobody checked."""
 
-    def __init__(self, guard: AsyncNetworkBackend) -> None:
+    def __init__(self, network: AsyncNetworkBackend) -> None:
         super().__init__(verify=_make_ssl_context(), trust_env=False)
-        self._pool = httpcore2.AsyncConnectionPool(ssl_context=_make_ssl_context(), network_backend=guard)
+        self._pool = httpcore2.AsyncConnectionPool(ssl_context=_make_ssl_context(), network_backend=network)
 
 
 @cache
 def _make_ssl_context() -> ssl.SSLContext:
-    return httpx2.create_ssl_context()  # with SSL_CERT_FILE, where a company has an authority of its own
+    return httpx2.create_ssl_context()  # respects SSL_CERT_FILE
 
 
 @dataclass(frozen=True)
 class WebReply:
-    """What a server answered, whole."""
+    """A complete HTTP response."""
 
     url: str
-    """After redirects."""
+    """The URL after redirects."""
     status: int
     reason: str
     headers: httpx2.Headers
@@ -136,12 +142,12 @@ class WebReply:
 
     @property
     def media_type(self) -> str:
-        """The media type, in lower case and without parameters; "" when the server told none."""
+        """The media type in lower case, without parameters; "" if the server sent none."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def open_client(guard: AsyncNetworkBackend, agent: str) -> httpx2.AsyncClient:
-    """A client that reaches what the guard lets it reach. Its timeouts are for each step; bound the whole, too."""
+def open_client(network: AsyncNetworkBackend, agent: str) -> httpx2.AsyncClient:
+    """Return an HTTP client over a network. Its timeouts hold for each step, so callers must also limit the whole."""
     headers = {
         "User-Agent": agent,
         "Accept": "text/markdown, text/html;q=0.9, application/xhtml+xml;q=0.9, */*;q=0.8",
@@ -149,11 +155,11 @@ def open_client(guard: AsyncNetworkBackend, agent: str) -> httpx2.AsyncClient:
         "Accept-Encoding": "gzip, deflate",
     }
     timeout = httpx2.Timeout(30.0, connect=CONNECT_TIMEOUT)
-    return httpx2.AsyncClient(transport=GuardedTransport(guard), trust_env=False, headers=headers, timeout=timeout)
+    return httpx2.AsyncClient(transport=GuardedTransport(network), trust_env=False, headers=headers, timeout=timeout)
 
 
 def parse_url(url: str) -> httpx2.URL:
-    """A URL that can be fetched, in its one spelling. Raises Refusal."""
+    """Parse and normalize a URL. Raises ToolRefusal when it cannot be fetched."""
     try:
         parsed = httpx2.URL(url.strip())
     except (httpx2.InvalidURL, ValueError) as error:
@@ -176,10 +182,11 @@ async def fetch_url(
     limit: int = MAX_BYTES,
     whole: bool = True,
 ) -> WebReply:
-    """Fetch a URL, redirects followed, each one as `permit(before, after)` lets it.
+    """Fetch a URL and follow its redirects.
 
-    `known` has headers for single URLs, validators for instance. Unless it is to be `whole`, the first `limit` bytes
-    will do. Raises Refusal, and httpx2's errors.
+    `permit(before, after)` runs before each request and may raise; `url_headers` has request headers by URL, such as
+    cache validators. A body of more than `limit` bytes is refused if `whole`, else cut. Raises ToolRefusal and
+    httpx2's errors.
     """
     start, before = url, url
     for _ in range(MAX_REDIRECTS + 1):
@@ -194,7 +201,7 @@ async def fetch_url(
 
 async def _read_body(response: httpx2.Response, limit: int, whole: bool) -> bytes:
     encoding = response.headers.get("content-encoding", "").strip().lower()
-    if encoding not in ENCODINGS:  # two layers are no page, they are a bomb
+    if encoding not in ENCODINGS:  # also refuses several layers: decompression bombs
         raise ToolRefusal(
             f"{response.url.host} sends the page packed as {encoding!r}, which this tool does not unpack."
         )

@@ -1,4 +1,4 @@
-"""What is fetched from the web: asked for politely, checked for changes, kept for a while."""
+"""Fetch pages from the web, obey robots.txt, and cache the pages."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -16,22 +16,22 @@ from crow_mcp_server.web.network import WebReply, fetch_url, open_client, parse_
 from crow_mcp_server.web.page_text import detect_kind, to_text
 
 USER_AGENT = f"crow-mcp-server/{version('crow-mcp-server')}"
-ROBOT_NAME = "crow-mcp-server"  # what robots.txt may call us
+ROBOT_NAME = "crow-mcp-server"  # this program's name in robots.txt
 
-FETCH_TIMEOUT = 20.0  # seconds for everything that is asked of servers in a call
-MAX_CACHE_BYTES = 16 * 1024 * 1024  # bytes of pages kept
-MAX_ROBOTS_BYTES = 512 * 1024  # bytes of a robots.txt that are read
-MAX_ROBOTS_AGE = 3600.0  # seconds it is good for
-MAX_ROBOTS_FILES = 500
+FETCH_TIMEOUT = 20.0  # seconds for all requests of one tool call
+MAX_CACHE_BYTES = 16 * 1024 * 1024  # of all pages
+MAX_ROBOTS_BYTES = 512 * 1024  # of one robots.txt; the rest is ignored
+MAX_ROBOTS_AGE = 3600.0  # seconds after which a robots.txt is fetched again
+MAX_ROBOTS_FILES = 500  # in the cache
 
 
 @dataclass
 class FetchedPage:
-    """A page as it was fetched, and what was read of it."""
+    """A fetched page and its text."""
 
     reply: WebReply
     texts: dict[bool, str] = field(default_factory=dict[bool, str])
-    """What the model reads, by whether it is raw."""
+    """The text for the model; the key says whether it is raw."""
 
     @property
     def size(self) -> int:
@@ -39,45 +39,45 @@ class FetchedPage:
 
     @property
     def validators(self) -> dict[str, str]:
-        """The headers that ask whether it is still so."""
+        """The request headers that ask for the page only if it has changed."""
         pairs = (("etag", "If-None-Match"), ("last-modified", "If-Modified-Since"))
         return {ask: self.reply.headers[name] for name, ask in pairs if name in self.reply.headers}
 
     async def read_text(self, *, raw: bool) -> str:
-        """What a model reads of it. Raises Unreadable."""
+        """Return the text for the model; `raw` means the source of HTML, feeds and JSON. Raises UnreadablePage."""
         if raw not in self.texts:
             kind = detect_kind(self.reply.body, self.reply.media_type)
             charset = httpx2.Response(200, headers=self.reply.headers).charset_encoding
-            shown = "text" if raw and kind in ("html", "feed", "json") else kind
-            self.texts[raw] = await to_text(self.reply.body, shown, charset, self.reply.url)
+            kind = "text" if raw and kind in ("html", "feed", "json") else kind
+            self.texts[raw] = await to_text(self.reply.body, kind, charset, self.reply.url)
         return self.texts[raw]
 
 
 class PageFetcher:
-    """Fetches, asks robots.txt before, and keeps what it has fetched."""
+    """Fetches pages and caches them; checks robots.txt before each request."""
 
     def __init__(
-        self, guard: httpcore2.AsyncNetworkBackend, *, robots: bool = True, stay_on_host: bool = False
+        self, network: httpcore2.AsyncNetworkBackend, *, robots: bool = True, stay_on_host: bool = False
     ) -> None:
-        self._guard = guard
+        self._network = network
         self._robots = robots
-        self._stay_on_host = stay_on_host  # on the host that was asked for
+        self._stay_on_host = stay_on_host
         self._rules: OrderedDict[str, tuple[float, Protego | None]] = OrderedDict()
         self._cache: OrderedDict[str, FetchedPage] = OrderedDict()
 
     async def fetch(self, url: str, *, use_cache: bool = False, autonomous: bool = True) -> FetchedPage:
-        """A page; `again`, the one fetched before if it is still there. `robot`: nobody asked for this very page.
+        """Fetch a page; with `use_cache`, return the cached one without a request if there is one.
 
-        Raises Refusal.
+        `autonomous` means that no person asked for this page, so that robots.txt is obeyed. Raises ToolRefusal.
         """
-        asked = parse_url(url)
-        kept = self._cache.get(str(asked))
-        if kept and use_cache:
-            return kept
+        parsed = parse_url(url)
+        cached = self._cache.get(str(parsed))
+        if cached and use_cache:
+            return cached
         agent = f"{USER_AGENT} ({'autonomous' if autonomous else 'user-initiated'}; MCP)"
         try:
             with anyio.fail_after(FETCH_TIMEOUT):
-                async with open_client(self._guard, agent) as client:
+                async with open_client(self._network, agent) as client:
 
                     async def permit(before: httpx2.URL, after: httpx2.URL) -> None:
                         if self._stay_on_host and _get_site(before) != _get_site(after):
@@ -85,22 +85,22 @@ class PageFetcher:
                         if autonomous and self._robots:
                             await self._check_robots(client, after)
 
-                    known = {kept.reply.url: kept.validators} if kept else {}
-                    reply = await fetch_url(client, asked, permit=permit, url_headers=known)
+                    url_headers = {cached.reply.url: cached.validators} if cached else {}
+                    reply = await fetch_url(client, parsed, permit=permit, url_headers=url_headers)
         except TimeoutError:
             raise ToolRefusal(
-                f"{asked.host} took more than {FETCH_TIMEOUT:g} seconds. Try again later, or elsewhere."
+                f"{parsed.host} took more than {FETCH_TIMEOUT:g} seconds. Try again later, or elsewhere."
             ) from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             direct = " Proxies of the environment are not used." if getproxies_environment() else ""
             raise ToolRefusal(
-                f"{asked} could not be read: {_describe_error(error)}. Check the URL, or try another.{direct}"
+                f"{parsed} could not be read: {_describe_error(error)}. Check the URL, or try another.{direct}"
             ) from None
-        if kept and reply.status == 304:
-            return kept
+        if cached and reply.status == 304:
+            return cached
         page = FetchedPage(reply)
         if reply.status == 200 and "no-store" not in reply.headers.get("cache-control", ""):
-            self._cache_page(str(asked), page)
+            self._cache_page(str(parsed), page)
         return page
 
     def _cache_page(self, url: str, page: FetchedPage) -> None:
@@ -110,32 +110,33 @@ class PageFetcher:
             self._cache.popitem(last=False)
 
     async def _check_robots(self, client: httpx2.AsyncClient, url: httpx2.URL) -> None:
-        origin = str(url.copy_with(raw_path=b"/robots.txt"))
-        since, rules = self._rules.get(origin, (0.0, None))
-        if not since or monotonic() - since > MAX_ROBOTS_AGE:
-            rules = await self._fetch_robots(client, origin)
-            self._rules[origin] = monotonic(), rules
+        robots_url = str(url.copy_with(raw_path=b"/robots.txt"))
+        fetched_at, rules = self._rules.get(robots_url, (0.0, None))
+        if not fetched_at or monotonic() - fetched_at > MAX_ROBOTS_AGE:
+            rules = await self._fetch_robots(client, robots_url)
+            self._rules[robots_url] = monotonic(), rules
             if len(self._rules) > MAX_ROBOTS_FILES:
                 self._rules.popitem(last=False)
         if rules and not rules.can_fetch(str(url), ROBOT_NAME):
             raise ToolRefusal(
-                f"{origin} asks programs not to fetch {url}. Use another source, or ask the user to open the page."
+                f"{robots_url} asks programs not to fetch {url}. Use another source, or ask the user to open the page."
             )
 
-    async def _fetch_robots(self, client: httpx2.AsyncClient, origin: str) -> Protego | None:
+    async def _fetch_robots(self, client: httpx2.AsyncClient, robots_url: str) -> Protego | None:
         async def permit(before: httpx2.URL, after: httpx2.URL) -> None: ...
 
         reply = await fetch_url(
-            client, parse_url(origin), permit=permit, url_headers={}, limit=MAX_ROBOTS_BYTES, whole=False
+            client, parse_url(robots_url), permit=permit, url_headers={}, limit=MAX_ROBOTS_BYTES, whole=False
         )
         if reply.status in (401, 403) or reply.status >= 500:
             raise ToolRefusal(
-                f"{origin} answers {reply.status}, so programs may fetch nothing there. Use another source."
+                f"{robots_url} answers {reply.status}, so programs may fetch nothing there. Use another source."
             )
         return None if reply.status >= 400 else Protego.parse(reply.body.decode("utf-8", "replace"))
 
 
 def _get_site(url: httpx2.URL) -> tuple[str, int | None]:
+    """Return the host, without "www.", and the port; both stay when a redirect stays on the host."""
     return url.host.removeprefix("www."), url.port
 
 

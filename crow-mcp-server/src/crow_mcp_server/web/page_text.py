@@ -1,10 +1,10 @@
-"""What a model reads of something from the web.
+"""Convert pages from the web to text for a model.
 
-HTML, PDF and feeds are read in a process of their own (`python -m crow_mcp_server.web.page_text`), as anyone can write them so
-that reading takes hours or gigabytes: it is killed then.
+HTML, PDF and feeds are converted in a process of their own (`python -m crow_mcp_server.web.page_text`), which is killed
+when a malicious page takes too much time or memory.
 """
 
-# lxml and feedparser come without types:
+# lxml and feedparser have no types:
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
@@ -21,28 +21,28 @@ import anyio
 
 PageKind = Literal["html", "pdf", "feed", "json", "text", "image", "binary"]
 
-MAX_CHARACTERS = 5_000_000  # of text taken from a page
-MAX_MEMORY_BYTES = 2 * 1024**3  # bytes of address space for reading one
-MAX_JSON_CHARACTERS = 1_000_000  # characters of JSON that is laid out
-MIN_MAIN_CHARACTERS = 200  # characters of main text below which the whole page is taken
-SNIFFED_BYTES = 2048  # bytes
+MAX_CHARACTERS = 5_000_000  # of a page's text
+MAX_MEMORY_BYTES = 2 * 1024**3  # of address space for converting a page
+MAX_JSON_CHARACTERS = 1_000_000  # longer JSON is not indented
+MIN_MAIN_CHARACTERS = 200  # with less main text, the whole page is converted
+SNIFFED_BYTES = 2048  # of the beginning, to detect the kind and the charset
 IMAGE_TYPES = {"image/png", "image/jpeg", "image/gif", "image/webp"}
-SEPARATE_KINDS: tuple[PageKind, ...] = ("html", "pdf", "feed")
+SEPARATE_KINDS: tuple[PageKind, ...] = ("html", "pdf", "feed")  # converted in a process of their own
 FEED_START = re.compile(rb"<(rss|feed|rdf:RDF)[\s>]")
 HTML_START = re.compile(rb"\s*(?:(?><!--.*?-->)\s*+)*+<(!doctype html|html|head|body)[\s>]", re.IGNORECASE | re.DOTALL)
-CONTROLS = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")  # lxml takes none of them
+CONTROLS = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")  # lxml rejects them
 DROPPED_LINKS = "//a[starts-with(@href, '#') or starts-with(@href, 'javascript:') or ancestor::pre or ancestor::code]"
-"""Links that are dropped, and their text kept: those to the page itself, and those in code."""
+"""Links that are replaced by their text: links to the page itself, and links in code."""
 NO_TEXT = "(no text: perhaps a scan)"
 META_CHARSET = re.compile(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w:.-]+)""", re.IGNORECASE)
 
 
 class UnreadablePage(Exception):
-    """Nothing can be made of the page; the reason is a sentence's end."""
+    """The page cannot be converted. The message is a clause such as "it is not a valid PDF"."""
 
 
 def detect_kind(body: bytes, media_type: str) -> PageKind:
-    """What a page is, by the media type its server gives and by how it begins."""
+    """Detect the kind of a page by its media type and its first bytes."""
     start = body[:SNIFFED_BYTES].removeprefix(codecs.BOM_UTF8)
     if media_type == "application/pdf" or start.startswith(b"%PDF-"):
         return "pdf"
@@ -64,11 +64,15 @@ def detect_kind(body: bytes, media_type: str) -> PageKind:
 
 
 def decode_text(body: bytes, charset: str | None, *, html: bool) -> str:
-    """Text of bytes: by their mark, by what the server says, by what the page says, or as they look."""
+    """Decode a page.
+
+    The encoding follows from a byte order mark, the server's `charset` or the HTML, in this order. Without these it is
+    UTF-8 if the body is valid UTF-8, else it is guessed.
+    """
     import webencodings  # not at the top: a server may never fetch
 
-    found = META_CHARSET.search(body, 0, SNIFFED_BYTES) if html else None
-    for label in (charset, found and found[1].decode("ascii", "replace")):
+    declared = META_CHARSET.search(body, 0, SNIFFED_BYTES) if html else None
+    for label in (charset, declared and declared[1].decode("ascii", "replace")):
         if label and (known := webencodings.lookup(label)):
             return webencodings.decode(body, known)[0]
     with suppress(UnicodeDecodeError):
@@ -82,13 +86,13 @@ def decode_text(body: bytes, charset: str | None, *, html: bool) -> str:
 
 
 async def to_text(body: bytes, kind: PageKind, charset: str | None, url: str) -> str:
-    """What a model reads of a page, as Markdown where it has a structure. Raises Unreadable; cancelling is safe."""
+    """Convert a page to text, HTML to Markdown. Raises UnreadablePage. Cancelling kills the converting process."""
     if kind not in SEPARATE_KINDS:
         return await anyio.to_thread.run_sync(_convert, body, kind, charset, url)
     command = [sys.executable, "-P", "-m", "crow_mcp_server.web.page_text", kind, charset or "", url]
-    names = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "SYSTEMROOT")  # no keys for who reads the web
+    names = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "SYSTEMROOT")  # no secrets for code that reads foreign pages
     env = {name: os.environ[name] for name in names if name in os.environ}
-    with TemporaryFile() as file:  # no pipe: it would break when the process ends early
+    with TemporaryFile() as file:  # not a pipe, which breaks when the process ends early
         file.write(body)
         file.seek(0)
         done = await anyio.run_process(command, stdin=file, env=env, check=False)
@@ -113,7 +117,7 @@ def _convert(body: bytes, kind: PageKind, charset: str | None, url: str) -> str:
 
 
 def convert_html(html: str, url: str) -> str:
-    """The main text of a page as Markdown, with its title on top; of a page without a main text, the whole."""
+    """Convert the main text of an HTML page to Markdown, with its title on top; without main text, the whole page."""
     import lxml.etree
     import lxml.html
     import trafilatura
@@ -121,12 +125,12 @@ def convert_html(html: str, url: str) -> str:
     try:
         source = CONTROLS.sub("", html).encode(errors="replace")
         tree = lxml.html.fromstring(source, parser=lxml.html.HTMLParser(encoding="utf-8"))
-    except lxml.etree.ParserError:  # there is nothing in it
+    except lxml.etree.ParserError:  # the page is empty
         return ""
     title = " ".join((tree.findtext(".//title") or "").split())
     for link in tree.xpath(DROPPED_LINKS):
         link.drop_tag()
-    with suppress(ValueError):  # a base that is no URL: links stay as they are
+    with suppress(ValueError):  # the base is not a URL: links stay relative
         tree.make_links_absolute(url, handle_failures="discard")
     text = trafilatura.extract(tree, url=url, output_format="markdown", include_links=True) or ""
     if len(text) < MIN_MAIN_CHARACTERS:
@@ -139,7 +143,7 @@ def convert_html(html: str, url: str) -> str:
 
 
 def convert_pdf(body: bytes) -> str:
-    """The text of a PDF, page by page."""
+    """Return the text of a PDF, page by page. Raises UnreadablePage."""
     import io
 
     import pypdf
@@ -156,19 +160,19 @@ def convert_pdf(body: bytes) -> str:
             if length > MAX_CHARACTERS:
                 break
     except PyPdfError as error:
-        raise UnreadablePage(f"it is no sound PDF: {error}") from error
+        raise UnreadablePage(f"it is not a valid PDF: {error}") from error
     if body.isascii() and all(page.endswith(NO_TEXT) for page in pages):
-        return body.decode()  # written by hand, and not quite right: its source says more
+        return body.decode()  # probably written by hand and not quite valid: its source says more
     return "\n\n".join(pages)
 
 
 def convert_feed(body: bytes) -> str:
-    """The entries of an RSS or Atom feed, the newest as the feed has them."""
+    """Return the entries of an RSS or Atom feed, in the feed's order. Raises UnreadablePage."""
     import feedparser
 
     feed = feedparser.parse(body, sanitize_html=False)
     if feed.bozo and not feed.entries:
-        raise UnreadablePage(f"it is no sound feed: {feed.bozo_exception}")
+        raise UnreadablePage(f"it is not a valid feed: {feed.bozo_exception}")
     lines = [f"# {feed.feed.get('title', 'Feed')}"]
     for entry in feed.entries:
         date = entry.get("published") or entry.get("updated") or ""
@@ -178,7 +182,7 @@ def convert_feed(body: bytes) -> str:
 
 
 def convert_json(text: str) -> str:
-    """JSON with a line for each value; what cannot be parsed, or is long, stays as it is."""
+    """Indent JSON. Invalid and long JSON is returned unchanged."""
     if len(text) > MAX_JSON_CHARACTERS:
         return text
     try:
@@ -197,14 +201,14 @@ def _strip_tags(html: str) -> str:
 
 def _limit_memory() -> None:
     with suppress(ImportError, ValueError, OSError):
-        import resource  # there is none on Windows
+        import resource  # missing on Windows
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
 
 
 def main() -> None:
-    """Read a page from standard input and write what a model reads of it to standard output."""
+    """Convert a page from standard input to text on standard output. An error is one line on standard error."""
     _, kind, charset, url = sys.argv
     _limit_memory()
     try:
@@ -213,7 +217,7 @@ def main() -> None:
         sys.exit("reading it took too much memory")
     except UnreadablePage as error:
         sys.exit(str(error))
-    except Exception as error:  # whatever a stranger's page brings about in a library
+    except Exception as error:  # a library may raise anything for a malformed page
         sys.exit(f"it cannot be read ({type(error).__name__}: {error})")
     sys.stdout.buffer.write(text[:MAX_CHARACTERS].encode(errors="replace"))
 

@@ -1,4 +1,4 @@
-"""Who searches the web for `web_search`: providers, one small protocol wide, asked one after the other."""
+"""The search providers behind `web_search`, and the order and pace in which they are asked."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,41 +22,42 @@ NOT_CONFIGURED = (
 )
 
 PROVIDER_TIMEOUT = 15.0  # seconds for one provider
-MAX_WAIT = 3.0  # seconds that a call waits for its turn with a provider; else the next one is asked
-MAX_PAUSE = 3600.0  # seconds that a provider is left alone at most
-DEFAULT_PAUSE = 60.0  # seconds for which one is left alone that does not say how long
-MAX_SNIPPET_CHARACTERS = 500  # characters
+MAX_WAIT = 3.0  # seconds that a tool call waits for a provider that is not ready; otherwise the next one is asked
+MAX_PAUSE = 3600.0  # seconds without requests to a provider that refused one
+DEFAULT_PAUSE = 60.0  # the same, if the provider does not say how long
+MAX_SNIPPET_CHARACTERS = 500
 TAG = re.compile(r"<[^>]{1,100}>")
 
 
 class SearchProvider(Protocol):
-    """Someone who searches the web."""
+    """A service that searches the web."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def min_interval(self) -> float:
-        """Seconds between two requests."""
+        """The minimum number of seconds between two requests."""
         ...
 
     async def search(self, query: str, count: int) -> Sequence[WebSearchResult]:
-        """At most `count` results. Raises httpx2's errors, ValueError and LookupError for an answer that is none."""
+        """Return at most `count` results. Raises httpx2's errors, and ValueError or LookupError for a bad answer."""
         ...
 
 
 @dataclass(frozen=True)
 class HttpSearchProvider:
-    """A provider that answers HTTP requests with JSON."""
+    """A provider with a JSON API over HTTP."""
 
     name: str
     request: Callable[[str, int], httpx2.Request]
-    """A query and a count, as it wants to be asked."""
+    """Makes the request for a query and a number of results."""
     results: Callable[[Any], list[dict[str, Any]]]
-    """The list of results in what it answers."""
+    """Returns the list of results in an answer."""
     snippet: Callable[[dict[str, Any]], str]
+    """Returns the snippet of a result."""
     date: str
-    """The name of the field with the date."""
+    """The key of a result's date."""
     min_interval: float = 0.0
 
     async def search(self, query: str, count: int) -> Sequence[WebSearchResult]:
@@ -70,7 +71,7 @@ class HttpSearchProvider:
 
 
 def make_searxng(url: str) -> SearchProvider:
-    """A SearXNG of the user's own, wherever it is; its settings must allow the format json."""
+    """Return the provider for the user's own SearXNG, whose settings must allow the format json."""
 
     def request(query: str, count: int) -> httpx2.Request:
         return httpx2.Request("GET", f"{url.rstrip('/')}/search", params={"q": query, "format": "json"})
@@ -81,7 +82,7 @@ def make_searxng(url: str) -> SearchProvider:
 
 
 def make_brave(key: str, url: str = "https://api.search.brave.com") -> SearchProvider:
-    """Brave; its smallest plan answers once a second."""
+    """Return the provider for Brave, whose smallest plan allows one request per second."""
 
     def request(query: str, count: int) -> httpx2.Request:
         params = {"q": query[:400], "count": str(min(count, 20)), "text_decorations": "false"}
@@ -122,62 +123,65 @@ def make_exa(key: str, url: str = "https://api.exa.ai") -> SearchProvider:
 
 
 class DuckDuckGo:
-    """DuckDuckGo, through the library ddgs: needs no key."""
+    """DuckDuckGo, through the library ddgs. It needs no key."""
 
     name = "DuckDuckGo"
     min_interval = 1.0
 
     async def search(self, query: str, count: int) -> Sequence[WebSearchResult]:
-        from ddgs import DDGS  # pyright: ignore[reportUnknownVariableType] - an extra, and not small
+        from ddgs import DDGS  # pyright: ignore[reportUnknownVariableType] - optional, and slow to import
         from ddgs.exceptions import DDGSException
 
         def ask() -> list[dict[str, Any]]:
             return DDGS(timeout=int(PROVIDER_TIMEOUT)).text(query, max_results=count, backend="duckduckgo")
 
         try:
-            found = await anyio.to_thread.run_sync(ask, abandon_on_cancel=True)
+            results = await anyio.to_thread.run_sync(ask, abandon_on_cancel=True)
         except DDGSException as error:
             raise ValueError(str(error)) from error
-        return [to_search_result(each["title"], each["href"], each["body"], None) for each in found]
+        return [to_search_result(each["title"], each["href"], each["body"], None) for each in results]
 
 
 def find_providers(env: Mapping[str, str]) -> list[SearchProvider]:
-    """Those that are set up, in the order they are asked. `BRAVE_API_URL` and the like name a gateway."""
-    found: list[SearchProvider] = []
+    """Return the configured providers in the order in which they are asked.
+
+    A variable such as `BRAVE_API_URL` replaces the provider's address, for a gateway.
+    """
+    providers: list[SearchProvider] = []
     if url := env.get("SEARXNG_URL"):
-        found.append(make_searxng(url))
+        providers.append(make_searxng(url))
     for name, make in (("BRAVE", make_brave), ("TAVILY", make_tavily), ("EXA", make_exa)):
         if key := env.get(f"{name}_API_KEY"):
             gateway = env.get(f"{name}_API_URL")
-            found.append(make(key, gateway.rstrip("/")) if gateway else make(key))
+            providers.append(make(key, gateway.rstrip("/")) if gateway else make(key))
     if find_spec("ddgs"):
-        found.append(DuckDuckGo())
-    return found
+        providers.append(DuckDuckGo())
+    return providers
 
 
 class WebSearch:
-    """Asks providers one after the other, none of them more often than it wants."""
+    """Asks providers one after the other, and keeps to each one's minimum interval."""
 
     def __init__(self, providers: Sequence[SearchProvider]) -> None:
         self._providers = providers
-        self._ready_at: dict[str, float] = {}  # when each may be asked again
+        self._ready_at: dict[str, float] = {}  # monotonic time from which a provider may be asked again, by name
 
     async def search(self, query: str, count: int) -> WebSearchResults:
-        """What the first provider finds that finds something. Raises Refusal when none could answer."""
+        """Return the results of the first provider that finds something. Raises ToolRefusal when all fail."""
         failed: list[str] = []
         for provider in self._providers:
             now = monotonic()
-            turn = max(now, self._ready_at.get(provider.name, 0.0))
-            if turn - now > MAX_WAIT:
-                failed.append(f"{provider.name} wants to be left alone for another {turn - now:.0f} s")
+            start = max(now, self._ready_at.get(provider.name, 0.0))
+            if start - now > MAX_WAIT:
+                failed.append(f"{provider.name} accepts no request for another {start - now:.0f} s")
                 continue
-            self._ready_at[provider.name] = turn + provider.min_interval
-            await anyio.sleep(turn - now)
+            self._ready_at[provider.name] = start + provider.min_interval
+            await anyio.sleep(start - now)
             try:
                 with anyio.fail_after(PROVIDER_TIMEOUT):
                     if found := await provider.search(query, count):
                         return WebSearchResults(provider=provider.name, results=list(found))
-            except httpx2.HTTPStatusError as error:  # its text has the address, and that may have a password
+            except httpx2.HTTPStatusError as error:  # its text contains the URL, which may contain a password
                 response = error.response
                 if response.status_code in (429, 503):
                     self._ready_at[provider.name] = monotonic() + parse_retry_after(
@@ -187,7 +191,7 @@ class WebSearch:
             except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError):
                 failed.append(f"{provider.name} could not be reached")
             except (ValueError, LookupError, TypeError, AttributeError):
-                failed.append(f"{provider.name} gave no answer that can be read")
+                failed.append(f"{provider.name} gave an answer that cannot be read")
         if not self._providers:
             raise ToolRefusal(NOT_CONFIGURED)
         if len(failed) == len(self._providers):
@@ -196,23 +200,23 @@ class WebSearch:
 
 
 def to_search_result(title: Any, url: Any, snippet: Any, date: Any) -> WebSearchResult:
-    """A result as it is shown: text without tags, and not too much of it. Raises ValueError."""
+    """Convert a provider's values to a result with short plain text. Raises ValueError when there is no URL."""
     if not isinstance(url, str):
         raise ValueError("a result without a URL")
-    shown = WebSearchResult(title=to_plain_text(title) or url, url=url, snippet=to_plain_text(snippet))
+    result = WebSearchResult(title=to_plain_text(title) or url, url=url, snippet=to_plain_text(snippet))
     if isinstance(date, str) and date:
-        shown["date"] = date
-    return shown
+        result["date"] = date
+    return result
 
 
 def to_plain_text(text: Any) -> str:
-    """The words of a snippet."""
+    """Remove tags and line breaks from a snippet, and shorten it."""
     words = " ".join(unescape(TAG.sub("", text)).split()) if isinstance(text, str) else ""
     return words if len(words) <= MAX_SNIPPET_CHARACTERS else words[: MAX_SNIPPET_CHARACTERS - 1] + "…"
 
 
 def parse_retry_after(retry_after: str) -> float:
-    """The seconds that a `Retry-After` asks for."""
+    """Return the number of seconds in a `Retry-After` header, at most MAX_PAUSE."""
     try:
         seconds = float(retry_after)
     except ValueError:

@@ -1,11 +1,11 @@
-"""What `web_search` answers, whoever searched."""
+"""The results of `web_search`, the same for all providers. Importing this module does not import HTTP."""
 
 from typing import NotRequired
 
 from typing_extensions import TypedDict
 
 PROVIDER_KEYS = ("BRAVE_API_KEY", "TAVILY_API_KEY", "EXA_API_KEY")
-"""Variables that commands are not to see."""
+"""Environment variables with the providers' keys; commands do not see them."""
 
 
 class WebSearchResult(TypedDict):
@@ -13,10 +13,10 @@ class WebSearchResult(TypedDict):
     url: str
     snippet: str
     date: NotRequired[str]
-    """As the provider has it."""
+    """The date in the provider's format."""
 
 
 class WebSearchResults(TypedDict):
     provider: str
-    """"" when none had an answer."""
+    """The name of the provider that found the results; "" when nothing was found."""
     results: list[WebSearchResult]

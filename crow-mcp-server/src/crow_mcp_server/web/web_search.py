@@ -1,4 +1,4 @@
-"""The tool `web_search`: asks the first search provider that is set up, and the next where that one fails."""
+"""The tool `web_search`: search the web with the first configured provider that finds something."""
 
 from functools import cache
 from typing import TYPE_CHECKING, Annotated
@@ -23,8 +23,9 @@ def register(server: FastMCP, options: ToolOptions) -> None:
     """Add the tool to a server."""
 
     @cache
-    def search() -> "WebSearch":
-        from crow_mcp_server.web.search_providers import WebSearch, find_providers  # not at the top: HTTP, as in fetch
+    def get_search() -> "WebSearch":
+        # not at the top: it imports HTTP, which takes long
+        from crow_mcp_server.web.search_providers import WebSearch, find_providers
 
         return WebSearch(find_providers(options.env))
 
@@ -39,14 +40,14 @@ def register(server: FastMCP, options: ToolOptions) -> None:
     async def web_search(query: str, count: Annotated[int, Field(ge=1, le=20)] = 8) -> ToolResult:
         if not query.strip():
             raise ToolRefusal("query is empty. Say what to search for.")
-        found = await search().search(query.strip(), count)
-        return ToolResult(format_results(found), structured_content=found)
+        results = await get_search().search(query.strip(), count)
+        return ToolResult(format_results(results), structured_content=results)
 
 
-def format_results(found: WebSearchResults) -> str:
-    """What the model reads: the results, numbered."""
+def format_results(results: WebSearchResults) -> str:
+    """Return the text for the model: the numbered results."""
     lines: list[str] = []
-    for number, each in enumerate(found["results"], 1):
+    for number, each in enumerate(results["results"], 1):
         about = " · ".join(filter(None, (each.get("date"), each["snippet"])))
         lines += [f"{number}. {each['title']}", f"   {each['url']}", *([f"   {about}"] if about else [])]
     return "\n".join(lines) or "Nothing was found. Try other words."
