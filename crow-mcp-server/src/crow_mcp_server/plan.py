@@ -12,7 +12,7 @@ from crow_mcp_server.tool_options import ToolOptions
 
 DESCRIPTION = """\
 Show the user your plan for work of several steps, and how far you are. Give the whole list each time.
-One step is in progress at a time; mark it completed before you go on. Not for what takes a step or two."""
+One step is in progress at a time; mark it completed before you go on. Not for work of one or two steps."""
 STATUS_MARKS = {"pending": "[ ]", "in_progress": "[>]", "completed": "[x]"}
 
 

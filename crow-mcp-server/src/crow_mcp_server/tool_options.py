@@ -27,9 +27,9 @@ class ToolOptions:
     allow_hosts: Collection[str] = ()
     """Hosts, as `HOST` or `HOST:PORT`, that `fetch` may reach although they are not public."""
     ignore_robots: bool = False
-    """Whether `fetch` ignores robots.txt."""
+    """True if `fetch` ignores robots.txt."""
     stay_on_host: bool = False
-    """Whether `fetch` refuses redirects to another host, for programs that ask the user's permission for each host."""
+    """True if `fetch` refuses redirects to another host, for programs that ask the user's permission for each host."""
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """The variables with the addresses and keys of the providers of `web_search`."""
     state: Path | None = None

@@ -19,12 +19,12 @@ class Files(Protocol):
 
     @property
     def reads(self) -> bool:
-        """Whether the host reads files; if not, the disk is read."""
+        """True if the host reads files; if not, the disk is read."""
         ...
 
     @property
     def writes(self) -> bool:
-        """Whether the host writes files; if not, the disk is written."""
+        """True if the host writes files; if not, the disk is written."""
         ...
 
     async def read_text(self, path: str) -> str | None:

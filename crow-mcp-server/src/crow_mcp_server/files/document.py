@@ -33,7 +33,7 @@ class Document:
 
     @property
     def is_plain_utf8(self) -> bool:
-        """Whether it is UTF-8 without a byte order mark; only such files pass through a host's editor unchanged."""
+        """True for UTF-8 without a byte order mark; only such files pass through a host's editor unchanged."""
         return self.encoding == "utf-8" and not self.bom
 
     @property

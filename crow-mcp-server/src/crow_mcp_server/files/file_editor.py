@@ -129,7 +129,7 @@ class FileChange(TypedDict):
     encoding: NotRequired[str]
     """The Python codec that encodes `old`; present if the file was not UTF-8 without a byte order mark."""
     mark: NotRequired[bool]
-    """Whether the file began with a byte order mark; present with `encoding`."""
+    """True if the file began with a byte order mark; present with `encoding`."""
 
 
 class FileLocation(TypedDict):
@@ -160,7 +160,7 @@ class LoadedFile:
     stamp: tuple[int, ...]
     """See FileContent."""
     is_hidden: bool
-    """Whether the host shows files but not this one; such a file is written to the disk."""
+    """True if the host shows files but not this one; such a file is written to the disk."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class GrepHit(TypedDict):
 class GrepResult(TypedDict):
     hits: list[GrepHit]
     more: bool
-    """Whether there is another page."""
+    """True if there is another page."""
 
 
 def register(server: FastMCP, options: ToolOptions) -> None:

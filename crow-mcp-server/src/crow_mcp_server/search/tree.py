@@ -14,7 +14,9 @@ from crow_mcp_server.files import disk
 from crow_mcp_server.search.ripgrep import describe_page, list_files
 from crow_mcp_server.tool_options import READ_ONLY, ToolOptions, optional_field
 
-DESCRIPTION = "Show how a folder is laid out, without what .gitignore ignores; folders tell how many files are in them."
+DESCRIPTION = """\
+Show the folders and files below a folder, without what .gitignore ignores. The deepest folders show how many files \
+they hold."""
 DEFAULT_DEPTH = 3
 PAGE_SIZE = 300  # entries
 

@@ -41,7 +41,7 @@ class ProcessTree:
     """A process with all its descendants, and their output. It belongs to the event loop in which it is started."""
 
     survives_timeout = False
-    """Whether the process stays when its command has ended because of a timeout."""
+    """True if the process stays when its command has ended because of a timeout."""
 
     def __init__(self, mark: str, capture: OutputCapture, watchdog: CommandWatchdog) -> None:
         """`mark` is in the environment of the process and its descendants."""
@@ -68,7 +68,7 @@ class ProcessTree:
 
     @property
     def is_running(self) -> bool:
-        """Whether a command runs."""
+        """True while a command runs."""
         return not self.command_over.is_set()
 
     async def start(self, spawn: "Callable[[], subprocess.Popen[bytes]]", output: int) -> None:
@@ -233,7 +233,7 @@ class PipedCommand(ProcessTree):
         self.update_state = update_state
         """Takes over the shell state; to be called when the command has ended."""
         self._ignores_output = False
-        """Whether the tool call is answered, so that the output of background processes is dropped."""
+        """True if the tool call is answered, so that the output of background processes is dropped."""
 
     async def run(self, arguments: list[str], *, cwd: str, env: Mapping[str, str]) -> None:
         """Start the shell with these arguments. Raises OSError and ValueError."""

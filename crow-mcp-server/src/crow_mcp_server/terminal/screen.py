@@ -38,7 +38,7 @@ class TerminalScreen:
 
     @property
     def is_active(self) -> bool:
-        """Whether a program uses the alternate screen."""
+        """True while a program uses the alternate screen."""
         return self._board is not None
 
     def get_text(self) -> str:

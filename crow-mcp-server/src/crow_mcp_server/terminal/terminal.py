@@ -18,10 +18,10 @@ from crow_mcp_server.tool_options import ToolOptions, is_dry_run, optional_field
 from crow_mcp_server.workspace import Workspace
 
 DESCRIPTION = """\
-Run a shell command; returns what it prints, and its exit code unless 0. cd and exported variables last. \
-There is no input: pass flags such as -y or -m. A command that takes longer than wait goes on in a session.
-For what asks or stays (REPL, debugger, server) name a session: a terminal of its own. Then answer with input or keys; \
-session alone shows what is new; keys "kill" ends it."""
+Run a shell command; returns what it prints, and its exit code unless 0. cd and exported variables persist. \
+There is no input: pass flags such as -y or -m. A command that takes longer than wait continues in a session.
+For programs that ask or keep running (REPL, debugger, server) name a session: a terminal of its own. Then answer with \
+input or keys; session alone shows new output; keys "kill" ends it."""
 
 
 def register(server: FastMCP, options: ToolOptions) -> None:

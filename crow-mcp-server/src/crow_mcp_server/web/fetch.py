@@ -60,7 +60,7 @@ def register(server: FastMCP, options: ToolOptions) -> None:
     )
     async def fetch(
         url: str,
-        start: Annotated[int, Field(ge=0, description="character to go on from")] = 0,
+        start: Annotated[int, Field(ge=0, description="first character to read")] = 0,
         raw: Annotated[bool, Field(description="the source, not Markdown")] = False,
     ) -> ToolResult:
         return await to_tool_result(await get_fetcher().fetch(url, use_cache=start > 0), start=start, raw=raw)
