@@ -27,7 +27,7 @@ GENERATOR = Path(__file__).parents[2] / "scripts" / "generate_tools.py"
 
 async def test_tools_json_is_what_the_server_lists():
     generator = runpy.run_path(str(GENERATOR))
-    fresh = generator["render"](await generator["listed"]())
+    fresh = generator["render"](await generator["list_tools"]())
     written = await anyio.Path(generator["TARGET"]).read_text(encoding="utf-8")
     assert written == fresh, "tools.json is stale: run scripts/generate_tools.py"
     assert crow_mcp_server.tools() == json.loads(fresh)
