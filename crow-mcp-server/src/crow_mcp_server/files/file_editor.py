@@ -412,7 +412,8 @@ class FileCommand:
                 written = self._load()
             except OSError as error:
                 raise ToolRefusal(
-                    f"Whether {self.target.path} was written is not known: {error}. View it before editing it again."
+                    f"It is not known whether {self.target.path} was written: {error}. "
+                    "View it before you edit it again."
                 ) from None
         if written is None:
             raise ToolRefusal(f"The editor reported that it wrote {self.target.path}, but there is no such file.")
