@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import openai
 from crow_core.messages import Message, merge
-from crow_core.models.chat import Call, ChatModel
+from crow_core.models.chat import ChatModel, ModelCall
 from crow_core.models.stream import Reader
 
 CHUNKS = 3_000
@@ -62,7 +62,7 @@ async def read_and_merge(client: openai.AsyncOpenAI) -> str:
 
 
 async def whole_client(client: openai.AsyncOpenAI) -> str:
-    call = Call(ChatModel(name="m", client=client), {"messages": MESSAGES})
+    call = ModelCall(ChatModel(name="m", client=client), {"messages": MESSAGES})
     await call.listen()
     return str(call.reply.get("content"))
 

@@ -6,7 +6,7 @@ uv run benchmarks/view.py
 from statistics import median
 from time import perf_counter
 
-from crow_core.messages import Message, View, answer, view
+from crow_core.messages import Message, View, answer_tool_call, view
 
 
 def long_log(messages: int) -> list[Message]:
@@ -18,7 +18,7 @@ def long_log(messages: int) -> list[Message]:
         log += [
             {"role": "user", "content": "Look at the module and say what it does."},
             {"role": "assistant", "content": "I look.", "reasoning_content": "Hm. " * 50, "tool_calls": [call]},  # pyright: ignore[reportAssignmentType]
-            answer(call, "def f(): ...\n" * 100),  # pyright: ignore[reportArgumentType]
+            answer_tool_call(call, "def f(): ...\n" * 100),  # pyright: ignore[reportArgumentType]
             {"role": "assistant", "content": "It defines a function. " * 10, "crow": {"id": str(turn)}},
         ]
     return log
@@ -33,11 +33,11 @@ def main() -> None:
         view(log)
         whole.append(perf_counter() - begun)
     growing = View()
-    growing.of(log)
+    growing.messages(log)
     for turn in range(30):
         log += [{"role": "user", "content": f"Question {turn}"}, {"role": "assistant", "content": "Answer."}]
         begun = perf_counter()
-        growing.of(log)
+        growing.messages(log)
         grown.append(perf_counter() - begun)
     print(f"{'view of 2,000 messages, at once':40} {median(whole) * 1e3:8.2f} ms")
     print(f"{'the same log, two messages later':40} {median(grown) * 1e3:8.2f} ms")

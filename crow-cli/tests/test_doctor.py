@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import stamina
 from crow_cli.doctor import PROBES, RED, Patient, Report, append_table, examine, table
+from crow_core.errors import ConfigError
 from crow_core.models.quirks import Quirks
-from crow_core.settings.config import ConfigError, ModelSettings
+from crow_core.settings.config import ModelSettings
 from crow_core.settings.discovery import from_settings
 from crow_core.testing import Reply, ScriptedServer
 from crow_core.testing.chaos import CHAOS

@@ -18,17 +18,17 @@ from crow_core.acp.schema import (
     UsageUpdate,
 )
 from crow_core.app import Crow
+from crow_core.errors import ModelError
 from crow_core.extensions.commands import commands
-from crow_core.extensions.prefix import describe_prefix, prefix
+from crow_core.extensions.prefix import prefix
 from crow_core.extensions.usage import usage
 from crow_core.mcp.server import Server
-from crow_core.messages import SUMMARY, kind_of
+from crow_core.messages import SUMMARY_TEMPLATE, marker_kind
 from crow_core.models.chat import ChatModel
-from crow_core.models.stream import ModelError
 from crow_core.prompts import Prompt
 from crow_core.session import Session
 from crow_core.testing import Editor, Failure, Reply, ScriptedModel, ScriptedServer, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 from fastmcp.utilities.types import Image
 
@@ -85,7 +85,7 @@ class Talk:
         return [request for request in self.model.requests if is_compaction(request)]
 
     def markers(self) -> list[dict[str, Any]]:
-        return [entry.get("crow", {}) for entry in self.session.log if kind_of(entry) in ("shrink", "compaction")]
+        return [entry.get("crow", {}) for entry in self.session.log if marker_kind(entry) in ("shrink", "compaction")]
 
 
 @dataclass
@@ -140,7 +140,7 @@ async def test_past_the_threshold_the_model_sums_up_and_goes_on_from_its_summary
         assert talk.asked()[-1]["messages"][0] == before["messages"][0]
         first = talk.asked()[-1]["messages"][1]["content"]
         assert first.startswith("Turn 0.")
-        assert SUMMARY.format("All went well.") in first
+        assert SUMMARY_TEMPLATE.format("All went well.") in first
         assert marker["after"] < marker["before"] <= WINDOW
         assert len([entry for entry in talk.session.log if entry.get("role") == "user"]) == 9, "the log has everything"
         assert f"from about {marker['before']:,} to {marker['after']:,} tokens" in talk.editor.thoughts
@@ -152,9 +152,9 @@ async def test_the_prefix_meter_takes_a_compaction_for_what_it_is():
         while not talk.markers():
             await talk.say(LONG)
         await talk.say("On!")
-        assert describe_prefix(talk.session) == ""
+        assert str(talk.session.state["prefix"]) == ""
         await talk.say("On!")
-        assert "began like the one before" in describe_prefix(talk.session)
+        assert "began like the one before" in str(talk.session.state["prefix"])
 
 
 async def test_one_long_turn_is_cut_where_calls_are_answered_and_keeps_its_prompt():
@@ -267,7 +267,7 @@ async def test_a_prompt_that_leaves_no_room_for_what_was_said_before_is_foreseen
         assert max(map(tokens, talk.model.requests)) <= WINDOW, "nothing was refused"
         assert len(talk.markers()) == 1
         last = talk.asked()[-1]["messages"][-1]["content"]
-        assert SUMMARY.format("All went well.") in last
+        assert SUMMARY_TEMPLATE.format("All went well.") in last
         assert last.endswith(f"Read this. {LONG * 6}")
 
 
@@ -413,7 +413,7 @@ async def test_what_is_pinned_survives_word_for_word():
         view = talk.asked()[-1]["messages"]
         assert view[1]["content"] == "The first words\n\nNever touch  the\nfile x."
         assert view[2]["content"] == "Seen: line 199."
-        assert view[3]["content"].startswith(SUMMARY.format("All went well."))
+        assert view[3]["content"].startswith(SUMMARY_TEMPLATE.format("All went well."))
 
 
 async def test_a_pinned_output_does_not_shrink():
@@ -476,16 +476,16 @@ async def test_the_prompt_is_the_users_to_edit_and_its_renders_are_noted():
     async with talking(Speaker(summary=lambda request: Reply("Short."))) as talk:
         for _ in range(3):
             await talk.say(LONG)
-        talk.session.prompts["compaction"] = Prompt("compaction", "{{ instructions }}: in a word?")
+        talk.session.prompts.templates["compaction"] = Prompt("compaction", "{{ instructions }}: in a word?")
         await talk.say("/compact red")
         assert talk.model.requests[-1]["messages"][-1]["content"] == "red: in a word?"
         (render,) = [e["crow"] for e in talk.session.log if e.get("crow", {}).get("purpose") == "compaction"]
-        assert render["version"] == talk.session.prompts["compaction"].version
+        assert render["version"] == talk.session.prompts.templates["compaction"].version
 
 
 async def test_a_prompt_that_is_wrong_is_said_to_be_so_and_costs_no_turn():
     async with talking(Speaker()) as talk:
-        talk.session.prompts["compaction"] = Prompt("compaction", "{{ unknown }}")
+        talk.session.prompts.templates["compaction"] = Prompt("compaction", "{{ unknown }}")
         for _ in range(8):
             assert await talk.say(LONG) == "end_turn"
         assert "The template of the prompt 'compaction' is wrong" in talk.editor.thoughts

@@ -9,14 +9,14 @@ import pytest
 from crow_compact.extension import compact
 from crow_core.acp.connection import RpcError
 from crow_core.app import Crow
+from crow_core.errors import ModelError
 from crow_core.extensions.commands import commands
 from crow_core.extensions.prefix import prefix
 from crow_core.mcp.server import Server
-from crow_core.messages import kind_of
-from crow_core.models.stream import ModelError
+from crow_core.messages import marker_kind
 from crow_core.prompts import Prompt
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -111,7 +111,7 @@ async def test_a_session_of_200_turns_goes_on_in_a_small_window_and_forgets_noth
             answer = await editor.prompt(session.session_id, f"Turn {turn}.{fact} " + "Look at the next file. " * 10)
             assert answer.stop_reason == "end_turn"
         (log,) = (open.log for open in crow.sessions.values())
-    breaks = [entry.get("crow", {}) for entry in log if kind_of(entry) in ("shrink", "compaction")]
+    breaks = [entry.get("crow", {}) for entry in log if marker_kind(entry) in ("shrink", "compaction")]
     summaries = [request for request in model.requests if is_compaction(request)]
     asked = [request for request in model.requests if not is_compaction(request)]
 

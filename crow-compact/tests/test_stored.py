@@ -16,7 +16,7 @@ from crow_core.acp.connection import ConnectionClosed
 from crow_core.acp.schema import ClientCapabilities, LoadSessionRequest, TextBlock, UserMessageChunk
 from crow_core.acp.transports import Child, spawn
 from crow_core.app import Crow
-from crow_core.messages import SUMMARY, kind_of
+from crow_core.messages import SUMMARY_TEMPLATE, marker_kind
 from crow_core.testing import Editor, Raw, Reply, ScriptedModel, ScriptedServer, connect
 from crow_persistence.extension import persistence
 
@@ -45,7 +45,7 @@ async def test_a_compacted_session_goes_on_in_another_process_and_shows_all_that
     async with connect(first := crow()) as editor:
         id = (await editor.new_session("/")).session_id
         turns = 0
-        while not [entry for entry in first.sessions[id].log if kind_of(entry) == "compaction"]:
+        while not [entry for entry in first.sessions[id].log if marker_kind(entry) == "compaction"]:
             await editor.prompt(id, f"Turn {turns}. {LONG}")
             turns += 1
         await editor.prompt(id, "And now?")
@@ -57,7 +57,7 @@ async def test_a_compacted_session_goes_on_in_another_process_and_shows_all_that
     assert isinstance(model, ScriptedModel)
     assert isinstance(before, ScriptedModel)
     old, new = before.requests[-1]["messages"], model.requests[0]["messages"]
-    assert SUMMARY.format("All went well.") in old[1]["content"]
+    assert SUMMARY_TEMPLATE.format("All went well.") in old[1]["content"]
     assert new[: len(old)] == old
     assert (new[-1]["content"], len(new)) == ("Go on", len(old) + 2)
 
@@ -126,7 +126,7 @@ async def test_a_kill_in_the_middle_of_a_compaction_leaves_the_old_view(tmp_path
         assert "summary" not in str(old[1:])
 
     view = json.loads(await process.run("sessions", "show", id, "--view", "--json"))
-    assert SUMMARY.format("All.") in view[1]["content"]
+    assert SUMMARY_TEMPLATE.format("All.") in view[1]["content"]
     told = await process.run("sessions", "show", id)
     assert told.count("Turn 2. These") == 1
     assert "Summed up, from about" in told

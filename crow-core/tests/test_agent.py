@@ -8,9 +8,8 @@ import pytest
 from crow_core import __version__
 from crow_core.acp.schema import AUTH_REQUIRED, INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
 from crow_core.app import Crow
+from crow_core.errors import ConfigError, ModelError
 from crow_core.extensions.commands import commands
-from crow_core.models.stream import ModelError
-from crow_core.settings.config import ConfigError
 from crow_core.testing import Reply, ScriptedModel
 from crow_core.testing.wire import wired
 

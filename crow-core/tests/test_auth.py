@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from crow_core.acp.schema import AUTH_REQUIRED
 from crow_core.app import Crow
-from crow_core.models.stream import ModelError
+from crow_core.errors import ModelError
 from crow_core.testing import Reply, ScriptedModel
 from crow_core.testing.wire import Wire, wired
 

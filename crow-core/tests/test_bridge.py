@@ -36,17 +36,16 @@ from crow_core.acp.schema import (
 from crow_core.acp.transports import memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
-from crow_core.elicitation import ElicitationError
+from crow_core.errors import ElicitationError, ModelError
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.usage import usage
 from crow_core.mcp import schemas
 from crow_core.mcp import server as servers
-from crow_core.mcp.server import Server, Use
-from crow_core.messages import kind_of
-from crow_core.models.chat import Call
-from crow_core.models.stream import ModelError
+from crow_core.mcp.server import RunningCall, Server
+from crow_core.messages import marker_kind
+from crow_core.models.chat import ModelCall
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Asked
+from crow_core.testing.script import ScriptedCall as Asked
 from crow_core.testing.wire import wired
 from fastmcp import Context, FastMCP
 from fastmcp.tools import ToolResult
@@ -258,8 +257,8 @@ async def test_no_call_lasts_for_ever_whatever_it_says(birds: Birds, monkeypatch
 
 
 def test_while_a_person_is_asked_no_time_passes_for_the_call():
-    assert Use(heard=0, end=0).left(5) < 0
-    assert Use(heard=0, end=0, asking=1).left(5) == 5
+    assert RunningCall(heard=0, end=0).left(5) < 0
+    assert RunningCall(heard=0, end=0, asking=1).left(5) == 5
 
 
 # elicitation
@@ -462,7 +461,7 @@ async def test_a_cancelled_turn_takes_the_question_back(birds: Birds):
 
 
 async def test_the_model_answers_a_server_that_the_person_lets_ask(birds: Birds):
-    calls: list[Call] = []
+    calls: list[ModelCall] = []
     counted: list[int] = []
     model = script(sample(systemPrompt="You are a bird.", temperature=0.5, stopSequences=["!"]))
     crow = crow_with(model, birds()).use(usage)
@@ -533,7 +532,7 @@ async def test_who_let_a_server_ask_is_in_the_log(birds: Birds):
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
         (opened,) = crow.sessions.values()
-        (decision,) = [entry["crow"] for entry in opened.log if kind_of(entry) == "decision"]
+        (decision,) = [entry["crow"] for entry in opened.log if marker_kind(entry) == "decision"]
     assert {key: decision[key] for key in ("is", "by", "scope", "tool", "call")} == {
         "is": "allow",
         "by": "the user",
@@ -627,7 +626,7 @@ async def test_a_server_of_before_2026_hears_that_the_folders_are_others_now(tmp
             await editor.prompt(session.session_id, "hello")
         assert not heard.is_set()
         (opened,) = crow.sessions.values()
-        opened.roots.append(str(tmp_path))
+        opened.folders.roots.append(str(tmp_path))
         await editor.prompt(session.session_id, "hello again")
         await heard.wait()
 
@@ -701,7 +700,7 @@ async def test_tools_change_at_the_next_turns_start_with_a_marker_and_a_word(bir
         for _ in range(3):
             await editor.prompt(session.session_id, "go")
         (opened,) = crow.sessions.values()
-        assert len([entry for entry in opened.log if kind_of(entry) == "tools"]) == 3
+        assert len([entry for entry in opened.log if marker_kind(entry) == "tools"]) == 3
     assert [offered(request) for request in model.requests] == [
         *(set(), set()),
         *({"crow"}, {"crow"}),
@@ -722,12 +721,12 @@ async def test_what_goes_on_being_sent_keeps_its_order(birds: Birds):
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
         (opened,) = crow.sessions.values()
-        before = opened.tools
+        before = opened.toolbox.sent
         model._script = lambda request: Reply("Hello.")  # pyright: ignore[reportPrivateUsage]
         await editor.prompt(session.session_id, "go")
         assert before
-        assert opened.tools
-        assert opened.tools[: len(before)] == before
+        assert opened.toolbox.sent
+        assert opened.toolbox.sent[: len(before)] == before
 
 
 async def test_an_answer_for_the_session_does_not_hold_for_a_tool_that_is_another_now(birds: Birds):

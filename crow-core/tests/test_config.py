@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
+from crow_core.errors import ConfigError
 from crow_core.mcp.server import Server
 from crow_core.settings.config import (
     Config,
-    ConfigError,
     Home,
     ModelSettings,
     OAuthSettings,

@@ -24,12 +24,13 @@ from crow_core.acp.schema import (
     UserMessageChunk,
 )
 from crow_core.app import Crow
-from crow_core.content import fenced, replay, to_message
+from crow_core.content import replay, to_user_message
 from crow_core.mcp.server import Server
 from crow_core.models.chat import ChatModel
 from crow_core.models.quirks import Quirks
 from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
+from crow_core.text import fence
 from fastmcp import FastMCP
 from fastmcp.tools.base import ToolResult
 from fastmcp.utilities.types import Audio, Image
@@ -155,7 +156,7 @@ def test_what_a_prompt_attached_is_shown_again_as_it_was():
         ImageBlock(data=PIXEL, mime_type="image/png"),
         AudioBlock(data="bW9yZQ==", mime_type="audio/mpeg"),
     ]
-    shown = list(replay([to_message(blocks)], "/"))
+    shown = list(replay([to_user_message(blocks)], "/"))
     assert [update.content for update in shown if isinstance(update, UserMessageChunk)] == blocks
 
 
@@ -163,7 +164,7 @@ def test_what_a_prompt_attached_is_shown_again_as_it_was():
 def test_a_binary_file_that_was_attached_is_shown_again_without_its_data(kind: dict[str, Any]):
     """Whether or not its kind was said."""
     (shown,) = replay(
-        [to_message([ResourceBlock(resource=ResourceContents(uri="file:///a", blob="AAAA", **kind))])], "/"
+        [to_user_message([ResourceBlock(resource=ResourceContents(uri="file:///a", blob="AAAA", **kind))])], "/"
     )
     assert isinstance(shown, UserMessageChunk)
     assert shown.content == ResourceBlock(resource=ResourceContents(uri="file:///a", blob="", **kind))
@@ -321,8 +322,8 @@ async def test_a_prompt_without_any_block_is_an_empty_message():
 
 
 @pytest.mark.parametrize(
-    ("text", "fence"), [("", "```"), ("``", "```"), ("a ``` b", "````"), ("`````\n```", "``````"), ("`" * 10**5, "")]
+    ("text", "marks"), [("", "```"), ("``", "```"), ("a ``` b", "````"), ("`````\n```", "``````"), ("`" * 10**5, "")]
 )
-def test_a_code_block_is_longer_at_its_edges_than_anything_in_it(text: str, fence: str):
-    fence = fence or "`" * (10**5 + 1)
-    assert fenced(text) == f"{fence}\n{text}\n{fence}"
+def test_a_code_block_is_longer_at_its_edges_than_anything_in_it(text: str, marks: str):
+    marks = marks or "`" * (10**5 + 1)
+    assert fence(text) == f"{marks}\n{text}\n{marks}"

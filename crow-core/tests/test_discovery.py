@@ -5,11 +5,12 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from crow_core.models.chat import Call, ChatModel, Model
-from crow_core.models.stream import ModelError
+from crow_core.errors import ModelError
+from crow_core.models.chat import ChatModel, Model, ModelCall
+from crow_core.models.listing import list_models
 from crow_core.settings import discovery
 from crow_core.settings.config import Config, ModelSettings
-from crow_core.settings.discovery import NOTHING, find_models, list_models
+from crow_core.settings.discovery import NOTHING, find_models
 from crow_core.testing import Reply, ScriptedServer
 
 pytestmark = pytest.mark.anyio
@@ -173,7 +174,7 @@ async def test_local_server_is_found_and_can_be_asked(second: Local) -> None:
     async with ScriptedServer([Reply("Hi")]) as server:
         second(server.url)
         found = await find_models(Config(), {})
-        call = Call(found["scripted"], {"messages": [{"role": "user", "content": "Hi"}]})
+        call = ModelCall(found["scripted"], {"messages": [{"role": "user", "content": "Hi"}]})
         await call.listen()
         for model in found.values():
             assert isinstance(model, ChatModel)

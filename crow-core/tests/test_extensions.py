@@ -26,11 +26,12 @@ from crow_core.extensions.refusal import refusal
 from crow_core.extensions.templates import templates
 from crow_core.extensions.titles import titles
 from crow_core.extensions.truncate import truncate
-from crow_core.extensions.usage import UNKNOWN_WINDOW, usage
+from crow_core.extensions.usage import usage
 from crow_core.mcp.server import Server
+from crow_core.models.usage import ASSUMED_WINDOW
 from crow_core.prompts import Prompt
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 from fastmcp.tools.base import ToolResult
 from fastmcp.utilities.types import Image
@@ -144,7 +145,7 @@ async def test_usage_that_nobody_counted_is_estimated_or_nothing(counts: dict[st
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "hi")
         (update,) = editor.of(UsageUpdate)
-        assert update.size == UNKNOWN_WINDOW
+        assert update.size == ASSUMED_WINDOW
         await editor.prompt(session.session_id, "/usage")
     assert "(assumed)" in editor.text
     assert ("about" in editor.text) == (not counts)

@@ -10,25 +10,25 @@ import pytest
 from crow_core.messages import (
     INTERRUPTED,
     PASSES,
-    SUMMARY,
+    SUMMARY_TEMPLATE,
     Delta,
     Message,
     ToolUse,
     View,
-    answer,
-    arguments_of,
-    live,
+    answer_tool_call,
+    complete_answers,
+    drop_markers,
+    drop_notes,
+    drop_rewound,
+    drop_thoughts,
+    find_unanswered,
+    join_user_messages,
     merge,
+    move_images,
+    parse_arguments,
+    repair_arguments,
     settle,
-    unanswered,
     view,
-    with_answers,
-    with_images_apart,
-    with_joined_users,
-    with_valid_arguments,
-    without_markers,
-    without_notes,
-    without_thoughts,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -202,7 +202,7 @@ def test_no_arguments_at_all_become_an_empty_object(nothing: str | None) -> None
 def test_arguments_that_are_no_object_are_kept_as_they_came_and_read_as_none(broken: str) -> None:
     ((id, name, arguments),) = folded(fragment("f", broken, id="a"))
     assert (id, name, arguments) == ("a", "f", broken)
-    assert arguments_of(use("a", arguments=broken)) is None
+    assert parse_arguments(use("a", arguments=broken)) is None
 
 
 def test_call_without_a_name_is_no_call() -> None:
@@ -280,7 +280,7 @@ def test_any_legal_interleaving_of_fragments_gives_the_same_calls(
 
 def test_markers_are_not_sent() -> None:
     log: list[Message] = [{"crow": {"kind": "title"}}, user("Hi"), {"crow": {"kind": "render"}}]
-    assert without_markers(log) == [user("Hi")]
+    assert drop_markers(log) == [user("Hi")]
 
 
 @pytest.mark.parametrize(
@@ -295,76 +295,94 @@ def test_markers_are_not_sent() -> None:
     ],
 )
 def test_reply_without_words_or_calls_is_not_sent(silent: Message) -> None:
-    assert without_thoughts([user("Hi"), silent, says("Yes")]) == [user("Hi"), says("Yes")]
+    assert drop_thoughts([user("Hi"), silent, says("Yes")]) == [user("Hi"), says("Yes")]
 
 
 def test_reply_of_calls_alone_is_sent() -> None:
-    assert without_thoughts([asks(use("a"), content=None)]) == [asks(use("a"), content=None)]
+    assert drop_thoughts([asks(use("a"), content=None)]) == [asks(use("a"), content=None)]
 
 
 def test_invalid_arguments_are_sent_as_an_object_that_shows_them() -> None:
     log = [asks(use("a", arguments='{"x": '), use("b", arguments='{"x": 1}'))]
-    assert with_valid_arguments(log) == [
+    assert repair_arguments(log) == [
         asks(use("a", arguments='{"invalid_json":"{\\"x\\": "}'), use("b", arguments='{"x": 1}'))
     ]
 
 
 def test_arguments_with_half_a_character_are_shown_as_they_are() -> None:
     log = [asks(use("a", arguments='{"x": "\ud800"}'))]
-    assert with_valid_arguments(log) == [asks(use("a", arguments='{"invalid_json":"{\\"x\\": \\"\ud800\\"}"}'))]
+    assert repair_arguments(log) == [asks(use("a", arguments='{"invalid_json":"{\\"x\\": \\"\ud800\\"}"}'))]
 
 
 def test_missing_arguments_are_sent_as_an_empty_object() -> None:
-    assert with_valid_arguments([asks(use("a", arguments=""))]) == [asks(use("a", arguments="{}"))]
+    assert repair_arguments([asks(use("a", arguments=""))]) == [asks(use("a", arguments="{}"))]
 
 
 def test_unanswered_call_is_sent_with_a_word_that_it_was_interrupted() -> None:
-    log = [asks(use("a"), use("b")), answer(use("b"), "done"), user("Go on")]
-    assert with_answers(log) == [asks(use("a"), use("b")), answer(use("a"), INTERRUPTED), *log[1:]]
+    log = [asks(use("a"), use("b")), answer_tool_call(use("b"), "done"), user("Go on")]
+    assert complete_answers(log) == [asks(use("a"), use("b")), answer_tool_call(use("a"), INTERRUPTED), *log[1:]]
 
 
 def test_answers_follow_their_call_in_the_order_asked_whatever_stands_between() -> None:
-    log = [asks(use("a"), use("b")), answer(use("b"), "2"), user("Hi"), answer(use("a"), "1"), says("Yes")]
-    assert with_answers(log) == [log[0], log[3], log[1], log[2], log[4]]
+    log = [
+        asks(use("a"), use("b")),
+        answer_tool_call(use("b"), "2"),
+        user("Hi"),
+        answer_tool_call(use("a"), "1"),
+        says("Yes"),
+    ]
+    assert complete_answers(log) == [log[0], log[3], log[1], log[2], log[4]]
 
 
 def test_stray_and_second_answers_are_not_sent() -> None:
     a, x = use("a"), use("x")
-    log = [answer(x, "?"), asks(a), answer(a, "1"), answer(x, "?"), answer(a, "2"), says("Yes"), answer(a, "3")]
-    assert with_answers(log) == [asks(a), answer(a, "1"), says("Yes")]
+    log = [
+        answer_tool_call(x, "?"),
+        asks(a),
+        answer_tool_call(a, "1"),
+        answer_tool_call(x, "?"),
+        answer_tool_call(a, "2"),
+        says("Yes"),
+        answer_tool_call(a, "3"),
+    ]
+    assert complete_answers(log) == [asks(a), answer_tool_call(a, "1"), says("Yes")]
 
 
 def test_ids_reused_in_a_later_turn_keep_their_own_answers() -> None:
-    log = [asks(use("a")), answer(use("a"), "1"), asks(use("a")), answer(use("a"), "2")]
-    assert with_answers(log) == log
+    log = [asks(use("a")), answer_tool_call(use("a"), "1"), asks(use("a")), answer_tool_call(use("a"), "2")]
+    assert complete_answers(log) == log
 
 
 def test_images_of_tools_follow_behind_the_answers_and_are_numbered_in_both_places() -> None:
     a, b, c = use("a"), use("b"), use("c")
-    results = [answer(a, [text("One:"), IMAGE, IMAGE]), answer(b, "no image"), answer(c, [IMAGE])]
+    results = [
+        answer_tool_call(a, [text("One:"), IMAGE, IMAGE]),
+        answer_tool_call(b, "no image"),
+        answer_tool_call(c, [IMAGE]),
+    ]
     one, two, three = (f"[image {n} of these tool results]" for n in (1, 2, 3))
-    assert with_images_apart([asks(a, b, c), *results, says("I see.")]) == [
+    assert move_images([asks(a, b, c), *results, says("I see.")]) == [
         asks(a, b, c),
-        answer(a, f"One:\n\n{one}\n\n{two}"),
-        answer(b, "no image"),
-        answer(c, three),
+        answer_tool_call(a, f"One:\n\n{one}\n\n{two}"),
+        answer_tool_call(b, "no image"),
+        answer_tool_call(c, three),
         user([text(one), IMAGE, text(two), IMAGE, text(three), IMAGE]),
         says("I see."),
     ]
 
 
 def test_images_of_the_last_answers_are_sent_too() -> None:
-    *_, last = with_images_apart([asks(use("a")), answer(use("a"), [IMAGE])])
+    *_, last = move_images([asks(use("a")), answer_tool_call(use("a"), [IMAGE])])
     assert last.get("role") == "user"
 
 
 def test_tool_message_is_always_one_text() -> None:
-    assert with_images_apart([answer(use("a"), [text("x"), text("y")])]) == [answer(use("a"), "x\n\ny")]
+    assert move_images([answer_tool_call(use("a"), [text("x"), text("y")])]) == [answer_tool_call(use("a"), "x\n\ny")]
 
 
 def test_images_of_tools_join_the_users_next_words() -> None:
     label = "[image 1 of these tool results]"
-    log = [user("Look"), asks(use("a")), answer(use("a"), [IMAGE]), user("Well?")]
+    log = [user("Look"), asks(use("a")), answer_tool_call(use("a"), [IMAGE]), user("Well?")]
     assert view(log)[-2:] == [
         {"role": "tool", "tool_call_id": "a", "content": label},
         user([text(label), IMAGE, text("Well?")]),
@@ -386,7 +404,7 @@ def test_users_own_images_stay_where_they_are() -> None:
     ],
 )
 def test_two_user_messages_in_a_row_become_one(first: Any, second: Any, both: Any) -> None:
-    assert with_joined_users([user(first), user(second)]) == [user(both)]
+    assert join_user_messages([user(first), user(second)]) == [user(both)]
 
 
 def test_only_keys_of_the_protocol_are_sent_always_in_one_order() -> None:
@@ -395,7 +413,7 @@ def test_only_keys_of_the_protocol_are_sent_always_in_one_order() -> None:
         {"reasoning_content": "Hm.", "tool_calls": [use("a")], "role": "assistant", "crow": {"cut": "x"}},
         {"content": "ok", "crow": {"failed": True}, "tool_call_id": "a", "role": "tool"},
     ]
-    sent = without_notes(log)
+    sent = drop_notes(log)
     assert sent == [
         user("Hi"),
         {**asks(use("a"), content=""), "reasoning_content": "Hm."},
@@ -415,7 +433,7 @@ def test_whole_log_becomes_a_whole_request() -> None:
         {"role": "assistant", "reasoning_content": "How?", "crow": {"id": "1"}},
         user("Well?"),
         asks(use("a", "look", '{"path": "'), use("b"), content="Looking.", reasoning_content="Hm.", crow={"id": "2"}),
-        answer(use("b"), [text("seen"), IMAGE], failed=True),
+        answer_tool_call(use("b"), [text("seen"), IMAGE], failed=True),
         {"crow": {"kind": "decision"}},
         user("Stop"),
     ]
@@ -428,8 +446,8 @@ def test_whole_log_becomes_a_whole_request() -> None:
             content="Looking.",
             reasoning_content="Hm.",
         ),
-        answer(use("a"), INTERRUPTED),
-        answer(use("b"), f"seen\n\n{label}"),
+        answer_tool_call(use("a"), INTERRUPTED),
+        answer_tool_call(use("b"), f"seen\n\n{label}"),
         user([text(label), IMAGE, text("Stop")]),
     ]
 
@@ -485,9 +503,9 @@ def turns(draw: st.DrawFn, number: int) -> list[Message]:
         reply["reasoning_content"] = "Hm."
     if calls or draw(st.booleans()):
         reply["tool_calls"] = calls
-    answers = [answer(call, draw(contents), **draw(notes)) for call in calls if not draw(rarely)]
+    answers = [answer_tool_call(call, draw(contents), **draw(notes)) for call in calls if not draw(rarely)]
     if draw(rarely):
-        answers += [answer(use("nobody"), "?"), *answers[:1]]
+        answers += [answer_tool_call(use("nobody"), "?"), *answers[:1]]
     return [reply, *draw(st.permutations(answers))]
 
 
@@ -541,8 +559,8 @@ def test_no_call_is_lost_and_none_is_made_up(log: list[Message]) -> None:
 def test_view_of_a_growing_log_is_the_view_of_the_whole(log: list[Message], stops: list[int]) -> None:
     growing = View()
     for stop in sorted({min(stop, len(log)) for stop in stops}):
-        assert growing.of(log[:stop]) == view(log[:stop])
-    assert growing.of(log) == view(log)
+        assert growing.messages(log[:stop]) == view(log[:stop])
+    assert growing.messages(log) == view(log)
 
 
 def id_of(entry: Message) -> str:
@@ -559,7 +577,7 @@ def marked(draw: st.DrawFn) -> list[Message]:
         some = st.lists(st.sampled_from(ids), max_size=3)
         match draw(st.sampled_from(["", "", "rewind", "shrink", "compaction"])):
             case "rewind":
-                notes = {"kind": "rewind", "to": draw(st.sampled_from(["", *map(id_of, live(log))]))}
+                notes = {"kind": "rewind", "to": draw(st.sampled_from(["", *map(id_of, drop_rewound(log))]))}
             case "shrink":
                 upto, limit = draw(st.sampled_from(ids)), draw(st.integers(0, 5))
                 notes = {"kind": "shrink", "upto": upto, "limit": limit, "pinned": draw(some), "tool": "read_output"}
@@ -580,9 +598,9 @@ def test_whatever_markers_choose_the_request_is_valid_and_the_growing_view_the_s
     growing, before = View(), copy.deepcopy(log)
     for stop in sorted({min(stop, len(log)) for stop in stops}):
         assert_valid(view(log[:stop]))
-        assert growing.of(log[:stop]) == view(log[:stop])
+        assert growing.messages(log[:stop]) == view(log[:stop])
     assert_valid(view(log))
-    assert growing.of(log) == view(log)
+    assert growing.messages(log) == view(log)
     assert log == before
 
 
@@ -594,14 +612,14 @@ def long_work() -> list[Message]:
     entries: list[Message] = [
         user("Mend it"),
         asks(use("a", "look")),
-        answer(use("a"), LONG),
+        answer_tool_call(use("a"), LONG),
         says("Mended."),
         user("Now the other"),
         asks(use("b", "look"), use("c", "look")),
-        answer(use("b"), LONG),
-        answer(use("c"), [text(LONG), IMAGE]),
+        answer_tool_call(use("b"), LONG),
+        answer_tool_call(use("c"), [text(LONG), IMAGE]),
         asks(use("d", "look")),
-        answer(use("d"), LONG),
+        answer_tool_call(use("d"), LONG),
     ]
     return [{**entry, "crow": {"id": str(at)}} for at, entry in enumerate(entries)]
 
@@ -612,15 +630,15 @@ def compaction(start: str, *pinned: str, summary: str = "All went well.") -> Mes
 
 
 def test_a_compaction_leaves_the_first_words_what_is_pinned_a_summary_and_the_rest_whole() -> None:
-    first, _, _, mended, second, *_, call, result = without_notes(long_work())
-    summed_up = user(SUMMARY.format("All went well."))
+    first, _, _, mended, second, *_, call, result = drop_notes(long_work())
+    summed_up = user(SUMMARY_TEMPLATE.format("All went well."))
     log = [*long_work(), compaction("8", "3", "4"), says("Done.")]
     both = user(f"{second.get('content')}\n\n{summed_up.get('content')}")
     assert view(log) == [first, mended, both, call, result, says("Done.")]
 
 
 def test_a_compaction_that_keeps_nothing_ends_with_its_summary() -> None:
-    assert view([*long_work(), compaction("")]) == [user(f"Mend it\n\n{SUMMARY.format('All went well.')}")]
+    assert view([*long_work(), compaction("")]) == [user(f"Mend it\n\n{SUMMARY_TEMPLATE.format('All went well.')}")]
 
 
 @pytest.mark.parametrize("start", ["unknown", "0"])
@@ -648,7 +666,11 @@ def test_old_outputs_shrink_to_head_and_tail_and_say_how_the_whole_is_read() -> 
 
 
 def test_an_output_that_would_not_get_shorter_stays_whole() -> None:
-    log = [asks(use("a")), answer(use("a"), "x" * 60), Message(crow={"kind": "shrink", "upto": "", "limit": 40})]
+    log = [
+        asks(use("a")),
+        answer_tool_call(use("a"), "x" * 60),
+        Message(crow={"kind": "shrink", "upto": "", "limit": 40}),
+    ]
     assert view(log) == view(log[:2])
 
 
@@ -659,7 +681,7 @@ def rewound(draw: st.DrawFn) -> list[Message]:
     for at, message in enumerate(draw(logs())):
         log.append({**message, "crow": {**message.get("crow", {}), "id": str(at)}})
         if draw(st.booleans()):
-            to = draw(st.sampled_from(["", *(entry.get("crow", {})["id"] for entry in live(log))]))
+            to = draw(st.sampled_from(["", *(entry.get("crow", {})["id"] for entry in drop_rewound(log))]))
             log.append({"crow": {"kind": "rewind", "to": to, "id": f"rewind {at}"}})
     return log
 
@@ -669,15 +691,15 @@ def rewound(draw: st.DrawFn) -> list[Message]:
 def test_view_of_a_growing_log_that_is_rewound_is_the_view_of_the_whole(log: list[Message], stops: list[int]) -> None:
     growing = View()
     for stop in sorted({min(stop, len(log)) for stop in stops}):
-        assert growing.of(log[:stop]) == view(log[:stop])
-    assert growing.of(log) == view(log)
+        assert growing.messages(log[:stop]) == view(log[:stop])
+    assert growing.messages(log) == view(log)
 
 
 @settings(deadline=None)
 @given(rewound())
 def test_what_is_stored_without_the_rewound_reads_the_same(log: list[Message]) -> None:
-    assert live(live(log)) == live(log)
-    assert view(live(log)) == view(log)
+    assert drop_rewound(drop_rewound(log)) == drop_rewound(log)
+    assert view(drop_rewound(log)) == view(log)
 
 
 def test_what_was_rewound_is_gone_for_the_model() -> None:
@@ -696,10 +718,10 @@ def test_what_was_rewound_is_gone_for_the_model() -> None:
 
 def test_the_calls_that_nobody_answered_are_those_of_the_last_reply() -> None:
     a, b = use("a", "look"), use("b", "look")
-    assert unanswered([]) == []
-    assert unanswered([user("Hi"), asks(a, b)]) == [a, b]
-    assert unanswered([user("Hi"), asks(a, b), answer(b, "seen"), {"crow": {"kind": "decision"}}]) == [a]
-    assert unanswered([asks(a), says("Well."), user("Hi")]) == []
+    assert find_unanswered([]) == []
+    assert find_unanswered([user("Hi"), asks(a, b)]) == [a, b]
+    assert find_unanswered([user("Hi"), asks(a, b), answer_tool_call(b, "seen"), {"crow": {"kind": "decision"}}]) == [a]
+    assert find_unanswered([asks(a), says("Well."), user("Hi")]) == []
 
 
 def test_bytes_of_a_request_up_to_its_last_message_begin_the_next_request() -> None:
@@ -710,13 +732,13 @@ def test_bytes_of_a_request_up_to_its_last_message_begin_the_next_request() -> N
         [says("Hello."), user([text("What is this?"), IMAGE])],
         [
             asks(a, b, content="Let me look.", reasoning_content="Hm."),
-            answer(b, "failed"),
-            answer(a, [text("x"), IMAGE]),
+            answer_tool_call(b, "failed"),
+            answer_tool_call(a, [text("x"), IMAGE]),
         ],
         [{"role": "assistant", "reasoning_content": "Hm."}, user("Well?")],
         [{"crow": {"kind": "decision"}}, asks(c), user("Stop. Do something else.")],
         [{"role": "assistant", "content": "Half a sen", "crow": {"cut": "CancelledError"}}, user("Go on")],
-        [asks(use("d")), answer(use("d"), "done")],
+        [asks(use("d")), answer_tool_call(use("d"), "done")],
     ]
     before = b""
     for rows in turns:

@@ -11,10 +11,10 @@ import httpx2
 import openai
 import pytest
 import stamina
-from crow_core.messages import Delta, Message, answer, settle, view
+from crow_core.errors import ModelError
+from crow_core.messages import Delta, Message, answer_tool_call, settle, view
 from crow_core.models import chat as models
-from crow_core.models.chat import Call, ChatModel, Request, seconds
-from crow_core.models.stream import ModelError
+from crow_core.models.chat import ChatModel, ModelCall, Request, seconds
 from crow_core.testing import Failure, Raw, Reply, ScriptedServer
 from stamina.instrumentation import RetryDetails, set_on_retry_hooks
 
@@ -63,9 +63,9 @@ async def own(url: str, **settings: Any) -> AsyncGenerator[ChatModel]:
         await model.close()
 
 
-async def asked(model: ChatModel, request: Request = ASK) -> tuple[Call, list[str]]:
+async def asked(model: ChatModel, request: Request = ASK) -> tuple[ModelCall, list[str]]:
     """A finished call, and the notices on its way."""
-    call, notices = Call(model, request), list[str]()
+    call, notices = ModelCall(model, request), list[str]()
 
     async def tell(delta: Delta) -> None:
         notices.extend([delta["notice"]] if "notice" in delta else [])
@@ -297,7 +297,7 @@ async def test_call_cancelled_in_mid_reply_hangs_up_and_keeps_what_was_told(make
             told.set()
 
     async with ScriptedServer([Reply("four", hang=True)]) as server:
-        call = Call(make(server.url), ASK)
+        call = ModelCall(make(server.url), ASK)
         listening = asyncio.create_task(call.listen(tell))
         await told.wait()
         listening.cancel()
@@ -314,7 +314,7 @@ async def test_call_whose_listener_fails_hangs_up(make: Make) -> None:
             raise RuntimeError("the screen is gone")
 
     async with ScriptedServer([Reply("four", hang=True)]) as server:
-        call = Call(make(server.url), ASK)
+        call = ModelCall(make(server.url), ASK)
         with pytest.raises(RuntimeError) as caught:
             await call.listen(tell)
         await server.until(lambda: server.hangups == 1)
@@ -342,7 +342,7 @@ async def test_call_cancelled_while_it_waits_is_not_sent_again(make: Make) -> No
 
     async with ScriptedServer([Failure(503, "down", {"Retry-After": "60"}), Reply("Hi")]) as server:
         with stamina.set_testing(False):
-            listening = asyncio.create_task(Call(make(server.url), ASK).listen(tell))
+            listening = asyncio.create_task(ModelCall(make(server.url), ASK).listen(tell))
             await noticed.wait()
             listening.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -392,7 +392,7 @@ async def test_requests_sent_again_are_the_same(make: Make) -> None:
 async def test_endpoint_that_stays_in_trouble_is_given_up_after_some_attempts(make: Make, trouble: Any) -> None:
     async with ScriptedServer(lambda request: trouble) as server:
         model = make(server.url, attempts=3)
-        call = Call(model, ASK)
+        call = ModelCall(model, ASK)
         with pytest.raises(ModelError) as caught:
             await call.listen()
         assert len(server.requests) == 3
@@ -564,7 +564,7 @@ async def test_secrets_in_an_address_are_not_told(nowhere: str) -> None:
 
 async def test_death_in_mid_stream_is_an_error_keeps_the_text_and_is_not_sent_again(make: Make) -> None:
     async with ScriptedServer([Reply("Half a sentence", error=ConnectionError()), Reply("Hi")]) as server:
-        call = Call(make(server.url), ASK)
+        call = ModelCall(make(server.url), ASK)
         with pytest.raises(ModelError) as caught:
             await call.listen()
         assert len(server.requests) == 1, "what was shown is not shown twice"
@@ -584,7 +584,7 @@ async def test_error_object_in_mid_stream_keeps_the_text_and_is_not_sent_again(m
     chunk = b'data: {"choices": [{"delta": {"content": "Half"}}]}\n\n'
     error = b'data: {"error": {"message": "overloaded", "code": 503}}\n\n'
     async with ScriptedServer([Raw([chunk, error]), Reply("Hi")]) as server:
-        call = Call(make(server.url), ASK)
+        call = ModelCall(make(server.url), ASK)
         with pytest.raises(ModelError, match="reported an error: overloaded"):
             await call.listen()
         assert len(server.requests) == 1
@@ -616,7 +616,7 @@ async def test_silence_in_mid_stream_is_an_error_that_keeps_the_text(make: Make)
             if "content" in delta:
                 heard.append(len(server.requests))
 
-        call = Call(make(server.url, idle_timeout=1), ASK)
+        call = ModelCall(make(server.url, idle_timeout=1), ASK)
         with pytest.raises(ModelError, match=r"sent nothing for 1 s\. Set idle_timeout if it needs longer\.$"):
             await call.listen(tell)
         await server.until(lambda: server.hangups == len(server.requests))
@@ -669,7 +669,7 @@ async def test_bytes_of_a_request_up_to_its_last_message_begin_the_next_request(
             reply = settle(call.reply, used=used)
             log.append(reply)
             calls = reply.get("tool_calls", [])
-            log += [answer(call, result) for call, result in zip(calls, results, strict=False)]
+            log += [answer_tool_call(call, result) for call, result in zip(calls, results, strict=False)]
             if not calls:
                 log.append({"role": "user", "content": "Well?"})
     for request, body, following in zip(server.requests, server.bodies, server.bodies[1:], strict=False):

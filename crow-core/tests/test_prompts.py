@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crow_core.prompts import Prompt, PromptError
+from crow_core.errors import PromptError
+from crow_core.prompts import Prompt
 
 SYSTEM: dict[str, Any] = {
     "cwd": "/p",

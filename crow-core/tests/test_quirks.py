@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 import stamina
+from crow_core.errors import ConfigError, ModelError
 from crow_core.messages import Delta
-from crow_core.models.chat import Call, ChatModel, room
+from crow_core.models.chat import ChatModel, ModelCall, effective_window
 from crow_core.models.quirks import Body, Quirks, fit, known, learn, rules
-from crow_core.models.stream import ModelError
-from crow_core.settings.config import ConfigError, ModelSettings
+from crow_core.settings.config import ModelSettings
 from crow_core.settings.discovery import from_settings
 from crow_core.testing import Failure, Reply, ScriptedServer
 from hypothesis import given
@@ -300,9 +300,11 @@ def test_quirk_that_is_none_is_an_error_that_names_the_model(wrong: dict[str, An
 
 def test_known_window_counts_only_where_others_run_the_server() -> None:
     far, near = "https://api.deepseek.com", "http://localhost:11434/v1"
-    assert room(ChatModel(name="deepseek-chat", base_url=far, quirks=known(far, "deepseek-chat"))) == 128_000
-    assert room(ChatModel(name="deepseek-chat", base_url=near, quirks=known(near, "deepseek-chat"))) is None
-    assert room(ChatModel(name="m", base_url=far, window=5, quirks=Quirks(window=9))) == 5
+    assert (
+        effective_window(ChatModel(name="deepseek-chat", base_url=far, quirks=known(far, "deepseek-chat"))) == 128_000
+    )
+    assert effective_window(ChatModel(name="deepseek-chat", base_url=near, quirks=known(near, "deepseek-chat"))) is None
+    assert effective_window(ChatModel(name="m", base_url=far, window=5, quirks=Quirks(window=9))) == 5
 
 
 # Refusals, in words as close to the servers' own as their public reports show them.
@@ -560,9 +562,9 @@ def no_waiting() -> Iterator[None]:
         yield
 
 
-async def asked(model: ChatModel, request: dict[str, Any]) -> tuple[Call, list[str]]:
+async def asked(model: ChatModel, request: dict[str, Any]) -> tuple[ModelCall, list[str]]:
     """A finished call, and the notices on its way."""
-    call, notices = Call(model, request), list[str]()
+    call, notices = ModelCall(model, request), list[str]()
 
     async def tell(delta: Delta) -> None:
         notices.extend([delta["notice"]] if "notice" in delta else [])

@@ -16,14 +16,14 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.app import Crow
-from crow_core.extensions.masking import secrets, session_secrets
+from crow_core.extensions.masking import mask_secrets
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.truncate import truncate
-from crow_core.masking import MASK, masked, secrets_of
+from crow_core.masking import MASK, find_secrets, mask
 from crow_core.mcp.server import Server
 from crow_core.settings.config import Config, McpSettings, ModelSettings, ServerSettings
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 from fastmcp.tools.base import ToolResult
 from hypothesis import given
@@ -73,7 +73,7 @@ def leaks(*seen: Any) -> list[str]:
 
 
 def test_each_secret_is_found_and_nothing_else():
-    assert secrets_of(CONFIG, ENV) | secrets_of(CLIENTS) == set(CANARIES)
+    assert find_secrets(CONFIG, ENV) | find_secrets(CLIENTS) == set(CANARIES)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_each_secret_is_found_and_nothing_else():
     ],
 )
 def test_what_anybody_may_know_is_no_secret(name: str, value: str):
-    assert not secrets_of({"env": {name: value}})
+    assert not find_secrets({"env": {name: value}})
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_what_anybody_may_know_is_no_secret(name: str, value: str):
 )
 def test_the_environment_is_taken_by_its_names(name: str):
     ordinary = {"MAX_TOKENS": "320000000", "GIT_AUTHOR_EMAIL": "jane7x2@example.com", "PATH": "a1b2c3d4e5f6"}
-    assert not secrets_of({name: ordinary.get(name, "/run/user/1000/x9y8z7")})
+    assert not find_secrets({name: ordinary.get(name, "/run/user/1000/x9y8z7")})
 
 
 @pytest.mark.parametrize(
@@ -125,20 +125,20 @@ def test_the_environment_is_taken_by_its_names(name: str):
     ],
 )
 def test_a_secret_is_known_by_its_name_or_its_place(settings: dict[str, Any], secret: str):
-    assert secrets_of(settings) == {secret}
+    assert find_secrets(settings) == {secret}
 
 
 def test_a_password_in_an_address_is_known_as_it_is_typed_and_as_it_is_meant():
-    assert secrets_of({"url": "postgresql://me:p%40ss-w0rd@db/x"}) == {"p%40ss-w0rd", "p@ss-w0rd"}
+    assert find_secrets({"url": "postgresql://me:p%40ss-w0rd@db/x"}) == {"p%40ss-w0rd", "p@ss-w0rd"}
 
 
 def test_each_line_of_a_private_key_is_a_secret():
     key = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQ\nq83vZGE12aZw\n-----END PRIVATE KEY-----"
-    assert secrets_of({"DEPLOY_KEY": key}) == {key, "MIIEvQIBADANBgkqhkiG9w0BAQ", "q83vZGE12aZw"}
+    assert find_secrets({"DEPLOY_KEY": key}) == {key, "MIIEvQIBADANBgkqhkiG9w0BAQ", "q83vZGE12aZw"}
 
 
 def test_variables_called_name_and_value_hide_no_other():
-    assert secrets_of({"name": "jane", "value": "1", "API_TOKEN": KEY}) == {KEY}
+    assert find_secrets({"name": "jane", "value": "1", "API_TOKEN": KEY}) == {KEY}
 
 
 JSON = st.recursive(
@@ -148,15 +148,15 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_without_a_secret_in_it_a_value_stays_as_it_is(value: Any):
-    assert masked(value, [KEY]) == value
-    assert masked(value, []) == value
+    assert mask(value, [KEY]) == value
+    assert mask(value, []) == value
 
 
 @given(st.text(min_size=6).map("~{}~".format), st.text())
 def test_a_secret_is_found_in_text_and_in_text_that_is_json(secret: str, around: str):
     text = f"{around}{secret}{around}"
     nested = {"arguments": json.dumps({"a": text}), "b": [text, msgspec.json.encode([secret]).decode("utf-8")]}
-    found = masked({**nested, secret: 1}, [secret])
+    found = mask({**nested, secret: 1}, [secret])
     assert secret not in found["b"][0]
     assert secret not in json.loads(found["b"][1])[0]
     assert secret not in json.loads(found["arguments"])["a"]
@@ -164,7 +164,7 @@ def test_a_secret_is_found_in_text_and_in_text_that_is_json(secret: str, around:
 
 
 def test_the_longer_of_two_secrets_is_masked_whole():
-    assert masked("x abcdefgh-1234 abcdefgh", ["abcdefgh", "abcdefgh-1234"]) == f"x {MASK} {MASK}"
+    assert mask("x abcdefgh-1234 abcdefgh", ["abcdefgh", "abcdefgh-1234"]) == f"x {MASK} {MASK}"
 
 
 def leaky(results: list[ToolResult]) -> Server:
@@ -195,13 +195,13 @@ def everything() -> ToolResult:
 async def test_no_secret_that_a_person_or_a_tool_says_is_kept_or_shown(tmp_path: Path):
     model = ScriptedModel([Reply(tool_calls=[Use(name="leak", arguments={})]), Reply("Done.")])
     crow = Crow(model, servers=[leaky([everything(), everything()])])
-    crow.use(secrets, known=secrets_of(CONFIG, ENV)).use(truncate, limit=100).use(permissions)
+    crow.use(mask_secrets, known=find_secrets(CONFIG, ENV)).use(truncate, limit=100).use(permissions)
     async with connect(crow) as editor:
         session = await editor.new_session(str(tmp_path), [CLIENTS])
         await editor.prompt(session.session_id, "Use these: " + " ".join(CANARIES))
         (kept,) = crow.sessions.values()
         assert leaks(*kept.log) == []
-        (whole,) = (file.read_text() for file in kept.scratch().iterdir())  # what was too long for the model
+        (whole,) = (file.read_text() for file in kept.folders.scratch().iterdir())  # what was too long for the model
         assert whole.count(MASK) == 12 + 24 + 12
         assert leaks(whole) == []
     assert leaks(*model.requests) == []
@@ -218,7 +218,7 @@ async def test_no_secret_that_a_person_or_a_tool_says_is_kept_or_shown(tmp_path:
 async def test_what_is_no_secret_of_ours_stays_byte_exact(tmp_path: Path):
     others = "AKIAIOSFODNN7EXAMPLE ghp_16C7e42F292c6912E7 [secret] password=hunter2"
     model = ScriptedModel([Reply("Seen.")])
-    async with connect(Crow(model).use(secrets, known=secrets_of(CONFIG, ENV))) as editor:
+    async with connect(Crow(model).use(mask_secrets, known=find_secrets(CONFIG, ENV))) as editor:
         session = await editor.new_session(str(tmp_path))
         await editor.prompt(session.session_id, others)
     assert model.requests[0]["messages"][-1]["content"] == others
@@ -233,12 +233,12 @@ async def test_the_last_words_of_a_clients_server_do_not_tell_what_it_was_given(
         name="birds", command=sys.executable, args=["-c", STDERR], env=[EnvVariable(name="BIRD", value=CLIENT_ENV)]
     )
     model = ScriptedModel([Reply("Hello.")])
-    crow = Crow(model).use(secrets)
+    crow = Crow(model).use(mask_secrets)
     async with connect(crow) as editor:
         session = await editor.new_session(str(tmp_path), [server])
         await editor.prompt(session.session_id, "hi")
         (kept,) = crow.sessions.values()
-        assert set(session_secrets(kept)) == {CLIENT_ENV}
+        assert set(kept.secrets) == {CLIENT_ENV}
     assert "cannot log in with xxx" in editor.thoughts
     assert CLIENT_ENV[:8] not in editor.thoughts
 
@@ -250,7 +250,7 @@ async def test_each_session_masks_what_its_own_servers_were_given(tmp_path: Path
         return McpServer(name="web", type="http", url="http://127.0.0.1:9/mcp", headers=headers)
 
     model = ScriptedModel(lambda request: Reply("Seen."))
-    async with connect(Crow(model).use(secrets)) as editor:
+    async with connect(Crow(model).use(mask_secrets)) as editor:
         for own in (KEY, TOKEN):
             session = await editor.new_session(str(tmp_path), [server(own)])
             await editor.prompt(session.session_id, f"{KEY} {TOKEN}")

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crow_core.errors import ModelError
 from crow_core.messages import Message, merge, settle
-from crow_core.models.stream import LONGEST, ModelError, Reader, explain
+from crow_core.models.stream import LONGEST, Reader, explain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder

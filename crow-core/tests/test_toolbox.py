@@ -30,11 +30,11 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.mcp import server as servers
-from crow_core.mcp import toolbox
+from crow_core.mcp import tool as tool_module
 from crow_core.mcp.server import Server
-from crow_core.messages import kind_of
+from crow_core.messages import marker_kind
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import Context, FastMCP
 from fastmcp.tools import Tool
 
@@ -325,7 +325,7 @@ async def test_a_server_that_comes_up_late_joins_at_the_start_of_a_turn(stdio: S
         assert "late_pid" in third
         assert "The tools of 'late' have joined." in editor.thoughts
         (opened,) = crow.sessions.values()
-        marks = [entry.get("crow", {})["schemas"] for entry in opened.log if kind_of(entry) == "tools"]
+        marks = [entry.get("crow", {})["schemas"] for entry in opened.log if marker_kind(entry) == "tools"]
         assert [len(schemas) for schemas in marks] == [len(first), len(third)]
 
 
@@ -753,7 +753,7 @@ async def test_a_tool_whose_schema_is_too_large_is_offered_without_it(schema: di
         await editor.prompt(session.session_id, "hi")
     (tool,) = model.requests[0]["tools"]
     assert tool["function"]["parameters"] == {"type": "object", "properties": {}}
-    assert tool["function"]["description"] == toolbox.UNSHOWN
+    assert tool["function"]["description"] == tool_module.UNSHOWN
     assert int(results(model)[0]) in stdio.started()
 
 
@@ -862,7 +862,7 @@ async def test_hostile_descriptions_are_tamed(stdio: Stdio):
         session = await editor.new_session("/", [stdio.config("demo", "tools")])
         await editor.prompt(session.session_id, "hi")
     first, second = (tool["function"] for tool in model.requests[0]["tools"])
-    assert len(first["description"]) <= toolbox.DESCRIPTION_LIMIT
+    assert len(first["description"]) <= tool_module.DESCRIPTION_LIMIT
     assert first["description"].startswith("Good.\n")
     assert first["description"].replace("\n", "").isprintable()
     assert second["description"] == ""

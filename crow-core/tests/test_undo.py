@@ -14,18 +14,18 @@ import crow_mcp_server
 import pytest
 from crow_core.acp.connection import RpcError
 from crow_core.app import Crow
+from crow_core.errors import StoreError
 from crow_core.extensions.commands import commands
-from crow_core.extensions.masking import secrets
+from crow_core.extensions.masking import mask_secrets
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.subagents import subagents
 from crow_core.extensions.undo import plan, restore, undo
 from crow_core.masking import MASK
 from crow_core.mcp.server import Server
-from crow_core.messages import Message, live, view
+from crow_core.messages import Message, drop_rewound, view
 from crow_core.session import Session
-from crow_core.store import StoreError
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,7 +72,7 @@ async def talk(folder: Path, *turns: Sequence[Use], crow: Crow | None = None, **
     """A session whose model makes these calls, turn by turn, one after the other."""
     replies = [reply for turn in turns for reply in ([Reply(tool_calls=[use]) for use in turn] + [Reply("Done.")])]
     model = ScriptedModel([*replies, Reply("What was that?")])
-    crow = (crow or Crow(model, servers=[TOOLS])).use(secrets, **options).use(permissions, deny=["terminal:rm*"])
+    crow = (crow or Crow(model, servers=[TOOLS])).use(mask_secrets, **options).use(permissions, deny=["terminal:rm*"])
     crow.use(commands).use(undo)
     async with connect(crow) as editor:
         opened = await editor.new_session(str(folder))
@@ -140,7 +140,9 @@ async def test_the_log_tells_the_system_prompt_of_what_comes_after_the_first_tur
         await it.say("first")
         await it.say("/undo yes")
         await it.say("again")
-        renders = [entry["crow"] for entry in live(it.session.log) if entry.get("crow", {}).get("kind") == "render"]
+        renders = [
+            entry["crow"] for entry in drop_rewound(it.session.log) if entry.get("crow", {}).get("kind") == "render"
+        ]
     assert [render["text"] for render in renders] == [it.model.requests[-1]["messages"][0]["content"]]
 
 
@@ -315,7 +317,7 @@ async def test_what_came_to_a_halt_halfway_goes_on_when_it_is_asked_again(tmp_pa
         (tmp_path / "in").unlink()
         assert "1 file as before" in await it.say("/undo yes")
         assert (it.read("a.txt"), it.read("in/b.txt")) == ("1\n", "2\n")
-        assert [entry["content"] for entry in live(it.session.log) if entry.get("role") == "user"] == ["make"]
+        assert [entry["content"] for entry in drop_rewound(it.session.log) if entry.get("role") == "user"] == ["make"]
 
 
 @pytest.mark.anyio

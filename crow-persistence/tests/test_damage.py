@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crow_core.store import StoreError
+from crow_core.errors import StoreError
 from crow_persistence import reading, requests, search
 from crow_persistence.checks import check
 from crow_persistence.database import Database

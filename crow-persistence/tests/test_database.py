@@ -11,7 +11,7 @@ from shutil import rmtree
 from threading import Barrier
 
 import pytest
-from crow_core.store import StoreError
+from crow_core.errors import StoreError
 from crow_persistence import database as module
 from crow_persistence.database import Database
 from crow_persistence.tables import blobs, drafts

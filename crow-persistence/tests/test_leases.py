@@ -14,10 +14,9 @@ from typing import Any, NoReturn
 import pytest
 from crow_core.acp.schema import ClientCapabilities
 from crow_core.app import Crow
+from crow_core.errors import ModelError, SessionBusy, StoreError
 from crow_core.messages import view
-from crow_core.models.stream import ModelError
 from crow_core.session import Session
-from crow_core.store import SessionBusy, StoreError
 from crow_core.testing import Reply, ScriptedModel
 from crow_persistence import extension, leases, reading
 from crow_persistence.database import Database

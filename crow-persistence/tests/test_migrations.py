@@ -12,7 +12,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from crow_core.store import StoreError
+from crow_core.errors import StoreError
 from crow_persistence import audit, reading, requests
 from crow_persistence import database as module
 from crow_persistence.checks import check

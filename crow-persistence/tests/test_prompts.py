@@ -4,9 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from crow_core.errors import StoreError
 from crow_core.messages import Message
 from crow_core.prompts import Prompt
-from crow_core.store import StoreError
 from crow_persistence import prompts
 from crow_persistence.database import Database
 from crow_persistence.tables import messages, sessions

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
-from crow_core.masking import masked
+from crow_core.errors import StoreError
+from crow_core.masking import mask
 from crow_core.messages import Message, ToolUse, View
-from crow_core.models.chat import Call, ChatModel, Model, Prices, encode
+from crow_core.models.chat import ChatModel, Model, ModelCall, Prices, encode
 from crow_core.models.quirks import Quirks
-from crow_core.store import StoreError
 from crow_core.testing import ScriptedModel
 from crow_persistence import blobs, prompts, requests
 from crow_persistence.database import Database
@@ -51,7 +51,7 @@ class Talk:
         for entry in entries:
             entry.setdefault("crow", {})["id"] = f"{len(self.log):032x}"
             self.log.append(entry)
-            packed = pack(masked(entry, self.secrets))
+            packed = pack(mask(entry, self.secrets))
             row = {"session": self.number, "at": 1, "kind": packed.kind, "body": packed.body}
             message = self.connection.execute(insert(messages), row).inserted_primary_key[0]
             blobs.keep(self.connection, packed.blobs)
@@ -61,34 +61,34 @@ class Talk:
                 prompts.record(self.connection, message, self.number, entry, 1)
             self.rows.append(message)
 
-    def ask(self, purpose: str = "turn", write: bool = True, **more: Any) -> Call:
+    def ask(self, purpose: str = "turn", write: bool = True, **more: Any) -> ModelCall:
         """Send a request, and write it down."""
-        asked: list[Any] = [{"role": "system", "content": self.system}, *self.view.of(self.log)]
+        asked: list[Any] = [{"role": "system", "content": self.system}, *self.view.messages(self.log)]
         request = {**({"tools": self.tools} if self.tools else {}), **more, "messages": asked}
-        call = Call(self.model, request, purpose, started=monotonic())
+        call = ModelCall(self.model, request, purpose, started=monotonic())
         if isinstance(self.model, ChatModel):
             call.sent = self.model.body(request)
         if write:
             self.write(call)
         return call
 
-    def write(self, call: Call) -> None:
-        requests.write(self.connection, self.number, call, self.trail)
+    def write(self, model_call: ModelCall) -> None:
+        requests.write(self.connection, self.number, model_call, self.trail)
 
-    def end(self, call: Call, **told: Any) -> None:
-        call.ended = call.started + 2
+    def end(self, model_call: ModelCall, **told: Any) -> None:
+        model_call.ended = model_call.started + 2
         for name, value in told.items():
-            setattr(call, name, value)
-        self.write(call)
+            setattr(model_call, name, value)
+        self.write(model_call)
 
-    def again(self, call: Call) -> bytes:
+    def again(self, model_call: ModelCall) -> bytes:
         """The body as it can be made again; it says of itself whether it is the one that was sent."""
-        body, exact = requests.body(self.connection, call.id)
-        assert exact == (encode(body) == encode(call.sent or call.request))
+        body, exact = requests.body(self.connection, model_call.id)
+        assert exact == (encode(body) == encode(model_call.sent or model_call.request))
         return encode(body)
 
-    def row(self, call: Call) -> Any:
-        return self.connection.execute(select(calls).where(calls.c.id == call.id)).one()
+    def row(self, model_call: ModelCall) -> Any:
+        return self.connection.execute(select(calls).where(calls.c.id == model_call.id)).one()
 
 
 def user(text: str) -> Message:
@@ -122,7 +122,7 @@ def talk(database: Database) -> Any:
 
 
 def test_a_body_can_be_made_again_to_the_byte(talk: Talk):
-    asked: list[Call] = []
+    asked: list[ModelCall] = []
     for n in range(5):
         for entry in turn(n):
             talk.say(entry)
@@ -234,7 +234,7 @@ def test_whatever_is_in_a_log_its_requests_can_be_made_again(
     talk: Talk, told: Any, quirks: Quirks, data: st.DataObject
 ):
     fresh = Talk(talk.connection, ChatModel(name="m", base_url="http://x", quirks=quirks), system="S" * 1500)
-    asked: list[Call] = []
+    asked: list[ModelCall] = []
     for n, (kind, asks) in enumerate(told):
         fresh.say(entry_of(kind, n))
         if asks:

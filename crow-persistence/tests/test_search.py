@@ -6,7 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from crow_core.content import told
+from crow_core.content import to_content
 from crow_core.messages import Message, ToolUse
 from crow_persistence import search, trees
 from crow_persistence.database import Database
@@ -334,7 +334,7 @@ async def ask(database: Database, words: str, session: int = 0, **arguments: Any
     result = await tool.call(search.OWN_TOOL, {"words": words, **arguments}, meta)
     await tool.close()
     assert not result.is_error
-    return str(told(result))
+    return str(to_content(result))
 
 
 @pytest.mark.anyio
@@ -374,7 +374,7 @@ async def test_an_agent_is_told_why_it_cannot_search(tmp_path: Path):
     result = await tool.call(search.OWN_TOOL, {"words": "docker"}, {})
     await tool.close()
     assert result.is_error
-    assert f"{file} is no SQLite database" in str(told(result))
+    assert f"{file} is no SQLite database" in str(to_content(result))
 
 
 @pytest.mark.anyio

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from crow_core.acp.schema import ClientCapabilities, ImageBlock, TextBlock
 from crow_core.app import Crow
-from crow_core.content import to_message
+from crow_core.content import to_user_message
+from crow_core.errors import SessionBusy, StoreError
 from crow_core.messages import Message, view
 from crow_core.session import Session
-from crow_core.store import Page, SessionBusy, StoreError
+from crow_core.store import Page
 from crow_core.testing import Reply, ScriptedModel
 from crow_persistence import checks, reading, trees
 from crow_persistence.database import Database
@@ -118,7 +119,7 @@ async def test_a_fork_can_begin_in_the_middle(database: Database):
 async def test_a_fork_carries_name_and_choices_and_its_own_lease(database: Database):
     async with app(database) as crow, app(database) as other:
         first = await talk(crow, "one")
-        await first.entitle("A name")
+        await first.set_title("A name")
         fork = await forked(other, first.id)  # while the first is open elsewhere
         assert fork.title == "A name"
         with pytest.raises(SessionBusy):
@@ -182,9 +183,9 @@ async def test_a_deleted_session_is_gone_but_for_its_tombstone(database: Databas
     image = ImageBlock(data="iVBORw0KGgo" * 500, mime_type="image/png")
     async with app(database) as crow:
         session = await talk(crow, "one")
-        await crow.prompt(session, to_message([TextBlock(text="Look:"), image]))
-        session.append({"crow": {"kind": "decision", "call": "1", "tool": "t", "is": "allow", "by": "me"}})
-        await session.entitle("A name")
+        await crow.prompt(session, to_user_message([TextBlock(text="Look:"), image]))
+        session.log.append({"crow": {"kind": "decision", "call": "1", "tool": "t", "is": "allow", "by": "me"}})
+        await session.set_title("A name")
         await say(crow, session, "two")
         await crow.delete(session.id)
         await crow.delete(session.id)
@@ -242,7 +243,7 @@ async def test_a_blob_that_another_session_uses_stays(database: Database):
     async with app(database) as crow:
         one, other = await talk(crow, "one"), await talk(crow, "one")
         for session in (one, other):
-            await crow.prompt(session, to_message([image]))
+            await crow.prompt(session, to_user_message([image]))
         await crow.delete(one.id)
         assert stored(database, other.id) == other.log
         assert checks.check(database) == []

@@ -13,7 +13,7 @@ from crow_core.acp.schema import ClientCapabilities, TextBlock, UserMessageChunk
 from crow_core.app import Crow
 from crow_core.content import replay
 from crow_core.mcp.server import Server
-from crow_core.messages import kind_of
+from crow_core.messages import marker_kind
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 
@@ -47,7 +47,7 @@ class Talk:
         return [block.text for block in shown if isinstance(block, TextBlock)]
 
     def renders(self, purpose: str) -> list[dict[str, Any]]:
-        notes = [entry.get("crow", {}) for entry in self.session.log if kind_of(entry) == "render"]
+        notes = [entry.get("crow", {}) for entry in self.session.log if marker_kind(entry) == "render"]
         return [render for render in notes if render["purpose"] == purpose]
 
 
@@ -96,7 +96,7 @@ def talk(project: Path) -> Talking:
         async with connect(crow, capabilities=capabilities) as editor:
             opened = await editor.new_session(str(cwd))
             session, model = crow.sessions[opened.session_id], crow.models["scripted"]
-            session.roots += roots
+            session.folders.roots += roots
             assert isinstance(model, ScriptedModel)
             yield Talk(editor, session, model)
 

@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from crow_core.acp.transports import stdio
 from crow_core.agent import Agent
 from crow_core.app import Crow
+from crow_core.errors import ConfigError
 from crow_core.models.chat import Model
-from crow_core.settings.config import ConfigError, Home, load, variables
-from crow_core.settings.discovery import hears
+from crow_core.settings.config import Home, load, variables
+from crow_core.settings.discovery import takes_audio as any_takes_audio
 
 from crow_cli.ending import complete
 
@@ -42,7 +43,7 @@ def takes_audio(model: str) -> bool:
     """Whether a prompt may hold audio. Settings that cannot be used are complained of when they are needed."""
     try:
         home = Home.find(os.environ)
-        return hears(load(home, os.environ), variables(home, os.environ), model)
+        return any_takes_audio(load(home, os.environ), variables(home, os.environ), model)
     except (ConfigError, ValueError, OSError):
         return False
 

@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 
 import click
-from crow_core.store import StoreError
+from crow_core.errors import StoreError
 
 from crow_cli.ending import wrong
 from crow_cli.history import AS_JSON, limited, open_database, print_json, print_table, reading, say, when

@@ -8,10 +8,9 @@ from typing import Any, NoReturn
 
 import click
 from crow_core import __version__
-from crow_core.models.stream import ModelError
-from crow_core.settings.config import ConfigError, Home
+from crow_core.errors import ConfigError, ModelError, StoreError
+from crow_core.settings.config import Home
 from crow_core.settings.trust import Trust, settings_in
-from crow_core.store import StoreError
 
 from crow_cli.audit import audit
 from crow_cli.calls import calls

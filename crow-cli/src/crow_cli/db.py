@@ -4,8 +4,8 @@ import os
 import sys
 
 import click
-from crow_core.settings.config import ConfigError, Home, database_url, load
-from crow_core.store import StoreError
+from crow_core.errors import ConfigError, StoreError
+from crow_core.settings.config import Home, database_url, load
 
 from crow_cli.ending import wrong
 from crow_cli.history import AS_JSON, open_database, print_json

@@ -15,15 +15,17 @@ from typing import Any, Literal
 
 import click
 import msgspec
+from crow_core.errors import ConfigError, ModelError
 from crow_core.extensions.alarm import least
 from crow_core.extensions.printed_calls import is_printed_call
-from crow_core.extensions.usage import cached_tokens, number
-from crow_core.messages import Delta, Message, answer, arguments_of, settle, view
-from crow_core.models.chat import CONNECT, FLAGS, Call, ChatModel, Request, endpoint, http_client
+from crow_core.messages import Delta, Message, answer_tool_call, parse_arguments, settle, view
+from crow_core.models.chat import TOOL_FLAGS, ChatModel, ModelCall, Request
+from crow_core.models.endpoint import CONNECT, endpoint, http_client
 from crow_core.models.quirks import Quirks
-from crow_core.models.stream import ModelError, one_line, parse
+from crow_core.models.stream import one_line, parse
+from crow_core.models.usage import count_cached_tokens, to_count
 from crow_core.models.window import find_window, objects
-from crow_core.settings.config import Config, ConfigError, Home, load, variables
+from crow_core.settings.config import Config, Home, load, variables
 from crow_core.settings.discovery import find_models
 from msgspec import structs
 
@@ -56,7 +58,7 @@ class Patient(ChatModel):
     """What came over the wire in answer to the last question."""
     notices: list[str] = field(default_factory=list[str])
     """What a person would have been told meanwhile."""
-    long: Call | None = None
+    long: ModelCall | None = None
     """The answer to a long prompt, to be asked once more."""
 
     @asynccontextmanager
@@ -70,10 +72,10 @@ class Patient(ChatModel):
             self.tape += chunk
             yield chunk
 
-    async def say(self, prompt: "str | list[Message]", **more: Any) -> Call:
+    async def say(self, prompt: "str | list[Message]", **more: Any) -> ModelCall:
         """The whole answer to a question. Raises ModelError."""
         messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else prompt
-        call = Call(self, {"temperature": 0, "max_tokens": LIMIT, **more, "messages": messages}, "doctor")
+        call = ModelCall(self, {"temperature": 0, "max_tokens": LIMIT, **more, "messages": messages}, "doctor")
 
         async def tell(delta: Delta) -> None:
             if "notice" in delta:
@@ -89,14 +91,14 @@ class Patient(ChatModel):
         return [chunk for line in lines if (chunk := parse(line))]
 
 
-def said(call: Call) -> str:
+def said(model_call: ModelCall) -> str:
     """A reply's text."""
-    return str(call.reply.get("content") or "")
+    return str(model_call.reply.get("content") or "")
 
 
-def arguments(call: Call) -> list[dict[str, Any] | None]:
+def arguments(model_call: ModelCall) -> list[dict[str, Any] | None]:
     """What each call was made with; None for what is no JSON object."""
-    return [arguments_of(use) for use in call.reply.get("tool_calls", [])]
+    return [parse_arguments(use) for use in model_call.reply.get("tool_calls", [])]
 
 
 def tool(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -186,14 +188,14 @@ async def streaming(patient: Patient) -> Finding:
     return Finding("ok", f"Answers come in pieces ({events} events).") if said(call) else silent(call)
 
 
-def silent(call: Call) -> Finding:
-    return Finding("no", f"It said nothing (finish_reason {call.finish_reason!r}).")
+def silent(model_call: ModelCall) -> Finding:
+    return Finding("no", f"It said nothing (finish_reason {model_call.finish_reason!r}).")
 
 
 async def usage(patient: Patient) -> Finding:
     """Whether tokens are counted in a stream."""
     call = await patient.say("Say hello, in one word.")
-    if tokens := number(call.usage.get("prompt_tokens")):
+    if tokens := to_count(call.usage.get("prompt_tokens")):
         return Finding("ok", f"Tokens are counted ({tokens} for a short prompt).")
     return Finding("partly", "Tokens are not counted in streams: crow estimates, and cannot see a prompt being cut.")
 
@@ -227,10 +229,10 @@ async def tools(patient: Patient) -> Finding:
     return Finding("ok", "Tools are called.")
 
 
-def uncalled(call: Call) -> Finding:
-    if is_printed_call(call):
-        return Finding("no", f"Calls are printed as text. {FLAGS}")
-    return Finding("no", f"The tool was not called; it said {one_line(said(call))[:60]!r}. {FLAGS}")
+def uncalled(model_call: ModelCall) -> Finding:
+    if is_printed_call(model_call):
+        return Finding("no", f"Calls are printed as text. {TOOL_FLAGS}")
+    return Finding("no", f"The tool was not called; it said {one_line(said(model_call))[:60]!r}. {TOOL_FLAGS}")
 
 
 async def parallel(patient: Patient) -> Finding:
@@ -274,7 +276,7 @@ async def reasoning(patient: Patient) -> Finding:
     call = await patient.say([question], tools=[WEATHER])
     keys = [key for key in ("reasoning_content", "reasoning") if any(d.get(key) for d in deltas(patient.events()))]
     where = f"comes as {keys[0]}" if keys else "comes inside <think>" if call.reply.get("reasoning_content") else ""
-    results = [answer(use, "Sunny, 21 °C.") for use in call.reply.get("tool_calls", [])]
+    results = [answer_tool_call(use, "Sunny, 21 °C.") for use in call.reply.get("tool_calls", [])]
     after = await patient.say(list(view([question, call.reply, *results])), tools=[WEATHER])
     if not said(after) and not after.reply.get("tool_calls"):
         return Finding("no", "After a tool's result it says nothing.")
@@ -340,8 +342,8 @@ async def reading(patient: Patient) -> Finding:
     times = min(6000, (patient.window or 9000) // 3) // len(TALE.split())
     prompt = f"The password is HERON.\n\n{TALE * times}\n\nWhat is the password? Answer in one word."
     call = patient.long = await patient.say(prompt)
-    must, counted = least(call.request["messages"]), number(call.usage.get("prompt_tokens"))
-    counted += cached if (cached := cached_tokens(call.usage)) > counted else 0
+    must, counted = least(call.request["messages"]), to_count(call.usage.get("prompt_tokens"))
+    counted += cached if (cached := count_cached_tokens(call.usage)) > counted else 0
     if counted and counted < 0.8 * must:
         advice = "Give it a larger context (Ollama: num_ctx, llama.cpp: -c)."
         return Finding(
@@ -358,8 +360,8 @@ async def cache(patient: Patient) -> Finding:
     if before is None:
         return Finding("partly", "There was no long prompt to ask again.")
     call = await patient.say(before.request["messages"])
-    if cached := cached_tokens(call.usage):
-        return Finding("ok", f"{cached:,} of {number(call.usage.get('prompt_tokens')):,} tokens came from the cache.")
+    if cached := count_cached_tokens(call.usage):
+        return Finding("ok", f"{cached:,} of {to_count(call.usage.get('prompt_tokens')):,} tokens came from the cache.")
     first, second = before.first - before.started, call.first - call.started
     if first > 1 and second < first / 3:
         return Finding("ok", f"The same prompt was answered after {second:.1f} s in place of {first:.1f} s.")

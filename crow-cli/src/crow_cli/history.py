@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from unicodedata import combining, east_asian_width
 
 import click
-from crow_core.settings.config import ConfigError, Home, database_url, load
-from crow_core.store import StoreError
+from crow_core.errors import ConfigError, StoreError
+from crow_core.settings.config import Home, database_url, load
 
 from crow_cli.ending import wrong
 from crow_cli.screen import spelled_out

@@ -13,16 +13,15 @@ from typing import Any, Literal
 import crow_mcp_server
 from crow_compact.extension import compact
 from crow_core.app import Crow
-from crow_core.content import clean
 from crow_core.editor import Editor, terminals
-from crow_core.elicitation import ElicitationError
+from crow_core.errors import ConfigError, ElicitationError
 from crow_core.extensions.alarm import alarm
 from crow_core.extensions.ask import ask
 from crow_core.extensions.budgets import budgets
 from crow_core.extensions.commands import commands
 from crow_core.extensions.effort import effort
 from crow_core.extensions.loop_guard import loop_guard
-from crow_core.extensions.masking import secrets
+from crow_core.extensions.masking import mask_secrets
 from crow_core.extensions.mcp import mcp
 from crow_core.extensions.nudge import nudge
 from crow_core.extensions.permissions import permissions
@@ -43,16 +42,15 @@ from crow_core.extensions.undo import undo
 from crow_core.extensions.until_done import until_done
 from crow_core.extensions.usage import usage
 from crow_core.extensions.window import window
-from crow_core.masking import secrets_of
+from crow_core.masking import find_secrets
 from crow_core.mcp.server import Server
-from crow_core.messages import Message, live
+from crow_core.messages import Message, drop_rewound
 from crow_core.models.chat import Model
 from crow_core.prompts import Prompt
 from crow_core.session import Session
 from crow_core.settings.config import (
     TOKENS,
     Config,
-    ConfigError,
     Home,
     ServerSettings,
     database_url,
@@ -66,6 +64,7 @@ from crow_core.settings.config import (
 )
 from crow_core.settings.discovery import find_models
 from crow_core.settings.trust import Trust, settings_in
+from crow_core.text import to_line
 from crow_mcp_server.workspace import Workspace, local_workspace
 from crow_persistence.extension import persistence
 from crow_skills.agents import agents
@@ -116,7 +115,7 @@ async def build(
     crow = Crow(
         await find_models(config, env, model) if models is None else models,
         system=system_prompt(config, home),
-        max_steps=max_turns or config.max_turns,
+        max_requests=max_turns or config.max_turns,
     )
     if config.servers_wait is not None:
         crow.servers_wait = config.servers_wait
@@ -126,7 +125,7 @@ async def build(
     if remember:  # before all others: so it hears last that a session ends, and what they say then is stored
         crow.use(persistence, url=database_url(config, home), folder=home.data)
     crow.use(telemetry)
-    crow.use(secrets, known=[*secrets_of(config, env), *known])
+    crow.use(mask_secrets, known=[*find_secrets(config, env), *known])
     crow.use(templates, files=lambda session: prompt_files(config, home, trust, session.cwd))
     crow.use(shell_hooks, **options_of(partial(shell_hooks), config.hooks, ["hooks"], home))
     crow.use(
@@ -217,7 +216,7 @@ def workspace_for(crow: Crow, meta: dict[str, Any]) -> Workspace:
 
 def changes_in(log: Sequence[Message]) -> list[dict[str, Any]]:
     """What the edits of a session changed, but for those that were taken back with their turns."""
-    return [change for entry in live(log) for change in entry.get("crow", {}).get("changes", [])]
+    return [change for entry in drop_rewound(log) for change in entry.get("crow", {}).get("changes", [])]
 
 
 async def end_terminals(session: Session) -> None:
@@ -279,15 +278,15 @@ def for_session(session: Session, wanted: Mapping[str, ServerSettings], home: Ho
 @asynccontextmanager
 async def sent(session: Session, name: str, url: str) -> AsyncGenerator[None]:
     """Send the person to log in to a server, by way of the client. Raises ConnectionError."""
-    await session.known.wait()
+    await session.turns.id_known.wait()
     try:
-        answer = await session.elicit(f"The MCP server {clean(name)} wants you to log in.", url=url)
+        answer = await session.user.elicit(f"The MCP server {to_line(name)} wants you to log in.", url=url)
     except ElicitationError as error:
         raise ConnectionError(login_first(name)) from error
     if answer.action != "accept":
         raise ConnectionError(login_first(name))
     yield
-    await session.complete(answer.id)
+    await session.user.complete(answer.id)
 
 
 def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str], home: Home) -> None:

@@ -16,12 +16,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import click
-from crow_core.masking import masked, secrets_of
-from crow_core.mcp.server import aside, fastmcp_client, listed, reason
+from crow_core.errors import ConfigError
+from crow_core.masking import find_secrets, mask
+from crow_core.mcp.server import aside, describe_error, fastmcp_client, list_or_empty
 from crow_core.settings.config import (
     TOKENS,
     Config,
-    ConfigError,
     Home,
     ProjectConfig,
     ServerSettings,
@@ -65,7 +65,7 @@ class Entry:
         """The command line or the address, without its secrets."""
         settings = self.settings
         text = settings.url or " ".join([settings.command, *settings.args])
-        return masked(text, secrets_of(settings, variables(Home.find(os.environ), os.environ)))
+        return mask(text, find_secrets(settings, variables(Home.find(os.environ), os.environ)))
 
     def server(self, visit: "Visit") -> "Server":
         home = Home.find(os.environ)
@@ -364,10 +364,10 @@ async def examine(entry: Entry) -> dict[str, Any]:
         protocol = client.protocol_version
         async with asyncio.timeout(server.patience):
             resources = await client.list_resources() if can and can.resources else []
-            templates = await listed(client.list_resource_templates()) if can and can.resources else []
+            templates = await list_or_empty(client.list_resource_templates()) if can and can.resources else []
             prompts = await client.list_prompts() if can and can.prompts else []
     except Exception as error:  # whatever a server answers is told, and the others are looked at
-        return {"error": f"MCP server {entry.name!r}: {masked(reason(error), server.secrets)}."}
+        return {"error": f"MCP server {entry.name!r}: {mask(describe_error(error), server.secrets)}."}
     finally:
         await server.close()
     return {

@@ -7,7 +7,6 @@ import sys
 from typing import IO
 
 import click
-from crow_core import content
 from crow_core.acp.client import AcpClient
 from crow_core.acp.connection import Handler
 from crow_core.acp.schema import (
@@ -29,12 +28,13 @@ from crow_core.acp.schema import (
     UsageUpdate,
 )
 from crow_core.acp.transports import Transport
+from crow_core.text import CONTROL_CHARACTERS as CONTROL_CHARACTERS
 from msgspec import UNSET
 
 LINES = 12
 """How much of a tool's output is shown."""
 
-CONTROL = {code: None for code in content.CONTROL if chr(code) not in "\n\t"}
+CONTROL = {code: None for code in CONTROL_CHARACTERS if chr(code) not in "\n\t"}
 """Models and tools may not steer the terminal, nor turn text around: what could is left out."""
 
 ANSWERS = {"allow_once": "y", "allow_always": "a", "reject_once": "n"}

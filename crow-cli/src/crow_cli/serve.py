@@ -16,7 +16,7 @@ import click
 from crow_core.acp.websocket import PATH, Gate, Server
 from crow_core.agent import Agent
 from crow_core.app import Crow
-from crow_core.settings.config import ConfigError
+from crow_core.errors import ConfigError
 
 from crow_cli.house import build
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from crow_core.store import StoreError
+from crow_core.errors import StoreError
 
 from crow_cli.ending import wrong
 from crow_cli.history import (
@@ -74,7 +74,8 @@ def list_(everywhere: bool, agents: bool, limit: int, as_json: bool) -> None:
 @AS_JSON
 def show(session: str, view: bool, as_json: bool) -> None:
     """What was said and done in a session. Nothing is masked."""
-    from crow_core import messages
+    from crow_core.messages import drop_markers
+    from crow_core.messages import view as view_of
     from crow_persistence.export.jsonl import lines
     from crow_persistence.export.story import Story
     from crow_persistence.reading import find
@@ -86,7 +87,7 @@ def show(session: str, view: bool, as_json: bool) -> None:
     if view:
         system = story.record.system
         first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        seen, said = messages.view(story.record.log), messages.without_markers(story.record.log)
+        seen, said = view_of(story.record.log), drop_markers(story.record.log)
         if len(seen) < len(said):
             say(f"The model reads {len(seen)} messages, made of {len(said)}; without --view all of them are shown.")
         request = [*first, *seen]
@@ -103,12 +104,12 @@ def show(session: str, view: bool, as_json: bool) -> None:
 
 def print_message(message: "Message") -> None:
     """A message as it goes to the model."""
-    from crow_core.messages import parts
+    from crow_core.messages import to_parts
     from crow_persistence.export.story import address_of, caption
 
     answers = f" {message['tool_call_id']}" if "tool_call_id" in message else ""
     click.secho(one_line(f"{message.get('role')}{answers}"), bold=True)
-    for part in parts(message.get("content")):
+    for part in to_parts(message.get("content")):
         click.echo(indented(f"[{caption(url)}]" if (url := address_of(part)) else str(part.get("text", ""))))
     for call in message.get("tool_calls", []):
         function = call["function"]
@@ -230,7 +231,7 @@ def export(session: str, format: Any, output: Path | None, no_redact: bool) -> N
 @click.option("--at", metavar="ENTRY", default="", help="Go on from this entry, not from the end; `show` tells its id.")
 def fork(session: str, at: str) -> None:
     """Begin a new session where another one stands; prints its id."""
-    from crow_core.session import new_id
+    from crow_core.log import new_id
     from crow_persistence import trees
     from crow_persistence.reading import find, load
 

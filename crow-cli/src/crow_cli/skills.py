@@ -7,7 +7,8 @@ from pathlib import Path
 from shlex import quote
 
 import click
-from crow_core.settings.config import ConfigError, Home, load, options_of
+from crow_core.errors import ConfigError
+from crow_core.settings.config import Home, load, options_of
 from crow_core.settings.trust import Trust
 
 from crow_cli.ending import wrong

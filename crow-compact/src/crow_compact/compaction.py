@@ -7,10 +7,18 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from crow_core.messages import Message, chosen, kind_of, live, named, prompts_in, view, with_joined_users
+from crow_core.errors import ModelError, PromptError
+from crow_core.messages import (
+    Message,
+    drop_rewound,
+    find_markers,
+    find_prompts,
+    join_user_messages,
+    marker_kind,
+    select_entries,
+    view,
+)
 from crow_core.models.chat import Request
-from crow_core.models.stream import ModelError
-from crow_core.prompts import PromptError
 from crow_core.session import Session
 
 from crow_compact.gauge import Gauge
@@ -57,7 +65,7 @@ class Compaction:
         session, request = self.session, await self.session.request()
         before = self.gauge.tokens(request)
         self.gauge.tried = before
-        entries, pins = chosen(session.log), pinned(session.log)
+        entries, pins = select_entries(session.log), pinned(session.log)
         begin = start_of(entries)
         places = [at for at in cuts(entries) if at > begin]
         if not places:
@@ -87,7 +95,7 @@ class Compaction:
     def done(self, markers: Sequence[Message], before: int, after: int, what: str) -> str:
         for marker in markers:
             marker["crow"] = {**marker.get("crow", {}), "before": before, "after": after}
-            self.session.append(marker)
+            self.session.log.append(marker)
         self.gauge.tried = after
         return f"Compacted from about {before:,} to {after:,} tokens. {what}"
 
@@ -98,7 +106,7 @@ class Compaction:
     def place(self, entries: Sequence[Message], places: Sequence[int]) -> int:
         """Where what is kept begins: at the last prompt, or as early after it as there is room."""
         place, room = places[-1], KEEP * self.limit
-        for at in range(len(entries) - 1, prompts_in(entries)[-1] - 1, -1):
+        for at in range(len(entries) - 1, find_prompts(entries)[-1] - 1, -1):
             room -= self.weigh(entries[at])
             if room < 0:
                 break
@@ -110,7 +118,7 @@ class Compaction:
 
     def prompt(self, entries: Sequence[Message], place: int) -> list[str]:
         """The prompt that is being worked on, where the cut would take it away and it is not too long."""
-        turn = prompts_in(entries)[-1]
+        turn = find_prompts(entries)[-1]
         return [id_of(entries[turn])] if turn < place and self.weigh(entries[turn]) <= KEEP * self.limit else []
 
     async def ask_in_parts(self, request: Request, entries: Sequence[Message], places: Sequence[int]) -> str:
@@ -129,7 +137,7 @@ class Compaction:
         raise Unable("Even a part of it is too long for the model to sum up.")
 
     async def ask_for_each(self, request: Request, entries: Sequence[Message], places: Sequence[int]) -> str:
-        earlier = next(named(live(self.session.log), "compaction", "from"), None)
+        earlier = next(find_markers(drop_rewound(self.session.log), "compaction", "from"), None)
         summary, start = (str(earlier[0][key]) for key in ("summary", "from")) if earlier else ("", "")
         places = [at for at in places if id_of(entries[at]) != start]
         while places:
@@ -150,12 +158,14 @@ class Compaction:
     async def ask(self, request: Request, kept: int) -> str:
         """A summary of what a request holds but for its last messages, `kept` in number; asked behind them, so that the
         server need not read them anew. Raises Unable and ModelError."""
-        prompt, words = self.session.prompts["compaction"], max(100, int(self.limit * KEEP * 0.6))
+        prompt, words = self.session.prompts.templates["compaction"], max(100, int(self.limit * KEEP * 0.6))
         try:
-            text = self.session.render(prompt, "compaction", kept=kept, instructions=self.instructions, words=words)
+            text = self.session.prompts.render(
+                prompt, "compaction", kept=kept, instructions=self.instructions, words=words
+            )
         except PromptError as error:
             raise Unable(str(error)) from error
-        messages = with_joined_users([*request["messages"], {"role": "user", "content": text}])
+        messages = join_user_messages([*request["messages"], {"role": "user", "content": text}])
         call = await self.session.ask_model({**request, "messages": messages}, "compaction")
         summary = str(call.reply.get("content") or "").strip()
         if call.reply.get("tool_calls"):
@@ -208,8 +218,8 @@ def cuts(entries: Sequence[Message]) -> list[int]:
 
 def pinned(log: Sequence[Message]) -> list[str]:
     """The ids of what is to be kept word for word: entries that were pinned, and what tools answered to them."""
-    entries = live(log)
-    ids = {str(entry.get("crow", {}).get("entry")) for entry in entries if kind_of(entry) == "pin"}
+    entries = drop_rewound(log)
+    ids = {str(entry.get("crow", {}).get("entry")) for entry in entries if marker_kind(entry) == "pin"}
     calls = {call["id"] for entry in entries if id_of(entry) in ids for call in entry.get("tool_calls", ())}
     return [id_of(e) for e in entries if "role" in e and (id_of(e) in ids or e.get("tool_call_id") in calls)]
 

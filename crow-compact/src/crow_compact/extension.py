@@ -6,14 +6,15 @@ from typing import Annotated
 
 from crow_core.acp.schema import CompactionUpdate, ContentBlock, StopReason, TextBlock, UsageUpdate
 from crow_core.app import Crow
-from crow_core.content import ToolResult
-from crow_core.extensions.commands import first_text
-from crow_core.extensions.usage import UNKNOWN_WINDOW
-from crow_core.messages import Message, ToolUse, live
-from crow_core.models.chat import Call, Request, room
-from crow_core.models.stream import ModelError
+from crow_core.content import find_first_text
+from crow_core.errors import ModelError
+from crow_core.log import new_id
+from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.messages import Message, drop_rewound
+from crow_core.models.chat import ModelCall, Request, effective_window
+from crow_core.models.usage import ASSUMED_WINDOW
 from crow_core.prompts import Prompt
-from crow_core.session import Command, Session, new_id
+from crow_core.session import Command, Session
 from msgspec import Meta
 
 from crow_compact import outputs
@@ -43,15 +44,15 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
 
     def plan(session: Session, instructions: str = "") -> Compaction:
         gauge = gauge_of(session)
-        window = min(room(session.model) or UNKNOWN_WINDOW, gauge.refused or 1 << 62)
+        window = min(effective_window(session.model) or ASSUMED_WINDOW, gauge.refused or 1 << 62)
         return Compaction(session, gauge, window, limit_of(session, window), instructions)
 
     @crow.after_model
-    async def watch(session: Session, call: Call) -> None:
+    async def watch(session: Session, model_call: ModelCall) -> None:
         planned = plan(session)
         gauge = planned.gauge
         gauge.full = False
-        next_one = gauge.learn(call) + gauge.tokens({"messages": since(session.log, call.id)})
+        next_one = gauge.learn(model_call) + gauge.tokens({"messages": since(session.log, model_call.id)})
         if planned.limit and next_one > max(planned.limit, gauge.tried * GROWTH):
             await attempt(planned, next_one)
 
@@ -82,8 +83,8 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
         gauge_of(session).full = False
 
     @crow.before_tool
-    async def read(session: Session, call: ToolUse) -> ToolResult | None:
-        return outputs.read(session, call) if session.toolbox.is_of(call, tools) else None
+    async def read(session: Session, tool_call: ToolCall) -> ToolResult | None:
+        return outputs.read(session, tool_call) if tool_call.is_for(tools) else None
 
     @crow.commands
     def commands(session: Session) -> list[Command]:
@@ -110,7 +111,7 @@ def gauge_of(session: Session) -> Gauge:
 async def attempt(planned: Compaction, tokens: int) -> bool:
     """Compact, and tell the person what came of it; gives whether it did."""
     session = planned.session
-    known = room(session.model) or planned.window != UNKNOWN_WINDOW
+    known = effective_window(session.model) or planned.window != ASSUMED_WINDOW
     assumed = "" if known else " (assumed: set the model's window)"
     await session.notice(f"About {tokens:,} tokens of {planned.window:,}{assumed}: making room.")
     try:
@@ -137,12 +138,12 @@ async def told(planned: Compaction, *, shrink: bool = True) -> str:
         raise
     except asyncio.CancelledError:
         if shows:
-            await session.tell(CompactionUpdate(compaction_id=id, status="cancelled"))
+            await session.send(CompactionUpdate(compaction_id=id, status="cancelled"))
         raise
     if shows:
         summary: list[ContentBlock] = [TextBlock(text=text) for text in (report, planned.summary) if text]
         await session.update(CompactionUpdate(compaction_id=id, status="completed", summary=summary))
-    size = room(session.model) or UNKNOWN_WINDOW
+    size = effective_window(session.model) or ASSUMED_WINDOW
     await session.update(UsageUpdate(used=planned.gauge.tried, size=size))
     return report
 
@@ -154,16 +155,16 @@ def shows_compactions(session: Session) -> bool:
 
 async def pin(session: Session, words: str) -> str:
     """The command: pins the latest message that holds these words, or the last prompt."""
-    said = [entry for entry in live(session.log) if entry.get("role") in ("user", "assistant")]
+    said = [entry for entry in drop_rewound(session.log) if entry.get("role") in ("user", "assistant")]
     found = next((entry for entry in reversed(said) if is_meant(entry, words)), None)
     if found is None:
         return f"No message holds {words!r}." if words else "You have not said anything yet."
-    session.append({"crow": {"kind": "pin", "entry": id_of(found)}})
-    text = " ".join(first_text(found).split())
+    session.log.append({"crow": {"kind": "pin", "entry": id_of(found)}})
+    text = " ".join(find_first_text(found).split())
     return f"Kept word for word from now on: “{text if len(text) <= 60 else f'{text[:59]}…'}”"
 
 
 def is_meant(entry: Message, words: str) -> bool:
     if words:
-        return words.casefold() in first_text(entry).casefold()
+        return words.casefold() in find_first_text(entry).casefold()
     return entry.get("role") == "user" and not entry.get("crow", {}).get("hidden")

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from crow_core.extensions.alarm import size
-from crow_core.extensions.usage import cached_tokens, number
-from crow_core.messages import parts
-from crow_core.models.chat import Call, Request, encode
+from crow_core.messages import to_parts
+from crow_core.models.chat import ModelCall, Request, encode
+from crow_core.models.usage import count_cached_tokens, to_count
 
 RATE = 0.3
 """Tokens a character, until a server has counted."""
@@ -31,10 +31,10 @@ class Gauge:
     full: bool = False
     """The last request was refused as too long, and then made shorter."""
 
-    def learn(self, call: Call) -> int:
+    def learn(self, model_call: ModelCall) -> int:
         """Take the rate from what the server counted, where it did; gives the tokens of the request."""
-        characters = weight(call.request)
-        counted, cached = number(call.usage.get("prompt_tokens")), cached_tokens(call.usage)
+        characters = weight(model_call.request)
+        counted, cached = to_count(model_call.usage.get("prompt_tokens")), count_cached_tokens(model_call.usage)
         counted += cached if cached > counted else 0  # some gateways count only what they had not read before
         if counted:
             self.rate = min(max(counted / characters, LEAST), MOST)
@@ -51,6 +51,6 @@ class Gauge:
 def weight(request: Request) -> int:
     """Characters, and what counts as such."""
     messages: list[dict[str, Any]] = request["messages"]
-    images = sum(part.get("type") != "text" for message in messages for part in parts(message.get("content")))
+    images = sum(part.get("type") != "text" for message in messages for part in to_parts(message.get("content")))
     tools = len(encode(request["tools"])) if "tools" in request else 0
     return size(messages) + MESSAGE * len(messages) + IMAGE * images + tools

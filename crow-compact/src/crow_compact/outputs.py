@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from crow_core.content import ToolResult, recalled
+from crow_core.content import to_result
 from crow_core.mcp.server import Server
-from crow_core.messages import Message, ToolUse, arguments_of, live, parts
+from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.messages import Message, drop_rewound, to_parts
 from crow_core.session import Session
 
 TOOL = "read_output"
@@ -31,11 +32,11 @@ def server() -> Server:
     return Server("outputs", None, definitions=[DEFINITION], built_in=True, shared=True)
 
 
-def read(session: Session, call: ToolUse) -> ToolResult:
+def read(session: Session, tool_call: ToolCall) -> ToolResult:
     """A page of an output, as it stands in the log."""
-    match arguments_of(call):
+    match tool_call.arguments:
         case {"call": str(id), **more} if type(offset := more.get("offset", 0)) is int and offset >= 0:
-            found = next((entry for entry in live(session.log) if entry.get("tool_call_id") == id), None)
+            found = next((entry for entry in drop_rewound(session.log) if entry.get("tool_call_id") == id), None)
         case _:
             return ToolResult.error("call is the id of an earlier call, as text; offset is a whole number, 0 or more.")
     if found is None:
@@ -45,9 +46,9 @@ def read(session: Session, call: ToolUse) -> ToolResult:
     end = offset + len(page)
     more = f"; offset {end} goes on" if end < len(text) else ""
     said = {"type": "text", "text": f"{page}\n\n[characters {offset:,} to {end:,} of {len(text):,}{more}]"}
-    others = [block for block in recalled(found).content if block.get("type") != "text"] if not offset else []
+    others = [block for block in to_result(found).content if block.get("type") != "text"] if not offset else []
     return ToolResult([said, *others])
 
 
 def text_of(answer: Message) -> str:
-    return "\n\n".join(part.get("text", "[image]") for part in parts(answer.get("content")))
+    return "\n\n".join(part.get("text", "[image]") for part in to_parts(answer.get("content")))

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from crow_core.api import *  # noqa: F403
+    from crow_core.api import *  # noqa: F403 # pyright: ignore[reportWildcardImportFromLibrary]
 
 __version__ = "0.1.0"
 

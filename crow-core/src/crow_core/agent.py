@@ -83,18 +83,17 @@ from crow_core.acp.schema import (
 )
 from crow_core.acp.transports import Transport
 from crow_core.app import Crow
-from crow_core.content import replay, to_message
-from crow_core.extensions.usage import TURN, Totals
-from crow_core.hooks import call
+from crow_core.content import replay, to_user_message
+from crow_core.errors import ConfigError, ModelError, PromptError, SessionBusy, StoreError
+from crow_core.hooks import call_function
 from crow_core.mcp.server import from_acp
 from crow_core.models.chat import ChatModel, Model
-from crow_core.models.stream import ModelError
-from crow_core.prompts import PromptError
+from crow_core.models.usage import TURN_TOTALS, Totals
+from crow_core.options import Option
 from crow_core.providers import API, MAIN, Provider, is_endpoint
-from crow_core.session import SWITCH, Option, Session
-from crow_core.settings.config import ConfigError
-from crow_core.store import Page, SessionBusy, StoreError
-from crow_core.trace import TRACE, trace_in
+from crow_core.session import Session
+from crow_core.store import Page
+from crow_core.trace import TRACE, find_trace
 
 PAGE = 50
 """Sessions in one answer to `session/list`."""
@@ -258,7 +257,9 @@ class Agent:
         crow, cwd = await self.crow(), folder(params.cwd)
         session = await self.take_in(crow.open, self, cwd, params=params)
         return NewSessionResponse(
-            session_id=session.id, modes=session.modes() or UNSET, config_options=[*session.config_options()]
+            session_id=session.id,
+            modes=session.options.to_modes() or UNSET,
+            config_options=[*session.options.to_config_options()],
         )
 
     async def take_in(
@@ -282,7 +283,7 @@ class Agent:
         if session is None:
             raise unknown(id)
         if instructions:
-            session.instruct(instructions[1], alone=instructions[0] == "override")
+            session.prompts.set_instructions(instructions[1], alone=instructions[0] == "override")
         self.sessions[session.id] = session
         # The client knows the session's id only once it has the answer; see Connection on the order.
         asyncio.get_running_loop().call_soon(self.start_announcing, session)
@@ -292,11 +293,15 @@ class Agent:
         session = await self.go_on(params)
         for update in replay(session.log, session.cwd):
             await session.update(update)
-        return LoadSessionResponse(modes=session.modes() or UNSET, config_options=[*session.config_options()])
+        return LoadSessionResponse(
+            modes=session.options.to_modes() or UNSET, config_options=[*session.options.to_config_options()]
+        )
 
     async def resume_session(self, params: ResumeSessionRequest) -> ResumeSessionResponse:
         session = await self.go_on(params)
-        return ResumeSessionResponse(modes=session.modes() or UNSET, config_options=[*session.config_options()])
+        return ResumeSessionResponse(
+            modes=session.options.to_modes() or UNSET, config_options=[*session.options.to_config_options()]
+        )
 
     async def go_on(self, params: LoadSessionRequest | ResumeSessionRequest) -> Session:
         """Open a stored session; one that this client, or one that has hung up, has open already begins anew."""
@@ -316,7 +321,9 @@ class Agent:
         crow, id = await self.crow(), params.session_id
         session = await self.take_in(crow.fork, self, id, folder(params.cwd), params=params, id=id)
         return ForkSessionResponse(
-            session_id=session.id, modes=session.modes() or UNSET, config_options=[*session.config_options()]
+            session_id=session.id,
+            modes=session.options.to_modes() or UNSET,
+            config_options=[*session.options.to_config_options()],
         )
 
     async def list_sessions(self, params: ListSessionsRequest) -> ListSessionsResponse:
@@ -357,20 +364,20 @@ class Agent:
 
     async def announce(self, session: Session) -> None:
         """Tell the client a session's commands and name, and what is amiss with it, if it is still there."""
-        session.known.set()
+        session.turns.id_known.set()
         with suppress(ConnectionClosed):
             await session.announce_commands()
-            if session.title:
-                await session.update(SessionInfoUpdate(title=session.title))
-            if session.damage:
-                await session.notice(session.damage, "warning")
+            if session.log.title:
+                await session.update(SessionInfoUpdate(title=session.log.title))
+            if session.log.damage:
+                await session.notice(session.log.damage, "warning")
 
     async def prompt(self, params: PromptRequest) -> PromptResponse:
         session, crow = self.session(params.session_id), await self.crow()
-        TURN.set(spent := Totals())
-        TRACE.set(trace_in(params.meta or {}))
+        TURN_TOTALS.set(spent := Totals())
+        TRACE.set(find_trace(params.meta or {}))
         try:
-            stop_reason = await crow.prompt(session, to_message(params.prompt))
+            stop_reason = await crow.prompt(session, to_user_message(params.prompt))
             return PromptResponse(stop_reason=stop_reason, usage=as_usage(spent) if self.unstable else UNSET)
         except asyncio.CancelledError:
             return PromptResponse(stop_reason="cancelled")
@@ -401,11 +408,11 @@ class Agent:
 
     async def set_config_option(self, params: SetSessionConfigOptionRequest) -> SetSessionConfigOptionResponse:
         session = self.session(params.session_id)
-        before = session.modes()
-        await choose(session, session.option(params.config_id), params.value)
-        if (modes := session.modes()) and modes != before:
+        before = session.options.to_modes()
+        await choose(session, session.options.find(params.config_id), params.value)
+        if (modes := session.options.to_modes()) and modes != before:
             await session.update(CurrentModeUpdate(current_mode_id=modes.current_mode_id))
-        return SetSessionConfigOptionResponse(config_options=[*session.config_options()])
+        return SetSessionConfigOptionResponse(config_options=[*session.options.to_config_options()])
 
     async def list_providers(self, params: ListProvidersRequest) -> ListProvidersResponse:
         set = self.provider
@@ -438,7 +445,7 @@ class Agent:
             raise RpcError(METHOD_NOT_FOUND, f"Method not found: {method}")
         if not isinstance(id := params.get("sessionId"), str):
             raise RpcError(INVALID_PARAMS, "Invalid params: sessionId: a session has to be named")
-        return await call(found, self.session(id), params)
+        return await call_function(found, self.session(id), params)
 
     async def models(self) -> Mapping[str, Model] | None:
         """Those of the client's own endpoint; None for the configured ones. Raises ModelError."""
@@ -534,12 +541,12 @@ async def choose(session: Session, option: Option | None, value: str | bool) -> 
     """Set an option to one of its choices."""
     if option is None:
         raise RpcError(INVALID_PARAMS, "Unknown option", details="No such option in this session.")
-    if option.choices is SWITCH and isinstance(value, bool):
+    if option.is_switch and isinstance(value, bool):
         value = "on" if value else "off"
     values = [choice.value for choice in option.choices]
     if value not in values:
         raise RpcError(INVALID_PARAMS, "Unknown value", details=f"{option.id} takes one of: {', '.join(values)}.")
-    await session.choose(option, str(value))
+    await session.options.choose(option, str(value))
 
 
 def folder(path: str) -> str:

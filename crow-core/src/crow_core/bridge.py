@@ -28,15 +28,16 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
     Unknown,
 )
-from crow_core.content import audio_part, clean, fenced, image_part, text_part
-from crow_core.elicitation import Answer, ElicitationError, can_ask, check_form
-from crow_core.masking import masked
-from crow_core.mcp.server import Server, Use
-from crow_core.mcp.toolbox import clean_text
-from crow_core.messages import Message, parts
+from crow_core.content import to_audio_part, to_image_part, to_text_part
+from crow_core.elicitation import FormAnswer, can_ask, check_form
+from crow_core.errors import ElicitationError, EndTurn, ModelError
+from crow_core.log import new_id
+from crow_core.masking import mask
+from crow_core.mcp.server import RunningCall, Server
+from crow_core.messages import Message, to_parts
 from crow_core.models.chat import Request
-from crow_core.models.stream import ModelError
-from crow_core.session import EndTurn, Session, new_id
+from crow_core.session import Session
+from crow_core.text import clean_lines, fence, to_line
 
 if TYPE_CHECKING:
     from mcp_types import (
@@ -84,7 +85,9 @@ class Bridge:
     """Which servers may have the model asked for the rest of the session, and which may not."""
     _pages: dict[tuple[Server, str], str] = field(default_factory=dict[tuple[Server, str], str])
     """The client's id of a page that a person was sent to, by the server's."""
-    _asked: "WeakKeyDictionary[Server | Use, int]" = field(default_factory=WeakKeyDictionary["Server | Use", int])
+    _asked: "WeakKeyDictionary[Server | RunningCall, int]" = field(
+        default_factory=WeakKeyDictionary["Server | RunningCall", int]
+    )
     """How often a server has asked back, for each call."""
     _logged: dict[Server, float] = field(default_factory=dict[Server, float])
     """When a server's log was last shown, in seconds of the monotonic clock."""
@@ -92,15 +95,15 @@ class Bridge:
     """Held while a person decides what a server may: the answer may hold for the next question, too."""
 
     def roots(self) -> list[str]:
-        return [Path(root).as_uri() for root in self.session.roots]
+        return [Path(root).as_uri() for root in self.session.folders.roots]
 
-    async def progress(self, server: Server, done: float, total: float | None, message: str, use: Use) -> None:
+    async def progress(self, server: Server, done: float, total: float | None, message: str, use: RunningCall) -> None:
         use.progress = progress_text(done, total, self.tidy(message[:SHOWN])[:LINE])
         if "progress" not in use.beside:
             use.beside["progress"] = showing = asyncio.ensure_future(self._show_progress(use))
             showing.add_done_callback(lambda task: task.cancelled() or task.exception())  # the call's end says it, too
 
-    async def _show_progress(self, use: Use) -> None:
+    async def _show_progress(self, use: RunningCall) -> None:
         """Show what was last said of a call, until nothing more is said or the call ends."""
         while text := use.progress:
             use.progress = ""
@@ -126,9 +129,9 @@ class Bridge:
     async def complete(self, server: Server, id: str) -> None:
         if page := self._pages.pop((server, id), ""):
             with suppress(ConnectionClosed):
-                await self.session.complete(page)
+                await self.session.user.complete(page)
 
-    async def elicit(self, server: Server, asked: "ElicitRequestParams", use: Use | None) -> "ElicitResult":
+    async def elicit(self, server: Server, asked: "ElicitRequestParams", use: RunningCall | None) -> "ElicitResult":
         from mcp_types import ElicitResult  # loaded: a server is connected
 
         self._count(server, use)
@@ -137,44 +140,44 @@ class Bridge:
         except (ElicitationError, ValidationError) as error:
             why = str(error).rstrip(".")
             await self.session.notice(f"A question of {self.name(server)} was declined: {why}.", "warning")
-            answer = Answer("decline")
+            answer = FormAnswer("decline")
         except EndTurn:
-            answer = Answer("cancel")
+            answer = FormAnswer("cancel")
         filled_in = answer.action == "accept" and asked.mode == "form"
         return ElicitResult(action=answer.action, content=answer.content if filled_in else None)
 
-    def _count(self, server: Server, use: Use | None) -> None:
+    def _count(self, server: Server, use: RunningCall | None) -> None:
         """Raise ValueError when a server has asked often enough."""
         whose = use or server
         self._asked[whose] = self._asked.get(whose, 0) + 1
         if self._asked[whose] > QUESTIONS:
             raise ValueError(f"A call may ask back at most {QUESTIONS} times.")
 
-    async def _send(self, server: Server, asked: "ElicitRequestURLParams", use: Use | None) -> Answer:
+    async def _send(self, server: Server, asked: "ElicitRequestURLParams", use: RunningCall | None) -> FormAnswer:
         """Send the person to a page. Raises ElicitationError."""
         words = self.words(server, asked.message)
-        answer = await self.session.elicit(words, url=asked.url, call=use.id if use else "")
+        answer = await self.session.user.elicit(words, url=asked.url, tool_call_id=use.id if use else "")
         if asked.elicitation_id and answer.action == "accept":
             self._pages[server, asked.elicitation_id] = answer.id
         return answer
 
-    async def _ask(self, server: Server, asked: "ElicitRequestFormParams", use: Use | None) -> Answer:
+    async def _ask(self, server: Server, asked: "ElicitRequestFormParams", use: RunningCall | None) -> FormAnswer:
         """Have the person fill in a form, or choose where the client shows none. Raises ElicitationError."""
         if len(msgspec.json.encode(asked.requested_schema)) > FORM_LIMIT:
             raise ElicitationError("its form is too long")
         form = form_of(asked.requested_schema, lambda text: self.tidy(text, lines=True)[:SHOWN])
         words = self.words(server, asked.message)
         if can_ask(self.session.client.capabilities, "form"):
-            return await self.session.elicit(words, form=form, call=use.id if use else "")
+            return await self.session.user.elicit(words, form=form, tool_call_id=use.id if use else "")
         check_form(words, form)
         choices = choices_of(form)
         names = [self.tidy(name)[:LINE] for name, _ in choices]
-        chosen = await self.session.ask_choice(about(use, words), names)
+        chosen = await self.session.user.ask_choice(about(use, words), names)
         await self._restore(use)
-        return Answer("decline") if chosen is None else Answer("accept", choices[chosen][1])
+        return FormAnswer("decline") if chosen is None else FormAnswer("accept", choices[chosen][1])
 
     async def sample(
-        self, server: Server, asked: "CreateMessageRequestParams", use: Use | None
+        self, server: Server, asked: "CreateMessageRequestParams", use: RunningCall | None
     ) -> "CreateMessageResult":
         from mcp_types import CreateMessageResult, TextContent  # loaded: a server is connected
 
@@ -194,10 +197,10 @@ class Bridge:
             stop_reason=STOP_REASONS.get(call.finish_reason, call.finish_reason or None),
         )
 
-    async def _may_sample(self, server: Server, request: Request, use: Use | None) -> bool:
+    async def _may_sample(self, server: Server, request: Request, use: RunningCall | None) -> bool:
         """Whether the person lets a server have the model asked; where nobody is there, nobody does."""
         async with self._asking:
-            mode = self.session.option("mode")
+            mode = self.session.options.find("mode")
             if (answered := self._allowed.get(server)) is not None:
                 allowed, by, lasts = answered, "the user answered so for this session", True
             elif mode is not None and mode.get() == "yolo":
@@ -213,10 +216,10 @@ class Bridge:
             "tool": f"{self.name(server)}: sampling/createMessage",
             "arguments": hashlib.sha256(msgspec.json.encode(request)).hexdigest(),
         }
-        self.session.append({"crow": decision})
+        self.session.log.append({"crow": decision})
         return allowed
 
-    async def _question(self, server: Server, request: Request, use: Use | None) -> tuple[bool, str, bool]:
+    async def _question(self, server: Server, request: Request, use: RunningCall | None) -> tuple[bool, str, bool]:
         """Show the person what would be sent; gives whether it may be, who says so, and whether for good."""
         name = self.name(server)
         whole = self.tidy("\n\n".join(map(in_words, request["messages"])), lines=True)
@@ -227,9 +230,9 @@ class Bridge:
             PermissionOption(option_id="reject", name="Reject", kind="reject_once"),
             PermissionOption(option_id="never", name=f"Reject {name} for this session", kind="reject_always"),
         ]
-        question = about(use, f"{name} wants to ask the model", fenced(whole[:SHOWN] + more))
+        question = about(use, f"{name} wants to ask the model", fence(whole[:SHOWN] + more))
         try:
-            answer = await self.session.ask_permission(question, options)
+            answer = await self.session.user.ask_permission(question, options)
         except ElicitationError:
             return False, "it needs a permission, and nobody is there to give it", False
         except EndTurn:
@@ -239,10 +242,10 @@ class Bridge:
             self._allowed[server] = answer == "always"
         return answer in ("allow", "always"), "the user", lasts
 
-    async def _restore(self, use: Use | None) -> None:
+    async def _restore(self, use: RunningCall | None) -> None:
         """Let a call look again as it did before a question stood in its place."""
         if use is not None:
-            await self.session.tell(ToolCallUpdate(tool_call_id=use.id, title=use.title, content=[]))
+            await self.session.send(ToolCallUpdate(tool_call_id=use.id, title=use.title, content=[]))
 
     def name(self, server: Server) -> str:
         """A server's name, for a person."""
@@ -255,15 +258,15 @@ class Bridge:
     def tidy(self, text: str, *, lines: bool = False) -> str:
         """A server's text without secrets, and without what a screen might obey; on one line, or on several. To be cut
         afterwards: half a secret is not found."""
-        text = masked(text, {*self.session.toolbox.secrets, *self.session.state.get("secrets", ())})
-        return clean_text(text) if lines else clean(text)
+        text = mask(text, {*self.session.toolbox.secrets, *self.session.state.get("secrets", ())})
+        return clean_lines(text) if lines else to_line(text)
 
 
 def block(text: str) -> list[ToolCallContent]:
     return [BlockContent(content=TextBlock(text=text))]
 
 
-def about(use: Use | None, title: str, text: str = "") -> ToolCallFields:
+def about(use: RunningCall | None, title: str, text: str = "") -> ToolCallFields:
     """A question to the person, which stands in the place of the call that it is for."""
     content = block(text) if text else UNSET
     if use is None:
@@ -355,11 +358,11 @@ def as_message(said: "SamplingMessage") -> Message:
     for content in said.content_as_list:
         match content.type:
             case "text":
-                found.append(text_part(content.text))
+                found.append(to_text_part(content.text))
             case "image":
-                found.append(image_part(content.data, content.mime_type))
+                found.append(to_image_part(content.data, content.mime_type))
             case "audio":
-                found.append(audio_part(content.data, content.mime_type))
+                found.append(to_audio_part(content.data, content.mime_type))
             case _:
                 raise ValueError("Tools are not lent to the model here; ask without them.")
     if said.role == "assistant" or all(part["type"] == "text" for part in found):
@@ -369,5 +372,5 @@ def as_message(said: "SamplingMessage") -> Message:
 
 def in_words(message: Message) -> str:
     """A message for a person to read."""
-    said = (part.get("text") or f"[{part['type']}]" for part in parts(message.get("content")))
+    said = (part.get("text") or f"[{part['type']}]" for part in to_parts(message.get("content")))
     return f"{message.get('role')}: " + "\n".join(said)

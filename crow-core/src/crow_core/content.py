@@ -1,14 +1,19 @@
-"""The doorstep: ACP's blocks to message content, and what tools return to both the model and the client."""
+"""Convert between the two protocols and the log.
 
-import re
+ACP content blocks      -> user message         to_user_message, and back: to_blocks
+tool call               -> ACP updates          to_announcement, to_update
+tool result (MCP)       -> tool message         to_tool_message, and back: to_result
+log                     -> ACP updates          replay
+"""
+
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from msgspec import UNSET, UnsetType, ValidationError, to_builtins
 
+from crow_core.acp import schema
 from crow_core.acp.decoding import as_it_came, lenient
 from crow_core.acp.schema import (
     AgentMessageChunk,
@@ -25,115 +30,102 @@ from crow_core.acp.schema import (
     SessionUpdate,
     TerminalContent,
     TextBlock,
-    ToolCall,
     ToolCallContent,
     ToolCallLocation,
     ToolCallUpdate,
     ToolKind,
     UserMessageChunk,
 )
-from crow_core.messages import INTERRUPTED, Message, ToolUse, answer, arguments_of, joined, live, parts, unwrapped
-
-CONTROL: dict[int, str | None] = {
-    **dict.fromkeys((*range(32), *range(127, 160), 0x2028, 0x2029), " "),
-    **dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xE0000, 0xE0080)), None),
-}
-"""What a terminal or an editor might obey rather than show (C0, C1, line separators), and what hides or turns text
-around (directions, Unicode tags)."""
-
-
-@dataclass
-class ToolResult:
-    """What a tool returned, or what was answered in its place."""
-
-    content: list[dict[str, Any]]
-    """MCP content blocks."""
-    is_error: bool = False
-    meta: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The built-in tools' word on what they did: `crow/changes` [{path, old, new}], `crow/locations` [{path, line}],
-    `crow/plan` [{content, priority, status}], `crow/terminal` (the client's terminal that holds the output)."""
-
-    @classmethod
-    def text(cls, text: str, *, is_error: bool = False) -> "ToolResult":
-        return cls([{"type": "text", "text": text}], is_error)
-
-    @classmethod
-    def error(cls, text: str) -> "ToolResult":
-        """An error the model can act on."""
-        return cls.text(text, is_error=True)
+from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.messages import (
+    INTERRUPTED,
+    Message,
+    answer_tool_call,
+    drop_rewound,
+    join_content,
+    parse_arguments,
+    to_parts,
+    unwrap_proxy_call,
+)
+from crow_core.text import fence, to_line
 
 
-def to_message(blocks: Sequence[ContentBlock]) -> Message:
-    """A prompt's blocks as one user message; its content is a string unless it holds images or sounds.
+def to_user_message(blocks: Sequence[ContentBlock]) -> Message:
+    """Convert the blocks of a prompt to one user message.
 
-    Its notes hold the blocks, where they are more than text.
+    The content is a string unless there are images or sounds. If there is more than text, the notes keep the blocks.
     """
-    message = spoken(blocks)
+    message = to_plain_message(blocks)
     if not all(isinstance(block, TextBlock) for block in blocks):
-        message["crow"] = {"blocks": [kept(block) for block in blocks]}
+        message["crow"] = {"blocks": [to_note(block) for block in blocks]}
     return message
 
 
-def attached(message: Message, blocks: Sequence[ContentBlock]) -> Message:
-    """A user message with more behind what the user said; a replay shows only that."""
+def attach_blocks(message: Message, blocks: Sequence[ContentBlock]) -> Message:
+    """Add blocks behind what the user wrote; `replay` shows the user's own blocks only."""
     if not blocks:
         return message
-    notes = {"blocks": [kept(block) for block in blocks_of(message)]} | message.get("crow", {})
-    return {**message, "content": joined(message.get("content"), spoken(blocks).get("content")), "crow": notes}
+    notes = {"blocks": [to_note(block) for block in to_blocks(message)]} | message.get("crow", {})
+    return {
+        **message,
+        "content": join_content(message.get("content"), to_plain_message(blocks).get("content")),
+        "crow": notes,
+    }
 
 
-def spoken(blocks: Sequence[ContentBlock]) -> Message:
+def to_plain_message(blocks: Sequence[ContentBlock]) -> Message:
+    """Convert blocks to a user message without notes."""
     parts: list[dict[str, Any]] = []
     for block in blocks:
         match block:
             case TextBlock(text=text):
-                parts.append(text_part(text))
+                parts.append(to_text_part(text))
             case ImageBlock(data=data, mime_type=mime_type):
-                parts.append(image_part(data, mime_type))
+                parts.append(to_image_part(data, mime_type))
             case ResourceLinkBlock():
-                parts.append(text_part(link_text(block)))
+                parts.append(to_text_part(link_to_text(block)))
             case ResourceBlock(resource=resource):
-                name = path_of(resource.uri)
+                name = path_from_uri(resource.uri)
                 if resource.text is not UNSET:
-                    parts.append(text_part(f'<resource uri="{name}">\n{resource.text}\n</resource>'))
+                    parts.append(to_text_part(f'<resource uri="{name}">\n{resource.text}\n</resource>'))
                 elif str(resource.mime_type or "").startswith("image/") and resource.blob is not UNSET:
-                    parts.append(image_part(str(resource.blob), str(resource.mime_type)))
+                    parts.append(to_image_part(str(resource.blob), str(resource.mime_type)))
                 else:
                     size = len(str(resource.blob or "")) * 3 // 4
-                    parts.append(text_part(f"[attached: {name}, {size} bytes that are neither text nor an image]"))
+                    parts.append(to_text_part(f"[attached: {name}, {size} bytes that are neither text nor an image]"))
             case AudioBlock(data=data, mime_type=mime_type):
-                parts.append(audio_part(data, mime_type))
+                parts.append(to_audio_part(data, mime_type))
             case _:
-                parts.append(text_part("[attached: something this agent does not know]"))
-    parts = [part for part in parts if part != text_part("")]  # which some servers refuse
+                parts.append(to_text_part("[attached: something this agent does not know]"))
+    parts = [part for part in parts if part != to_text_part("")]  # which some servers refuse
     if all(part["type"] == "text" for part in parts):
         return {"role": "user", "content": "\n\n".join(part["text"] for part in parts)}
     return {"role": "user", "content": parts}
 
 
-def text_part(text: str) -> dict[str, Any]:
+def to_text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def image_part(data: str, mime_type: str) -> dict[str, Any]:
+def to_image_part(data: str, mime_type: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:{mime_type};base64,{data}"}}
 
 
-def audio_part(data: str, mime_type: str) -> dict[str, Any]:
+def to_audio_part(data: str, mime_type: str) -> dict[str, Any]:
     kind = mime_type.partition(";")[0].strip().lower().partition("/")[2].removeprefix("x-")
     format = {"mpeg": "mp3", "wave": "wav", "vnd.wave": "wav"}.get(kind, kind)
     return {"type": "input_audio", "input_audio": {"data": data, "format": format}}
 
 
-def link_text(link: ResourceLinkBlock) -> str:
-    """A link as a person would write it; a local file is named by its path, for the model to open."""
-    name = path_of(link.uri)
+def link_to_text(link: ResourceLinkBlock) -> str:
+    """Write a link as Markdown; a local file is named by its path, which the model can open."""
+    name = path_from_uri(link.uri)
     title = link.title if isinstance(link.title, str) else link.name
     return f"[{title}]({name})" if title and title != name else name
 
 
-def path_of(uri: str) -> str:
-    """The path behind a `file:` URI, with a line range if it has one; any other URI as it is."""
+def path_from_uri(uri: str) -> str:
+    """Convert a `file:` URI to a path, with its line range if it has one; return any other URI unchanged."""
     try:
         split = urlsplit(uri)
     except ValueError:
@@ -143,31 +135,32 @@ def path_of(uri: str) -> str:
     return unquote(split.path) + (f"#{split.fragment}" if split.fragment else "")
 
 
-def describe(call: ToolUse, kind: ToolKind, cwd: str, title: str = "") -> ToolCall:
-    """A call as the client first sees it, with the tool's own title. `rawInput` holds what will run, whole."""
-    arguments = arguments_of(call)
-    name = call["function"]["name"]
-    path, line = (arguments or {}).get("path"), line_of(arguments or {})
+def to_announcement(tool_call: ToolCall, cwd: str) -> schema.ToolCall:
+    """Convert a tool call to the ACP update that announces it; `rawInput` holds all of its arguments."""
+    path = tool_call.arguments.get("path")
+    line = find_line(tool_call.arguments)
     locations = [ToolCallLocation(path=str(Path(cwd, path)), line=line)] if isinstance(path, str) and path else UNSET
-    return ToolCall(
-        tool_call_id=call["id"],
-        title=f"{title}: {title_of(name, arguments or {})}" if title else title_of(name, arguments or {}),
-        name=name,
-        kind=kind,
+    return schema.ToolCall(
+        tool_call_id=tool_call.id,
+        title=tool_call.title,
+        name=tool_call.name,
+        kind=tool_call.kind,
         status="pending",
         locations=locations,
-        raw_input=call["function"]["arguments"] if arguments is None else arguments,
+        raw_input=tool_call.raw_input,
     )
 
 
-def begin(call: ToolUse, kind: ToolKind, title: str = "") -> ToolCall:
-    """A call whose arguments have not all come."""
-    name = call["function"]["name"]
-    return ToolCall(tool_call_id=call["id"], title=title or clean(name[:200]), name=name, kind=kind, status="pending")
+def to_early_announcement(tool_call: ToolCall) -> schema.ToolCall:
+    """Convert a tool call whose arguments are still arriving to the ACP update that announces it."""
+    title = tool_call.tool_title or to_line(tool_call.name[:200])
+    return schema.ToolCall(
+        tool_call_id=tool_call.id, title=title, name=tool_call.name, kind=tool_call.kind, status="pending"
+    )
 
 
-def line_of(arguments: dict[str, Any]) -> int | UnsetType:
-    """The line, from 1, that a call will look at or begin to change, where its arguments tell."""
+def find_line(arguments: dict[str, Any]) -> int | UnsetType:
+    """Find the line, from 1, that a call will read or change first; UNSET if its arguments do not tell."""
     match arguments:
         case {"view_range": [line, _]}:
             pass
@@ -178,30 +171,11 @@ def line_of(arguments: dict[str, Any]) -> int | UnsetType:
     return line if type(line) is int and 0 < line < 2**32 else UNSET
 
 
-def title_of(name: str, arguments: dict[str, Any]) -> str:
-    """A line that tells a person what the call does."""
-    command, path = arguments.get("command"), arguments.get("path")
-    if isinstance(path, str) and isinstance(command, str):
-        return clean(f"{command} {path}"[:200])
-    if isinstance(command, str) and command.strip():
-        first, *more = command.strip().splitlines()
-        return clean(f"{first[:200]} …" if more or len(first) > 200 else first)
-    if isinstance(url := arguments.get("url"), str):
-        return clean(f"{name} {url}"[:200])
-    detail = ", ".join(
-        f"{len(cast(list[Any], value))} {key}" if isinstance(value, list) else f"{key}={str(value)[:60]}"
-        for key, value in arguments.items()
-    )
-    return clean(f"{name}({detail})"[:200])
+def to_update(result: ToolResult, tool_call: ToolCall) -> ToolCallUpdate:
+    """Convert the result of a tool call to the ACP update that ends the call.
 
-
-def clean(text: str) -> str:
-    """Text without control characters, for a title or another place that is one line."""
-    return text.translate(CONTROL)
-
-
-def shown(result: ToolResult, call: ToolUse, kind: ToolKind) -> ToolCallUpdate:
-    """A result as the client sees it: diffs of what really changed, its own terminal, else what the tool said."""
+    It shows the diffs of what changed and the client's terminal; failing these, or on an error, the tool's own content.
+    """
     content: list[ToolCallContent] = [
         DiffContent(path=change["path"], old_text=change["old"], new_text=change["new"] or "")
         for change in result.meta.get("crow/changes", [])
@@ -209,13 +183,13 @@ def shown(result: ToolResult, call: ToolUse, kind: ToolKind) -> ToolCallUpdate:
     if terminal := result.meta.get("crow/terminal"):
         content.append(TerminalContent(terminal_id=terminal))
     if result.is_error or not content:
-        content += [BlockContent(content=to_block(block, kind)) for block in result.content]
+        content += [BlockContent(content=to_block(block, tool_call.kind)) for block in result.content]
     locations = [
         ToolCallLocation(path=place["path"], line=place.get("line", UNSET))
         for place in result.meta.get("crow/locations", [])
     ]
     return ToolCallUpdate(
-        tool_call_id=call["id"],
+        tool_call_id=tool_call.id,
         status="failed" if result.is_error else "completed",
         content=content,
         locations=locations or UNSET,
@@ -223,10 +197,10 @@ def shown(result: ToolResult, call: ToolUse, kind: ToolKind) -> ToolCallUpdate:
 
 
 def to_block(block: dict[str, Any], kind: ToolKind) -> ContentBlock:
-    """An MCP content block as an ACP one; what a command printed is shown as it is, not as Markdown."""
+    """Convert an MCP content block to an ACP one. The output of a command is fenced, as it is not Markdown."""
     match block:
         case {"type": "text", "text": str(text)}:
-            return TextBlock(text=fenced(text) if kind == "execute" else text)
+            return TextBlock(text=fence(text) if kind == "execute" else text)
         case {"type": "image", "data": str(data), "mimeType": str(mime_type)}:
             return ImageBlock(data=data, mime_type=mime_type)
         case {"type": "audio", "data": str(data), "mimeType": str(mime_type)}:
@@ -235,23 +209,19 @@ def to_block(block: dict[str, Any], kind: ToolKind) -> ContentBlock:
             try:
                 return lenient(block, ResourceLinkBlock if block["type"] == "resource_link" else ResourceBlock)
             except ValidationError:
-                return TextBlock(text=block_text(block))
+                return TextBlock(text=to_text(block))
         case _:
-            return TextBlock(text=block_text(block))
+            return TextBlock(text=to_text(block))
 
 
-def fenced(text: str) -> str:
-    """A Markdown code block that its own content cannot close."""
-    fence = "`" * (max(map(len, re.findall("`{3,}", text)), default=2) + 1)
-    return f"{fence}\n{text}\n{fence}"
+def to_tool_message(result: ToolResult, tool_call: ToolCall) -> Message:
+    """Convert a result to the tool message that answers the call.
 
-
-def remembered(result: ToolResult, call: ToolUse, kind: ToolKind, title: str = "") -> Message:
-    """The answer to a call: what the model reads, and in the notes what it takes to show it again, which is no
-    terminal: that will be gone."""
-    notes: dict[str, Any] = {"shown": {"kind": kind}}
-    if title:
-        notes["shown"]["title"] = title
+    The notes keep what `to_result` needs to show the call again. A terminal is left out: it will not exist then.
+    """
+    notes: dict[str, Any] = {"shown": {"kind": tool_call.kind}}
+    if tool_call.tool_title:
+        notes["shown"]["title"] = tool_call.tool_title
     if any(block.get("type") != "text" for block in result.content):
         notes["shown"]["blocks"] = result.content
     if places := result.meta.get("crow/locations"):
@@ -262,28 +232,28 @@ def remembered(result: ToolResult, call: ToolUse, kind: ToolKind, title: str = "
         notes["plan"] = plan
     if result.is_error:
         notes["failed"] = True
-    return answer(call, told(result), **notes)
+    return answer_tool_call(tool_call.use, to_content(result), **notes)
 
 
-def recalled(message: Message) -> ToolResult:
-    """The result that `remembered` made a message of."""
+def to_result(message: Message) -> ToolResult:
+    """Convert a message that `to_tool_message` made back to a result."""
     notes = message.get("crow", {})
     seen: dict[str, Any] = notes.get("shown", {})
-    blocks = seen.get("blocks") or [text_part(part.get("text", "")) for part in parts(message.get("content"))]
+    blocks = seen.get("blocks") or [to_text_part(part.get("text", "")) for part in to_parts(message.get("content"))]
     meta = {"crow/changes": notes.get("changes", []), "crow/locations": seen.get("locations", [])}
     return ToolResult(blocks, bool(notes.get("failed")), meta)
 
 
 def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
-    """A conversation as a client would have seen it, each call in its last state."""
-    entries = live(log)
+    """Convert a log to the updates that show a client the conversation, with each tool call in its last state."""
+    entries = drop_rewound(log)
     answers = {entry.get("tool_call_id"): entry for entry in entries if entry.get("role") == "tool"}
     for entry in entries:
         notes = entry.get("crow", {})
         id = notes.get("id", UNSET)
         match entry.get("role"):
             case "user" if not notes.get("hidden"):
-                yield from (UserMessageChunk(content=block, message_id=id) for block in blocks_of(entry))
+                yield from (UserMessageChunk(content=block, message_id=id) for block in to_blocks(entry))
             case "assistant":
                 if text := entry.get("reasoning_content"):
                     yield AgentThoughtChunk(content=TextBlock(text=text), message_id=id)
@@ -291,23 +261,26 @@ def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
                     yield AgentMessageChunk(content=TextBlock(text=str(text)), message_id=id)
                 if notes.get("cut") == "interrupted":
                     yield AgentThoughtChunk(content=TextBlock(text="Interrupted here.\n"), message_id=f"{id}-cut")
-                for call in map(unwrapped, entry.get("tool_calls", [])):
-                    message = answers.get(call["id"]) or answer(call, INTERRUPTED, failed=True)
+                for use in map(unwrap_proxy_call, entry.get("tool_calls", [])):
+                    message = answers.get(use["id"]) or answer_tool_call(use, INTERRUPTED, failed=True)
                     seen: dict[str, Any] = message.get("crow", {}).get("shown", {})
+                    arguments = parse_arguments(use)
                     kind: ToolKind = seen.get("kind", "other")
-                    yield describe(call, kind, cwd, seen.get("title", ""))
-                    yield shown(recalled(message), call, kind)
+                    title = seen.get("title", "")
+                    tool_call = ToolCall(use, arguments or {}, arguments is not None, kind, title)
+                    yield to_announcement(tool_call, cwd)
+                    yield to_update(to_result(message), tool_call)
                     if (plan := message.get("crow", {}).get("plan")) is not None:
                         yield PlanUpdate(entries=lenient(plan, list[PlanEntry]))
             case _:
                 pass
 
 
-def blocks_of(message: Message) -> list[ContentBlock]:
-    """The blocks a user message was made of."""
-    data = iter([text for part in parts(message.get("content")) if (text := data_of(part)) is not None])
+def to_blocks(message: Message) -> list[ContentBlock]:
+    """Convert a user message back to the blocks it was made of."""
+    data = iter([text for part in to_parts(message.get("content")) if (text := find_data(part)) is not None])
     filled: list[dict[str, Any]] = []
-    for block in message.get("crow", {}).get("blocks") or parts(message.get("content")):
+    for block in message.get("crow", {}).get("blocks") or to_parts(message.get("content")):
         match block:
             case {"type": "image_url", "image_url": {"url": str(url)}}:
                 mime_type = url.removeprefix("data:").partition(";")[0]
@@ -322,8 +295,8 @@ def blocks_of(message: Message) -> list[ContentBlock]:
     return lenient(filled, list[ContentBlock])
 
 
-def data_of(part: dict[str, Any]) -> str | None:
-    """The base64 data in a part of a message; None for text."""
+def find_data(part: dict[str, Any]) -> str | None:
+    """Find the base64 data in a part of a message; None for text."""
     match part:
         case {"type": "image_url", "image_url": {"url": url}}:
             return str(url).partition(",")[2]
@@ -333,8 +306,8 @@ def data_of(part: dict[str, Any]) -> str | None:
             return None
 
 
-def kept(block: ContentBlock) -> dict[str, Any]:
-    """A block as it is remembered: without data, which the message itself has where it is an image or a sound."""
+def to_note(block: ContentBlock) -> dict[str, Any]:
+    """Convert a block to the form that a message's notes keep: without data, which the message itself holds."""
     known: dict[str, Any] = to_builtins(block, enc_hook=as_it_came)
     match known:
         case {"resource": {"blob": _, **resource}}:
@@ -343,41 +316,46 @@ def kept(block: ContentBlock) -> dict[str, Any]:
             return {key: value for key, value in known.items() if key != "data"}
 
 
-def told(result: ToolResult) -> str | list[dict[str, Any]]:
-    """A result's content: text, or parts when it holds images."""
-    parts = [part_of(block) for block in result.content]
+def to_content(result: ToolResult) -> str | list[dict[str, Any]]:
+    """Convert a result to the content of a tool message: text, or parts if there are images."""
+    parts = [to_part(block) for block in result.content]
     if all(part["type"] == "text" for part in parts):
         return "\n\n".join(part["text"] for part in parts if part["text"]) or "(no output)"
     return parts
 
 
-def part_of(block: dict[str, Any]) -> dict[str, Any]:
-    """An MCP content block as a part of a message: an image, or words."""
+def to_part(block: dict[str, Any]) -> dict[str, Any]:
+    """Convert an MCP content block to a part of a message: an image, or text."""
     match block:
         case {"type": "image", "data": str(data), "mimeType": str(kind)}:
-            return image_part(data, kind)
+            return to_image_part(data, kind)
         case {"type": "resource", "resource": {"blob": str(data), "mimeType": str(kind)}} if kind.startswith("image/"):
-            return image_part(data, kind)
+            return to_image_part(data, kind)
         case _:
-            return text_part(block_text(block))
+            return to_text_part(to_text(block))
 
 
-def block_text(block: dict[str, Any]) -> str:
-    """An MCP content block in words."""
+def to_text(block: dict[str, Any]) -> str:
+    """Describe an MCP content block in text."""
     match block:
         case {"type": "text", "text": str(text)}:
             return text
         case {"type": "resource", "resource": {"text": str(text)}}:
             return text
         case {"type": "resource", "resource": {"uri": uri, "blob": str(blob)}}:
-            return f"[{clean(str(uri))}: {len(blob) * 3 // 4} bytes that are neither text nor an image]"
+            return f"[{to_line(str(uri))}: {len(blob) * 3 // 4} bytes that are neither text nor an image]"
         case {"type": "resource_link", "uri": uri}:
             described = block.get("title") or block.get("description")
-            return clean(f"[{block.get('name', uri)}]({uri})" + (f": {described}" if described else ""))
+            return to_line(f"[{block.get('name', uri)}]({uri})" + (f": {described}" if described else ""))
         case {"type": "audio", "data": str(data)}:
             kind = block.get("mimeType", "audio")
-            return f"[a sound, {clean(str(kind))}, {len(data) * 3 // 4} bytes: the user hears it, you cannot]"
+            return f"[a sound, {to_line(str(kind))}, {len(data) * 3 // 4} bytes: the user hears it, you cannot]"
         case {"type": kind}:
             return f"[{kind} content that cannot be shown as text]"
         case _:
             return str(block)
+
+
+def find_first_text(message: Message) -> str:
+    """The first words of a prompt, whatever is attached to it."""
+    return next((block.text for block in to_blocks(message) if isinstance(block, TextBlock)), "")

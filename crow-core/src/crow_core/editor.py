@@ -29,11 +29,10 @@ from crow_core.acp.schema import (
     WriteTextFileRequest,
 )
 from crow_core.app import Crow
-from crow_core.content import clean, fenced
-from crow_core.extensions.masking import session_secrets
-from crow_core.masking import masked
-from crow_core.models.chat import Call
+from crow_core.masking import mask
+from crow_core.models.chat import ModelCall
 from crow_core.session import Session
+from crow_core.text import fence, to_line
 
 T = TypeVar("T")
 
@@ -72,7 +71,7 @@ class Editor:
         self.reads = capabilities.fs.read_text_file
         self.writes = capabilities.fs.write_text_file
         self.runs = capabilities.terminal
-        self._turn = session.turns[0] if session.turns else None
+        self._turn = session.turns.tasks[0] if session.turns.tasks else None
 
     async def read_text(self, path: str) -> str | None:
         """A file as the client has it; None when it does not say."""
@@ -121,7 +120,7 @@ class Editor:
         cut = said.truncated or len(said.output) > OUTPUT_BYTES
         return Outcome(
             exit_code=ended.exit_code if isinstance(ended.exit_code, int) else None,
-            signal=clean(ended.signal) if isinstance(ended.signal, str) else None,
+            signal=to_line(ended.signal) if isinstance(ended.signal, str) else None,
             output=LEFT_OUT + said.output[len(LEFT_OUT) - output_limit :] if cut else said.output,
             timed_out=timed_out,
             terminal=terminal,
@@ -129,8 +128,8 @@ class Editor:
 
     async def watch(self, output: str) -> None:
         """Show what a command has printed so far that runs in no terminal of the client's."""
-        text = masked(output, session_secrets(self.session))
-        await self.show(BlockContent(content=TextBlock(text=fenced(text))))
+        text = mask(output, self.session.secrets)
+        await self.show(BlockContent(content=TextBlock(text=fence(text))))
 
     async def show(self, content: ToolCallContent) -> None:
         """Show something of the call while it runs, not when its turn is over."""
@@ -158,7 +157,7 @@ async def answered(method: str, answer: Awaitable[T], *, within: float | None = 
                 pass
             case _:
                 details = error.message
-        raise Refused(f"the editor refused {method}: {clean(details)[:200].rstrip('.')}") from None
+        raise Refused(f"the editor refused {method}: {to_line(details)[:200].rstrip('.')}") from None
 
 
 def terminals(crow: Crow) -> None:
@@ -168,7 +167,7 @@ def terminals(crow: Crow) -> None:
     """
 
     @crow.after_model
-    def shown(session: Session, call: Call) -> None:
+    def shown(session: Session, model_call: ModelCall) -> None:
         give_back(session)
 
     @crow.turn_end

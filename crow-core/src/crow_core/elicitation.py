@@ -17,7 +17,8 @@ from crow_core.acp.schema import (
     NumberPropertySchema,
     StringPropertySchema,
 )
-from crow_core.models.chat import is_local
+from crow_core.errors import ElicitationError
+from crow_core.models.endpoint import is_local
 
 SECRET = re.compile(
     r"\b((api|access|secret|private)[ _-]?(key|token)s?|pass(word|wd|phrase|code)|pin|credentials?)\b"
@@ -27,12 +28,8 @@ SECRET = re.compile(
 """How a field is called that asks for what must never be asked by a form: it would be sent and kept as plain text."""
 
 
-class ElicitationError(Exception):
-    """A person cannot be asked so, or the answer does not fit the question; the text says why."""
-
-
 @dataclass(frozen=True)
-class Answer:
+class FormAnswer:
     """What a person said to a form or a page."""
 
     action: Literal["accept", "decline", "cancel"]
@@ -69,7 +66,7 @@ def check_page(url: str) -> None:
         raise ElicitationError(f"{url!r} is no https address")
 
 
-def checked(content: dict[str, Any], form: ElicitationSchema) -> dict[str, Any]:
+def check_values(content: dict[str, Any], form: ElicitationSchema) -> dict[str, Any]:
     """The values of a form's own fields. Raises ElicitationError for what its schema does not allow."""
     for name in form.required or ():
         if name not in content:

@@ -39,37 +39,37 @@ ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.I)
 FLAG = re.compile(r"(--?[\w-]+)=(\S+)")
 
 
-def secrets_of(*settings: msgspec.Struct | Mapping[str, Any]) -> frozenset[str]:
+def find_secrets(*settings: msgspec.Struct | Mapping[str, Any]) -> frozenset[str]:
     """The secrets in settings: whatever has a name there, however deep it is nested."""
     plain = (msgspec.to_builtins(given if isinstance(given, msgspec.Struct) else dict(given)) for given in settings)
-    return frozenset(secret for given in plain for secret in found(given, "", table=""))
+    return frozenset(secret for given in plain for secret in find_in_value(given, "", table=""))
 
 
-def found(value: Any, name: str, *, table: str) -> Iterator[str]:
+def find_in_value(value: Any, name: str, *, table: str) -> Iterator[str]:
     """The secrets in a value; `name` is its own, `table` that of what it stands in."""
     match value:
         case str():
             flag = FLAG.fullmatch(value)
-            yield from secrets_in(flag[2] if flag else value, flag[1] if flag else name, given=table in GIVEN)
+            yield from find_secrets_in_text(flag[2] if flag else value, flag[1] if flag else name, given=table in GIVEN)
         case {"name": str(own), "value": str(inner), **more} if not more:  # as ACP lists variables and headers
-            yield from secrets_in(inner, own, given=name in GIVEN)
+            yield from find_secrets_in_text(inner, own, given=name in GIVEN)
         case dict():
             for own, inner in cast(dict[str, Any], value).items():
-                yield from found(inner, own, table=name)
+                yield from find_in_value(inner, own, table=name)
         case list():
             items = cast(list[Any], value)
             for before, inner in zip(["", *items], items, strict=False):
                 flag = before if isinstance(before, str) and before.startswith("-") else name  # "--token", "…"
-                yield from found(inner, flag, table=table)
+                yield from find_in_value(inner, flag, table=table)
         case _:
             pass
 
 
-def secrets_in(text: str, name: str, *, given: bool = False) -> Iterator[str]:
+def find_secrets_in_text(text: str, name: str, *, given: bool = False) -> Iterator[str]:
     """The secrets in one setting: all of it, or of an address only what nobody else may know."""
     text = SCHEME.sub("", text.strip(), count=1)
     if ADDRESS.fullmatch(text):
-        yield from secrets_in_url(text)
+        yield from find_secrets_in_url(text)
     elif len(text) < SHORTEST or text.lower() in PLACEHOLDERS:
         return
     elif CERTAIN.search(name) or ((given or LIKELY.search(name)) and not ORDINARY.fullmatch(text)):
@@ -77,7 +77,7 @@ def secrets_in(text: str, name: str, *, given: bool = False) -> Iterator[str]:
         yield from (line for line in text.splitlines() if len(line) > SHORTEST and not ORDINARY.fullmatch(line))
 
 
-def secrets_in_url(url: str) -> Iterator[str]:
+def find_secrets_in_url(url: str) -> Iterator[str]:
     """The password of an address, and what in its path and its query is a key."""
     try:
         parts = urlsplit(url)
@@ -85,23 +85,23 @@ def secrets_in_url(url: str) -> Iterator[str]:
     except ValueError:
         return
     if password != user:
-        yield from secrets_in(password, "password")
-        yield from secrets_in(unquote(password), "password")
+        yield from find_secrets_in_text(password, "password")
+        yield from find_secrets_in_text(unquote(password), "password")
     for piece in (user, *parts.path.split("/")):
         if len(piece) >= 2 * SHORTEST and not ORDINARY.fullmatch(piece):
             yield piece
     for name, value in parse_qsl(parts.query):
-        yield from secrets_in(value, name)
+        yield from find_secrets_in_text(value, name)
 
 
-def masked(value: Any, secrets: Collection[str]) -> Any:
+def mask(value: Any, secrets: Collection[str]) -> Any:
     """A JSON value with the mask in place of every secret, also where a text of it is JSON itself."""
     spelled = {text for secret in secrets for text in (secret, json.dumps(secret)[1:-1])}
     spelled |= {json.dumps(secret, ensure_ascii=False)[1:-1] for secret in secrets}
-    return replaced(value, sorted(spelled, key=len, reverse=True))
+    return replace_secrets(value, sorted(spelled, key=len, reverse=True))
 
 
-def replaced(value: Any, secrets: Sequence[str]) -> Any:
+def replace_secrets(value: Any, secrets: Sequence[str]) -> Any:
     match value:
         case str():
             for secret in secrets:
@@ -109,8 +109,8 @@ def replaced(value: Any, secrets: Sequence[str]) -> Any:
             return value
         case dict():
             items = cast(dict[str, Any], value).items()
-            return {replaced(name, secrets): replaced(inner, secrets) for name, inner in items}
+            return {replace_secrets(name, secrets): replace_secrets(inner, secrets) for name, inner in items}
         case list():
-            return [replaced(inner, secrets) for inner in cast(list[Any], value)]
+            return [replace_secrets(inner, secrets) for inner in cast(list[Any], value)]
         case _:
             return value

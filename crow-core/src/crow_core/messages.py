@@ -13,14 +13,14 @@ import msgspec
 
 INTERRUPTED = "Interrupted before it finished; it may have had effects. Check before you repeat it."
 """What the model reads as the result of a call that never got one."""
-SUMMARY = (
+SUMMARY_TEMPLATE = (
     "[What stands above was kept word for word. The conversation went on and became too long to be sent whole; this is "
     "your own summary of it.]\n\n{}\n\n[The summary ends here. Go on from there.]"
 )
 """How the model reads a summary."""
 
 
-PROXY = "call_tool"
+PROXY_TOOL = "call_tool"
 """The tool that calls another: {name, arguments}."""
 
 OBJECT = msgspec.json.Decoder(dict[str, Any])
@@ -78,14 +78,14 @@ def merge(reply: Message, delta: Delta) -> None:
     if text := delta.get("content"):
         reply["content"] = str(reply.get("content") or "") + text
     for fragment in delta.get("tool_calls") or ():
-        merge_call(reply, fragment)
+        merge_tool_call(reply, fragment)
 
 
-def merge_call(reply: Message, fragment: dict[str, Any]) -> None:
+def merge_tool_call(reply: Message, fragment: dict[str, Any]) -> None:
     """Fold one fragment of a tool call. `crow.indexes` remembers each call's index until the reply is settled."""
     calls = reply.setdefault("tool_calls", [])
     indexes: list[Any] = reply.setdefault("crow", {}).setdefault("indexes", [])
-    at = find_call(calls, indexes, fragment)
+    at = find_tool_call(calls, indexes, fragment)
     if at is None:
         at = len(calls)
         calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
@@ -100,7 +100,7 @@ def merge_call(reply: Message, fragment: dict[str, Any]) -> None:
         call["function"]["arguments"] += text
 
 
-def find_call(calls: list[ToolUse], indexes: list[Any], fragment: dict[str, Any]) -> int | None:
+def find_tool_call(calls: list[ToolUse], indexes: list[Any], fragment: dict[str, Any]) -> int | None:
     """A known id wins, else a new id starts a call, else the index decides, else the current call goes on."""
     id, index = fragment.get("id"), fragment.get("index")
     function: dict[str, Any] = fragment.get("function") or {}
@@ -126,10 +126,10 @@ def find_call(calls: list[ToolUse], indexes: list[Any], fragment: dict[str, Any]
 
 def is_complete(call: ToolUse) -> bool:
     """Whether a name and whole arguments have arrived."""
-    return bool(call["function"]["name"]) and arguments_of(call) is not None
+    return bool(call["function"]["name"]) and parse_arguments(call) is not None
 
 
-def arguments_of(call: ToolUse) -> dict[str, Any] | None:
+def parse_arguments(call: ToolUse) -> dict[str, Any] | None:
     """The arguments as an object; None when the text is not the JSON of one. No text at all means no arguments."""
     text = call["function"]["arguments"]
     if not text:
@@ -140,11 +140,11 @@ def arguments_of(call: ToolUse) -> dict[str, Any] | None:
         return None
 
 
-def unwrapped(call: ToolUse) -> ToolUse:
+def unwrap_proxy_call(call: ToolUse) -> ToolUse:
     """The call that `call_tool` stands for, whose tool is not in the list that was sent; any other call as it is."""
-    if call["function"]["name"] != PROXY:
+    if call["function"]["name"] != PROXY_TOOL:
         return call
-    given = arguments_of(call) or {}
+    given = parse_arguments(call) or {}
     name, arguments = given.get("name"), given.get("arguments", {})
     if not isinstance(name, str) or not isinstance(arguments, dict | str):
         return call
@@ -168,7 +168,7 @@ def settle(reply: Message, *, used: set[str], whole: bool = True) -> Message:
         calls = []
     for call in calls:
         call["function"]["arguments"] = call["function"]["arguments"] or "{}"
-        call["id"] = unique(call["id"] or "call", used)
+        call["id"] = make_unique(call["id"] or "call", used)
         used.add(call["id"])
     if calls:
         reply["tool_calls"] = calls
@@ -186,7 +186,7 @@ def is_echo(call: ToolUse, before: ToolUse | None) -> bool:
     return call["function"]["name"] == before["function"]["name"] and call["id"] in ("", before["id"])
 
 
-def unique(name: str, used: set[str]) -> str:
+def make_unique(name: str, used: set[str]) -> str:
     """`name`, or `name_2`, `name_3` … when it is taken."""
     candidate, n = name, 1
     while candidate in used:
@@ -195,7 +195,7 @@ def unique(name: str, used: set[str]) -> str:
     return candidate
 
 
-def answer(call: ToolUse, content: "str | list[dict[str, Any]]", **notes: Any) -> Message:
+def answer_tool_call(call: ToolUse, content: "str | list[dict[str, Any]]", **notes: Any) -> Message:
     """The tool message that answers a call."""
     message: Message = {"role": "tool", "tool_call_id": call["id"], "content": content}
     if notes:
@@ -208,10 +208,10 @@ Pass = Callable[[list[Message]], list[Message]]
 
 def view(log: Iterable[Message]) -> list[Message]:
     """The messages of a valid chat-completions request (without the system prompt), derived from the log."""
-    return through(PASSES, log)
+    return apply_passes(PASSES, log)
 
 
-def through(passes: Iterable[Pass], messages: Iterable[Message]) -> list[Message]:
+def apply_passes(passes: Iterable[Pass], messages: Iterable[Message]) -> list[Message]:
     """The messages after these passes."""
     found = list(messages)
     for step in passes:
@@ -235,30 +235,30 @@ class View:
         self._upto = 0
         """How many of `_chosen` are in `_settled`."""
 
-    def of(self, log: list[Message]) -> list[Message]:
+    def messages(self, log: Sequence[Message]) -> list[Message]:
         """The same as `view(log)`, for a log that has only grown since the last call."""
         new, self._read = log[self._read :], len(log)
-        if any(kind_of(entry) in CHOICES for entry in new):
-            self._chosen, self._settled, self._upto = chosen(log), [], 0
+        if any(marker_kind(entry) in SELECTING_MARKERS for entry in new):
+            self._chosen, self._settled, self._upto = select_entries(log), [], 0
         else:
             self._chosen += new
         replies = (at for at in range(len(self._chosen) - 1, self._upto, -1) if is_reply(self._chosen[at]))
         last = next(replies, self._upto)
-        self._settled += through(SPELLING, self._chosen[self._upto : last])
+        self._settled += apply_passes(SHAPING_PASSES, self._chosen[self._upto : last])
         self._upto = last
-        return [*self._settled, *through(SPELLING, self._chosen[last:])]
+        return [*self._settled, *apply_passes(SHAPING_PASSES, self._chosen[last:])]
 
 
-def chosen(log: Iterable[Message]) -> list[Message]:
+def select_entries(log: Iterable[Message]) -> list[Message]:
     """The entries that the markers of a log leave to be read, in the shape they leave them in."""
-    return through(CHOOSING, log)
+    return apply_passes(SELECTING_PASSES, log)
 
 
-def live(log: Iterable[Message]) -> list[Message]:
+def drop_rewound(log: Iterable[Message]) -> list[Message]:
     """The entries that were not rewound: what a `rewind` marker stands behind, back to the entry it names, is gone."""
     kept: list[Message] = []
     for entry in log:
-        if kind_of(entry) == "rewind":
+        if marker_kind(entry) == "rewind":
             to = entry.get("crow", {}).get("to")
             known = (n for n in range(len(kept), 0, -1) if kept[n - 1].get("crow", {}).get("id") == to)
             del kept[0 if to == "" else next(known, len(kept)) :]
@@ -266,24 +266,26 @@ def live(log: Iterable[Message]) -> list[Message]:
     return kept
 
 
-def shrunk(messages: list[Message]) -> list[Message]:
+def shrink_tool_results(messages: list[Message]) -> list[Message]:
     """What tools answered before the entry that the latest `shrink` marker names, cut to head and tail; the log has the
     whole."""
-    for notes, end in named(messages, "shrink", "upto"):
+    for notes, end in find_markers(messages, "shrink", "upto"):
         limit, tool, pinned = int(notes.get("limit", 0)), str(notes.get("tool", "")), notes.get("pinned", ())
-        whole = (m.get("role") != "tool" or is_named(m, pinned) for m in messages[:end])
-        old = [m if is_whole else cut(m, limit, tool) for m, is_whole in zip(messages[:end], whole, strict=True)]
+        whole = (m.get("role") != "tool" or has_id(m, pinned) for m in messages[:end])
+        old = [
+            m if is_whole else shorten_answer(m, limit, tool) for m, is_whole in zip(messages[:end], whole, strict=True)
+        ]
         return [*old, *messages[end:]]
     return messages
 
 
-def is_named(message: Message, ids: Sequence[str]) -> bool:
+def has_id(message: Message, ids: Sequence[str]) -> bool:
     return message.get("crow", {}).get("id") in ids
 
 
-def cut(answer: Message, limit: int, tool: str) -> Message:
+def shorten_answer(answer: Message, limit: int, tool: str) -> Message:
     """An answer of at most so many characters, and a line that tells how to read the whole."""
-    said = parts(answer.get("content"))
+    said = to_parts(answer.get("content"))
     whole = "\n\n".join(part["text"] if part.get("type") == "text" else "[image]" for part in said)
     head, tail = whole[: limit // 2], whole[len(whole) - limit // 2 :]
     left = len(whole) - len(head) - len(tail)
@@ -299,24 +301,24 @@ def cut(answer: Message, limit: int, tool: str) -> Message:
     return answer
 
 
-def compacted(messages: list[Message]) -> list[Message]:
+def apply_compaction(messages: list[Message]) -> list[Message]:
     """As the latest `compaction` marker says: the first words of the user, what is pinned, a summary of what followed,
     and the entries from the one it names on."""
     first = next((at for at, message in enumerate(messages) if message.get("role") == "user"), len(messages))
-    for notes, start in named(messages, "compaction", "from"):
+    for notes, start in find_markers(messages, "compaction", "from"):
         if start <= first:
             continue
-        kept = [m for m in messages[first + 1 : start] if "role" in m and is_named(m, notes.get("pinned", ()))]
-        text = SUMMARY.format(notes.get("summary", ""))
+        kept = [m for m in messages[first + 1 : start] if "role" in m and has_id(m, notes.get("pinned", ()))]
+        text = SUMMARY_TEMPLATE.format(notes.get("summary", ""))
         summary: Message = {"role": "user", "content": text, "crow": {"hidden": True}}
         return [messages[first], *kept, summary, *messages[start:]]
     return messages
 
 
-def named(messages: list[Message], kind: str, key: str) -> Iterator[tuple[dict[str, Any], int]]:
+def find_markers(messages: list[Message], kind: str, key: str) -> Iterator[tuple[dict[str, Any], int]]:
     """The markers of a kind, the latest first: their notes, and where the entry stands that they name under `key`; ""
     names the marker itself. One whose entry is not to be found counts for nothing."""
-    markers = [at for at, message in enumerate(messages) if kind_of(message) == kind]
+    markers = [at for at, message in enumerate(messages) if marker_kind(message) == kind]
     places = {m.get("crow", {}).get("id"): at for at, m in enumerate(messages)} if markers else {}
     for at in reversed(markers):
         notes = messages[at].get("crow", {})
@@ -325,19 +327,19 @@ def named(messages: list[Message], kind: str, key: str) -> Iterator[tuple[dict[s
             yield notes, place
 
 
-def kind_of(entry: Message) -> str:
+def marker_kind(entry: Message) -> str:
     """What a marker marks; empty for a message."""
     return "" if "role" in entry else str(entry.get("crow", {}).get("kind", ""))
 
 
-def prompts_in(log: Sequence[Message]) -> list[int]:
+def find_prompts(log: Sequence[Message]) -> list[int]:
     """Where in the log the user spoke; what crow says in the user's place is `hidden`."""
     return [
         at for at, entry in enumerate(log) if entry.get("role") == "user" and not entry.get("crow", {}).get("hidden")
     ]
 
 
-def unanswered(log: Sequence[Message]) -> list[ToolUse]:
+def find_unanswered(log: Sequence[Message]) -> list[ToolUse]:
     """The calls of the last reply that have no answer yet."""
     answered: set[str] = set()
     for message in reversed(log):
@@ -351,12 +353,12 @@ def unanswered(log: Sequence[Message]) -> list[ToolUse]:
     return []
 
 
-def without_markers(messages: list[Message]) -> list[Message]:
+def drop_markers(messages: list[Message]) -> list[Message]:
     """Only what a model may read."""
     return [message for message in messages if "role" in message]
 
 
-def without_thoughts(messages: list[Message]) -> list[Message]:
+def drop_thoughts(messages: list[Message]) -> list[Message]:
     """Reasoning stays in the log; a reply of nothing else leaves the request, as most servers refuse an empty one."""
     kept: list[Message] = []
     for message in messages:
@@ -372,30 +374,30 @@ def is_reply(message: Message) -> bool:
 
 def is_blank(message: Message) -> bool:
     """Whether there is nothing in it that could be read."""
-    return all(part.get("type") == "text" and not part["text"].strip() for part in parts(message.get("content")))
+    return all(part.get("type") == "text" and not part["text"].strip() for part in to_parts(message.get("content")))
 
 
-def with_valid_arguments(messages: list[Message]) -> list[Message]:
+def repair_arguments(messages: list[Message]) -> list[Message]:
     """A call whose arguments are not a JSON object is sent with a stand-in that shows the raw text."""
-    return [with_stand_ins(m) if m.get("tool_calls") else m for m in messages]
+    return [repair_message(m) if m.get("tool_calls") else m for m in messages]
 
 
-def with_stand_ins(message: Message) -> Message:
+def repair_message(message: Message) -> Message:
     calls = message.get("tool_calls", [])
-    if all(arguments_of(call) is not None for call in calls):
+    if all(parse_arguments(call) is not None for call in calls):
         return message
-    return {**message, "tool_calls": [stand_in(call) for call in calls]}
+    return {**message, "tool_calls": [repair_tool_call(call) for call in calls]}
 
 
-def stand_in(call: ToolUse) -> ToolUse:
-    if arguments_of(call) is not None:
+def repair_tool_call(call: ToolUse) -> ToolUse:
+    if parse_arguments(call) is not None:
         return call
     raw = call["function"]["arguments"]
     text = json.dumps({"invalid_json": raw}, ensure_ascii=False, separators=(",", ":")) if raw else "{}"
     return {**call, "function": {**call["function"], "arguments": text}}
 
 
-def with_answers(messages: list[Message]) -> list[Message]:
+def complete_answers(messages: list[Message]) -> list[Message]:
     """Each call has exactly one answer, in the order asked, right behind its message; stray answers go."""
     kept: list[Message] = []
     answers: dict[str, Message] = {}
@@ -405,26 +407,26 @@ def with_answers(messages: list[Message]) -> list[Message]:
             answers[message.get("tool_call_id", "")] = message
             continue
         calls = message.get("tool_calls") or []
-        kept += reversed([answers.pop(call["id"], None) or answer(call, INTERRUPTED) for call in calls])
+        kept += reversed([answers.pop(call["id"], None) or answer_tool_call(call, INTERRUPTED) for call in calls])
         kept.append(message)
         if message.get("role") == "assistant":
             answers.clear()
     return kept[::-1]
 
 
-def with_images_apart(messages: list[Message]) -> list[Message]:
+def move_images(messages: list[Message]) -> list[Message]:
     """Images that tools returned follow behind the answers as the user's: most servers refuse them inside a tool's."""
     runs = groupby(messages, lambda message: message.get("role") == "tool")
-    return [message for are_answers, run in runs for message in (images_apart(run) if are_answers else run)]
+    return [message for are_answers, run in runs for message in (move_images_behind(run) if are_answers else run)]
 
 
-def images_apart(answers: Iterable[Message]) -> list[Message]:
+def move_images_behind(answers: Iterable[Message]) -> list[Message]:
     """Answers of text alone, and a user message with what was no text, numbered in both places."""
     kept: list[Message] = []
     images: list[dict[str, Any]] = []
     for message in answers:
         texts: list[str] = []
-        for part in parts(message.get("content")):
+        for part in to_parts(message.get("content")):
             if part.get("type") == "text":
                 texts.append(part["text"])
                 continue
@@ -435,36 +437,36 @@ def images_apart(answers: Iterable[Message]) -> list[Message]:
     return [*kept, {"role": "user", "content": images}] if images else kept
 
 
-def with_joined_users(messages: list[Message]) -> list[Message]:
+def join_user_messages(messages: list[Message]) -> list[Message]:
     """Two user messages in a row (the first was cancelled, say) become one: many chat templates insist on turns."""
     kept: list[Message] = []
     for message in messages:
         if kept and message.get("role") == "user" and kept[-1].get("role") == "user":
-            kept[-1] = {"role": "user", "content": joined(kept[-1].get("content"), message.get("content"))}
+            kept[-1] = {"role": "user", "content": join_content(kept[-1].get("content"), message.get("content"))}
         else:
             kept.append(message)
     return kept
 
 
-def joined(first: "str | list[dict[str, Any]] | None", second: "str | list[dict[str, Any]] | None") -> Any:
+def join_content(first: "str | list[dict[str, Any]] | None", second: "str | list[dict[str, Any]] | None") -> Any:
     if isinstance(first, str) and isinstance(second, str):
         return "\n\n".join(filter(None, (first, second)))
-    return [*parts(first), *parts(second)]
+    return [*to_parts(first), *to_parts(second)]
 
 
-def parts(content: "str | list[dict[str, Any]] | None") -> list[dict[str, Any]]:
+def to_parts(content: "str | list[dict[str, Any]] | None") -> list[dict[str, Any]]:
     """Content as a list of parts."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return list(content or [])
 
 
-def without_notes(messages: list[Message]) -> list[Message]:
+def drop_notes(messages: list[Message]) -> list[Message]:
     """Only the keys of the chat-completions schema, in one order, so that equal messages have equal bytes."""
-    return [bare(message) for message in messages]
+    return [to_sent_message(message) for message in messages]
 
 
-def bare(message: Message) -> Message:
+def to_sent_message(message: Message) -> Message:
     kept: Message = {"role": message.get("role", "user")}
     if (id := message.get("tool_call_id")) is not None:
         kept["tool_call_id"] = id
@@ -476,17 +478,17 @@ def bare(message: Message) -> Message:
     return kept
 
 
-CHOOSING: tuple[Pass, ...] = (live, shrunk, compacted)
-CHOICES = frozenset({"rewind", "shrink", "compaction"})
+SELECTING_PASSES: tuple[Pass, ...] = (drop_rewound, shrink_tool_results, apply_compaction)
+SELECTING_MARKERS = frozenset({"rewind", "shrink", "compaction"})
 """The kinds of the markers that these passes obey."""
-SPELLING: tuple[Pass, ...] = (
-    without_markers,
-    without_thoughts,
-    with_valid_arguments,
-    with_answers,
-    with_images_apart,
-    with_joined_users,
-    without_notes,
+SHAPING_PASSES: tuple[Pass, ...] = (
+    drop_markers,
+    drop_thoughts,
+    repair_arguments,
+    complete_answers,
+    move_images,
+    join_user_messages,
+    drop_notes,
 )
-PASSES = (*CHOOSING, *SPELLING)
+PASSES = (*SELECTING_PASSES, *SHAPING_PASSES)
 """In this order; each is pure, and tested alone."""

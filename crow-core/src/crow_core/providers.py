@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from crow_core.models.chat import ChatModel, Model
-from crow_core.settings.discovery import models_at
+from crow_core.models.listing import models_at
 
 API = "openai"
 """The protocol we speak with models."""

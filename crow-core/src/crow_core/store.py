@@ -7,14 +7,6 @@ from typing import Any
 from crow_core.messages import Message
 
 
-class StoreError(Exception):
-    """A session cannot be written or read; the text is for a person: what happened, where, what to do."""
-
-
-class SessionBusy(StoreError):
-    """A session is open in another process; it can be forked."""
-
-
 @dataclass
 class Record:
     """A session as it was stored."""

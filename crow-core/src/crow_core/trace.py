@@ -17,7 +17,7 @@ TRACE: ContextVar[Mapping[str, str]] = ContextVar("trace", default=MappingProxyT
 """The trace context of the running turn, or of the tool call in it."""
 
 
-def trace_in(meta: Mapping[str, Any]) -> dict[str, str]:
+def find_trace(meta: Mapping[str, Any]) -> dict[str, str]:
     """The trace context in a `_meta`; nothing of it that is malformed."""
     found = {key: str(meta[key]) for key in KEYS if is_header(meta.get(key))}
     if not PARENT.fullmatch(found.get("traceparent", "")):

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from crow_core.errors import StoreError
 from crow_core.messages import Message
-from crow_core.store import StoreError
 from sqlalchemy import Connection, bindparam, func, insert, select
 
 from crow_persistence.database import Database

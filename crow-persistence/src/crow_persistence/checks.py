@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import msgspec
+from crow_core.errors import StoreError
 from crow_core.messages import Message
-from crow_core.store import StoreError
 from sqlalchemy import Column, Connection, Row, Select, exists, func, select, text
 from sqlalchemy.exc import DBAPIError
 

@@ -11,7 +11,7 @@ from threading import Lock
 from time import monotonic
 from typing import Any, NoReturn
 
-from crow_core.store import StoreError
+from crow_core.errors import StoreError
 from sqlalchemy import (
     URL,
     Column,

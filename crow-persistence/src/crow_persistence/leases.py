@@ -11,7 +11,7 @@ from secrets import token_hex
 from time import time
 from typing import Any
 
-from crow_core.store import SessionBusy
+from crow_core.errors import SessionBusy
 from sqlalchemy import BigInteger, Connection, Row, select, update
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement

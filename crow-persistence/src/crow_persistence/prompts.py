@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from crow_core.errors import StoreError
 from crow_core.messages import Message
-from crow_core.store import StoreError
 from sqlalchemy import Connection, Row, func, insert, select
 from sqlalchemy import text as sql
 

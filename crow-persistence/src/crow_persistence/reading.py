@@ -7,8 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from crow_core.errors import StoreError
 from crow_core.messages import Message, settle
-from crow_core.store import Page, Record, StoreError, Summary
+from crow_core.store import Page, Record, Summary
 from sqlalchemy import Connection, Engine, Row, func, select, tuple_
 
 from crow_persistence import blobs, tables

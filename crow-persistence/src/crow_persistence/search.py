@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast
 from unicodedata import normalize
 
 import msgspec
-from crow_core.messages import Message, ToolUse, arguments_of
+from crow_core.messages import Message, ToolUse, parse_arguments
 from sqlalchemy import Connection, Row, TextClause, select, text
 from sqlalchemy.exc import DatabaseError
 
@@ -314,7 +314,7 @@ def texts_of(entry: Message) -> list[tuple[str, str]]:
 def input_of(call: ToolUse) -> Iterator[str]:
     """A tool's name, and what it was given: the values of its arguments, without the JSON around them."""
     yield call["function"]["name"]
-    arguments = arguments_of(call)
+    arguments = parse_arguments(call)
     waiting: list[Any] = [call["function"]["arguments"] if arguments is None else arguments]
     while waiting:
         value = waiting.pop()

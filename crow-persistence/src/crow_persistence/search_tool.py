@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
+from crow_core.errors import StoreError
 from crow_core.mcp.server import Server
-from crow_core.store import StoreError
 
 if TYPE_CHECKING:
     from crow_persistence.database import Database

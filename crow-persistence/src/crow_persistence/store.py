@@ -5,10 +5,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from crow_core.errors import SessionBusy
 from crow_core.messages import Message
-from crow_core.models.chat import Call
+from crow_core.models.chat import ModelCall
 from crow_core.session import Session
-from crow_core.store import Page, Record, SessionBusy
+from crow_core.store import Page, Record
 from sqlalchemy import Row
 
 from crow_persistence import audit, leases, reading, requests, search, trees, writing
@@ -55,7 +56,7 @@ class Store:
             with self.database.writing() as connection:
                 writing.draft(connection, track, session, reply, secrets)
 
-    def call(self, session: Session, call: Call, secrets: Collection[str] = ()) -> None:
+    def call(self, session: Session, model_call: ModelCall, secrets: Collection[str] = ()) -> None:
         """Write down a request to a model."""
         track = self.track(session)
         track.trail = track.trail or Trail(session.log, track.rows)
@@ -63,7 +64,7 @@ class Store:
         if track.number:
             with self.database.writing() as connection:
                 if track.engine in (None, connection.engine):  # in another database, its next message comes first
-                    requests.write(connection, track.number, call, track.trail)
+                    requests.write(connection, track.number, model_call, track.trail)
 
     def track(self, session: Session) -> Track:
         """How far a session is written."""

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from crow_core.store import Record, SessionBusy
+from crow_core.errors import SessionBusy
+from crow_core.store import Record
 from sqlalchemy import Connection, Row, Select, bindparam, insert, literal, or_, select, union, update
 from sqlalchemy import delete as deletion
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from crow_core.masking import masked
+from crow_core.errors import StoreError
+from crow_core.masking import mask
 from crow_core.messages import Message
 from crow_core.session import Session
-from crow_core.store import StoreError
 from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select, update
 
 from crow_persistence import audit, blobs, leases, prompts, reading, search
@@ -64,7 +64,7 @@ def extend(
         hold(connection, track, session)
     number = track.number or begin(connection, track, session, at)
     head, rows, title, options = track.head, list[int](), None, track.options
-    clean: list[Message] = masked(list(entries), secrets)
+    clean: list[Message] = mask(list(entries), secrets)
     for entry in clean:
         parent = head
         match entry.get("crow"):
@@ -85,7 +85,7 @@ def extend(
         "tip": head,
         "at": at,
         "folder": plain(session.cwd),
-        "folders": encode(session.roots),
+        "folders": encode(session.folders.roots),
         "chosen": encode(options),
         "name": title,
     }
@@ -97,12 +97,12 @@ def extend(
 
 def begin(connection: Connection, track: Track, session: Session, at: int) -> int:
     """A row for a new session, and the prompts it has; gives its number."""
-    for prompt in session.prompts.values():
+    for prompt in session.prompts.templates.values():
         prompts.note(connection, prompt.name, prompt.template, at)
     row = {
         "id": plain(session.id),
         "cwd": plain(session.cwd),
-        "roots": encode(session.roots),
+        "roots": encode(session.folders.roots),
         "options": encode(track.options),
         "created": at,
         "updated": at,
@@ -143,7 +143,7 @@ def draft(
     """Store what has come of a reply so far. Raises StoreError, as `extend` does."""
     hold(connection, track, session)
     at = leases.now()
-    body = pack(masked(reply, secrets)).body
+    body = pack(mask(reply, secrets)).body
     if not connection.execute(DRAW, {"of": track.number, "time": at, "reply": body}).rowcount:
         connection.execute(BEGIN_DRAFT, {"session": track.number, "at": at, "body": body})
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from crow_core.app import Crow
-from crow_core.content import clean
 from crow_core.messages import Message
 from crow_core.prompts import Prompt
 from crow_core.session import Command, Session
+from crow_core.text import to_line
 
 from crow_skills.extension import nobody
 from crow_skills.files import Unreadable, parted, project, read
@@ -72,9 +72,14 @@ def command_files(crow: Crow, *, user: Sequence[Path] = (), trusted: Callable[[P
 async def run(template: Template, session: Session, words: str) -> str | Message:
     text = template.filled(words).strip()
     if not text:
-        return f"{clean(str(template.path))} is empty. Write in it what the command is to say."
-    text = session.render(
-        session.prompts["command"], "command", name=template.name, path=str(template.path), words=words, text=text
+        return f"{to_line(str(template.path))} is empty. Write in it what the command is to say."
+    text = session.prompts.render(
+        session.prompts.templates["command"],
+        "command",
+        name=template.name,
+        path=str(template.path),
+        words=words,
+        text=text,
     )
     typed = {"type": "text", "text": f"/{template.name} {words}".strip()}
     return {"role": "user", "content": text, "crow": {"blocks": [typed], "command": text}}
@@ -98,4 +103,4 @@ def templates_in(folder: Path, inside: Path | None) -> Iterator[Template]:
         about = fields.get("description") if isinstance(fields.get("description"), str) else first
         hint = fields.get("argument-hint")
         shown = " ".join(f"[{each}]" for each in cast(list[Any], hint)) if isinstance(hint, list) else hint or ""
-        yield Template(name, path, clean(str(about))[:200], clean(str(shown))[:100], body.strip())
+        yield Template(name, path, to_line(str(about))[:200], to_line(str(shown))[:100], body.strip())

@@ -10,15 +10,15 @@ from typing import Any
 
 from crow_core.acp.schema import ContentBlock, TextBlock
 from crow_core.app import Crow
-from crow_core.content import ToolResult, attached, block_text, blocks_of, clean
-from crow_core.extensions.masking import session_secrets
-from crow_core.extensions.mcp import others
+from crow_core.content import attach_blocks, to_blocks, to_text
 from crow_core.extensions.resources import contents, every
-from crow_core.masking import masked
+from crow_core.masking import mask
 from crow_core.mcp.server import Server
-from crow_core.messages import Message, ToolUse, arguments_of, chosen, kind_of
+from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.messages import Message, marker_kind, select_entries
 from crow_core.prompts import Prompt
 from crow_core.session import Command, Session
+from crow_core.text import to_line
 
 from crow_skills.files import Unreadable, parted, project
 from crow_skills.skill import BODY, FOLDERS, Found, Place, Skill, find
@@ -66,11 +66,16 @@ def skills(
         where = places(Path(session.cwd), folders, user, trusted)
         found = session.state["skills"] = await asyncio.to_thread(find, where)
         session.state["left out"] = found.left_out
-        session.readable += [skill.folder for skill in found.skills.values()]  # the model opens what it names
+        session.folders.readable += [skill.folder for skill in found.skills.values()]  # the model opens what it names
         return [
             Command("skills", "The skills there are", show),
             *(
-                Command(f"skill:{name}", clean(skill.description)[:200], partial(call_for, name), hint="[what to do]")
+                Command(
+                    f"skill:{name}",
+                    to_line(skill.description)[:200],
+                    partial(call_for, name),
+                    hint="[what to do]",
+                )
                 for name, skill in found.skills.items()
             ),
         ]
@@ -84,7 +89,7 @@ def skills(
     async def disclose(message: Message, session: Session) -> Message:
         await add_served(session, found_in(session))
         if left_out := session.state.pop("left out", ()):
-            await session.notice(f"Left out, /skills has the rest: {clean(left_out[0])}", "warning")
+            await session.notice(f"Left out, /skills has the rest: {to_line(left_out[0])}", "warning")
         known = disclosed(session, "skill", "name")
         wanted = called_for(said(message), found_in(session).skills.values())
         new = [(skill, trigger) for skill, trigger in wanted if skill.name not in known][:AT_ONCE]
@@ -93,14 +98,14 @@ def skills(
             try:
                 blocks.append(TextBlock(text=await told(session, skill, trigger)))
             except ConnectionError as error:
-                await session.notice(f"The skill {clean(skill.name)} was not read: {error}.", "warning")
-        return attached(message, blocks)
+                await session.notice(f"The skill {to_line(skill.name)} was not read: {error}.", "warning")
+        return attach_blocks(message, blocks)
 
     @crow.before_tool
-    async def answer(session: Session, call: ToolUse) -> ToolResult | None:
-        if not session.toolbox.is_of(call, server):
+    async def answer(session: Session, tool_call: ToolCall) -> ToolResult | None:
+        if not tool_call.is_for(server):
             return None
-        found, name = found_in(session).skills, str((arguments_of(call) or {}).get("name") or "")
+        found, name = found_in(session).skills, str(tool_call.arguments.get("name") or "")
         if not name:
             return ToolResult.text(listing(session, found.values()) if found else "There are no skills.")
         if name not in found:
@@ -123,11 +128,11 @@ def places(cwd: Path, folders: Sequence[str], user: Sequence[Path], trusted: Cal
 async def add_served(session: Session, found: Found) -> None:
     """The skills among the resources of the MCP servers that have come up: those named `skill://NAME/SKILL.md`."""
     asked: set[Server] = session.state.setdefault("asked for skills", set())
-    new = {server for server in others(session) if server.connected} - asked
+    new = {server for server in session.toolbox.external_servers() if server.connected} - asked
     asked |= new
-    for resource in await every(server for server in others(session) if server in new):
+    for resource in await every(server for server in session.toolbox.external_servers() if server in new):
         if not resource.template and (match := SERVED.fullmatch(resource.uri)):
-            name, about = clean(match[1])[:64], resource.about.strip()[:1024] or resource.name
+            name, about = to_line(match[1])[:64], resource.about.strip()[:1024] or resource.name
             skill = Skill(name, about, "", resource.uri, resource.server.name, server=resource.server)
             found.skills.setdefault(name, skill)
 
@@ -138,7 +143,7 @@ def found_in(session: Session) -> Found:
 
 def said(message: Message) -> str:
     """What the user typed, with the text of the command that it called."""
-    typed = [block.text for block in blocks_of(message) if isinstance(block, TextBlock)]
+    typed = [block.text for block in to_blocks(message) if isinstance(block, TextBlock)]
     return "\n\n".join([*typed, message.get("crow", {}).get("command", "")])
 
 
@@ -166,26 +171,26 @@ def listing(session: Session, found: Iterable[Skill]) -> str:
     found = sorted(found, key=lambda skill: skill.name)
     room = ROOM // len(found)
     rows = [{"name": skill.name, "description": skill.description[:room], "source": skill.source} for skill in found]
-    return session.render(session.prompts["skills"], "skills", skills=rows)
+    return session.prompts.render(session.prompts.templates["skills"], "skills", skills=rows)
 
 
 async def told(session: Session, skill: Skill, trigger: str) -> str:
     """A skill in words. Raises ConnectionError where its server does not give it."""
-    prompt, body = session.prompts["skill"], skill.body
+    prompt, body = session.prompts.templates["skill"], skill.body
     if skill.server:
-        body = "\n\n".join(map(block_text, await contents(skill.server, skill.source)))[:BODY]
+        body = "\n\n".join(map(to_text, await contents(skill.server, skill.source)))[:BODY]
         with suppress(Unreadable):
             body = parted(body)[1].strip()
-        body = masked(body, {*skill.server.secrets, *session_secrets(session)})
-    return session.render(prompt, "skill", name=skill.name, trigger=trigger, folder=skill.folder, body=body)
+        body = mask(body, {*skill.server.secrets, *session.secrets})
+    return session.prompts.render(prompt, "skill", name=skill.name, trigger=trigger, folder=skill.folder, body=body)
 
 
 def disclosed(session: Session, purpose: str, key: str, *ends: str) -> set[str]:
     """What has been rendered for a purpose, by one of the variables, as far as the model still reads it: not what was
     rewound or summed up, nor what stands before a marker of one of the kinds `ends`."""
-    entries = chosen(session.log)
-    start = max((at for at, entry in enumerate(entries) if kind_of(entry) in ends), default=0)
-    renders = (entry.get("crow", {}) for entry in entries[start:] if kind_of(entry) == "render")
+    entries = select_entries(session.log)
+    start = max((at for at, entry in enumerate(entries) if marker_kind(entry) in ends), default=0)
+    renders = (entry.get("crow", {}) for entry in entries[start:] if marker_kind(entry) == "render")
     return {str(render["variables"].get(key)) for render in renders if render.get("purpose") == purpose}
 
 
@@ -199,7 +204,7 @@ async def show(session: Session, words: str) -> str:
     lines: list[str] = []
     for skill in found.skills.values():
         read = ", read" if skill.name in known else ""
-        lines.append(f"- **{clean(skill.name)}** ({clean(skill.origin)}{read}): {clean(skill.description)[:200]}")
+        lines.append(f"- **{to_line(skill.name)}** ({to_line(skill.origin)}{read}): {to_line(skill.description)[:200]}")
         lines += [f"  - {problem}" for problem in skill.problems]
-    lines += [f"- Left out: {clean(why)}" for why in [*found.left_out, *found.hidden]]
+    lines += [f"- Left out: {to_line(why)}" for why in [*found.left_out, *found.hidden]]
     return "\n".join(lines) or "There are no skills. Make one: crow skills new NAME"

@@ -15,10 +15,9 @@ from urllib.parse import quote
 from crow_core.acp.decoding import lenient
 from crow_core.acp.schema import ContentBlock, ResourceBlock
 from crow_core.app import Crow
-from crow_core.content import attached, blocks_of, path_of
+from crow_core.content import attach_blocks, path_from_uri, to_blocks
 from crow_core.editor import Editor
-from crow_core.extensions.masking import session_secrets
-from crow_core.masking import masked
+from crow_core.masking import mask
 from crow_core.messages import Message
 from crow_core.session import Session
 
@@ -67,21 +66,21 @@ def mentions(crow: Crow) -> None:
     async def embed(message: Message, session: Session) -> Message | None:
         if "@" not in (text := said(message)):
             return None
-        here = {path_of(block.resource.uri) for block in blocks_of(message) if isinstance(block, ResourceBlock)}
+        here = {path_from_uri(block.resource.uri) for block in to_blocks(message) if isinstance(block, ResourceBlock)}
         mentioned = await asyncio.to_thread(lambda: dict.fromkeys(find(text, session)))
-        found = [mention for mention in mentioned if path_of(mention.uri) not in here]  # some clients send both
+        found = [mention for mention in mentioned if path_from_uri(mention.uri) not in here]  # some clients send both
         blocks: list[dict[str, Any]] = []
         room = ROOM
         for mention in found[:MOST]:
             block = await content(mention, session, room)
             room -= len(str(block.get("resource", {}).get("text", "")))
             blocks.append(block)
-        return attached(message, lenient(masked(blocks, session_secrets(session)), list[ContentBlock]))
+        return attach_blocks(message, lenient(mask(blocks, session.secrets), list[ContentBlock]))
 
 
 def find(text: str, session: Session) -> Iterator[Mention]:
     """What a text mentions that is there."""
-    roots = [os.path.realpath(root) for root in session.roots]
+    roots = [os.path.realpath(root) for root in session.folders.roots]
     for match in MENTION.finditer(text):
         word = match[1] or match[2] or match[3]
         for each in dict.fromkeys((word, word.rstrip(STUCK))):

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from crow_core.content import clean
 from crow_core.mcp.server import Server
+from crow_core.text import to_line
 
 from crow_skills.files import Unreadable, parted, read
 
@@ -73,10 +73,10 @@ def find(places: Iterable[Place]) -> Found:
             try:
                 skill = parse(read(file, BODY, place.inside), str(file), place.origin)
             except Unreadable as why:
-                found.left_out.append(f"{clean(str(file))} {why}.")
+                found.left_out.append(f"{to_line(str(file))} {why}.")
                 continue
             if (first := found.skills.setdefault(skill.name, skill)) is not skill:
-                found.hidden.append(f"{clean(str(file))} is hidden by {clean(first.source)}, which has its name.")
+                found.hidden.append(f"{to_line(str(file))} is hidden by {to_line(first.source)}, which has its name.")
     return found
 
 
@@ -106,7 +106,7 @@ def parse(text: str, source: str, origin: str) -> Skill:
     folder = source.split("/")[-2] if "/" in source else ""
     name = unicodedata.normalize("NFKC", name.strip()) if isinstance(name, str) else ""
     return Skill(
-        name=clean(name or folder)[:64].strip() or "skill",
+        name=to_line(name or folder)[:64].strip() or "skill",
         description=description.strip()[:1024],
         body=body.strip(),
         source=source,
@@ -148,7 +148,7 @@ def faults(fields: Mapping[str, Any], folder: str) -> list[str]:
     """What the specification has against frontmatter in a folder of that name."""
     found: list[str] = []
     if unknown := [key for key in fields if key not in FIELDS]:
-        found.append(f"There is no field {', '.join(map(clean, unknown))}. Put what is your own under metadata.")
+        found.append(f"There is no field {', '.join(map(to_line, unknown))}. Put what is your own under metadata.")
     name = fields.get("name")
     if not isinstance(name, str) or not name.strip():
         found.append("name is missing, or is no text.")
@@ -179,9 +179,9 @@ def faults_of_name(name: str, folder: str) -> list[str]:
     if len(name) > 64:
         found.append(f"name has {len(name):,} characters; 64 are allowed.")
     if name != name.lower() or not all(letter.isalnum() or letter == "-" for letter in name):
-        found.append(f"name: {clean(name)[:80]!r} has more than small letters, digits and hyphens in it.")
+        found.append(f"name: {to_line(name)[:80]!r} has more than small letters, digits and hyphens in it.")
     if name.startswith("-") or name.endswith("-") or "--" in name:
-        found.append(f"name: {clean(name)[:80]!r} begins or ends with a hyphen, or has two in a row.")
+        found.append(f"name: {to_line(name)[:80]!r} begins or ends with a hyphen, or has two in a row.")
     if name != folder:
-        found.append(f"name: {clean(name)[:80]!r} is not the name of its folder, {clean(folder)[:80]!r}.")
+        found.append(f"name: {to_line(name)[:80]!r} is not the name of its folder, {to_line(folder)[:80]!r}.")
     return found

@@ -6,9 +6,9 @@ from typing import Any
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
-from crow_core.extensions.usage import cached_tokens, number
-from crow_core.messages import parts
-from crow_core.models.chat import Call, ChatModel, room
+from crow_core.messages import to_parts
+from crow_core.models.chat import ChatModel, ModelCall, effective_window
+from crow_core.models.usage import count_cached_tokens, to_count
 from crow_core.session import Session
 
 ENOUGH = 8_000
@@ -34,20 +34,20 @@ def alarm(crow: Crow) -> None:
     """
 
     @crow.after_model
-    async def compare(session: Session, call: Call) -> None:
-        counted = number(call.usage.get("prompt_tokens"))
-        cached = cached_tokens(call.usage)
+    async def compare(session: Session, model_call: ModelCall) -> None:
+        counted = to_count(model_call.usage.get("prompt_tokens"))
+        cached = count_cached_tokens(model_call.usage)
         counted += cached if cached > counted else 0  # some gateways count only what they had not read before
-        if not counted or call.purpose != "turn":
+        if not counted or model_call.purpose != "turn":
             return
         before = session.state.setdefault("measure", Measure())
-        messages: list[dict[str, Any]] = call.request["messages"]
-        if goes_on(messages, before) and not echoes(call):
+        messages: list[dict[str, Any]] = model_call.request["messages"]
+        if goes_on(messages, before) and not echoes(model_call):
             expected = before.tokens + least(messages[len(before.messages) :])  # not all anew at every request
         else:
             expected = least(messages)
         if counted >= 0.8 * expected or size(messages) <= ENOUGH:
-            session.state["measure"] = Measure(messages, counted if echoes(call) else max(counted, expected))
+            session.state["measure"] = Measure(messages, counted if echoes(model_call) else max(counted, expected))
         elif not session.state.get("alarmed"):
             session.state["alarmed"] = True
             await session.notice(sentence(session, counted, expected), "error")
@@ -58,7 +58,7 @@ def alarm(crow: Crow) -> None:
 
 
 def sentence(session: Session, counted: int, expected: int) -> str:
-    window = room(session.model)
+    window = effective_window(session.model)
     size = f" Its window seems to be about {counted:,} tokens." if not window or counted < window else ""
     return (
         f"The server read only {counted:,} of at least {expected:,} prompt tokens: it cut the beginning, with the "
@@ -71,9 +71,9 @@ def goes_on(messages: list[dict[str, Any]], before: Measure) -> bool:
     return bool(before.messages) and messages[: len(before.messages)] == before.messages
 
 
-def echoes(call: Call) -> bool:
+def echoes(model_call: ModelCall) -> bool:
     """Whether earlier reasoning is sent along: chat templates leave it out again once the user has spoken."""
-    return isinstance(call.model, ChatModel) and call.model.quirks.echo != "never"
+    return isinstance(model_call.model, ChatModel) and model_call.model.quirks.echo != "never"
 
 
 def least(messages: list[dict[str, Any]]) -> int:
@@ -95,6 +95,6 @@ def size(messages: list[dict[str, Any]]) -> int:
 
 def texts_of(messages: list[dict[str, Any]]) -> list[str]:
     """All that is said in messages."""
-    texts = [part.get("text") or "" for message in messages for part in parts(message.get("content"))]
+    texts = [part.get("text") or "" for message in messages for part in to_parts(message.get("content"))]
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     return texts + [call["function"]["arguments"] for call in calls]

@@ -2,7 +2,8 @@
 
 from crow_core.app import Crow
 from crow_core.models.chat import ChatModel, Request
-from crow_core.session import Choice, Option, Session
+from crow_core.options import Choice, Option
+from crow_core.session import Session
 
 DEFAULT = "default"
 """The endpoint's own choice: nothing is sent."""

@@ -16,13 +16,13 @@ from crow_core.acp.connection import ConnectionClosed
 from crow_core.acp.decoding import lenient
 from crow_core.acp.schema import ContentBlock, ElicitationSchema, StringPropertySchema, TextBlock
 from crow_core.app import Crow
-from crow_core.content import clean, to_message
-from crow_core.elicitation import ElicitationError
-from crow_core.extensions.masking import session_secrets
-from crow_core.masking import masked
-from crow_core.mcp.server import Server, reason
-from crow_core.messages import Message, unique
+from crow_core.content import to_user_message
+from crow_core.errors import ElicitationError
+from crow_core.masking import mask
+from crow_core.mcp.server import Server, describe_error
+from crow_core.messages import Message, make_unique
 from crow_core.session import Command, Session
+from crow_core.text import to_line
 
 if TYPE_CHECKING:
     from mcp_types import Prompt, PromptMessage
@@ -49,7 +49,7 @@ def mcp(crow: Crow) -> None:
 
     @crow.session_start
     def follow(session: Session) -> None:
-        session.state["prompts"] = [Prompts(session, server) for server in others(session)]
+        session.state["prompts"] = [Prompts(session, server) for server in session.toolbox.external_servers()]
 
     @crow.session_end
     async def leave(session: Session) -> None:
@@ -57,13 +57,10 @@ def mcp(crow: Crow) -> None:
             await prompts.close()
 
 
-def others(session: Session) -> list[Server]:
-    """A session's servers that are not crow's own."""
-    return [server for server in session.toolbox.servers if server.source and not server.built_in]
-
-
 async def show(session: Session, words: str) -> str:
-    lines = [f"- **{clean(server.name)}**: {state_of(server, session)}" for server in others(session)]
+    lines = [
+        f"- **{to_line(server.name)}**: {state_of(server, session)}" for server in session.toolbox.external_servers()
+    ]
     return "\n".join(lines) or "There are no MCP servers. Add one: crow mcp add NAME -- COMMAND"
 
 
@@ -114,10 +111,10 @@ class Prompts:
         except ConnectionError:
             return  # which is said where its tools are waited for
         except Exception as error:
-            said = masked(reason(error), self.server.secrets)
-            logger.warning("MCP server %s did not list its prompts: %s", clean(self.server.name), said)
+            said = mask(describe_error(error), self.server.secrets)
+            logger.warning("MCP server %s did not list its prompts: %s", to_line(self.server.name), said)
             return
-        await self.session.known.wait()
+        await self.session.turns.id_known.wait()
         if prompts or self.names:
             with suppress(ConnectionClosed):
                 await self.announce(prompts)
@@ -128,7 +125,7 @@ class Prompts:
             del commands[name]
         self.names.clear()
         for prompt in sorted(prompts, key=lambda prompt: prompt.name)[:MOST]:
-            name = unique(re.sub(r"[^\w.:-]", "_", f"{self.server.name}:{prompt.name}")[:100], {*commands})
+            name = make_unique(re.sub(r"[^\w.:-]", "_", f"{self.server.name}:{prompt.name}")[:100], {*commands})
             commands[name] = command_of(name, prompt, self.server)
             self.names.append(name)
         await self.session.announce_commands()
@@ -144,7 +141,7 @@ def command_of(name: str, prompt: "Prompt", server: Server) -> Command:
     arguments = prompt.arguments or []
     hint = " ".join(f"<{each.name}>" if each.required else f"[{each.name}]" for each in arguments)
     about = prompt.description or prompt.title or f"A prompt of {server.name}"
-    shown, hint = masked([clean(about), clean(hint)], server.secrets)
+    shown, hint = mask([to_line(about), to_line(hint)], server.secrets)
     return Command(name, shown[:500], partial(use, name, prompt, server), hint=hint[:200])
 
 
@@ -156,15 +153,17 @@ async def use(name: str, prompt: "Prompt", server: Server, session: Session, wor
         fields = {
             each.name: StringPropertySchema(description=about[:500] or UNSET, min_length=1)
             for each in lacking
-            for about in [masked(clean(each.description or ""), server.secrets)]
+            for about in [mask(to_line(each.description or ""), server.secrets)]
         }
         usage = " ".join(f"<{each.name}>" if each.required else f"[{each.name}]" for each in wanted)
         try:
             form = ElicitationSchema(properties={**fields}, required=[*fields])
-            answer = await session.elicit(f"/{name} of the MCP server {clean(server.name)} needs more:", form=form)
+            answer = await session.user.elicit(
+                f"/{name} of the MCP server {to_line(server.name)} needs more:", form=form
+            )
         except ElicitationError:
             missing = ", ".join(each.name for each in lacking)
-            return clean(f"/{name} needs {missing}. Type: /{name} {usage} (in this order, or as name=value).")
+            return to_line(f"/{name} needs {missing}. Type: /{name} {usage} (in this order, or as name=value).")
         if answer.action != "accept":
             return f"/{name} was not used."
         given |= answer.content
@@ -176,8 +175,8 @@ async def use(name: str, prompt: "Prompt", server: Server, session: Session, wor
     except TimeoutError:
         return f"/{name}: the MCP server did not answer within {PATIENCE:.0f} s."
     except Exception as error:
-        return f"/{name} could not be used: {masked(reason(error), server.secrets)}."
-    message: Message = masked(to_message(blocks), session_secrets(session))
+        return f"/{name} could not be used: {mask(describe_error(error), server.secrets)}."
+    message: Message = mask(to_user_message(blocks), session.secrets)
     message["crow"] = {"blocks": [{"type": "text", "text": f"/{name} {words}".strip()}]}
     return message if message.get("content") else f"/{name} gave an empty prompt."
 

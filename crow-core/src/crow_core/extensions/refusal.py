@@ -2,7 +2,7 @@
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
-from crow_core.messages import prompts_in
+from crow_core.messages import find_prompts
 from crow_core.session import Session
 
 
@@ -11,6 +11,6 @@ def refusal(crow: Crow) -> None:
 
     @crow.turn_end
     def forget(session: Session, outcome: StopReason | Exception) -> None:
-        if outcome == "refusal" and (prompts := prompts_in(session.log)):
+        if outcome == "refusal" and (prompts := find_prompts(session.log)):
             before = session.log[: prompts[-1]]
             session.rewind(before[-1].get("crow", {})["id"] if before else "")

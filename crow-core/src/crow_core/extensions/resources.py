@@ -13,13 +13,13 @@ from msgspec import Struct, ValidationError
 from crow_core.acp.decoding import lenient
 from crow_core.acp.schema import ContentBlock, ResourceLinkBlock, TextBlock
 from crow_core.app import Crow
-from crow_core.content import ToolResult, attached, blocks_of, clean
-from crow_core.extensions.masking import session_secrets
-from crow_core.extensions.mcp import others
-from crow_core.masking import masked
-from crow_core.mcp.server import Server, listed, reason
-from crow_core.messages import Message, ToolUse, arguments_of
+from crow_core.content import attach_blocks, to_blocks
+from crow_core.masking import mask
+from crow_core.mcp.server import Server, describe_error, list_or_empty
+from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.messages import Message
 from crow_core.session import Session
+from crow_core.text import to_line
 
 PATIENCE = 30.0
 """Seconds a server may take to list its resources, or to read one."""
@@ -82,7 +82,7 @@ class Offer(Server):
 
     async def list(self) -> list[dict[str, Any]]:
         assert self.session
-        asking = [asyncio.ensure_future(listing(server)) for server in others(self.session)]
+        asking = [asyncio.ensure_future(listing(server)) for server in self.session.toolbox.external_servers()]
         try:
             for found in asyncio.as_completed(asking):
                 if await found:
@@ -102,11 +102,11 @@ def resources(crow: Crow) -> None:
         return [session.state["resources"]]
 
     @crow.before_tool
-    async def answer(session: Session, call: ToolUse) -> ToolResult | None:
-        if not session.toolbox.is_of(call, session.state["resources"]):
+    async def answer(session: Session, tool_call: ToolCall) -> ToolResult | None:
+        if not tool_call.is_for(session.state["resources"]):
             return None
         try:
-            wanted = lenient(arguments_of(call) or {}, Wanted)
+            wanted = lenient(tool_call.arguments, Wanted)
         except ValidationError as error:
             return ToolResult.error(f"Nothing was read: {error}.")
         return await (read_for_model(session, wanted) if wanted.uri else list_for_model(session, wanted.server))
@@ -118,20 +118,20 @@ def resources(crow: Crow) -> None:
             try:
                 found = await contents(server, uri)
             except ConnectionError as error:
-                await session.notice(f"{clean(uri)} was not read: {error}.", "warning")
+                await session.notice(f"{to_line(uri)} was not read: {error}.", "warning")
                 continue
             for block in found:
                 blocks.append(short := shortened(block, room))
                 room = max(room - len(str(short.get("resource", {}).get("text", ""))), 0)
-        return attached(message, lenient(masked(blocks, session_secrets(session)), list[ContentBlock]))
+        return attach_blocks(message, lenient(mask(blocks, session.secrets), list[ContentBlock]))
 
 
 async def mentioned(message: Message, session: Session) -> list[tuple[Server, str]]:
     """The resources that a prompt names, in its text or by links: their servers and URIs."""
-    servers = {word(server.name): server for server in reversed(others(session))}
+    servers = {word(server.name): server for server in reversed(session.toolbox.external_servers())}
     said: list[tuple[Server, str]] = []
     links: list[str] = []
-    for block in blocks_of(message):
+    for block in to_blocks(message):
         match block:
             case TextBlock(text=text):
                 said += [(servers[name], what) for name, what in MENTION.findall(text) if name in servers]
@@ -140,13 +140,15 @@ async def mentioned(message: Message, session: Session) -> list[tuple[Server, st
             case _:
                 pass
     named = {server for server, _ in said}
-    has = await every(server for server in others(session) if server in named or (links and server.connected))
+    has = await every(
+        server for server in session.toolbox.external_servers() if server in named or (links and server.connected)
+    )
     found: list[tuple[Server, str]] = []
     for server, what in said[:MENTIONS]:
         if uri := uri_of(what, [resource for resource in has if resource.server is server]):
             found.append((server, uri))
         else:
-            about = f"The MCP server {clean(server.name)!r} has no {clean(what)!r} to read"
+            about = f"The MCP server {to_line(server.name)!r} has no {to_line(what)!r} to read"
             await session.notice(f"{about}. /mcp shows how it is.", "warning")
     for uri in links[:MENTIONS]:
         found += [(resource.server, uri) for resource in has if resource.fits(uri)][:1]
@@ -174,12 +176,12 @@ async def listing(server: Server) -> list[Resource]:
         if not (client.server_capabilities and client.server_capabilities.resources):
             return []
         async with asyncio.timeout(PATIENCE):
-            have, templates = await client.list_resources(), await listed(client.list_resource_templates())
+            have, templates = await client.list_resources(), await list_or_empty(client.list_resource_templates())
     except ConnectionError:
         return []  # which is said where its tools are waited for
     except Exception as error:
-        said = masked(reason(error), server.secrets)
-        logger.warning("MCP server %s did not list its resources: %s", clean(server.name), said)
+        said = mask(describe_error(error), server.secrets)
+        logger.warning("MCP server %s did not list its resources: %s", to_line(server.name), said)
         return []
     return [
         *(Resource(server, str(each.uri), each.name, each.description or "") for each in have),
@@ -208,7 +210,7 @@ async def contents(server: Server, uri: str) -> list[dict[str, Any]]:
     except TimeoutError as error:
         raise ConnectionError(f"the MCP server did not answer within {PATIENCE:.0f} s") from error
     except Exception as error:
-        raise ConnectionError(masked(reason(error), server.secrets)) from error
+        raise ConnectionError(mask(describe_error(error), server.secrets)) from error
     return [as_block(each.model_dump(mode="json", by_alias=True, exclude_none=True)) for each in found]
 
 
@@ -236,7 +238,9 @@ def shortened(block: dict[str, Any], room: int) -> dict[str, Any]:
 
 async def read_for_model(session: Session, wanted: Wanted) -> ToolResult:
     """A resource; without a server's name, of the first that has it."""
-    servers = [server for server in others(session) if wanted.server in ("", server.name, word(server.name))]
+    servers = [
+        server for server in session.toolbox.external_servers() if wanted.server in ("", server.name, word(server.name))
+    ]
     has = await every(servers)
     of = next((resource.server for resource in has if resource.fits(wanted.uri)), None)
     if of is None and wanted.server and len(servers) == 1:
@@ -251,13 +255,13 @@ async def read_for_model(session: Session, wanted: Wanted) -> ToolResult:
 
 async def list_for_model(session: Session, name: str) -> ToolResult:
     """A line for each resource and template."""
-    servers = others(session)
+    servers = session.toolbox.external_servers()
     has = await every(server for server in servers if name in ("", server.name, word(server.name)))
     lines = [described(resource) for resource in has[:MOST]]
     if len(has) > MOST:
         lines.append(f"[{len(has) - MOST:,} more are left out]")
     if not lines:
-        names = ", ".join(clean(server.name) for server in servers)
+        names = ", ".join(to_line(server.name) for server in servers)
         return ToolResult.text(f"There is nothing to read. The servers are: {names}.")
     return ToolResult.text("\n".join(lines))
 
@@ -265,4 +269,4 @@ async def list_for_model(session: Session, name: str) -> ToolResult:
 def described(resource: Resource) -> str:
     what = " (a template: fill in the braces)" if resource.template else ""
     about = f": {resource.about}" if resource.about else ""
-    return clean(f"{resource.server.name}: {resource.uri}{what}, {resource.name}{about}"[:1000])
+    return to_line(f"{resource.server.name}: {resource.uri}{what}, {resource.name}{about}"[:1000])

@@ -3,7 +3,7 @@
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.messages import Message
-from crow_core.models.chat import Call
+from crow_core.models.chat import ModelCall
 from crow_core.session import Session
 
 GO_ON = (
@@ -17,8 +17,8 @@ def resume(crow: Crow, *, times: int = 2) -> None:
     """Ask the model to go on after its answer broke off, at most so many times in a row."""
 
     @crow.after_model
-    def count(session: Session, call: Call) -> None:
-        session.state["broken"] = session.state.get("broken", 0) + 1 if call.broken else 0
+    def count(session: Session, model_call: ModelCall) -> None:
+        session.state["broken"] = session.state.get("broken", 0) + 1 if model_call.broken else 0
 
     @crow.before_end
     async def go_on(session: Session, stop_reason: StopReason) -> Message | None:

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from crow_core.app import Crow
-from crow_core.models.chat import Call, ChatModel, Request
+from crow_core.models.chat import ChatModel, ModelCall, Request
 from crow_core.models.window import find_window
 from crow_core.session import Session
 
@@ -43,7 +43,7 @@ def window(crow: Crow) -> None:
             look(session.model)
 
     @crow.after_model
-    def after(session: Session, call: Call) -> None:
+    def after(session: Session, model_call: ModelCall) -> None:
         if isinstance(session.model, ChatModel):
             look(session.model)
 

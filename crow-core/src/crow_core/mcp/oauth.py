@@ -25,7 +25,8 @@ from key_value.aio.stores.filetree import (
 from key_value.aio.stores.keyring import KeyringStore
 from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthClientMetadata
 
-from crow_core.elicitation import ElicitationError, check_page
+from crow_core.elicitation import check_page
+from crow_core.errors import ElicitationError
 
 Visit = Callable[[str], AbstractAsyncContextManager[Any]]
 """Sends a person to an address, and holds until what they do there is done. Raises ConnectionError where there is

@@ -24,10 +24,11 @@ from msgspec import UNSET
 
 from crow_core import __version__
 from crow_core.acp.schema import McpServer
-from crow_core.content import ToolResult, clean
-from crow_core.masking import masked, secrets_in, secrets_of
+from crow_core.masking import find_secrets, find_secrets_in_text, mask
 from crow_core.mcp.schemas import is_tame
+from crow_core.mcp.tool import ToolResult
 from crow_core.mcp.watchdog import MARK, Watchdog
+from crow_core.text import to_line
 from crow_core.trace import KEYS
 
 if TYPE_CHECKING:
@@ -86,12 +87,12 @@ class Host(Protocol):
         """The folders to work in, as `file:` URIs."""
         ...
 
-    async def elicit(self, server: "Server", asked: "ElicitRequestParams", use: "Use | None") -> "ElicitResult":
+    async def elicit(self, server: "Server", asked: "ElicitRequestParams", use: "RunningCall | None") -> "ElicitResult":
         """Ask the person."""
         ...
 
     async def sample(
-        self, server: "Server", asked: "CreateMessageRequestParams", use: "Use | None"
+        self, server: "Server", asked: "CreateMessageRequestParams", use: "RunningCall | None"
     ) -> "CreateMessageResult":
         """Ask the model. Raises PermissionError, ValueError, ModelError with a sentence for the server."""
         ...
@@ -104,13 +105,15 @@ class Host(Protocol):
         """Tell the person, or write down, what a server says of itself."""
         ...
 
-    async def progress(self, server: "Server", done: float, total: float | None, message: str, use: "Use") -> None:
+    async def progress(
+        self, server: "Server", done: float, total: float | None, message: str, use: "RunningCall"
+    ) -> None:
         """Show how far a call has come."""
         ...
 
 
 @dataclass(eq=False)
-class Use:
+class RunningCall:
     """A call in flight: whom it is for, and how long it may still take."""
 
     host: Host | None = None
@@ -139,7 +142,7 @@ class Use:
         return min(self.heard + silence, self.end) - monotonic()
 
 
-USE: ContextVar[Use | None] = ContextVar("use", default=None)
+USE: ContextVar[RunningCall | None] = ContextVar("use", default=None)
 """The call in flight, for what the client does on behalf of it."""
 
 
@@ -191,7 +194,7 @@ class Server:
     """The end of the connection before."""
     _watchdog: Watchdog | None = field(default=None, repr=False)
     _warming: asyncio.TimerHandle | None = field(default=None, repr=False)
-    _uses: set[Use] = field(default_factory=set[Use], repr=False)
+    _uses: set[RunningCall] = field(default_factory=set[RunningCall], repr=False)
     _aside: "set[asyncio.Task[Any]]" = field(default_factory=set["asyncio.Task[Any]"], repr=False)
     """Calls that nobody waits for any more, and what listens for changes."""
     _listed: "tuple[int, list[dict[str, Any]]] | None" = field(default=None, repr=False)
@@ -250,7 +253,7 @@ class Server:
         try:
             await client.__aenter__()
         except Exception as error:
-            raise ConnectionError(f"{reason(error)}{last_words(client, self.secrets)}") from error
+            raise ConnectionError(f"{describe_error(error)}{last_words(client, self.secrets)}") from error
         for what in ("tools", "prompts", "resources") if before is not None else ():
             self.note(what)  # it may have become another program
         self._guard(client)
@@ -280,7 +283,7 @@ class Server:
             try:
                 validate_server_result(method, client.protocol_version or "", {**answer, LISTS[method]: items})
             except ValueError as error:
-                return reason(error)
+                return describe_error(error)
             return ""
 
         async def send(method: str, params: Any, options: Any = None) -> dict[str, Any]:
@@ -290,8 +293,8 @@ class Server:
             if not fault(method, answer, items) or fault(method, answer, []):
                 return answer
             faults = [(item, fault(method, answer, [item])) for item in cast("list[Any]", items)]
-            said = masked("; ".join(f"{name_in(item)!r}: {why}" for item, why in faults if why), self.secrets)
-            warning = f"MCP server {clean(self.name)!r} has {what} that were left out: {said[:1000]}."
+            said = mask("; ".join(f"{name_in(item)!r}: {why}" for item, why in faults if why), self.secrets)
+            warning = f"MCP server {to_line(self.name)!r} has {what} that were left out: {said[:1000]}."
             if what == "tools":
                 self.warning = warning
             else:
@@ -322,15 +325,15 @@ class Server:
             async with asyncio.timeout(self.patience):
                 client = await client_of(connection)
                 now = self.changes["tools"]
-                tools = await listed(client.list_tools())
+                tools = await list_or_empty(client.list_tools())
         except TimeoutError:
-            self.error = f"MCP server {clean(self.name)!r} did not answer within {self.patience:.0f} s."
+            self.error = f"MCP server {to_line(self.name)!r} did not answer within {self.patience:.0f} s."
         except Exception as error:
-            said = masked(reason(error), self.secrets)
-            self.error = f"MCP server {clean(self.name)!r} {failed}: {said[:1000]}."
+            said = mask(describe_error(error), self.secrets)
+            self.error = f"MCP server {to_line(self.name)!r} {failed}: {said[:1000]}."
         else:
             dumps = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in tools]
-            found = masked([dump for dump in dumps if self.offers(dump["name"])], self.secrets)
+            found = mask([dump for dump in dumps if self.offers(dump["name"])], self.secrets)
             self._listed = now, found
             self._tame = {tool["name"] for tool in found if is_tame(tool.get("outputSchema") or {})}
             return found
@@ -345,14 +348,14 @@ class Server:
         )
 
     async def call(
-        self, tool: str, arguments: dict[str, Any], meta: dict[str, Any], use: Use | None = None
+        self, tool: str, arguments: dict[str, Any], meta: dict[str, Any], use: RunningCall | None = None
     ) -> ToolResult:
         """Call a tool; every failure is a result that the model can read."""
         if self.source is None:
             return ToolResult.error(f"Nothing answers calls of {tool!r}.")
         # Only our own tools are told where the session lives; to others it would be a leak.
         ours = meta if self.built_in else {key: meta[key] for key in KEYS if key in meta} or None
-        use = use or Use()
+        use = use or RunningCall()
         self._uses.add(use)
         try:
             try:
@@ -364,7 +367,7 @@ class Server:
         except Exception as error:
             if pages := pages_in(error):
                 return await self._send_to(pages, use)
-            return ToolResult.error(f"The tool failed: {masked(reason(error), self.secrets)}.")
+            return ToolResult.error(f"The tool failed: {mask(describe_error(error), self.secrets)}.")
         finally:
             self._uses.discard(use)
             for task in use.beside.values():
@@ -377,7 +380,7 @@ class Server:
         return ToolResult(content, bool(dump.get("isError")), meta)
 
     async def _attempt(
-        self, tool: str, arguments: dict[str, Any], meta: dict[str, Any] | None, use: Use
+        self, tool: str, arguments: dict[str, Any], meta: dict[str, Any] | None, use: RunningCall
     ) -> "CallToolResult":
         """Call once. Raises BrokenPipeError when the connection broke, and what the server answered as an error."""
         connection = self.connect()
@@ -433,7 +436,7 @@ class Server:
         task.add_done_callback(self._aside.discard)
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
-    async def _send_to(self, pages: "Sequence[ElicitRequestParams]", use: Use) -> ToolResult:
+    async def _send_to(self, pages: "Sequence[ElicitRequestParams]", use: RunningCall) -> ToolResult:
         """Send the person to the pages that a call needs them to have visited."""
         for page in pages:
             answer = await use.host.elicit(self, page, use) if use.host else None
@@ -444,7 +447,7 @@ class Server:
             "Call it again once they say that it is done."
         )
 
-    def whom(self) -> tuple[Host | None, Use | None]:
+    def whom(self) -> tuple[Host | None, RunningCall | None]:
         """Whom a question of the server's is for, and for which call, as far as one can tell: where nothing links it to
         a call, the only one in flight must be meant."""
         if (use := USE.get()) is not None:
@@ -453,7 +456,7 @@ class Server:
         use = next(iter(self._uses)) if len(self._uses) == 1 else None
         return (next(iter(hosts)), use) if len(hosts) == 1 else (None, None)
 
-    async def _ask(self, question: Callable[[Host, Use | None], Coroutine[Any, Any, T]]) -> T:
+    async def _ask(self, question: Callable[[Host, RunningCall | None], Coroutine[Any, Any, T]]) -> T:
         """Put a question of the server's to whom it works for; meanwhile its silence counts for nothing."""
         host, use = self.whom()
         if host is None:
@@ -577,7 +580,7 @@ def last_words(client: "Client[Any]", secrets: Collection[str]) -> str:
     """What a command that did not start said last, as the end of a sentence."""
     lines = getattr(client.transport, "said", b"").decode(errors="replace").split("\n")
     last = next((line for line in reversed(lines) if line.strip()), "")
-    return f". It said: {masked(clean(last.strip()), secrets)[:300]}" if last else ""
+    return f". It said: {mask(to_line(last.strip()), secrets)[:300]}" if last else ""
 
 
 def is_dead(connection: "asyncio.Task[Client[Any]]") -> bool:
@@ -617,7 +620,7 @@ async def listen(client: "Client[Any]") -> None:
                 pass  # whoever hears messages has heard it
 
 
-async def listed(asking: Coroutine[Any, Any, list[T]]) -> list[T]:
+async def list_or_empty(asking: Coroutine[Any, Any, list[T]]) -> list[T]:
     """What a server lists; one that has nothing of a kind may not even know the question."""
     try:
         return await asking
@@ -671,9 +674,9 @@ def from_acp(config: McpServer, cwd: str, auth: Callable[[], Any] | None = None)
         return Stdio(str(config.command), args, env, cwd, lambda: server.folder())
 
     def learn(told: str) -> None:
-        server.secrets = {*server.secrets, *secrets_in(told, "authorization")}
+        server.secrets = {*server.secrets, *find_secrets_in_text(told, "authorization")}
 
-    server = Server(config.name, source, mark=mark, secrets=secrets_of(config))
+    server = Server(config.name, source, mark=mark, secrets=find_secrets(config))
     return server
 
 
@@ -722,19 +725,19 @@ def fastmcp_client() -> "type[Client[Any]]":
     return client
 
 
-def reason(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An exception of a server's as the end of a sentence."""
     match error:
         case BaseExceptionGroup(exceptions=[first, *_]):
-            return reason(first)
+            return describe_error(first)
         case FileNotFoundError(filename=str(command)):
-            return f"the command {clean(command)!r} was not found; check its name, or give its full path"
+            return f"the command {to_line(command)!r} was not found; check its name, or give its full path"
         case Exception(__cause__=(FileNotFoundError() | ConnectionError()) as cause):  # FastMCP wraps it
-            return reason(cause)
+            return describe_error(cause)
         case ValueError() if hasattr(error, "errors"):  # pydantic's
             faults: Any = error
             fault: dict[str, Any] = faults.errors()[0]
             place = ".".join(map(str, fault["loc"]))
-            return clean(f"what it sent does not keep to MCP ({place}: {fault['msg']})")[:LONGEST_REASON]
+            return to_line(f"what it sent does not keep to MCP ({place}: {fault['msg']})")[:LONGEST_REASON]
         case _:
-            return clean(str(error)[:LONGEST_REASON] or type(error).__name__).strip().rstrip(".")
+            return to_line(str(error)[:LONGEST_REASON] or type(error).__name__).strip().rstrip(".")

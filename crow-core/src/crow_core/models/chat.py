@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from math import ceil, isfinite
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import msgspec
 
+from crow_core.errors import ModelError
 from crow_core.messages import Delta, Message, merge
+from crow_core.models.endpoint import CONNECT, endpoint, http_client, is_local
 from crow_core.models.quirks import Quirks, fit, learn
-from crow_core.models.stream import LOOK, PAGE, PASSING, TOO_LONG, ModelError, Reader, explain, too_long
+from crow_core.models.stream import LOOK, PAGE, PASSING, TOO_LONG, Reader, explain, too_long
 
 if TYPE_CHECKING:
     import httpx2
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
 Request = dict[str, Any]
 """The body of a chat-completions request; `messages` is its last key, so that what stays equal comes first."""
 
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "0.0.0.0"})
-
-CONNECT = 10.0
-"""Seconds a connection may take."""
 
 LINGER = 0.5
 """Seconds an endpoint may take to end a response after its last event."""
@@ -39,7 +36,7 @@ LINGER = 0.5
 TEACHING = frozenset({400, 404, 415, 422, 500, 501})
 """With which servers refuse what a request holds."""
 
-FLAGS = (
+TOOL_FLAGS = (
     "Start llama.cpp with --jinja, vLLM with --enable-auto-tool-choice and --tool-call-parser, or choose a model made "
     "for tools."
 )
@@ -83,7 +80,7 @@ class Prices:
 
 
 @dataclass
-class Call:
+class ModelCall:
     """One question to a model and what came of it; `after_model` receives it."""
 
     model: Model
@@ -311,7 +308,7 @@ class ChatModel:
         if status in TEACHING and (learned := self.learn(raw.decode("utf-8", "replace"), body)):
             return ModelError(f"{self.where} {learned} ({status}).", retry=True, after=0)
         if status in TEACHING and body.get("tools") and TOOLLESS.search(said):
-            return ModelError(f"{self.where} takes no tools ({status}): {said}. {FLAGS}")
+            return ModelError(f"{self.where} takes no tools ({status}): {said}. {TOOL_FLAGS}")
         if TOO_LONG.search(said) and status not in (401, 403, 404):
             return too_long(self.where, f"{said} ({status})")
         match status:
@@ -363,7 +360,7 @@ class ChatModel:
             self._http = None
 
 
-def room(model: Model) -> int | None:
+def effective_window(model: Model) -> int | None:
     """Tokens that fit: what is configured or the server told, else what is known of the model; None for unknown.
 
     What a model could take says nothing about what a server on this machine gives it.
@@ -390,38 +387,6 @@ def seconds(header: str | None) -> float | None:
         return max(parsedate_to_datetime(header or "").timestamp() - time(), 0.0)
     except ValueError:
         return None
-
-
-def endpoint(base_url: str, path: str) -> str:
-    """An address below `base_url`, which may also be the whole address of the chat completions."""
-    root, mark, query = base_url.partition("?")
-    return f"{root.rstrip('/').removesuffix('/chat/completions')}/{path}{mark}{query}"
-
-
-def is_local(url: str) -> bool:
-    """Whether it is a server on this machine."""
-    try:
-        return urlsplit(url).hostname in LOOPBACK
-    except ValueError:
-        return False
-
-
-def http_client(base_url: str, key: str, patience: float, headers: Mapping[str, str]) -> "httpx2.AsyncClient":
-    """A client for one endpoint; `patience` is in seconds. Raises UnicodeEncodeError for a key no header can hold."""
-    import ssl
-
-    import httpx2
-
-    return httpx2.AsyncClient(
-        headers={**({"Authorization": f"Bearer {key.strip()}"} if key else {}), **headers},
-        timeout=httpx2.Timeout(patience, connect=min(patience, CONNECT)),
-        # Reading the system's certificates takes longer than all else here; plain HTTP needs none of them, and a
-        # context that trusts nobody is safe if a redirect leads elsewhere.
-        verify=ssl.create_default_context()
-        if base_url.lower().startswith("https:")
-        else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-        trust_env=not is_local(base_url),
-    )
 
 
 def encode(body: Request) -> bytes:

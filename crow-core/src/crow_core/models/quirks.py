@@ -72,7 +72,7 @@ class RuleFile(Struct, forbid_unknown_fields=True):
 @cache
 def rules() -> list[Rule]:
     """The rules that ship with crow, the general before the particular."""
-    text = (files("crow_core") / "quirks.toml").read_text("utf-8")
+    text = (files("crow_core.models") / "quirks.toml").read_text("utf-8")
     return msgspec.convert(tomllib.loads(text), RuleFile).rule
 
 

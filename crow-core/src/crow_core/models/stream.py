@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict
 
 import msgspec
 
+from crow_core.errors import ModelError
 from crow_core.messages import Delta
 
 OBJECT = msgspec.json.Decoder(dict[str, Any])
@@ -32,21 +33,6 @@ PAGE = 1024 * 1024
 """Bytes that are read of what is no event stream, such as an error page."""
 
 LOOK = "If that goes on, look into the server's log."
-
-
-class ModelError(Exception):
-    """The endpoint did not answer as it should; the text is a sentence for a person."""
-
-    def __init__(
-        self, sentence: str, *, retry: bool = False, after: float | None = None, too_long: bool = False
-    ) -> None:
-        super().__init__(sentence)
-        self.retry = retry
-        """Whether the same request may succeed a little later."""
-        self.after = after
-        """Seconds the server asked to wait."""
-        self.too_long = too_long
-        """The request was longer than what fits: a shorter one may do."""
 
 
 class Fragment(TypedDict, total=False):

@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from crow_core.models.chat import ChatModel, endpoint, http_client, is_local
+from crow_core.models.chat import ChatModel
+from crow_core.models.endpoint import endpoint, http_client, is_local
 
 PATIENCE = 3.0
 """Seconds for each question."""

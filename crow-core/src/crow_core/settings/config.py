@@ -20,10 +20,11 @@ from msgspec import UNSET, Meta, Struct, field
 from msgspec.structs import asdict
 
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
-from crow_core.extensions.permissions import parse_rules
-from crow_core.masking import secrets_of
+from crow_core.errors import ConfigError
+from crow_core.masking import find_secrets
 from crow_core.mcp.server import Server, from_acp
 from crow_core.models.chat import Prices
+from crow_core.rules import parse_rules
 
 if TYPE_CHECKING:
     from crow_core.mcp.oauth import Visit
@@ -37,10 +38,6 @@ LOGIN_TIMEOUT = 330.0
 """Seconds a server may take to start that a person may have to log in to."""
 
 VARIABLE = re.compile(r"\$\{(?:env:)?(\w+)(?::-([^}]*))?\}")
-
-
-class ConfigError(Exception):
-    """A setting that cannot be used; the text names the file, the line, the key, and what to do."""
 
 
 class ModelSettings(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -311,7 +308,7 @@ def to_server(name: str, settings: ServerSettings, cwd: str, *, tokens: Path, vi
         return Server(name, partial(fail, error))
     wants_login = settings.auth == "oauth" or settings.oauth is not None
     server = from_acp(config, os.path.join(cwd, os.path.expanduser(settings.cwd)), auth if wants_login else None)
-    server.secrets = secrets_of(settings)
+    server.secrets = find_secrets(settings)
     server.allow, server.deny, server.trust = settings.allow or server.allow, settings.deny, settings.trust
     server.timeout = settings.timeout or server.timeout
     server.start_timeout = settings.start_timeout or (LOGIN_TIMEOUT if wants_login else server.start_timeout)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import crow_core
-from crow_core.messages import Message, ToolUse, arguments_of, parts
+from crow_core.messages import Message, ToolUse, parse_arguments, to_parts
 
 from crow_persistence.export.story import Story, address_of, caption, embedded
 
@@ -84,7 +84,7 @@ def agent_step(reply: Message, call: Mapping[str, Any], images: dict[str, bytes]
 
 
 def tool_call(use: ToolUse) -> Json:
-    arguments = arguments_of(use)
+    arguments = parse_arguments(use)
     raw = use["function"]["arguments"]
     return {
         "tool_call_id": use["id"],
@@ -130,7 +130,7 @@ def totals(story: Story, steps: list[Json]) -> Json:
 def said(message: Message, images: dict[str, bytes]) -> str | list[Json]:
     """The content of a message: text, or parts when images are in it; those go to `images`."""
     told: list[Json] = []
-    for part in parts(message.get("content")):
+    for part in to_parts(message.get("content")):
         url = address_of(part)
         if (found := embedded(url)) and found[0].startswith("image/"):
             path = f"images/{hashlib.sha256(found[1]).hexdigest()[:16]}.{found[0].removeprefix('image/')}"

@@ -2,7 +2,7 @@
 
 import re
 
-from crow_core.content import fenced
+from crow_core.text import fence
 
 from crow_persistence.export.story import Part, Story, Use, caption
 
@@ -17,7 +17,7 @@ def markdown(story: Story) -> str:
 
 def pieces(part: Part) -> list[str]:
     if part.who == "note":
-        return [f"*{line(part.title)}*", *([fenced(part.text)] if part.text else [])]
+        return [f"*{line(part.title)}*", *([fence(part.text)] if part.text else [])]
     said = [f"## {'User' if part.who == 'user' else 'Assistant'}"]
     if part.thought:
         said.append(quoted(f"Thought:\n\n{part.thought}"))
@@ -30,13 +30,13 @@ def pieces(part: Part) -> list[str]:
 
 
 def tool(use: Use) -> list[str]:
-    said = [f"### {line(use.name)}: {code(use.title)}{' (failed)' if use.failed else ''}", fenced(use.arguments)]
+    said = [f"### {line(use.name)}: {code(use.title)}{' (failed)' if use.failed else ''}", fence(use.arguments)]
     if use.decision:
         said.append(f"*{line(use.decision)}*")
     if use.answer:
-        said.append(fenced(use.answer))
+        said.append(fence(use.answer))
     said += [f"[{line(caption(url))}]" for url in use.media]
-    return said + [fenced(diff).replace("\n", "diff\n", 1) for diff in use.diffs]
+    return said + [fence(diff).replace("\n", "diff\n", 1) for diff in use.diffs]
 
 
 def enclosed(text: str) -> str:

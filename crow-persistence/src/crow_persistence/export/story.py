@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from crow_core.content import title_of
-from crow_core.messages import Message, ToolUse, arguments_of, parts
+from crow_core.mcp.tool import make_title
+from crow_core.messages import Message, ToolUse, parse_arguments, to_parts
 from crow_core.store import Record, Summary
 from sqlalchemy import Connection, Row, select
 
@@ -118,7 +118,7 @@ class Story:
             id = entry.get("crow", {}).get("id", "")
             match entry.get("role"):
                 case "user" | "assistant" as who:
-                    said = parts(entry.get("content"))
+                    said = to_parts(entry.get("content"))
                     uses = [used(c, answers.get(c["id"]), decisions.get(c["id"])) for c in entry.get("tool_calls", [])]
                     yield Part(
                         who,
@@ -193,11 +193,11 @@ def noted(marker: Message) -> str:
 
 def used(call: ToolUse, answer: Message | None, decision: Mapping[str, Any] | None) -> Use:
     """A tool call with its answer, if it got one."""
-    name, arguments = call["function"]["name"], arguments_of(call)
+    name, arguments = call["function"]["name"], parse_arguments(call)
     shown = call["function"]["arguments"] if arguments is None else json.dumps(arguments, indent=2, ensure_ascii=False)
-    use = Use(name, title_of(name, arguments or {}), shown)
+    use = Use(name, make_title(name, arguments or {}), shown)
     if answer is not None:
-        said, notes = parts(answer.get("content")), answer.get("crow", {})
+        said, notes = to_parts(answer.get("content")), answer.get("crow", {})
         use.answer, use.media, use.failed = text_of(said), media_of(said), bool(notes.get("failed"))
         use.diffs = [diff for change in notes.get("changes", []) if (diff := diff_of(change))]
     if decision is not None:
