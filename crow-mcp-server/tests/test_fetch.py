@@ -617,7 +617,7 @@ async def test_host_that_changes_its_address_in_between_is_refused(site: Site):
     site.put("/again", "", "302 Found", Location="http://rebind.test/article", Connection="close")
     site.pages["/again"] = site.pages["/again"]
     table = {"rebind.test": [PUBLIC, "127.0.0.1"], "start.test": [PUBLIC]}
-    fetcher = PageFetcher(PublicNetwork(resolve=names(table), dial=board), robots=False)
+    fetcher = PageFetcher(PublicNetwork(resolve=names(table), dial=board), obey_robots=False)
     await fetcher.fetch("http://rebind.test/article")
     with pytest.raises(ToolRefusal, match="not on the public internet"):
         await fetcher.fetch("http://start.test/again")
@@ -631,7 +631,7 @@ async def test_redirect_to_a_private_address_is_refused(site: Site, to: str):
     table = {"example.com": [PUBLIC], "inside.test": ["192.168.1.1,fd00::1"]} | {
         host: [host] for host in ("127.0.0.1", "::ffff:169.254.169.254", "::ffff:a9fe:a9fe")
     }
-    fetcher = PageFetcher(PublicNetwork(resolve=names(table), dial=board), robots=False)
+    fetcher = PageFetcher(PublicNetwork(resolve=names(table), dial=board), obey_robots=False)
     with pytest.raises(ToolRefusal, match="not on the public internet"):
         await fetcher.fetch("http://example.com/away")
     assert set(board.dialled) == {PUBLIC}

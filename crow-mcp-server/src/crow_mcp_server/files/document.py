@@ -62,6 +62,7 @@ class Document:
         return self.bom + self.text.encode(self.encoding)
 
     def with_text(self, text: str) -> "Document":
+        """Return a document with another text and the same encoding."""
         return replace(self, text=text)
 
 

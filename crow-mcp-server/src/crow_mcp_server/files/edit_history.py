@@ -22,7 +22,7 @@ MAX_STEP_CHARACTERS = 4_000_000  # of the texts before all steps of a session
 BOM_BY_ENCODING = {encoding: mark for mark, encoding in BYTE_ORDER_MARKS}
 
 
-@dataclass(frozen=True, eq=False)  # two edits may be alike, and are still two
+@dataclass(frozen=True, eq=False)  # equal edits are still different steps
 class UndoStep:
     """One edit that can be undone."""
 
@@ -54,6 +54,7 @@ class UndoJournal:
         return steps
 
     def add_step(self, step: UndoStep) -> None:
+        """Write a step to its file."""
         before = step.before and {
             "text": step.before.text,
             "encoding": step.before.encoding,
@@ -66,6 +67,7 @@ class UndoJournal:
                 json.dump({"path": step.path, "before": before, "after": step.after}, file)
 
     def remove_step(self, step: UndoStep) -> None:
+        """Remove a step's file."""
         with suppress(OSError):
             (self._folder / step.file_name).unlink()
 
@@ -120,6 +122,7 @@ class EditHistory:
             return self._seen.get(path)
 
     def forget_seen(self, path: str) -> None:
+        """Forget that the model has seen a file, after it was removed."""
         with self._lock:
             self._seen.pop(path, None)
 
@@ -135,10 +138,12 @@ class EditHistory:
                 self._discard(self._steps[0])
 
     def find_last_step(self, path: str) -> UndoStep | None:
+        """Return the last step of a file; None if there is none."""
         with self._lock:
             return next((step for step in reversed(self._steps) if step.path == path), None)
 
     def remove_step(self, step: UndoStep) -> None:
+        """Remove a step that was undone."""
         with self._lock, suppress(ValueError):  # it was discarded meanwhile as one of the oldest
             self._discard(step)
 

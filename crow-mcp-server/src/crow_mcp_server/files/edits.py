@@ -12,7 +12,7 @@ from crow_mcp_server.refusal import ToolRefusal
 
 CONTEXT_LINES = 4  # unchanged lines shown around a change
 MAX_SNIPPET_LINES = 40
-MAX_LINE_CHARACTERS = 2_000  # shown of one line
+MAX_LINE_CHARACTERS = 2_000  # of one line of a view
 MIN_SIMILARITY = 60.0  # of 100; a line that is at least so similar to a missing one is suggested
 MAX_COMPARED_LINES = 200_000  # searched for similar lines
 MAX_DIFFED_LINES = 4_000  # of both texts; a longer change is only described

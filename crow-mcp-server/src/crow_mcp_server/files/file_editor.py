@@ -215,6 +215,7 @@ class FileCommand:
     dry_run: bool
 
     def run(self, arguments: EditorArguments) -> EditorAnswer:
+        """Run the command that the arguments name. Raises ToolRefusal and OSError."""
         match arguments.command:
             case "view":
                 return self.view(arguments.view_range)

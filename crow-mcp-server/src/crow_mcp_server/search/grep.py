@@ -23,9 +23,9 @@ DESCRIPTION = """\
 Search files by a regular expression (ripgrep; (?i) ignores case), without those that .gitignore ignores. \
 Prefer it to grep and find in the terminal."""
 PAGE_SIZE = 200  # lines, or files
-MAX_PAGE_CHARACTERS = 30_000  # of a page
-MAX_LINE_BYTES = 400  # bytes of a line shown
-MAX_CONTEXT_LINES = 20  # lines
+MAX_PAGE_CHARACTERS = 30_000
+MAX_LINE_BYTES = 400  # longer lines are cut
+MAX_CONTEXT_LINES = 20  # before and after a match
 GrepMode = Literal["lines", "files", "count"]
 MODE_OPTIONS = {"lines": "--line-number", "files": "--files-with-matches", "count": "--count"}
 FORMAT_OPTIONS = (

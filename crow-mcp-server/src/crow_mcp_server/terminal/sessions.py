@@ -27,7 +27,7 @@ MAX_OUTPUT_CHARACTERS = 30_000  # of one answer
 COMMAND_WAIT = 120.0  # seconds after which a tool call is answered although its command still runs
 SESSION_WAIT = 30.0  # the same for a command or input in a named session
 POLL_WAIT = 10.0  # the same for a tool call that only names a session
-MAX_WAIT = 600.0  # seconds
+MAX_WAIT = 600.0  # seconds; the limit of the argument `wait`
 MAX_SESSIONS = 16
 SESSION_NAME = re.compile(r"[\w.-]{1,40}")
 
@@ -354,12 +354,14 @@ def join_parts(output: str, *notes: str) -> str:
 
 
 def format_status(status: int) -> str:
+    """Return the note on an exit status; "" for 0."""
     if status == 128 + signal.SIGTSTP:
         return "[stopped: fg or bg lets it go on]"
     return f"[exit code {status}]" if status else ""
 
 
 def format_timeout(timeout: float) -> str:
+    """Return the note on a command that was killed after a timeout."""
     return (
         f"[timed out after {timeout:g} s and was killed; the output so far is above. Give a longer timeout, "
         "or start it in a session and look again later]"
@@ -367,6 +369,7 @@ def format_timeout(timeout: float) -> str:
 
 
 def format_running(name: str) -> str:
+    """Return the note on a session whose command still runs."""
     return (
         f'[still running in session "{name}": name it to look again, with input or keys to answer; keys "kill" ends it]'
     )

@@ -108,7 +108,7 @@ class Shell(ProcessTree):
         self.timed_out = False
         self._last_activity, self._is_mid_line, self._had_input = time.monotonic(), False, False
         self.command_over.clear()
-        with CancelScope(shield=True):  # cancelled here, the session would seem to run a command for ever
+        with CancelScope(shield=True):  # a command that was not written would never report its end
             await self._write_command(
                 f"__crow {self._command_number} $?; eval {shlex.quote(command)} <>{self._tty} 8>&-"
             )

@@ -48,7 +48,7 @@ def register(server: FastMCP, options: ToolOptions) -> None:
         from crow_mcp_server.web.page_fetcher import PageFetcher
 
         network = PublicNetwork(options.allow_hosts)
-        return PageFetcher(network, robots=not options.ignore_robots, stay_on_host=options.stay_on_host)
+        return PageFetcher(network, obey_robots=not options.ignore_robots, stay_on_host=options.stay_on_host)
 
     @server.tool(
         description=DESCRIPTION,

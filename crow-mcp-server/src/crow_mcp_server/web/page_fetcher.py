@@ -57,10 +57,10 @@ class PageFetcher:
     """Fetches pages and caches them; checks robots.txt before each request."""
 
     def __init__(
-        self, network: httpcore2.AsyncNetworkBackend, *, robots: bool = True, stay_on_host: bool = False
+        self, network: httpcore2.AsyncNetworkBackend, *, obey_robots: bool = True, stay_on_host: bool = False
     ) -> None:
         self._network = network
-        self._robots = robots
+        self._obey_robots = obey_robots
         self._stay_on_host = stay_on_host
         self._rules: OrderedDict[str, tuple[float, Protego | None]] = OrderedDict()
         self._cache: OrderedDict[str, FetchedPage] = OrderedDict()
@@ -82,7 +82,7 @@ class PageFetcher:
                     async def permit(before: httpx2.URL, after: httpx2.URL) -> None:
                         if self._stay_on_host and _get_site(before) != _get_site(after):
                             raise ToolRefusal(f"{before} redirects to another host. To go there, fetch {after}")
-                        if autonomous and self._robots:
+                        if autonomous and self._obey_robots:
                             await self._check_robots(client, after)
 
                     url_headers = {cached.reply.url: cached.validators} if cached else {}
