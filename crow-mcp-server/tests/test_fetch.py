@@ -492,7 +492,7 @@ async def test_reply_that_is_not_http_is_reported(site: Site, get: Fetch, reply:
 
 async def test_refused_connection_is_reported(site: Site, get: Fetch):
     async with fetching(allow_hosts=["127.0.0.1"]) as anywhere:
-        assert "could not be read" in await anywhere.refused("http://127.0.0.1:1/")
+        assert "could not be read" in await anywhere.get_error("http://127.0.0.1:1/")
 
 
 # Addresses that are refused
