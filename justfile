@@ -18,7 +18,7 @@ check:
     uv run ruff format --check
     uv run --group types pyright
 
-# all tests; arguments go to pytest
+# the tests but the slow ones (--slow runs them, too); arguments go to pytest
 test *args:
     uv run pytest {{args}}
 

@@ -61,6 +61,7 @@ CALLS: dict[str, tuple[dict[str, str], str]] = {
 """What each tool is asked, and what is in its answer."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", [tool["name"] for tool in crow_mcp_server.tools()])
 async def test_the_inspector_calls_every_tool(node: "Node", tool: str):
     (node.project / "a.txt").write_text("one\n")
@@ -117,6 +118,7 @@ async def serving(node: "Node", token_file: Path) -> AsyncIterator[str]:
         await process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", SUITES)
 async def test_the_conformance_suite_passes_but_for_what_does_not_apply(node: "Node", tmp_path: Path, suite: str):
     named = "".join(re.findall(r"^\| (`.*?`) \|", NOTES.read_text(encoding="utf-8"), re.MULTILINE))

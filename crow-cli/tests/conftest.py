@@ -2,13 +2,15 @@
 
 import asyncio
 import os
+import shutil
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -140,11 +142,10 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    home, project, scratch = (tmp_path / name for name in ("home", "project", "scratch"))
-    for folder in (home, project, scratch):
-        folder.mkdir()
+def machine_in(folder: Path) -> Machine:
+    home, project, scratch = (folder / name for name in ("home", "project", "scratch"))
+    for each in (home, project, scratch):
+        each.mkdir(exist_ok=True)
     env = {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
@@ -152,7 +153,34 @@ def machine(tmp_path: Path) -> Machine:
         "TMPDIR": str(scratch),
         "LANG": "C.UTF-8",
     }
-    return Machine(home, project, env, tmp_path / "stderr.txt")
+    return Machine(home, project, env, folder / "stderr.txt")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return machine_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def prepared(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[Callable[[Machine], Coroutine[Any, Any, None]]], Callable[[], Machine]]:
+    """Prepares a machine once, and returns a function that restores its files as they were prepared."""
+
+    def prepared(prepare: Callable[[Machine], Coroutine[Any, Any, None]]) -> Callable[[], Machine]:
+        folder = tmp_path_factory.mktemp("prepared")
+        saved = folder.with_name(f"{folder.name}-saved")
+        asyncio.run(prepare(machine_in(folder)))
+        shutil.copytree(folder, saved, symlinks=True)
+
+        def restore() -> Machine:
+            shutil.rmtree(folder)
+            shutil.copytree(saved, folder, symlinks=True)
+            return machine_in(folder)
+
+        return restore
+
+    return prepared
 
 
 @pytest.fixture

@@ -440,7 +440,7 @@ async def test_the_folder_for_outputs_may_be_removed_by_anybody_at_any_time(tool
         max_size=40,
     )
 )
-@settings(max_examples=150)
+@settings(max_examples=settings.default.max_examples * 3 // 2)
 def test_whatever_a_program_prints_nothing_of_it_can_steer(pieces):
     screen, capture = Screen(), Capture()
     for piece in pieces:
@@ -450,7 +450,7 @@ def test_whatever_a_program_prints_nothing_of_it_can_steer(pieces):
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=5))
-@settings(max_examples=150)
+@settings(max_examples=settings.default.max_examples * 3 // 2)
 def test_it_makes_no_difference_where_the_output_is_cut_into_pieces(data, cuts):
     whole, pieces = Screen(), Screen()
     at = [0, *sorted(cuts), len(data)]
@@ -482,7 +482,7 @@ TYPED = st.one_of(
 
 @pytest.mark.timeout(600)
 @given(st.lists(TYPED, min_size=1, max_size=8))
-@settings(max_examples=15)
+@settings(max_examples=settings.default.max_examples * 15 // 100)
 def test_whatever_is_typed_the_server_goes_on(calls):
     async def type_all() -> None:
         async with Client(create_server()) as client:
