@@ -26,6 +26,10 @@ test *args:
 soak:
     CROW_SOAK=200 CROW_TEST_ALL=1 uv run pytest crow-persistence/tests/test_kill.py
 
+# change the code in many small ways, and list the changes that no test notices: hooks, react, messages, ...; hours for all
+mutate *names:
+    uv run --group mutation scripts/mutate.py {{names}}
+
 # compare, in one run each; nothing else should run on the machine
 bench:
     uv run benchmarks/stream.py

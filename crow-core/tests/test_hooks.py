@@ -246,7 +246,10 @@ async def test_what_ends_something_runs_in_reverse_and_a_failure_stops_nobody(ca
         assert answer.stop_reason == "end_turn"
         assert order == ["registered last", "registered first"]
     assert order == ["registered last", "registered first"] * 2
-    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("ERROR", f"{failing!r} failed")
+    ] * 2
+    assert "ValueError: the disk of the diary is full" in caplog.text
 
 
 async def test_what_is_no_error_passes_through_the_hooks_that_end_something():
