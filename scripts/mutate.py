@@ -2,8 +2,8 @@
 
     uv run --group mutation scripts/mutate.py [NAME...]     # hooks, react, ...; all without a name
 
-Works in a copy, in `.mutation/`. A second run goes on where the first one stopped. Prints the share of mutants that the
-tests kill, and each survivor as a diff.
+Works in a copy, which it makes anew in `.mutation/`. Prints each mutant that the tests do not kill as a diff, and the
+share of those that they kill.
 """
 
 import json
@@ -46,13 +46,14 @@ filterwarnings = ["error"]
 
 
 def prepare(name: str) -> Path:
-    """Bring the copy of a target up to date: all packages under `src`, its tests under `tests`."""
+    """Copy all packages to `src`, and the tests of a target's package to `tests`."""
     source, tests = TARGETS[name]
     folder = ROOT / ".mutation" / name
+    shutil.rmtree(folder, ignore_errors=True)
     (folder / "mutants" / "src").mkdir(parents=True, exist_ok=True)  # first on the path: there from the start
     for packages in ROOT.glob("crow-*/src"):
         shutil.copytree(packages, folder / "src", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / tests[0].partition("/tests/")[0] / "tests", folder / "tests", dirs_exist_ok=True)
+    shutil.copytree(ROOT / tests[0].partition("/tests/")[0] / "tests", folder / "tests")
     shutil.copy(ROOT / "conftest.py", folder / "tests" / "..")
     selected = [test[test.index("tests/") :] for test in tests]
     mutated = source[source.index("src/") :]
