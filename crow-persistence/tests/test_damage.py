@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from crow_core.errors import StoreError
-from crow_persistence import reading, requests, search
+from crow_persistence import loader, requests, search
 from crow_persistence.checks import check
 from crow_persistence.database import Database
 from crow_persistence.tables import calls, metadata, sessions
@@ -29,11 +29,11 @@ def read_all(database: Database) -> None:
     with database.reading() as connection:
         for row in connection.execute(select(sessions)):
             with suppress(StoreError):
-                reading.load(connection, row)
+                loader.load(connection, row)
         for id in connection.scalars(select(calls.c.id)):
             with suppress(StoreError):
                 requests.body(connection, id)
-        reading.listing(connection, "", "", 100)
+        loader.listing(connection, "", "", 100)
         requests.listing(connection)
         search.search(connection, "the")
     check(database)

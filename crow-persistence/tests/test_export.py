@@ -12,7 +12,7 @@ from crow_core.messages import Message
 from crow_core.store import Record, Summary
 from crow_persistence.export import Format, export
 from crow_persistence.export.redaction import MASK, redact, redacted
-from crow_persistence.export.story import Story
+from crow_persistence.export.transcript import Story
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -18,7 +18,7 @@ from crow_core.errors import ModelError, SessionBusy, StoreError
 from crow_core.messages import view
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel
-from crow_persistence import extension, leases, reading
+from crow_persistence import extension, leases, loader
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.store import Store
@@ -70,7 +70,7 @@ async def load(crow: Crow, id: str) -> Session:
 
 def said(database: Database, id: str) -> list[Any]:
     with database.reading() as connection:
-        record = reading.load(connection, reading.find(connection, id))
+        record = loader.load(connection, loader.find(connection, id))
     return [message["content"] for message in view(record.log) if message["role"] == "user"]
 
 

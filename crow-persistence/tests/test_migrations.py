@@ -13,7 +13,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from crow_core.errors import StoreError
-from crow_persistence import audit, reading, requests
+from crow_persistence import audit, loader, requests
 from crow_persistence import database as module
 from crow_persistence.checks import check
 from crow_persistence.database import HEAD, Database, revision
@@ -97,7 +97,7 @@ def test_a_database_of_every_revision_becomes_one_of_the_last(
     with database.reading() as connection:
         assert revision(connection) == HEAD
         for row in connection.execute(select(sessions).where(sessions.c.deleted.is_(None))):
-            record = reading.load(connection, row)
+            record = loader.load(connection, row)
             assert record.log
             assert record.system
             assert not record.damage

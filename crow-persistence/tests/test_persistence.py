@@ -27,7 +27,7 @@ from crow_core.messages import Message, view
 from crow_core.models.chat import ModelCall
 from crow_core.session import Session, new_id
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_persistence import extension, reading
+from crow_persistence import extension, loader
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.store import Store
@@ -64,7 +64,7 @@ async def load(editor: Editor, id: str) -> None:
 def stored(database: Database, id: str) -> list[Message]:
     """The log as anybody can read it."""
     with database.reading() as connection:
-        record = reading.load(connection, reading.find(connection, id))
+        record = loader.load(connection, loader.find(connection, id))
     assert not record.damage
     return record.log
 
@@ -478,7 +478,7 @@ def pages(database: Database, cwd: str, limit: int, between: Callable[[], Any] =
     cursor: str | None = ""
     while cursor is not None:
         with database.reading() as connection:
-            page = reading.listing(connection, cwd, cursor, limit)
+            page = loader.listing(connection, cwd, cursor, limit)
         found.append([session.id for session in page.sessions])
         cursor = page.cursor
         between()
@@ -504,7 +504,7 @@ def test_sessions_that_are_added_meanwhile_shift_no_page(database: Database):
 )
 def test_a_cursor_that_no_list_gave_is_refused(database: Database, cursor: str):
     with database.reading() as connection, pytest.raises(ValueError, match="cursor"):
-        reading.listing(connection, "", cursor, 5)
+        loader.listing(connection, "", cursor, 5)
 
 
 def test_a_session_is_found_by_the_beginning_of_its_id(database: Database):
@@ -512,7 +512,7 @@ def test_a_session_is_found_by_the_beginning_of_its_id(database: Database):
 
     def found(prefix: str) -> str:
         with database.reading() as connection:
-            return reading.find(connection, prefix).id
+            return loader.find(connection, prefix).id
 
     assert found(one) == one
     assert found(two[:8]) == two

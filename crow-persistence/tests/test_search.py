@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 from crow_core.content import to_content
 from crow_core.messages import Message, ToolUse
-from crow_persistence import search, trees
+from crow_persistence import forks, search
 from crow_persistence.database import Database
 from crow_persistence.entries import encode, kind_of, plain
 from crow_persistence.search import CLOSE, OPEN, Hit
@@ -208,15 +208,15 @@ def test_a_deleted_session_is_not_found_and_a_fork_of_it_is(database: Database):
     number = begin(database, user("docker before the fork"), {"role": "assistant", "content": "docker, too"})
     with database.writing() as connection:
         id = connection.execute(select(sessions.c.id).where(sessions.c.number == number)).scalar_one()
-        trees.fork(connection, id, "fork")
+        forks.fork(connection, id, "fork")
         fork = connection.execute(select(sessions.c.number).where(sessions.c.id == "fork")).scalar_one()
     say(database, number, user("docker behind the fork"))
     say(database, fork, user("docker in the fork"))
     with database.writing() as connection:
-        trees.delete(connection, id)
+        forks.delete(connection, id)
     assert found(database, "docker") == ["docker in the fork"]
     with database.writing() as connection:
-        trees.delete(connection, "fork")
+        forks.delete(connection, "fork")
     assert found(database, "docker") == []
     assert count(database) == 0
 
@@ -318,7 +318,7 @@ def test_a_damaged_row_is_found_without_a_snippet_and_can_be_forgotten(database:
         connection.execute(update(messages).where(messages.c.id == 1).values(body=body))
     assert [(hit.row, hit.snippet) for hit in find(database, "docker")] == [(1, "")]
     with database.writing() as connection:
-        trees.delete(
+        forks.delete(
             connection, connection.execute(select(sessions.c.id).where(sessions.c.number == number)).scalar_one()
         )
     assert found(database, "docker") == found(database, "compose") == []

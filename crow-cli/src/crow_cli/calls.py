@@ -20,7 +20,7 @@ def calls() -> None:
 @AS_JSON
 def list_(session: str | None, limit: int, as_json: bool) -> None:
     """The calls of a SESSION, or of all, the latest first."""
-    from crow_persistence.reading import find
+    from crow_persistence.loader import find
     from crow_persistence.requests import listing
 
     with reading() as connection:
@@ -99,6 +99,6 @@ def facts(call: Any) -> list[tuple[str, str]]:
 
 def told(call: Any) -> dict[str, Any]:
     """A call for programs."""
-    from crow_persistence.export.story import told
+    from crow_persistence.export.transcript import told
 
     return {**told(call), "session": call.of}

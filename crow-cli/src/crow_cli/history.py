@@ -47,7 +47,7 @@ def open_database(env: Mapping[str, str]) -> "Database":
 
 def whole_id(env: Mapping[str, str], prefix: str) -> str:
     """The id of the session that begins so. Raises StoreError."""
-    from crow_persistence.reading import find
+    from crow_persistence.loader import find
 
     with open_database(env).reading() as connection:
         return find(connection, prefix).id

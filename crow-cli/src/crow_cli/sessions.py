@@ -29,7 +29,7 @@ from crow_cli.screen import LINES, spelled_out
 
 if TYPE_CHECKING:
     from crow_core.messages import Message
-    from crow_persistence.export.story import Part, Story, Use
+    from crow_persistence.export.transcript import Part, Story, Use
 
 FORMATS = ("markdown", "jsonl", "html", "atif")
 HEADS = ("ID", "UPDATED", "TITLE")
@@ -49,7 +49,7 @@ def sessions() -> None:
 @AS_JSON
 def list_(everywhere: bool, agents: bool, limit: int, as_json: bool) -> None:
     """The sessions of this folder, the latest first."""
-    from crow_persistence.reading import listing
+    from crow_persistence.loader import listing
 
     with reading() as connection:
         page = listing(connection, "" if everywhere else os.getcwd(), "", limit, agents=agents)
@@ -77,8 +77,8 @@ def show(session: str, view: bool, as_json: bool) -> None:
     from crow_core.messages import drop_markers
     from crow_core.messages import view as view_of
     from crow_persistence.export.jsonl import lines
-    from crow_persistence.export.story import Story
-    from crow_persistence.reading import find
+    from crow_persistence.export.transcript import Story
+    from crow_persistence.loader import find
 
     with reading() as connection:
         story = Story.of(connection, find(connection, session))
@@ -105,7 +105,7 @@ def show(session: str, view: bool, as_json: bool) -> None:
 def print_message(message: "Message") -> None:
     """A message as it goes to the model."""
     from crow_core.messages import to_parts
-    from crow_persistence.export.story import address_of, caption
+    from crow_persistence.export.transcript import address_of, caption
 
     answers = f" {message['tool_call_id']}" if "tool_call_id" in message else ""
     click.secho(one_line(f"{message.get('role')}{answers}"), bold=True)
@@ -127,7 +127,7 @@ def print_story(story: "Story") -> None:
 
 
 def print_part(part: "Part") -> None:
-    from crow_persistence.export.story import caption
+    from crow_persistence.export.transcript import caption
 
     if part.who == "note":
         click.secho(one_line(part.title), dim=True)
@@ -205,8 +205,8 @@ def export(session: str, format: Any, output: Path | None, no_redact: bool) -> N
     """Write a session down, to be given away. What looks like a secret is masked."""
     from crow_persistence.export import export
     from crow_persistence.export.redaction import MASK
-    from crow_persistence.export.story import Story
-    from crow_persistence.reading import find
+    from crow_persistence.export.transcript import Story
+    from crow_persistence.loader import find
 
     with reading() as connection:
         story = Story.of(connection, find(connection, session))
@@ -232,14 +232,14 @@ def export(session: str, format: Any, output: Path | None, no_redact: bool) -> N
 def fork(session: str, at: str) -> None:
     """Begin a new session where another one stands; prints its id."""
     from crow_core.session import new_id
-    from crow_persistence import trees
-    from crow_persistence.reading import find, load
+    from crow_persistence import forks
+    from crow_persistence.loader import find, load
 
     with writing() as connection:
         row = find(connection, session)
         entry = entry_of(load(connection, row).log, at) if at else ""
         id = new_id()
-        trees.fork(connection, row.id, id, entry)
+        forks.fork(connection, row.id, id, entry)
     click.echo(id)
     say(f"crow run -r {id[:8]} goes on with it.")
 
@@ -258,8 +258,8 @@ def entry_of(log: "list[Message]", prefix: str) -> str:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def delete(ids: tuple[str, ...], yes: bool) -> None:
     """Forget sessions for good, but for what their forks use and for the decisions, which stay."""
-    from crow_persistence import trees
-    from crow_persistence.reading import find
+    from crow_persistence import forks
+    from crow_persistence.loader import find
 
     with reading() as connection:
         rows = list({row.id: row for row in (find(connection, id) for id in ids)}.values())
@@ -268,5 +268,5 @@ def delete(ids: tuple[str, ...], yes: bool) -> None:
         click.confirm("Delete for good?", abort=True, err=True)
     for row in rows:
         with writing() as connection:
-            trees.delete(connection, row.id)
+            forks.delete(connection, row.id)
     say(f"Deleted {len(rows)} session{'s' if len(rows) > 1 else ''}.")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--yes", is_flag=True, help="Do it without asking.")
 def undo(session: str, turns: int, yes: bool) -> None:
     """Take back the last turn: its edits, and what was said. Without an ID, of the last session in this folder."""
-    from crow_persistence.reading import find, listing, summary
+    from crow_persistence.loader import find, listing, summary
 
     with reading() as connection:
         if session:

@@ -12,9 +12,9 @@ from crow_core.session import Session
 from crow_core.store import Page, Record
 from sqlalchemy import Row
 
-from crow_persistence import audit, leases, reading, requests, search, trees, writing
+from crow_persistence import audit, forks, leases, loader, requests, search, writer
 from crow_persistence.database import Database
-from crow_persistence.reading import Track
+from crow_persistence.progress import Track
 from crow_persistence.requests import Trail
 
 STATE = "persistence"
@@ -39,9 +39,9 @@ class Store:
         with self.database.writing() as connection:
             engine = connection.engine
             if track.engine is not engine:
-                writing.catch_up(connection, track, session)
+                writer.catch_up(connection, track, session)
             track.engine = None
-            tip = writing.extend(connection, track, session, session.log[len(track.rows) :], secrets)
+            tip = writer.extend(connection, track, session, session.log[len(track.rows) :], secrets)
             if tip.decided:
                 audit.announce(connection, self.database, tip.decided)
         tip.reach(track)
@@ -54,7 +54,7 @@ class Store:
         """Write down what has come of a reply so far."""
         if (track := self.track(session)).number:
             with self.database.writing() as connection:
-                writing.draft(connection, track, session, reply, secrets)
+                writer.draft(connection, track, session, reply, secrets)
 
     def call(self, session: Session, call: ModelCall, secrets: Collection[str] = ()) -> None:
         """Write down a request to a model."""
@@ -79,7 +79,7 @@ class Store:
         if id in self.open:
             raise SessionBusy(f"Session {id} is open in this process. Close it there, or fork it to go on in a copy.")
         with self.database.writing() as connection:
-            row = reading.find_exactly(connection, id, lock=True)
+            row = loader.find_exactly(connection, id, lock=True)
             if row is not None:
                 leases.take(connection, row, self.owner)
         if row is not None:
@@ -89,12 +89,12 @@ class Store:
     def load(self, row: "Row[Any]") -> Record:
         """A session that was taken."""
         with self.database.reading() as connection:
-            return self.tracked(*reading.recall(connection, row))
+            return self.tracked(*loader.recall(connection, row))
 
     def fork(self, id: str, new_id: str, at: str) -> Record | None:
         """A new session, of this owner's, that goes on from a stored one."""
         with self.database.writing() as connection:
-            found = trees.fork(connection, id, new_id, at, self.owner)
+            found = forks.fork(connection, id, new_id, at, self.owner)
         if found is None:
             return None
         self.open.add(new_id)
@@ -103,17 +103,17 @@ class Store:
     def copy(self, id: str, new_id: str) -> bool:
         """A new session, nobody's yet, that goes on from the end of a stored one; False when there is none."""
         with self.database.writing() as connection:
-            return trees.fork(connection, id, new_id) is not None
+            return forks.fork(connection, id, new_id) is not None
 
     def export(self, id: str, format: Any, path: Path) -> int | None:
         """Write a session to a file, with what looks like a secret masked; gives how often something was, None when
         there is no such session. Raises OSError."""
         from crow_persistence.export import export  # not above: few give sessions away
         from crow_persistence.export.redaction import MASK
-        from crow_persistence.export.story import Story
+        from crow_persistence.export.transcript import Story
 
         with self.database.reading() as connection:
-            if (row := reading.find_exactly(connection, id)) is None:
+            if (row := loader.find_exactly(connection, id)) is None:
                 return None
             made = export(Story.of(connection, row).redacted(), format)
         made.write(path)
@@ -127,7 +127,7 @@ class Store:
     def listing(self, cwd: str, cursor: str, limit: int) -> Page:
         """A part of the list of sessions. Raises ValueError for a foreign cursor."""
         with self.database.reading() as connection:
-            return reading.listing(connection, cwd, cursor, limit)
+            return loader.listing(connection, cwd, cursor, limit)
 
     def search(self, words: str, cwd: str, limit: int) -> list[dict[str, Any]]:
         """The best matches among what was said in a folder ("" for all), as a client is told them."""
@@ -149,7 +149,7 @@ class Store:
     def delete(self, id: str) -> None:
         """Forget a session."""
         with self.database.writing() as connection:
-            trees.delete(connection, id, self.owner)
+            forks.delete(connection, id, self.owner)
 
     def end(self, session: Session, secrets: Collection[str] = ()) -> None:
         """Write what is left of a session to be written, and let others open it."""

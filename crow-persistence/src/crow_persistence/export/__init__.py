@@ -9,7 +9,7 @@ from crow_persistence.export.atif import atif
 from crow_persistence.export.html import html
 from crow_persistence.export.jsonl import jsonl
 from crow_persistence.export.markdown import markdown
-from crow_persistence.export.story import Story
+from crow_persistence.export.transcript import Story
 
 Format = Literal["markdown", "jsonl", "html", "atif"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import crow_core
 from crow_core.messages import Message, ToolUse, parse_arguments, to_parts
 
-from crow_persistence.export.story import Story, address_of, caption, embedded
+from crow_persistence.export.transcript import Story, address_of, caption, embedded
 
 VERSION = "ATIF-v1.8"
 

@@ -4,7 +4,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from crow_persistence.export.story import Story, caption, embedded, in_words
+from crow_persistence.export.transcript import Story, caption, embedded, in_words
 
 
 def html(story: Story) -> str:

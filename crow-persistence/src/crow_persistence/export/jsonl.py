@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from crow_persistence.export.story import Story
+from crow_persistence.export.transcript import Story
 
 VERSION = 1
 """Of this format."""

@@ -4,7 +4,7 @@ import re
 
 from crow_core.text import fence
 
-from crow_persistence.export.story import Part, Story, Use, caption
+from crow_persistence.export.transcript import Part, Story, Use, caption
 
 
 def markdown(story: Story) -> str:

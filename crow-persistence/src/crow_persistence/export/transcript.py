@@ -14,7 +14,7 @@ from crow_core.messages import Message, ToolUse, parse_arguments, to_parts
 from crow_core.store import Record, Summary
 from sqlalchemy import Connection, Row, select
 
-from crow_persistence import blobs, reading, requests
+from crow_persistence import blobs, loader, requests
 from crow_persistence.export.redaction import redact, redacted
 from crow_persistence.tables import messages
 
@@ -81,7 +81,7 @@ class Story:
     @classmethod
     def of(cls, connection: Connection, row: Row[Any]) -> "Story":
         """The story of a row of `sessions`."""
-        record, track = reading.recall(connection, row)
+        record, track = loader.recall(connection, row)
         written: dict[int, int] = {}
         for rows in blobs.parts(track.rows):
             times = select(messages.c.id, messages.c.at).where(messages.c.id.in_(rows))
@@ -89,7 +89,7 @@ class Story:
         ids = (entry.get("crow", {}).get("id", "") for entry in record.log)
         at = {id: written.get(row, 0) for id, row in zip(ids, track.rows, strict=False)}
         calls = [told(call) for call in requests.listing(connection, row.number)]
-        return cls(reading.summary(row), record, calls[::-1], at)
+        return cls(loader.summary(row), record, calls[::-1], at)
 
     def redacted(self) -> "Story":
         """The same with what looks like a secret masked."""
@@ -162,7 +162,7 @@ class Story:
 def told(call: Row[Any]) -> dict[str, Any]:
     """What is of use elsewhere of a row of `requests.listing`."""
     values = {name: getattr(call, name) for name in TOLD}
-    return values | {name: reading.lenient(values[name] or "", {}) for name in ("usage", "sampling")}
+    return values | {name: loader.lenient(values[name] or "", {}) for name in ("usage", "sampling")}
 
 
 def noted(marker: Message) -> str:

@@ -11,7 +11,8 @@ from sqlalchemy import delete as deletion
 
 from crow_persistence import blobs, leases, search
 from crow_persistence.entries import decode, names
-from crow_persistence.reading import Track, find_exactly, recall
+from crow_persistence.loader import find_exactly, recall
+from crow_persistence.progress import Track
 from crow_persistence.tables import calls, drafts, links, messages, renders, sessions
 
 

@@ -13,7 +13,7 @@ from crow_core.messages import Message, view
 from crow_core.session import Session
 from crow_core.store import Page
 from crow_core.testing import Reply, ScriptedModel
-from crow_persistence import checks, reading, trees
+from crow_persistence import checks, forks, loader
 from crow_persistence.database import Database
 from crow_persistence.entries import pack
 from crow_persistence.extension import persistence
@@ -73,7 +73,7 @@ def said(log: list[Message]) -> list[Any]:
 def stored(database: Database, id: str) -> list[Message]:
     """The log as anybody can read it."""
     with database.reading() as connection:
-        record = reading.load(connection, reading.find(connection, id))
+        record = loader.load(connection, loader.find(connection, id))
     assert not record.damage
     return record.log
 
@@ -132,7 +132,7 @@ async def test_a_fork_has_what_was_said_of_a_reply_that_never_ended(database: Da
         half: Message = {"role": "assistant", "content": "half a rep", "crow": {"id": "0"}}
         with database.writing() as connection:
             connection.execute(insert(drafts).values(session=1, at=0, body=pack(half).body))
-            trees.fork(connection, first.id, "f" * 32)
+            forks.fork(connection, first.id, "f" * 32)
         whole = stored(database, "f" * 32)
         assert whole[:-1] == first.log
         assert whole[-1] == {**half, "crow": {"id": "0", "cut": "interrupted"}}

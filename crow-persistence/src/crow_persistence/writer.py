@@ -11,9 +11,10 @@ from crow_core.messages import Message
 from crow_core.session import Session
 from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select, update
 
-from crow_persistence import audit, blobs, leases, prompts, reading, search
+from crow_persistence import audit, blobs, leases, loader, prompts, search
 from crow_persistence.entries import encode, pack, plain
-from crow_persistence.reading import Track, id_of
+from crow_persistence.loader import id_of
+from crow_persistence.progress import Track
 from crow_persistence.tables import drafts, links, messages, sessions
 
 BEGIN = insert(sessions).values(beat=leases.Clock())
@@ -180,7 +181,7 @@ def catch_up(connection: Connection, track: Track, session: Session) -> None:
         return
     if row.deleted is not None or row.owner != track.owner:
         raise lost(connection, session.id, track)
-    known = reading.rows_by_entry(connection, row)
+    known = loader.rows_by_entry(connection, row)
     stored = takewhile(bool, (known.get(id_of(entry), 0) for entry in session.log))
-    track.number, track.head, track.options = row.number, row.head, reading.options_of(row)
+    track.number, track.head, track.options = row.number, row.head, loader.options_of(row)
     track.rows[:], track.trail = stored, None

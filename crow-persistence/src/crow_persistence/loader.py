@@ -4,38 +4,19 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as NoBase64
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from crow_core.errors import StoreError
 from crow_core.messages import Message, settle
 from crow_core.store import Page, Record, Summary
-from sqlalchemy import Connection, Engine, Row, func, select, tuple_
+from sqlalchemy import Connection, Row, func, select, tuple_
 
 from crow_persistence import blobs, tables
 from crow_persistence.entries import Damaged, decode, names, plain, unpack
-from crow_persistence.requests import Trail
+from crow_persistence.progress import Track
 from crow_persistence.tables import drafts, messages, prompts, renders, sessions
 
 CHECK = "crow db check says what is wrong"
-
-
-@dataclass
-class Track:
-    """How far a session is written down."""
-
-    owner: str = ""
-    """Whose lease it is written under; see `leases`."""
-    number: int = 0
-    """Of the `sessions` row; 0 until there is one."""
-    head: int | None = None
-    """The `messages` row behind which the next entry goes."""
-    rows: list[int] = field(default_factory=list[int])
-    """The `messages` rows of the log's first entries, in order; what follows in the log is still to be written."""
-    options: dict[str, str] = field(default_factory=dict[str, str])
-    engine: Engine | None = None
-    """Of the database in which these rows are; None when a write failed, and what it left must be looked at first."""
-    trail: Trail | None = None
 
 
 def find(connection: Connection, prefix: str) -> "Row[Any]":
