@@ -116,7 +116,7 @@ async def load(database: Database, editor: Editor, crow: Crow, store: Store) -> 
     await crow.close(session)
 
     def ours() -> None:
-        row = store.take(id)
+        row = store.acquire(id)
         assert row is not None
         assert len(store.load(row).log) == LONG
         store.release(id)
@@ -137,7 +137,7 @@ def listing(database: Database, store: Store) -> None:
         {"id": uuid4().hex, "cwd": f"/folder{n % 20}", "title": some_text()[:60], "created": n, "updated": n}
         for n in range(MANY)
     ]
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         connection.execute(insert(sessions).values(roots="[]", options="{}"), rows)
     columns = "SELECT id, cwd, roots, title, created, updated FROM sessions WHERE deleted IS NULL"
     order = "ORDER BY updated DESC, number DESC LIMIT 50"
@@ -149,7 +149,7 @@ def listing(database: Database, store: Store) -> None:
                 connection.rollback()
 
             def ours(cwd: str = cwd) -> None:
-                assert len(store.listing(cwd, "", 50).sessions) == 50
+                assert len(store.list_sessions(cwd, "", 50).sessions) == 50
 
             show(f"list 50 of {MANY:,} sessions{where}", milliseconds(ours, 50), milliseconds(bare, 50))
 
@@ -220,7 +220,7 @@ async def start(url: str) -> None:
 
 
 async def report(database: Database) -> None:
-    with database.reading():
+    with database.begin_read():
         pass  # makes its tables
     print(f"{'':44} {'database':>11} {'JSON':>11}")
     await growth(database)

@@ -86,22 +86,22 @@ def fill(database: Database, rows: int) -> int:
             for id, entry in entries
         ]
         size += sum(len(encode(entry).encode()) for _, entry in entries)
-        with database.writing() as connection:
+        with database.begin_write() as connection:
             connection.execute(insert(sessions).values(**session, roots="[]", options="{}", created=number))
             connection.execute(insert(messages), bodies)
-            search.index(connection, number, cwd, entries)
+            search.index_entries(connection, number, cwd, entries)
     return size
 
 
 def sizes(database: Database) -> tuple[int, int]:
     """Bytes of the whole database, and of the index in it."""
     if database.file:
-        with database.reading() as connection:
+        with database.begin_read() as connection:
             pages = text("SELECT sum(length(block)) FROM search_data")
             index = connection.execute(pages).scalar_one()
         database.close()  # what is in the log beside it goes into the file
         return database.file.stat().st_size, index
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         whole = connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one()
         return whole, connection.execute(text("SELECT pg_total_relation_size('search')")).scalar_one()
 
@@ -111,7 +111,7 @@ def milliseconds(database: Database, words: str, **where: Any) -> tuple[float, i
     times: list[float] = []
     hits = 0
     for _ in range(8):
-        with database.reading() as connection:
+        with database.begin_read() as connection:
             begun = perf_counter()
             hits = len(search.search(connection, words, **where))
             times.append((perf_counter() - begun) * 1e3)
@@ -121,16 +121,16 @@ def milliseconds(database: Database, words: str, **where: Any) -> tuple[float, i
 def commits(database: Database, rows: int) -> tuple[float, float]:
     """Milliseconds to commit a message, the median: without the index, and with it."""
     times: tuple[list[float], list[float]] = [], []
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         cwd: str = connection.execute(text("SELECT cwd FROM sessions WHERE number = 1")).scalar_one()
     for n in range(1000):
         entry, id = some_entry(n), rows + 1 + n
         row = {"id": id, "session": 1, "at": id, "kind": entry.get("role"), "body": encode(entry)}
         begun = perf_counter()
-        with database.writing() as connection:
+        with database.begin_write() as connection:
             connection.execute(insert(messages), row)
             if n % 2:
-                search.index(connection, 1, cwd, [(id, entry)])
+                search.index_entries(connection, 1, cwd, [(id, entry)])
         times[n % 2].append((perf_counter() - begun) * 1e3)
     return median(times[0]), median(times[1])
 

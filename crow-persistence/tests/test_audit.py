@@ -18,7 +18,7 @@ from crow_core.mcp.server import Server
 from crow_core.messages import Message
 from crow_core.testing import Reply, ScriptedModel, ToolCall, connect
 from crow_persistence import audit
-from crow_persistence.audit import anchor, announce, listing, record, verify
+from crow_persistence.audit import anchor, announce, list_decisions, record, verify
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.tables import decisions
@@ -43,7 +43,7 @@ def write(database: Database, entries: list[Message], session: str = "s" * 32, a
 
 def begin(database: Database, entries: list[Message], session: str = "s" * 32, at: int = 1000) -> bool:
     """The same by a process that is killed when it is committed."""
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         before = record(connection, session, entries, at)
         if before:
             announce(connection, database, before)
@@ -51,16 +51,16 @@ def begin(database: Database, entries: list[Message], session: str = "s" * 32, a
 
 
 def rows(database: Database) -> list[dict[str, Any]]:
-    with database.reading() as connection:
-        return listing(connection)[::-1]
+    with database.begin_read() as connection:
+        return list_decisions(connection)[::-1]
 
 
 def forge(database: Database, number: int, **values: Any) -> None:
     """Change a row, and its hash so that it fits."""
     here = decisions.c.number == number
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         row = {**connection.execute(select(decisions).where(here)).mappings().one(), **values}
-        connection.execute(update(decisions).where(here).values({**row, "hash": audit.hash_of(row)}))
+        connection.execute(update(decisions).where(here).values({**row, "hash": audit.hash_row(row)}))
 
 
 @pytest.fixture
@@ -133,9 +133,9 @@ def test_databases_in_one_folder_have_a_head_each(chain: Database, tmp_path: Pat
     other.close()
 
 
-@pytest.mark.parametrize("column", [*audit.HASHED[1:], "hash"])
+@pytest.mark.parametrize("column", [*audit.HASHED_COLUMNS[1:], "hash"])
 def test_a_changed_value_is_found_whatever_the_column(chain: Database, column: str):
-    with chain.writing() as connection:
+    with chain.begin_write() as connection:
         changed: Any = 1 if column == "at" else "0"
         connection.execute(update(decisions).where(decisions.c.number == 3).values({column: changed}))
     assert "Decision 3 was changed or moved after it was written." in verify(chain)
@@ -155,9 +155,9 @@ def test_a_changed_last_row_with_a_new_hash_does_not_fit_the_file(chain: Databas
 
 def test_a_chain_written_anew_does_not_fit_the_file(chain: Database):
     old = rows(chain)
-    with chain.writing() as connection:
+    with chain.begin_write() as connection:
         connection.execute(delete(decisions))
-        audit.lengthen(connection, [{**row, "by": "nobody"} for row in old])
+        audit.append_rows(connection, [{**row, "by": "nobody"} for row in old])
     (complaint,) = verify(chain)
     assert complaint.startswith("Decision 6 is not the one that")
     write(chain, [decision("more")])  # does not make it good
@@ -173,7 +173,7 @@ def test_a_chain_written_anew_does_not_fit_the_file(chain: Database):
     ],
 )
 def test_removed_rows_are_named(chain: Database, gone: list[int], said: str):
-    with chain.writing() as connection:
+    with chain.begin_write() as connection:
         connection.execute(delete(decisions).where(decisions.c.number.in_(gone)))
     assert verify(chain) == [said]
 
@@ -182,7 +182,7 @@ def test_removed_rows_are_named(chain: Database, gone: list[int], said: str):
     ("left", "said"), [(5, "Decision 6 was"), (4, "Decisions 5 to 6 were"), (0, "Decisions 1 to 6 were")]
 )
 def test_a_tail_cut_off_is_named_by_the_file(chain: Database, tmp_path: Path, left: int, said: str):
-    with chain.writing() as connection:
+    with chain.begin_write() as connection:
         connection.execute(delete(decisions).where(decisions.c.number > left))
     why = "a power cut or an older copy of the database does that, too"
     complaint = f"{said} removed from the end, as {tmp_path / 'audit.head'} tells ({why})."
@@ -192,7 +192,7 @@ def test_a_tail_cut_off_is_named_by_the_file(chain: Database, tmp_path: Path, le
 
 
 def test_a_removed_row_is_found_when_those_behind_it_move_up(chain: Database):
-    with chain.writing() as connection:
+    with chain.begin_write() as connection:
         connection.execute(delete(decisions).where(decisions.c.number == 3))
         for number in (4, 5, 6):
             connection.execute(update(decisions).where(decisions.c.number == number).values(number=number - 1))
@@ -202,7 +202,7 @@ def test_a_removed_row_is_found_when_those_behind_it_move_up(chain: Database):
 
 
 def test_rows_in_another_order_are_found(chain: Database):
-    with chain.writing() as connection:
+    with chain.begin_write() as connection:
         for old, new in ((2, 100), (5, 2), (100, 5)):
             connection.execute(update(decisions).where(decisions.c.number == old).values(number=new))
     found = verify(chain)
@@ -210,35 +210,35 @@ def test_rows_in_another_order_are_found(chain: Database):
 
 
 def test_a_row_put_in_between_is_found(chain: Database):
-    with chain.writing() as connection:
+    with chain.begin_write() as connection:
         for number in (6, 5, 4):
             connection.execute(update(decisions).where(decisions.c.number == number).values(number=number + 1))
         row = dict(connection.execute(select(decisions).where(decisions.c.number == 3)).mappings().one())
         row |= {"number": 4, "call": "forged", "previous": row["hash"]}
-        connection.execute(insert(decisions), {**row, "hash": audit.hash_of(row)})
+        connection.execute(insert(decisions), {**row, "hash": audit.hash_row(row)})
     found = verify(chain)
     assert "Decision 5 does not follow the one before: one of the two was replaced." in found
     assert "Decision 5 was changed or moved after it was written." in found
 
 
 def test_a_row_put_before_the_first_is_found(chain: Database):
-    with chain.writing() as connection:
+    with chain.begin_write() as connection:
         row = dict(connection.execute(select(decisions).where(decisions.c.number == 1)).mappings().one()) | {
             "number": 0
         }
-        connection.execute(insert(decisions), {**row, "hash": audit.hash_of(row)})
+        connection.execute(insert(decisions), {**row, "hash": audit.hash_row(row)})
     assert verify(chain) == ["Decision 0 was put in by hand: they count from 1."]
 
 
 def test_a_row_put_at_the_end_is_found(chain: Database, tmp_path: Path):
-    with chain.writing() as connection:
+    with chain.begin_write() as connection:
         record(connection, "s" * 32, [decision("forged")], 3000)
     why = "a crow that keeps another such file wrote them, or somebody put them in"
     assert verify(chain) == [f"Decision 7 was not in {tmp_path / 'audit.head'}: {why}."]
 
 
 def test_a_file_that_is_behind_catches_up_with_the_next_decision(chain: Database):
-    with chain.writing() as connection:
+    with chain.begin_write() as connection:
         record(connection, "s" * 32, [decision("call_8")], 3000)  # as on another machine
     assert len(verify(chain)) == 1
     write(chain, [answer("call_8")])
@@ -250,14 +250,14 @@ def test_a_process_that_is_killed_behind_the_commit_leaves_nothing_that_looks_fo
     assert verify(chain) == []
     begin(chain, [answer("call_8")])  # by another, killed as well
     assert verify(chain) == []
-    with chain.writing() as connection:
+    with chain.begin_write() as connection:
         connection.execute(delete(decisions).where(decisions.c.number > 6))
     assert len(verify(chain)) == 1
 
 
 def test_a_process_that_is_killed_before_the_commit_leaves_nothing_that_looks_forged(chain: Database):
     def be_killed() -> None:
-        with chain.writing() as connection:
+        with chain.begin_write() as connection:
             before = record(connection, "s" * 32, [decision("call_8")], 3000)
             assert before
             announce(connection, chain, before)
@@ -279,7 +279,7 @@ def test_what_was_not_announced_is_found_behind_what_was(chain: Database):
 
 
 def test_who_notes_the_end_leaves_what_another_has_announced(chain: Database):
-    with chain.writing() as connection:
+    with chain.begin_write() as connection:
         before = record(connection, "s" * 32, [decision("call_8")], 3000)
         assert before
         announce(connection, chain, before)
@@ -298,8 +298,8 @@ def test_a_missing_file_is_told_and_begun_anew_with_the_next_decision(chain: Dat
 
 def test_an_empty_database_without_a_file_is_well(database: Database):
     assert verify(database) == []
-    with database.reading() as connection:
-        assert listing(connection) == []
+    with database.begin_read() as connection:
+        assert list_decisions(connection) == []
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff", b"[1]", b'{"a": {"count": "x"}}'])
@@ -323,7 +323,7 @@ def test_a_file_that_cannot_be_written_is_one_sentence(database: Database, tmp_p
 def test_bytes_where_text_belongs_are_a_change_like_any_other(tmp_path: Path):
     database = Database(f"sqlite:///{tmp_path / 'crow.db'}", tmp_path)  # PostgreSQL keeps a column's type
     write(database, [decision("call_1"), decision("call_2")])
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         connection.execute(text("UPDATE decisions SET by = x'ff00', at = 'noon' WHERE number = 1"))
     assert verify(database) == ["Decision 1 was changed or moved after it was written."]
     database.close()
@@ -332,10 +332,10 @@ def test_bytes_where_text_belongs_are_a_change_like_any_other(tmp_path: Path):
 def test_the_list_is_newest_first_and_of_the_sessions_asked_for(database: Database):
     for n in range(4):
         write(database, [decision(f"call_{n}")], session=f"{n % 2}_session")
-    with database.reading() as connection:
-        assert [row["call"] for row in listing(connection, limit=3)] == ["call_3", "call_2", "call_1"]
-        assert [row["call"] for row in listing(connection, "1")] == ["call_3", "call_1"]
-        assert listing(connection, "%") == listing(connection, "1session") == []
+    with database.begin_read() as connection:
+        assert [row["call"] for row in list_decisions(connection, limit=3)] == ["call_3", "call_2", "call_1"]
+        assert [row["call"] for row in list_decisions(connection, "1")] == ["call_3", "call_1"]
+        assert list_decisions(connection, "%") == list_decisions(connection, "1session") == []
 
 
 @pytest.mark.anyio
@@ -384,7 +384,7 @@ for n in range(int(times)):
     call = f"{name}_{n}"
     notes = {"kind": "decision", "call": call, "tool": "terminal", "is": "allow", "by": "the user", "scope": "once"}
     for entry in ({"crow": notes}, {"role": "tool", "tool_call_id": call, "content": "done"}):
-        with database.writing() as connection:
+        with database.begin_write() as connection:
             announce(connection, database, record(connection, name, [entry], n))
         anchor(database)
 database.close()
@@ -398,8 +398,8 @@ async def test_four_processes_write_one_chain(database: Database, tmp_path: Path
     commands = [[sys.executable, "-c", PROCESS, url, str(tmp_path), f"process_{n}", "15"] for n in range(4)]
     processes = [await asyncio.create_subprocess_exec(*command, env=os.environ) for command in commands]
     assert [await process.wait() for process in processes] == [0] * 4
-    with database.reading() as connection:
-        found = listing(connection, limit=1000)
+    with database.begin_read() as connection:
+        found = list_decisions(connection, limit=1000)
     assert [row["number"] for row in found] == list(range(121, 0, -1))
     for n in range(4):
         kinds = [(row["call"], row["kind"]) for row in found[::-1] if row["session"] == f"process_{n}"]

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 from crow_persistence import audit
 from crow_persistence.checks import check
-from crow_persistence.database import HEAD, Database
+from crow_persistence.database import LATEST_REVISION, Database
 from sqlalchemy import create_engine, text
 
 HASH, ID = r"\w{64}", r"\w{32}"
@@ -42,7 +42,7 @@ DAMAGE = {
     ),
     "a tip that is not there": (
         ["UPDATE sessions SET head = 99 WHERE number = 1"],
-        [rf"Session {ID}: its tip, row 99 of messages, is not there\."],
+        [rf"Session {ID}: its head, row 99 of messages, is not there\."],
     ),
     "options that are no JSON": (
         ["UPDATE sessions SET options = '[]' WHERE number = 1"],
@@ -121,7 +121,7 @@ DAMAGE = {
     ),
     "a request like one that is not there": (
         [f"UPDATE calls SET before = 'gone' WHERE started = {LAST_CALL}"],
-        [rf"Row {ID} of calls: it begins like call gone, which is not there\."],
+        [rf"Row {ID} of calls: it begins like model call gone, which is not there\."],
     ),
     "a message that is not in the index": (
         [SAID],
@@ -137,7 +137,7 @@ DAMAGE = {
 @pytest.fixture
 def filled(database: Database, earlier: Callable[[str], None]) -> Database:
     """A database with rows in every table."""
-    earlier(HEAD)
+    earlier(LATEST_REVISION)
     audit.anchor(database)
     database.close()
     return database

@@ -26,15 +26,15 @@ def used(tmp_path: Path, earlier: Callable[[str], None], database: Database) -> 
 
 def read_all(database: Database) -> None:
     """Everything that anybody reads of it. Raises StoreError."""
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         for row in connection.execute(select(sessions)):
             with suppress(StoreError):
-                loader.load(connection, row)
+                loader.load_session(connection, row)
         for id in connection.scalars(select(calls.c.id)):
             with suppress(StoreError):
-                requests.body(connection, id)
-        loader.listing(connection, "", "", 100)
-        requests.listing(connection)
+                requests.rebuild_request(connection, id)
+        loader.list_sessions(connection, "", "", 100)
+        requests.list_model_calls(connection)
         search.search(connection, "the")
     check(database)
 

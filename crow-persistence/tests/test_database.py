@@ -19,12 +19,12 @@ from sqlalchemy import create_engine, func, insert, make_url, select, text
 
 
 def write(database: Database, hash: str, data: bytes = b"data") -> None:
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         connection.execute(insert(blobs).values(hash=hash, data=data))
 
 
 def written(database: Database) -> list[str]:
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         return list(connection.scalars(select(blobs.c.hash).order_by(blobs.c.hash)))
 
 
@@ -62,7 +62,7 @@ def test_what_is_written_is_read_back(database: Database) -> None:
 
 def test_a_block_that_fails_leaves_nothing_behind(database: Database) -> None:
     def fail() -> None:
-        with database.writing() as connection:
+        with database.begin_write() as connection:
             connection.execute(insert(blobs).values(hash="a", data=b""))
             connection.execute(text("CREATE TABLE more (number INTEGER)"))
             raise ZeroDivisionError
@@ -71,13 +71,13 @@ def test_a_block_that_fails_leaves_nothing_behind(database: Database) -> None:
         fail()
     write(database, "b")
     assert written(database) == ["b"]
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         connection.execute(text("CREATE TABLE more (number INTEGER)"))
 
 
 def test_who_reads_sees_one_state_while_another_writes(database: Database) -> None:
     write(database, "a")
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         assert connection.scalar(select(func.count()).select_from(blobs)) == 1
         write(database, "b")
         assert connection.scalar(select(func.count()).select_from(blobs)) == 1
@@ -85,7 +85,7 @@ def test_who_reads_sees_one_state_while_another_writes(database: Database) -> No
 
 
 def test_a_row_that_points_nowhere_is_refused_in_a_sentence_that_quotes_nothing(database: Database) -> None:
-    with pytest.raises(StoreError, match=r"(?i)foreign key") as error, database.writing() as connection:
+    with pytest.raises(StoreError, match=r"(?i)foreign key") as error, database.begin_write() as connection:
         connection.execute(insert(drafts).values(session=987654, at=0, body="confidential"))
     assert "confidential" not in str(error.value)
     assert "987654" not in str(error.value)
@@ -117,7 +117,7 @@ database = Database(url, Path(folder))
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(10):
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         connection.execute(insert(blobs).values(hash=name + str(number), data=b""))
 print("alembic" in sys.modules)
 database.close()
@@ -230,7 +230,7 @@ def test_a_connection_that_broke_between_two_uses_is_made_anew(postgres: str, tm
     assert written(database) == ["a"]
 
     def be_disconnected() -> None:
-        with database.writing() as connection:
+        with database.begin_write() as connection:
             connection.execute(insert(blobs).values(hash="b", data=b""))
             disconnect(postgres)
             connection.execute(insert(blobs).values(hash="c", data=b""))
@@ -287,16 +287,16 @@ def test_a_locked_file_is_waited_for_only_so_long(kind: str, tmp_path: Path, sql
 def test_who_waited_in_vain_has_waited_for_all_that_is_written_at_once(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LONG", 0.0)
-    monkeypatch.setattr(module, "SOON", 3600.0)
+    monkeypatch.setattr(module, "SLOW_FAILURE", 0.0)
+    monkeypatch.setattr(module, "FAIL_FAST_PERIOD", 3600.0)
 
     def patience() -> str:
         asked = "PRAGMA busy_timeout" if database.file else "SELECT current_setting('lock_timeout')"
-        with database.writing() as connection:
+        with database.begin_write() as connection:
             return str(connection.exec_driver_sql(asked).scalar_one())
 
     before = patience()
-    with pytest.raises(StoreError), database.writing() as connection:
+    with pytest.raises(StoreError), database.begin_write() as connection:
         connection.execute(text("INSERT INTO nothing VALUES (1)"))  # as if a lock had been waited for
     assert [patience(), patience()] == ["0" if database.file else "1ms", before]
 
@@ -304,7 +304,7 @@ def test_who_waited_in_vain_has_waited_for_all_that_is_written_at_once(
 def test_a_full_disk_is_told_and_it_works_again_when_there_is_room(sqlite: Callable[..., Database]) -> None:
     database = sqlite()
     write(database, "a")
-    with database.writing() as connection:  # this connection may not let the file grow any more
+    with database.begin_write() as connection:  # this connection may not let the file grow any more
         connection.exec_driver_sql("PRAGMA max_page_count = 1")
     with pytest.raises(StoreError, match=r"crow\.db cannot grow"):
         write(database, "b", bytes(100_000))
@@ -403,7 +403,7 @@ def test_another_programs_database_is_told_and_left_as_it_is(database: Database,
 
 def test_a_newer_crows_database_is_told_and_left_as_it_is(database: Database) -> None:
     write(database, "a")
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         revision = connection.scalar(text("SELECT version_num FROM alembic_version"))
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     database.close()
@@ -419,14 +419,14 @@ def test_a_newer_crows_database_is_told_and_left_as_it_is(database: Database) ->
 def test_a_deleted_file_is_told_once_and_a_new_one_is_begun(tmp_path: Path, sqlite: Callable[..., Database]) -> None:
     database = sqlite()
     write(database, "a")
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         engine = connection.engine
     (tmp_path / "crow.db").unlink()
     with pytest.raises(StoreError, match=r"crow\.db was moved, deleted or replaced.*Nothing was written"):
         write(database, "b")
     write(database, "c")
     assert written(database) == ["c"]
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         assert connection.engine is not engine
 
 
@@ -464,6 +464,6 @@ def test_two_processes_that_find_the_file_deleted_begin_one_new_one(
 
 def test_text_that_was_damaged_can_still_be_read(sqlite: Callable[..., Database]) -> None:
     database = sqlite()
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         connection.execute(text("INSERT INTO blobs VALUES (CAST(x'61ff62' AS TEXT), x'')"))
     assert written(database) == ["a\udcffb"]

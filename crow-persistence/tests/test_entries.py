@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from crow_core.messages import Message
-from crow_persistence.entries import BLOB, LARGE, Damaged, names, pack, unpack
+from crow_persistence.entries import BLOB_PREFIX, MIN_BLOB_LENGTH, DamagedEntry, find_blobs, pack, unpack
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +13,7 @@ any_text = st.text(st.characters(exclude_categories=[]))  # also halves of surro
 odd_text = st.one_of(
     any_text,
     st.sampled_from(["", "blob:", "blob:" + "0" * 64, '"blob:', "\0", "\udc80", "\\", '"']),
-    any_text.map(lambda text: (text or "x") * LARGE),
+    any_text.map(lambda text: (text or "x") * MIN_BLOB_LENGTH),
 )
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), odd_text)
 values = st.recursive(
@@ -50,18 +50,22 @@ markers = st.builds(
 def test_every_entry_comes_back_as_it_was(entry: Any):
     row = pack(entry)
     assert unpack(row.kind, row.body, row.blobs) == entry
-    assert set(row.blobs) <= names(row.body)
+    assert set(row.blobs) <= find_blobs(row.body)
     row.body.encode()  # every database takes it
     assert "\0" not in row.body
 
 
 def test_what_is_large_and_not_said_is_kept_apart():
-    image, old, base64 = "data:image/png;base64," + "A" * LARGE, "old\n" * LARGE, "B" * LARGE
+    image, old, base64 = (
+        "data:image/png;base64," + "A" * MIN_BLOB_LENGTH,
+        "old\n" * MIN_BLOB_LENGTH,
+        "B" * MIN_BLOB_LENGTH,
+    )
     entries: list[Message] = [
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": image}}]},
         {"role": "user", "content": "[attached]", "crow": {"blocks": [{"type": "audio", "data": base64}]}},
         {"role": "tool", "content": "ok", "crow": {"changes": [{"path": "/a", "old": old, "new": "short"}]}},
-        {"crow": {"kind": "tools", "schemas": [{"function": {"description": "x" * LARGE}}]}},
+        {"crow": {"kind": "tools", "schemas": [{"function": {"description": "x" * MIN_BLOB_LENGTH}}]}},
     ]
     rows = [pack(entry) for entry in entries]
     assert [row.kind for row in rows] == ["user", "user", "tool", "tools"]
@@ -73,7 +77,7 @@ def test_what_is_large_and_not_said_is_kept_apart():
 
 
 def test_what_was_said_stays_in_the_body_however_long():
-    said = "word " * LARGE
+    said = "word " * MIN_BLOB_LENGTH
     row = pack({"role": "user", "content": [{"type": "text", "text": said}]})
     assert said in row.body
     assert not row.blobs
@@ -89,20 +93,20 @@ def test_of_a_render_the_body_keeps_what_names_it():
     "body", ["", "{", "[]", "null", '"text"', '{"crow": {"schemas": "{"}}', '{"crow": []}', "[" * 100_000]
 )
 def test_a_body_that_is_no_entry_is_named_damaged(body: str):
-    with pytest.raises(Damaged) as caught:
+    with pytest.raises(DamagedEntry) as caught:
         unpack("tools", body, {})
     assert caught.value.rest is None
 
 
 def test_where_an_attachment_is_lost_the_rest_of_its_message_is_not():
-    image, name = "data:image/png;base64," + "A" * LARGE, "b" * LARGE
+    image, name = "data:image/png;base64," + "A" * MIN_BLOB_LENGTH, "b" * MIN_BLOB_LENGTH
     parts = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": image}}]
     row = pack({"role": "user", "content": parts, "crow": {"id": "1", "blocks": [{"data": name}]}})
-    with pytest.raises(Damaged) as caught:
+    with pytest.raises(DamagedEntry) as caught:
         unpack(row.kind, row.body, {})
     rest = caught.value.rest
     assert rest is not None
     assert [part["type"] for part in rest.get("content") or [] if isinstance(part, dict)] == ["text", "text"]
     assert "Look:" in json.dumps(rest)
-    assert BLOB not in json.dumps(rest)
+    assert BLOB_PREFIX not in json.dumps(rest)
     assert rest.get("crow") == {"id": "1"}

@@ -11,8 +11,8 @@ import pytest
 from crow_core.messages import Message
 from crow_core.store import Record, Summary
 from crow_persistence.export import Format, export
-from crow_persistence.export.redaction import MASK, redact, redacted
-from crow_persistence.export.transcript import Story
+from crow_persistence.export.redaction import MASK, redact_data, redact_text
+from crow_persistence.export.transcript import Transcript
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -99,21 +99,21 @@ HARMLESS = [
 
 @pytest.mark.parametrize(("text", "secret"), SECRETS)
 def test_what_looks_like_a_secret_is_masked(text: str, secret: str):
-    masked = redact(text)
+    masked = redact_text(text)
     assert secret not in masked
     assert MASK in masked
-    assert redact(masked) == masked
+    assert redact_text(masked) == masked
 
 
 @pytest.mark.parametrize("text", HARMLESS)
 def test_what_only_speaks_of_secrets_stays_as_it_is(text: str):
-    assert redact(text) == text
+    assert redact_text(text) == text
 
 
 def test_source_code_stays_as_it_is():
     for path in Path(crow_core.__file__).parent.rglob("*.py"):
         text = path.read_text()
-        assert redact(text) == text, path
+        assert redact_text(text) == text, path
 
 
 noise = st.text(st.characters() | st.sampled_from("\"'\\\n`=: -_./@{}[]()&?+"), max_size=40)
@@ -123,9 +123,9 @@ noise = st.text(st.characters() | st.sampled_from("\"'\\\n`=: -_./@{}[]()&?+"), 
 @given(noise, st.sampled_from(SECRETS), noise)
 def test_a_secret_is_masked_wherever_it_stands(before: str, example: tuple[str, str], after: str):
     text, secret = example
-    masked = redact(f"{before}\n{text}\n{after}")
+    masked = redact_text(f"{before}\n{text}\n{after}")
     assert secret not in masked
-    assert redact(masked) == masked
+    assert redact_text(masked) == masked
 
 
 @CALMLY
@@ -140,30 +140,30 @@ def test_data_keep_their_shape_and_a_text_its_lines(value: Any, text: str):
             case _:
                 return type(value)
 
-    assert shape(redacted(value)) == shape(value)
+    assert shape(redact_data(value)) == shape(value)
     if "PRIVATE KEY" not in text:
-        assert redact(text).count("\n") == text.count("\n")
+        assert redact_text(text).count("\n") == text.count("\n")
 
 
 def test_the_arguments_of_a_call_stay_json_and_keys_say_what_is_secret():
     arguments = json.dumps({"command": 'login "a\\b"', "options": {"password": 'a"b\\', "token": KEY, "size": 3}})
-    masked = json.loads(redacted({"arguments": arguments})["arguments"])
+    masked = json.loads(redact_data({"arguments": arguments})["arguments"])
     assert masked == {"command": 'login "a\\b"', "options": {"password": MASK, "token": MASK, "size": 3}}
-    assert redacted({"arguments": '{ "a": 1 }'}) == {"arguments": '{ "a": 1 }'}
-    assert redacted({"arguments": f'{{"token": "{KEY}'}) != {"arguments": f'{{"token": "{KEY}'}
-    assert redacted({"image_url": {"url": PIXEL}}) == {"image_url": {"url": PIXEL}}
+    assert redact_data({"arguments": '{ "a": 1 }'}) == {"arguments": '{ "a": 1 }'}
+    assert redact_data({"arguments": f'{{"token": "{KEY}'}) != {"arguments": f'{{"token": "{KEY}'}
+    assert redact_data({"image_url": {"url": PIXEL}}) == {"image_url": {"url": PIXEL}}
 
 
 def call(id: str, name: str, arguments: str) -> Any:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def story(*log: Message, title: str = "A title", calls: list[dict[str, Any]] | None = None, **more: Any) -> Story:
+def story(*log: Message, title: str = "A title", calls: list[dict[str, Any]] | None = None, **more: Any) -> Transcript:
     for n, entry in enumerate(log):
         entry.setdefault("crow", {}).setdefault("id", f"{n:032x}")
     summary = Summary("5e55", "/home/me/project", ["/home/me/project"], title, 1_795_000_000_000, 1_795_000_060_000)
     record = Record("5e55", list(log), **{"options": {"model": "m"}, "system": "You are a crow.", **more})
-    return Story(summary, record, calls or [], {f"{0:032x}": 1_795_000_000_000})
+    return Transcript(summary, record, calls or [], {f"{0:032x}": 1_795_000_000_000})
 
 
 def asked(id: str, **more: Any) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def asked(id: str, **more: Any) -> dict[str, Any]:
     return {"id": id, "started": 1_795_000_001_000, **numbers, **words, **more}
 
 
-def worked() -> Story:
+def worked() -> Transcript:
     """A session with everything in it."""
     change = {"path": "/home/me/project/a.py", "old": "one\ntwo\n", "new": "one\n2\n", "before": "0", "after": "1"}
     return story(
@@ -417,7 +417,7 @@ def test_a_sound_is_in_every_export():
     page = is_harmless(export(told, "html").text)
     assert page.addresses.count(f"data:audio/wav;base64,{BEEP}") == 1
     assert "[audio: audio/wav, 44 bytes]" in export(told, "markdown").text
-    assert BEEP in export(told.redacted(), "jsonl").text
+    assert BEEP in export(told.redact(), "jsonl").text
     trajectory = json.loads(export(told, "atif").text)
     assert trajectory["steps"][-1]["message"] == "Listen:\n\n[audio: audio/wav, 44 bytes]"
 
@@ -480,7 +480,7 @@ def logs(draw: st.DrawFn) -> list[Message]:
 @given(logs(), texts, st.none() | texts, st.booleans())
 def test_whatever_was_said_every_export_is_sound(log: list[Message], title: str, system: str | None, masks: bool):
     told = story(*log, title=title, system=system)
-    told = told.redacted() if masks else told
+    told = told.redact() if masks else told
     exports = {format: export(told, format) for format in FORMATS}
     for one in exports.values():
         one.text.encode()
@@ -515,7 +515,7 @@ def test_no_export_gives_a_secret_away_unless_it_is_told_to(format: Format):
         calls=[asked("x", error=f"{secret} was refused")],
     )
     assert KEY in export(told, format).text
-    assert KEY not in export(told.redacted(), format).text
+    assert KEY not in export(told.redact(), format).text
 
 
 def test_what_a_tool_printed_cannot_leave_its_fence():

@@ -72,15 +72,15 @@ def said(log: list[Message]) -> list[Any]:
 
 def stored(database: Database, id: str) -> list[Message]:
     """The log as anybody can read it."""
-    with database.reading() as connection:
-        record = loader.load(connection, loader.find(connection, id))
+    with database.begin_read() as connection:
+        record = loader.load_session(connection, loader.find_session(connection, id))
     assert not record.damage
     return record.log
 
 
 def count(database: Database) -> dict[str, int]:
     """How many rows are in each table."""
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         tables = metadata.sorted_tables
         return {table.name: connection.scalar(select(func.count()).select_from(table)) or 0 for table in tables}
 
@@ -130,7 +130,7 @@ async def test_a_fork_has_what_was_said_of_a_reply_that_never_ended(database: Da
     async with app(database) as crow:
         first = await talk(crow, "one")
         half: Message = {"role": "assistant", "content": "half a rep", "crow": {"id": "0"}}
-        with database.writing() as connection:
+        with database.begin_write() as connection:
             connection.execute(insert(drafts).values(session=1, at=0, body=pack(half).body))
             forks.fork(connection, first.id, "f" * 32)
         whole = stored(database, "f" * 32)
@@ -154,7 +154,7 @@ async def test_forks_of_forks_share_what_they_have_in_common(database: Database)
         await say(crow, fourth, "four")
         assert said(stored(database, third.id)) == ["one", "two", "three"]
         assert said(stored(database, fourth.id)) == ["one", "four"]
-        with database.reading() as connection:
+        with database.begin_read() as connection:
             bodies = connection.scalars(select(messages.c.body).where(messages.c.kind == "user")).all()
         assert len(bodies) == 4
 
@@ -170,7 +170,7 @@ async def test_what_was_rewound_is_not_on_the_path_and_not_lost(database: Databa
         session.rewind("")
         await say(crow, session, "six")
         assert said(stored(database, session.id)) == ["six"]
-        with database.reading() as connection:
+        with database.begin_read() as connection:
             assert [hit.snippet for hit in search(connection, "two") if hit.kind == "user"] == ["⟦two⟧"]
     async with app(database) as crow:
         again = await crow.load(Nobody(), session.id, "/")
@@ -194,7 +194,7 @@ async def test_a_deleted_session_is_gone_but_for_its_tombstone(database: Databas
         assert await crow.list_sessions.run("", "", 9) == Page([])
     left = {name: number for name, number in count(database).items() if number}
     assert left == {"sessions": 1, "prompts": 1, "decisions": 1}
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         tomb = connection.execute(select(sessions)).one()
         assert (tomb.id, tomb.title, tomb.cwd, tomb.roots, tomb.options) == (session.id, None, "", "[]", "{}")
         assert tomb.deleted
@@ -209,7 +209,7 @@ async def test_a_fork_keeps_what_it_uses_of_a_deleted_session(database: Database
         await crow.delete(first.id)
         assert stored(database, fork.id) == fork.log
         assert said(fork.log) == ["one", "two", "four"]
-        with database.reading() as connection:
+        with database.begin_read() as connection:
             assert "three" not in str(connection.scalars(select(messages.c.body)).all())
         await say(crow, fork, "five")
         assert stored(database, fork.id) == fork.log

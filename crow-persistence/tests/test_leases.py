@@ -69,20 +69,20 @@ async def load(crow: Crow, id: str) -> Session:
 
 
 def said(database: Database, id: str) -> list[Any]:
-    with database.reading() as connection:
-        record = loader.load(connection, loader.find(connection, id))
+    with database.begin_read() as connection:
+        record = loader.load_session(connection, loader.find_session(connection, id))
     return [message["content"] for message in view(record.log) if message["role"] == "user"]
 
 
 def change(database: Database, **values: Any) -> None:
     """Write into the only session's row."""
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         connection.execute(update(sessions).values(**values))
 
 
 def row(database: Database) -> Any:
     """The only session's."""
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         return connection.execute(select(sessions)).one()
 
 
@@ -121,7 +121,7 @@ def process() -> Iterator["subprocess.Popen[bytes]"]:
 
 
 async def test_a_process_that_was_killed_is_not_waited_for(database: Database, process: "subprocess.Popen[bytes]"):
-    owner = f"{leases.machine()}:{process.pid}:{leases.started(process.pid)}:0"
+    owner = f"{leases.machine_id()}:{process.pid}:{leases.process_start(process.pid)}:0"
     async with app(database) as crow:
         id = (await talk(crow, "one")).id
     async with app(database) as crow:
@@ -129,7 +129,7 @@ async def test_a_process_that_was_killed_is_not_waited_for(database: Database, p
         with pytest.raises(SessionBusy):
             await load(crow, id)
         process.kill()
-        while leases.started(process.pid) is not None:
+        while leases.process_start(process.pid) is not None:
             await asyncio.sleep(0)  # nobody has asked for its exit code yet: it is a zombie
         await load(crow, id)
 
@@ -142,7 +142,7 @@ async def test_an_owner_that_cannot_be_asked_counts_as_gone_after_a_while(databa
         change(database, owner=owner, beat=leases.now())
         with pytest.raises(SessionBusy, match=f"Session {id} is open in process"):
             await load(crow, id)
-        change(database, beat=leases.now() - 2 * leases.STALE)
+        change(database, beat=leases.now() - 2 * leases.LEASE_TIMEOUT)
         await load(crow, id)
 
 
@@ -159,8 +159,8 @@ async def test_a_machine_whose_clock_is_wrong_neither_takes_a_lease_over_nor_los
         mine = await talk(second, "two")
         fork = await second.fork(Nobody(), mine.id, "/")
         assert fork is not None
-        with database.reading() as connection:
-            now = connection.execute(select(leases.Clock())).scalar_one()
+        with database.begin_read() as connection:
+            now = connection.execute(select(leases.DatabaseClock())).scalar_one()
             beats = connection.scalars(select(sessions.c.beat)).all()
         assert len(beats) == 3
         assert all(abs(now - beat) < 10**8 for beat in beats if beat)
@@ -226,8 +226,8 @@ async def test_a_draft_is_not_written_under_a_lost_lease(database: Database):
         session = await talk(crow, "one")
         change(database, owner="another", beat=leases.now())
         with pytest.raises(StoreError, match="taken over"):
-            store.draft(session, {"role": "assistant", "content": "half a"})
-    with database.reading() as connection:
+            store.write_draft(session, {"role": "assistant", "content": "half a"})
+    with database.begin_read() as connection:
         assert connection.scalar(select(drafts.c.session)) is None
     store.database.close()
 
@@ -247,21 +247,21 @@ async def test_a_beating_heart_keeps_a_lease(database: Database):
     store, other = (Store(database.url.render_as_string(hide_password=False), database.folder) for _ in range(2))
     async with app(database) as crow:
         id = (await talk(crow, "one")).id
-    assert store.take(id)
+    assert store.acquire(id)
     change(database, beat=0)
-    store.beat()
+    store.send_heartbeat()
     with pytest.raises(SessionBusy):
-        other.take(id)
+        other.acquire(id)
     change(database, beat=0)
-    assert other.take(id)
-    store.beat()
+    assert other.acquire(id)
+    store.send_heartbeat()
     assert row(database).beat == 0 or row(database).owner == other.owner
     for each in (store, other):
         each.database.close()
 
 
 async def test_a_heart_beats_as_long_as_a_session_is_open(database: Database, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(extension, "BEAT", 0.01)
+    monkeypatch.setattr(extension, "HEARTBEAT_INTERVAL", 0.01)
     async with app(database) as crow:
         await talk(crow, "one")
         change(database, beat=0)
@@ -271,19 +271,21 @@ async def test_a_heart_beats_as_long_as_a_session_is_open(database: Database, mo
 
 
 def test_an_owner_that_hides_from_others_is_not_gone(monkeypatch: pytest.MonkeyPatch):
-    owner = leases.new_owner()
+    owner = leases.make_owner()
 
     def closed(path: Path) -> NoReturn:
         raise PermissionError
 
     monkeypatch.setattr(Path, "read_text", closed)
-    assert not leases.is_gone(owner)
+    assert not leases.has_ended(owner)
 
 
 def test_an_owner_is_this_process_and_no_other():
-    owner = leases.new_owner()
-    assert owner != leases.new_owner()
-    assert not leases.is_gone(owner)
-    assert leases.is_gone(owner.replace(f":{leases.started(os.getpid())}:", ":1:"))  # its id was given to another
-    assert leases.is_gone(f"{leases.machine()}:4194305:1:0")  # more than there can be
-    assert not leases.is_gone("elsewhere:4194305:1:0")
+    owner = leases.make_owner()
+    assert owner != leases.make_owner()
+    assert not leases.has_ended(owner)
+    assert leases.has_ended(
+        owner.replace(f":{leases.process_start(os.getpid())}:", ":1:")
+    )  # its id was given to another
+    assert leases.has_ended(f"{leases.machine_id()}:4194305:1:0")  # more than there can be
+    assert not leases.has_ended("elsewhere:4194305:1:0")

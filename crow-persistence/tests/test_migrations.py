@@ -16,7 +16,7 @@ from crow_core.errors import StoreError
 from crow_persistence import audit, loader, requests
 from crow_persistence import database as module
 from crow_persistence.checks import check
-from crow_persistence.database import HEAD, Database, revision
+from crow_persistence.database import LATEST_REVISION, Database, read_revision
 from crow_persistence.migrations import upgrade
 from crow_persistence.tables import calls, metadata, sessions
 from sqlalchemy import Connection, MetaData, create_engine, func, inspect, select
@@ -35,7 +35,7 @@ REVISIONS = [found.revision for found in script().walk_revisions()]
 
 def counted(database: Database) -> dict[str, int]:
     """How many rows each table has."""
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         return {
             name: connection.execute(select(func.count()).select_from(table)).scalar_one()
             for name, table in metadata.tables.items()
@@ -48,7 +48,7 @@ def ours(name: str | None, kind: str, parents: Any) -> bool:
 
 
 def test_the_revision_that_is_asked_for_is_the_last_one() -> None:
-    assert script().get_heads() == [HEAD]
+    assert script().get_heads() == [LATEST_REVISION]
 
 
 def test_the_migrations_make_the_tables_that_a_new_database_has(database: Database) -> None:
@@ -57,13 +57,13 @@ def test_the_migrations_make_the_tables_that_a_new_database_has(database: Databa
         upgrade(connection)
         context = MigrationContext.configure(connection, opts={"include_name": ours})
         assert compare_metadata(context, metadata) == []
-        assert revision(connection) == HEAD
+        assert read_revision(connection) == LATEST_REVISION
         migrated = shape(connection)
         every = reflected(connection)
         every.drop_all(connection, [table for name, table in every.tables.items() if not name.startswith("search_")])
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         assert shape(connection) == migrated
-        assert revision(connection) == HEAD
+        assert read_revision(connection) == LATEST_REVISION
     engine.dispose()
 
 
@@ -94,14 +94,14 @@ def test_a_database_of_every_revision_becomes_one_of_the_last(
     earlier(number)
     rows = counted(database)
     assert all(rows.values()), "a table is not tried out"
-    with database.reading() as connection:
-        assert revision(connection) == HEAD
+    with database.begin_read() as connection:
+        assert read_revision(connection) == LATEST_REVISION
         for row in connection.execute(select(sessions).where(sessions.c.deleted.is_(None))):
-            record = loader.load(connection, row)
+            record = loader.load_session(connection, row)
             assert record.log
             assert record.system
             assert not record.damage
-        assert all(requests.body(connection, id)[1] for id in connection.scalars(select(calls.c.id)))
+        assert all(requests.rebuild_request(connection, id)[1] for id in connection.scalars(select(calls.c.id)))
     audit.anchor(database)
     assert check(database) == []
 
@@ -109,10 +109,10 @@ def test_a_database_of_every_revision_becomes_one_of_the_last(
 def test_what_is_in_a_database_stays_in_a_copy_when_it_is_updated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: Callable[[str], None], database: Database
 ) -> None:
-    earlier(HEAD)
+    earlier(LATEST_REVISION)
     rows = counted(database)
     database.close()
-    monkeypatch.setattr(module, "HEAD", "9998")  # as the next crow has it
+    monkeypatch.setattr(module, "LATEST_REVISION", "9998")  # as the next crow has it
     assert counted(database) == rows
     copy = tmp_path / "crow.db.before-9998"
     if database.file:
@@ -131,7 +131,7 @@ def test_a_database_that_cannot_be_copied_is_not_updated(tmp_path: Path, monkeyp
     database.close()
     (tmp_path / "crow.db.before-9998").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(module, "HEAD", "9998")
+        patch.setattr(module, "LATEST_REVISION", "9998")
         with pytest.raises(StoreError, match=r"crow\.db must be updated and cannot be copied to .*before-9998"):
             counted(database)
     assert counted(database) == rows

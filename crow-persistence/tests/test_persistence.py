@@ -63,15 +63,15 @@ async def load(editor: Editor, id: str) -> None:
 
 def stored(database: Database, id: str) -> list[Message]:
     """The log as anybody can read it."""
-    with database.reading() as connection:
-        record = loader.load(connection, loader.find(connection, id))
+    with database.begin_read() as connection:
+        record = loader.load_session(connection, loader.find_session(connection, id))
     assert not record.damage
     return record.log
 
 
 def everything(database: Database) -> str:
     """All that is in all tables."""
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         rows = [tuple(row) for table in metadata.sorted_tables for row in connection.execute(select(table))]
     return str(rows)
 
@@ -210,7 +210,7 @@ async def test_a_killed_process_leaves_a_session_that_goes_on(database: Database
 
 def drafted(database: Database) -> str:
     """The reply that is being written down, as JSON."""
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         return connection.scalar(select(drafts.c.body)) or ""
 
 
@@ -263,7 +263,7 @@ async def test_a_turn_that_cannot_be_written_ends_and_is_written_when_it_can_be(
 
 
 def execute(database: Database, statements: dict[str, list[str]]) -> None:
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         for statement in statements[connection.dialect.name]:
             connection.exec_driver_sql(statement)
 
@@ -285,7 +285,7 @@ async def test_a_database_that_another_holds_ends_the_turn_with_its_name(tmp_pat
 
 
 async def test_a_session_whose_database_was_deleted_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(extension, "BEAT", 3600)  # or a heartbeat could be the first to find out
+    monkeypatch.setattr(extension, "HEARTBEAT_INTERVAL", 3600)  # or a heartbeat could be the first to find out
     database = Database(f"sqlite:///{tmp_path / 'crow.db'}")
     async with connect(crow := app(database)) as editor:
         id = (await editor.new_session("/")).session_id
@@ -304,21 +304,21 @@ async def test_a_call_is_never_written_down_as_that_of_a_session_in_another_file
     async with forgetful() as mine, forgetful() as foreign:
         for each, session in ((store, mine), (other, foreign)):
             session.append({"role": "user", "content": "one"})
-            each.append(session)
+            each.write_entries(session)
         other.database.close()
         for name in ("crow.db-wal", "crow.db-shm"):
             os.unlink(tmp_path / name)
         (tmp_path / "other.db").replace(tmp_path / "crow.db")
         with pytest.raises(StoreError, match="replaced"):
-            store.beat()  # hears of it, and nobody else does
+            store.send_heartbeat()  # hears of it, and nobody else does
         call = ModelCall(mine.model, {"messages": []})
-        store.call(mine, call)
-        with store.database.reading() as connection:
+        store.write_model_call(mine, call)
+        with store.database.begin_read() as connection:
             assert connection.scalars(select(calls.c.id)).all() == []
         mine.append({"role": "user", "content": "two"})
-        store.append(mine)
-        store.call(mine, call)
-        with store.database.reading() as connection:
+        store.write_entries(mine)
+        store.write_model_call(mine, call)
+        with store.database.begin_read() as connection:
             assert connection.scalar(select(sessions.c.id).join(calls)) == mine.id
     store.database.close()
 
@@ -329,8 +329,8 @@ class Deaf(Database):
     deaf = False
 
     @contextmanager
-    def writing(self) -> Generator[Connection]:
-        with super().writing() as connection:
+    def begin_write(self) -> Generator[Connection]:
+        with super().begin_write() as connection:
             yield connection
         if self.deaf:
             self.deaf = False
@@ -351,13 +351,13 @@ async def test_what_was_committed_is_not_written_twice_although_the_answer_was_l
     async with forgetful() as session:
         if not first:
             session.append({"role": "user", "content": "zero"})
-            store.append(session)
+            store.write_entries(session)
         deaf.deaf = True
         session.append({"role": "user", "content": "one"})
         with pytest.raises(StoreError):
-            store.append(session)
+            store.write_entries(session)
         session.append({"role": "user", "content": "two"})
-        store.append(session)
+        store.write_entries(session)
         assert stored(database, session.id) == session.log
     deaf.close()
 
@@ -370,8 +370,8 @@ async def test_a_session_that_was_opened_although_the_answer_was_lost_can_be_ope
     store.database = deaf = Deaf(url_of(database), database.folder)
     deaf.deaf = True
     with pytest.raises(StoreError):
-        store.take(id)
-    assert store.take(id)
+        store.acquire(id)
+    assert store.acquire(id)
     deaf.close()
 
 
@@ -381,7 +381,7 @@ async def test_five_thousand_messages_come_back(database: Database):
         for n in range(2500):
             session.append({"role": "user", "content": f"prompt {n}"})
             session.append({"role": "assistant", "content": f"reply {n}"})
-        store.append(session)
+        store.write_entries(session)
         assert stored(database, session.id) == session.log
     store.database.close()
 
@@ -407,7 +407,7 @@ async def test_an_image_is_stored_once(database: Database):
             id = (await editor.new_session("/")).session_id
             await editor.prompt(id, [IMAGE])
             await editor.prompt(id, [IMAGE])
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         images = [data for data in connection.scalars(select(blobs.c.data)) if IMAGE.data.encode() in data]
     assert len(images) == 1
 
@@ -435,7 +435,7 @@ async def test_what_is_left_of_a_damaged_session_is_restored_and_counted(databas
             await editor.prompt(id, words)
         log = first.sessions[id].log
     restored, total, statement = HARM[harm]
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         user = connection.scalars(select(messages.c.id).where(messages.c.kind == "user")).all()[1]
     damage(database, statement.replace("{user}", str(user)))
     async with connect(crow := app(database)) as editor:
@@ -457,7 +457,7 @@ def damage(database: Database, statement: str) -> None:
         with closing(sqlite3.connect(database.file, isolation_level=None)) as connection:
             connection.execute(statement)
         return
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
         connection.execute(text(statement.replace(":", "\\:")))
 
@@ -466,7 +466,7 @@ def add_sessions(database: Database, times: list[int], cwd: str = "/") -> list[s
     """Sessions that were last heard of then; gives their ids."""
     ids = [f"{time:08}{new_id()}" for time in times]
     nothing = {"cwd": cwd, "roots": "[]", "options": "{}", "created": 0}
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         rows = [{**nothing, "id": id, "updated": time} for id, time in zip(ids, times, strict=True)]
         connection.execute(sessions.insert(), rows)
     return ids
@@ -477,8 +477,8 @@ def pages(database: Database, cwd: str, limit: int, between: Callable[[], Any] =
     found: list[list[str]] = []
     cursor: str | None = ""
     while cursor is not None:
-        with database.reading() as connection:
-            page = loader.listing(connection, cwd, cursor, limit)
+        with database.begin_read() as connection:
+            page = loader.list_sessions(connection, cwd, cursor, limit)
         found.append([session.id for session in page.sessions])
         cursor = page.cursor
         between()
@@ -503,16 +503,16 @@ def test_sessions_that_are_added_meanwhile_shift_no_page(database: Database):
     "cursor", ["x", "4", "eA==", "MQ==", "é", "LTEgeA==", "OTk5OTk5OTk5OTk5OTk5OTk5OTkgMQ==", "\0"]
 )
 def test_a_cursor_that_no_list_gave_is_refused(database: Database, cursor: str):
-    with database.reading() as connection, pytest.raises(ValueError, match="cursor"):
-        loader.listing(connection, "", cursor, 5)
+    with database.begin_read() as connection, pytest.raises(ValueError, match="cursor"):
+        loader.list_sessions(connection, "", cursor, 5)
 
 
 def test_a_session_is_found_by_the_beginning_of_its_id(database: Database):
     one, two = add_sessions(database, [1, 2])
 
     def found(prefix: str) -> str:
-        with database.reading() as connection:
-            return loader.find(connection, prefix).id
+        with database.begin_read() as connection:
+            return loader.find_session(connection, prefix).id
 
     assert found(one) == one
     assert found(two[:8]) == two

@@ -14,8 +14,8 @@ from sqlalchemy import insert
 
 
 def note(database: Database, name: str, template: str, at: int = 1) -> None:
-    with database.writing() as connection:
-        prompts.note(connection, name, template, at)
+    with database.begin_write() as connection:
+        prompts.store_version(connection, name, template, at)
 
 
 def render(database: Database, prompt: Prompt, purpose: str, at: int, session: str = "s1", **variables: Any) -> int:
@@ -23,7 +23,7 @@ def render(database: Database, prompt: Prompt, purpose: str, at: int, session: s
     notes = {"kind": "render", "purpose": purpose, "prompt": prompt.name, "version": prompt.version}
     text = prompt.render(**variables)
     marker: Message = {"crow": {**notes, "template": prompt.template, "variables": variables, "text": text}}
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         number = connection.scalar(
             sessions.select().with_only_columns(sessions.c.number).where(sessions.c.id == session)
         )
@@ -32,13 +32,13 @@ def render(database: Database, prompt: Prompt, purpose: str, at: int, session: s
             number = connection.execute(insert(sessions), row).inserted_primary_key[0]
         row = {"session": number, "at": at, "kind": "render", "body": "{}"}
         message = connection.execute(insert(messages), row).inserted_primary_key[0]
-        prompts.record(connection, message, number, marker, at)
+        prompts.store_render(connection, message, number, marker, at)
     return message
 
 
 def numbers(database: Database, name: str = "") -> list[tuple[str, int, str]]:
-    with database.reading() as connection:
-        return [(row.name, row.number, row.template) for row in prompts.versions(connection, name)]
+    with database.begin_read() as connection:
+        return [(row.name, row.number, row.template) for row in prompts.list_versions(connection, name)]
 
 
 def test_versions_are_numbered_for_each_name_as_they_are_first_seen(database: Database):
@@ -51,8 +51,8 @@ def test_a_version_knows_its_variables_and_when_it_was_first_seen(database: Data
     note(database, "system", "In {{ cwd }}{% for root in roots %} and {{ root }}{% endfor %}", 7)
     note(database, "system", "In {{ cwd }}{% for root in roots %} and {{ root }}{% endfor %}", 9)
     note(database, "broken", "{% for %}", 9)
-    with database.reading() as connection:
-        found = [prompts.find(connection, name) for name in ("system", "broken")]
+    with database.begin_read() as connection:
+        found = [prompts.find_version(connection, name) for name in ("system", "broken")]
     assert [(row.variables, row.first_seen) for row in found] == [('["cwd", "roots"]', 7), ("[]", 9)]
 
 
@@ -82,36 +82,36 @@ def test_a_render_can_be_looked_up_with_its_variables_its_session_and_its_text(d
         render(database, second, "system", 2, "s2", cwd="/\udc80"),
         render(database, first, "compaction", 3, "s2", cwd="/c"),
     ]
-    with database.reading() as connection:
-        every = prompts.history(connection, "system")
+    with database.begin_read() as connection:
+        every = prompts.list_renders(connection, "system")
         assert [(row.at, row.session, row.purpose, row.number) for row in every] == [
             (3, "s2", "compaction", 1),
             (2, "s2", "system", 2),
             (1, "s1", "system", 1),
         ]
-        assert [row.message for row in prompts.history(connection, "system@1")] == [rows[2], rows[0]]
-        assert prompts.text(connection, rows[1]) == "You work in /\udc80."
-        used = {row.number: (row.renders, row.last) for row in prompts.versions(connection, "system")}
+        assert [row.message for row in prompts.list_renders(connection, "system@1")] == [rows[2], rows[0]]
+        assert prompts.load_text(connection, rows[1]) == "You work in /\udc80."
+        used = {row.number: (row.renders, row.last) for row in prompts.list_versions(connection, "system")}
     assert used == {1: (2, 3), 2: (1, 2)}
 
 
 def test_two_versions_can_be_compared(database: Database):
     for template in ("one\ntwo\nthree", "one\n2\nthree"):
         note(database, "system", template)
-    with database.reading() as connection:
-        said = prompts.diff(connection, "system@1", "system")
-        assert prompts.diff(connection, "system", "system@2") == ""
+    with database.begin_read() as connection:
+        said = prompts.diff_versions(connection, "system@1", "system")
+        assert prompts.diff_versions(connection, "system", "system@2") == ""
     assert said.splitlines() == ["--- system@1", "+++ system@2", "@@ -1,3 +1,3 @@", " one", "-two", "+2", " three"]
 
 
 def test_what_is_not_there_is_a_sentence(database: Database):
     note(database, "system", "a")
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         for reference, said in [("system@2", "has no version 2"), ("sys", "Known are: system"), ("@", "Known are")]:
             with pytest.raises(StoreError, match=said):
-                prompts.find(connection, reference)
+                prompts.find_version(connection, reference)
         with pytest.raises(StoreError, match="no render 7"):
-            prompts.text(connection, 7)
+            prompts.load_text(connection, 7)
 
 
 def test_a_text_that_no_database_takes_as_it_is_can_still_be_a_template(database: Database):

@@ -43,7 +43,7 @@ class Talk:
         count = self.connection.scalar(select(func.count()).select_from(sessions))
         row = {"id": f"session{count}", "cwd": "/", "roots": "[]", "options": "{}", "created": 1, "updated": 1}
         self.number = self.connection.execute(insert(sessions), row).inserted_primary_key[0]
-        self.trail = requests.Trail(self.log, self.rows, self.secrets)
+        self.encoder = requests.RequestEncoder(self.log, self.rows, self.secrets)
         self.view = View()
 
     def say(self, *entries: Message) -> None:
@@ -54,11 +54,11 @@ class Talk:
             packed = pack(mask(entry, self.secrets))
             row = {"session": self.number, "at": 1, "kind": packed.kind, "body": packed.body}
             message = self.connection.execute(insert(messages), row).inserted_primary_key[0]
-            blobs.keep(self.connection, packed.blobs)
+            blobs.store(self.connection, packed.blobs)
             for hash in packed.blobs:
                 self.connection.execute(insert(links), {"message": message, "blob": hash})
             if packed.kind == "render":
-                prompts.record(self.connection, message, self.number, entry, 1)
+                prompts.store_render(self.connection, message, self.number, entry, 1)
             self.rows.append(message)
 
     def ask(self, purpose: str = "turn", write: bool = True, **more: Any) -> ModelCall:
@@ -73,7 +73,7 @@ class Talk:
         return call
 
     def write(self, call: ModelCall) -> None:
-        requests.write(self.connection, self.number, call, self.trail)
+        requests.write_model_call(self.connection, self.number, call, self.encoder)
 
     def end(self, call: ModelCall, **told: Any) -> None:
         call.ended = call.started + 2
@@ -83,7 +83,7 @@ class Talk:
 
     def again(self, call: ModelCall) -> bytes:
         """The body as it can be made again; it says of itself whether it is the one that was sent."""
-        body, exact = requests.body(self.connection, call.id)
+        body, exact = requests.rebuild_request(self.connection, call.id)
         assert exact == (encode(body) == encode(call.sent or call.request))
         return encode(body)
 
@@ -117,7 +117,7 @@ def turn(n: int) -> list[Message]:
 
 @pytest.fixture
 def talk(database: Database) -> Any:
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         yield Talk(connection)
 
 
@@ -147,7 +147,7 @@ def test_a_session_that_is_opened_again_refers_to_its_rows(talk: Talk):
     for n in range(30):
         talk.say(*turn(n))
     talk.ask()
-    talk.trail = requests.Trail(talk.log, talk.rows)
+    talk.encoder = requests.RequestEncoder(talk.log, talk.rows)
     call = talk.ask()
     row = talk.row(call)
     assert row.before is None
@@ -268,7 +268,7 @@ def test_what_came_of_a_call_is_added_when_it_has_ended(talk: Talk):
     assert (round(row.first), round(row.total), row.stop_reason, row.error) == (500, 2000, "stop", None)
     assert (row.input, row.output, row.cached) == (100, 10, 60)
     assert (round(row.cost * 1e6), row.currency) == (40 + 30 + 20, "EUR")
-    found = requests.find(talk.connection, call.id[:6])
+    found = requests.find_model_call(talk.connection, call.id[:6])
     assert (found.of, found.prompt, found.version) == ("session0", "system", 1)
     assert talk.again(call) == encode(call.sent)
 
@@ -290,7 +290,7 @@ def test_a_call_whose_beginning_could_not_be_written_is_written_at_its_end(talk:
 
 
 def test_after_a_transaction_that_failed_no_request_refers_to_what_is_not_there(database: Database):
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         talk = Talk(connection)
         talk.say(*turn(1))
         before = connection.begin_nested()
@@ -319,7 +319,7 @@ def test_what_crow_itself_holds_secret_is_in_no_request(talk: Talk):
     other = Talk(talk.connection, system=f"Key: {secret}", secrets=(secret,))
     other.say(user(f"My key is {secret}"), {"role": "assistant", "content": "", "tool_calls": [use("c", f'"{secret}')]})
     call = other.ask(user=secret)
-    body, exact = requests.body(other.connection, call.id)
+    body, exact = requests.rebuild_request(other.connection, call.id)
     assert not exact
     assert [message["content"] for message in body["messages"]][:2] == ["Key: [secret]", "My key is [secret]"]
     stored = [str(tuple(row)) for table in (calls, messages) for row in talk.connection.execute(select(table))]
@@ -330,7 +330,7 @@ def test_what_crow_itself_holds_secret_is_in_no_request(talk: Talk):
 def test_blobs_of_a_request_are_not_swept_away(talk: Talk):
     talk.say(user("Hi"))
     call = talk.ask()
-    blobs.sweep(talk.connection, [blob(SYSTEM)[5:], talk.row(call).head])
+    blobs.delete_unused(talk.connection, [blob(SYSTEM)[5:], talk.row(call).head])
     assert talk.again(call) == encode(call.sent)
 
 
@@ -356,9 +356,9 @@ def test_damage_is_named_and_what_is_left_is_shown(talk: Talk, damage: Literal["
             talk.connection.execute(update(calls).where(calls.c.id == call.id).values(messages="[0, {"))
     if damage in ("head", "messages"):
         with pytest.raises(StoreError, match="is damaged"):
-            requests.body(talk.connection, call.id)
+            requests.rebuild_request(talk.connection, call.id)
         return
-    body, exact = requests.body(talk.connection, call.id)
+    body, exact = requests.rebuild_request(talk.connection, call.id)
     assert not exact
     left = {"row": 8, "body": 8, "blob": 8, "before": 4}
     assert len(body["messages"]) == left[damage]
@@ -367,14 +367,14 @@ def test_damage_is_named_and_what_is_left_is_shown(talk: Talk, damage: Literal["
 def test_calls_are_found_by_the_beginning_of_their_ids(talk: Talk):
     talk.say(user("Hi"))
     asked = [talk.ask() for _ in range(20)]
-    assert requests.find(talk.connection, asked[3].id).id == asked[3].id
-    assert [row.id for row in requests.listing(talk.connection, talk.number, 3)] != []
-    assert requests.listing(talk.connection, talk.number + 1) == []
-    for prefix, said in [("", "There is no call"), ("x", "There is no call"), ("%", "There is no call")]:
+    assert requests.find_model_call(talk.connection, asked[3].id).id == asked[3].id
+    assert [row.id for row in requests.list_model_calls(talk.connection, talk.number, 3)] != []
+    assert requests.list_model_calls(talk.connection, talk.number + 1) == []
+    for prefix, said in [("", "There is no model call"), ("x", "There is no call"), ("%", "There is no call")]:
         with pytest.raises(StoreError, match=said):
-            requests.find(talk.connection, prefix)
+            requests.find_model_call(talk.connection, prefix)
     shortest = min(range(16), key=lambda n: -sum(call.id.startswith(f"{n:x}") for call in asked))
-    with pytest.raises(StoreError, match="More than one call"):
-        requests.find(talk.connection, f"{shortest:x}")
-    with pytest.raises(StoreError, match="There is no call"):
-        requests.body(talk.connection, "x")
+    with pytest.raises(StoreError, match="More than one model call"):
+        requests.find_model_call(talk.connection, f"{shortest:x}")
+    with pytest.raises(StoreError, match="There is no model call"):
+        requests.rebuild_request(talk.connection, "x")

@@ -10,9 +10,9 @@ from crow_core.content import to_content
 from crow_core.messages import Message, ToolUse
 from crow_persistence import forks, search
 from crow_persistence.database import Database
-from crow_persistence.entries import encode, kind_of, plain
-from crow_persistence.search import CLOSE, OPEN, Hit
-from crow_persistence.search_tool import DEFINITION, mcp_server, server
+from crow_persistence.entries import clean_text, encode, entry_kind
+from crow_persistence.search import MATCH_END, MATCH_START, SearchHit
+from crow_persistence.search_tool import DEFINITION, make_mcp_server, make_server
 from crow_persistence.tables import messages, sessions
 from fastmcp import Client
 from hypothesis import HealthCheck, given, settings
@@ -33,48 +33,50 @@ def begin(database: Database, *entries: Message, cwd: str = "/project", title: s
     """A new session with entries in it; gives its number."""
     row = {
         "id": uuid4().hex,
-        "cwd": plain(cwd),
+        "cwd": clean_text(cwd),
         "title": title,
         "roots": "[]",
         "options": "{}",
         "created": 1,
         "updated": 1,
     }
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         number = connection.execute(insert(sessions).values(**row).returning(sessions.c.number)).scalar_one()
     say(database, number, *entries, cwd=cwd)
     return number
 
 
 def say(database: Database, number: int, *entries: Message, cwd: str = "/project") -> None:
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         rows: list[tuple[int, Message]] = []
         for entry in entries:
-            row = {"session": number, "at": 1, "kind": kind_of(entry), "body": encode(entry)}
+            row = {"session": number, "at": 1, "kind": entry_kind(entry), "body": encode(entry)}
             id = connection.execute(insert(messages).values(**row).returning(messages.c.id)).scalar_one()
             rows.append((id, entry))
-        search.index(connection, number, cwd, rows)
-        connection.execute(update(sessions).where(sessions.c.number == number).values(cwd=plain(cwd), head=rows[-1][0]))
+        search.index_entries(connection, number, cwd, rows)
+        connection.execute(
+            update(sessions).where(sessions.c.number == number).values(cwd=clean_text(cwd), head=rows[-1][0])
+        )
 
 
-def find(database: Database, words: str, **where: Any) -> list[Hit]:
-    with database.reading() as connection:
+def find(database: Database, words: str, **where: Any) -> list[SearchHit]:
+    with database.begin_read() as connection:
         return search.search(connection, words, **where)
 
 
 def found(database: Database, words: str, **where: Any) -> list[str]:
     """The snippets, without marks."""
-    return [hit.snippet.replace(OPEN, "").replace(CLOSE, "") for hit in find(database, words, **where)]
+    return [hit.snippet.replace(MATCH_START, "").replace(MATCH_END, "") for hit in find(database, words, **where)]
 
 
 def count(database: Database) -> int:
-    with database.reading() as connection:
-        return search.count(connection)
+    with database.begin_read() as connection:
+        return search.count_indexed(connection)
 
 
 def gather_statistics(database: Database) -> None:
     """As PostgreSQL does by itself after a while."""
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         connection.execute(text("ANALYZE"))
 
 
@@ -206,16 +208,16 @@ def test_what_was_said_moves_with_its_session(database: Database):
 
 def test_a_deleted_session_is_not_found_and_a_fork_of_it_is(database: Database):
     number = begin(database, user("docker before the fork"), {"role": "assistant", "content": "docker, too"})
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         id = connection.execute(select(sessions.c.id).where(sessions.c.number == number)).scalar_one()
         forks.fork(connection, id, "fork")
         fork = connection.execute(select(sessions.c.number).where(sessions.c.id == "fork")).scalar_one()
     say(database, number, user("docker behind the fork"))
     say(database, fork, user("docker in the fork"))
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         forks.delete(connection, id)
     assert found(database, "docker") == ["docker in the fork"]
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         forks.delete(connection, "fork")
     assert found(database, "docker") == []
     assert count(database) == 0
@@ -239,10 +241,10 @@ def test_the_best_come_first(database: Database):
     assert found(database, "the rare")[0].startswith("rare, rare")
 
 
-@pytest.mark.parametrize("walk", [0, search.WALK])
+@pytest.mark.parametrize("walk", [0, search.MAX_SCAN])
 def test_of_very_many_the_newest_come_first(database: Database, monkeypatch: pytest.MonkeyPatch, walk: int):
-    monkeypatch.setattr(search, "RANKED", 20)
-    monkeypatch.setattr(search, "WALK", walk)
+    monkeypatch.setattr(search, "MAX_RANKED", 20)
+    monkeypatch.setattr(search, "MAX_SCAN", walk)
     begin(database, *(user(f"docker {n} {'docker ' * (n % 3)}".strip()) for n in range(40)), cwd="/one")
     begin(database, *(user(f"compose {n}") for n in range(200)), cwd="/one")
     begin(database, *(user(f"something {n}") for n in range(40)), cwd="/two")
@@ -255,7 +257,7 @@ def test_of_very_many_the_newest_come_first(database: Database, monkeypatch: pyt
 
 
 def test_of_many_postgresql_ranks_the_newest(database: Database, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(search, "CANDIDATES", 10)
+    monkeypatch.setattr(search, "MAX_CANDIDATES", 10)
     begin(database, user("docker"), *(user(f"docker {'and so on ' * (n + 1)}") for n in range(30)))
     begin(database, *(user(f"compose {n}") for n in range(300)))
     gather_statistics(database)
@@ -314,10 +316,10 @@ def test_odd_arguments_of_a_tool_are_words_like_any(database: Database):
 @pytest.mark.parametrize("body", ["{", "[]", '{"role": 5}', '{"role": "user", "content": 5}'])
 def test_a_damaged_row_is_found_without_a_snippet_and_can_be_forgotten(database: Database, body: str):
     number = begin(database, user("docker"), user("compose"))
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         connection.execute(update(messages).where(messages.c.id == 1).values(body=body))
     assert [(hit.row, hit.snippet) for hit in find(database, "docker")] == [(1, "")]
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         forks.delete(
             connection, connection.execute(select(sessions.c.id).where(sessions.c.number == number)).scalar_one()
         )
@@ -327,11 +329,11 @@ def test_a_damaged_row_is_found_without_a_snippet_and_can_be_forgotten(database:
 
 async def ask(database: Database, words: str, session: int = 0, **arguments: Any) -> str:
     """What the tool answers in /project."""
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         id = connection.scalar(select(sessions.c.id).where(sessions.c.number == session))
-    tool = server(lambda: database)
+    tool = make_server(lambda: database)
     meta = {"crow/cwd": "/project", "crow/session": id or "new"}
-    result = await tool.call(search.OWN_TOOL, {"words": words, **arguments}, meta)
+    result = await tool.call(search.SEARCH_TOOL, {"words": words, **arguments}, meta)
     await tool.close()
     assert not result.is_error
     return str(to_content(result))
@@ -345,7 +347,7 @@ async def test_an_agent_looks_up_its_own_past(database: Database):
         {"role": "assistant", "content": "", "tool_calls": [use("terminal", {"command": "docker ps"})]},
     )
     begin(database, user("docker elsewhere"), cwd="/other")
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         id = connection.execute(select(sessions.c.id).where(sessions.c.number == number)).scalar_one()
     answer = (await ask(database, "docker")).splitlines()
     assert [line.split(maxsplit=3)[0] for line in answer] == [id[:8]] * 2
@@ -370,8 +372,8 @@ async def test_an_agent_does_not_find_the_very_question_it_was_asked(database: D
 async def test_an_agent_is_told_why_it_cannot_search(tmp_path: Path):
     file = tmp_path / "crow.db"
     file.write_text("no database" * 1000)
-    tool = server(lambda: Database(f"sqlite:///{file}", tmp_path))
-    result = await tool.call(search.OWN_TOOL, {"words": "docker"}, {})
+    tool = make_server(lambda: Database(f"sqlite:///{file}", tmp_path))
+    result = await tool.call(search.SEARCH_TOOL, {"words": "docker"}, {})
     await tool.close()
     assert result.is_error
     assert f"{file} is no SQLite database" in str(to_content(result))
@@ -379,8 +381,8 @@ async def test_an_agent_is_told_why_it_cannot_search(tmp_path: Path):
 
 @pytest.mark.anyio
 async def test_the_tool_is_described_as_its_server_would():
-    async with Client(mcp_server(lambda: pytest.fail("nothing was asked for"))) as client:
+    async with Client(make_mcp_server(lambda: pytest.fail("nothing was asked for"))) as client:
         [tool] = await client.list_tools()
     listed = tool.model_dump(mode="json", by_alias=True, exclude_none=True)
     assert {name: listed[name] for name in DEFINITION} == DEFINITION
-    assert DEFINITION["name"] == search.OWN_TOOL
+    assert DEFINITION["name"] == search.SEARCH_TOOL

@@ -1,4 +1,8 @@
-"""Sessions as trees: a fork is one row that points into another path; what it uses stays when the other is deleted."""
+"""Fork sessions, and delete them without losing what their forks use.
+
+Sessions form trees: a fork is one row that points to a message of another session. Messages on a fork's path stay when
+the other session is deleted.
+"""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,64 +14,70 @@ from sqlalchemy import Connection, Row, Select, bindparam, insert, literal, or_,
 from sqlalchemy import delete as deletion
 
 from crow_persistence import blobs, leases, search
-from crow_persistence.entries import decode, names
-from crow_persistence.loader import find_exactly, recall
-from crow_persistence.progress import Track
+from crow_persistence.entries import decode, find_blobs
+from crow_persistence.loader import find_session_by_id, load_with_progress
+from crow_persistence.progress import Progress
 from crow_persistence.tables import calls, drafts, links, messages, renders, sessions
 
 
 def fork(
     connection: Connection, id: str, new_id: str, at: str = "", owner: str | None = None
-) -> tuple[Record, Track] | None:
-    """A new session that goes on from another's tip, or from its entry with the id `at`; None when there is no such
-    session. It is open for `owner`, if there is one. Raises StoreError when there is no such entry."""
-    source = find_exactly(connection, id, lock=True)  # so that it is not deleted meanwhile
+) -> tuple[Record, Progress] | None:
+    """Fork a session at its head, or at the entry with the id `at`. Return None when there is no such session.
+
+    With `owner`, the fork is open for that owner; otherwise it has no lease. Raises StoreError when there is no such
+    entry.
+    """
+    source = find_session_by_id(connection, id, lock=True)  # keeps it from being deleted meanwhile
     if source is None:
         return None
-    record, track = recall(connection, source, at)
+    record, progress = load_with_progress(connection, source, at)
     time = leases.now()
     same = {name: getattr(source, name) for name in ("cwd", "roots", "title", "options")}
-    lease = {"owner": owner, "beat": leases.Clock() if owner else None}
-    row = {**same, **lease, "id": new_id, "created": time, "updated": time, "head": track.head, "origin": id}
+    lease = {"owner": owner, "beat": leases.DatabaseClock() if owner else None}
+    row = {**same, **lease, "id": new_id, "created": time, "updated": time, "head": progress.head, "origin": id}
     key = connection.execute(insert(sessions).values(row)).inserted_primary_key
     assert key is not None
-    record.id, track.number = new_id, key[0]
-    if len(record.log) > len(track.rows):  # it ends with a reply that never came to its end
-        same = select(literal(track.number), drafts.c.at, drafts.c.body).where(drafts.c.session == source.number)
+    record.id, progress.number = new_id, key[0]
+    if len(record.log) > len(progress.rows):  # it ends with a draft
+        same = select(literal(progress.number), drafts.c.at, drafts.c.body).where(drafts.c.session == source.number)
         connection.execute(insert(drafts).from_select(["session", "at", "body"], same))
-    return record, track
+    return record, progress
 
 
 def delete(connection: Connection, id: str, owner: str = "") -> None:
-    """Delete a session and those of its sub-agents, but for the rows that forks of it still use; its decisions stay,
-    too. An unknown id is fine. Raises SessionBusy when somebody other than `owner` has it open."""
-    row = find_exactly(connection, id, lock=True)
+    """Delete a session and those of its sub-agents, except for rows that forks use and for its decisions. An unknown id
+    is ignored. Raises SessionBusy when an owner other than `owner` has it open."""
+    row = find_session_by_id(connection, id, lock=True)
     if row is None:
         return
     if not leases.is_free(connection, row, owner):
-        raise SessionBusy(f"Session {id} is open in {leases.in_words(row.owner)}. Close it there, then delete it.")
-    children = children_of(connection, row.number)
+        raise SessionBusy(
+            f"Session {id} is open in {leases.describe_owner(row.owner)}. Close it there, then delete it."
+        )
+    children = list_children(connection, row.number)
     blobs.lock(connection, shared=False)
-    asked = connection.execute(select(calls.c.head, calls.c.messages).where(calls.c.session == row.number)).all()
+    model_calls = connection.execute(select(calls.c.head, calls.c.messages).where(calls.c.session == row.number)).all()
     connection.execute(deletion(calls).where(calls.c.session == row.number))
     connection.execute(deletion(drafts).where(drafts.c.session == row.number))
     named = prune(connection, row.number).union(
-        {call.head for call in asked}, *(names(call.messages) for call in asked)
+        {model_call.head for model_call in model_calls},
+        *(find_blobs(model_call.messages) for model_call in model_calls),
     )
-    search.index(connection, row.number, "", [])  # what is left goes by the row as it will be
+    search.index_entries(connection, row.number, "", [])  # the remaining messages move to the folder ""
     nothing = {"title": None, "cwd": "", "roots": "[]", "options": "{}", "head": None, "owner": None, "beat": None}
     its = sessions.c.number == row.number
     connection.execute(update(sessions).where(its).values(**nothing, deleted=leases.now()))
-    for origin in origins(connection, row):
+    for origin in list_origins(connection, row):
         if origin.deleted is not None:
             named |= prune(connection, origin.number)
-    blobs.sweep(connection, named)
+    blobs.delete_unused(connection, named)
     for child in children:
         delete(connection, child, owner)
 
 
-def children_of(connection: Connection, number: int) -> list[str]:
-    """The ids of the sessions of a session's sub-agents."""
+def list_children(connection: Connection, number: int) -> list[str]:
+    """Return the ids of the sessions of a session's sub-agents."""
     found: list[str] = []
     marks = select(messages.c.body).where(messages.c.session == number, messages.c.kind == "child")
     for body in connection.scalars(marks):
@@ -76,8 +86,8 @@ def children_of(connection: Connection, number: int) -> list[str]:
     return found
 
 
-def origins(connection: Connection, row: "Row[Any]") -> "Iterator[Row[Any]]":
-    """The session this one was forked from, that from which that one was, and so on."""
+def list_origins(connection: Connection, row: "Row[Any]") -> "Iterator[Row[Any]]":
+    """Yield the session that this one was forked from, then the one that session was forked from, and so on."""
     older = select(sessions).where(sessions.c.number < bindparam("number"), sessions.c.id == bindparam("id"))
     while found := connection.execute(older, {"number": row.number, "id": row.origin}).one_or_none():
         row = found
@@ -85,18 +95,19 @@ def origins(connection: Connection, row: "Row[Any]") -> "Iterator[Row[Any]]":
 
 
 def prune(connection: Connection, number: int) -> set[str]:
-    """Delete those rows of a deleted session that are on no other's path; gives the blobs they named."""
-    doomed = select(messages.c.id).where(messages.c.session == number, messages.c.id.not_in(used(number)))
+    """Delete the rows of a deleted session that are on no other session's path. Return the hashes of the blobs they
+    used."""
+    doomed = select(messages.c.id).where(messages.c.session == number, messages.c.id.not_in(select_shared_rows(number)))
     linked = select(links.c.blob).where(links.c.message.in_(doomed))
     rendered = select(renders.c.text).where(renders.c.message.in_(doomed))
     named = set(connection.scalars(union(linked, rendered)))
-    search.forget(connection, connection.scalars(doomed).all())
+    search.remove_entries(connection, connection.scalars(doomed).all())
     connection.execute(deletion(messages).where(messages.c.id.in_(doomed)))
     return named
 
 
-def used(number: int) -> Select[int]:
-    """The ids of a session's rows that are on the path of another session."""
+def select_shared_rows(number: int) -> Select[int]:
+    """Select the ids of a session's rows that are on the path of another session."""
     later = messages.alias()
     elsewhere = select(later.c.id).where(later.c.parent == messages.c.id, later.c.session != number).exists()
     heads = select(sessions.c.head).where(sessions.c.head.is_not(None), sessions.c.number != number)

@@ -1,4 +1,4 @@
-"""Sessions, out of their rows: found by the beginning of an id, listed, and read along the path to their tip."""
+"""Load sessions from their rows: find them by id, list them, and read the path of messages up to the head."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as NoBase64
@@ -12,60 +12,65 @@ from crow_core.store import Page, Record, Summary
 from sqlalchemy import Connection, Row, func, select, tuple_
 
 from crow_persistence import blobs, tables
-from crow_persistence.entries import Damaged, decode, names, plain, unpack
-from crow_persistence.progress import Track
+from crow_persistence.entries import DamagedEntry, clean_text, decode, find_blobs, unpack
+from crow_persistence.progress import Progress
 from crow_persistence.tables import drafts, messages, prompts, renders, sessions
 
 CHECK = "crow db check says what is wrong"
 
 
-def find(connection: Connection, prefix: str) -> "Row[Any]":
-    """The session whose id begins so. Raises StoreError when there is none, or more than one."""
-    if row := find_exactly(connection, prefix):
+def find_session(connection: Connection, prefix: str) -> "Row[Any]":
+    """Return the session whose id begins with `prefix`. Raises StoreError when there is none, or more than one."""
+    if row := find_session_by_id(connection, prefix):
         return row
     living = select(sessions).where(sessions.c.deleted.is_(None))
-    begins = sessions.c.id.startswith(plain(prefix), autoescape=True)
+    begins = sessions.c.id.startswith(clean_text(prefix), autoescape=True)
     found = connection.execute(living.where(begins).order_by(sessions.c.updated.desc()).limit(6)).all()
     if not found or not prefix:
         raise StoreError(f"There is no session {prefix!r}. `crow sessions list --all` shows those there are.")
     if len(found) > 1:
-        listed = ", ".join(f"{row.id} ({row.title or 'no title'})" for row in found[:5]) + " …" * (len(found) > 5)
+        listed = ", ".join(f"{row.id} ({row.title or 'no title'})" for row in found[:5])
+        listed = f"{listed} …" if len(found) > 5 else listed
         raise StoreError(f"More than one session begins with {prefix!r}: {listed}. Give more of its id.")
     return found[0]
 
 
-def find_exactly(connection: Connection, id: str, *, lock: bool = False) -> "Row[Any] | None":
-    """The session of that id; a deleted one is none. `lock` keeps others from changing it meanwhile."""
-    wanted = select(sessions).where(sessions.c.id == plain(id), sessions.c.deleted.is_(None))
+def find_session_by_id(connection: Connection, id: str, *, lock: bool = False) -> "Row[Any] | None":
+    """Return the session with this id, None if there is none or it was deleted. `lock` keeps others from changing it
+    until the transaction ends."""
+    wanted = select(sessions).where(sessions.c.id == clean_text(id), sessions.c.deleted.is_(None))
     return connection.execute(wanted.with_for_update() if lock else wanted).one_or_none()
 
 
-FIRST = select(messages.c.kind).where(messages.c.session == sessions.c.number).order_by(messages.c.id).limit(1)
-"""What a session begins with: a sub-agent's with whom it works for."""
+SELECT_FIRST_KIND = (
+    select(messages.c.kind).where(messages.c.session == sessions.c.number).order_by(messages.c.id).limit(1)
+)
+"""Kind of a session's first entry; "parent" for a sub-agent's session."""
 
 
-def listing(connection: Connection, cwd: str, cursor: str, limit: int, *, agents: bool = False) -> Page:
-    """A part of the sessions of a folder ("" for all), the latest first; those of sub-agents only if asked for. Raises
-    ValueError for a foreign cursor."""
+def list_sessions(connection: Connection, cwd: str, cursor: str, limit: int, *, agents: bool = False) -> Page:
+    """Return one page of the sessions in a folder ("" for all), latest first. Sessions of sub-agents are listed only if
+    `agents` is true. Raises ValueError for a cursor that no list returned."""
     wanted = select(sessions).where(sessions.c.deleted.is_(None))
     if not agents:
-        wanted = wanted.where(func.coalesce(FIRST.scalar_subquery(), "") != "parent")
+        wanted = wanted.where(func.coalesce(SELECT_FIRST_KIND.scalar_subquery(), "") != "parent")
     if cwd:
-        wanted = wanted.where(sessions.c.cwd == plain(cwd))
+        wanted = wanted.where(sessions.c.cwd == clean_text(cwd))
     if cursor:
-        wanted = wanted.where(tuple_(sessions.c.updated, sessions.c.number) < tuple_(*place_of(cursor)))
+        wanted = wanted.where(tuple_(sessions.c.updated, sessions.c.number) < tuple_(*decode_cursor(cursor)))
     latest = wanted.order_by(sessions.c.updated.desc(), sessions.c.number.desc())
     rows = connection.execute(latest.limit(limit + 1)).all()
-    more = cursor_at(rows[limit - 1]) if len(rows) > limit else None
-    return Page([summary(row) for row in rows[:limit]], more)
+    more = encode_cursor(rows[limit - 1]) if len(rows) > limit else None
+    return Page([to_summary(row) for row in rows[:limit]], more)
 
 
-def cursor_at(row: "Row[Any]") -> str:
+def encode_cursor(row: "Row[Any]") -> str:
+    """Return the cursor of the page after this row."""
     return urlsafe_b64encode(f"{row.updated} {row.number}".encode()).decode()
 
 
-def place_of(cursor: str) -> list[int]:
-    """What `cursor_at` was given. Raises ValueError."""
+def decode_cursor(cursor: str) -> list[int]:
+    """Return the update time and number of the row that a cursor encodes. Raises ValueError."""
     try:
         updated, number = map(int, urlsafe_b64decode(cursor.encode("ascii")).split())
     except (ValueError, NoBase64) as error:
@@ -75,56 +80,58 @@ def place_of(cursor: str) -> list[int]:
     return [updated, number]
 
 
-def summary(row: "Row[Any]") -> Summary:
-    """A `sessions` row as a list shows it."""
-    return Summary(row.id, row.cwd, roots_of(row), row.title or "", row.created, row.updated)
+def to_summary(row: "Row[Any]") -> Summary:
+    """Convert a `sessions` row to the summary of a session."""
+    return Summary(row.id, row.cwd, read_roots(row), row.title or "", row.created, row.updated)
 
 
-def roots_of(row: "Row[Any]") -> list[str]:
-    found = lenient(row.roots, [])
+def read_roots(row: "Row[Any]") -> list[str]:
+    """Return a session's folders; only its working folder if the value is damaged."""
+    found = decode_or(row.roots, [])
     return [str(root) for root in found] or [row.cwd]
 
 
-def options_of(row: "Row[Any]") -> dict[str, str]:
-    return {str(option): str(value) for option, value in lenient(row.options, {}).items()}
+def read_options(row: "Row[Any]") -> dict[str, str]:
+    """Return a session's chosen options; none if the value is damaged."""
+    return {str(option): str(value) for option, value in decode_or(row.options, {}).items()}
 
 
-def lenient(text: str, instead: Any) -> Any:
-    """A JSON value; another in its place where it was damaged."""
+def decode_or(text: str, default: Any) -> Any:
+    """Decode JSON text. Return the default if the text is damaged or its value has another type."""
     try:
         found = decode(text)
     except ValueError:
-        return instead
-    return found if isinstance(found, type(instead)) else instead
+        return default
+    return found if isinstance(found, type(default)) else default
 
 
-def load(connection: Connection, row: "Row[Any]") -> Record:
-    """A session as it was stored."""
-    return recall(connection, row)[0]
+def load_session(connection: Connection, row: "Row[Any]") -> Record:
+    """Load a session as it was stored."""
+    return load_with_progress(connection, row)[0]
 
 
-def recall(connection: Connection, row: "Row[Any]", at: str = "") -> tuple[Record, Track]:
-    """A session as it was stored, and where: to its tip, or up to the entry with the id `at`. Raises StoreError when it
-    has none."""
-    path, missing, astray = follow(connection, row)
-    rendered = renders_of(connection, [found.id for found in path if found.kind == "render"])
-    data = blobs.fetch(connection, {hash for found in path for hash in names(found.body)})
-    track = Track(number=row.number, options=options_of(row), engine=connection.engine)
-    record = Record(row.id, [], title=row.title or "", options=dict(track.options))
+def load_with_progress(connection: Connection, row: "Row[Any]", at: str = "") -> tuple[Record, Progress]:
+    """Load a session up to its head, or up to the entry with the id `at`, with the rows its entries came from. Raises
+    StoreError when there is no such entry."""
+    path, missing, astray = follow_path(connection, row)
+    rendered = load_renders(connection, [found.id for found in path if found.kind == "render"])
+    data = blobs.fetch(connection, {hash for found in path for hash in find_blobs(found.body)})
+    progress = Progress(number=row.number, options=read_options(row), engine=connection.engine)
+    record = Record(row.id, [], title=row.title or "", options=dict(progress.options))
     damaged = missing + astray
     for found in path:
-        entry, whole = restored(found, data, rendered)
+        entry, whole = restore_entry(found, data, rendered)
         damaged += not whole
-        track.head = found.id
+        progress.head = found.id
         if entry is not None:
-            track.rows.append(found.id)
+            progress.rows.append(found.id)
             record.log.append(entry)
-            if at and id_of(entry) == at:
+            if at and entry_id(entry) == at:
                 break
     else:
-        if reply := draft_of(connection, row.number):
+        if reply := load_draft(connection, row.number):
             record.log.append(reply)
-        if at and (reply is None or id_of(reply) != at):
+        if at and (reply is None or entry_id(reply) != at):
             raise StoreError(f"Session {row.id} has no entry {at!r}, or it was rewound.")
     for entry in record.log:
         match entry.get("crow"):
@@ -137,56 +144,58 @@ def recall(connection: Connection, row: "Row[Any]", at: str = "") -> tuple[Recor
     if damaged:
         total = len(path) + missing
         record.damage = f"{total - damaged} of {total} messages of session {row.id} could be restored; {CHECK}."
-    return record, track
+    return record, progress
 
 
-def id_of(entry: Message) -> str:
+def entry_id(entry: Message) -> str:
+    """Return an entry's id; "" if it has none."""
     return str(entry.get("crow", {}).get("id", ""))
 
 
-def follow(connection: Connection, row: "Row[Any]") -> tuple[list["Row[Any]"], int, int]:
-    """The `messages` rows from the first to the tip, each the parent of the next; how many were missing, and how many
-    named a parent that cannot be theirs."""
+def follow_path(connection: Connection, row: "Row[Any]") -> tuple[list["Row[Any]"], int, int]:
+    """Follow the parents of a session's head. Return the `messages` rows oldest first, the number of missing rows, and
+    the number of rows whose parent is impossible."""
     known: dict[int, Row[Any]] = {}
     path: list[Row[Any]] = []
     at, missing, astray = row.head, 0, 0
     while at is not None:
         if at not in known:
-            known |= {found.id: found for found in connection.execute(session_up_to(at))}
+            known |= {found.id: found for found in connection.execute(select_rows_up_to(at))}
         if (found := known.get(at)) is None:
             missing += 1
-            at = before(connection, row, path)
+            at = find_previous_row(connection, row, path)
             continue
         path.append(found)
         at = found.parent
-        if at is not None and not (isinstance(at, int) and at < found.id):  # a parent is always older
+        if at is not None and not (isinstance(at, int) and at < found.id):  # a parent is always older than its child
             astray += 1
-            at = before(connection, row, path)
+            at = find_previous_row(connection, row, path)
     return path[::-1], missing, astray
 
 
 COLUMNS = (messages.c.id, messages.c.session, messages.c.parent, messages.c.kind, messages.c.body)
+"""Columns of `messages` that loading needs."""
 
 
-def session_up_to(id: int) -> Any:
-    """All rows of the session to which this one belongs, up to it."""
+def select_rows_up_to(id: int) -> Any:
+    """Select the rows of the session that this row belongs to, up to this row."""
     its = select(messages.c.session).where(messages.c.id == id).scalar_subquery()
     return select(*COLUMNS).where(messages.c.session == its, messages.c.id <= id)
 
 
-def rows_by_entry(connection: Connection, row: "Row[Any]") -> dict[str, int]:
-    """The rows of all entries that a session can know of, also of those it has rewound, by the entries' ids."""
+def map_rows(connection: Connection, row: "Row[Any]") -> dict[str, int]:
+    """Return the rows of all entries of a session and of its path, also rewound ones, by entry id."""
     its = connection.execute(select(*COLUMNS).where(messages.c.session == row.number))
     found: dict[str, int] = {}
-    for stored in (*follow(connection, row)[0], *its):
+    for stored in (*follow_path(connection, row)[0], *its):
         with suppress(ValueError, LookupError, TypeError):
             found[decode(stored.body)["crow"]["id"]] = stored.id
     return found
 
 
-def before(connection: Connection, row: "Row[Any]", path: "Sequence[Row[Any]]") -> int | None:
-    """Where to go on when a row's parent is not to be found: the newest one before it of its session or, failing that,
-    of the session this was forked from."""
+def find_previous_row(connection: Connection, row: "Row[Any]", path: "Sequence[Row[Any]]") -> int | None:
+    """Return the row to continue with when a parent is missing: the newest earlier row of the same session or, failing
+    that, of the session that this one was forked from."""
     origin = select(sessions.c.number).where(sessions.c.id == row.origin).scalar_subquery()
     for session in (path[-1].session if path else row.number, origin):
         older = select(func.max(messages.c.id)).where(messages.c.session == session)
@@ -195,27 +204,27 @@ def before(connection: Connection, row: "Row[Any]", path: "Sequence[Row[Any]]") 
     return None
 
 
-def renders_of(connection: Connection, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """What belongs to `render` markers beside their bodies, by their rows."""
+def load_renders(connection: Connection, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Return the template, variables and text of `render` markers, by row."""
     every = select(renders.c.message, renders.c.variables, prompts.c.template, tables.blobs).join(prompts)
     joined = every.join(tables.blobs, tables.blobs.c.hash == renders.c.text)
     found: dict[int, dict[str, Any]] = {}
-    for part in blobs.parts(ids):
+    for part in blobs.split_batches(ids):
         for row in connection.execute(joined.where(renders.c.message.in_(part))):
-            if not blobs.is_whole(row.hash, row.data):
+            if not blobs.is_intact(row.hash, row.data):
                 continue
             text = row.data.decode("utf-8", "surrogatepass")
-            found[row.message] = {"template": row.template, "variables": lenient(row.variables, {}), "text": text}
+            found[row.message] = {"template": row.template, "variables": decode_or(row.variables, {}), "text": text}
     return found
 
 
-def restored(
+def restore_entry(
     row: "Row[Any]", data: Mapping[str, bytes], rendered: Mapping[int, dict[str, Any]]
 ) -> tuple[Message | None, bool]:
-    """The entry of a row, or what is left of it, and whether that is all."""
+    """Return a row's entry, or what can be read of it, and whether it is complete."""
     try:
         entry = unpack(row.kind, row.body, data)
-    except Damaged as damage:
+    except DamagedEntry as damage:
         return damage.rest, False
     if row.kind != "render":
         return entry, True
@@ -223,12 +232,12 @@ def restored(
     return entry, row.id in rendered
 
 
-def draft_of(connection: Connection, number: int) -> Message | None:
-    """What was written of a reply that never came to its end."""
+def load_draft(connection: Connection, number: int) -> Message | None:
+    """Return what was stored of a reply that did not end, marked as interrupted."""
     body = connection.scalar(select(drafts.c.body).where(drafts.c.session == number))
     try:
         reply = settle(unpack("assistant", body or "", {}), used=set(), whole=False)
-    except Damaged:
+    except DamagedEntry:
         return None
     if not any(reply.get(key) for key in ("content", "reasoning_content")):
         return None

@@ -1,25 +1,27 @@
-"""How far an open session is stored."""
+"""The progress of storing an open session."""
 
 from dataclasses import dataclass, field
 
 from sqlalchemy import Engine
 
-from crow_persistence.requests import Trail
+from crow_persistence.requests import RequestEncoder
 
 
 @dataclass
-class Track:
-    """How far a session is written down."""
+class Progress:
+    """What is stored of an open session: its row, and the rows of its log's entries."""
 
     owner: str = ""
-    """Whose lease it is written under; see `leases`."""
+    """Owner whose lease the session is written under; see `leases`."""
     number: int = 0
-    """Of the `sessions` row; 0 until there is one."""
+    """Number of the `sessions` row; 0 until there is one."""
     head: int | None = None
-    """The `messages` row behind which the next entry goes."""
+    """The `messages` row that the next entry follows."""
     rows: list[int] = field(default_factory=list[int])
-    """The `messages` rows of the log's first entries, in order; what follows in the log is still to be written."""
+    """The `messages` rows of the first entries of the log, in order. Later entries are not stored yet."""
     options: dict[str, str] = field(default_factory=dict[str, str])
+    """The options as stored in the `sessions` row."""
     engine: Engine | None = None
-    """Of the database in which these rows are; None when a write failed, and what it left must be looked at first."""
-    trail: Trail | None = None
+    """Engine of the database that holds these rows. None after a write failed: `writer.resync` must run first."""
+    encoder: RequestEncoder | None = None
+    """Encoder of the session's model requests; None until the first one."""

@@ -1,4 +1,4 @@
-"""What a session says, into rows: each entry once, behind the one it follows, and nothing under a lost lease."""
+"""Write a session's entries to rows: each entry once, after its parent, and only under the session's lease."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -12,176 +12,182 @@ from crow_core.session import Session
 from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select, update
 
 from crow_persistence import audit, blobs, leases, loader, prompts, search
-from crow_persistence.entries import encode, pack, plain
-from crow_persistence.loader import id_of
-from crow_persistence.progress import Track
+from crow_persistence.entries import clean_text, encode, pack
+from crow_persistence.loader import entry_id
+from crow_persistence.progress import Progress
 from crow_persistence.tables import drafts, links, messages, sessions
 
-BEGIN = insert(sessions).values(beat=leases.Clock())
-ADD = insert(messages)
-LINK = insert(links)
-MOVE = (
+INSERT_SESSION = insert(sessions).values(beat=leases.DatabaseClock())
+INSERT_MESSAGE = insert(messages)
+INSERT_LINKS = insert(links)
+UPDATE_SESSION = (
     update(sessions)
     .where(sessions.c.number == bindparam("session"))
     .values(
-        head=bindparam("tip"),
+        head=bindparam("new_head"),
         updated=bindparam("at"),
-        beat=leases.Clock(),
+        beat=leases.DatabaseClock(),
         cwd=bindparam("folder"),
         roots=bindparam("folders"),
         options=bindparam("chosen"),
         title=func.coalesce(bindparam("name", type_=Text), sessions.c.title),
     )
 )
-OWNER = select(sessions.c.owner).where(sessions.c.number == bindparam("session")).with_for_update()
-DRAW = update(drafts).where(drafts.c.session == bindparam("of")).values(at=bindparam("time"), body=bindparam("reply"))
-BEGIN_DRAFT = insert(drafts)
-END_DRAFT = delete(drafts).where(drafts.c.session == bindparam("of"))
+SELECT_OWNER = select(sessions.c.owner).where(sessions.c.number == bindparam("session")).with_for_update()
+UPDATE_DRAFT = (
+    update(drafts).where(drafts.c.session == bindparam("of")).values(at=bindparam("time"), body=bindparam("reply"))
+)
+INSERT_DRAFT = insert(drafts)
+DELETE_DRAFT = delete(drafts).where(drafts.c.session == bindparam("of"))
 
 
 @dataclass(frozen=True)
-class Tip:
-    """Where a session stands once the transaction is committed: then `reach` takes a track there."""
+class Committed:
+    """A session's progress after the transaction is committed."""
 
     number: int
     head: int
     rows: list[int]
     options: dict[str, str]
-    decided: audit.Noted | None
-    """What to announce of the chain of decisions; None when none is among it. See `audit`."""
+    decisions: audit.AnchoredHead | None
+    """The head of the audit chain to announce; None when no decisions were recorded. See `audit`."""
 
-    def reach(self, track: Track) -> None:
-        track.number, track.head, track.options = self.number, self.head, self.options
-        track.rows += self.rows
+    def apply_to(self, progress: Progress) -> None:
+        """Update a session's progress, after the commit."""
+        progress.number, progress.head, progress.options = self.number, self.head, self.options
+        progress.rows += self.rows
 
 
-def extend(
-    connection: Connection, track: Track, session: Session, entries: Sequence[Message], secrets: Collection[str] = ()
-) -> Tip:
-    """Store entries behind those of a session that are stored. Raises StoreError when it is not this process's to
-    write any more."""
+def write_entries(
+    connection: Connection,
+    progress: Progress,
+    session: Session,
+    entries: Sequence[Message],
+    secrets: Collection[str] = (),
+) -> Committed:
+    """Write new entries of a session. Raises StoreError when this owner has lost the session's lease."""
     at = leases.now()
-    if track.number:
-        hold(connection, track, session)
-    number = track.number or begin(connection, track, session, at)
-    head, rows, title, options = track.head, list[int](), None, track.options
+    if progress.number:
+        hold_lease(connection, progress, session)
+    number = progress.number or insert_session(connection, progress, session, at)
+    head, rows, title, options = progress.head, list[int](), None, progress.options
     clean: list[Message] = mask(list(entries), secrets)
     for entry in clean:
         parent = head
         match entry.get("crow"):
             case {"kind": "rewind", "to": str(to)} if "role" not in entry:
-                parent = row_of(session.log, [*track.rows, *rows], to, head)
+                parent = find_row(session.log, [*progress.rows, *rows], to, head)
             case {"kind": "title", "title": str(name)} if "role" not in entry:
-                title = plain(name)
+                title = clean_text(name)
             case {"kind": "option", "option": str(option), "value": str(value)} if "role" not in entry:
                 options = {**options, option: value}
             case _:
                 pass
-        head = add(connection, number, parent, entry, at)
+        head = insert_entry(connection, number, parent, entry, at)
         rows.append(head)
     assert head is not None
-    search.index(connection, number, session.cwd, list(zip(rows, clean, strict=True)))
-    moved = {
+    search.index_entries(connection, number, session.cwd, list(zip(rows, clean, strict=True)))
+    changes = {
         "session": number,
-        "tip": head,
+        "new_head": head,
         "at": at,
-        "folder": plain(session.cwd),
+        "folder": clean_text(session.cwd),
         "folders": encode(session.roots),
         "chosen": encode(options),
         "name": title,
     }
-    connection.execute(MOVE, moved)
+    connection.execute(UPDATE_SESSION, changes)
     if any("role" in entry for entry in clean):
-        connection.execute(END_DRAFT, {"of": number})
-    return Tip(number, head, rows, options, audit.record(connection, session.id, clean, at))
+        connection.execute(DELETE_DRAFT, {"of": number})
+    return Committed(number, head, rows, options, audit.record(connection, session.id, clean, at))
 
 
-def begin(connection: Connection, track: Track, session: Session, at: int) -> int:
-    """A row for a new session, and the prompts it has; gives its number."""
+def insert_session(connection: Connection, progress: Progress, session: Session, at: int) -> int:
+    """Insert the row of a new session, and its prompts. Return the session's number."""
     for prompt in session.prompts.values():
-        prompts.note(connection, prompt.name, prompt.template, at)
+        prompts.store_version(connection, prompt.name, prompt.template, at)
     row = {
-        "id": plain(session.id),
-        "cwd": plain(session.cwd),
+        "id": clean_text(session.id),
+        "cwd": clean_text(session.cwd),
         "roots": encode(session.roots),
-        "options": encode(track.options),
+        "options": encode(progress.options),
         "created": at,
         "updated": at,
-        "owner": track.owner,
+        "owner": progress.owner,
     }
-    return inserted(connection, BEGIN, row)
+    return insert_row(connection, INSERT_SESSION, row)
 
 
-def add(connection: Connection, number: int, parent: int | None, entry: Message, at: int) -> int:
-    """A row for an entry, and what belongs to it in other tables; gives its id."""
+def insert_entry(connection: Connection, number: int, parent: int | None, entry: Message, at: int) -> int:
+    """Insert the row of an entry, and its rows in other tables. Return the row's id."""
     packed = pack(entry)
-    row = {"session": number, "parent": parent, "at": at, "kind": plain(packed.kind), "body": packed.body}
-    id = inserted(connection, ADD, row)
+    row = {"session": number, "parent": parent, "at": at, "kind": clean_text(packed.kind), "body": packed.body}
+    id = insert_row(connection, INSERT_MESSAGE, row)
     if packed.blobs:
-        blobs.keep(connection, packed.blobs)
-        connection.execute(LINK, [{"message": id, "blob": hash} for hash in packed.blobs])
+        blobs.store(connection, packed.blobs)
+        connection.execute(INSERT_LINKS, [{"message": id, "blob": hash} for hash in packed.blobs])
     if packed.kind == "render":
-        prompts.record(connection, id, number, entry, at)
+        prompts.store_render(connection, id, number, entry, at)
     return id
 
 
-def inserted(connection: Connection, statement: Any, row: dict[str, Any]) -> int:
-    """The key that the database gave to a new row."""
+def insert_row(connection: Connection, statement: Any, row: dict[str, Any]) -> int:
+    """Insert a row. Return the key that the database generated."""
     key = connection.execute(statement, row).inserted_primary_key
     assert key is not None
     return key[0]
 
 
-def row_of(log: Sequence[Message], rows: Sequence[int], id: str, otherwise: int | None) -> int | None:
-    """The row of the entry with this id; of "", which is before the first, none."""
-    ids = {id_of(entry): row for entry, row in zip(log, rows, strict=False)}
-    return ids.get(id, otherwise) if id else None
+def find_row(log: Sequence[Message], rows: Sequence[int], id: str, default: int | None) -> int | None:
+    """Return the row of the entry with this id; None for "", which means before the first entry."""
+    ids = {entry_id(entry): row for entry, row in zip(log, rows, strict=False)}
+    return ids.get(id, default) if id else None
 
 
-def draft(
-    connection: Connection, track: Track, session: Session, reply: Message, secrets: Collection[str] = ()
+def write_draft(
+    connection: Connection, progress: Progress, session: Session, reply: Message, secrets: Collection[str] = ()
 ) -> None:
-    """Store what has come of a reply so far. Raises StoreError, as `extend` does."""
-    hold(connection, track, session)
+    """Write a reply that is still streaming. Raises StoreError, as `write_entries` does."""
+    hold_lease(connection, progress, session)
     at = leases.now()
     body = pack(mask(reply, secrets)).body
-    if not connection.execute(DRAW, {"of": track.number, "time": at, "reply": body}).rowcount:
-        connection.execute(BEGIN_DRAFT, {"session": track.number, "at": at, "body": body})
+    if not connection.execute(UPDATE_DRAFT, {"of": progress.number, "time": at, "reply": body}).rowcount:
+        connection.execute(INSERT_DRAFT, {"session": progress.number, "at": at, "body": body})
 
 
-def hold(connection: Connection, track: Track, session: Session) -> None:
-    """See to it that the session stays this owner's until the transaction ends. Raises StoreError when it is not."""
-    if connection.scalar(OWNER, {"session": track.number}) != track.owner:
-        raise lost(connection, session.id, track)
+def hold_lease(connection: Connection, progress: Progress, session: Session) -> None:
+    """Keep the session's lease until the transaction ends. Raises StoreError when this owner has lost it."""
+    if connection.scalar(SELECT_OWNER, {"session": progress.number}) != progress.owner:
+        raise explain_lost_lease(connection, session.id, progress)
 
 
-def lost(connection: Connection, id: str, track: Track) -> StoreError:
-    """Why a session is not this process's to write any more."""
-    row = connection.execute(select(sessions).where(sessions.c.id == plain(id))).one_or_none()
+def explain_lost_lease(connection: Connection, id: str, progress: Progress) -> StoreError:
+    """Return the error that says why this owner may not write the session any more."""
+    row = connection.execute(select(sessions).where(sessions.c.id == clean_text(id))).one_or_none()
     if row is None:
         return StoreError(f"Session {id} is not in the database any more. It is written anew with its next message.")
     if row.deleted is not None:
         return StoreError(f"Session {id} was deleted; nothing can be added to it. Begin a new one.")
-    by = leases.in_words(row.owner) if row.owner and row.owner != track.owner else "another process"
+    by = leases.describe_owner(row.owner) if row.owner and row.owner != progress.owner else "another process"
     return StoreError(
         f"Session {id} was taken over by {by} while this one was not heard of, and nothing was written. "
         "Open it again to go on from there, or fork it."
     )
 
 
-def catch_up(connection: Connection, track: Track, session: Session) -> None:
-    """Look at what is there after a write that failed, or in a database that is not the one it was.
+def resync(connection: Connection, progress: Progress, session: Session) -> None:
+    """Compare a session's progress with the database, after a failed write or in another database than before.
 
-    A commit may have been done although its answer was lost; a new database holds nothing. Raises StoreError when the
-    session is not this process's to write any more.
+    A commit may have succeeded although its result was lost; a new database is empty. Raises StoreError when this owner
+    has lost the session's lease.
     """
-    row = connection.execute(select(sessions).where(sessions.c.id == plain(session.id))).one_or_none()
+    row = connection.execute(select(sessions).where(sessions.c.id == clean_text(session.id))).one_or_none()
     if row is None:
-        track.number, track.head, track.rows[:], track.trail = 0, None, [], None
+        progress.number, progress.head, progress.rows[:], progress.encoder = 0, None, [], None
         return
-    if row.deleted is not None or row.owner != track.owner:
-        raise lost(connection, session.id, track)
-    known = loader.rows_by_entry(connection, row)
-    stored = takewhile(bool, (known.get(id_of(entry), 0) for entry in session.log))
-    track.number, track.head, track.options = row.number, row.head, loader.options_of(row)
-    track.rows[:], track.trail = stored, None
+    if row.deleted is not None or row.owner != progress.owner:
+        raise explain_lost_lease(connection, session.id, progress)
+    known = loader.map_rows(connection, row)
+    stored = takewhile(bool, (known.get(entry_id(entry), 0) for entry in session.log))
+    progress.number, progress.head, progress.options = row.number, row.head, loader.read_options(row)
+    progress.rows[:], progress.encoder = stored, None

@@ -67,7 +67,7 @@ async def talk(url: str, folder: Path) -> None:
         await crow.close(crow.sessions[forgotten])
         await editor.request("session/delete", DeleteSessionRequest(session_id=forgotten))
     database = Database(url, folder)
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         number = connection.scalar(select(sessions.c.number).where(sessions.c.id == id))
         body = '{"role":"assistant","content":"And with cinn","crow":{"id":"0123456789abcdef0123456789abcdef"}}'
         connection.execute(insert(drafts).values(session=number, at=1764000000000, body=body))

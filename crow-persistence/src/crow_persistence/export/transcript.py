@@ -1,4 +1,4 @@
-"""A session as every export tells it: what was said, what was done and what came of it, in order."""
+"""A session as all exports show it: messages, tool calls and their results, in order."""
 
 import difflib
 import json
@@ -15,26 +15,26 @@ from crow_core.store import Record, Summary
 from sqlalchemy import Connection, Row, select
 
 from crow_persistence import blobs, loader, requests
-from crow_persistence.export.redaction import redact, redacted
+from crow_persistence.export.redaction import redact_data, redact_text
 from crow_persistence.tables import messages
 
-DIFFED = 2_000_000
-"""Characters of a file's two texts from which their difference is not worked out."""
+MAX_DIFF_LENGTH = 2_000_000
+"""Length of both texts of a changed file, in characters, above which no diff is made."""
 
-MEDIA = re.compile(r"data:(image/(?:png|jpeg|gif|webp)|audio/(?:wav|mp3|ogg|flac|aac|webm));base64,(.+)")
-"""An image or a sound that can be shown without asking anybody for it, and that can do nothing."""
+MEDIA_URL = re.compile(r"data:(image/(?:png|jpeg|gif|webp)|audio/(?:wav|mp3|ogg|flac|aac|webm));base64,(.+)")
+"""A URL that contains an image or a sound of a safe type, and can be shown without loading anything."""
 
 
-TOLD = (
+EXPORTED_COLUMNS = (
     *("id", "purpose", "prompt", "version", "model", "endpoint", "crow", "started", "first", "total", "stop_reason"),
     *("error", "usage", "input", "output", "cached", "cost", "currency", "tools", "sampling", "digest"),
 )
-"""What is of use elsewhere of a call."""
+"""Columns of a model call that are exported."""
 
 
 @dataclass
-class Use:
-    """A tool call and what came of it."""
+class TranscriptToolCall:
+    """A tool call and its result."""
 
     name: str
     title: str
@@ -42,75 +42,78 @@ class Use:
     answer: str = ""
     media: list[str] = field(default_factory=list[str])
     diffs: list[str] = field(default_factory=list[str])
-    """Of the files it changed, unified."""
+    """Unified diffs of the files it changed."""
     failed: bool = False
     decision: str = ""
-    """Who allowed or denied it."""
+    """The permission decision, and who made it."""
 
 
 @dataclass
-class Part:
-    """Something that was said, with the tools that were used for it; or a note on what happened beside it."""
+class TranscriptPart:
+    """A message with its tool calls, or a note about a marker."""
 
     who: Literal["user", "assistant", "note"]
     id: str = ""
     at: int | None = None
-    """Milliseconds since 1970, where it is known."""
+    """Milliseconds since 1970; None if unknown."""
     title: str = ""
-    """Of a note; its text is long if it has one."""
+    """Line of a note; a longer note has a text, too."""
     thought: str = ""
     text: str = ""
     media: list[str] = field(default_factory=list[str])
-    """Addresses of images and sounds, those of `data:` too."""
-    uses: list[Use] = field(default_factory=list[Use])
+    """URLs of images and sounds, including `data:` URLs."""
+    tool_calls: list[TranscriptToolCall] = field(default_factory=list[TranscriptToolCall])
     cut: str = ""
-    """Why it broke off, if it did."""
+    """Reason why the message was cut off; "" if it is complete."""
 
 
 @dataclass(frozen=True)
-class Story:
-    """A session with its calls."""
+class Transcript:
+    """A session with its model calls."""
 
     summary: Summary
     record: Record
-    calls: Sequence[Mapping[str, Any]] = ()
-    """Oldest first, each as `told` tells it."""
+    model_calls: Sequence[Mapping[str, Any]] = ()
+    """The model calls, oldest first, from `model_call_to_dict`."""
     times: Mapping[str, int] = field(default_factory=dict[str, int])
-    """When an entry was written down, by its id; milliseconds since 1970."""
+    """Times at which entries were stored, by entry id; milliseconds since 1970."""
 
     @classmethod
-    def of(cls, connection: Connection, row: Row[Any]) -> "Story":
-        """The story of a row of `sessions`."""
-        record, track = loader.recall(connection, row)
+    def load(cls, connection: Connection, row: Row[Any]) -> "Transcript":
+        """Load the transcript of a `sessions` row."""
+        record, progress = loader.load_with_progress(connection, row)
         written: dict[int, int] = {}
-        for rows in blobs.parts(track.rows):
+        for rows in blobs.split_batches(progress.rows):
             times = select(messages.c.id, messages.c.at).where(messages.c.id.in_(rows))
             written |= {found.id: found.at for found in connection.execute(times)}
         ids = (entry.get("crow", {}).get("id", "") for entry in record.log)
-        at = {id: written.get(row, 0) for id, row in zip(ids, track.rows, strict=False)}
-        calls = [told(call) for call in requests.listing(connection, row.number)]
-        return cls(loader.summary(row), record, calls[::-1], at)
+        at = {id: written.get(row, 0) for id, row in zip(ids, progress.rows, strict=False)}
+        calls = [model_call_to_dict(model_call) for model_call in requests.list_model_calls(connection, row.number)]
+        return cls(loader.to_summary(row), record, calls[::-1], at)
 
-    def redacted(self) -> "Story":
-        """The same with what looks like a secret masked."""
+    def redact(self) -> "Transcript":
+        """Return a copy with likely secrets masked."""
         record, summary = self.record, self.summary
         return replace(
             self,
             summary=replace(
-                summary, title=redact(summary.title), cwd=redact(summary.cwd), roots=redacted(list(summary.roots))
+                summary,
+                title=redact_text(summary.title),
+                cwd=redact_text(summary.cwd),
+                roots=redact_data(list(summary.roots)),
             ),
             record=replace(
                 record,
-                log=[redacted(entry) for entry in record.log],
-                options=redacted(record.options),
-                system=redacted(record.system),
-                tools=redacted(record.tools),
+                log=[redact_data(entry) for entry in record.log],
+                options=redact_data(record.options),
+                system=redact_data(record.system),
+                tools=redact_data(record.tools),
             ),
-            calls=[redacted(dict(call)) for call in self.calls],
+            model_calls=[redact_data(dict(model_call)) for model_call in self.model_calls],
         )
 
-    def parts(self) -> Iterator[Part]:
-        """What was said and done, in order."""
+    def parts(self) -> Iterator[TranscriptPart]:
+        """Yield the messages and notes, in order."""
         answers = {m.get("tool_call_id", ""): m for m in self.record.log if m.get("role") == "tool"}
         notes = [entry.get("crow", {}) for entry in self.record.log]
         decisions = {note.get("call", ""): note for note in notes if note.get("kind") == "decision"}
@@ -119,39 +122,44 @@ class Story:
             match entry.get("role"):
                 case "user" | "assistant" as who:
                     said = to_parts(entry.get("content"))
-                    uses = [used(c, answers.get(c["id"]), decisions.get(c["id"])) for c in entry.get("tool_calls", [])]
-                    yield Part(
+                    tool_calls = [
+                        make_tool_call(tool_call, answers.get(tool_call["id"]), decisions.get(tool_call["id"]))
+                        for tool_call in entry.get("tool_calls", [])
+                    ]
+                    yield TranscriptPart(
                         who,
                         id,
                         self.times.get(id),
                         thought=entry.get("reasoning_content", ""),
-                        text=text_of(said),
-                        media=media_of(said),
-                        uses=uses,
+                        text=join_text(said),
+                        media=find_media(said),
+                        tool_calls=tool_calls,
                         cut=str(entry.get("crow", {}).get("cut", "")),
                     )
-                case None if title := noted(entry):
+                case None if title := describe_marker(entry):
                     own = entry.get("crow", {})
                     text = str(own.get("text") or own.get("summary") or "")
-                    yield Part("note", id, self.times.get(id), title=title, text=text)
+                    yield TranscriptPart("note", id, self.times.get(id), title=title, text=text)
                 case _:
                     pass
 
     def facts(self) -> list[tuple[str, str]]:
-        """What is to be known of a session before it is read: names and values."""
-        summary, calls = self.summary, self.calls
-        models = ", ".join(dict.fromkeys(call["model"] for call in calls))
-        input, cached, output = (sum(call[name] or 0 for call in calls) for name in ("input", "cached", "output"))
+        """Return what to know about a session before reading it, as names and values."""
+        summary, calls = self.summary, self.model_calls
+        models = ", ".join(dict.fromkeys(model_call["model"] for model_call in calls))
+        input, cached, output = (
+            sum(model_call[name] or 0 for model_call in calls) for name in ("input", "cached", "output")
+        )
         costs: dict[str, float] = {}
-        for call in calls:
-            if call["cost"] is not None:
-                costs[call["currency"]] = costs.get(call["currency"], 0.0) + call["cost"]
+        for model_call in calls:
+            if model_call["cost"] is not None:
+                costs[model_call["currency"]] = costs.get(model_call["currency"], 0.0) + model_call["cost"]
         facts = [
             ("Session", summary.id),
             ("Folder", summary.cwd),
-            ("Time", f"{in_words(summary.created)} to {in_words(summary.updated)}"),
+            ("Time", f"{format_time(summary.created)} to {format_time(summary.updated)}"),
             ("Model", models),
-            ("Calls", f"{len(calls)}" if calls else ""),
+            ("Model calls", f"{len(calls)}" if calls else ""),
             ("Tokens", f"{input:,} in ({cached:,} cached), {output:,} out" if calls else ""),
             ("Cost", ", ".join(f"{cost:.4f} {currency}" for currency, cost in costs.items())),
             ("Damage", self.record.damage),
@@ -159,14 +167,14 @@ class Story:
         return [(name, value) for name, value in facts if value]
 
 
-def told(call: Row[Any]) -> dict[str, Any]:
-    """What is of use elsewhere of a row of `requests.listing`."""
-    values = {name: getattr(call, name) for name in TOLD}
-    return values | {name: loader.lenient(values[name] or "", {}) for name in ("usage", "sampling")}
+def model_call_to_dict(row: Row[Any]) -> dict[str, Any]:
+    """Convert a row from `requests.list_model_calls` to the values that are exported."""
+    values = {name: getattr(row, name) for name in EXPORTED_COLUMNS}
+    return values | {name: loader.decode_or(values[name] or "", {}) for name in ("usage", "sampling")}
 
 
-def noted(marker: Message) -> str:
-    """A marker as a line; "" for one that is shown elsewhere."""
+def describe_marker(marker: Message) -> str:
+    """Return a line about a marker; "" for one that is shown elsewhere."""
     match marker.get("crow"):
         case {"kind": "render", "prompt": str(prompt), "purpose": str(purpose)}:
             return "System prompt" if purpose == "system" else f"Prompt {prompt}, for: {purpose}"
@@ -191,40 +199,46 @@ def noted(marker: Message) -> str:
             return ""
 
 
-def used(call: ToolUse, answer: Message | None, decision: Mapping[str, Any] | None) -> Use:
-    """A tool call with its answer, if it got one."""
-    name, arguments = call["function"]["name"], parse_arguments(call)
-    shown = call["function"]["arguments"] if arguments is None else json.dumps(arguments, indent=2, ensure_ascii=False)
-    use = Use(name, make_title(name, arguments or {}), shown)
+def make_tool_call(
+    tool_call: ToolUse, answer: Message | None, decision: Mapping[str, Any] | None
+) -> TranscriptToolCall:
+    """Join a tool call with its result and its permission decision, if any."""
+    name, arguments = tool_call["function"]["name"], parse_arguments(tool_call)
+    shown = (
+        tool_call["function"]["arguments"] if arguments is None else json.dumps(arguments, indent=2, ensure_ascii=False)
+    )
+    made = TranscriptToolCall(name, make_title(name, arguments or {}), shown)
     if answer is not None:
         said, notes = to_parts(answer.get("content")), answer.get("crow", {})
-        use.answer, use.media, use.failed = text_of(said), media_of(said), bool(notes.get("failed"))
-        use.diffs = [diff for change in notes.get("changes", []) if (diff := diff_of(change))]
+        made.answer, made.media, made.failed = join_text(said), find_media(said), bool(notes.get("failed"))
+        made.diffs = [diff for change in notes.get("changes", []) if (diff := make_diff(change))]
     if decision is not None:
-        use.decision = f"{decision.get('is', '')}, by {decision.get('by', '')}"
-    return use
+        made.decision = f"{decision.get('is', '')}, by {decision.get('by', '')}"
+    return made
 
 
-def diff_of(change: Mapping[str, Any]) -> str:
-    """What was changed in a file, unified."""
+def make_diff(change: Mapping[str, Any]) -> str:
+    """Return the unified diff of a changed file."""
     path, old, new = str(change.get("path")), change.get("old"), change.get("new")
-    if len(old or "") + len(new or "") > DIFFED:
+    if len(old or "") + len(new or "") > MAX_DIFF_LENGTH:
         return f"--- {path}\n+++ {path}\n(too large to compare)"
     before, after = ("/dev/null" if text is None else path for text in (old, new))
     lines = difflib.unified_diff((old or "").splitlines(), (new or "").splitlines(), before, after, lineterm="")
     return "\n".join(lines)
 
 
-def text_of(said: Sequence[Mapping[str, Any]]) -> str:
-    return "\n\n".join(str(part.get("text", "")) for part in said if part.get("type") == "text")
+def join_text(parts: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of content parts."""
+    return "\n\n".join(str(part.get("text", "")) for part in parts if part.get("type") == "text")
 
 
-def media_of(said: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [url for part in said if (url := address_of(part))]
+def find_media(parts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the URLs of images and sounds in content parts."""
+    return [url for part in parts if (url := find_url(part))]
 
 
-def address_of(part: Mapping[str, Any]) -> str:
-    """The address of an image or a sound; "" for another part of a message."""
+def find_url(part: Mapping[str, Any]) -> str:
+    """Return the URL of an image or a sound; "" for another content part."""
     match part:
         case {"type": "image_url", "image_url": {"url": str(url)}}:
             return url
@@ -234,22 +248,22 @@ def address_of(part: Mapping[str, Any]) -> str:
             return ""
 
 
-def in_words(at: int) -> str:
-    """A time as a person reads it."""
+def format_time(at: int) -> str:
+    """Format milliseconds since 1970 for a reader."""
     return f"{datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def embedded(url: str) -> tuple[str, bytes] | None:
-    """The media type and the bytes of an image or a sound that is in its address."""
+def decode_media(url: str) -> tuple[str, bytes] | None:
+    """Return the media type and bytes of an image or a sound contained in its URL; None for other URLs."""
     try:
-        return (found[1], b64decode(found[2], validate=True)) if (found := MEDIA.fullmatch(url)) else None
+        return (found[1], b64decode(found[2], validate=True)) if (found := MEDIA_URL.fullmatch(url)) else None
     except ValueError:
         return None
 
 
-def caption(url: str) -> str:
-    """An image or a sound in words."""
+def describe_media(url: str) -> str:
+    """Return a description of an image or a sound."""
     kind = "audio" if url.startswith("data:audio/") else "image"
-    if found := embedded(url):
+    if found := decode_media(url):
         return f"{kind}: {found[0]}, {len(found[1]):,} bytes"
     return kind if url.startswith("data:") else f"{kind}: {url}"
