@@ -1,4 +1,4 @@
-"""Whatever stands in a column: what can be read is read, the rest is a sentence, and nothing else comes of it."""
+"""Any value in any column: readable rows are read, others raise StoreError, and nothing else happens."""
 
 import sqlite3
 from collections.abc import Callable
@@ -19,13 +19,13 @@ HARM: tuple[Any, ...] = (b"\xff\xfe", "", "no", "[1]", '{"crow": 1}', "9" * 30, 
 
 @pytest.fixture
 def used(tmp_path: Path, earlier: Callable[[str], None], database: Database) -> Database:
-    """A database with rows in every table."""
+    """Return a database with rows in every table."""
     earlier("0001")
     return database
 
 
 def read_all(database: Database) -> None:
-    """Everything that anybody reads of it. Raises StoreError."""
+    """Read everything in a database. Raises StoreError."""
     with database.begin_read() as connection:
         for row in connection.execute(select(sessions)):
             with suppress(StoreError):
@@ -39,9 +39,9 @@ def read_all(database: Database) -> None:
     check(database)
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # PostgreSQL keeps to the types of columns
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # PostgreSQL enforces column types
 @pytest.mark.parametrize("table", sorted(metadata.tables))
-def test_any_value_in_any_column_is_damage_at_most(used: Database, table: str):
+def test_any_value_in_any_column_raises_nothing_but_store_error(used: Database, table: str):
     read_all(used)
     file = used.file
     assert file

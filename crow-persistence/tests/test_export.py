@@ -1,4 +1,4 @@
-"""Exports: everything is in them, nothing in them can do harm, and no secret is given away."""
+"""Exports are complete, harmless and free of secrets."""
 
 import json
 import re
@@ -98,7 +98,7 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize(("text", "secret"), SECRETS)
-def test_what_looks_like_a_secret_is_masked(text: str, secret: str):
+def test_likely_secret_is_masked(text: str, secret: str):
     masked = redact_text(text)
     assert secret not in masked
     assert MASK in masked
@@ -106,11 +106,11 @@ def test_what_looks_like_a_secret_is_masked(text: str, secret: str):
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_only_speaks_of_secrets_stays_as_it_is(text: str):
+def test_text_about_secrets_is_not_masked(text: str):
     assert redact_text(text) == text
 
 
-def test_source_code_stays_as_it_is():
+def test_source_code_is_not_masked():
     for path in Path(crow_core.__file__).parent.rglob("*.py"):
         text = path.read_text()
         assert redact_text(text) == text, path
@@ -121,7 +121,7 @@ noise = st.text(st.characters() | st.sampled_from("\"'\\\n`=: -_./@{}[]()&?+"), 
 
 @CALMLY
 @given(noise, st.sampled_from(SECRETS), noise)
-def test_a_secret_is_masked_wherever_it_stands(before: str, example: tuple[str, str], after: str):
+def test_secret_is_masked_in_any_context(before: str, example: tuple[str, str], after: str):
     text, secret = example
     masked = redact_text(f"{before}\n{text}\n{after}")
     assert secret not in masked
@@ -130,7 +130,7 @@ def test_a_secret_is_masked_wherever_it_stands(before: str, example: tuple[str, 
 
 @CALMLY
 @given(st.recursive(noise | st.integers(), lambda some: st.lists(some) | st.dictionaries(noise, some)), noise)
-def test_data_keep_their_shape_and_a_text_its_lines(value: Any, text: str):
+def test_masking_keeps_the_structure_of_data_and_the_lines_of_text(value: Any, text: str):
     def shape(value: Any) -> Any:
         match value:
             case dict():
@@ -145,7 +145,7 @@ def test_data_keep_their_shape_and_a_text_its_lines(value: Any, text: str):
         assert redact_text(text).count("\n") == text.count("\n")
 
 
-def test_the_arguments_of_a_call_stay_json_and_keys_say_what_is_secret():
+def test_masked_arguments_are_json_and_keys_mark_secrets():
     arguments = json.dumps({"command": 'login "a\\b"', "options": {"password": 'a"b\\', "token": KEY, "size": 3}})
     masked = json.loads(redact_data({"arguments": arguments})["arguments"])
     assert masked == {"command": 'login "a\\b"', "options": {"password": MASK, "token": MASK, "size": 3}}
@@ -158,7 +158,9 @@ def call(id: str, name: str, arguments: str) -> Any:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def story(*log: Message, title: str = "A title", calls: list[dict[str, Any]] | None = None, **more: Any) -> Transcript:
+def make_transcript(
+    *log: Message, title: str = "A title", calls: list[dict[str, Any]] | None = None, **more: Any
+) -> Transcript:
     for n, entry in enumerate(log):
         entry.setdefault("crow", {}).setdefault("id", f"{n:032x}")
     summary = Summary("5e55", "/home/me/project", ["/home/me/project"], title, 1_795_000_000_000, 1_795_000_060_000)
@@ -167,16 +169,16 @@ def story(*log: Message, title: str = "A title", calls: list[dict[str, Any]] | N
 
 
 def asked(id: str, **more: Any) -> dict[str, Any]:
-    """A call, as `told` tells it."""
+    """Return a model call, as from `model_call_to_dict`."""
     numbers = {"input": 100, "output": 10, "cached": 60, "cost": 0.5, "currency": "USD", "first": 5.123, "total": 9.0}
     words = {"purpose": "turn", "model": "m", "crow": "0.1.0", "stop_reason": "stop", "error": None, "usage": {"x": 1}}
     return {"id": id, "started": 1_795_000_001_000, **numbers, **words, **more}
 
 
-def worked() -> Transcript:
-    """A session with everything in it."""
+def make_full_transcript() -> Transcript:
+    """Return a transcript with every kind of entry."""
     change = {"path": "/home/me/project/a.py", "old": "one\ntwo\n", "new": "one\n2\n", "before": "0", "after": "1"}
-    return story(
+    return make_transcript(
         {"crow": {"kind": "tools", "schemas": [{"type": "function", "function": {"name": "look"}}]}},
         {
             "role": "user",
@@ -204,8 +206,8 @@ def worked() -> Transcript:
     )
 
 
-def test_json_lines_are_the_log_again():
-    told = worked()
+def test_json_lines_contain_the_log():
+    told = make_full_transcript()
     head, *lines = [json.loads(line) for line in export(told, "jsonl").text.splitlines()]
     assert lines[: len(told.record.log)] == told.record.log
     assert [line["crow"]["id"] for line in lines[len(told.record.log) :]] == ["reply1", "title1", "reply2"]
@@ -223,8 +225,8 @@ def test_json_lines_are_the_log_again():
     }
 
 
-def test_markdown_tells_what_was_said_and_done():
-    assert export(worked(), "markdown").text == (Path(__file__).parent / "export.md").read_text()
+def test_markdown_shows_messages_and_tool_calls():
+    assert export(make_full_transcript(), "markdown").text == (Path(__file__).parent / "export.md").read_text()
 
 
 TRAJECTORY: dict[str, Any] = {
@@ -282,7 +284,7 @@ def fits(value: Any, form: Any, where: str = "") -> None:
 
 
 def is_trajectory(trajectory: dict[str, Any], files: dict[str, bytes]) -> None:
-    """Whether it is what the format wants, also beyond the types."""
+    """Check that a trajectory follows the format, including rules beyond the types."""
     fits(trajectory, TRAJECTORY)
     assert trajectory["schema_version"] == "ATIF-v1.8"
     assert [step["step_id"] for step in trajectory["steps"]] == list(range(1, len(trajectory["steps"]) + 1)) != []
@@ -301,8 +303,8 @@ def is_trajectory(trajectory: dict[str, Any], files: dict[str, bytes]) -> None:
                     fits(part, {"type": str, "text": str})
 
 
-def test_a_trajectory_is_as_the_format_wants_it():
-    told = export(worked(), "atif")
+def test_trajectory_follows_the_format():
+    told = export(make_full_transcript(), "atif")
     trajectory = json.loads(told.text)
     is_trajectory(trajectory, told.files)
     system, user, first, second = trajectory["steps"]
@@ -339,7 +341,7 @@ def test_a_trajectory_is_as_the_format_wants_it():
 
 
 class Page(HTMLParser):
-    """What a browser would find in a page."""
+    """The elements and texts of an HTML page."""
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -373,7 +375,7 @@ ATTRIBUTES = {"lang", "charset", "name", "content", "http-equiv", "class", "id",
 
 
 def is_harmless(page: str) -> Page:
-    """A page that is whole, runs nothing and loads nothing."""
+    """Check that a page is well-formed, runs nothing and loads nothing. Return it."""
     found = Page(page)
     assert not found.open
     assert found.tags <= TAGS
@@ -385,8 +387,8 @@ def is_harmless(page: str) -> Page:
     return found
 
 
-def test_a_page_shows_everything_and_asks_nobody():
-    page = is_harmless(export(worked(), "html").text)
+def test_page_shows_everything_and_loads_nothing():
+    page = is_harmless(export(make_full_transcript(), "html").text)
     for said in (
         "A title",
         "/home/me/project",
@@ -411,9 +413,9 @@ def test_a_page_shows_everything_and_asks_nobody():
     assert page.addresses.count(PIXEL) == 1
 
 
-def test_a_sound_is_in_every_export():
+def test_sound_is_in_every_export():
     sound = {"type": "input_audio", "input_audio": {"data": BEEP, "format": "wav"}}
-    told = story({"role": "user", "content": [{"type": "text", "text": "Listen:"}, sound]})
+    told = make_transcript({"role": "user", "content": [{"type": "text", "text": "Listen:"}, sound]})
     page = is_harmless(export(told, "html").text)
     assert page.addresses.count(f"data:audio/wav;base64,{BEEP}") == 1
     assert "[audio: audio/wav, 44 bytes]" in export(told, "markdown").text
@@ -447,7 +449,7 @@ texts = st.sampled_from(NAUGHTY) | st.text(max_size=30)
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Message]:
-    """Any log: every text in it is a naughty one."""
+    """Draw any log; every text in it is a naughty one."""
     log: list[Any] = []
     for n in range(draw(st.integers(0, 5))):
         text, other = draw(texts), draw(texts)
@@ -478,8 +480,8 @@ def logs(draw: st.DrawFn) -> list[Message]:
 
 @CALMLY
 @given(logs(), texts, st.none() | texts, st.booleans())
-def test_whatever_was_said_every_export_is_sound(log: list[Message], title: str, system: str | None, masks: bool):
-    told = story(*log, title=title, system=system)
+def test_every_export_of_any_log_is_valid(log: list[Message], title: str, system: str | None, masks: bool):
+    told = make_transcript(*log, title=title, system=system)
     told = told.redact() if masks else told
     exports = {format: export(told, format) for format in FORMATS}
     for one in exports.values():
@@ -492,10 +494,10 @@ def test_whatever_was_said_every_export_is_sound(log: list[Message], title: str,
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_no_export_gives_a_secret_away_unless_it_is_told_to(format: Format):
+def test_exports_mask_secrets_unless_redaction_is_off(format: Format):
     secret = f"sk-ant-{KEY}"
     change = {"path": "/a", "old": f"KEY={secret}", "new": f"KEY = '{secret}'"}
-    told = story(
+    told = make_transcript(
         {"role": "user", "content": f"My key is {secret}."},
         {
             "role": "assistant",
@@ -518,13 +520,16 @@ def test_no_export_gives_a_secret_away_unless_it_is_told_to(format: Format):
     assert KEY not in export(told.redact(), format).text
 
 
-def test_what_a_tool_printed_cannot_leave_its_fence():
+def test_tool_output_cannot_leave_its_fence():
     from markdown_it import MarkdownIt
 
     printed = "```\n````\n# not a heading\n<script>"
-    told = story({"role": "assistant", "content": "```python\nunclosed", "tool_calls": [call("a", "run", "{}")]},
-                 {"role": "tool", "tool_call_id": "a", "content": printed}, {"role": "user", "content": "<!-- open"},
-                 {"role": "user", "content": "The end"})  # fmt: skip
+    told = make_transcript(
+        {"role": "assistant", "content": "```python\nunclosed", "tool_calls": [call("a", "run", "{}")]},
+        {"role": "tool", "tool_call_id": "a", "content": printed},
+        {"role": "user", "content": "<!-- open"},
+        {"role": "user", "content": "The end"},
+    )
     tokens = MarkdownIt().parse(export(told, "markdown").text)
     assert [token.content for token in tokens if token.type == "fence"][-1].strip() == printed
     headings = [tokens[at + 1].content for at, token in enumerate(tokens) if token.type == "heading_open"]

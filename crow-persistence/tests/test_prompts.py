@@ -1,4 +1,4 @@
-"""Prompts: versions, what they ask for, what they became."""
+"""Prompts: their versions, variables and renders."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,7 +19,7 @@ def note(database: Database, name: str, template: str, at: int = 1) -> None:
 
 
 def render(database: Database, prompt: Prompt, purpose: str, at: int, session: str = "s1", **variables: Any) -> int:
-    """Render a prompt in a session, as a session does; gives the marker's row."""
+    """Render a prompt in a session, as a session does. Return the marker's row."""
     notes = {"kind": "render", "purpose": purpose, "prompt": prompt.name, "version": prompt.version}
     text = prompt.render(**variables)
     marker: Message = {"crow": {**notes, "template": prompt.template, "variables": variables, "text": text}}
@@ -41,13 +41,13 @@ def numbers(database: Database, name: str = "") -> list[tuple[str, int, str]]:
         return [(row.name, row.number, row.template) for row in prompts.list_versions(connection, name)]
 
 
-def test_versions_are_numbered_for_each_name_as_they_are_first_seen(database: Database):
+def test_versions_are_numbered_per_name_in_order_of_first_use(database: Database):
     for name, template in [("system", "a"), ("title", "a"), ("system", "b"), ("system", "a"), ("system", "c")]:
         note(database, name, template)
     assert numbers(database) == [("system", 1, "a"), ("system", 2, "b"), ("system", 3, "c"), ("title", 1, "a")]
 
 
-def test_a_version_knows_its_variables_and_when_it_was_first_seen(database: Database):
+def test_version_has_its_variables_and_time_of_first_use(database: Database):
     note(database, "system", "In {{ cwd }}{% for root in roots %} and {{ root }}{% endfor %}", 7)
     note(database, "system", "In {{ cwd }}{% for root in roots %} and {{ root }}{% endfor %}", 9)
     note(database, "broken", "{% for %}", 9)
@@ -56,8 +56,8 @@ def test_a_version_knows_its_variables_and_when_it_was_first_seen(database: Data
     assert [(row.variables, row.first_seen) for row in found] == [('["cwd", "roots"]', 7), ("[]", 9)]
 
 
-def test_many_who_note_versions_at_once_agree_on_the_numbers(database: Database):
-    """Each with a connection of its own, as processes have; all the same versions, in different order."""
+def test_concurrent_writers_agree_on_version_numbers(database: Database):
+    """Each writer has a connection of its own, as a process has; all store the same versions in different order."""
     note(database, "system", "0")
     others = [Database(str(database.url.render_as_string(hide_password=False)), database.folder) for _ in range(4)]
     templates = [str(n) for n in range(12)]
@@ -75,7 +75,7 @@ def test_many_who_note_versions_at_once_agree_on_the_numbers(database: Database)
     assert {template for _, _, template in found} == set(templates)
 
 
-def test_a_render_can_be_looked_up_with_its_variables_its_session_and_its_text(database: Database):
+def test_render_is_listed_with_variables_session_and_text(database: Database):
     first, second = Prompt("system", "In {{ cwd }}."), Prompt("system", "You work in {{ cwd }}.")
     rows = [
         render(database, first, "system", 1, cwd="/a"),
@@ -104,7 +104,7 @@ def test_two_versions_can_be_compared(database: Database):
     assert said.splitlines() == ["--- system@1", "+++ system@2", "@@ -1,3 +1,3 @@", " one", "-two", "+2", " three"]
 
 
-def test_what_is_not_there_is_a_sentence(database: Database):
+def test_missing_prompt_raises_a_clear_error(database: Database):
     note(database, "system", "a")
     with database.begin_read() as connection:
         for reference, said in [("system@2", "has no version 2"), ("sys", "Known are: system"), ("@", "Known are")]:
@@ -114,6 +114,6 @@ def test_what_is_not_there_is_a_sentence(database: Database):
             prompts.load_text(connection, 7)
 
 
-def test_a_text_that_no_database_takes_as_it_is_can_still_be_a_template(database: Database):
+def test_template_with_invalid_text_is_stored(database: Database):
     note(database, "na\0me", "a\0b {{ x }}")
     assert numbers(database) == [("na me", 1, "a b {{ x }}")]

@@ -1,4 +1,4 @@
-"""Requests: what is stored of them is little, and they can be made again to the byte."""
+"""Requests take little space, and are rebuilt byte for byte."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ SYSTEM = "You are a crow. " * 400
 
 @dataclass
 class Talk:
-    """A session whose entries and calls are written down as they come."""
+    """A session whose entries and model calls are stored at once."""
 
     connection: Connection
     model: Model = field(default_factory=lambda: ChatModel(name="m", base_url="http://me:pw@127.0.0.1:1/v1?k=v"))
@@ -47,7 +47,7 @@ class Talk:
         self.view = View()
 
     def say(self, *entries: Message) -> None:
-        """Append entries and write them down."""
+        """Append entries and store them."""
         for entry in entries:
             entry.setdefault("crow", {})["id"] = f"{len(self.log):032x}"
             self.log.append(entry)
@@ -62,7 +62,7 @@ class Talk:
             self.rows.append(message)
 
     def ask(self, purpose: str = "turn", write: bool = True, **more: Any) -> ModelCall:
-        """Send a request, and write it down."""
+        """Make a model call and store its request."""
         asked: list[Any] = [{"role": "system", "content": self.system}, *self.view.messages(self.log)]
         request = {**({"tools": self.tools} if self.tools else {}), **more, "messages": asked}
         call = ModelCall(self.model, request, purpose, started=monotonic())
@@ -82,7 +82,7 @@ class Talk:
         self.write(call)
 
     def again(self, call: ModelCall) -> bytes:
-        """The body as it can be made again; it says of itself whether it is the one that was sent."""
+        """Return the rebuilt body, after checking that it is reported as exact."""
         body, exact = requests.rebuild_request(self.connection, call.id)
         assert exact == (encode(body) == encode(call.sent or call.request))
         return encode(body)
@@ -100,13 +100,13 @@ def use(id: str, arguments: str = "{}") -> ToolUse:
 
 
 def sees(id: str) -> Message:
-    """A tool's answer with an image, which goes to the model as the user's."""
+    """Return a tool result with an image, which is sent to the model as the user's."""
     parts: list[dict[str, Any]] = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": PNG}}]
     return {"role": "tool", "tool_call_id": id, "content": parts}
 
 
 def turn(n: int) -> list[Message]:
-    """A question, a call, its answer, and the reply."""
+    """Return a prompt, a tool call, its result, and a reply."""
     return [
         user(f"Question {n}"),
         {"role": "assistant", "reasoning_content": f"Thought {n}", "content": "", "tool_calls": [use(f"c{n}")]},
@@ -121,7 +121,7 @@ def talk(database: Database) -> Any:
         yield Talk(connection)
 
 
-def test_a_body_can_be_made_again_to_the_byte(talk: Talk):
+def test_body_is_rebuilt_byte_for_byte(talk: Talk):
     asked: list[ModelCall] = []
     for n in range(5):
         for entry in turn(n):
@@ -132,7 +132,7 @@ def test_a_body_can_be_made_again_to_the_byte(talk: Talk):
         assert talk.row(call).digest == hashlib.sha256(encode(call.sent)).hexdigest()
 
 
-def test_a_call_costs_only_what_is_new_since_the_last_one(talk: Talk):
+def test_model_call_stores_only_new_messages(talk: Talk):
     sizes: list[int] = []
     for n in range(30):
         talk.say(*turn(n))
@@ -143,7 +143,7 @@ def test_a_call_costs_only_what_is_new_since_the_last_one(talk: Talk):
     assert talk.connection.scalar(select(func.count(calls.c.head.distinct()))) == 1
 
 
-def test_a_session_that_is_opened_again_refers_to_its_rows(talk: Talk):
+def test_reopened_session_refers_to_its_rows(talk: Talk):
     for n in range(30):
         talk.say(*turn(n))
     talk.ask()
@@ -167,7 +167,7 @@ QUIRKS = [
 
 
 @pytest.mark.parametrize("quirks", QUIRKS, ids=range(len(QUIRKS)))
-def test_what_an_endpoint_takes_in_its_own_way_is_kept_in_that_way(talk: Talk, quirks: Quirks):
+def test_body_adapted_by_quirks_is_rebuilt(talk: Talk, quirks: Quirks):
     talk.model = ChatModel(
         name="m", base_url="http://x", quirks=quirks, parameters={"temperature": 0.1, "max_tokens": 9}
     )
@@ -181,7 +181,7 @@ def test_what_an_endpoint_takes_in_its_own_way_is_kept_in_that_way(talk: Talk, q
     assert "Answer 1 Answer 1" not in talk.row(first).messages
 
 
-def test_a_model_that_does_not_tell_what_it_sent_is_taken_at_its_request(talk: Talk):
+def test_request_is_stored_for_a_model_that_does_not_report_its_body(talk: Talk):
     talk.model = ScriptedModel([])
     talk.say(*turn(1))
     call = talk.ask()
@@ -230,9 +230,7 @@ def entry_of(kind: str, n: int) -> Message:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(st.tuples(entries, st.booleans()), max_size=12), st.sampled_from(QUIRKS), st.data())
-def test_whatever_is_in_a_log_its_requests_can_be_made_again(
-    talk: Talk, told: Any, quirks: Quirks, data: st.DataObject
-):
+def test_requests_of_any_log_can_be_rebuilt(talk: Talk, told: Any, quirks: Quirks, data: st.DataObject):
     fresh = Talk(talk.connection, ChatModel(name="m", base_url="http://x", quirks=quirks), system="S" * 1500)
     asked: list[ModelCall] = []
     for n, (kind, asks) in enumerate(told):
@@ -248,7 +246,7 @@ def test_whatever_is_in_a_log_its_requests_can_be_made_again(
         assert fresh.row(call).digest == hashlib.sha256(encode(call.sent)).hexdigest()
 
 
-def test_what_came_of_a_call_is_added_when_it_has_ended(talk: Talk):
+def test_outcome_is_stored_when_the_model_call_ends(talk: Talk):
     talk.model = ChatModel(name="m", base_url="http://me:pw@127.0.0.1:1/v1?k=v", prices=Prices(1, 2, 0.5, "EUR"))
     template = {"prompt": "system", "version": "", "template": "T", "variables": {}, "text": SYSTEM}
     talk.say({"crow": {"kind": "render", "purpose": "system", **template}}, user("Hi"))
@@ -273,7 +271,7 @@ def test_what_came_of_a_call_is_added_when_it_has_ended(talk: Talk):
     assert talk.again(call) == encode(call.sent)
 
 
-def test_a_call_that_failed_says_why_and_counts_nothing(talk: Talk):
+def test_failed_model_call_stores_its_error_and_no_tokens(talk: Talk):
     talk.say(user("Hi"))
     call = talk.ask()
     talk.end(call, error="The endpoint\0broke off.")
@@ -281,7 +279,7 @@ def test_a_call_that_failed_says_why_and_counts_nothing(talk: Talk):
     assert (row.error, row.input, row.cost, row.stop_reason) == ("The endpoint broke off.", None, None, None)
 
 
-def test_a_call_whose_beginning_could_not_be_written_is_written_at_its_end(talk: Talk):
+def test_model_call_is_inserted_at_its_end_if_its_start_was_not_written(talk: Talk):
     talk.say(user("Hi"))
     call = talk.ask(write=False)
     talk.end(call, finish_reason="stop")
@@ -289,7 +287,7 @@ def test_a_call_whose_beginning_could_not_be_written_is_written_at_its_end(talk:
     assert talk.again(call) == encode(call.sent)
 
 
-def test_after_a_transaction_that_failed_no_request_refers_to_what_is_not_there(database: Database):
+def test_request_does_not_refer_to_rows_of_a_failed_transaction(database: Database):
     with database.begin_write() as connection:
         talk = Talk(connection)
         talk.say(*turn(1))
@@ -304,7 +302,7 @@ def test_after_a_transaction_that_failed_no_request_refers_to_what_is_not_there(
         assert talk.again(lost) == encode(lost.sent)
 
 
-def test_a_request_that_is_sent_again_in_another_form_is_kept_in_that_form(talk: Talk):
+def test_retried_request_is_stored_as_last_sent(talk: Talk):
     talk.say(user("Hi"))
     call = talk.ask(temperature=1)
     call.sent = {key: value for key, value in call.sent.items() if key != "temperature"}
@@ -314,7 +312,7 @@ def test_a_request_that_is_sent_again_in_another_form_is_kept_in_that_form(talk:
     assert "temperature" not in talk.row(call).sampling
 
 
-def test_what_crow_itself_holds_secret_is_in_no_request(talk: Talk):
+def test_crows_own_secrets_are_in_no_request(talk: Talk):
     secret = "s3cr3t" * 4
     other = Talk(talk.connection, system=f"Key: {secret}", secrets=(secret,))
     other.say(user(f"My key is {secret}"), {"role": "assistant", "content": "", "tool_calls": [use("c", f'"{secret}')]})
@@ -327,7 +325,7 @@ def test_what_crow_itself_holds_secret_is_in_no_request(talk: Talk):
     assert not [text for text in stored if secret in text]
 
 
-def test_blobs_of_a_request_are_not_swept_away(talk: Talk):
+def test_blobs_of_a_request_are_not_deleted(talk: Talk):
     talk.say(user("Hi"))
     call = talk.ask()
     blobs.delete_unused(talk.connection, [blob(SYSTEM)[5:], talk.row(call).head])
@@ -335,7 +333,7 @@ def test_blobs_of_a_request_are_not_swept_away(talk: Talk):
 
 
 @pytest.mark.parametrize("damage", ["row", "body", "blob", "before", "head", "messages"])
-def test_damage_is_named_and_what_is_left_is_shown(talk: Talk, damage: Literal["row", "body", "blob", "head"]):
+def test_damaged_request_is_reported_and_the_rest_rebuilt(talk: Talk, damage: Literal["row", "body", "blob", "head"]):
     talk.say(*turn(1))
     first = talk.ask()
     talk.say(*turn(2))
@@ -364,7 +362,7 @@ def test_damage_is_named_and_what_is_left_is_shown(talk: Talk, damage: Literal["
     assert len(body["messages"]) == left[damage]
 
 
-def test_calls_are_found_by_the_beginning_of_their_ids(talk: Talk):
+def test_model_calls_are_found_by_id_prefix(talk: Talk):
     talk.say(user("Hi"))
     asked = [talk.ask() for _ in range(20)]
     assert requests.find_model_call(talk.connection, asked[3].id).id == asked[3].id
