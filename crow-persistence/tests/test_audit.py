@@ -149,7 +149,7 @@ def test_changed_row_with_a_new_hash_does_not_fit_the_next_row(chain: Database):
 def test_changed_last_row_with_a_new_hash_does_not_fit_the_file(chain: Database, tmp_path: Path):
     change_row(chain, 6, verdict="failed")
     assert verify(chain) == [
-        f"Decision 6 is not the one that {tmp_path / 'audit.head'} tells of: the chain was written anew."
+        f"Decision 6 is not the one recorded in {tmp_path / 'audit.head'}: the chain was rewritten."
     ]
 
 
@@ -159,7 +159,7 @@ def test_rewritten_chain_does_not_fit_the_file(chain: Database):
         connection.execute(delete(decisions))
         audit.append_rows(connection, [{**row, "by": "nobody"} for row in old])
     (complaint,) = verify(chain)
-    assert complaint.startswith("Decision 6 is not the one that")
+    assert complaint.startswith("Decision 6 is not the one recorded in")
     write(chain, [decision("more")])  # does not hide the damage
     assert complaint in verify(chain)
 
@@ -184,8 +184,8 @@ def test_removed_rows_are_reported(chain: Database, gone: list[int], said: str):
 def test_rows_removed_from_the_end_are_found_by_the_file(chain: Database, tmp_path: Path, left: int, said: str):
     with chain.begin_write() as connection:
         connection.execute(delete(decisions).where(decisions.c.number > left))
-    why = "a power cut or an older copy of the database does that, too"
-    complaint = f"{said} removed from the end, as {tmp_path / 'audit.head'} tells ({why})."
+    why = "a power failure or an older copy of the database has the same effect"
+    complaint = f"{said} removed from the end, as {tmp_path / 'audit.head'} shows ({why})."
     assert verify(chain) == [complaint]
     anchor(chain)  # does not hide the damage
     assert verify(chain) == [complaint]
@@ -227,13 +227,13 @@ def test_row_inserted_before_the_first_is_found(chain: Database):
             "number": 0
         }
         connection.execute(insert(decisions), {**row, "hash": audit.hash_row(row)})
-    assert verify(chain) == ["Decision 0 was put in by hand: they count from 1."]
+    assert verify(chain) == ["Decision 0 was inserted by hand: decisions are numbered from 1."]
 
 
 def test_row_appended_by_hand_is_found(chain: Database, tmp_path: Path):
     with chain.begin_write() as connection:
         record(connection, "s" * 32, [decision("forged")], 3000)
-    why = "a crow that keeps another such file wrote them, or somebody put them in"
+    why = "a process with another such file wrote them, or they were inserted by hand"
     assert verify(chain) == [f"Decision 7 was not in {tmp_path / 'audit.head'}: {why}."]
 
 
@@ -290,7 +290,7 @@ def test_anchoring_keeps_the_head_that_another_process_announced(chain: Database
 def test_missing_file_is_reported_and_recreated_by_the_next_decision(chain: Database, tmp_path: Path):
     (tmp_path / "audit.head").unlink()
     (complaint,) = verify(chain)
-    assert complaint.startswith(f"{tmp_path / 'audit.head'} does not know ")
+    assert complaint.startswith(f"{tmp_path / 'audit.head'} has no record of ")
     assert complaint.endswith("whether decisions after 6 were removed is unknown.")
     write(chain, [decision("call_9")])
     assert verify(chain) == []

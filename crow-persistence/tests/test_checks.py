@@ -40,7 +40,7 @@ DAMAGE = {
         ["UPDATE messages SET session = 99 WHERE id = 23"],
         [r"Row 23 of messages: its session 99 is not there\."],
     ),
-    "a tip that is not there": (
+    "a head that is not there": (
         ["UPDATE sessions SET head = 99 WHERE number = 1"],
         [rf"Session {ID}: its head, row 99 of messages, is not there\."],
     ),

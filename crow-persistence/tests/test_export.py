@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 CALMLY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 KEY = "Zq3vT9xLm2Rk8WpYc5Hd7NbJ4sGf6Ua1"
-"""What a key looks like: 32 letters and digits."""
+"""An example key: 32 letters and digits."""
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
 PEM = f"-----BEGIN OPENSSH PRIVATE KEY-----\n{KEY * 2}\n{KEY}==\n-----END OPENSSH PRIVATE KEY-----"
 PIXEL = (
@@ -207,10 +207,10 @@ def make_full_transcript() -> Transcript:
 
 
 def test_json_lines_contain_the_log():
-    told = make_full_transcript()
-    head, *lines = [json.loads(line) for line in export(told, "jsonl").text.splitlines()]
-    assert lines[: len(told.record.log)] == told.record.log
-    assert [line["crow"]["id"] for line in lines[len(told.record.log) :]] == ["reply1", "title1", "reply2"]
+    transcript = make_full_transcript()
+    head, *lines = [json.loads(line) for line in export(transcript, "jsonl").text.splitlines()]
+    assert lines[: len(transcript.record.log)] == transcript.record.log
+    assert [line["crow"]["id"] for line in lines[len(transcript.record.log) :]] == ["reply1", "title1", "reply2"]
     assert head["crow"] == {
         "kind": "session",
         "version": 1,
@@ -264,7 +264,7 @@ TRAJECTORY: dict[str, Any] = {
     },
     "extra?": dict,
 }
-"""What RFC 0001 of Harbor says of ATIF-v1.8, as far as crow writes it: no other keys, and no nulls."""
+"""The part of ATIF-v1.8 (RFC 0001 of Harbor) that crow writes: no other keys, and no nulls."""
 AGENT_ONLY = {"model_name", "reasoning_content", "tool_calls", "metrics"}
 
 
@@ -304,13 +304,13 @@ def is_trajectory(trajectory: dict[str, Any], files: dict[str, bytes]) -> None:
 
 
 def test_trajectory_follows_the_format():
-    told = export(make_full_transcript(), "atif")
-    trajectory = json.loads(told.text)
-    is_trajectory(trajectory, told.files)
+    transcript = export(make_full_transcript(), "atif")
+    trajectory = json.loads(transcript.text)
+    is_trajectory(trajectory, transcript.files)
     system, user, first, second = trajectory["steps"]
     assert (system["source"], system["message"]) == ("system", "You are a crow.")
-    [path] = told.files
-    assert told.files[path].startswith(b"\x89PNG")
+    [path] = transcript.files
+    assert transcript.files[path].startswith(b"\x89PNG")
     image = {"type": "image", "source": {"media_type": "image/png", "path": path}}
     assert user["message"] == [{"type": "text", "text": "Look:"}, image]
     uses = [(use["tool_call_id"], use["arguments"]) for use in first["tool_calls"]]
@@ -404,7 +404,7 @@ def test_page_shows_everything_and_loads_nothing():
         assert said in page.text
     for said in (
         "model is now other",
-        "Broke off: interrupted",
+        "Cut off: interrupted",
         "Tools: look",
         "System prompt",
         "0.7500 USD, 0.5000 EUR",
@@ -415,12 +415,12 @@ def test_page_shows_everything_and_loads_nothing():
 
 def test_sound_is_in_every_export():
     sound = {"type": "input_audio", "input_audio": {"data": BEEP, "format": "wav"}}
-    told = make_transcript({"role": "user", "content": [{"type": "text", "text": "Listen:"}, sound]})
-    page = is_harmless(export(told, "html").text)
+    transcript = make_transcript({"role": "user", "content": [{"type": "text", "text": "Listen:"}, sound]})
+    page = is_harmless(export(transcript, "html").text)
     assert page.addresses.count(f"data:audio/wav;base64,{BEEP}") == 1
-    assert "[audio: audio/wav, 44 bytes]" in export(told, "markdown").text
-    assert BEEP in export(told.redact(), "jsonl").text
-    trajectory = json.loads(export(told, "atif").text)
+    assert "[audio: audio/wav, 44 bytes]" in export(transcript, "markdown").text
+    assert BEEP in export(transcript.redact(), "jsonl").text
+    trajectory = json.loads(export(transcript, "atif").text)
     assert trajectory["steps"][-1]["message"] == "Listen:\n\n[audio: audio/wav, 44 bytes]"
 
 
@@ -481,15 +481,15 @@ def logs(draw: st.DrawFn) -> list[Message]:
 @CALMLY
 @given(logs(), texts, st.none() | texts, st.booleans())
 def test_every_export_of_any_log_is_valid(log: list[Message], title: str, system: str | None, masks: bool):
-    told = make_transcript(*log, title=title, system=system)
-    told = told.redact() if masks else told
-    exports = {format: export(told, format) for format in FORMATS}
+    transcript = make_transcript(*log, title=title, system=system)
+    transcript = transcript.redact() if masks else transcript
+    exports = {format: export(transcript, format) for format in FORMATS}
     for one in exports.values():
         one.text.encode()
     is_harmless(exports["html"].text)
     is_trajectory(json.loads(exports["atif"].text), exports["atif"].files)
     lines = [json.loads(line) for line in exports["jsonl"].text.splitlines()]
-    assert lines[1:] == told.record.log
+    assert lines[1:] == transcript.record.log
     assert exports["markdown"].text.startswith("# ")
 
 
@@ -497,7 +497,7 @@ def test_every_export_of_any_log_is_valid(log: list[Message], title: str, system
 def test_exports_mask_secrets_unless_redaction_is_off(format: Format):
     secret = f"sk-ant-{KEY}"
     change = {"path": "/a", "old": f"KEY={secret}", "new": f"KEY = '{secret}'"}
-    told = make_transcript(
+    transcript = make_transcript(
         {"role": "user", "content": f"My key is {secret}."},
         {
             "role": "assistant",
@@ -516,21 +516,21 @@ def test_exports_mask_secrets_unless_redaction_is_off(format: Format):
         system=secret,
         calls=[asked("x", error=f"{secret} was refused")],
     )
-    assert KEY in export(told, format).text
-    assert KEY not in export(told.redact(), format).text
+    assert KEY in export(transcript, format).text
+    assert KEY not in export(transcript.redact(), format).text
 
 
 def test_tool_output_cannot_leave_its_fence():
     from markdown_it import MarkdownIt
 
     printed = "```\n````\n# not a heading\n<script>"
-    told = make_transcript(
+    transcript = make_transcript(
         {"role": "assistant", "content": "```python\nunclosed", "tool_calls": [call("a", "run", "{}")]},
         {"role": "tool", "tool_call_id": "a", "content": printed},
         {"role": "user", "content": "<!-- open"},
         {"role": "user", "content": "The end"},
     )
-    tokens = MarkdownIt().parse(export(told, "markdown").text)
+    tokens = MarkdownIt().parse(export(transcript, "markdown").text)
     assert [token.content for token in tokens if token.type == "fence"][-1].strip() == printed
     headings = [tokens[at + 1].content for at, token in enumerate(tokens) if token.type == "heading_open"]
     assert headings == ["A title", "Assistant", "run: `run()`", "User", "User"]

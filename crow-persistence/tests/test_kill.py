@@ -56,7 +56,7 @@ LATE = 0.25
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120 + 20 * KILLS)]
 
 Request = dict[str, Any]
-Heard = tuple[float, Any]
+Event = tuple[float, Any]
 """Time and event: an update, the text of a prompt when it was sent, None when its turn ended."""
 Item = tuple[str, str, Any]
 """One item that a client shows: kind (user, reply or call), id, content."""
@@ -64,7 +64,7 @@ Item = tuple[str, str, Any]
 
 @dataclass(frozen=True)
 class Moment:
-    """When to kill: `after` seconds after the n-th event of a kind; at the latest after three turns."""
+    """Time of a kill: `after` seconds after the n-th event of a kind; at the latest after three turns."""
 
     what: str
     """Kind of event: byte of the model's stream (which then stops), update, update of a tool call (call), prompt, load.
@@ -100,12 +100,12 @@ class Witness(Editor):
     def __init__(self, child: Child, moment: Moment) -> None:
         super().__init__(child)
         self.child, self.moment = child, moment
-        self.heard: list[Heard] = []
+        self.events: list[Event] = []
         self.counted = Counter[str]()
         self.killed = False
 
     async def on_update(self, notification: SessionNotification) -> None:
-        self.heard.append((monotonic(), notification.update))
+        self.events.append((monotonic(), notification.update))
         self.count("update")
         if isinstance(notification.update, ToolCall | ToolCallUpdate):
             self.count("call")
@@ -123,11 +123,11 @@ class Witness(Editor):
 
     async def say(self, id: str, text: str) -> None:
         """Run a turn to its end. Raises ConnectionClosed when the agent is killed."""
-        self.heard.append((monotonic(), text))
+        self.events.append((monotonic(), text))
         turn = asyncio.ensure_future(self.prompt(id, text))
         self.count("prompt")  # the task has sent the prompt by the time of a scheduled kill
         assert (await turn).stop_reason == "end_turn"
-        self.heard.append((monotonic(), None))
+        self.events.append((monotonic(), None))
 
 
 @asynccontextmanager
@@ -159,10 +159,10 @@ async def process(home: Path, folder: Path, url: str, model: str, moment: Moment
         await serving  # until its last line was read
 
 
-def items(heard: Sequence[Heard]) -> list[Item]:
+def items(events: Sequence[Event]) -> list[Item]:
     """Return what the client shows, in order: each reply joined, each tool call in its last state."""
     found: dict[Any, Item] = {}
-    for at, (_, update) in enumerate(heard):
+    for at, (_, update) in enumerate(events):
         match update:
             case str(text):
                 found[at] = ("user", "", text)
@@ -182,14 +182,14 @@ def items(heard: Sequence[Heard]) -> list[Item]:
     return list(found.values())
 
 
-def chunks(heard: Sequence[Heard], id: str) -> list[int]:
+def chunks(events: Sequence[Event], id: str) -> list[int]:
     """Return the indexes of a reply's chunks."""
-    return [at for at, (_, update) in enumerate(heard) if getattr(update, "message_id", "") == id]
+    return [at for at, (_, update) in enumerate(events) if getattr(update, "message_id", "") == id]
 
 
-def is_over(heard: Sequence[Heard], id: str) -> bool:
+def is_over(events: Sequence[Event], id: str) -> bool:
     """Test whether anything was shown after the complete reply."""
-    rest = heard[chunks(heard, id)[-1] + 1 :]
+    rest = events[chunks(events, id)[-1] + 1 :]
     return any(update is None or isinstance(update, ToolCall | UsageUpdate) for _, update in rest)
 
 
@@ -235,27 +235,27 @@ class Chain:
             witness.count("load")
             request = LoadSessionRequest(session_id=self.id, cwd=str(self.folder), mcp_servers=[])
             await witness.request("session/load", request)
-            self.compare(items(witness.heard))
+            self.compare(items(witness.events))
             named = [update.title for update in (self.last.of(SessionInfoUpdate) if self.last else [])]
             assert named in ([], [titles[self.id]])
         else:
             self.compare([])
             self.id = (await witness.new_session(str(self.folder))).session_id
-        witness.heard.clear()
+        witness.events.clear()
         self.last = witness
 
     def compare(self, replayed: list[Item]) -> None:
         """Check that the replay repeats the last replay and everything shown since."""
         before, self.known = self.known, replayed
         assert replayed[: len(before)] == before
-        heard = self.last.heard if self.last else []
-        shown, there = items(heard), replayed[len(before) :]
+        events = self.last.events if self.last else []
+        shown, there = items(events), replayed[len(before) :]
         if len(there) < len(shown) and shown[-1][0] == "user":  # nothing of the turn was shown
             _, _, prompt = shown.pop()
             self.requests = [request for request in self.requests if prompt not in str(request["messages"])]
         for mine, theirs in zip_longest(shown, there):
             match mine, theirs:
-                case ("reply", id, (thought, words)), (None | (_, _, _)) if not is_over(heard, id):
+                case ("reply", id, (thought, words)), (None | (_, _, _)) if not is_over(events, id):
                     assert theirs is None or theirs[1] == id
                     kept = "".join(theirs[2]) if theirs else ""
                     assert (thought + words).startswith(kept) or kept in self.said
@@ -278,7 +278,7 @@ class Chain:
         model sent what was shown last. The time of sending follows from the model's pace, so this holds on slow
         machines, too."""
         assert self.last is not None
-        pieces = [self.last.heard[at] for at in chunks(self.last.heard, id)]
+        pieces = [self.last.events[at] for at in chunks(self.last.events, id)]
         sent = self.asked + self.last.moment.pace * sum(len(piece.content.text) for _, piece in pieces) / PIECE
         return "".join(piece.content.text for at, piece in pieces if at < sent - LATE)
 
@@ -389,15 +389,15 @@ async def test_kill_at_any_moment_loses_nothing(database: Database, tmp_path: Pa
     seed = int(os.environ.get("CROW_SEED") or randrange(2**32))
     plan = moments(Random(seed), KILLS)
     chains: dict[str, Chain] = {}
-    room = asyncio.Semaphore(AT_ONCE)
+    limit = asyncio.Semaphore(AT_ONCE)
 
     async def forge(chain: Chain, plan: Sequence[Moment]) -> None:
-        async with room:
+        async with limit:
             for moment in plan:
                 await chain.live(moment)
 
     async def end(chain: Chain) -> None:
-        async with room:
+        async with limit:
             await chain.end()
 
     async with ScriptedServer(lambda request: chains[request["model"]].answer(request)) as server:
@@ -435,12 +435,12 @@ async def test_concurrent_processes_lose_nothing(database: Database, tmp_path: P
         await run_all(write(server.url, f"writer {n}") for n in range(writers))
         async with process(tmp_path, tmp_path, server.url, "reader") as witness:
             for name, id in ids.items():
-                witness.heard.clear()
+                witness.events.clear()
                 await witness.request(
                     "session/load", LoadSessionRequest(session_id=id, cwd=str(tmp_path), mcp_servers=[])
                 )
                 prompts = [f"{name} says {n}" for n in range(turns)]
-                said = [what for _, _, what in items(witness.heard)]
+                said = [what for _, _, what in items(witness.events)]
                 assert said == [words for prompt in prompts for words in (prompt, ("", f"To {prompt}."))]
     assert check(database) == []
     assert (tmp_path / "stderr").read_text() == ""

@@ -419,7 +419,7 @@ DAMAGE: dict[str, tuple[int, int, str]] = {
     "a parent that is itself": (-1, 0, "UPDATE messages SET parent = id WHERE id = {user}"),
     "a parent that comes later": (-1, 0, "UPDATE messages SET parent = id + 1 WHERE id = {user}"),
     "a parent that is gone": (-1, 0, "DELETE FROM messages WHERE id = {user}"),
-    "a tip that is gone": (0, 1, "UPDATE sessions SET head = 4711"),
+    "a head that is gone": (0, 1, "UPDATE sessions SET head = 4711"),
     "an image that is gone": (-1, 0, "DELETE FROM blobs WHERE hash IN (SELECT blob FROM links WHERE message = {user})"),
     "a render that is gone": (-1, 0, "DELETE FROM renders"),
     "options that are no JSON": (0, 0, "UPDATE sessions SET options = '{', roots = 'x'"),

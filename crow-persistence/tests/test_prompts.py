@@ -107,7 +107,11 @@ def test_two_versions_can_be_compared(database: Database):
 def test_missing_prompt_raises_a_clear_error(database: Database):
     note(database, "system", "a")
     with database.begin_read() as connection:
-        for reference, said in [("system@2", "has no version 2"), ("sys", "Known are: system"), ("@", "Known are")]:
+        for reference, said in [
+            ("system@2", "has no version 2"),
+            ("sys", "Known prompts: system"),
+            ("@", "Known prompts"),
+        ]:
             with pytest.raises(StoreError, match=said):
                 prompts.find_version(connection, reference)
         with pytest.raises(StoreError, match="no render 7"):

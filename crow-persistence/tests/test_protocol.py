@@ -51,7 +51,7 @@ SAID: list[ContentBlock] = [
     ResourceBlock(resource=ResourceContents(uri="file:///project/a.py", text="a = 1\n", mime_type="text/x-python")),
     TextBlock(text="And tell me."),
 ]
-"""A prompt with everything that may be attached."""
+"""A prompt with every kind of attachment."""
 
 
 def app(database: Database, *replies: Reply) -> Crow:

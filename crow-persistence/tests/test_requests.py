@@ -65,30 +65,30 @@ class Talk:
         """Make a model call and store its request."""
         asked: list[Any] = [{"role": "system", "content": self.system}, *self.view.messages(self.log)]
         request = {**({"tools": self.tools} if self.tools else {}), **more, "messages": asked}
-        call = ModelCall(self.model, request, purpose, started=monotonic())
+        model_call = ModelCall(self.model, request, purpose, started=monotonic())
         if isinstance(self.model, ChatModel):
-            call.sent = self.model.body(request)
+            model_call.sent = self.model.body(request)
         if write:
-            self.write(call)
-        return call
+            self.write(model_call)
+        return model_call
 
-    def write(self, call: ModelCall) -> None:
-        requests.write_model_call(self.connection, self.number, call, self.encoder)
+    def write(self, model_call: ModelCall) -> None:
+        requests.write_model_call(self.connection, self.number, model_call, self.encoder)
 
-    def end(self, call: ModelCall, **told: Any) -> None:
-        call.ended = call.started + 2
-        for name, value in told.items():
-            setattr(call, name, value)
-        self.write(call)
+    def end(self, model_call: ModelCall, **values: Any) -> None:
+        model_call.ended = model_call.started + 2
+        for name, value in values.items():
+            setattr(model_call, name, value)
+        self.write(model_call)
 
-    def again(self, call: ModelCall) -> bytes:
+    def again(self, model_call: ModelCall) -> bytes:
         """Return the rebuilt body, after checking that it is reported as exact."""
-        body, exact = requests.rebuild_request(self.connection, call.id)
-        assert exact == (encode(body) == encode(call.sent or call.request))
+        body, exact = requests.rebuild_request(self.connection, model_call.id)
+        assert exact == (encode(body) == encode(model_call.sent or model_call.request))
         return encode(body)
 
-    def row(self, call: ModelCall) -> Any:
-        return self.connection.execute(select(calls).where(calls.c.id == call.id)).one()
+    def row(self, model_call: ModelCall) -> Any:
+        return self.connection.execute(select(calls).where(calls.c.id == model_call.id)).one()
 
 
 def user(text: str) -> Message:
@@ -106,7 +106,7 @@ def sees(id: str) -> Message:
 
 
 def turn(n: int) -> list[Message]:
-    """Return a prompt, a tool call, its result, and a reply."""
+    """Return a prompt, a tool model_call, its result, and a reply."""
     return [
         user(f"Question {n}"),
         {"role": "assistant", "reasoning_content": f"Thought {n}", "content": "", "tool_calls": [use(f"c{n}")]},
@@ -127,9 +127,9 @@ def test_body_is_rebuilt_byte_for_byte(talk: Talk):
         for entry in turn(n):
             talk.say(entry)
             asked.append(talk.ask())
-    for call in asked:
-        assert talk.again(call) == encode(call.sent)
-        assert talk.row(call).digest == hashlib.sha256(encode(call.sent)).hexdigest()
+    for model_call in asked:
+        assert talk.again(model_call) == encode(model_call.sent)
+        assert talk.row(model_call).digest == hashlib.sha256(encode(model_call.sent)).hexdigest()
 
 
 def test_model_call_stores_only_new_messages(talk: Talk):
@@ -148,11 +148,11 @@ def test_reopened_session_refers_to_its_rows(talk: Talk):
         talk.say(*turn(n))
     talk.ask()
     talk.encoder = requests.RequestEncoder(talk.log, talk.rows)
-    call = talk.ask()
-    row = talk.row(call)
+    model_call = talk.ask()
+    row = talk.row(model_call)
     assert row.before is None
     assert len(row.messages) < 12 * len(talk.log)
-    assert talk.again(call) == encode(call.sent)
+    assert talk.again(model_call) == encode(model_call.sent)
 
 
 QUIRKS = [
@@ -175,18 +175,20 @@ def test_body_adapted_by_quirks_is_rebuilt(talk: Talk, quirks: Quirks):
     first = talk.ask()
     talk.say(*turn(2))
     second = talk.ask()
-    for call in (first, second):
-        assert talk.again(call) == encode(call.sent)
-        assert PNG not in talk.row(call).messages
+    for model_call in (first, second):
+        assert talk.again(model_call) == encode(model_call.sent)
+        assert PNG not in talk.row(model_call).messages
     assert "Answer 1 Answer 1" not in talk.row(first).messages
 
 
 def test_request_is_stored_for_a_model_that_does_not_report_its_body(talk: Talk):
     talk.model = ScriptedModel([])
     talk.say(*turn(1))
-    call = talk.ask()
-    assert talk.again(call) == encode(call.request)
-    assert talk.row(call).messages == encode([0, {"role": "system", "content": blob(SYSTEM)}, *refs(talk)]).decode()
+    model_call = talk.ask()
+    assert talk.again(model_call) == encode(model_call.request)
+    assert (
+        talk.row(model_call).messages == encode([0, {"role": "system", "content": blob(SYSTEM)}, *refs(talk)]).decode()
+    )
 
 
 def blob(text: str) -> str:
@@ -230,28 +232,28 @@ def entry_of(kind: str, n: int) -> Message:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(st.tuples(entries, st.booleans()), max_size=12), st.sampled_from(QUIRKS), st.data())
-def test_requests_of_any_log_can_be_rebuilt(talk: Talk, told: Any, quirks: Quirks, data: st.DataObject):
+def test_requests_of_any_log_can_be_rebuilt(talk: Talk, kinds: Any, quirks: Quirks, data: st.DataObject):
     fresh = Talk(talk.connection, ChatModel(name="m", base_url="http://x", quirks=quirks), system="S" * 1500)
     asked: list[ModelCall] = []
-    for n, (kind, asks) in enumerate(told):
+    for n, (kind, asks) in enumerate(kinds):
         fresh.say(entry_of(kind, n))
         if asks:
             purpose = data.draw(st.sampled_from(["turn", "turn", "title"]))
-            call = fresh.ask(purpose, **({"seed": 2**70} if n % 5 == 4 else {}))
+            model_call = fresh.ask(purpose, **({"seed": 2**70} if n % 5 == 4 else {}))
             if data.draw(st.booleans()):
-                fresh.end(call)
-            asked.append(call)
-    for call in asked:
-        assert fresh.again(call) == encode(call.sent)
-        assert fresh.row(call).digest == hashlib.sha256(encode(call.sent)).hexdigest()
+                fresh.end(model_call)
+            asked.append(model_call)
+    for model_call in asked:
+        assert fresh.again(model_call) == encode(model_call.sent)
+        assert fresh.row(model_call).digest == hashlib.sha256(encode(model_call.sent)).hexdigest()
 
 
 def test_outcome_is_stored_when_the_model_call_ends(talk: Talk):
     talk.model = ChatModel(name="m", base_url="http://me:pw@127.0.0.1:1/v1?k=v", prices=Prices(1, 2, 0.5, "EUR"))
     template = {"prompt": "system", "version": "", "template": "T", "variables": {}, "text": SYSTEM}
     talk.say({"crow": {"kind": "render", "purpose": "system", **template}}, user("Hi"))
-    call = talk.ask(temperature=0.5)
-    row = talk.row(call)
+    model_call = talk.ask(temperature=0.5)
+    row = talk.row(model_call)
     assert (row.purpose, row.model, row.render, row.endpoint) == ("turn", "m", talk.rows[0], "http://127.0.0.1:1/v1")
     assert msgspec.json.decode(row.sampling) == {
         "stream": True,
@@ -261,30 +263,30 @@ def test_outcome_is_stored_when_the_model_call_ends(talk: Talk):
     assert row.tools == hashlib.sha256(msgspec.json.encode(TOOLS)).hexdigest()
     assert (row.total, row.usage, row.cost) == (None, None, None)
     usage = {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 60}}
-    talk.end(call, first=call.started + 0.5, finish_reason="stop", usage=usage)
-    row = talk.row(call)
+    talk.end(model_call, first=model_call.started + 0.5, finish_reason="stop", usage=usage)
+    row = talk.row(model_call)
     assert (round(row.first), round(row.total), row.stop_reason, row.error) == (500, 2000, "stop", None)
     assert (row.input, row.output, row.cached) == (100, 10, 60)
     assert (round(row.cost * 1e6), row.currency) == (40 + 30 + 20, "EUR")
-    found = requests.find_model_call(talk.connection, call.id[:6])
+    found = requests.find_model_call(talk.connection, model_call.id[:6])
     assert (found.of, found.prompt, found.version) == ("session0", "system", 1)
-    assert talk.again(call) == encode(call.sent)
+    assert talk.again(model_call) == encode(model_call.sent)
 
 
 def test_failed_model_call_stores_its_error_and_no_tokens(talk: Talk):
     talk.say(user("Hi"))
-    call = talk.ask()
-    talk.end(call, error="The endpoint\0broke off.")
-    row = talk.row(call)
+    model_call = talk.ask()
+    talk.end(model_call, error="The endpoint\0broke off.")
+    row = talk.row(model_call)
     assert (row.error, row.input, row.cost, row.stop_reason) == ("The endpoint broke off.", None, None, None)
 
 
 def test_model_call_is_inserted_at_its_end_if_its_start_was_not_written(talk: Talk):
     talk.say(user("Hi"))
-    call = talk.ask(write=False)
-    talk.end(call, finish_reason="stop")
-    assert talk.row(call).stop_reason == "stop"
-    assert talk.again(call) == encode(call.sent)
+    model_call = talk.ask(write=False)
+    talk.end(model_call, finish_reason="stop")
+    assert talk.row(model_call).stop_reason == "stop"
+    assert talk.again(model_call) == encode(model_call.sent)
 
 
 def test_request_does_not_refer_to_rows_of_a_failed_transaction(database: Database):
@@ -295,29 +297,29 @@ def test_request_does_not_refer_to_rows_of_a_failed_transaction(database: Databa
         lost = talk.ask()
         before.rollback()
         talk.say(*turn(2))
-        call = talk.ask()
-        assert talk.row(call).before is None
-        assert talk.again(call) == encode(call.sent)
+        model_call = talk.ask()
+        assert talk.row(model_call).before is None
+        assert talk.again(model_call) == encode(model_call.sent)
         talk.end(lost, finish_reason="stop")
         assert talk.again(lost) == encode(lost.sent)
 
 
 def test_retried_request_is_stored_as_last_sent(talk: Talk):
     talk.say(user("Hi"))
-    call = talk.ask(temperature=1)
-    call.sent = {key: value for key, value in call.sent.items() if key != "temperature"}
-    talk.write(call)
-    talk.end(call, finish_reason="stop")
-    assert talk.again(call) == encode(call.sent)
-    assert "temperature" not in talk.row(call).sampling
+    model_call = talk.ask(temperature=1)
+    model_call.sent = {key: value for key, value in model_call.sent.items() if key != "temperature"}
+    talk.write(model_call)
+    talk.end(model_call, finish_reason="stop")
+    assert talk.again(model_call) == encode(model_call.sent)
+    assert "temperature" not in talk.row(model_call).sampling
 
 
 def test_crows_own_secrets_are_in_no_request(talk: Talk):
     secret = "s3cr3t" * 4
     other = Talk(talk.connection, system=f"Key: {secret}", secrets=(secret,))
     other.say(user(f"My key is {secret}"), {"role": "assistant", "content": "", "tool_calls": [use("c", f'"{secret}')]})
-    call = other.ask(user=secret)
-    body, exact = requests.rebuild_request(other.connection, call.id)
+    model_call = other.ask(user=secret)
+    body, exact = requests.rebuild_request(other.connection, model_call.id)
     assert not exact
     assert [message["content"] for message in body["messages"]][:2] == ["Key: [secret]", "My key is [secret]"]
     stored = [str(tuple(row)) for table in (calls, messages) for row in talk.connection.execute(select(table))]
@@ -327,9 +329,9 @@ def test_crows_own_secrets_are_in_no_request(talk: Talk):
 
 def test_blobs_of_a_request_are_not_deleted(talk: Talk):
     talk.say(user("Hi"))
-    call = talk.ask()
-    blobs.delete_unused(talk.connection, [blob(SYSTEM)[5:], talk.row(call).head])
-    assert talk.again(call) == encode(call.sent)
+    model_call = talk.ask()
+    blobs.delete_unused(talk.connection, [blob(SYSTEM)[5:], talk.row(model_call).head])
+    assert talk.again(model_call) == encode(model_call.sent)
 
 
 @pytest.mark.parametrize("damage", ["row", "body", "blob", "before", "head", "messages"])
@@ -337,7 +339,7 @@ def test_damaged_request_is_reported_and_the_rest_rebuilt(talk: Talk, damage: Li
     talk.say(*turn(1))
     first = talk.ask()
     talk.say(*turn(2))
-    call = talk.ask()
+    model_call = talk.ask()
     match damage:
         case "row":
             talk.connection.execute(delete(messages).where(messages.c.id == talk.rows[3]))
@@ -348,15 +350,15 @@ def test_damaged_request_is_reported_and_the_rest_rebuilt(talk: Talk, damage: Li
         case "before":
             talk.connection.execute(delete(calls).where(calls.c.id == first.id))
         case "head":
-            row = update(blobs.blobs).where(blobs.blobs.c.hash == talk.row(call).head)
+            row = update(blobs.blobs).where(blobs.blobs.c.hash == talk.row(model_call).head)
             talk.connection.execute(row.values(data=b"{"))
         case "messages":
-            talk.connection.execute(update(calls).where(calls.c.id == call.id).values(messages="[0, {"))
+            talk.connection.execute(update(calls).where(calls.c.id == model_call.id).values(messages="[0, {"))
     if damage in ("head", "messages"):
         with pytest.raises(StoreError, match="is damaged"):
-            requests.rebuild_request(talk.connection, call.id)
+            requests.rebuild_request(talk.connection, model_call.id)
         return
-    body, exact = requests.rebuild_request(talk.connection, call.id)
+    body, exact = requests.rebuild_request(talk.connection, model_call.id)
     assert not exact
     left = {"row": 8, "body": 8, "blob": 8, "before": 4}
     assert len(body["messages"]) == left[damage]
@@ -368,10 +370,14 @@ def test_model_calls_are_found_by_id_prefix(talk: Talk):
     assert requests.find_model_call(talk.connection, asked[3].id).id == asked[3].id
     assert [row.id for row in requests.list_model_calls(talk.connection, talk.number, 3)] != []
     assert requests.list_model_calls(talk.connection, talk.number + 1) == []
-    for prefix, said in [("", "There is no model call"), ("x", "There is no call"), ("%", "There is no call")]:
+    for prefix, said in [
+        ("", "There is no model call"),
+        ("x", "There is no model call"),
+        ("%", "There is no model call"),
+    ]:
         with pytest.raises(StoreError, match=said):
             requests.find_model_call(talk.connection, prefix)
-    shortest = min(range(16), key=lambda n: -sum(call.id.startswith(f"{n:x}") for call in asked))
+    shortest = min(range(16), key=lambda n: -sum(model_call.id.startswith(f"{n:x}") for model_call in asked))
     with pytest.raises(StoreError, match="More than one model call"):
         requests.find_model_call(talk.connection, f"{shortest:x}")
     with pytest.raises(StoreError, match="There is no model call"):

@@ -240,11 +240,11 @@ def verify(database: Database) -> list[str]:
                 anchored = read_file(file).get(database_key(database))
                 read_head(connection)
         except (OSError, msgspec.DecodeError) as error:
-            return [f"{file} cannot be read ({error}). Put it right, or remove it; the next decision begins it anew."]
+            return [f"{file} cannot be read ({error}). Repair or remove it; the next decision creates it again."]
         marks = {head.count for head in (anchored, anchored and anchored.next) if head}
         for row in map(dict, connection.execute(every).mappings()):
             if row["number"] < 1:
-                wrong.append(f"Decision {row['number']} was put in by hand: they count from 1.")
+                wrong.append(f"Decision {row['number']} was inserted by hand: decisions are numbered from 1.")
                 continue
             if row["number"] > end.count + 1:
                 wrong.append(f"{describe_range(end.count + 1, row['number'] - 1)} removed.")
@@ -257,15 +257,15 @@ def verify(database: Database) -> list[str]:
                 hashes[end.count] = end.hash
     if anchored is None:
         unknown = f"whether decisions after {end.count} were removed is unknown"
-        return [*wrong, f"{file} does not know {database_key(database)}: {unknown}."] if end.count else wrong
+        return [*wrong, f"{file} has no record of {database_key(database)}: {unknown}."] if end.count else wrong
     if end.count < anchored.count:
-        why = "a power cut or an older copy of the database does that, too"
-        wrong.append(f"{describe_range(end.count + 1, anchored.count)} removed from the end, as {file} tells ({why}).")
+        why = "a power failure or an older copy of the database has the same effect"
+        wrong.append(f"{describe_range(end.count + 1, anchored.count)} removed from the end, as {file} shows ({why}).")
     elif hashes.get(anchored.count) != anchored.hash:
-        wrong.append(f"Decision {anchored.count} is not the one that {file} tells of: the chain was written anew.")
+        wrong.append(f"Decision {anchored.count} is not the one recorded in {file}: the chain was rewritten.")
     known = anchored.next if anchored.next and hashes.get(anchored.next.count) == anchored.next.hash else anchored
     if end.count > known.count:
-        why = "a crow that keeps another such file wrote them, or somebody put them in"
+        why = "a process with another such file wrote them, or they were inserted by hand"
         wrong.append(f"{describe_range(known.count + 1, end.count)} not in {file}: {why}.")
     return wrong
 

@@ -11,7 +11,8 @@ from sqlalchemy import Column, Connection, Row, Select, exists, func, select, te
 from sqlalchemy.exc import DBAPIError
 
 from crow_persistence import audit, search
-from crow_persistence import blobs as kept
+from crow_persistence.blobs import fetch as fetch_blobs
+from crow_persistence.blobs import split_batches
 from crow_persistence.database import Database, wal_file
 from crow_persistence.entries import BLOB_PREFIX, clean_text, decode, entry_kind, map_strings, replace_strings
 from crow_persistence.prompts import digest
@@ -165,7 +166,7 @@ def check_requests(connection: Connection) -> Iterator[str]:
     for id, before in connection.execute(select(calls.c.id, calls.c.before).where(calls.c.before.is_not(None), lost)):
         yield f"Row {id} of calls: it begins like model call {before}, which is not there."
     for rows in fetch_batches(connection, select(calls.c.id, calls.c.head, calls.c.messages)):
-        heads = kept.fetch(connection, drop_impossible_keys({row.head for row in rows}))
+        heads = fetch_blobs(connection, drop_impossible_keys({row.head for row in rows}))
         named = {row.id: find_request_parts(row.messages) for row in rows}
         found = [value for values in named.values() for value in values or ()]
         there = {
@@ -240,7 +241,7 @@ def fetch_batches(connection: Connection, statement: "Select[*tuple[Any, ...]]")
 
 def find_existing(connection: Connection, column: Column[Any], wanted: Iterable[Any]) -> set[Any]:
     """Return those of the values that exist in a column."""
-    parts = kept.split_batches(drop_impossible_keys(set(wanted)))
+    parts = split_batches(drop_impossible_keys(set(wanted)))
     return {value for part in parts for value in connection.scalars(select(column).where(column.in_(part)))}
 
 

@@ -150,13 +150,13 @@ class Database:
         wal = wal_file(file)
         if file.exists() and self._wal_identity and file_identity(wal) == self._wal_identity:
             raise StoreError(
-                f"{file} was replaced while it was open, and {wal.name} beside it belongs to the file before. "
+                f"{file} was replaced while it was open, and {wal.name} beside it belongs to the earlier file. "
                 f"Remove that and {file.name}-shm, then try again."
             )
         self.close()
         raise StoreError(
-            f"{file} was moved, deleted or replaced while it was open. Nothing was written now; try again, "
-            "and crow goes on with the file that is there then, or begins a new one."
+            f"{file} was moved, deleted or replaced while it was open. Nothing was written; try again, "
+            "and crow uses the file that is there then, or creates a new one."
         )
 
     def _open(self) -> Engine:
@@ -256,7 +256,7 @@ def complete_url(url: str) -> URL:
             parsed = parsed.set(drivername="postgresql+psycopg")
         case _:
             raise StoreError(
-                f"[database] url {parsed.render_as_string()} is of no use. "
+                f"[database] url {parsed.render_as_string()} cannot be used. "
                 "Give sqlite:////folder/file.db or postgresql+psycopg://user@host/database."
             )
     return parsed.set(query={**URL_DEFAULTS[parsed.drivername], **parsed.query})
@@ -319,7 +319,7 @@ def back_up(file: Path, to: Path) -> None:
             new.replace(to)
     except (OSError, sqlite3.Error) as error:
         raise StoreError(
-            f"{file} must be updated and cannot be copied to {to} before ({error}). Make room, then try again."
+            f"{file} must be updated and cannot be backed up to {to} first ({error}). Make room, then try again."
         ) from error
 
 

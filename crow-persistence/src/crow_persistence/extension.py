@@ -115,10 +115,10 @@ def persistence(
     @crow.commands
     def list_commands(session: Session) -> Sequence[Command]:
         return [
-            Command("fork", "Begin a new session where this one stands", fork_command),
+            Command("fork", "Fork this session at its end", fork_command),
             Command(
                 "export",
-                "Write this session to a file, to be given away",
+                "Export this session to a file, with likely secrets masked",
                 export_command,
                 hint="[markdown|jsonl|html|atif]",
             ),
@@ -129,7 +129,7 @@ def persistence(
         id = new_id()
         if not await threads.write(lambda store: store.fork_without_lease(session.id, id)):
             return "There is nothing to fork yet."
-        return f"Session {id} goes on from here. Open it from the list of sessions, or by its id."
+        return f"Session {id} is a fork of this one. Open it from the list of sessions, or by its id."
 
     async def export_command(session: Session, words: str) -> str:
         if (format := words or "markdown") not in SUFFIXES:
@@ -142,7 +142,7 @@ def persistence(
             return f"{path} cannot be written: {error.strerror}."
         if masked is None:
             return "There is nothing to export yet."
-        return f"Written to {path}. Masked {masked} times what looks like a secret: read it before you give it away."
+        return f"Written to {path}. Likely secrets masked: {masked}. Read the file before you share it."
 
     @crow.session_end
     async def close_session(session: Session) -> None:

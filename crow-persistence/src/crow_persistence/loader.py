@@ -27,7 +27,7 @@ def find_session(connection: Connection, prefix: str) -> "Row[Any]":
     begins = sessions.c.id.startswith(clean_text(prefix), autoescape=True)
     found = connection.execute(living.where(begins).order_by(sessions.c.updated.desc()).limit(6)).all()
     if not found or not prefix:
-        raise StoreError(f"There is no session {prefix!r}. `crow sessions list --all` shows those there are.")
+        raise StoreError(f"There is no session {prefix!r}. `crow sessions list --all` shows all sessions.")
     if len(found) > 1:
         listed = ", ".join(f"{row.id} ({row.title or 'no title'})" for row in found[:5])
         listed = f"{listed} …" if len(found) > 5 else listed

@@ -9,7 +9,7 @@ from crow_persistence.requests import RequestEncoder
 
 @dataclass
 class Progress:
-    """What is stored of an open session: its row, and the rows of its log's entries."""
+    """The rows of an open session and of its log's entries."""
 
     owner: str = ""
     """Owner whose lease the session is written under; see `leases`."""

@@ -93,7 +93,7 @@ def find_version(connection: Connection, reference: str) -> Row[Any]:
     if found:
         raise StoreError(f"The prompt {name} has no version {number}; it has 1 to {found[-1].number}.")
     known = ", ".join(connection.scalars(select(prompts.c.name).distinct().order_by(prompts.c.name))) or "none yet"
-    raise StoreError(f"There is no prompt {reference!r}. Known are: {known}.")
+    raise StoreError(f"There is no prompt {reference!r}. Known prompts: {known}.")
 
 
 def diff_versions(connection: Connection, first: str, second: str) -> str:
@@ -113,11 +113,11 @@ def list_renders(connection: Connection, reference: str, limit: int = 100) -> Se
     """Return the renders of a prompt or of one version, newest first, each with its session's id. Raises StoreError."""
     version = find_version(connection, reference)
     said = renders.c.message, renders.c.at, renders.c.purpose, renders.c.variables, prompts.c.name, prompts.c.number
-    shown: Any = select(*said, sessions.c.id.label("session")).where(prompts.c.name == version.name)
-    shown = shown.join(prompts, renders.c.prompt == prompts.c.id).join(sessions, renders.c.session == sessions.c.number)
+    found: Any = select(*said, sessions.c.id.label("session")).where(prompts.c.name == version.name)
+    found = found.join(prompts, renders.c.prompt == prompts.c.id).join(sessions, renders.c.session == sessions.c.number)
     if reference != version.name:
-        shown = shown.where(prompts.c.number == version.number)
-    return connection.execute(shown.order_by(renders.c.at.desc(), renders.c.message.desc()).limit(limit)).all()
+        found = found.where(prompts.c.number == version.number)
+    return connection.execute(found.order_by(renders.c.at.desc(), renders.c.message.desc()).limit(limit)).all()
 
 
 def load_text(connection: Connection, render: int) -> str:

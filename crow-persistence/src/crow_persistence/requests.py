@@ -283,7 +283,7 @@ def find_model_call(connection: Connection, prefix: str) -> Row[Any]:
     if found and prefix:
         listed = ", ".join(row.id for row in found[:5])
         raise StoreError(f"More than one model call begins with {prefix!r}: {listed} … Give more of its id.")
-    raise StoreError(f"There is no model call {prefix!r}. `crow calls list` shows those there are.")
+    raise StoreError(f"There is no model call {prefix!r}. `crow calls list` shows all model calls.")
 
 
 def list_model_calls(connection: Connection, number: int | None = None, limit: int | None = None) -> Sequence[Row[Any]]:
@@ -307,7 +307,7 @@ def rebuild_request(connection: Connection, id: str) -> tuple[Request, bool]:
     """Return the body of a request, and whether it equals the sent one byte for byte. Raises StoreError."""
     model_call = connection.execute(select(calls).where(calls.c.id == id)).one_or_none()
     if model_call is None:
-        raise StoreError(f"There is no model call {id!r}. `crow calls list` shows those there are.")
+        raise StoreError(f"There is no model call {id!r}. `crow calls list` shows all model calls.")
     try:
         head: Request = decode(blobs.fetch(connection, [model_call.head])[model_call.head].decode())
         sent_messages = restore_messages(connection, load_references(connection, model_call))

@@ -44,7 +44,7 @@ MAX_TEXT_LENGTH = 100_000
 MAX_TERMS = 32
 """Maximum number of terms in a query, and of words in a phrase. Further ones are ignored."""
 MATCH_START, MATCH_END = "⟦", "⟧"
-"""What stands around a match in a snippet."""
+"""Marks around a match in a snippet."""
 SNIPPET_LENGTH = 200
 """Length of a snippet, in characters."""
 SEARCH_TOOL = "search_sessions"
@@ -122,7 +122,7 @@ class Term(NamedTuple):
 
     words: tuple[str, ...]
     is_prefix: bool
-    """Whether the last word matches longer words that begin with it."""
+    """True if the last word matches longer words that begin with it."""
 
 
 def create(connection: Connection) -> None:

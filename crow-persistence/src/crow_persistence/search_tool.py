@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 NAME = "search_sessions"
 DESCRIPTION = """\
-Search what was said in this folder's sessions, also long ago: questions, replies, commands and what they printed.
-All words must be in a message; "words in quotes" follow each other; word* is how a word begins.
-Gives the best matches: session, date, who said it, and the line with ⟦what was found⟧."""
-WORDS = "a few that were surely said"
-EVERYWHERE = "in all folders; only if the user wants it"
+Search this folder's sessions, also old ones: questions, replies, commands and their output.
+A message must contain all words; "words in quotes" must follow each other; word* matches longer words.
+Returns the best matches: session, date, role, and a line with ⟦the match⟧."""
+WORDS = "a few words that the messages certainly contain"
+EVERYWHERE = "search all folders; only if the user wants it"
 
 DEFINITION: dict[str, Any] = {
     "name": NAME,

@@ -165,12 +165,12 @@ def explain_lost_lease(connection: Connection, id: str, progress: Progress) -> S
     """Return the error that says why this owner may not write the session any more."""
     row = connection.execute(select(sessions).where(sessions.c.id == clean_text(id))).one_or_none()
     if row is None:
-        return StoreError(f"Session {id} is not in the database any more. It is written anew with its next message.")
+        return StoreError(f"Session {id} is not in the database any more. It is written again with its next message.")
     if row.deleted is not None:
         return StoreError(f"Session {id} was deleted; nothing can be added to it. Begin a new one.")
     by = leases.describe_owner(row.owner) if row.owner and row.owner != progress.owner else "another process"
     return StoreError(
-        f"Session {id} was taken over by {by} while this one was not heard of, and nothing was written. "
+        f"Session {id} was taken over by {by} because this process sent no heartbeat, and nothing was written. "
         "Open it again to go on from there, or fork it."
     )
 

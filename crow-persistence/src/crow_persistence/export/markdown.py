@@ -26,7 +26,7 @@ def format_part(part: TranscriptPart) -> list[str]:
         blocks.append(quote_unclosed(part.text))
     blocks += [f"[{escape_line(describe_media(url))}]" for url in part.media]
     if part.cut:
-        blocks.append(f"*Broke off: {escape_line(part.cut)}*")
+        blocks.append(f"*Cut off: {escape_line(part.cut)}*")
     return blocks + [piece for tool_call in part.tool_calls for piece in format_tool_call(tool_call)]
 
 

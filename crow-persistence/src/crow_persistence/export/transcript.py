@@ -186,11 +186,11 @@ def describe_marker(marker: Message) -> str:
         case {"kind": "rewind"}:
             return "Rewound"
         case {"kind": "compaction", "before": int(before), "after": int(after)}:
-            return f"Summed up, from about {before:,} to {after:,} tokens"
+            return f"Compacted from about {before:,} to {after:,} tokens"
         case {"kind": "shrink", "before": int(before), "after": int(after)}:
-            return f"Old tool outputs shortened, from about {before:,} to {after:,} tokens"
+            return f"Old tool outputs shortened from about {before:,} to {after:,} tokens"
         case {"kind": "child", "session": str(session)}:
-            return f"A sub-agent begins: session {session}"
+            return f"Started a sub-agent: session {session}"
         case {"kind": "parent", "session": str(session)}:
             return f"A sub-agent of session {session}"
         case {"kind": "pin"}:
@@ -204,10 +204,10 @@ def make_tool_call(
 ) -> TranscriptToolCall:
     """Join a tool call with its result and its permission decision, if any."""
     name, arguments = tool_call["function"]["name"], parse_arguments(tool_call)
-    shown = (
+    text = (
         tool_call["function"]["arguments"] if arguments is None else json.dumps(arguments, indent=2, ensure_ascii=False)
     )
-    made = TranscriptToolCall(name, make_title(name, arguments or {}), shown)
+    made = TranscriptToolCall(name, make_title(name, arguments or {}), text)
     if answer is not None:
         said, notes = to_parts(answer.get("content")), answer.get("crow", {})
         made.answer, made.media, made.failed = join_text(said), find_media(said), bool(notes.get("failed"))
