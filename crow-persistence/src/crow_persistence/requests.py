@@ -19,7 +19,7 @@ from crow_core.errors import StoreError
 from crow_core.masking import mask
 from crow_core.messages import Message
 from crow_core.models.chat import ChatModel, ModelCall, Request
-from crow_core.models.chat import encode as as_sent
+from crow_core.models.chat import encode as encode_json
 from crow_core.models.usage import count_tokens, find_price
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
@@ -120,7 +120,7 @@ class RequestEncoder:
         ):
             shared, base = 0, None
         data: dict[str, bytes] = {}
-        head = as_sent({**body, "messages": []})
+        head = encode_json({**body, "messages": []})
         if base and base.head == head and base.secrets == self.secrets:
             body_columns = base.columns
         else:
@@ -154,7 +154,7 @@ class RequestEncoder:
             if list(message) == list(bare):
                 return self.rows[at]
             for reasoning_key in ("", *(key for key in message if key not in bare)):
-                if as_sent(to_sent_message(self.log[at], reasoning_key)) == as_sent(message):
+                if encode_json(to_sent_message(self.log[at], reasoning_key)) == encode_json(message):
                     return [self.rows[at], reasoning_key]
         return map_strings(mask(message, self.secrets), partial(self.encode_string, data=data))
 
@@ -251,7 +251,7 @@ def digest_body(latest: SentRequest, sent_messages: Sequence[Any], base: SentReq
     """Return the digest of the whole body as JSON. Messages shared with `base` are not hashed again."""
     end = b'"messages":[]}'
     if not latest.head.endswith(end):
-        return hashlib.sha256(as_sent(latest.body)).hexdigest()
+        return hashlib.sha256(encode_json(latest.body)).hexdigest()
     start, hash = 0, hashlib.sha256(latest.head[:-2])
     if base and base.head == latest.head:
         start = max((at for at in base.hashes if at <= shared), default=0)
@@ -263,14 +263,14 @@ def digest_body(latest: SentRequest, sent_messages: Sequence[Any], base: SentReq
                 latest.hashes[at + 1] = hash.copy()
     except UnicodeEncodeError:  # unpaired surrogate: the body is encoded in another way
         latest.hashes.clear()
-        return hashlib.sha256(as_sent(latest.body)).hexdigest()
+        return hashlib.sha256(encode_json(latest.body)).hexdigest()
     hash.update(end[-2:])
     return hash.hexdigest()
 
 
 def digest(value: Any) -> bytes:
     """Return the SHA-256 digest of a value as JSON."""
-    return hashlib.sha256(as_sent(value)).digest()
+    return hashlib.sha256(encode_json(value)).digest()
 
 
 def find_model_call(connection: Connection, prefix: str) -> Row[Any]:
@@ -314,7 +314,7 @@ def rebuild_request(connection: Connection, id: str) -> tuple[Request, bool]:
         request = {**head, "messages": sent_messages}
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise StoreError(f"The request of model call {id} is damaged; `crow db check` says where.") from error
-    return request, hashlib.sha256(as_sent(request)).hexdigest() == model_call.digest
+    return request, hashlib.sha256(encode_json(request)).hexdigest() == model_call.digest
 
 
 def load_references(connection: Connection, model_call: Row[Any]) -> list[Any]:
