@@ -132,7 +132,7 @@ def test_database_without_a_backup_is_not_updated(tmp_path: Path, monkeypatch: p
     (tmp_path / "crow.db.before-9998").mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(module, "LATEST_REVISION", "9998")
-        with pytest.raises(StoreError, match=r"crow\.db must be updated and cannot be copied to .*before-9998"):
+        with pytest.raises(StoreError, match=r"crow\.db must be updated and cannot be backed up to .*before-9998"):
             count_rows(database)
     assert count_rows(database) == rows
     database.close()
