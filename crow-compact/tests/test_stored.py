@@ -129,6 +129,6 @@ async def test_a_kill_in_the_middle_of_a_compaction_leaves_the_old_view(tmp_path
     assert SUMMARY_TEMPLATE.format("All.") in view[1]["content"]
     told = await process.run("sessions", "show", id)
     assert told.count("Turn 2. These") == 1
-    assert "Summed up, from about" in told
+    assert "Compacted from about" in told
     calls = json.loads(await process.run("calls", "list", id, "--json"))
     assert calls[0]["purpose"] == "compaction"

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 @click.option("--yes", is_flag=True, help="Do it without asking.")
 def undo(session: str, turns: int, yes: bool) -> None:
     """Take back the last turn: its edits, and what was said. Without an ID, of the last session in this folder."""
-    from crow_persistence.reading import find, listing, summary
+    from crow_persistence.loader import find_session, list_sessions, to_summary
 
     with reading() as connection:
         if session:
-            found = summary(find(connection, session))
-        elif sessions := listing(connection, os.getcwd(), "", 1).sessions:
+            found = to_summary(find_session(connection, session))
+        elif sessions := list_sessions(connection, os.getcwd(), "", 1).sessions:
             found = sessions[0]
         else:
             wrong(f"There is no session of {os.getcwd()}. Name one; crow sessions list --all shows them.")
