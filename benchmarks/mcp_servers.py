@@ -13,7 +13,7 @@ from typing import Any
 
 from crow_core.acp.schema import McpServer
 from crow_core.app import Crow
-from crow_core.mcp.server import Server, fastmcp_client
+from crow_core.mcp.server import Server, import_sdk
 from crow_core.models.chat import ChatModel
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import deltas
@@ -117,7 +117,7 @@ async def request_cost(url: str, tools: int) -> float:
 
 
 async def main() -> None:
-    fastmcp_client()
+    import_sdk()
     call = Reply(tool_calls=[{"name": "s_pid", "arguments": {}}])
     plain, tool = [], []
     for _ in range(ROUNDS):

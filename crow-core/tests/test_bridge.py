@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -220,7 +221,7 @@ async def test_words_of_progress_command_no_screen_and_tell_no_secret(birds: Bir
     (text,) = said(editor)
     assert text.isprintable()
     assert SECRET not in text
-    assert len(text) <= bridge.LINE
+    assert len(text) <= bridge.LINE_LIMIT
 
 
 async def test_a_call_that_gives_signs_of_life_is_waited_for(mode: str, monkeypatch: pytest.MonkeyPatch):
@@ -250,15 +251,15 @@ async def test_a_servers_own_patience_holds_for_its_calls(birds: Birds):
 
 
 async def test_no_call_lasts_for_ever_whatever_it_says(birds: Birds, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(servers, "LONGEST_CALL", 0.5)
+    monkeypatch.setattr(servers, "CALL_LIMIT", 0.5)
     model = script(use("tick", times=100_000, every=0.02))
     await turn(model, birds(timeout=100))
     assert results(model) == ["The tool failed: it timed out: no call may take 0.5 s."]
 
 
 def test_while_a_person_is_asked_no_time_passes_for_the_call():
-    assert RunningCall(heard=0, end=0).left(5) < 0
-    assert RunningCall(heard=0, end=0, asking=1).left(5) == 5
+    assert RunningCall(last_activity=0, deadline=0).seconds_left(5) < 0
+    assert RunningCall(last_activity=0, deadline=0, open_questions=1).seconds_left(5) == 5
 
 
 # elicitation
@@ -337,13 +338,13 @@ JSON = st.recursive(
 def test_whatever_a_form_is_made_of_it_is_shown_or_refused(schema: dict[str, Any], fields: dict[str, Any]):
     for each in (schema, {"type": "object", "properties": fields}):
         with suppress(ElicitationError, ValidationError):
-            assert bridge.choices_of(bridge.form_of(each, str.upper))
+            assert bridge.find_choices(bridge.to_form(each, str.upper))
 
 
 @CALMLY
 @given(schema=JSON)
 def test_whatever_a_schema_is_made_of_it_is_judged(schema: Any):
-    assert schemas.is_fit(schema) >= schemas.is_tame(schema)
+    assert schemas.is_small(schema) >= schemas.is_checkable(schema)
 
 
 @pytest.mark.parametrize(
@@ -552,13 +553,13 @@ async def test_mode_yolo_asks_nothing_here_either(birds: Birds):
 async def test_a_server_gets_only_so_many_answers_a_call_and_tokens_an_answer(
     birds: Birds, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(bridge, "QUESTIONS", 2)
+    monkeypatch.setattr(bridge, "QUESTIONS_LIMIT", 2)
     model = script(sample(maxTokens=10**9, times=2), sample(times=3))
     await turn(model, birds(), permit="allow_always")
     first, second = results(model)
     assert first.count("It is a crow.") == 2
     assert "A call may ask back at most 2 times." in second
-    assert model.requests[1]["max_tokens"] == bridge.SAMPLE_TOKENS
+    assert model.requests[1]["max_tokens"] == bridge.SAMPLE_TOKENS_LIMIT
 
 
 async def test_what_would_be_sent_is_shown_clean_and_bounded(birds: Birds):
@@ -573,7 +574,7 @@ async def test_what_would_be_sent_is_shown_clean_and_bounded(birds: Birds):
     assert text.startswith("````\n")
     assert SECRET not in text
     assert "characters more]" in text
-    assert len(text) < bridge.SHOWN + 100
+    assert len(text) < bridge.TEXT_LIMIT + 100
 
 
 async def test_a_server_may_show_the_model_images_and_no_tools(birds: Birds):
@@ -654,7 +655,7 @@ async def test_a_flood_of_warnings_is_a_notice_a_second(birds: Birds):
     assert len(notices) < 100
     assert notices[0].title.isprintable()
     assert SECRET not in notices[0].title
-    assert len(notices[0].title) < 2 * bridge.LINE
+    assert len(notices[0].title) < 2 * bridge.LINE_LIMIT
 
 
 async def test_where_the_client_knows_no_notices_a_warning_goes_to_the_log(
@@ -666,9 +667,10 @@ async def test_where_the_client_knows_no_notices_a_warning_goes_to_the_log(
     assert "rain" not in editor.thoughts
 
 
-async def test_notifications_that_make_no_sense_are_dropped_without_a_word(
+async def test_invalid_notifications_are_dropped_and_logged_by_the_sdk_alone(
     birds: Birds, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ):
+    caplog.set_level(logging.CRITICAL, "client")  # as the command crow does
     model = script(use("babble"))
     await turn(model, birds(), capabilities=NOTICES)
     assert results(model) == ["babbled"]

@@ -23,7 +23,7 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.content import replay
 from crow_core.extensions.commands import commands
-from crow_core.extensions.mcp import arguments_in, mcp
+from crow_core.extensions.mcp import mcp, parse_prompt_arguments
 from crow_core.mcp.server import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from fastmcp import Context, FastMCP
@@ -328,10 +328,10 @@ async def test_mcp_says_so_where_there_are_no_servers():
     ],
 )
 def test_arguments_are_taken_by_name_and_in_order(words: str, expected: dict[str, str]):
-    assert arguments_in(words, ["a", "b"]) == expected
+    assert parse_prompt_arguments(words, ["a", "b"]) == expected
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(), st.lists(st.text(min_size=1), unique=True))
 def test_whatever_is_typed_fills_only_arguments_that_there_are(words: str, names: list[str]):
-    assert arguments_in(words, names).keys() <= set(names)
+    assert parse_prompt_arguments(words, names).keys() <= set(names)

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from crow_core.app import Crow
 from crow_core.extensions.masking import secrets
-from crow_core.mcp.oauth import store
+from crow_core.mcp.oauth import open_token_store
 from crow_core.settings.config import OAuthSettings, ServerSettings, to_server
 from crow_core.testing import Reply, ScriptedModel, connect
 from fastmcp import FastMCP
@@ -150,7 +150,7 @@ async def test_whoever_is_thrown_out_logs_in_anew(guarded: Guarded, tmp_path: Pa
 async def test_a_token_that_has_expired_is_renewed_without_the_person(guarded: Guarded, tmp_path: Path):
     await tools(guarded.url, tmp_path, Person().visit)
     at = {"key": f"{guarded.url}/token_expiry", "collection": "mcp-oauth-token-expiry"}
-    await store(tmp_path).put(value={"expires_at": 1.0}, **at)
+    await open_token_store(tmp_path).put(value={"expires_at": 1.0}, **at)
     guarded.door.access_tokens.clear()
     assert await tools(guarded.url, tmp_path, nobody) == (["open"], "")
 
@@ -174,10 +174,11 @@ async def test_a_client_that_is_known_beforehand_does_not_register(guarded: Guar
     assert [*guarded.door.clients] == ["crow"]
 
 
-async def test_where_nobody_can_log_in_a_sentence_says_so_and_nothing_is_logged(
+async def test_login_without_a_user_fails_with_a_sentence_and_is_logged_by_the_sdk_alone(
     guarded: Guarded, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.WARNING)
+    caplog.set_level(logging.CRITICAL, "mcp")  # as the command crow does
     said = "MCP server 'vault' did not start: there is nobody here."
     assert await tools(guarded.url, tmp_path, nobody) == ([], said)
     assert not caplog.records
@@ -240,7 +241,7 @@ async def test_a_name_in_the_address_is_enough_where_the_server_says_so(name: st
         found = await server.list()
         await server.close()
     assert bool(found) == bool(name)
-    assert ("it answers nobody whom it does not know (401)" in server.error) == (not name)
+    assert ("it requires authentication (401)" in server.error) == (not name)
 
 
 class Drawer(KeyringBackend):

@@ -85,7 +85,7 @@ def reading(**arguments: Any) -> ScriptedModel:
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SOON", 200)
+    monkeypatch.setattr(module, "LIST_TIMEOUT", 200)
 
 
 README = '<resource uri="docs://readme">\nRead me.\n</resource>'
@@ -168,7 +168,7 @@ async def test_an_image_that_is_mentioned_is_shown_to_the_model_and_a_blob_is_de
 
 
 async def test_resources_take_only_so_much_of_a_prompt(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "ROOM", 900)
+    monkeypatch.setattr(module, "TEXT_LIMIT", 900)
     model = hello()
     await say(app(model, library()), "@docs:docs://long @docs:readme")
     assert "x" * 900 + "\n[100 characters left out]" in asked(model)

@@ -26,7 +26,7 @@ from crow_core.acp.schema import (
     McpServer,
 )
 from crow_core.app import Crow
-from crow_core.mcp.server import Server, fastmcp_client
+from crow_core.mcp.server import Server, import_sdk
 from crow_core.settings.config import OAuthSettings, ServerSettings, to_server
 from crow_core.testing import Reply, ScriptedModel, connect
 from msgspec import to_builtins
@@ -132,7 +132,7 @@ async def main() -> None:
 
     app.SERVERS_WAIT = 200  # the machine may be busy
     few = asyncio.Semaphore(4)  # the suite asks for all at once, and looks at the clock
-    fastmcp_client()
+    import_sdk()
     server = await asyncio.start_server(take, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()

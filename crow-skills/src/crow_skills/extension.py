@@ -12,8 +12,8 @@ from crow_core.acp.schema import ContentBlock, TextBlock
 from crow_core.app import Crow
 from crow_core.content import attach_blocks, to_blocks, to_text
 from crow_core.extensions.masking import session_secrets
-from crow_core.extensions.mcp import others
-from crow_core.extensions.resources import contents, every
+from crow_core.extensions.mcp import other_servers
+from crow_core.extensions.resources import list_several, read_blocks
 from crow_core.masking import mask
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolResult
@@ -130,9 +130,9 @@ def places(cwd: Path, folders: Sequence[str], user: Sequence[Path], trusted: Cal
 async def add_served(session: Session, found: Found) -> None:
     """The skills among the resources of the MCP servers that have come up: those named `skill://NAME/SKILL.md`."""
     asked: set[Server] = session.state.setdefault("asked for skills", set())
-    new = {server for server in others(session) if server.connected} - asked
+    new = {server for server in other_servers(session) if server.connected} - asked
     asked |= new
-    for resource in await every(server for server in others(session) if server in new):
+    for resource in await list_several(server for server in other_servers(session) if server in new):
         if not resource.template and (match := SERVED.fullmatch(resource.uri)):
             name, about = to_line(match[1])[:64], resource.about.strip()[:1024] or resource.name
             skill = Skill(name, about, "", resource.uri, resource.server.name, server=resource.server)
@@ -180,7 +180,7 @@ async def told(session: Session, skill: Skill, trigger: str) -> str:
     """A skill in words. Raises ConnectionError where its server does not give it."""
     prompt, body = session.prompts["skill"], skill.body
     if skill.server:
-        body = "\n\n".join(map(to_text, await contents(skill.server, skill.source)))[:BODY]
+        body = "\n\n".join(map(to_text, await read_blocks(skill.server, skill.source)))[:BODY]
         with suppress(Unreadable):
             body = parted(body)[1].strip()
         body = mask(body, {*skill.server.secrets, *session_secrets(session)})

@@ -154,7 +154,7 @@ class Toolbox:
         """Have ready what a call will need."""
         for server in self.servers:
             if server.definitions is not None:
-                server.warm()
+                server.preload()
 
     def schemas(self) -> list[dict[str, Any]]:
         """All tools in the shape of chat completions, in an order that never changes."""
@@ -213,7 +213,7 @@ class Toolbox:
         arguments = decode_strings(parse_arguments(call) or {}, tool.schema["function"]["parameters"])
         assert tool.server is not None
         title = to_announcement(call, "other", "", tool.title).title
-        use = RunningCall(self.host, call["id"], title, again=tool.may_repeat(arguments))
+        use = RunningCall(self.host, call["id"], title, may_repeat=tool.may_repeat(arguments))
         return await tool.server.call(tool.definition["name"], arguments, meta, use)
 
     async def close(self) -> None:
