@@ -586,7 +586,7 @@ async def test_a_server_may_show_the_model_images_and_no_tools(birds: Birds):
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,cGl4ZWxz"}}]}
     ]
     assert "user: [image_url]" in str(editor.questions[0].tool_call.content)
-    assert "Tools are not lent to the model here" in results(model)[1]
+    assert "Sampling with tools is not supported here" in results(model)[1]
     assert len(model.requests) == 4
 
 

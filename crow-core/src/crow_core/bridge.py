@@ -349,9 +349,9 @@ def find_choices(form: ElicitationSchema) -> list[tuple[str, dict[str, Any]]]:
 def to_model_request(params: "CreateMessageRequestParams") -> Request:
     """Convert a sampling request of MCP to a request to the model. Raises ValueError if it is not supported."""
     if params.tools:
-        raise ValueError("Tools are not lent to the model here; ask without them.")
+        raise ValueError("Sampling with tools is not supported here; ask without them.")
     if params.max_tokens < 1 or not params.messages:
-        raise ValueError("There is nothing to answer: it takes messages, and maxTokens above 0.")
+        raise ValueError("Sampling needs messages, and maxTokens above 0.")
     system: list[Message] = [{"role": "system", "content": params.system_prompt}] if params.system_prompt else []
     request: Request = {"max_tokens": min(params.max_tokens, SAMPLE_TOKENS_LIMIT)}
     if params.temperature is not None:
@@ -360,7 +360,7 @@ def to_model_request(params: "CreateMessageRequestParams") -> Request:
         request["stop"] = params.stop_sequences
     request["messages"] = [*system, *map(to_message, params.messages)]
     if len(msgspec.json.encode(request)) > SAMPLE_LIMIT:
-        raise ValueError("That is too much to ask of the model; ask less.")
+        raise ValueError("The request to the model is too long; ask less.")
     return request
 
 
@@ -376,7 +376,7 @@ def to_message(message: "SamplingMessage") -> Message:
             case "audio":
                 parts.append(to_audio_part(content.data, content.mime_type))
             case _:
-                raise ValueError("Tools are not lent to the model here; ask without them.")
+                raise ValueError("Sampling with tools is not supported here; ask without them.")
     if message.role == "assistant" or all(part["type"] == "text" for part in parts):
         return {"role": message.role, "content": "\n\n".join(part.get("text", "") for part in parts)}
     return {"role": message.role, "content": parts}

@@ -144,18 +144,18 @@ async def find_mentioned(message: Message, session: Session) -> list[tuple[Serve
             case _:
                 pass
     mentioned = {server for server, _ in mentions}
-    has = await list_several(
+    resources = await list_several(
         server for server in other_servers(session) if server in mentioned or (links and server.connected)
     )
     found: list[tuple[Server, str]] = []
     for server, what in mentions[:MENTIONS_LIMIT]:
-        if uri := find_uri(what, [resource for resource in has if resource.server is server]):
+        if uri := find_uri(what, [resource for resource in resources if resource.server is server]):
             found.append((server, uri))
         else:
             about = f"The MCP server {to_line(server.name)!r} has no {to_line(what)!r} to read"
             await session.notice(f"{about}. /mcp shows how it is.", "warning")
     for uri in links[:MENTIONS_LIMIT]:
-        found += [(resource.server, uri) for resource in has if resource.matches(uri)][:1]
+        found += [(resource.server, uri) for resource in resources if resource.matches(uri)][:1]
     return found
 
 
@@ -245,19 +245,16 @@ def shorten(block: dict[str, Any], limit: int) -> dict[str, Any]:
 
 async def read_for_model(session: Session, arguments: ReadArguments) -> ToolResult:
     """Read a resource for the model, from the first server that has it unless a server is named."""
-    servers = [
-        server
-        for server in other_servers(session)
-        if arguments.server in ("", server.name, to_mention_name(server.name))
-    ]
-    has = await list_several(servers)
-    of = next((resource.server for resource in has if resource.matches(arguments.uri)), None)
-    if of is None and arguments.server and len(servers) == 1:
-        of = servers[0]  # it may know more than it lists
-    if of is None:
+    name = arguments.server
+    servers = [each for each in other_servers(session) if name in ("", each.name, to_mention_name(each.name))]
+    resources = await list_several(servers)
+    server = next((resource.server for resource in resources if resource.matches(arguments.uri)), None)
+    if server is None and name and len(servers) == 1:
+        server = servers[0]  # it may have resources that it does not list
+    if server is None:
         return ToolResult.error(f"No MCP server lists {arguments.uri!r}. Call without a URI to see what there is.")
     try:
-        return ToolResult(await read_blocks(of, arguments.uri) or ToolResult.text("(empty)").content)
+        return ToolResult(await read_blocks(server, arguments.uri) or ToolResult.text("(empty)").content)
     except ConnectionError as error:
         return ToolResult.error(f"{arguments.uri!r} was not read: {error}.")
 
@@ -265,10 +262,10 @@ async def read_for_model(session: Session, arguments: ReadArguments) -> ToolResu
 async def list_for_model(session: Session, name: str) -> ToolResult:
     """List resources and templates for the model, one in a line."""
     servers = other_servers(session)
-    has = await list_several(server for server in servers if name in ("", server.name, to_mention_name(server.name)))
-    lines = [describe(resource) for resource in has[:LIST_LIMIT]]
-    if len(has) > LIST_LIMIT:
-        lines.append(f"[{len(has) - LIST_LIMIT:,} more are left out]")
+    resources = await list_several(each for each in servers if name in ("", each.name, to_mention_name(each.name)))
+    lines = [describe(resource) for resource in resources[:LIST_LIMIT]]
+    if len(resources) > LIST_LIMIT:
+        lines.append(f"[{len(resources) - LIST_LIMIT:,} more are left out]")
     if not lines:
         names = ", ".join(to_line(server.name) for server in servers)
         return ToolResult.text(f"There is nothing to read. The servers are: {names}.")
