@@ -1,4 +1,4 @@
-"""Logging in to a remote MCP server: a real one, which answers nobody who has not."""
+"""Tests of logging in to a real remote MCP server that requires OAuth."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ Serve = Callable[[Any], "Guarded"]
 
 
 class Guarded:
-    """A server at an address, and who may come in."""
+    """A server behind a URL, with its OAuth provider."""
 
     def __init__(self, url: str, door: InMemoryOAuthProvider) -> None:
         self.url = url
@@ -52,7 +52,7 @@ def no_keyring() -> Iterator[None]:
 
 @asynccontextmanager
 async def listening(app: Callable[[str], Any]) -> AsyncGenerator[str]:
-    """Serves the app that is made for its address."""
+    """Serve the app that is made for its own URL."""
     with socket.create_server(("127.0.0.1", 0)) as at:
         url = f"http://127.0.0.1:{at.getsockname()[1]}"
         server = uvicorn.Server(uvicorn.Config(app(url), log_level="critical", ws="none"))
@@ -80,7 +80,7 @@ async def guarded() -> AsyncIterator[Guarded]:
 
 
 class Person:
-    """Logs in wherever they are sent."""
+    """A user who logs in on every page."""
 
     def __init__(self) -> None:
         self.visited: list[str] = []
@@ -93,7 +93,7 @@ class Person:
 
 
 async def follow(url: str) -> None:
-    """What a browser does."""
+    """Open a URL and follow redirects, as a browser does."""
     async with httpx2.AsyncClient(follow_redirects=True) as browser:
         (await browser.get(url)).raise_for_status()
 
@@ -105,7 +105,7 @@ async def nobody(url: str) -> AsyncGenerator[None]:
 
 
 async def tools(url: str, tokens: Path, visit: Any, oauth: OAuthSettings | None = None) -> tuple[list[str], str]:
-    """What a server offers whoever may come in, or why it does not."""
+    """Return the names of the tools of a server and its error."""
     server = to_server("vault", ServerSettings(url=url, auth="oauth", oauth=oauth), "/", tokens=tokens, visit=visit)
     try:
         return [tool["name"] for tool in await server.list()], server.error
@@ -113,7 +113,7 @@ async def tools(url: str, tokens: Path, visit: Any, oauth: OAuthSettings | None 
         await server.close()
 
 
-async def test_a_person_logs_in_once_and_is_not_asked_again(guarded: Guarded, tmp_path: Path):
+async def test_user_logs_in_once(guarded: Guarded, tmp_path: Path):
     person, tokens = Person(), tmp_path / "oauth"
     assert await tools(guarded.url, tokens, person.visit) == (["open"], "")
     assert await tools(guarded.url, tokens, nobody) == (["open"], "")
@@ -124,7 +124,7 @@ async def test_a_person_logs_in_once_and_is_not_asked_again(guarded: Guarded, tm
     assert tokens.stat().st_mode & 0o777 == 0o700
 
 
-async def test_what_a_login_gave_is_a_secret(guarded: Guarded, tmp_path: Path):
+async def test_tokens_are_secret(guarded: Guarded, tmp_path: Path):
     settings = ServerSettings(url=guarded.url, auth="oauth")
     server = to_server("vault", settings, "/", tokens=tmp_path, visit=Person().visit)
     model = ScriptedModel([Reply(tool_calls=[{"name": "vault_open", "arguments": {}}]), Reply("Done.")])
@@ -138,7 +138,7 @@ async def test_what_a_login_gave_is_a_secret(guarded: Guarded, tmp_path: Path):
     assert token not in repr(editor.updates)
 
 
-async def test_whoever_is_thrown_out_logs_in_anew(guarded: Guarded, tmp_path: Path):
+async def test_user_logs_in_again_after_the_server_forgot_the_login(guarded: Guarded, tmp_path: Path):
     person = Person()
     await tools(guarded.url, tmp_path, person.visit)
     for kept in (guarded.door.access_tokens, guarded.door.refresh_tokens, guarded.door.clients):
@@ -147,7 +147,7 @@ async def test_whoever_is_thrown_out_logs_in_anew(guarded: Guarded, tmp_path: Pa
     assert len(person.visited) == 2
 
 
-async def test_a_token_that_has_expired_is_renewed_without_the_person(guarded: Guarded, tmp_path: Path):
+async def test_expired_token_is_refreshed_without_the_user(guarded: Guarded, tmp_path: Path):
     await tools(guarded.url, tmp_path, Person().visit)
     at = {"key": f"{guarded.url}/token_expiry", "collection": "mcp-oauth-token-expiry"}
     await open_token_store(tmp_path).put(value={"expires_at": 1.0}, **at)
@@ -155,8 +155,8 @@ async def test_a_token_that_has_expired_is_renewed_without_the_person(guarded: G
     assert await tools(guarded.url, tmp_path, nobody) == (["open"], "")
 
 
-async def test_a_client_that_is_known_beforehand_does_not_register(guarded: Guarded, tmp_path: Path):
-    kept = socket.socket()  # bound, nobody else is given its port; whoever asks for it may listen there
+async def test_configured_client_does_not_register(guarded: Guarded, tmp_path: Path):
+    kept = socket.socket()  # bound: nobody else is given its port, and a listener may still ask for it
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     kept.bind(("127.0.0.1", 0))
     port = kept.getsockname()[1]
@@ -185,7 +185,7 @@ async def test_login_without_a_user_fails_with_a_sentence_and_is_logged_by_the_s
 
 
 @pytest.mark.parametrize("page", ["http://evil.example/login", "http://127.0.0.1.evil.example/"])
-async def test_no_browser_is_sent_to_a_page_that_is_not_safe(page: str, tmp_path: Path):
+async def test_unsafe_login_page_is_not_opened(page: str, tmp_path: Path):
     def app(url: str) -> Any:
         metadata = {
             "issuer": url,
@@ -222,7 +222,7 @@ async def test_no_browser_is_sent_to_a_page_that_is_not_safe(page: str, tmp_path
 
 
 @pytest.mark.parametrize("name", ["me:s3cret@", ""])
-async def test_a_name_in_the_address_is_enough_where_the_server_says_so(name: str, tmp_path: Path):
+async def test_credentials_in_the_url_are_sent(name: str, tmp_path: Path):
     def app(url: str) -> Any:
         server = FastMCP("vault")
         server.tool(lambda: "gold", name="open")
@@ -245,7 +245,7 @@ async def test_a_name_in_the_address_is_enough_where_the_server_says_so(name: st
 
 
 class Drawer(KeyringBackend):
-    """A keyring for as long as a test."""
+    """A keyring in memory."""
 
     priority = 5  # type: ignore[assignment]
 
@@ -262,7 +262,7 @@ class Drawer(KeyringBackend):
         self.kept.pop((service, username))
 
 
-async def test_where_there_is_a_keyring_nothing_is_kept_in_files(guarded: Guarded, tmp_path: Path):
+async def test_tokens_are_stored_in_the_keyring_if_there_is_one(guarded: Guarded, tmp_path: Path):
     keyring.set_keyring(drawer := Drawer())
     assert await tools(guarded.url, tmp_path / "oauth", Person().visit) == (["open"], "")
     assert await tools(guarded.url, tmp_path / "oauth", nobody) == (["open"], "")
