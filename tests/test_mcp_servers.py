@@ -215,10 +215,10 @@ async def test_everything_shows_a_form_with_every_kind_of_field(everything: McpS
 
 @pytest.mark.parametrize(("transport", "path"), [("streamableHttp", "mcp"), ("sse", "sse")])
 async def test_everything_is_called_over_http(transport: str, path: str, node: "Node"):
-    kept = socket.socket()  # bound: nobody else is given its port, and the server may still listen there
-    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    kept.bind(("", 0))
-    port = kept.getsockname()[1]
+    reserved = socket.socket()  # bound: nobody else is given its port, and the server may still listen there
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("", 0))
+    port = reserved.getsockname()[1]
     command = node.server("every", EVERYTHING, transport)
     process = await asyncio.create_subprocess_exec(
         str(command.command), *command.args or (), env={"PORT": str(port)}, stdout=DEVNULL, stderr=PIPE
@@ -233,7 +233,7 @@ async def test_everything_is_called_over_http(transport: str, path: str, node: "
     finally:
         process.kill()
         await process.communicate()
-        kept.close()
+        reserved.close()
 
 
 async def test_filesystem_works_only_in_the_folder_of_the_session(node: "Node", tmp_path: Path):

@@ -269,10 +269,10 @@ async def test_form_is_shown_with_the_servers_name_and_answered(birds: Birds):
     model = script(form(colour=COLOUR))
     editor = await turn(model, birds(), capabilities=FORMS, answer=accepted(colour="blue", more="?"))
     assert answered(model) == {"action": "accept", "content": {"colour": "blue"}}
-    (shown,) = editor.forms
-    assert shown.message == "MCP server 'birds': Which one?"
-    assert shown.requested_schema
-    assert shown.requested_schema.properties["colour"].title == "Colour [2J"  # pyright: ignore
+    (form_request,) = editor.forms
+    assert form_request.message == "MCP server 'birds': Which one?"
+    assert form_request.requested_schema
+    assert form_request.requested_schema.properties["colour"].title == "Colour [2J"  # pyright: ignore
     assert editor.questions == []
 
 
@@ -397,9 +397,10 @@ async def test_user_is_sent_to_a_page_and_its_completion_is_reported():
     model = script(page("https://example.org/login"), use("page_done", id="page-1"), use("page_done", id="page-1"))
     server = in_memory("legacy")
     editor = await turn(model, server, capabilities=PAGES, answer=CreateElicitationResponse(action="accept"))
-    (shown,) = editor.forms
-    assert (shown.mode, shown.url, shown.message) == ("url", "https://example.org/login", "MCP server 'birds': Log in")
-    assert editor.completed == [shown.elicitation_id]
+    (request,) = editor.forms
+    assert (request.mode, request.url) == ("url", "https://example.org/login")
+    assert request.message == "MCP server 'birds': Log in"
+    assert editor.completed == [request.elicitation_id]
 
 
 async def test_page_of_2026_is_part_of_the_answer():
@@ -605,10 +606,10 @@ async def test_roots_are_the_folders_of_the_session(birds: Birds, tmp_path: Path
 
 
 async def test_server_of_2025_is_notified_of_changed_roots(tmp_path: Path):
-    heard = asyncio.Event()
+    changed = asyncio.Event()
 
     async def hear(context: Any, params: Any) -> None:
-        heard.set()
+        changed.set()
 
     server = in_memory("legacy")
     assert server.source
@@ -618,11 +619,11 @@ async def test_server_of_2025_is_notified_of_changed_roots(tmp_path: Path):
         session = await editor.new_session("/")
         for _ in range(2):
             await editor.prompt(session.session_id, "hello")
-        assert not heard.is_set()
+        assert not changed.is_set()
         (opened,) = crow.sessions.values()
         opened.roots.append(str(tmp_path))
         await editor.prompt(session.session_id, "hello again")
-        await heard.wait()
+        await changed.wait()
 
 
 # logging
@@ -775,7 +776,7 @@ async def test_cancelled_tool_call_is_cancelled_at_the_server(birds_anywhere: Bi
         assert await end == "cancelled"
 
 
-# what is told with a call, and what comes back
+# the context of a tool call, and its result
 
 
 async def test_trace_context_is_sent_with_the_tool_call(birds: Birds):
@@ -784,9 +785,9 @@ async def test_trace_context_is_sent_with_the_tool_call(birds: Birds):
     async with wired(crow_with(model, birds())) as wire:
         id = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
         await wire.ask("session/prompt", {"sessionId": id, "prompt": [{"type": "text", "text": "go"}], "_meta": trace})
-    told = answered(model)
-    assert {key: told[key] for key in trace} == trace
-    assert not [key for key in told if key.startswith("crow/")]
+    sent = answered(model)
+    assert {key: sent[key] for key in trace} == trace
+    assert not [key for key in sent if key.startswith("crow/")]
 
 
 async def test_content_of_every_kind_reaches_user_and_model(birds: Birds):
@@ -803,7 +804,7 @@ async def test_content_of_every_kind_reaches_user_and_model(birds: Birds):
     assert blob.resource.uri == "memory://egg.bin"
     assert picture.resource.blob == "cGl4ZWxz"
     assert link == ResourceLinkBlock(uri="https://example.org/", name="site", description="All of them")
-    told = str(model.requests[-1]["messages"])
+    sent = str(model.requests[-1]["messages"])
     for words in (
         "words",
         "a page",
@@ -811,8 +812,8 @@ async def test_content_of_every_kind_reaches_user_and_model(birds: Birds):
         "[memory://egg.bin: 6 bytes that are neither text nor an image]",
         "[site](https://example.org/): All of them",
     ):
-        assert words in told
-    assert told.count("data:image/png;base64,cGl4ZWxz") == 2
+        assert words in sent
+    assert sent.count("data:image/png;base64,cGl4ZWxz") == 2
 
 
 async def test_error_of_a_tool_is_a_failed_tool_call(birds: Birds):
@@ -868,7 +869,7 @@ async def test_result_is_checked_only_if_the_check_ends(schema: dict[str, Any], 
     assert results(model)[0].startswith(wanted)
 
 
-# what tools say of themselves
+# hints of tools
 
 
 def hinted(*, trust: bool = False, title: str = "Sing a song", **hints: bool) -> Server:
@@ -932,7 +933,7 @@ async def test_title_of_a_tool_is_shown_before_its_name():
     assert editor.questions[0].tool_call.title == call.title
 
 
-# whom a server means that serves several sessions
+# shared servers
 
 
 async def test_question_of_a_shared_server_goes_to_the_session_of_the_call(tmp_path: Path, birds: Birds):

@@ -61,8 +61,8 @@ def with_prompts(*functions: Any) -> FastMCP:
 def offered(editor: Editor) -> dict[str, Any]:
     """Return the commands of MCP servers in the client's last update, with their input."""
     updates = editor.of(AvailableCommandsUpdate)
-    told = updates[-1].available_commands if updates else []
-    return {command.name: command.input and command.input.hint for command in told if ":" in command.name}
+    commands = updates[-1].available_commands if updates else []
+    return {command.name: command.input and command.input.hint for command in commands if ":" in command.name}
 
 
 async def until_offered(editor: Editor, *names: str) -> None:
@@ -91,8 +91,8 @@ async def test_replay_shows_the_typed_command():
         await until_offered(editor, "demo:review")
         await editor.prompt(session.session_id, "/demo:review x")
         (opened,) = crow.sessions.values()
-        shown = [update for update in replay(opened.log, "/") if isinstance(update, UserMessageChunk)]
-    assert [update.content for update in shown] == [TextBlock(text="/demo:review x")]
+        messages = [update for update in replay(opened.log, "/") if isinstance(update, UserMessageChunk)]
+    assert [update.content for update in messages] == [TextBlock(text="/demo:review x")]
 
 
 async def test_missing_arguments_are_asked_for_with_a_form():
@@ -274,9 +274,9 @@ async def test_command_names_are_typable_and_unique():
     async with connect(app(hello(), server, name="my server")) as editor:
         await editor.new_session("/")
         await until_offered(editor, "my_server:a_b", "my_server:a_b_2", "my_server:__2J")
-        told = editor.of(AvailableCommandsUpdate)[-1].available_commands
-    assert all(len(command.name) <= 102 for command in told)
-    assert not any("\x1b" in command.description for command in told)
+        commands = editor.of(AvailableCommandsUpdate)[-1].available_commands
+    assert all(len(command.name) <= 102 for command in commands)
+    assert not any("\x1b" in command.description for command in commands)
 
 
 async def test_server_without_prompts_announces_and_logs_nothing(caplog: pytest.LogCaptureFixture):

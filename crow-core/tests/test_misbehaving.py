@@ -345,7 +345,7 @@ async def test_long_answer_without_a_file_still_is_an_answer(marked: Marked, tmp
     server.folder = lambda: tmp_path / "gone"
     answer, after = await server.call("bad", {}, {}), await server.call("pid", {}, {})
     await server.close()
-    assert re.fullmatch(r"(?s).*bytes left out; it was not kept\].*the end.*", answer.content[0]["text"])
+    assert re.fullmatch(r"(?s).*bytes left out; it was not saved\].*the end.*", answer.content[0]["text"])
     assert not answer.is_error
     assert re.fullmatch(NUMBER, after.content[0]["text"])
 

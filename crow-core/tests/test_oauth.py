@@ -37,9 +37,9 @@ Serve = Callable[[Any], "Guarded"]
 class Guarded:
     """A server behind a URL, with its OAuth provider."""
 
-    def __init__(self, url: str, door: InMemoryOAuthProvider) -> None:
+    def __init__(self, url: str, provider: InMemoryOAuthProvider) -> None:
         self.url = url
-        self.door = door
+        self.provider = provider
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ async def guarded() -> AsyncIterator[Guarded]:
         yield Guarded(f"{url}/mcp", doors[0])
 
 
-class Person:
+class User:
     """A user who logs in on every page."""
 
     def __init__(self) -> None:
@@ -114,10 +114,10 @@ async def tools(url: str, tokens: Path, visit: Any, oauth: OAuthSettings | None 
 
 
 async def test_user_logs_in_once(guarded: Guarded, tmp_path: Path):
-    person, tokens = Person(), tmp_path / "oauth"
-    assert await tools(guarded.url, tokens, person.visit) == (["open"], "")
+    user, tokens = User(), tmp_path / "oauth"
+    assert await tools(guarded.url, tokens, user.visit) == (["open"], "")
     assert await tools(guarded.url, tokens, nobody) == (["open"], "")
-    assert len(person.visited) == 1
+    assert len(user.visited) == 1
     files = [path for path in tokens.rglob("*") if path.is_file()]
     assert files
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
@@ -126,7 +126,7 @@ async def test_user_logs_in_once(guarded: Guarded, tmp_path: Path):
 
 async def test_tokens_are_secret(guarded: Guarded, tmp_path: Path):
     settings = ServerSettings(url=guarded.url, auth="oauth")
-    server = to_server("vault", settings, "/", tokens=tmp_path, visit=Person().visit)
+    server = to_server("vault", settings, "/", tokens=tmp_path, visit=User().visit)
     model = ScriptedModel([Reply(tool_calls=[{"name": "vault_open", "arguments": {}}]), Reply("Done.")])
     crow = Crow(model).use(secrets)
     crow.mcp_servers(lambda session: [server])
@@ -134,33 +134,33 @@ async def test_tokens_are_secret(guarded: Guarded, tmp_path: Path):
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
     assert model.requests[-1]["messages"][-1]["content"] == "Bearer [secret]"
-    (token,) = guarded.door.access_tokens
+    (token,) = guarded.provider.access_tokens
     assert token not in repr(editor.updates)
 
 
 async def test_user_logs_in_again_after_the_server_forgot_the_login(guarded: Guarded, tmp_path: Path):
-    person = Person()
-    await tools(guarded.url, tmp_path, person.visit)
-    for kept in (guarded.door.access_tokens, guarded.door.refresh_tokens, guarded.door.clients):
-        kept.clear()
-    assert await tools(guarded.url, tmp_path, person.visit) == (["open"], "")
-    assert len(person.visited) == 2
+    user = User()
+    await tools(guarded.url, tmp_path, user.visit)
+    for store in (guarded.provider.access_tokens, guarded.provider.refresh_tokens, guarded.provider.clients):
+        store.clear()
+    assert await tools(guarded.url, tmp_path, user.visit) == (["open"], "")
+    assert len(user.visited) == 2
 
 
 async def test_expired_token_is_refreshed_without_the_user(guarded: Guarded, tmp_path: Path):
-    await tools(guarded.url, tmp_path, Person().visit)
+    await tools(guarded.url, tmp_path, User().visit)
     at = {"key": f"{guarded.url}/token_expiry", "collection": "mcp-oauth-token-expiry"}
     await open_token_store(tmp_path).put(value={"expires_at": 1.0}, **at)
-    guarded.door.access_tokens.clear()
+    guarded.provider.access_tokens.clear()
     assert await tools(guarded.url, tmp_path, nobody) == (["open"], "")
 
 
 async def test_configured_client_does_not_register(guarded: Guarded, tmp_path: Path):
-    kept = socket.socket()  # bound: nobody else is given its port, and a listener may still ask for it
-    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    kept.bind(("127.0.0.1", 0))
-    port = kept.getsockname()[1]
-    await guarded.door.register_client(
+    reserved = socket.socket()  # bound: nobody else is given its port, and a listener may still ask for it
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    port = reserved.getsockname()[1]
+    await guarded.provider.register_client(
         OAuthClientInformationFull(
             client_id="crow",
             client_secret="s3cret",
@@ -169,9 +169,9 @@ async def test_configured_client_does_not_register(guarded: Guarded, tmp_path: P
         )
     )
     settings = OAuthSettings(client_id="crow", client_secret="s3cret", callback_port=port)
-    with kept:
-        assert await tools(guarded.url, tmp_path, Person().visit, settings) == (["open"], "")
-    assert [*guarded.door.clients] == ["crow"]
+    with reserved:
+        assert await tools(guarded.url, tmp_path, User().visit, settings) == (["open"], "")
+    assert [*guarded.provider.clients] == ["crow"]
 
 
 async def test_login_without_a_user_fails_with_a_sentence_and_is_logged_by_the_sdk_alone(
@@ -179,8 +179,8 @@ async def test_login_without_a_user_fails_with_a_sentence_and_is_logged_by_the_s
 ):
     caplog.set_level(logging.WARNING)
     caplog.set_level(logging.CRITICAL, "mcp")  # as the command crow does
-    said = "MCP server 'vault' did not start: there is nobody here."
-    assert await tools(guarded.url, tmp_path, nobody) == ([], said)
+    expected = "MCP server 'vault' did not start: there is nobody here."
+    assert await tools(guarded.url, tmp_path, nobody) == ([], expected)
     assert not caplog.records
 
 
@@ -213,12 +213,12 @@ async def test_unsafe_login_page_is_not_opened(page: str, tmp_path: Path):
             ]
         )
 
-    person = Person()
+    user = User()
     async with listening(app) as url:
-        found, error = await tools(f"{url}/mcp", tmp_path, person.visit)
+        found, error = await tools(f"{url}/mcp", tmp_path, user.visit)
     assert found == []
     assert error.startswith("MCP server 'vault' did not start: ")
-    assert person.visited == []
+    assert user.visited == []
 
 
 @pytest.mark.parametrize("name", ["me:s3cret@", ""])
@@ -228,12 +228,12 @@ async def test_credentials_in_the_url_are_sent(name: str, tmp_path: Path):
         server.tool(lambda: "gold", name="open")
         inner = server.http_app()
 
-        async def door(scope: Any, receive: Any, send: Any) -> None:
+        async def provider(scope: Any, receive: Any, send: Any) -> None:
             known = (b"authorization", b"Basic bWU6czNjcmV0") in scope.get("headers", [])
             answer = inner if known or scope["type"] == "lifespan" else Response(status_code=401)
             await answer(scope, receive, send)
 
-        return door
+        return provider
 
     async with listening(app) as url:
         settings = ServerSettings(url=f"{url.replace('//', f'//{name}')}/mcp")
@@ -244,27 +244,27 @@ async def test_credentials_in_the_url_are_sent(name: str, tmp_path: Path):
     assert ("it requires authentication (401)" in server.error) == (not name)
 
 
-class Drawer(KeyringBackend):
+class MemoryKeyring(KeyringBackend):
     """A keyring in memory."""
 
     priority = 5  # type: ignore[assignment]
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[str, str], str] = {}
+        self.passwords: dict[tuple[str, str], str] = {}
 
     def get_password(self, service: str, username: str) -> str | None:
-        return self.kept.get((service, username))
+        return self.passwords.get((service, username))
 
     def set_password(self, service: str, username: str, password: str) -> None:
-        self.kept[service, username] = password
+        self.passwords[service, username] = password
 
     def delete_password(self, service: str, username: str) -> None:
-        self.kept.pop((service, username))
+        self.passwords.pop((service, username))
 
 
-async def test_tokens_are_stored_in_the_keyring_if_there_is_one(guarded: Guarded, tmp_path: Path):
-    keyring.set_keyring(drawer := Drawer())
-    assert await tools(guarded.url, tmp_path / "oauth", Person().visit) == (["open"], "")
+async def test_tokens_are_stored_in_the_storedif_there_is_one(guarded: Guarded, tmp_path: Path):
+    keyring.set_keyring(stored := MemoryKeyring())
+    assert await tools(guarded.url, tmp_path / "oauth", User().visit) == (["open"], "")
     assert await tools(guarded.url, tmp_path / "oauth", nobody) == (["open"], "")
     assert not (tmp_path / "oauth").exists()
-    assert {service for service, _ in drawer.kept} == {"crow"}
+    assert {service for service, _ in stored.passwords} == {"crow"}

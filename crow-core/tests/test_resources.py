@@ -144,8 +144,8 @@ async def test_replay_shows_the_prompt_without_resources():
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "@docs:readme")
         (opened,) = crow.sessions.values()
-        shown = [update.content for update in replay(opened.log, "/") if isinstance(update, UserMessageChunk)]
-    assert shown == [TextBlock(text="@docs:readme")]
+        content = [update.content for update in replay(opened.log, "/") if isinstance(update, UserMessageChunk)]
+    assert content == [TextBlock(text="@docs:readme")]
 
 
 async def test_link_to_a_resource_is_read_and_other_links_stay():

@@ -63,7 +63,7 @@ def other_servers(session: Session) -> list[Server]:
     return [server for server in session.toolbox.servers if server.source and not server.built_in]
 
 
-async def show_servers(session: Session, words: str) -> str:
+async def show_servers(session: Session, text: str) -> str:
     """Return a line for each server with its state."""
     lines = [f"- **{to_line(server.name)}**: {describe_state(server, session)}" for server in other_servers(session)]
     return "\n".join(lines) or "There are no MCP servers. Add one: crow mcp add NAME -- COMMAND"
@@ -78,7 +78,7 @@ def describe_state(server: Server, session: Session) -> str:
     has = format_count(tools, "tool") + (f", {format_count(prompts, 'prompt')}" if prompts else "")
     if server.connected:
         return has
-    return f"{has}; not connected, as long as nobody needs it" if tools else "starting"
+    return f"{has}; not connected until it is needed" if tools else "starting"
 
 
 def format_count(number: int, what: str) -> str:
@@ -154,10 +154,10 @@ def to_command(name: str, prompt: "Prompt", server: Server) -> Command:
     return Command(name, description[:500], partial(use_prompt, name, prompt, server), hint=hint[:200])
 
 
-async def use_prompt(name: str, prompt: "Prompt", server: Server, session: Session, words: str) -> str | Message:
+async def use_prompt(name: str, prompt: "Prompt", server: Server, session: Session, text: str) -> str | Message:
     """Return the user message of a prompt, or a text for the user if there is none. Asks for missing arguments."""
     arguments = prompt.arguments or []
-    values = parse_prompt_arguments(words, [each.name for each in arguments])
+    values = parse_prompt_arguments(text, [each.name for each in arguments])
     if missing := [each for each in arguments if each.required and not values.get(each.name)]:
         fields = {
             each.name: StringPropertySchema(description=about[:500] or UNSET, min_length=1)
@@ -184,19 +184,19 @@ async def use_prompt(name: str, prompt: "Prompt", server: Server, session: Sessi
     except Exception as error:
         return f"/{name} could not be used: {mask(describe_error(error), server.secrets)}."
     message: Message = mask(to_user_message(blocks), session_secrets(session))
-    message["crow"] = {"blocks": [{"type": "text", "text": f"/{name} {words}".strip()}]}
+    message["crow"] = {"blocks": [{"type": "text", "text": f"/{name} {text}".strip()}]}
     return message if message.get("content") else f"/{name} gave an empty prompt."
 
 
-def parse_prompt_arguments(words: str, names: Sequence[str]) -> dict[str, str]:
+def parse_prompt_arguments(text: str, names: Sequence[str]) -> dict[str, str]:
     """Return the arguments in what was typed: `name=value` for a known name, else by position.
 
     The last argument takes the words that are left.
     """
     try:
-        typed = shlex.split(words)
+        typed = shlex.split(text)
     except ValueError:  # an apostrophe is no quotation mark
-        typed = words.split()
+        typed = text.split()
     named = dict(word.split("=", 1) for word in typed if word.partition("=")[0] in names and "=" in word)
     rest = [word for word in typed if word.partition("=")[0] not in named]
     unnamed = [name for name in names if name not in named]

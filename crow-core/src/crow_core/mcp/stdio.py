@@ -271,7 +271,7 @@ class IncomingLine:
 
     def to_result(self) -> dict[str, Any]:
         """Return the tool result that replaces a long one: its beginning, a note that names the file, and its end."""
-        where = "it was not kept"
+        where = "it was not saved"
         if self._file is not None:
             written = self._file.tell()
             self._file.close()
