@@ -46,7 +46,7 @@ from crow_core.mcp.server import RunningCall, Server
 from crow_core.messages import marker_kind
 from crow_core.models.chat import ModelCall
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Asked
+from crow_core.testing.script import ScriptedCall as Asked
 from crow_core.testing.wire import wired
 from fastmcp import Context, FastMCP
 from fastmcp.tools import ToolResult
@@ -621,7 +621,7 @@ async def test_server_of_2025_is_notified_of_changed_roots(tmp_path: Path):
             await editor.prompt(session.session_id, "hello")
         assert not changed.is_set()
         (opened,) = crow.sessions.values()
-        opened.roots.append(str(tmp_path))
+        opened.folders.roots.append(str(tmp_path))
         await editor.prompt(session.session_id, "hello again")
         await changed.wait()
 
@@ -714,12 +714,12 @@ async def test_tools_that_stay_keep_their_order(birds: Birds):
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
         (opened,) = crow.sessions.values()
-        before = opened.tools
+        before = opened.toolbox.sent
         model._script = lambda request: Reply("Hello.")  # pyright: ignore[reportPrivateUsage]
         await editor.prompt(session.session_id, "go")
         assert before
-        assert opened.tools
-        assert opened.tools[: len(before)] == before
+        assert opened.toolbox.sent
+        assert opened.toolbox.sent[: len(before)] == before
 
 
 async def test_permission_for_the_session_ends_when_the_tool_changes(birds: Birds):

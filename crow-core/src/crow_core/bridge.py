@@ -29,13 +29,14 @@ from crow_core.acp.schema import (
     Unknown,
 )
 from crow_core.content import to_audio_part, to_image_part, to_text_part
-from crow_core.elicitation import Answer, can_ask, check_form
+from crow_core.elicitation import FormAnswer, can_ask, check_form
 from crow_core.errors import ElicitationError, EndTurn, ModelError
+from crow_core.log import new_id
 from crow_core.masking import mask
 from crow_core.mcp.server import RunningCall, Server
 from crow_core.messages import Message, to_parts
 from crow_core.models.chat import Request
-from crow_core.session import Session, new_id
+from crow_core.session import Session
 from crow_core.text import clean_lines, fence, to_line
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Bridge:
     """Held while the user decides, because the answer may apply to the next question too."""
 
     def roots(self) -> list[str]:
-        return [Path(root).as_uri() for root in self.session.roots]
+        return [Path(root).as_uri() for root in self.session.folders.roots]
 
     async def progress(
         self, server: Server, done: float, total: float | None, message: str, running: RunningCall
@@ -130,7 +131,7 @@ class Bridge:
     async def complete(self, server: Server, id: str) -> None:
         if page := self._pages.pop((server, id), ""):
             with suppress(ConnectionClosed):
-                await self.session.complete(page)
+                await self.session.user.complete(page)
 
     async def elicit(
         self, server: Server, params: "ElicitRequestParams", running: RunningCall | None
@@ -147,9 +148,9 @@ class Bridge:
         except (ElicitationError, ValidationError) as error:
             why = str(error).rstrip(".")
             await self.session.notice(f"A question of {self.label(server)} was declined: {why}.", "warning")
-            answer = Answer("decline")
+            answer = FormAnswer("decline")
         except EndTurn:
-            answer = Answer("cancel")
+            answer = FormAnswer("cancel")
         filled_in = answer.action == "accept" and params.mode == "form"
         return ElicitResult(action=answer.action, content=answer.content if filled_in else None)
 
@@ -162,28 +163,30 @@ class Bridge:
 
     async def _send_to_page(
         self, server: Server, params: "ElicitRequestURLParams", running: RunningCall | None
-    ) -> Answer:
+    ) -> FormAnswer:
         """Ask the user to visit a page. Raises ElicitationError."""
         text = self.to_labelled_text(server, params.message)
-        answer = await self.session.elicit(text, url=params.url, call=running.id if running else "")
+        answer = await self.session.user.elicit(text, url=params.url, tool_call_id=running.id if running else "")
         if params.elicitation_id and answer.action == "accept":
             self._pages[server, params.elicitation_id] = answer.id
         return answer
 
-    async def _ask_form(self, server: Server, params: "ElicitRequestFormParams", running: RunningCall | None) -> Answer:
+    async def _ask_form(
+        self, server: Server, params: "ElicitRequestFormParams", running: RunningCall | None
+    ) -> FormAnswer:
         """Show a form, or a permission with its choices if the client has no forms. Raises ElicitationError."""
         if len(msgspec.json.encode(params.requested_schema)) > FORM_LIMIT:
             raise ElicitationError("its form is too long")
         form = to_form(params.requested_schema, lambda text: self.tidy(text, lines=True)[:TEXT_LIMIT])
         text = self.to_labelled_text(server, params.message)
         if can_ask(self.session.client.capabilities, "form"):
-            return await self.session.elicit(text, form=form, call=running.id if running else "")
+            return await self.session.user.elicit(text, form=form, tool_call_id=running.id if running else "")
         check_form(text, form)
         choices = find_choices(form)
         names = [self.tidy(name)[:LINE_LIMIT] for name, _ in choices]
-        chosen = await self.session.ask_choice(to_question(running, text), names)
+        chosen = await self.session.user.ask_choice(to_question(running, text), names)
         await self._restore_tool_call(running)
-        return Answer("decline") if chosen is None else Answer("accept", choices[chosen][1])
+        return FormAnswer("decline") if chosen is None else FormAnswer("accept", choices[chosen][1])
 
     async def sample(
         self, server: Server, params: "CreateMessageRequestParams", running: RunningCall | None
@@ -209,7 +212,7 @@ class Bridge:
     async def _may_sample(self, server: Server, request: Request, running: RunningCall | None) -> bool:
         """Decide whether a server may ask the model, and append the decision to the log."""
         async with self._permission_lock:
-            mode = self.session.option("mode")
+            mode = self.session.options.find("mode")
             if (answered := self._allowed.get(server)) is not None:
                 allowed, by, lasts = answered, "the user answered so for this session", True
             elif mode is not None and mode.get() == "yolo":
@@ -225,7 +228,7 @@ class Bridge:
             "tool": f"{self.label(server)}: sampling/createMessage",
             "arguments": hashlib.sha256(msgspec.json.encode(request)).hexdigest(),
         }
-        self.session.append({"crow": decision})
+        self.session.log.append({"crow": decision})
         return allowed
 
     async def _question(self, server: Server, request: Request, running: RunningCall | None) -> tuple[bool, str, bool]:
@@ -241,7 +244,7 @@ class Bridge:
         ]
         question = to_question(running, f"{name} wants to ask the model", fence(whole[:TEXT_LIMIT] + more))
         try:
-            answer = await self.session.ask_permission(question, options)
+            answer = await self.session.user.ask_permission(question, options)
         except ElicitationError:
             return False, "it needs a permission, and nobody is there to give it", False
         except EndTurn:

@@ -14,12 +14,10 @@ from crow_core.acp.decoding import lenient
 from crow_core.acp.schema import ContentBlock, ResourceLinkBlock, TextBlock
 from crow_core.app import Crow
 from crow_core.content import attach_blocks, to_blocks
-from crow_core.extensions.masking import session_secrets
-from crow_core.extensions.mcp import other_servers
 from crow_core.masking import mask
 from crow_core.mcp.server import Server, describe_error, list_or_empty
-from crow_core.mcp.tool import ToolResult
-from crow_core.messages import Message, ToolUse, parse_arguments
+from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.messages import Message
 from crow_core.session import Session
 from crow_core.text import to_line
 
@@ -84,7 +82,7 @@ class ResourceTool(Server):
 
     async def list(self) -> list[dict[str, Any]]:
         assert self.session
-        tasks = [asyncio.ensure_future(list_resources(server)) for server in other_servers(self.session)]
+        tasks = [asyncio.ensure_future(list_resources(server)) for server in self.session.toolbox.external_servers()]
         try:
             for listing in asyncio.as_completed(tasks):
                 if await listing:
@@ -104,11 +102,11 @@ def resources(crow: Crow) -> None:
         return [session.state["resources"]]
 
     @crow.before_tool
-    async def answer(session: Session, call: ToolUse) -> ToolResult | None:
-        if not session.toolbox.is_of(call, session.state["resources"]):
+    async def answer(session: Session, tool_call: ToolCall) -> ToolResult | None:
+        if not tool_call.is_for(session.state["resources"]):
             return None
         try:
-            arguments = lenient(parse_arguments(call) or {}, ReadArguments)
+            arguments = lenient(tool_call.arguments, ReadArguments)
         except ValidationError as error:
             return ToolResult.error(f"Nothing was read: {error}.")
         if not arguments.uri:
@@ -127,12 +125,12 @@ def resources(crow: Crow) -> None:
             for block in resource:
                 blocks.append(short := shorten(block, remaining))
                 remaining = max(remaining - len(str(short.get("resource", {}).get("text", ""))), 0)
-        return attach_blocks(message, lenient(mask(blocks, session_secrets(session)), list[ContentBlock]))
+        return attach_blocks(message, lenient(mask(blocks, session.secrets), list[ContentBlock]))
 
 
 async def find_mentioned(message: Message, session: Session) -> list[tuple[Server, str]]:
     """Return server and URI of each resource that a prompt mentions in its text or links to."""
-    servers = {to_mention_name(server.name): server for server in reversed(other_servers(session))}
+    servers = {to_mention_name(server.name): server for server in reversed(session.toolbox.external_servers())}
     mentions: list[tuple[Server, str]] = []
     links: list[str] = []
     for block in to_blocks(message):
@@ -145,7 +143,7 @@ async def find_mentioned(message: Message, session: Session) -> list[tuple[Serve
                 pass
     mentioned = {server for server, _ in mentions}
     resources = await list_several(
-        server for server in other_servers(session) if server in mentioned or (links and server.connected)
+        server for server in session.toolbox.external_servers() if server in mentioned or (links and server.connected)
     )
     found: list[tuple[Server, str]] = []
     for server, what in mentions[:MENTIONS_LIMIT]:
@@ -246,7 +244,9 @@ def shorten(block: dict[str, Any], limit: int) -> dict[str, Any]:
 async def read_for_model(session: Session, arguments: ReadArguments) -> ToolResult:
     """Read a resource for the model, from the first server that has it unless a server is named."""
     name = arguments.server
-    servers = [each for each in other_servers(session) if name in ("", each.name, to_mention_name(each.name))]
+    servers = [
+        each for each in session.toolbox.external_servers() if name in ("", each.name, to_mention_name(each.name))
+    ]
     resources = await list_several(servers)
     server = next((resource.server for resource in resources if resource.matches(arguments.uri)), None)
     if server is None and name and len(servers) == 1:
@@ -261,7 +261,7 @@ async def read_for_model(session: Session, arguments: ReadArguments) -> ToolResu
 
 async def list_for_model(session: Session, name: str) -> ToolResult:
     """List resources and templates for the model, one in a line."""
-    servers = other_servers(session)
+    servers = session.toolbox.external_servers()
     resources = await list_several(each for each in servers if name in ("", each.name, to_mention_name(each.name)))
     lines = [describe(resource) for resource in resources[:LIST_LIMIT]]
     if len(resources) > LIST_LIMIT:
