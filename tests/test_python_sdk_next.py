@@ -31,9 +31,10 @@ async def test_its_client_talks_cancels_and_loads(tmp_path: Path, next_sdk: str)
         out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
     found = json.loads(out)
-    assert (found["agent"], found["turn"], found["cancelled"], found["asked"]) == ("crow", "end_turn", "cancelled", 1)
+    assert (found["agent"], found["turn"], found["cancelled"]) == ("crow", "end_turn", "cancelled")
+    assert found["permissions"] == 1
     assert (tmp_path / "made").exists()
-    states = [shown for shown in found["shown"] if shown.startswith("tool_call")]
+    states = [update for update in found["updates"] if update.startswith("tool_call")]
     assert states == ["tool_call:pending", "tool_call_update:in_progress", "tool_call_update:completed"]
     assert found["listed"]
     assert found["loaded"] == [

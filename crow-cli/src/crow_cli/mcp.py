@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from crow_core.errors import ConfigError
 from crow_core.masking import find_secrets, mask
-from crow_core.mcp.server import aside, describe_error, fastmcp_client, list_or_empty
+from crow_core.mcp.server import describe_error, import_sdk, list_or_empty, run_in_thread
 from crow_core.settings.config import (
     TOKENS,
     Config,
@@ -362,7 +362,7 @@ async def examine(entry: Entry) -> dict[str, Any]:
         client = await server.client()
         took, can, about = monotonic() - since, client.server_capabilities, client.server_info
         protocol = client.protocol_version
-        async with asyncio.timeout(server.patience):
+        async with asyncio.timeout(server.effective_start_timeout):
             resources = await client.list_resources() if can and can.resources else []
             templates = await list_or_empty(client.list_resource_templates()) if can and can.resources else []
             prompts = await client.list_prompts() if can and can.prompts else []
@@ -392,7 +392,7 @@ async def browse(url: str) -> AsyncGenerator[None]:
 
 async def forget(entry: Entry) -> None:
     """Forget what a login gave, and how crow was registered for it."""
-    await aside(fastmcp_client)
+    await run_in_thread(import_sdk)
     from crow_core.mcp.oauth import Login  # not above, as it needs FastMCP
 
     await Login(entry.settings.url, Home.find(os.environ).data / TOKENS, browse).token_storage_adapter.clear()

@@ -208,7 +208,7 @@ class Crow(Hooks):
             outcome: StopReason | Exception = "cancelled"
             try:
                 await self.update_tools(session)
-                session.toolbox.warm()
+                session.toolbox.preload()
                 stop_reason = await react(session, await self.before_prompt.run(message, session))
                 await session.log.written()
                 outcome = stop_reason

@@ -11,7 +11,7 @@ from typing import Any
 from crow_core.acp.schema import ContentBlock, TextBlock
 from crow_core.app import Crow
 from crow_core.content import attach_blocks, to_blocks, to_text
-from crow_core.extensions.resources import contents, every
+from crow_core.extensions.resources import list_several, read_blocks
 from crow_core.masking import mask
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
@@ -131,7 +131,7 @@ async def add_served(session: Session, found: Found) -> None:
     asked: set[Server] = session.state.setdefault("asked for skills", set())
     new = {server for server in session.toolbox.external_servers() if server.connected} - asked
     asked |= new
-    for resource in await every(server for server in session.toolbox.external_servers() if server in new):
+    for resource in await list_several(server for server in session.toolbox.external_servers() if server in new):
         if not resource.template and (match := SERVED.fullmatch(resource.uri)):
             name, about = to_line(match[1])[:64], resource.about.strip()[:1024] or resource.name
             skill = Skill(name, about, "", resource.uri, resource.server.name, server=resource.server)
@@ -179,7 +179,7 @@ async def told(session: Session, skill: Skill, trigger: str) -> str:
     """A skill in words. Raises ConnectionError where its server does not give it."""
     prompt, body = session.prompts.templates["skill"], skill.body
     if skill.server:
-        body = "\n\n".join(map(to_text, await contents(skill.server, skill.source)))[:BODY]
+        body = "\n\n".join(map(to_text, await read_blocks(skill.server, skill.source)))[:BODY]
         with suppress(Unreadable):
             body = parted(body)[1].strip()
         body = mask(body, {*skill.server.secrets, *session.secrets})

@@ -21,7 +21,7 @@ from uuid import uuid4
 import msgspec
 from crow_core.acp.schema import AUTH_REQUIRED, METHOD_NOT_FOUND, PROTOCOL_VERSION
 from crow_core.acp.transports import CHUNK, Source, open_source, open_streams
-from crow_core.mcp.watchdog import MARK, Watchdog
+from crow_core.mcp.watchdog import MARK, ProcessWatchdog
 
 from crow_cli.check.validity import at, brief, call_flaw, envelope_flaw, listed, result_flaw, strangers
 
@@ -161,7 +161,7 @@ class Talk:
             env={**os.environ, MARK: self._mark},
             start_new_session=True,
         )
-        self._watchdog = Watchdog(self._mark)
+        self._watchdog = ProcessWatchdog(self._mark)
         source, self._sink = await open_streams(cast("FileIO", process.stdout), cast("FileIO", process.stdin))
         stderr = await open_source(cast("FileIO", process.stderr))
         self._sources = [source, stderr]
@@ -189,7 +189,7 @@ class Talk:
                     self.left_by = name or "itself"
                     break
             self._signal(signal.SIGKILL)
-            await asyncio.to_thread(self._watchdog.bite)
+            await asyncio.to_thread(self._watchdog.kill_marked)
             await asyncio.wait(self._tasks, timeout=LAST_WORDS)  # its last words
         finally:
             for task in self._tasks:
