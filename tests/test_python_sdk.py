@@ -348,7 +348,7 @@ async def editor_of_echo(tmp_path: Path) -> AsyncIterator[Editor]:
     """Our client with an agent of the SDK."""
     script = tmp_path / "echo.py"
     script.write_text(ECHO)
-    child = await spawn(sys.executable, [str(script)], grace=60)
+    child = await spawn(sys.executable, [str(script)], close_timeout=60)
     editor = Editor(child)
     async with editor.serving():
         agreed = await editor.initialize("crow", schema.ClientCapabilities())

@@ -1,4 +1,4 @@
-"""What all tests of crow-compact share."""
+"""Fixtures for all tests of crow-compact."""
 
 import pytest
 from crow_core import app
@@ -10,6 +10,6 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine may be busy: the first prompt waits until the servers are up."""
+def servers_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the first prompt wait until all servers are up, also on a busy machine."""
     monkeypatch.setattr(app, "SERVERS_WAIT", 60)

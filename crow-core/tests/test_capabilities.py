@@ -168,7 +168,7 @@ PROOF = {
     "audio": "test_a_sound_is_sent_only_to_a_model_that_hears_and_the_client_knows_before",
     "boolean options": "test_a_client_that_knows_booleans_is_shown_one",
     "auth methods": "test_every_way_to_log_in_is_the_agents_own_business",
-    "compaction_update": "test_a_client_that_follows_compactions_is_shown_them_and_another_is_told",
+    "compaction_update": "test_client_with_the_capability_gets_updates_and_others_get_notices",
     "MCP servers": "test_a_server_that_does_not_start_is_reported_and_the_others_work",
     "additional directories": "test_the_working_folder_is_the_sessions_and_additional_ones_are_open_too",
     "stop reason refusal": "test_what_was_refused_is_not_said_to_the_model_again",

@@ -248,7 +248,7 @@ async def test_a_folder_that_is_a_link_is_called_what_the_client_calls_it(tmp_pa
 async def test_a_client_that_never_answers_a_read_is_an_error_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(editors, "ANSWER_WITHIN", 0.05)
+    monkeypatch.setattr(editors, "ANSWER_TIMEOUT", 0.05)
     async with talk(tmp_path) as it:
         path = it.write("a.py", "one\n")
         it.editor.waits["fs/read_text_file"] = asyncio.Event()
@@ -258,7 +258,7 @@ async def test_a_client_that_never_answers_a_read_is_an_error_that_names_it(
         assert it.editor.cancelled
         assert path.read_text() == "one\n"
         it.editor.waits.clear()
-        monkeypatch.setattr(editors, "ANSWER_WITHIN", 30)
+        monkeypatch.setattr(editors, "ANSWER_TIMEOUT", 30)
         assert "Edited" in await it.use(replace("a.py", "one", "two"))
         assert it.diff() == ("one\n", "two\n")
 
@@ -270,7 +270,7 @@ async def test_a_write_that_is_not_answered_or_refused_leaves_nothing_half_done(
     async with talk(tmp_path, offers(write=True)) as it:
         path = it.write("a.py", "one\n")
         if deaf:
-            monkeypatch.setattr(editors, "ANSWER_WITHIN", 0.05)
+            monkeypatch.setattr(editors, "ANSWER_TIMEOUT", 0.05)
             it.editor.waits["fs/write_text_file"] = asyncio.Event()
             why = "the editor did not answer fs/write_text_file within 0.05 s"
         else:
@@ -284,7 +284,7 @@ async def test_a_write_that_is_not_answered_or_refused_leaves_nothing_half_done(
         assert files_in(tmp_path) == ["a.py"]
         assert path.read_text() == "one\n"
         assert "no edit" in await it.use(edit("undo_edit", "a.py"))
-        monkeypatch.setattr(editors, "ANSWER_WITHIN", 30)
+        monkeypatch.setattr(editors, "ANSWER_TIMEOUT", 30)
         it.editor.waits.clear()
         it.editor.refuses.clear()
         await it.use(replace("a.py", "one", "two"))
@@ -490,18 +490,18 @@ async def test_a_client_whose_terminals_fail_is_named_and_gets_back_what_it_gave
         if (method, how) == ("terminal/wait_for_exit", "deaf"):
             use, why = run("sleep 600", timeout=0.5), "[timed out after 0.5 s"
         if (method, how) == ("terminal/create", "deaf"):
-            monkeypatch.setattr(editors, "ANSWER_WITHIN", 0.05)
+            monkeypatch.setattr(editors, "ANSWER_TIMEOUT", 0.05)
         using = asyncio.ensure_future(it.use(use))
         if (method, how) == ("terminal/output", "deaf"):
             await it.editor.until(lambda editor: "terminal/wait_for_exit" in editor.methods())
-            monkeypatch.setattr(editors, "ANSWER_WITHIN", 0.05)  # not before: all else is answered, if slowly
+            monkeypatch.setattr(editors, "ANSWER_TIMEOUT", 0.05)  # not before: all else is answered, if slowly
             ended.set()
         assert why in await using
         for event in it.editor.waits.values():
             event.set()
         await it.editor.until(lambda editor: not editor.terminals)
         assert it.editor.methods().count("terminal/release") == it.editor.opened
-        monkeypatch.setattr(editors, "ANSWER_WITHIN", 30)
+        monkeypatch.setattr(editors, "ANSWER_TIMEOUT", 30)
         it.editor.refuses.clear()
         assert await it.use(run("echo again")) == "again"
 
@@ -519,7 +519,7 @@ async def test_output_of_which_the_client_kept_only_the_end_says_so(tmp_path: Pa
         assert told.startswith("[… the beginning was left out here")
         assert told.endswith("\ny\nthe end")
         assert 29_000 < len(told) <= 30_000
-        monkeypatch.setattr(editors, "OUTPUT_BYTES", 20)
+        monkeypatch.setattr(editors, "MAX_OUTPUT_BYTES", 20)
         told = await it.use(run("seq 1000"))
         assert told.startswith("[… the beginning was left out here")
         assert told.endswith("\n999\n1000")

@@ -167,7 +167,7 @@ class Agent:
                 **(storing if self.stored else {}),
                 **(trying if unstable else {}),
             },
-            others=self.extend,
+            fallback=self.extend,
         )
         self._opening = 0
         """Sessions on the way to be open."""
@@ -190,7 +190,7 @@ class Agent:
         try:
             await self.connection.notify(method, params)
         except ConnectionClosed:
-            if not self.connection.ending:  # else all that runs is being ended, and need not fail as well
+            if not self.connection.is_closing:  # else all that runs is being ended, and need not fail as well
                 raise
 
     async def crow(self) -> Crow:
@@ -309,7 +309,7 @@ class Agent:
     def is_foreign(self, session: Session) -> bool:
         """Whether an open session is that of another client, who is still there."""
         client = session.client
-        return client is not self and not (isinstance(client, Agent) and client.connection.ending)
+        return client is not self and not (isinstance(client, Agent) and client.connection.is_closing)
 
     async def fork_session(self, params: ForkSessionRequest) -> ForkSessionResponse:
         crow, id = await self.crow(), params.session_id

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from anyio import wait_all_tasks_blocked
 from crow_core.acp import connection as acp_connection
-from crow_core.acp.connection import MAX_RUNNING, MAX_WEIGHT, Connection, ConnectionClosed, Handler, RpcError
+from crow_core.acp.connection import MAX_RUNNING, MAX_RUNNING_BYTES, Connection, ConnectionClosed, Handler, RpcError
 from crow_core.acp.schema import (
     AGENT_METHODS,
     AUTH_REQUIRED,
@@ -35,7 +35,7 @@ from crow_core.acp.schema import (
     SessionNotification,
     TextBlock,
 )
-from crow_core.acp.transports import HIGH_WATER, Memory, memory_pair
+from crow_core.acp.transports import HIGH_WATER_BYTES, MemoryTransport, memory_pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,7 +66,7 @@ async def wait_forever(params: Any) -> None:
 class Wire:
     """The other end of a connection, in lines."""
 
-    def __init__(self, transport: Memory) -> None:
+    def __init__(self, transport: MemoryTransport) -> None:
         self.transport = transport
 
     async def say(self, line: bytes | dict[str, Any]) -> None:
@@ -558,7 +558,7 @@ async def test_the_end_of_input_cancels_what_runs_fails_what_waits_and_ends_serv
 
 
 async def test_an_error_that_nobody_waits_for_any_more_is_not_reported(caplog: pytest.LogCaptureFixture):
-    read = ReadTextFileRequest(session_id="s", path="x" * 2 * HIGH_WATER)
+    read = ReadTextFileRequest(session_id="s", path="x" * 2 * HIGH_WATER_BYTES)
     async with serving({}) as (connection, wire):
         asking = asyncio.create_task(connection.request("fs/read_text_file", read))  # waits until it is read
         await wait_all_tasks_blocked()
@@ -594,7 +594,7 @@ async def test_a_handler_that_ignores_its_cancellation_does_not_hold_up_the_end(
             except asyncio.CancelledError:
                 continue
 
-    monkeypatch.setattr(acp_connection, "GRACE", 0.1)
+    monkeypatch.setattr(acp_connection, "CANCEL_TIMEOUT", 0.1)
     released = asyncio.Event()
     async with serving({"session/prompt": prompt}) as (connection, wire):
         await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": []})
@@ -616,7 +616,7 @@ async def test_a_sender_waits_for_a_peer_that_does_not_read():
     async with serving({}) as (connection, wire):
         talking = asyncio.create_task(talk())
         await wait_all_tasks_blocked()
-        assert HIGH_WATER / 2 < sent < HIGH_WATER * 2
+        assert HIGH_WATER_BYTES / 2 < sent < HIGH_WATER_BYTES * 2
         await wire.hear()
         before = sent
         for _ in range(10):
@@ -652,7 +652,7 @@ async def test_who_sends_rubbish_and_does_not_read_has_to_wait():
     async with serving({}) as (_, wire):
         babbling = asyncio.create_task(babble())
         await wait_all_tasks_blocked()
-        assert 0 < sent < 2 * HIGH_WATER
+        assert 0 < sent < 2 * HIGH_WATER_BYTES
         babbling.cancel()
 
 
@@ -671,7 +671,7 @@ async def test_who_asks_and_does_not_read_has_to_wait():
         asking = asyncio.create_task(ask())
         await wait_all_tasks_blocked()
         before = asked
-        assert before * 1000 < HIGH_WATER * 100
+        assert before * 1000 < HIGH_WATER_BYTES * 100
         await wire.hear_before(before // 2)
         await wait_all_tasks_blocked()
         assert asked > before
@@ -693,7 +693,7 @@ async def test_who_asks_for_too_much_at_once_is_refused_and_can_still_cancel():
 
 
 async def test_requests_that_run_at_once_may_not_be_too_large_together():
-    text = "x" * (MAX_WEIGHT // 4)
+    text = "x" * (MAX_RUNNING_BYTES // 4)
     async with serving({"session/prompt": wait_forever}) as (_, wire):
         for id in range(3):
             await wire.ask(id, "session/prompt", {"sessionId": "s", "prompt": [{"type": "text", "text": text}]})

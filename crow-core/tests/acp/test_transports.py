@@ -28,7 +28,14 @@ from crow_core.acp.schema import (
     SessionNotification,
     TextBlock,
 )
-from crow_core.acp.transports import HIGH_WATER, MAX_MESSAGE, Child, LineTooLong, Streams, spawn
+from crow_core.acp.transports import (
+    HIGH_WATER_BYTES,
+    MAX_MESSAGE_BYTES,
+    ChildTransport,
+    LineTooLong,
+    StreamTransport,
+    spawn,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -115,7 +122,7 @@ class Talk:
 
 
 @asynccontextmanager
-async def talking(transport: Streams) -> AsyncIterator[Talk]:
+async def talking(transport: StreamTransport) -> AsyncIterator[Talk]:
     async def show(params: SessionNotification) -> None:
         assert isinstance(params.update, AgentMessageChunk)
         assert isinstance(params.update.content, TextBlock)
@@ -128,7 +135,7 @@ async def talking(transport: Streams) -> AsyncIterator[Talk]:
         await talk.connection.close()
 
 
-async def send(child: Child, line: bytes) -> None:
+async def send(child: ChildTransport, line: bytes) -> None:
     child.write(line)
     await child.drain()
 
@@ -139,7 +146,7 @@ def request(id: Any, text: str) -> bytes:
 
 
 async def test_updates_come_in_order_and_before_the_answer(agent: str):
-    child = await spawn(sys.executable, [agent], grace=PATIENCE)
+    child = await spawn(sys.executable, [agent], close_timeout=PATIENCE)
     async with talking(child) as talk:
         assert await talk.prompt("count") == PromptResponse(stop_reason="end_turn")
         assert talk.heard() == [str(number) for number in range(3000)]
@@ -172,7 +179,7 @@ async def test_twenty_mebibytes_pass_through_pipes_both_ways(agent: str):
         assert talk.heard() == [text]
 
 
-async def memory_of(child: Child) -> dict[str, int]:
+async def memory_of(child: ChildTransport) -> dict[str, int]:
     """Bytes of the process, now and at their peak."""
     await send(child, b'{"jsonrpc":"2.0","id":"memory","method":"_memory","params":{}}\n')
     return json.loads(await child.readline())["result"]
@@ -190,7 +197,7 @@ async def test_a_line_beyond_the_limit_costs_little_memory_and_one_error(agent: 
     refusal = json.loads(await child.readline())
     assert refusal["id"] is None
     assert refusal["error"]["code"] == INVALID_REQUEST
-    assert (await memory_of(child))["peak"] - before["now"] < 1.5 * MAX_MESSAGE
+    assert (await memory_of(child))["peak"] - before["now"] < 1.5 * MAX_MESSAGE_BYTES
     await child.close()
 
 
@@ -198,17 +205,17 @@ async def test_a_line_beyond_the_limit_costs_little_memory_and_one_error(agent: 
 async def test_a_large_message_is_forgotten_while_its_handler_runs(agent: str):
     child = await spawn(sys.executable, [agent])
     before = await memory_of(child)
-    unread = b',"unread":"' + b"x" * (MAX_MESSAGE - 1000) + b'"}}\n'
+    unread = b',"unread":"' + b"x" * (MAX_MESSAGE_BYTES - 1000) + b'"}}\n'
     await send(child, request(1, "wait").replace(b"}}\n", unread))
     assert json.loads(await child.readline())["method"] == "session/update"
     after = await memory_of(child)
-    assert after["peak"] - before["now"] > MAX_MESSAGE / 2
-    assert after["now"] - before["now"] < MAX_MESSAGE / 2
+    assert after["peak"] - before["now"] > MAX_MESSAGE_BYTES / 2
+    assert after["now"] - before["now"] < MAX_MESSAGE_BYTES / 2
     await child.close()
 
 
 async def test_the_end_of_input_ends_the_agent_after_the_answer_to_what_ran(agent: str):
-    child = await spawn(sys.executable, [agent], grace=PATIENCE)
+    child = await spawn(sys.executable, [agent], close_timeout=PATIENCE)
     await send(child, request(1, "wait"))
     assert json.loads(await child.readline())["method"] == "session/update"
     await child.close()  # waits for the exit
@@ -301,7 +308,7 @@ async def test_a_sender_waits_for_a_process_that_does_not_read(tmp_path: Path, c
     connection = Connection(child, CLIENT_METHODS, AGENT_METHODS, {})
     sending = asyncio.create_task(talk(connection))
     await wait_all_tasks_blocked()
-    assert HIGH_WATER < sent < 1_000_000
+    assert HIGH_WATER_BYTES < sent < 1_000_000
     os.killpg(child.process.pid, signal.SIGKILL)
     with pytest.raises(ConnectionClosed):
         await sending
@@ -354,7 +361,7 @@ class Nowhere:
 
 async def lines_of(pieces: list[bytes]) -> list[bytes | None]:
     """The lines that arrive, None for one that was too long."""
-    streams, lines = Streams(Pieces(pieces), Nowhere()), list[bytes | None]()
+    streams, lines = StreamTransport(Pieces(pieces), Nowhere()), list[bytes | None]()
     while True:
         try:
             line = await streams.readline()
@@ -374,6 +381,6 @@ def test_lines_are_the_same_wherever_they_are_cut(pieces: list[bytes]):
 
 
 async def test_a_line_may_have_exactly_the_limit():
-    full = b"x" * MAX_MESSAGE
+    full = b"x" * MAX_MESSAGE_BYTES
     assert await lines_of([full, b"\n", b"next\n"]) == [full, b"next"]
     assert await lines_of([b"before\n", full, b"x", b"x\nnext\n", full, b"x"]) == [b"before", None, b"next", None]

@@ -31,8 +31,8 @@ from crow_core.acp.schema import (
     SessionNotification,
     TextBlock,
 )
-from crow_core.acp.transports import MAX_MESSAGE, Transport
-from crow_core.acp.websocket import Gate, Server, connect
+from crow_core.acp.transports import MAX_MESSAGE_BYTES, Transport
+from crow_core.acp.websocket import AccessPolicy, WebSocketServer, connect
 from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.session import Session
@@ -48,16 +48,16 @@ pytestmark = pytest.mark.anyio
 
 TOKEN = "a-token-of-32-characters-or-so.~"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
-GATE = Gate(TOKEN, {"localhost", "127.0.0.1", "[::1]"}, {"https://editor.example"})
+GATE = AccessPolicy(TOKEN, {"localhost", "127.0.0.1", "[::1]"}, {"https://editor.example"})
 
 Talk = Callable[[Transport], Awaitable[Any]]
 
 
 @asynccontextmanager
-async def serving(talk: Talk | Crow, *, gate: Gate = GATE, max_connections: int = 8) -> AsyncIterator[str]:
+async def serving(talk: Talk | Crow, *, gate: AccessPolicy = GATE, max_connections: int = 8) -> AsyncIterator[str]:
     """A server's URL. An app is served as `crow serve` does it."""
     crow = talk if isinstance(talk, Crow) else None
-    server = Server(gate, talk if crow is None else lambda wire: Agent(wire, crow).serve(), max_connections)
+    server = WebSocketServer(gate, talk if crow is None else lambda wire: Agent(wire, crow).serve(), max_connections)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         await server.listen(listener)
         try:
@@ -243,7 +243,7 @@ async def test_a_request_without_a_host_is_refused():
 
 
 async def test_a_server_at_every_address_answers_to_each_of_them_and_to_no_foreign_name():
-    gate = Gate(TOKEN, {"localhost", "my-machine"}, any_address=True)
+    gate = AccessPolicy(TOKEN, {"localhost", "my-machine"}, accepts_any_address=True)
     async with serving(echo, gate=gate) as url:
         for host, code in {"192.168.0.1": 426, "[fe80::1]:80": 426, "my-machine:80": 426, "evil.example": 403}.items():
             request = f"GET /acp HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\n"
@@ -331,7 +331,7 @@ async def test_as_many_as_may_are_let_in_and_the_next_one_when_somebody_has_left
 
 
 async def test_who_connects_and_says_nothing_is_shown_out(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(websocket, "HANDSHAKE", 0.1)
+    monkeypatch.setattr(websocket, "HANDSHAKE_TIMEOUT", 0.1)
     async with serving(echo) as url:
         client = None
         while client is None:
@@ -349,8 +349,8 @@ async def test_who_connects_and_says_nothing_is_shown_out(monkeypatch: pytest.Mo
 
 
 async def test_sockets_that_are_not_let_in_cannot_pile_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(websocket, "WAITING_ROOM", 3)
-    monkeypatch.setattr(websocket, "HANDSHAKE", 60)
+    monkeypatch.setattr(websocket, "MAX_PENDING_SOCKETS", 3)
+    monkeypatch.setattr(websocket, "HANDSHAKE_TIMEOUT", 60)
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(serving(echo, max_connections=1))
         lingering = [await asyncio.open_connection("127.0.0.1", port_of(url)) for _ in range(4)]
@@ -397,9 +397,9 @@ async def test_a_thousand_frames_of_junk_are_answered_and_the_next_one_works():
     [
         (frame(1, b"\xff\xfe"), CloseCode.INVALID_DATA),
         (frame(1, "half of \U0001f426".encode()[:-1]), CloseCode.INVALID_DATA),
-        (frame(1, b"x", length=MAX_MESSAGE + 1), CloseCode.MESSAGE_TOO_BIG),
+        (frame(1, b"x", length=MAX_MESSAGE_BYTES + 1), CloseCode.MESSAGE_TOO_BIG),
         (frame(1, b"x", length=2**63 - 1), CloseCode.MESSAGE_TOO_BIG),
-        (frame(1, b"x", last=False) + frame(0, b"x", length=MAX_MESSAGE), CloseCode.MESSAGE_TOO_BIG),
+        (frame(1, b"x", last=False) + frame(0, b"x", length=MAX_MESSAGE_BYTES), CloseCode.MESSAGE_TOO_BIG),
         (frame(3, b"x"), CloseCode.PROTOCOL_ERROR),
         (frame(0, b"a continuation of nothing"), CloseCode.PROTOCOL_ERROR),
         (struct.pack("!BB", 0x81, 1) + b"x", CloseCode.PROTOCOL_ERROR),  # not masked
@@ -410,7 +410,7 @@ async def test_a_frame_against_the_rules_ends_its_connection_and_no_other(
     bad: bytes, code: CloseCode, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     """Also when the client goes on sending: it hears why, and no reset connection."""
-    monkeypatch.setattr(websocket, "GRACE", 60)  # in which it sends
+    monkeypatch.setattr(websocket, "CLOSE_TIMEOUT", 60)  # in which it sends
     async with serving(echo) as url:
         other = await connect(url, TOKEN)
         reader, writer = await raw(url)
@@ -427,13 +427,13 @@ async def test_a_frame_against_the_rules_ends_its_connection_and_no_other(
 async def test_a_message_may_have_fifty_mebibytes_and_no_more():
     async with serving(echo) as url:
         client = await connect(url, TOKEN)
-        full = ("\u00e9x" * MAX_MESSAGE).encode()[:MAX_MESSAGE]
+        full = ("\u00e9x" * MAX_MESSAGE_BYTES).encode()[:MAX_MESSAGE_BYTES]
         client.write(full + b"\n")
         assert await client.readline() == full
         await client.close()
         async with dial(url, additional_headers=BEARER, compression=None) as connection:
             with suppress(ConnectionClosedError):
-                await connection.send(bytes(MAX_MESSAGE + 1))
+                await connection.send(bytes(MAX_MESSAGE_BYTES + 1))
             with pytest.raises(ConnectionClosedError) as end:
                 await connection.recv()
         assert end.value.rcvd
@@ -483,11 +483,11 @@ async def test_pings_that_nobody_wants_to_hear_answered_end_the_connection():
 
 async def test_who_says_goodbye_and_does_not_read_is_hung_up_on(monkeypatch: pytest.MonkeyPatch):
     async def talk(wire: Transport) -> None:
-        wire.write(b"x" * MAX_MESSAGE + b"\n")
+        wire.write(b"x" * MAX_MESSAGE_BYTES + b"\n")
         await wire.readline()
         await wire.close()
 
-    monkeypatch.setattr(websocket, "GRACE", 0.1)
+    monkeypatch.setattr(websocket, "CLOSE_TIMEOUT", 0.1)
     async with serving(talk) as url:
         _, writer = await raw(url)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -530,7 +530,7 @@ async def test_who_answers_no_ping_is_gone(monkeypatch: pytest.MonkeyPatch, read
             over.set()
             await wire.close()
 
-    for name in ("PING", "PONG", "GRACE"):
+    for name in ("PING_INTERVAL", "PONG_TIMEOUT", "CLOSE_TIMEOUT"):
         monkeypatch.setattr(websocket, name, 0.1)
     over = asyncio.Event()
     async with serving(talk) as url:
@@ -544,7 +544,7 @@ async def test_who_answers_no_ping_is_gone(monkeypatch: pytest.MonkeyPatch, read
 
 
 async def test_a_message_in_a_hundred_thousand_pieces_takes_little_more_than_its_size(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(websocket, "PING", 3600)  # what comes back is taken as it comes
+    monkeypatch.setattr(websocket, "PING_INTERVAL", 3600)  # what comes back is taken as it comes
     async with serving(echo) as url:
         reader, writer = await raw(url)
         tracemalloc.start()
@@ -674,7 +674,7 @@ async def test_one_client_cannot_open_sessions_without_end(monkeypatch: pytest.M
 
 
 async def test_at_the_end_turns_are_answered_and_clients_are_told(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(websocket, "GRACE", 60)
+    monkeypatch.setattr(websocket, "CLOSE_TIMEOUT", 60)
     held = Held()
     async with AsyncExitStack() as stack:
         async with serving(held.crow) as url:
@@ -698,7 +698,7 @@ async def test_the_end_does_not_wait_for_clients_that_do_not_read(monkeypatch: p
         finally:
             await wire.close()
 
-    monkeypatch.setattr(websocket, "GRACE", 0.1)
+    monkeypatch.setattr(websocket, "CLOSE_TIMEOUT", 0.1)
     async with serving(talk) as url:
         _, writer = await raw(url)
         writer.transport.pause_reading()  # type: ignore[attr-defined]

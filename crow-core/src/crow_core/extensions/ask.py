@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, Struct, ValidationError
 from msgspec.structs import asdict
 
-from crow_core.acp.decoding import lenient
+from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import (
     BooleanPropertySchema,
     ElicitationPropertySchema,
@@ -108,7 +108,7 @@ def ask(crow: Crow) -> None:
         if not session.toolbox.is_of(call, session.state["ask"]):
             return None
         try:
-            asked = lenient(decode_strings(parse_arguments(call) or {}, ANYTHING), Question)
+            asked = convert_leniently(decode_strings(parse_arguments(call) or {}, ANYTHING), Question)
             if can_ask(session.client.capabilities, "form"):
                 return ToolResult.text(await by_form(session, call, asked))
             return ToolResult.text(await by_choice(session, call, asked))

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct, ValidationError
 
-from crow_core.acp.decoding import lenient
+from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import ContentBlock, ResourceLinkBlock, TextBlock
 from crow_core.app import Crow
 from crow_core.content import attach_blocks, to_blocks
@@ -108,7 +108,7 @@ def resources(crow: Crow) -> None:
         if not session.toolbox.is_of(call, session.state["resources"]):
             return None
         try:
-            wanted = lenient(parse_arguments(call) or {}, Wanted)
+            wanted = convert_leniently(parse_arguments(call) or {}, Wanted)
         except ValidationError as error:
             return ToolResult.error(f"Nothing was read: {error}.")
         return await (read_for_model(session, wanted) if wanted.uri else list_for_model(session, wanted.server))
@@ -125,7 +125,7 @@ def resources(crow: Crow) -> None:
             for block in found:
                 blocks.append(short := shortened(block, room))
                 room = max(room - len(str(short.get("resource", {}).get("text", ""))), 0)
-        return attach_blocks(message, lenient(mask(blocks, session_secrets(session)), list[ContentBlock]))
+        return attach_blocks(message, convert_leniently(mask(blocks, session_secrets(session)), list[ContentBlock]))
 
 
 async def mentioned(message: Message, session: Session) -> list[tuple[Server, str]]:

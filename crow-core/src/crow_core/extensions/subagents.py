@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct, ValidationError
 from msgspec.structs import replace
 
-from crow_core.acp.decoding import lenient
+from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import (
     AgentMessageChunk,
     BlockContent,
@@ -163,7 +163,7 @@ def subagents(crow: Crow) -> None:
         if parent_of(session) or not session.toolbox.is_of(call, session.state[NAME]):
             return None
         try:
-            task = lenient(decode_strings(parse_arguments(call) or {}, schema([])), Task)
+            task = convert_leniently(decode_strings(parse_arguments(call) or {}, schema([])), Task)
         except ValidationError as error:
             return ToolResult.error(f"No agent was started: {error}.")
         if task.model and task.model not in session.models:

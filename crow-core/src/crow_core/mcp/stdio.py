@@ -26,7 +26,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
 from typing_extensions import Unpack
 
-from crow_core.acp.transports import CHUNK, Child, Source, spawn
+from crow_core.acp.transports import CHUNK_BYTES, ByteSource, ChildTransport, spawn
 
 LINE_LIMIT = 8 * 1024 * 1024
 """Bytes of a message that is read; a longer one goes to a file, and what is said of it takes its place."""
@@ -102,19 +102,19 @@ class Stdio(ClientTransport):
                 for stream in (incoming, read, write, outgoing):
                     stream.close()
 
-    async def _hear(self, child: Child) -> None:
+    async def _hear(self, child: ChildTransport) -> None:
         assert child.errors is not None
-        while words := await child.errors.read(CHUNK):
+        while words := await child.errors.read(CHUNK_BYTES):
             self._remember(words)
 
     def _remember(self, words: bytes) -> None:
         self.said = (self.said + words)[-LAST_WORDS:]
 
-    async def _read(self, source: Source, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+    async def _read(self, source: ByteSource, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
         line = Line(LINE_LIMIT, self.folder)
         try:
             async with incoming:
-                while chunk := await source.read(CHUNK):
+                while chunk := await source.read(CHUNK_BYTES):
                     *ends, begun = chunk.split(b"\n")
                     for end in ends:
                         await line.add(end)
@@ -124,7 +124,7 @@ class Stdio(ClientTransport):
                     await line.add(begun)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):  # nobody listens any more
             with suppress(OSError):
-                while await source.read(CHUNK):  # but it shall not choke on its last words
+                while await source.read(CHUNK_BYTES):  # but it shall not choke on its last words
                     pass
         except OSError:  # a reset is an end
             pass
@@ -151,7 +151,7 @@ class Stdio(ClientTransport):
 
     async def _write(
         self,
-        child: Child,
+        child: ChildTransport,
         outgoing: MemoryObjectReceiveStream[SessionMessage],
         incoming: MemoryObjectSendStream[SessionMessage | Exception],
     ) -> None:
@@ -167,7 +167,7 @@ class Stdio(ClientTransport):
             incoming.close()
 
 
-async def watch(child: Child, reading: "asyncio.Task[None]") -> None:
+async def watch(child: ChildTransport, reading: "asyncio.Task[None]") -> None:
     """Let nobody wait for a dead server because something that it started holds its standard streams."""
     await asyncio.wait([child.exit])
     await asyncio.wait([reading], timeout=GRACE)
