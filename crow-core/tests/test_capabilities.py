@@ -173,7 +173,7 @@ PROOF = {
     "additional directories": "test_the_working_folder_is_the_sessions_and_additional_ones_are_open_too",
     "stop reason refusal": "test_what_was_refused_is_not_said_to_the_model_again",
     "stop reason max_turn_requests": "test_a_turn_takes_no_more_requests_than_it_may",
-    "errors": "test_an_error_a_handler_raises_is_answered_as_it_is",
+    "errors": "test_error_that_a_handler_raises_is_sent_unchanged",
     "_meta": "test_every_server_learns_the_trace_and_only_our_own_learn_more",
     "framing": "test_standard_output_carries_json_lines_only",
 }

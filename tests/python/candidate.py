@@ -1,6 +1,6 @@
-"""What the next official Python SDK, as a client, sees of an agent: run in an environment that has it.
+"""Run an agent with the client of the next official Python SDK, in an environment that has it.
 
-python candidate.py FOLDER COMMAND ARGUMENT...; prints one JSON object.
+Usage: python candidate.py FOLDER COMMAND ARGUMENT...; prints the results as one JSON object.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from acp import schema
 
 
 class Client(acp.Client):
-    """Allows what is asked, and writes down what is shown."""
+    """Gives every permission and records the updates."""
 
     def __init__(self) -> None:
         self.shown: list[str] = []

@@ -1,4 +1,4 @@
-"""The JSON-RPC peer, seen through the lines it writes and the requests it carries."""
+"""Test the JSON-RPC peer by the lines that it writes and by requests between two peers."""
 
 import asyncio
 import gc
@@ -49,7 +49,7 @@ def update(text: str) -> SessionNotification:
     return SessionNotification(session_id="s", update=AgentMessageChunk(content=TextBlock(text=text)))
 
 
-def said(update: SessionNotification) -> str:
+def get_text(update: SessionNotification) -> str:
     assert isinstance(update.update, AgentMessageChunk)
     assert isinstance(update.update.content, TextBlock)
     return update.update.content.text
@@ -64,7 +64,7 @@ async def wait_forever(params: Any) -> None:
 
 
 class Wire:
-    """The other end of a connection, in lines."""
+    """The other end of a connection, as lines."""
 
     def __init__(self, transport: MemoryTransport) -> None:
         self.transport = transport
@@ -89,7 +89,7 @@ class Wire:
         return message
 
     async def hear_before(self, id: Any) -> list[dict[str, Any]]:
-        """Everything that comes before the answer to `id`."""
+        """Return the messages up to the answer to `id`."""
         heard: list[dict[str, Any]] = []
         while (message := await self.hear()).get("id") != id:
             heard.append(message)
@@ -98,7 +98,7 @@ class Wire:
 
 @asynccontextmanager
 async def serving(handlers: Mapping[str, Handler]) -> AsyncIterator[tuple[Connection, Wire]]:
-    """An agent's connection and its other end in lines."""
+    """Serve an agent's connection; yield it and its other end as lines."""
     ours, theirs = memory_pair()
     connection = Connection(ours, AGENT_METHODS, CLIENT_METHODS, handlers)
     async with asyncio.TaskGroup() as group:
@@ -111,7 +111,7 @@ async def serving(handlers: Mapping[str, Handler]) -> AsyncIterator[tuple[Connec
 async def connected(
     agent_handlers: Mapping[str, Handler], client_handlers: Mapping[str, Handler]
 ) -> AsyncIterator[tuple[Connection, Connection]]:
-    """An agent and a client that serve each other."""
+    """Connect an agent and a client, and yield both."""
     one, other = memory_pair()
     agent = Connection(one, AGENT_METHODS, CLIENT_METHODS, agent_handlers)
     client = Connection(other, CLIENT_METHODS, AGENT_METHODS, client_handlers)
@@ -122,7 +122,7 @@ async def connected(
         await client.close()
 
 
-async def test_a_request_travels_as_structs_both_ways():
+async def test_request_and_result_are_structs_on_both_sides():
     async def new(params: NewSessionRequest) -> NewSessionResponse:
         file = await agent.request("fs/read_text_file", ReadTextFileRequest(session_id="s", path=params.cwd))
         return NewSessionResponse(session_id=file.content)
@@ -135,7 +135,7 @@ async def test_a_request_travels_as_structs_both_ways():
 
 
 @pytest.mark.parametrize("id", [0, 1, -1, 2**70, "1", "", "\u00e9\U0001f426", None])
-async def test_an_id_comes_back_with_its_type(id: Any):
+async def test_answer_has_the_id_with_its_type(id: Any):
     async with serving({"session/list": list_nothing}) as (_, wire):
         await wire.ask(id, "session/list", {})
         answer = await wire.hear()
@@ -144,13 +144,13 @@ async def test_an_id_comes_back_with_its_type(id: Any):
 
 
 @pytest.mark.parametrize("params", ["", ',"params":{}', ',"params":null'])
-async def test_params_that_hold_nothing_required_may_be_left_out(params: str):
+async def test_params_without_required_fields_may_be_left_out(params: str):
     async with serving({"session/list": list_nothing}) as (_, wire):
         await wire.say(b'{"jsonrpc":"2.0","id":1,"method":"session/list"%b}' % params.encode())
         assert await wire.hear() == {"id": 1, "result": {"sessions": []}}
 
 
-async def test_a_handler_that_returns_nothing_answers_an_empty_object():
+async def test_handler_that_returns_none_answers_an_empty_object():
     async def load(params: Any) -> None: ...
 
     async with serving({"session/load": load}) as (_, wire):
@@ -196,7 +196,7 @@ async def test_a_handler_that_returns_nothing_answers_an_empty_object():
         (b'{"jsonrpc":"2.0","id":7,"method":"session/prompt","params":[]}', 7, INVALID_PARAMS),
     ],
 )
-async def test_a_bad_line_gets_one_error_and_the_next_line_works(line: bytes, id: Any, code: int):
+async def test_malformed_line_gets_one_error_and_the_next_line_works(line: bytes, id: Any, code: int):
     async def cancel(params: CancelNotification) -> None: ...
 
     async with serving({"session/list": list_nothing, "session/prompt": wait_forever, "session/cancel": cancel}) as (
@@ -227,7 +227,7 @@ async def test_a_bad_line_gets_one_error_and_the_next_line_works(line: bytes, id
         b'{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"no"}}',
     ],
 )
-async def test_what_is_no_request_is_never_answered(line: bytes, caplog: pytest.LogCaptureFixture):
+async def test_line_that_is_not_a_request_gets_no_answer(line: bytes, caplog: pytest.LogCaptureFixture):
     async def cancel(params: CancelNotification) -> None: ...
 
     async with serving({"session/list": list_nothing, "session/cancel": cancel}) as (_, wire):
@@ -237,8 +237,8 @@ async def test_what_is_no_request_is_never_answered(line: bytes, caplog: pytest.
 
 
 @pytest.mark.parametrize("half", [rb"\ud83d", rb"\uDE00", rb"\ud83d\ud83d\ude00"])
-async def test_half_an_emoji_in_a_message_does_not_spoil_it(half: bytes):
-    """A client that cut a text in the middle of one waits for its answer, too."""
+async def test_message_with_half_an_emoji_is_read(half: bytes):
+    """A client may cut a text in the middle of an emoji and must get its answer, too."""
     heard: list[str] = []
 
     async def prompt(params: PromptRequest) -> PromptResponse:
@@ -256,14 +256,14 @@ async def test_half_an_emoji_in_a_message_does_not_spoil_it(half: bytes):
     assert heard[0].endswith("b")
 
 
-async def test_bad_params_are_refused_with_their_path():
+async def test_invalid_params_are_refused_with_their_path():
     async with serving({"session/prompt": wait_forever}) as (_, wire):
         await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": [{"type": "text", "text": 5}]})
         error = (await wire.hear())["error"]
         assert error == {"code": INVALID_PARAMS, "message": "Invalid params: prompt[0].text: expected str, got int"}
 
 
-async def test_an_error_a_handler_raises_is_answered_as_it_is():
+async def test_error_that_a_handler_raises_is_sent_unchanged():
     async def prompt(params: PromptRequest) -> None:
         raise RpcError(AUTH_REQUIRED, "Authentication required", {"hint": 1}, details="Run crow auth.")
 
@@ -274,11 +274,11 @@ async def test_an_error_a_handler_raises_is_answered_as_it_is():
         assert raised.value.data == {"hint": 1, "details": "Run crow auth."}
 
 
-async def test_a_failing_handler_is_answered_with_a_sentence_and_logged_with_its_traceback(
+async def test_failing_handler_is_answered_with_an_error_and_logged_with_its_traceback(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     log = logging.getLogger("crow_core.acp.connection")
-    monkeypatch.setattr(log, "propagate", False)  # what is logged here cannot be written into a report
+    monkeypatch.setattr(log, "propagate", False)  # a report cannot be written with this log record
     monkeypatch.setattr(log, "handlers", [caplog.handler])
 
     async def prompt(params: PromptRequest) -> None:
@@ -297,7 +297,7 @@ async def test_a_failing_handler_is_answered_with_a_sentence_and_logged_with_its
     assert "Traceback" in caplog.text
 
 
-async def test_that_the_other_side_is_gone_is_no_failure(caplog: pytest.LogCaptureFixture):
+async def test_closed_connection_is_not_logged_as_a_failure(caplog: pytest.LogCaptureFixture):
     async def prompt(params: PromptRequest) -> None:
         raise ConnectionClosed("the other side is gone")
 
@@ -310,7 +310,7 @@ async def test_that_the_other_side_is_gone_is_no_failure(caplog: pytest.LogCaptu
 @pytest.mark.parametrize(
     "error", [RpcError(1, "no\njson\udcff", {"path": object()}), RpcError(1, "no json ?", "\udcff")]
 )
-async def test_an_error_whose_data_is_no_json_is_answered_without_it(error: RpcError):
+async def test_error_with_data_that_is_not_json_is_sent_without_data(error: RpcError):
     async def prompt(params: PromptRequest) -> None:
         raise error
 
@@ -321,7 +321,7 @@ async def test_an_error_whose_data_is_no_json_is_answered_without_it(error: RpcE
         assert "data" not in answer["error"]
 
 
-async def test_a_result_that_is_no_json_is_an_internal_error(caplog: pytest.LogCaptureFixture):
+async def test_result_that_is_not_json_is_an_internal_error(caplog: pytest.LogCaptureFixture):
     async def list_objects(params: ListSessionsRequest) -> object:
         return object()
 
@@ -330,7 +330,7 @@ async def test_a_result_that_is_no_json_is_an_internal_error(caplog: pytest.LogC
         assert (await wire.hear())["error"]["code"] == INTERNAL_ERROR
 
 
-async def test_the_answer_leaves_before_what_the_handler_gave_to_call_soon():
+async def test_answer_is_written_before_callbacks_that_the_handler_scheduled():
     async def new(params: NewSessionRequest) -> NewSessionResponse:
         asyncio.get_running_loop().call_soon(ours.write, b'{"jsonrpc":"2.0","method":"next"}\n')
         return NewSessionResponse(session_id="s")
@@ -345,7 +345,7 @@ async def test_the_answer_leaves_before_what_the_handler_gave_to_call_soon():
         await connection.close()
 
 
-async def test_a_cancel_right_behind_its_prompt_finds_it_started():
+async def test_cancel_directly_after_its_prompt_finds_it_running():
     running: dict[str, asyncio.Task[Any]] = {}
 
     async def prompt(params: PromptRequest) -> PromptResponse:
@@ -367,14 +367,14 @@ async def test_a_cancel_right_behind_its_prompt_finds_it_started():
             assert await wire.hear() == {"id": id, "result": {"stopReason": "cancelled"}}
 
 
-async def test_every_update_before_an_answer_has_reached_its_handler_when_the_request_returns():
+async def test_request_returns_after_the_updates_before_its_answer_are_handled():
     async def prompt(params: PromptRequest) -> PromptResponse:
         for number in range(3000):
             await agent.notify("session/update", update(str(number)))
         return PromptResponse(stop_reason="end_turn")
 
     async def show(params: SessionNotification) -> None:
-        shown.append(said(params))
+        shown.append(get_text(params))
         await asyncio.sleep(0)
 
     shown: list[str] = []
@@ -383,7 +383,7 @@ async def test_every_update_before_an_answer_has_reached_its_handler_when_the_re
         assert shown == [str(number) for number in range(3000)]
 
 
-async def test_requests_run_side_by_side():
+async def test_requests_run_in_parallel():
     async def prompt(params: PromptRequest) -> PromptResponse:
         await released.wait()
         return PromptResponse(stop_reason="end_turn")
@@ -397,14 +397,14 @@ async def test_requests_run_side_by_side():
         assert (await wire.hear())["id"] == 1
 
 
-async def test_a_cancelled_request_is_answered_cancelled():
+async def test_cancelled_request_is_answered_with_the_cancelled_error():
     async with serving({"session/prompt": wait_forever}) as (_, wire):
         await wire.ask("a", "session/prompt", {"sessionId": "s", "prompt": []})
         await wire.tell("$/cancel_request", {"requestId": "a"})
         assert await wire.hear() == {"id": "a", "error": {"code": REQUEST_CANCELLED, "message": "Request cancelled"}}
 
 
-async def test_a_request_that_survives_its_cancellation_is_answered_with_its_result():
+async def test_request_that_ignores_its_cancellation_is_answered_with_its_result():
     async def prompt(params: PromptRequest) -> PromptResponse:
         try:
             await wait_forever(params)
@@ -419,7 +419,7 @@ async def test_a_request_that_survives_its_cancellation_is_answered_with_its_res
         assert await wire.hear() == {"id": 1, "result": {"stopReason": "cancelled"}}
 
 
-async def test_a_request_whose_caller_is_cancelled_is_cancelled_on_the_other_side():
+async def test_cancelled_caller_cancels_its_request_on_the_other_side():
     async def read(params: ReadTextFileRequest) -> None:
         started.set()
         try:
@@ -439,7 +439,7 @@ async def test_a_request_whose_caller_is_cancelled_is_cancelled_on_the_other_sid
         await cancelled.wait()
 
 
-async def test_a_late_answer_to_a_cancelled_request_is_ignored():
+async def test_late_answer_to_a_cancelled_request_is_ignored():
     async with serving({"session/list": list_nothing}) as (connection, wire):
         asking = asyncio.create_task(
             connection.request("fs/read_text_file", ReadTextFileRequest(session_id="s", path="/"))
@@ -453,7 +453,7 @@ async def test_a_late_answer_to_a_cancelled_request_is_ignored():
         assert asking.cancelled()
 
 
-async def test_an_id_in_use_is_refused_and_one_that_is_answered_may_come_again():
+async def test_id_of_a_running_request_is_refused_and_can_be_used_again_later():
     async def prompt(params: PromptRequest) -> PromptResponse:
         await released.wait()
         return PromptResponse(stop_reason="end_turn")
@@ -482,7 +482,7 @@ async def test_an_id_in_use_is_refused_and_one_that_is_answered_may_come_again()
         '"result":{"content":"x"},"jsonrpc":"1.0"',
     ],
 )
-async def test_an_answer_that_cannot_be_read_fails_the_request(answer: str):
+async def test_unreadable_answer_fails_its_request(answer: str):
     async with serving({}) as (connection, wire):
         asking = asyncio.create_task(
             connection.request("fs/read_text_file", ReadTextFileRequest(session_id="s", path="/"))
@@ -495,14 +495,14 @@ async def test_an_answer_that_cannot_be_read_fails_the_request(answer: str):
         assert raised.value.data["details"]
 
 
-async def test_null_is_a_result_where_nothing_is_required():
+async def test_null_is_a_result_without_required_fields():
     async with serving({}) as (connection, wire):
         asking = asyncio.create_task(connection.request("fs/write_text_file", {"sessionId": "s"}))
         await wire.say({"jsonrpc": "2.0", "id": (await wire.hear())["id"], "result": None})
         assert type(await asking) is CLIENT_METHODS["fs/write_text_file"].result
 
 
-async def test_methods_of_ones_own_take_and_return_plain_json():
+async def test_extension_methods_take_and_return_plain_json():
     async def count(params: dict[str, Any]) -> dict[str, Any]:
         return {"n": params["n"] + 1}
 
@@ -516,12 +516,12 @@ async def test_methods_of_ones_own_take_and_return_plain_json():
         assert noted == [{"a": 1}]
 
 
-async def test_a_handler_for_a_method_nobody_knows_is_a_mistake_found_at_once():
+async def test_handler_for_an_unknown_method_is_refused():
     with pytest.raises(KeyError, match="session/pormpt"):
         Connection(memory_pair()[0], AGENT_METHODS, CLIENT_METHODS, {"session/pormpt": wait_forever})
 
 
-async def test_a_failing_notification_is_logged_and_hurts_nobody(caplog: pytest.LogCaptureFixture):
+async def test_failing_notification_is_logged_and_the_connection_continues(caplog: pytest.LogCaptureFixture):
     async def cancel(params: CancelNotification) -> None:
         raise RuntimeError("boom")
 
@@ -532,7 +532,7 @@ async def test_a_failing_notification_is_logged_and_hurts_nobody(caplog: pytest.
     assert "boom" in caplog.text
 
 
-async def test_the_end_of_input_cancels_what_runs_fails_what_waits_and_ends_serve():
+async def test_end_of_input_cancels_running_requests_fails_waiting_ones_and_ends_serve():
     async def prompt(params: PromptRequest) -> None:
         try:
             await wait_forever(params)
@@ -557,10 +557,10 @@ async def test_the_end_of_input_cancels_what_runs_fails_what_waits_and_ends_serv
         await connection.notify("session/update", update("too late"))
 
 
-async def test_an_error_that_nobody_waits_for_any_more_is_not_reported(caplog: pytest.LogCaptureFixture):
+async def test_error_for_a_cancelled_waiter_is_not_reported(caplog: pytest.LogCaptureFixture):
     read = ReadTextFileRequest(session_id="s", path="x" * 2 * HIGH_WATER_BYTES)
     async with serving({}) as (connection, wire):
-        asking = asyncio.create_task(connection.request("fs/read_text_file", read))  # waits until it is read
+        asking = asyncio.create_task(connection.request("fs/read_text_file", read))  # waits until the peer reads
         await wait_all_tasks_blocked()
         await wire.say({"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "no"}})
         await wait_all_tasks_blocked()
@@ -572,7 +572,7 @@ async def test_an_error_that_nobody_waits_for_any_more_is_not_reported(caplog: p
     assert caplog.text == ""
 
 
-async def test_a_handler_may_close_the_connection():
+async def test_handler_may_close_the_connection():
     async def logout(params: Any) -> None:
         await connection.close()
         closed.append(True)
@@ -584,7 +584,7 @@ async def test_a_handler_may_close_the_connection():
     assert closed == [True]
 
 
-async def test_a_handler_that_ignores_its_cancellation_does_not_hold_up_the_end(
+async def test_handler_that_ignores_its_cancellation_does_not_delay_the_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     async def prompt(params: PromptRequest) -> None:
@@ -605,7 +605,7 @@ async def test_a_handler_that_ignores_its_cancellation_does_not_hold_up_the_end(
     await wait_all_tasks_blocked()
 
 
-async def test_a_sender_waits_for_a_peer_that_does_not_read():
+async def test_sender_waits_for_a_peer_that_does_not_read():
     async def talk() -> None:
         nonlocal sent
         while True:
@@ -626,7 +626,7 @@ async def test_a_sender_waits_for_a_peer_that_does_not_read():
         talking.cancel()
 
 
-async def test_a_sender_that_waits_learns_that_the_peer_is_gone():
+async def test_waiting_sender_gets_an_error_when_the_peer_is_gone():
     async def talk() -> None:
         while True:
             await connection.notify("session/update", update("x" * 1000))
@@ -641,7 +641,7 @@ async def test_a_sender_that_waits_learns_that_the_peer_is_gone():
     await connection.close()
 
 
-async def test_who_sends_rubbish_and_does_not_read_has_to_wait():
+async def test_peer_that_sends_malformed_lines_without_reading_has_to_wait():
     async def babble() -> None:
         nonlocal sent
         while True:
@@ -656,7 +656,7 @@ async def test_who_sends_rubbish_and_does_not_read_has_to_wait():
         babbling.cancel()
 
 
-async def test_who_asks_and_does_not_read_has_to_wait():
+async def test_peer_that_sends_requests_without_reading_has_to_wait():
     async def list_many(params: ListSessionsRequest) -> dict[str, Any]:
         return {"sessions": [{"sessionId": "x" * 1000, "cwd": "/"}]}
 
@@ -678,7 +678,7 @@ async def test_who_asks_and_does_not_read_has_to_wait():
         asking.cancel()
 
 
-async def test_who_asks_for_too_much_at_once_is_refused_and_can_still_cancel():
+async def test_too_many_running_requests_are_refused_and_can_be_cancelled():
     async with serving({"session/prompt": wait_forever, "session/list": list_nothing}) as (_, wire):
         for id in range(MAX_RUNNING):
             await wire.ask(id, "session/prompt", {"sessionId": "s", "prompt": []})
@@ -692,7 +692,7 @@ async def test_who_asks_for_too_much_at_once_is_refused_and_can_still_cancel():
         assert (await wire.hear())["result"] == {"sessions": []}
 
 
-async def test_requests_that_run_at_once_may_not_be_too_large_together():
+async def test_running_requests_are_limited_in_their_total_size():
     text = "x" * (MAX_RUNNING_BYTES // 4)
     async with serving({"session/prompt": wait_forever}) as (_, wire):
         for id in range(3):
@@ -706,7 +706,7 @@ async def test_requests_that_run_at_once_may_not_be_too_large_together():
         assert (await wire.hear())["error"]["code"] == REQUEST_CANCELLED
 
 
-async def test_twenty_mebibytes_pass_both_ways():
+async def test_twenty_mebibytes_are_sent_both_ways():
     async def read(params: ReadTextFileRequest) -> ReadTextFileResponse:
         return ReadTextFileResponse(content=params.path)
 
@@ -748,7 +748,7 @@ LINES = st.one_of(
 
 
 def is_request(line: bytes) -> bool:
-    """Whether nobody can doubt that the line is a request."""
+    """Return whether a line is certainly a request."""
     try:
         pairs = json.loads(line.decode(), object_pairs_hook=list, parse_constant=float)
     except (ValueError, RecursionError):
