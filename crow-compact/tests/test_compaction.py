@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from crow_compact.compaction import find_cuts
 from crow_compact.extension import compact
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import (
@@ -23,7 +24,7 @@ from crow_core.extensions.commands import commands
 from crow_core.extensions.prefix import describe_prefix, prefix
 from crow_core.extensions.usage import usage
 from crow_core.mcp.server import Server
-from crow_core.messages import SUMMARY_TEMPLATE, marker_kind
+from crow_core.messages import SUMMARY_TEMPLATE, Message, marker_kind
 from crow_core.models.chat import ChatModel
 from crow_core.prompts import Prompt
 from crow_core.session import Session
@@ -191,6 +192,31 @@ async def test_old_outputs_shrink_first_and_the_model_can_read_them_back():
         text, _, where = page.rpartition("\n\n")
         assert text == str(whole)[8_000:16_000]
         assert where == f"[characters 8,000 to {8_000 + len(text):,} of {len(str(whole)):,}]" or "goes on" in where
+
+
+async def test_shrinking_that_frees_too_little_is_followed_by_a_summary():
+    replies = [Reply(tool_calls=[use("files_look", lines=400)]), Reply("Seen.")]
+    async with talking(Speaker(replies), window=100_000, threshold=6_000) as talk:
+        await talk.say(f"Look. {LONG * 8}")
+        assert not talk.markers()
+        await talk.say(f"And now? {LONG * 3}")
+        (marker,) = talk.markers()
+        assert marker["kind"] == "compaction", "with cut outputs, more than three quarters of the limit would be used"
+
+
+def test_conversation_is_cut_only_where_every_tool_call_is_answered():
+    calls: Any = [{"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}} for id in ("x", "y")]
+    entries: list[Message] = [
+        {"role": "user", "content": "Look"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "x", "content": "X"},
+        {"role": "user", "content": "Hurry"},
+        {"role": "tool", "tool_call_id": "y", "content": "Y"},
+        {"role": "assistant", "content": "Seen."},
+    ]
+    for at, entry in enumerate(entries):
+        entry["crow"] = {"id": str(at)}
+    assert find_cuts(entries) == [0, 1, 5]
 
 
 async def test_output_with_an_image_is_read_back_with_the_image():
