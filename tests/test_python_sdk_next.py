@@ -33,7 +33,7 @@ async def test_client_prompts_cancels_and_loads(tmp_path: Path, next_sdk: str) -
     found = json.loads(out)
     assert (found["agent"], found["turn"], found["cancelled"], found["asked"]) == ("crow", "end_turn", "cancelled", 1)
     assert (tmp_path / "made").exists()
-    states = [shown for shown in found["shown"] if shown.startswith("tool_call")]
+    states = [update for update in found["updates"] if update.startswith("tool_call")]
     assert states == ["tool_call:pending", "tool_call_update:in_progress", "tool_call_update:completed"]
     assert found["listed"]
     assert found["loaded"] == [

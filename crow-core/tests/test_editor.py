@@ -82,13 +82,13 @@ class Talk:
         return self.model.requests[-1]["messages"][-1]["content"]
 
     @property
-    def shown(self) -> ToolCallUpdate:
+    def last_update(self) -> ToolCallUpdate:
         """The last update of the last tool call."""
         return self.editor.of(ToolCallUpdate)[-1]
 
     def diff(self) -> tuple[str | None, str]:
         """The texts before and after in the diff of the last tool call."""
-        (part,) = self.shown.content or []
+        (part,) = self.last_update.content or []
         assert isinstance(part, DiffContent)
         return part.old_text or None, part.new_text  # type: ignore[return-value]
 
@@ -125,8 +125,8 @@ async def test_unsaved_text_is_viewed_edited_and_written_once(tmp_path: Path):
         path = it.write("a.py", "saved\n")
         it.editor.buffers[str(path)] = "unsaved\n"
         assert "unsaved" in await it.use(edit("view", "a.py"))
-        told = await it.use(replace("a.py", "unsaved", "edited"))
-        assert told.startswith(f"Edited {path}:\n")
+        text = await it.use(replace("a.py", "unsaved", "edited"))
+        assert text.startswith(f"Edited {path}:\n")
         assert it.diff() == ("unsaved\n", "edited\n")
         assert path.read_text() == "edited\n"
     assert it.editor.methods().count("fs/write_text_file") == 1
@@ -205,8 +205,8 @@ async def test_rejected_edit_is_shown_from_the_buffer_and_never_written(tmp_path
         path = it.write("a.py", "saved\n")
         it.editor.buffers[str(path)] = "unsaved\n"
         await it.use(replace("a.py", "unsaved", "edited"), edit("create", "deep/b.py", file_text="b\n"))
-        shown = [part for question in it.editor.questions for part in question.tool_call.content or []]
-        assert shown[0] == DiffContent(path=str(path), old_text="unsaved\n", new_text="edited\n")
+        contents = [part for question in it.editor.questions for part in question.tool_call.content or []]
+        assert contents[0] == DiffContent(path=str(path), old_text="unsaved\n", new_text="edited\n")
         assert path.read_text() == "saved\n"
         assert files_in(tmp_path) == ["a.py"]
     assert set(it.editor.methods()) == {"fs/read_text_file"}
@@ -216,11 +216,11 @@ async def test_text_that_the_client_formats_on_saving_is_accepted(tmp_path: Path
     async with talk(tmp_path) as it:
         path = it.write("a.py", "x=1\ny=2\n")
         it.editor.on_save = lambda text: "# formatted\n" + text.replace("=", " = ")
-        told = await it.use(replace("a.py", "x=1", "x=3"))
+        text = await it.use(replace("a.py", "x=1", "x=3"))
         assert it.diff() == ("x=1\ny=2\n", path.read_text())
         assert path.read_text() == "# formatted\nx = 3\ny = 2\n"
-        assert "     2\tx = 3\n" in told
-        assert told.endswith("[the editor changed the text when it saved it; this is how it is now]")
+        assert "     2\tx = 3\n" in text
+        assert text.endswith("[the editor changed the text when it saved it; this is how it is now]")
         it.editor.on_save = str
         assert "Edited" in await it.use(replace("a.py", "x = 3", "x = 4"))  # the model has seen the formatted text
         assert "formatted" in await it.use(edit("undo_edit", "a.py"))
@@ -252,9 +252,9 @@ async def test_client_that_does_not_answer_a_read_is_an_error_that_names_it(
     async with talk(tmp_path) as it:
         path = it.write("a.py", "one\n")
         it.editor.waits["fs/read_text_file"] = asyncio.Event()
-        told = await it.use(replace("a.py", "one", "two"))
-        assert "the editor did not answer fs/read_text_file within 0.05 s" in told
-        assert "Nothing was changed." in told
+        text = await it.use(replace("a.py", "one", "two"))
+        assert "the editor did not answer fs/read_text_file within 0.05 s" in text
+        assert "Nothing was changed." in text
         assert it.editor.cancelled
         assert path.read_text() == "one\n"
         it.editor.waits.clear()
@@ -277,10 +277,10 @@ async def test_refused_or_unanswered_write_leaves_nothing_half_done(
             it.editor.refuses.add("fs/write_text_file")
             why = "the editor refused fs/write_text_file: not today"
         for use in (replace("a.py", "one", "two"), edit("create", "deep/er/b.py", file_text="b\n")):
-            told = await it.use(use)
-            assert why in told
-            assert "View it before you edit it again." in told
-            assert it.shown.status == "failed"
+            text = await it.use(use)
+            assert why in text
+            assert "View it before you edit it again." in text
+            assert it.last_update.status == "failed"
         assert files_in(tmp_path) == ["a.py"]
         assert path.read_text() == "one\n"
         assert "no edit" in await it.use(edit("undo_edit", "a.py"))
@@ -302,7 +302,7 @@ async def test_cancelled_turn_cancels_its_request_and_ends(tmp_path: Path, metho
         await it.editor.cancel(it.id)
         assert (await turn).stop_reason == "cancelled"
         await it.editor.until(lambda editor: editor.cancelled == [method])
-        assert it.shown.status == "failed"
+        assert it.last_update.status == "failed"
         assert path.read_text() == "one\n"
         it.editor.waits.clear()
         assert "Edited" in await it.use(replace("a.py", "one", "two"))
@@ -358,7 +358,7 @@ async def test_client_gets_the_lines_of_each_change(tmp_path: Path):
         ):
             await it.use(use)
             call = it.editor.of(ToolCall)[-1]
-            (first,), (last,) = call.locations or [None], it.shown.locations or [None]
+            (first,), (last,) = call.locations or [None], it.last_update.locations or [None]
             assert first
             assert first.path == str(tmp_path / "a.py")
             seen.append((first.line or None, last and last.line))
@@ -402,18 +402,18 @@ async def test_command_in_a_terminal_gets_the_same_environment_as_elsewhere(
     monkeypatch.setenv("CROW_TEST_KEY", "canary-4711")
     (tmp_path / "sub").mkdir()
     (tmp_path / "link").symlink_to("sub")
-    told: dict[bool, list[str]] = {}
+    results: dict[bool, list[str]] = {}
     for terminal in (True, False):
         async with talk(tmp_path, offers(terminal=terminal)) as it:
             names = ("PAGER", "GIT_PAGER", "EDITOR", "GIT_TERMINAL_PROMPT", "TERM", "NO_COLOR", "CROW_TEST_KEY")
-            shown = await it.use(run("echo " + " ".join(f"{name}=${name}" for name in names)))
-            told[terminal] = [shown, await it.use(run("pwd", cwd="link")), await it.use(run("cat; echo $?"))]
-    assert told[True] == told[False]
+            environment = await it.use(run("echo " + " ".join(f"{name}=${name}" for name in names)))
+            results[terminal] = [environment, await it.use(run("pwd", cwd="link")), await it.use(run("cat; echo $?"))]
+    assert results[True] == results[False]
     assert (
-        told[True][0]
+        results[True][0]
         == "PAGER=cat GIT_PAGER=cat EDITOR=false GIT_TERMINAL_PROMPT=0 TERM=dumb NO_COLOR=1 CROW_TEST_KEY="
     )
-    assert told[True][1] == f"{tmp_path}/link"
+    assert results[True][1] == f"{tmp_path}/link"
 
 
 async def test_loaded_session_shows_text_instead_of_terminals(tmp_path: Path):
@@ -427,10 +427,10 @@ async def test_loaded_session_shows_text_instead_of_terminals(tmp_path: Path):
 async def overlong(it: Talk, command: str) -> tuple[str, str]:
     """Run a command over its timeout; return the first line of its output, and the rest of the result."""
     for timeout in (0.5, 5, 50):  # the machine may be busy
-        told = await it.use(run(command, timeout=timeout))
-        if not told.startswith("["):
+        text = await it.use(run(command, timeout=timeout))
+        if not text.startswith("["):
             break
-    first, rest = told.split("\n", 1)
+    first, rest = text.split("\n", 1)
     assert rest.startswith(f"[timed out after {timeout:g} s and was killed")
     return first, rest
 
@@ -438,7 +438,7 @@ async def overlong(it: Talk, command: str) -> tuple[str, str]:
 async def test_command_over_its_timeout_is_killed_and_its_output_returned(tmp_path: Path):
     async with talk(tmp_path) as it:
         pid, _ = await overlong(it, "echo $$; sleep 600")
-        assert it.shown.content == [TerminalContent(terminal_id=f"terminal-{it.editor.opened}")]
+        assert it.last_update.content == [TerminalContent(terminal_id=f"terminal-{it.editor.opened}")]
         await it.editor.until(lambda editor: not editor.terminals)
         assert not alive(int(pid))
     assert it.editor.methods()[-4:] == [
@@ -519,14 +519,14 @@ async def test_command_that_the_client_does_not_kill_is_still_reported(tmp_path:
 
 async def test_output_cut_by_the_client_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with talk(tmp_path) as it:
-        told = await it.use(run("yes | head -c 2000000; echo the end"))
-        assert told.startswith("[… the beginning was left out here")
-        assert told.endswith("\ny\nthe end")
-        assert 29_000 < len(told) <= 30_000
+        text = await it.use(run("yes | head -c 2000000; echo the end"))
+        assert text.startswith("[… the beginning was left out here")
+        assert text.endswith("\ny\nthe end")
+        assert 29_000 < len(text) <= 30_000
         monkeypatch.setattr(editors, "MAX_OUTPUT_BYTES", 20)
-        told = await it.use(run("seq 1000"))
-        assert told.startswith("[… the beginning was left out here")
-        assert told.endswith("\n999\n1000")
+        text = await it.use(run("seq 1000"))
+        assert text.startswith("[… the beginning was left out here")
+        assert text.endswith("\n999\n1000")
 
 
 async def test_commands_and_edits_run_in_parallel(tmp_path: Path):
@@ -616,7 +616,7 @@ EDITS = [
 
 
 async def test_model_reads_the_same_with_and_without_the_client(tmp_path: Path):
-    told: list[list[str]] = []
+    results: list[list[str]] = []
     diffs: list[list[Any]] = []
     for name, capabilities in (("local", NOTHING), ("editor", EVERYTHING)):
         folder = tmp_path / name
@@ -627,12 +627,12 @@ async def test_model_reads_the_same_with_and_without_the_client(tmp_path: Path):
         async with talk(folder, capabilities) as it:
             uses = [*EDITS, *map(run, COMMANDS), run("sleep 600", timeout=0.3), run("true", cwd="gone")]
             answers = [(await it.use(use)).replace(str(folder), "FOLDER") for use in uses]
-            told.append([re.sub(r"/\S*/crow-terminal-\S+", "FILE", answer) for answer in answers])
+            results.append([re.sub(r"/\S*/crow-terminal-\S+", "FILE", answer) for answer in answers])
             updates = [update for update in it.editor.of(ToolCallUpdate) if update.status != "in_progress"]
             diffs.append([part for update in updates for part in update.content or [] if isinstance(part, DiffContent)])
             diffs[-1] = [(part.path.replace(str(folder), ""), part.old_text, part.new_text) for part in diffs[-1]]
             assert bool(it.editor.requests) == (capabilities is EVERYTHING)
-    for local, editor in zip(*told, strict=True):
+    for local, editor in zip(*results, strict=True):
         assert editor == local
     assert diffs[0] == diffs[1]
     names = files_in(tmp_path / "local")
@@ -659,7 +659,7 @@ async def test_local_command_shows_its_output_while_it_runs(tmp_path: Path, monk
         await it.editor.until(lambda editor: beats(editor) == ["```\none\n\n```"])
         it.write("go", "")
         await turn
-        assert it.shown.content == [BlockContent(content=TextBlock(text="```\none\ntwo\n```"))]
+        assert it.last_update.content == [BlockContent(content=TextBlock(text="```\none\ntwo\n```"))]
         assert it.model.requests[-1]["messages"][-1]["content"] == "one\ntwo"
 
 
@@ -743,7 +743,9 @@ class Desk:
             case "model":
                 before = self.now(name)
                 await self.it.use({"name": "file_editor", "arguments": {"path": name, **what}})
-                if self.it.shown.status != "completed" or not isinstance(self.it.shown.content[0], DiffContent):  # type: ignore[index]
+                if self.it.last_update.status != "completed" or not isinstance(
+                    self.it.last_update.content[0], DiffContent
+                ):  # type: ignore[index]
                     assert self.now(name) == before
                     return
                 change = self.it.crow.sessions[self.it.id].log[-2]["crow"]["changes"][0]

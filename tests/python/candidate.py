@@ -17,7 +17,7 @@ class Client(acp.Client):
     """Gives every permission and records the updates."""
 
     def __init__(self) -> None:
-        self.shown: list[str] = []
+        self.updates: list[str] = []
         self.asked = 0
         self.begun = asyncio.Event()
 
@@ -31,7 +31,7 @@ class Client(acp.Client):
     async def session_update(self, session_id: str, update: Any, **kwargs: Any) -> None:
         text = getattr(getattr(update, "content", None), "text", "")
         status = getattr(update, "status", None)
-        self.shown.append(":".join(str(part) for part in (update.session_update, status or text) if part))
+        self.updates.append(":".join(str(part) for part in (update.session_update, status or text) if part))
         if "hang" in text:
             self.begun.set()
 
@@ -49,12 +49,12 @@ async def main(folder: str, command: str, *arguments: str) -> dict[str, Any]:
         await client.begun.wait()
         await crow.cancel(session_id=session.session_id)
         found["cancelled"] = (await turn).stop_reason
-        found["asked"], found["shown"] = client.asked, client.shown
+        found["asked"], found["updates"] = client.asked, client.updates
     again = Client()
     async with acp.spawn_agent_process(again, command, *arguments, env=dict(os.environ)) as (crow, _):
         await crow.initialize(protocol_version=1)
         await crow.load_session(session_id=session.session_id, cwd=folder, mcp_servers=[])
-        found["loaded"] = list(again.shown)
+        found["loaded"] = list(again.updates)
         listed = await crow.list_sessions(cwd=folder)
         found["listed"] = [info.session_id for info in listed.sessions] == [session.session_id]
     return found

@@ -41,7 +41,7 @@ from hypothesis import strategies as st
 
 pytestmark = pytest.mark.anyio
 
-PATIENCE = 60.0
+EXIT_TIMEOUT = 60.0
 """Seconds for a process to end by itself, also on a busy machine."""
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory of a process there")
@@ -117,7 +117,7 @@ class Talk:
             "session/prompt", PromptRequest(session_id="s", prompt=[TextBlock(text=text)])
         )
 
-    def heard(self) -> list[str]:
+    def get_texts(self) -> list[str]:
         return [self.texts.get_nowait() for _ in range(self.texts.qsize())]
 
 
@@ -146,10 +146,10 @@ def request(id: Any, text: str) -> bytes:
 
 
 async def test_updates_arrive_in_order_and_before_the_answer(agent: str):
-    child = await spawn(sys.executable, [agent], close_timeout=PATIENCE)
+    child = await spawn(sys.executable, [agent], close_timeout=EXIT_TIMEOUT)
     async with talking(child) as talk:
         assert await talk.prompt("count") == PromptResponse(stop_reason="end_turn")
-        assert talk.heard() == [str(number) for number in range(3000)]
+        assert talk.get_texts() == [str(number) for number in range(3000)]
     assert child.process.returncode == 0
 
 
@@ -157,14 +157,14 @@ async def test_output_of_the_process_and_its_children_goes_to_standard_error(age
     with (tmp_path / "stderr").open("wb") as stderr:
         async with talking(await spawn(sys.executable, [agent], stderr=stderr)) as talk:
             await talk.prompt("print")
-            assert talk.heard() == ["''"]
+            assert talk.get_texts() == ["''"]
     assert (tmp_path / "stderr").read_text().split("\n") == ["printed", "written", "from the child ''", ""]
 
 
 async def test_child_gets_its_environment_and_folder(agent: str, tmp_path: Path):
     async with talking(await spawn(sys.executable, [agent], {"WHERE": "here"}, tmp_path)) as talk:
         await talk.prompt("where")
-        assert talk.heard() == [f"here {tmp_path}"]
+        assert talk.get_texts() == [f"here {tmp_path}"]
 
 
 async def test_command_that_does_not_exist_is_an_error():
@@ -176,7 +176,7 @@ async def test_twenty_mebibytes_are_sent_through_pipes_both_ways(agent: str):
     text = "\u00e9x" * (10 * 1024 * 1024)
     async with talking(await spawn(sys.executable, [agent])) as talk:
         await talk.prompt(text)
-        assert talk.heard() == [text]
+        assert talk.get_texts() == [text]
 
 
 async def memory_of(child: ChildTransport) -> dict[str, int]:
@@ -215,7 +215,7 @@ async def test_memory_of_a_large_message_is_freed_while_its_handler_runs(agent: 
 
 
 async def test_end_of_input_ends_the_agent_after_its_running_requests_are_answered(agent: str):
-    child = await spawn(sys.executable, [agent], close_timeout=PATIENCE)
+    child = await spawn(sys.executable, [agent], close_timeout=EXIT_TIMEOUT)
     await send(child, request(1, "wait"))
     assert json.loads(await child.readline())["method"] == "session/update"
     await child.close()  # waits for the exit
