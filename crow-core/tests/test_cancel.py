@@ -20,7 +20,7 @@ from crow_core.acp.schema import (
 from crow_core.acp.schema import (
     ToolCall as AcpToolCall,
 )
-from crow_core.acp.transports import HIGH_WATER, Memory, memory_pair
+from crow_core.acp.transports import HIGH_WATER_BYTES, MemoryTransport, memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.extensions.permissions import permissions
@@ -30,7 +30,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages import INTERRUPTED, Message
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from crow_core.testing.wire import wired
 from fastmcp import FastMCP
 from hypothesis import given, settings
@@ -218,7 +218,7 @@ async def test_cancelled_during_a_question_the_question_is_taken_back():
 
 
 async def test_cancelled_while_the_client_does_not_read_every_call_it_will_see_has_ended():
-    long = {"name": "demo_quick", "arguments": {"text": "a" * HIGH_WATER}, "id": "one"}
+    long = {"name": "demo_quick", "arguments": {"text": "a" * HIGH_WATER_BYTES}, "id": "one"}
     calls = Reply(tool_calls=[long, long])  # type: ignore[list-item] - of one id, so that none is shown before it is whole
     crow, called = Crow(ScriptedModel([calls]), servers=[Waiting().server]), asyncio.Event()
 
@@ -439,7 +439,7 @@ async def test_a_program_that_stops_waiting_ends_the_turn():
 class Tapped:
     """A transport that keeps what came over it."""
 
-    def __init__(self, transport: Memory) -> None:
+    def __init__(self, transport: MemoryTransport) -> None:
         self.write, self.drain, self.close = transport.write, transport.drain, transport.close
         self._transport = transport
         self.lines: list[dict[str, Any]] = []

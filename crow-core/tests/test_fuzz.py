@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from crow_core.acp.transports import HIGH_WATER, memory_pair
+from crow_core.acp.transports import HIGH_WATER_BYTES, memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.extensions.ask import ask
@@ -214,7 +214,7 @@ async def test_a_client_that_stops_reading_pauses_the_model():
         before = said
         for _ in range(100):
             await asyncio.sleep(0)
-    assert said <= HIGH_WATER // len(words) + 2
+    assert said <= HIGH_WATER_BYTES // len(words) + 2
     heard = 0
     while (message := await wire.hear()).get("id") != "p":
         heard += message.get("method") == "session/update"

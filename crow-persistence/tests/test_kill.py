@@ -35,7 +35,7 @@ from crow_core.acp.schema import (
     UsageUpdate,
     UserMessageChunk,
 )
-from crow_core.acp.transports import Child, spawn
+from crow_core.acp.transports import ChildTransport, spawn
 from crow_core.messages import INTERRUPTED
 from crow_core.testing import Editor, Raw, Reply, ScriptedServer
 from crow_core.testing.chaos import body
@@ -97,7 +97,7 @@ def moments(random: Random, count: int) -> list[Moment]:
 class Witness(Editor):
     """An editor that kills its agent at a moment, and records what it was shown."""
 
-    def __init__(self, child: Child, moment: Moment) -> None:
+    def __init__(self, child: ChildTransport, moment: Moment) -> None:
         super().__init__(child)
         self.child, self.moment = child, moment
         self.events: list[Event] = []

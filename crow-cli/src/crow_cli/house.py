@@ -13,7 +13,7 @@ from typing import Any, Literal
 import crow_mcp_server
 from crow_compact.extension import compact
 from crow_core.app import Crow
-from crow_core.editor import Editor, terminals
+from crow_core.editor import ClientWorkspace, terminals
 from crow_core.errors import ConfigError, ElicitationError
 from crow_core.extensions.alarm import alarm
 from crow_core.extensions.ask import ask
@@ -68,10 +68,10 @@ from crow_core.text import to_line
 from crow_mcp_server.workspace import Workspace, local_workspace
 from crow_persistence.extension import persistence
 from crow_skills.agents import agents
-from crow_skills.commands import command_files
-from crow_skills.extension import skills
-from crow_skills.files import user_folders
+from crow_skills.command_files import command_files
+from crow_skills.files import get_user_folders
 from crow_skills.mentions import mentions
+from crow_skills.skills import skills
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 THROUGH_ACP = ("plan", "ask_user")
@@ -142,9 +142,9 @@ async def build(
     crow.use(project_servers, trust=trust, env=env, home=home)
     user = Path(env.get("HOME") or Path.home())
     told: dict[str, dict[str, Any]] = {
-        "command_files": {"user": user_folders(home.config, user, "commands"), "trusted": trust.trusts},
+        "command_files": {"user": get_user_folders(home.config, user, "commands"), "trusted": trust.trusts},
         "agents": {"user": [home.config]},
-        "skills": {"user": user_folders(home.config, user, "skills"), "trusted": trust.trusts},
+        "skills": {"user": get_user_folders(home.config, user, "skills"), "trusted": trust.trusts},
     }
     for name in {**ALWAYS, **dict.fromkeys(name for name in config.extensions if name not in LAST), **LAST}:
         if (table := config.extensions.get(name, {})) is not False:
@@ -203,12 +203,12 @@ def workspace_for(crow: Crow, meta: dict[str, Any]) -> Workspace:
     here = local_workspace(meta)
     if (session := crow.sessions.get(here.session)) is None:
         return here
-    editor = Editor(session, str(meta.get("crow/call")))
+    editor = ClientWorkspace(session, str(meta.get("crow/call")))
     return replace(
         here,
         files=editor,
         terminals=editor if editor.runs else None,
-        watch=editor.watch,
+        watch=editor.show_output,
         changes=lambda: changes_in(session.log),
         at_end=session.state.setdefault("at_end", []).append,
     )

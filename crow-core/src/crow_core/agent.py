@@ -222,7 +222,7 @@ class Agent:
                 **(storing if self.source.announced.stored else {}),
                 **(trying if unstable else {}),
             },
-            others=self.call_method,
+            fallback=self.call_method,
         )
         self._opening = 0
         """The number of sessions that are being opened."""
@@ -245,7 +245,7 @@ class Agent:
         try:
             await self.connection.notify(method, params)
         except ConnectionClosed:
-            if not self.connection.ending:  # else everything is being closed already
+            if not self.connection.is_closing:  # else everything is being closed already
                 raise
 
     async def crow(self) -> Crow:
@@ -375,7 +375,7 @@ class Agent:
     def is_used_elsewhere(self, session: Session) -> bool:
         """Whether an open session belongs to another client that is still connected."""
         client = session.client
-        return client is not self and not (isinstance(client, Agent) and client.connection.ending)
+        return client is not self and not (isinstance(client, Agent) and client.connection.is_closing)
 
     async def fork_session(self, params: ForkSessionRequest) -> ForkSessionResponse:
         crow, id = await self.crow(), params.session_id

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, ValidationError
 
 from crow_core.acp.connection import ConnectionClosed
-from crow_core.acp.decoding import lenient
+from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import (
     BlockContent,
     BooleanPropertySchema,
@@ -303,7 +303,7 @@ def to_form(schema: dict[str, Any], tidy: Callable[[str], str]) -> ElicitationSc
     if not isinstance(fields, dict):
         raise ElicitationError("its form has no fields")
     properties = {name: to_field(each, tidy) for name, each in cast("dict[str, Any]", fields).items()}
-    form = lenient({**tidy_texts(schema, tidy), "properties": properties}, ElicitationSchema)
+    form = convert_leniently({**tidy_texts(schema, tidy), "properties": properties}, ElicitationSchema)
     if any(isinstance(each, Unknown) for each in form.properties.values()):
         raise ElicitationError("its form has a field of a kind that clients do not know")
     return form

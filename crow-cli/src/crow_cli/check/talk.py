@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import msgspec
 from crow_core.acp.schema import AUTH_REQUIRED, METHOD_NOT_FOUND, PROTOCOL_VERSION
-from crow_core.acp.transports import CHUNK, Source, open_source, open_streams
+from crow_core.acp.transports import CHUNK_BYTES, ByteSource, open_source, open_streams
 from crow_core.mcp.watchdog import MARK, ProcessWatchdog
 
 from crow_cli.check.validity import at, brief, call_flaw, envelope_flaw, listed, result_flaw, strangers
@@ -311,7 +311,7 @@ class Talk:
 
     # What we hear
 
-    async def _listen(self, source: Source) -> None:
+    async def _listen(self, source: ByteSource) -> None:
         begun = bytearray()
         while chunk := await read(source):
             self._received += len(chunk)
@@ -335,7 +335,7 @@ class Talk:
             "the agent closed its output" + ("" if code is None else f" and ended with exit code {code}")
         )
 
-    async def _overhear(self, source: Source) -> None:
+    async def _overhear(self, source: ByteSource) -> None:
         while chunk := await read(source):
             self.stderr_size += len(chunk)
             self.stderr.extend(chunk[-STDERR:])
@@ -440,10 +440,10 @@ class Talk:
         return {"outcome": "selected", "optionId": kinds.get("allow_once", params["options"][0]["optionId"])}
 
 
-async def read(source: Source) -> bytes:
+async def read(source: ByteSource) -> bytes:
     """What comes next; a reset is an end."""
     try:
-        return await source.read(CHUNK)
+        return await source.read(CHUNK_BYTES)
     except OSError:
         return b""
 

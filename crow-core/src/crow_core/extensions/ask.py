@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, ValidationError
 
-from crow_core.acp.decoding import lenient
+from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import (
     BooleanPropertySchema,
     ElicitationPropertySchema,
@@ -104,7 +104,7 @@ def ask(crow: Crow) -> None:
         if not tool_call.is_for(session.state["ask"]):
             return None
         try:
-            asked = lenient(decode_strings(tool_call.arguments, ANYTHING), Question)
+            asked = convert_leniently(decode_strings(tool_call.arguments, ANYTHING), Question)
             if can_ask(session.client.capabilities, "form"):
                 return ToolResult.text(await by_form(session, tool_call, asked))
             return ToolResult.text(await by_choice(session, tool_call, asked))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET
 
 from crow_core.acp.connection import ConnectionClosed
-from crow_core.acp.decoding import lenient
+from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import ContentBlock, ElicitationSchema, StringPropertySchema, TextBlock
 from crow_core.app import Crow
 from crow_core.content import to_user_message
@@ -213,5 +213,5 @@ def to_prompt_blocks(messages: "Sequence[PromptMessage]") -> list[ContentBlock]:
         if not only_user:
             blocks.append(TextBlock(text=f"{message.role.capitalize()}:"))
         content: dict[str, Any] = message.content.model_dump(mode="json", by_alias=True, exclude_none=True)
-        blocks += lenient([content], list[ContentBlock])
+        blocks += convert_leniently([content], list[ContentBlock])
     return blocks

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct, ValidationError
 
-from crow_core.acp.decoding import lenient
+from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import ContentBlock, ResourceLinkBlock, TextBlock
 from crow_core.app import Crow
 from crow_core.content import attach_blocks, to_blocks
@@ -107,7 +107,7 @@ def resources(crow: Crow) -> None:
         if not tool_call.is_for(session.state["resources"]):
             return None
         try:
-            arguments = lenient(tool_call.arguments, ReadArguments)
+            arguments = convert_leniently(tool_call.arguments, ReadArguments)
         except ValidationError as error:
             return ToolResult.error(f"Nothing was read: {error}.")
         if not arguments.uri:
@@ -126,7 +126,7 @@ def resources(crow: Crow) -> None:
             for block in resource:
                 blocks.append(short := shorten(block, remaining))
                 remaining = max(remaining - len(str(short.get("resource", {}).get("text", ""))), 0)
-        return attach_blocks(message, lenient(mask(blocks, session.secrets), list[ContentBlock]))
+        return attach_blocks(message, convert_leniently(mask(blocks, session.secrets), list[ContentBlock]))
 
 
 async def find_mentioned(message: Message, session: Session) -> list[tuple[Server, str]]:

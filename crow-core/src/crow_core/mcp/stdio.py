@@ -23,7 +23,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
 from typing_extensions import Unpack
 
-from crow_core.acp.transports import CHUNK, Child, Source, spawn
+from crow_core.acp.transports import CHUNK_BYTES, ByteSource, ChildTransport, spawn
 from crow_core.mcp.sdk import ClientTransport, SessionKwargs, TransportOptions
 
 LINE_LIMIT = 8 * 1024 * 1024
@@ -101,21 +101,21 @@ class CommandTransport(ClientTransport):
                 for stream in (incoming, read, write, outgoing):
                     stream.close()
 
-    async def _read_errors(self, child: Child) -> None:
+    async def _read_errors(self, child: ChildTransport) -> None:
         assert child.errors is not None
-        while output := await child.errors.read(CHUNK):
+        while output := await child.errors.read(CHUNK_BYTES):
             self._remember(output)
 
     def _remember(self, output: bytes) -> None:
         self.recent_output = (self.recent_output + output)[-OUTPUT_LIMIT:]
 
     async def _read_messages(
-        self, source: Source, incoming: MemoryObjectSendStream[SessionMessage | Exception]
+        self, source: ByteSource, incoming: MemoryObjectSendStream[SessionMessage | Exception]
     ) -> None:
         line = IncomingLine(LINE_LIMIT, self.folder)
         try:
             async with incoming:
-                while chunk := await source.read(CHUNK):
+                while chunk := await source.read(CHUNK_BYTES):
                     *ends, rest = chunk.split(b"\n")
                     for end in ends:
                         await line.add(end)
@@ -125,7 +125,7 @@ class CommandTransport(ClientTransport):
                     await line.add(rest)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):  # the session is closed
             with suppress(OSError):
-                while await source.read(CHUNK):  # a full pipe would keep the server from ending
+                while await source.read(CHUNK_BYTES):  # a full pipe would keep the server from ending
                     pass
         except OSError:  # a reset connection is the end of the input
             pass
@@ -155,7 +155,7 @@ class CommandTransport(ClientTransport):
 
     async def _write_messages(
         self,
-        child: Child,
+        child: ChildTransport,
         outgoing: MemoryObjectReceiveStream[SessionMessage],
         incoming: MemoryObjectSendStream[SessionMessage | Exception],
     ) -> None:
@@ -171,7 +171,7 @@ class CommandTransport(ClientTransport):
             incoming.close()
 
 
-async def stop_reading_after_exit(child: Child, reading: "asyncio.Task[None]") -> None:
+async def stop_reading_after_exit(child: ChildTransport, reading: "asyncio.Task[None]") -> None:
     """Cancel `reading` soon after the process has exited: its children may hold its standard output open."""
     await asyncio.wait([child.exit])
     await asyncio.wait([reading], timeout=GRACE)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from crow_core.acp.transports import Memory, memory_pair
+from crow_core.acp.transports import MemoryTransport, memory_pair
 from crow_core.agent import Agent, AppSource
 from crow_core.app import Crow
 
@@ -45,7 +45,7 @@ RUBBISH = [
 class Wire:
     """The client's end, in lines."""
 
-    def __init__(self, transport: Memory) -> None:
+    def __init__(self, transport: MemoryTransport) -> None:
         self.transport = transport
         self.last_id = 0
         self.heard: list[dict[str, Any]] = []
