@@ -10,7 +10,7 @@ from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.errors import ConfigError
 from crow_core.models.chat import Model
-from crow_core.settings.config import Home, load, variables
+from crow_core.settings.config import Home, load_config, load_environment
 from crow_core.settings.discovery import takes_audio as any_takes_audio
 
 from crow_cli.ending import complete
@@ -43,7 +43,7 @@ def takes_audio(model: str) -> bool:
     """Whether a prompt may hold audio. Settings that cannot be used are complained of when they are needed."""
     try:
         home = Home.find(os.environ)
-        return any_takes_audio(load(home, os.environ), variables(home, os.environ), model)
+        return any_takes_audio(load_config(home, os.environ), load_environment(home, os.environ), model)
     except (ConfigError, ValueError, OSError):
         return False
 

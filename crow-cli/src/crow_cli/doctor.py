@@ -25,7 +25,7 @@ from crow_core.models.quirks import Quirks
 from crow_core.models.stream import one_line, parse
 from crow_core.models.usage import count_cached_tokens, to_count
 from crow_core.models.window import find_window, objects
-from crow_core.settings.config import Config, Home, load, variables
+from crow_core.settings.config import Config, Home, load_config, load_environment
 from crow_core.settings.discovery import find_models
 from msgspec import structs
 
@@ -454,7 +454,7 @@ async def doctor(env: Mapping[str, str], wanted: str, *, as_json: bool, save: bo
     """
     logging.getLogger("stamina").setLevel(logging.ERROR)  # what was asked again is part of the finding
     home = Home.find(env)
-    config, env = load(home, env), variables(home, env)
+    config, env = load_config(home, env), load_environment(home, env)
     name, patient = await choose(config, env, wanted)
     path = home.config / "config.toml"
     if save:

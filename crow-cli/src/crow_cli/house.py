@@ -49,18 +49,18 @@ from crow_core.models.chat import Model
 from crow_core.prompts import Prompt
 from crow_core.session import Session
 from crow_core.settings.config import (
-    TOKENS,
+    TOKENS_FOLDER,
     Config,
     Home,
     ServerSettings,
-    database_url,
-    load,
-    load_project,
-    login_first,
-    options_of,
+    describe_missing_login,
+    get_database_url,
+    load_config,
+    load_environment,
+    load_project_config,
+    parse_options,
+    to_read_error,
     to_server,
-    unreadable,
-    variables,
 )
 from crow_core.settings.discovery import find_models
 from crow_core.settings.trust import Trust, settings_in
@@ -98,7 +98,7 @@ async def build(
     *,
     model: str = "",
     mode: Mode | None = None,
-    max_turns: int | None = None,
+    max_requests: int | None = None,
     models: Mapping[str, Model] | None = None,
     remember: bool = True,
     asks: bool = True,
@@ -111,11 +111,11 @@ async def build(
     """
     logging.getLogger("stamina").setLevel(logging.ERROR)  # each wait is shown to the user as it is
     home = Home.find(env)
-    config, env = load(home, env), variables(home, env)
+    config, env = load_config(home, env), load_environment(home, env)
     crow = Crow(
         await find_models(config, env, model) if models is None else models,
         system=system_prompt(config, home),
-        max_requests=max_turns or config.max_turns,
+        max_requests=max_requests or config.max_requests,
     )
     if config.servers_wait is not None:
         crow.servers_wait = config.servers_wait
@@ -123,11 +123,11 @@ async def build(
     rules = config.permissions
     trust = Trust(home.data)
     if remember:  # before all others: so it hears last that a session ends, and what they say then is stored
-        crow.use(persistence, url=database_url(config, home), folder=home.data)
+        crow.use(persistence, url=get_database_url(config, home), folder=home.data)
     crow.use(telemetry)
     crow.use(secrets, known=[*find_secrets(config, env), *known])
     crow.use(templates, files=lambda session: prompt_files(config, home, trust, session.cwd))
-    crow.use(shell_hooks, **options_of(partial(shell_hooks), config.hooks, ["hooks"], home))
+    crow.use(shell_hooks, **parse_options(partial(shell_hooks), config.hooks, ["hooks"], home))
     crow.use(
         permissions,
         mode=mode or rules.mode,
@@ -150,7 +150,9 @@ async def build(
         if (table := config.extensions.get(name, {})) is not False:
             extension = partial(find_extension(name, home), **told.get(name, {}))
             try:
-                crow.use(extension, **options_of(extension, {} if table is True else table, ["extensions", name], home))
+                crow.use(
+                    extension, **parse_options(extension, {} if table is True else table, ["extensions", name], home)
+                )
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"[extensions.{name}] cannot be used: {error}.") from error
     if asks:
@@ -239,7 +241,7 @@ def system_prompt(config: Config, home: Home) -> Prompt:
     try:
         return Prompt.from_file("system", path)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"prompts.system: {unreadable(path, error)}") from error
+        raise ConfigError(f"prompts.system: {to_read_error(path, error)}") from error
 
 
 def prompt_files(config: Config, home: Home, trust: Trust, cwd: str) -> dict[str, Path]:
@@ -269,7 +271,7 @@ def configured_servers(crow: Crow, *, config: Config, home: Home) -> None:
 def for_session(session: Session, wanted: Mapping[str, ServerSettings], home: Home) -> list[Server]:
     """Configured servers as a session connects them."""
     return [
-        to_server(name, settings, session.cwd, tokens=home.data / TOKENS, visit=partial(sent, session, name))
+        to_server(name, settings, session.cwd, tokens=home.data / TOKENS_FOLDER, visit=partial(sent, session, name))
         for name, settings in wanted.items()
         if not settings.disabled
     ]
@@ -282,9 +284,9 @@ async def sent(session: Session, name: str, url: str) -> AsyncGenerator[None]:
     try:
         answer = await session.elicit(f"The MCP server {to_line(name)} wants you to log in.", url=url)
     except ElicitationError as error:
-        raise ConnectionError(login_first(name)) from error
+        raise ConnectionError(describe_missing_login(name)) from error
     if answer.action != "accept":
-        raise ConnectionError(login_first(name))
+        raise ConnectionError(describe_missing_login(name))
     yield
     await session.complete(answer.id)
 
@@ -301,7 +303,7 @@ def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str], home: H
             command = f"crow trust {shlex.quote(session.cwd)}"
             session.state["untrusted"] = f"{names} in {folder} ignored until you trust it: {command}"
             return []
-        return for_session(session, load_project(folder, env).mcp.servers, home)
+        return for_session(session, load_project_config(folder, env).mcp.servers, home)
 
     @crow.before_prompt
     async def say(message: Any, session: Session) -> None:
@@ -314,5 +316,5 @@ def project_rules(trust: Trust, cwd: str, env: Mapping[str, str]) -> tuple[Seque
     folder = Path(cwd)
     if not trust.trusts(folder):
         return (), ()
-    rules = load_project(folder, env).permissions
+    rules = load_project_config(folder, env).permissions
     return rules.ask, rules.deny

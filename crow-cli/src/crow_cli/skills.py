@@ -8,7 +8,7 @@ from shlex import quote
 
 import click
 from crow_core.errors import ConfigError
-from crow_core.settings.config import Home, load, options_of
+from crow_core.settings.config import Home, load_config, parse_options
 from crow_core.settings.trust import Trust
 
 from crow_cli.ending import wrong
@@ -48,9 +48,9 @@ def list_(as_json: bool) -> None:
     trust, user = Trust(home.data), user_folders(home.config, Path.home(), "skills")
     try:
         unset = partial(extension, user=user, trusted=trust.trusts)
-        table = load(home, os.environ).extensions.get("skills")
+        table = load_config(home, os.environ).extensions.get("skills")
         told = table if isinstance(table, dict) else {}
-        folders = options_of(unset, told, ["extensions", "skills"], home).get("folders", ())
+        folders = parse_options(unset, told, ["extensions", "skills"], home).get("folders", ())
     except ConfigError as error:
         wrong(str(error))
     found = find(places(cwd, folders, user, trust.trusts))

@@ -68,14 +68,13 @@ class Model(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Prices:
-    """What a model costs, for a million tokens each."""
+class Prices(msgspec.Struct, frozen=True):
+    """The prices of a model's tokens, each for a million tokens."""
 
     input: float
     output: float
     cached: float | None = None
-    """Input that the server had in its cache; None means the same as `input`."""
+    """The price of input tokens that the server had in its cache; None means the price of `input`."""
     currency: str = "USD"
 
 
