@@ -164,25 +164,29 @@ class ChatModel:
     _http: "httpx2.AsyncClient | None" = field(default=None, repr=False)
 
     async def stream(self, request: Request) -> AsyncGenerator[Delta]:
-        """Yield the reply in fragments. Raises ModelError; sends again only while nothing has been answered yet."""
+        """Yield the reply in deltas. Raises ModelError.
+
+        A request that failed is sent again only before the first delta: the user would see the same text twice.
+        """
         import stamina
 
-        begun = False
-        # Not once a fragment has been shown: it would be shown twice.
-        retries = stamina.retry_context(lambda error: not begun and wait_for(error), self.attempts, timeout=None)
-        async for attempt in retries:
-            with attempt:
-                try:
-                    body = self.body(request)
-                    yield {"sent": body}
-                    async with aclosing(self.ask(body)) as deltas:
-                        async for delta in deltas:
-                            begun = True
-                            yield delta
-                except ModelError as error:
-                    if error.retry and not begun and attempt.num < self.attempts:
-                        wait = ceil(attempt.next_wait if error.after is None else error.after)
-                        yield {"notice": f"{error} Asking again {f'in {wait} s' if wait else 'now'}."}
+        has_begun = False
+        async for attempt in stamina.retry_context(get_retry_wait, self.attempts, timeout=None):
+            body = self.body(request)
+            yield {"sent": body}
+            try:
+                async with aclosing(self.ask(body)) as deltas:
+                    async for delta in deltas:
+                        has_begun = True
+                        yield delta
+                return
+            except ModelError as error:
+                if has_begun or not error.retry:
+                    raise
+                if attempt.num < self.attempts:
+                    wait = ceil(attempt.next_wait if error.after is None else error.after)
+                    yield {"notice": f"{error} Asking again {f'in {wait} s' if wait else 'now'}."}
+                with attempt:  # stamina waits before the next attempt, and raises the error again after the last one
                     raise
 
     def body(self, request: Request) -> Request:
@@ -256,9 +260,8 @@ class ChatModel:
         ours = {key: body[key] for key in ("model", "messages", "stream")}
         rest = {key: value for key, value in body.items() if key not in ours}
         patience = httpx2.Timeout(self.patience, connect=CONNECT)
-        create: Any = client.with_options(
-            max_retries=0, timeout=patience
-        ).chat.completions.with_streaming_response.create
+        client = client.with_options(max_retries=0, timeout=patience)
+        create: Any = client.chat.completions.with_streaming_response.create
         try:
             async with create(**ours, extra_body=rest) as response:
                 yield response.iter_bytes()
@@ -368,11 +371,10 @@ def effective_window(model: Model) -> int | None:
     return model.window or known or None
 
 
-def wait_for(error: Exception) -> bool | float:
-    """Whether, or after how many seconds, a failed request is sent again."""
-    if not isinstance(error, ModelError) or not error.retry:
-        return False
-    return True if error.after is None else error.after
+def get_retry_wait(error: Exception) -> bool | float:
+    """Return the seconds to wait before a failed request is sent again; True lets stamina choose them."""
+    after = error.after if isinstance(error, ModelError) else None
+    return True if after is None else after
 
 
 def seconds(header: str | None) -> float | None:
