@@ -15,7 +15,7 @@ import httpx2
 import openai
 from crow_core.messages import Message, merge
 from crow_core.models.chat import ChatModel, ModelCall
-from crow_core.models.stream import Reader
+from crow_core.models.stream import EventStreamReader
 
 CHUNKS = 3_000
 ROUNDS = 7
@@ -52,18 +52,18 @@ def tell(request: httpx2.Request) -> httpx2.Response:
 
 
 async def read_and_merge(client: openai.AsyncOpenAI) -> str:
-    reader, reply = Reader("http://model/v1"), Message(role="assistant")
+    reader, reply = EventStreamReader("http://model/v1"), Message(role="assistant")
     for data in EVENTS:
         for delta in reader.feed(data):
             merge(reply, delta)
-    for delta in reader.end():
+    for delta in reader.finish():
         merge(reply, delta)
     return str(reply.get("content"))
 
 
 async def whole_client(client: openai.AsyncOpenAI) -> str:
     call = ModelCall(ChatModel(name="m", client=client), {"messages": MESSAGES})
-    await call.listen()
+    await call.run()
     return str(call.reply.get("content"))
 
 

@@ -22,7 +22,7 @@ from crow_core.settings.config import (
     to_mcp_server,
     to_server,
 )
-from crow_core.settings.trust import Trust, settings_in
+from crow_core.settings.trust import TrustedFolders, list_project_files
 from msgspec import UNSET
 
 
@@ -417,69 +417,69 @@ def test_wrong_project_file_is_an_error_with_file_line_and_key(project: Path) ->
 
 def test_folder_is_not_trusted_until_it_is_remembered(home: Home, project: Path) -> None:
     write(project / ".mcp.json", "{}")
-    assert settings_in(project) == [project / ".mcp.json"]
-    assert not Trust(home.data).trusts(project)
-    Trust(home.data).remember(project)
-    assert Trust(home.data).trusts(project)
-    assert not Trust(home.data).trusts(project.parent)
+    assert list_project_files(project) == [project / ".mcp.json"]
+    assert not TrustedFolders(home.data).is_trusted(project)
+    TrustedFolders(home.data).add(project)
+    assert TrustedFolders(home.data).is_trusted(project)
+    assert not TrustedFolders(home.data).is_trusted(project.parent)
 
 
 @pytest.mark.parametrize("name", [".mcp.json", ".crow/config.toml", ".claude/skills/pdf/scripts/deep/read.py"])
 @pytest.mark.parametrize("change", ["edited", "added", "removed"])
 def test_trust_is_lost_when_a_file_changes(home: Home, project: Path, name: str, change: str) -> None:
-    trust = Trust(home.data)
+    trust = TrustedFolders(home.data)
     file = project / name
     if change != "added":
         write(file, "before")
-    trust.remember(project)
-    assert trust.trusts(project)
+    trust.add(project)
+    assert trust.is_trusted(project)
 
     if change == "removed":
         file.unlink()
     else:
         write(file, "after")
-    assert not trust.trusts(project)
-    trust.remember(project)
-    assert trust.trusts(project)
+    assert not trust.is_trusted(project)
+    trust.add(project)
+    assert trust.is_trusted(project)
 
 
 def test_trust_outlives_what_running_a_skills_scripts_leaves_behind(home: Home, project: Path) -> None:
     skill = project / ".agents" / "skills" / "pdf"
     write(skill / "SKILL.md", "---\ndescription: d\n---\n")
-    trust = Trust(home.data)
-    trust.remember(project)
+    trust = TrustedFolders(home.data)
+    trust.add(project)
     write(skill / "scripts" / "__pycache__" / "read.cpython-311.pyc", "compiled")
-    assert trust.trusts(project)
+    assert trust.is_trusted(project)
 
 
 def test_content_moved_from_one_file_to_the_other_is_a_change(home: Home, project: Path) -> None:
     file = write(project / ".mcp.json", "{}")
-    Trust(home.data).remember(project)
+    TrustedFolders(home.data).add(project)
     (project / ".crow").mkdir()
     file.rename(project / ".crow" / "config.toml")
-    assert not Trust(home.data).trusts(project)
+    assert not TrustedFolders(home.data).is_trusted(project)
 
 
 def test_trusting_one_folder_keeps_the_others(home: Home, project: Path) -> None:
     other = project / "other"
     other.mkdir()
-    trust = Trust(home.data)
-    trust.remember(project)
-    trust.remember(other)
-    assert trust.trusts(project)
-    assert trust.trusts(other)
+    trust = TrustedFolders(home.data)
+    trust.add(project)
+    trust.add(other)
+    assert trust.is_trusted(project)
+    assert trust.is_trusted(other)
 
 
 def test_folder_is_trusted_by_its_real_place(home: Home, project: Path) -> None:
     link = project.parent / "link"
     link.symlink_to(project)
-    Trust(home.data).remember(link)
-    assert Trust(home.data).trusts(project)
+    TrustedFolders(home.data).add(link)
+    assert TrustedFolders(home.data).is_trusted(project)
 
 
 def test_list_of_trusted_folders_is_for_its_owner_alone(home: Home, project: Path) -> None:
-    trust = Trust(home.data)
-    trust.remember(project)
+    trust = TrustedFolders(home.data)
+    trust.add(project)
     assert trust.file.stat().st_mode & 0o777 == 0o600
     assert home.data.stat().st_mode & 0o777 == 0o700
     assert list(home.data.iterdir()) == [trust.file]
@@ -488,18 +488,18 @@ def test_list_of_trusted_folders_is_for_its_owner_alone(home: Home, project: Pat
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"a": 1}', b'{"\xff": ""}'])
 def test_broken_list_of_trusted_folders_trusts_nobody(home: Home, project: Path, content: bytes) -> None:
     home.data.mkdir()
-    Trust(home.data).file.write_bytes(content)
-    assert not Trust(home.data).trusts(project)
+    TrustedFolders(home.data).file.write_bytes(content)
+    assert not TrustedFolders(home.data).is_trusted(project)
 
 
 def test_file_that_cannot_be_read_is_not_trusted(home: Home, project: Path) -> None:
     file = write(project / ".mcp.json", "{}")
-    Trust(home.data).remember(project)
+    TrustedFolders(home.data).add(project)
     file.unlink()
     file.symlink_to("/proc/self/mem")
     if not file.is_file():
         pytest.skip("only Linux has a file that even root cannot read")
-    assert not Trust(home.data).trusts(project)
+    assert not TrustedFolders(home.data).is_trusted(project)
 
 
 def test_the_env_file_of_crows_home_counts_below_the_environment(tmp_path: Path) -> None:

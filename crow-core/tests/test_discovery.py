@@ -10,7 +10,7 @@ from crow_core.models.chat import ChatModel, Model, ModelCall
 from crow_core.models.listing import list_models
 from crow_core.settings import discovery
 from crow_core.settings.config import Config, ModelSettings
-from crow_core.settings.discovery import NOTHING, find_models
+from crow_core.settings.discovery import NO_MODEL_MESSAGE, find_models
 from crow_core.testing import Reply, ScriptedServer
 
 pytestmark = pytest.mark.anyio
@@ -22,8 +22,8 @@ CONFIG = Config(models={"a": A, "b": B})
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, nowhere: str) -> None:
     """Nothing listens where local servers usually do."""
-    monkeypatch.setattr(discovery, "LOCAL", {"Ollama": nowhere})
-    monkeypatch.setattr(discovery, "PATIENCE", 30.0)  # the machine may be busy
+    monkeypatch.setattr(discovery, "LOCAL_SERVERS", {"Ollama": nowhere})
+    monkeypatch.setattr(discovery, "LISTING_TIMEOUT", 30.0)  # the machine may be busy
 
 
 @asynccontextmanager
@@ -154,7 +154,7 @@ async def test_server_that_does_not_answer_in_time_lists_nothing() -> None:
 
     async with await asyncio.start_server(be_silent, "127.0.0.1", 0) as listener:
         port = listener.sockets[0].getsockname()[1]
-        assert await list_models(f"http://127.0.0.1:{port}/v1", patience=0.05) == []
+        assert await list_models(f"http://127.0.0.1:{port}/v1", timeout=0.05) == []
 
 
 Local = Callable[[str], None]
@@ -165,7 +165,7 @@ def second(monkeypatch: pytest.MonkeyPatch, nowhere: str) -> Local:
     """Puts an address second among those where local servers usually listen."""
 
     def put(url: str) -> None:
-        monkeypatch.setattr(discovery, "LOCAL", {"Ollama": nowhere, "llama.cpp": url})
+        monkeypatch.setattr(discovery, "LOCAL_SERVERS", {"Ollama": nowhere, "llama.cpp": url})
 
     return put
 
@@ -175,7 +175,7 @@ async def test_local_server_is_found_and_can_be_asked(second: Local) -> None:
         second(server.url)
         found = await find_models(Config(), {})
         call = ModelCall(found["scripted"], {"messages": [{"role": "user", "content": "Hi"}]})
-        await call.listen()
+        await call.run()
         for model in found.values():
             assert isinstance(model, ChatModel)
             await model.close()
@@ -211,8 +211,8 @@ async def test_proxy_does_not_stand_between_us_and_this_machine(
 async def test_nothing_found_says_in_four_lines_what_to_do() -> None:
     with pytest.raises(ModelError) as caught:
         await find_models(Config(), {})
-    assert str(caught.value) == NOTHING
-    lines = NOTHING.splitlines()
+    assert str(caught.value) == NO_MODEL_MESSAGE
+    lines = NO_MODEL_MESSAGE.splitlines()
     assert len(lines) == 4
     for line, word in zip(lines, ("Ollama", "OPENAI_BASE_URL", "OPENAI_API_KEY", "crow demo"), strict=True):
         assert word in line
@@ -221,4 +221,4 @@ async def test_nothing_found_says_in_four_lines_what_to_do() -> None:
 async def test_named_model_that_nobody_serves_is_named_before_the_four_lines() -> None:
     with pytest.raises(ModelError) as caught:
         await find_models(Config(), {"CROW_MODEL": "m"})
-    assert str(caught.value) == f"There is no model 'm' to ask. {NOTHING}"
+    assert str(caught.value) == f"There is no model 'm' to ask. {NO_MODEL_MESSAGE}"

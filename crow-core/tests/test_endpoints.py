@@ -28,7 +28,7 @@ from crow_core.extensions.resume import GO_ON, resume
 from crow_core.extensions.usage import usage
 from crow_core.mcp.toolbox import Server
 from crow_core.messages import Message
-from crow_core.models.chat import ChatModel, Prices, Request
+from crow_core.models.chat import ChatModel, ModelRequest, Prices
 from crow_core.models.quirks import Quirks
 from crow_core.session import Session
 from crow_core.testing import Editor, Failure, Raw, Reply, ScriptedModel, ScriptedServer, connect
@@ -181,7 +181,7 @@ async def test_levels_are_offered_only_where_the_model_has_them_and_change_with_
 
 
 async def test_level_of_thought_that_is_refused_is_not_offered_again() -> None:
-    def script(request: Request) -> Reply | Failure:
+    def script(request: ModelRequest) -> Reply | Failure:
         refusal = {"error": {"message": "Unsupported parameter: 'reasoning_effort' is not supported with this model."}}
         return Failure(400, refusal) if "reasoning_effort" in request else Reply("Hi")
 
@@ -261,7 +261,7 @@ async def test_usage_says_that_the_prefix_was_kept() -> None:
 async def test_usage_names_what_broke_the_prefix(changed: str) -> None:
     def spoil(crow: Crow) -> None:
         @crow.before_model
-        def change(request: Request, session: Session) -> Request:
+        def change(request: ModelRequest, session: Session) -> ModelRequest:
             volatile = len(model.requests)
             if changed == "tools":
                 tool = {"type": "function", "function": {"name": f"f{volatile}", "parameters": {"type": "object"}}}

@@ -15,7 +15,7 @@ from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolResult
 from crow_core.messages import INTERRUPTED, Message, ToolUse
-from crow_core.models.chat import ChatModel, ModelCall, Request, encode
+from crow_core.models.chat import ChatModel, ModelCall, ModelRequest, encode_json
 from crow_core.session import Hooks, Session
 from crow_core.testing import Editor, Failure, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ToolCall as Use
@@ -159,7 +159,7 @@ async def test_before_model_may_change_the_request_but_not_the_log():
     crow = Crow(model)
 
     @crow.before_model
-    def cooler(request: Request, session: Session) -> Request:
+    def cooler(request: ModelRequest, session: Session) -> ModelRequest:
         return {"temperature": 0, **request}
 
     async with connect(crow) as editor:
@@ -551,7 +551,7 @@ async def test_every_request_is_told_of_when_it_leaves_and_when_it_has_ended():
         @crow.model_call
         def call(session: Session, call: ModelCall) -> None:
             told.append(("ended" if call.ended else "sent", bool(call.error)))
-            assert server.bodies == [] or encode(call.sent) == server.bodies[-1]
+            assert server.bodies == [] or encode_json(call.sent) == server.bodies[-1]
 
         async with connect(crow) as editor:
             session = await editor.new_session("/")

@@ -14,7 +14,7 @@ import stamina
 from crow_core.errors import ModelError
 from crow_core.messages import Delta, Message, answer_tool_call, settle, view
 from crow_core.models import chat as models
-from crow_core.models.chat import ChatModel, ModelCall, Request, seconds
+from crow_core.models.chat import ChatModel, ModelCall, ModelRequest, parse_retry_after
 from crow_core.testing import Failure, Raw, Reply, ScriptedServer
 from stamina.instrumentation import RetryDetails, set_on_retry_hooks
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 Make = Callable[..., ChatModel]
 
-ASK: Request = {"messages": [{"role": "user", "content": "Will it rain?"}]}
+ASK: ModelRequest = {"messages": [{"role": "user", "content": "Will it rain?"}]}
 BUSY = Failure(429, {"error": {"message": "Slow down."}}, {"Retry-After": "0"})
 
 
@@ -63,14 +63,14 @@ async def own(url: str, **settings: Any) -> AsyncGenerator[ChatModel]:
         await model.close()
 
 
-async def asked(model: ChatModel, request: Request = ASK) -> tuple[ModelCall, list[str]]:
+async def asked(model: ChatModel, request: ModelRequest = ASK) -> tuple[ModelCall, list[str]]:
     """A finished call, and the notices on its way."""
     call, notices = ModelCall(model, request), list[str]()
 
     async def tell(delta: Delta) -> None:
         notices.extend([delta["notice"]] if "notice" in delta else [])
 
-    await call.listen(tell)
+    await call.run(tell)
     return call, notices
 
 
@@ -100,7 +100,7 @@ async def test_reply_is_streamed_with_reasoning_calls_finish_and_usage(make: Mak
     }
     assert (call.finish_reason, call.usage) == ("tool_calls", {"prompt_tokens": 7, "completion_tokens": 9})
     assert notices == []
-    assert call.started <= call.first <= call.ended
+    assert call.started <= call.first_delta <= call.ended
 
 
 async def test_fragments_come_one_by_one_while_the_reply_is_being_made(make: Make) -> None:
@@ -114,7 +114,7 @@ async def test_fragments_come_one_by_one_while_the_reply_is_being_made(make: Mak
 
 async def test_request_carries_tools_and_images_as_they_are(make: Make) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    request: Request = {
+    request: ModelRequest = {
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
         "messages": [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}],
     }
@@ -140,7 +140,7 @@ async def test_messages_are_the_last_key_of_the_body() -> None:
 
 
 async def test_asking_leaves_the_request_as_it_is(make: Make) -> None:
-    request: Request = {"messages": list(ASK["messages"]), "tools": []}
+    request: ModelRequest = {"messages": list(ASK["messages"]), "tools": []}
     async with ScriptedServer([Reply("Hi")]) as server:
         await asked(make(server.url, parameters={"temperature": 0}), request)
     assert request == {"messages": ASK["messages"], "tools": []}
@@ -222,7 +222,7 @@ async def counted(url: str) -> AsyncGenerator[tuple[str, list[int]]]:
 
 
 async def test_connection_is_used_again_from_request_to_request(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "LINGER", 30)  # the server may be slow to end its response
+    monkeypatch.setattr(models, "END_TIMEOUT", 30)  # the server may be slow to end its response
     replies = [Reply("one"), BUSY, Reply("two", tool_calls=[{"name": "f", "arguments": {}}]), Reply("three")]
     async with ScriptedServer(replies) as server, counted(server.url) as (url, connections):
         model = make(url)
@@ -298,7 +298,7 @@ async def test_call_cancelled_in_mid_reply_hangs_up_and_keeps_what_was_told(make
 
     async with ScriptedServer([Reply("four", hang=True)]) as server:
         call = ModelCall(make(server.url), ASK)
-        listening = asyncio.create_task(call.listen(tell))
+        listening = asyncio.create_task(call.run(tell))
         await told.wait()
         listening.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -316,7 +316,7 @@ async def test_call_whose_listener_fails_hangs_up(make: Make) -> None:
     async with ScriptedServer([Reply("four", hang=True)]) as server:
         call = ModelCall(make(server.url), ASK)
         with pytest.raises(RuntimeError) as caught:
-            await call.listen(tell)
+            await call.run(tell)
         await server.until(lambda: server.hangups == 1)
         del caught
     assert call.error == "the screen is gone"
@@ -342,7 +342,7 @@ async def test_call_cancelled_while_it_waits_is_not_sent_again(make: Make) -> No
 
     async with ScriptedServer([Failure(503, "down", {"Retry-After": "60"}), Reply("Hi")]) as server:
         with stamina.set_testing(False):
-            listening = asyncio.create_task(ModelCall(make(server.url), ASK).listen(tell))
+            listening = asyncio.create_task(ModelCall(make(server.url), ASK).run(tell))
             await noticed.wait()
             listening.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -394,11 +394,11 @@ async def test_endpoint_that_stays_in_trouble_is_given_up_after_some_attempts(ma
         model = make(server.url, attempts=3)
         call = ModelCall(model, ASK)
         with pytest.raises(ModelError) as caught:
-            await call.listen()
+            await call.run()
         assert len(server.requests) == 3
     assert str(caught.value).startswith(server.url)
     assert call.error == str(caught.value)
-    assert call.first == 0, "a notice is no fragment of the reply"
+    assert call.first_delta == 0, "a notice is no fragment of the reply"
 
 
 async def test_wait_is_as_long_as_the_endpoint_asks(make: Make) -> None:
@@ -430,12 +430,12 @@ async def test_wait_of_more_than_a_minute_is_left_to_the_person(make: Make) -> N
     [("7", 7), ("0.5", 0.5), ("-1", 0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0), ("soon", None), ("", None), (None, None)],
 )
 def test_retry_after_is_seconds_or_a_date(header: str | None, wait: float | None) -> None:
-    assert seconds(header) == wait
+    assert parse_retry_after(header) == wait
 
 
 @pytest.mark.parametrize("header", ["nan", "inf", "1e400"])
 def test_retry_after_that_is_no_number_is_as_if_absent(header: str) -> None:
-    assert seconds(header) is None
+    assert parse_retry_after(header) is None
 
 
 @pytest.mark.parametrize(
@@ -512,7 +512,7 @@ async def test_plain_json_completion_is_read_like_a_stream(make: Make) -> None:
 async def test_refused_connection_on_this_machine_says_to_start_the_server(make: Make, nowhere: str) -> None:
     model = make(nowhere)
     assert await error_of(model) == (
-        f"Nothing answers at {model.where}. Start the model server, or set OPENAI_BASE_URL."
+        f"Nothing answers at {model.display_url}. Start the model server, or set OPENAI_BASE_URL."
     )
 
 
@@ -566,7 +566,7 @@ async def test_death_in_mid_stream_is_an_error_keeps_the_text_and_is_not_sent_ag
     async with ScriptedServer([Reply("Half a sentence", error=ConnectionError()), Reply("Hi")]) as server:
         call = ModelCall(make(server.url), ASK)
         with pytest.raises(ModelError) as caught:
-            await call.listen()
+            await call.run()
         assert len(server.requests) == 1, "what was shown is not shown twice"
     assert call.reply == {"role": "assistant", "content": "Half a sentence"}
     assert str(caught.value).startswith(f"{server.url} broke off (")
@@ -586,7 +586,7 @@ async def test_error_object_in_mid_stream_keeps_the_text_and_is_not_sent_again(m
     async with ScriptedServer([Raw([chunk, error]), Reply("Hi")]) as server:
         call = ModelCall(make(server.url), ASK)
         with pytest.raises(ModelError, match="reported an error: overloaded"):
-            await call.listen()
+            await call.run()
         assert len(server.requests) == 1
     assert call.reply == {"role": "assistant", "content": "Half"}
 
@@ -604,7 +604,7 @@ async def test_silence_before_the_first_fragment_is_told_and_asked_again(make: M
         model = make(server.url, idle_timeout=1)
         call, notices = await asked(model)
     assert call.reply.get("content") == "Hi"
-    told = f"{model.where} sent nothing for 1 s. Set idle_timeout if it needs longer. Asking again now."
+    told = f"{model.display_url} sent nothing for 1 s. Set idle_timeout if it needs longer. Asking again now."
     assert set(notices) == {told}  # once; more often where the machine itself is silent for a while
 
 
@@ -618,16 +618,16 @@ async def test_silence_in_mid_stream_is_an_error_that_keeps_the_text(make: Make)
 
         call = ModelCall(make(server.url, idle_timeout=1), ASK)
         with pytest.raises(ModelError, match=r"sent nothing for 1 s\. Set idle_timeout if it needs longer\.$"):
-            await call.listen(tell)
+            await call.run(tell)
         await server.until(lambda: server.hangups == len(server.requests))
         assert heard == [len(server.requests)], "what was shown is not asked for again"
     assert call.reply == {"role": "assistant", "content": "Half"}
 
 
 def test_server_on_this_machine_may_think_longer() -> None:
-    assert ChatModel(name="m", base_url="http://localhost:8080/v1").patience == 600
-    assert ChatModel(name="m", base_url="https://api.openai.com/v1").patience == 120
-    assert ChatModel(name="m", base_url="https://api.openai.com/v1", idle_timeout=5).patience == 5
+    assert ChatModel(name="m", base_url="http://localhost:8080/v1").read_timeout == 600
+    assert ChatModel(name="m", base_url="https://api.openai.com/v1").read_timeout == 120
+    assert ChatModel(name="m", base_url="https://api.openai.com/v1", idle_timeout=5).read_timeout == 5
 
 
 @pytest.mark.parametrize(

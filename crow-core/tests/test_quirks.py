@@ -13,10 +13,10 @@ import pytest
 import stamina
 from crow_core.errors import ConfigError, ModelError
 from crow_core.messages import Delta
-from crow_core.models.chat import ChatModel, ModelCall, effective_window
-from crow_core.models.quirks import Body, Quirks, fit, known, learn, rules
+from crow_core.models.chat import ChatModel, ModelCall, get_window
+from crow_core.models.quirks import Body, Quirks, adapt_request, find_quirks, learn_from_refusal, load_rules
 from crow_core.settings.config import ModelSettings
-from crow_core.settings.discovery import from_settings
+from crow_core.settings.discovery import to_chat_model
 from crow_core.testing import Failure, Reply, ScriptedServer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,7 +63,7 @@ def body(**more: Any) -> Body:
 
 
 def fitted(**quirks: Any) -> Body:
-    return fit(body(), Quirks(**quirks))
+    return adapt_request(body(), Quirks(**quirks))
 
 
 def said(messages: list[dict[str, Any]], key: str) -> list[Any]:
@@ -99,8 +99,8 @@ def test_reasoning_goes_back_as_the_endpoint_wants_it(quirks: Any, key: str, ech
 def test_limit_of_a_reply_has_the_name_the_endpoint_knows() -> None:
     sent = fitted(max_tokens="max_completion_tokens")
     assert (sent["max_completion_tokens"], "max_tokens" in sent) == (99, False)
-    assert fit(body() | {"max_completion_tokens": 9, "max_tokens": None}, Quirks())["max_tokens"] == 9
-    assert "max_tokens" not in fit({"messages": []}, Quirks())
+    assert adapt_request(body() | {"max_completion_tokens": 9, "max_tokens": None}, Quirks())["max_tokens"] == 9
+    assert "max_tokens" not in adapt_request({"messages": []}, Quirks())
 
 
 def test_temperature_and_usage_are_left_out_where_they_are_refused() -> None:
@@ -110,7 +110,7 @@ def test_temperature_and_usage_are_left_out_where_they_are_refused() -> None:
 
 def test_one_call_at_a_time_is_asked_for_only_with_tools() -> None:
     assert fitted(parallel_calls=False)["parallel_tool_calls"] is False
-    assert "parallel_tool_calls" not in fit({"messages": []}, Quirks(parallel_calls=False))
+    assert "parallel_tool_calls" not in adapt_request({"messages": []}, Quirks(parallel_calls=False))
 
 
 def test_plain_schemas_hold_no_references_and_no_choices() -> None:
@@ -128,7 +128,9 @@ def test_plain_schemas_hold_no_references_and_no_choices() -> None:
 
 def parameters(schema: dict[str, Any]) -> Any:
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    return fit({"tools": [tool], "messages": []}, Quirks(schemas="plain"))["tools"][0]["function"]["parameters"]
+    return adapt_request({"tools": [tool], "messages": []}, Quirks(schemas="plain"))["tools"][0]["function"][
+        "parameters"
+    ]
 
 
 def test_plain_schema_joins_what_holds_together() -> None:
@@ -183,7 +185,10 @@ def test_content_takes_one_form() -> None:
     assert all(isinstance(message["content"], list) for message in messages if message["content"] is not None)
     assert messages[2]["content"] is None, "no empty text"
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert fit({"messages": [{"role": "user", "content": parts}]}, Quirks())["messages"][0]["content"] == "a\n\nb"
+    assert (
+        adapt_request({"messages": [{"role": "user", "content": parts}]}, Quirks())["messages"][0]["content"]
+        == "a\n\nb"
+    )
 
 
 def test_images_are_replaced_by_a_note_for_a_model_that_does_not_see() -> None:
@@ -195,8 +200,8 @@ def test_sounds_are_replaced_by_a_note_and_images_stay() -> None:
     sound = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
     given = {"messages": [{"role": "user", "content": [sound, IMAGE]}]}
     note = {"type": "text", "text": "[a sound, which this model cannot hear]"}
-    assert fit(given, Quirks())["messages"][0]["content"] == [note, IMAGE]
-    assert fit(given, Quirks(audio=True))["messages"][0]["content"] == [sound, IMAGE]
+    assert adapt_request(given, Quirks())["messages"][0]["content"] == [note, IMAGE]
+    assert adapt_request(given, Quirks(audio=True))["messages"][0]["content"] == [sound, IMAGE]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +218,7 @@ def test_system_prompt_is_sent_as_the_role_the_endpoint_knows(role: str, first: 
 
 def test_system_prompt_before_a_picture_is_a_part_of_its_own() -> None:
     messages = [{"role": "system", "content": "You are crow."}, {"role": "user", "content": [IMAGE]}]
-    (only,) = fit({"messages": messages}, Quirks(system_role="user"))["messages"]
+    (only,) = adapt_request({"messages": messages}, Quirks(system_role="user"))["messages"]
     assert only["content"] == [{"type": "text", "text": "You are crow."}, IMAGE]
 
 
@@ -243,15 +248,15 @@ every_quirk = st.builds(
 @given(every_quirk)
 def test_fitting_leaves_the_given_body_and_fitting_again_changes_nothing(quirks: Quirks) -> None:
     given_body, before = body(), copy.deepcopy(body())
-    sent = fit(given_body, quirks)
+    sent = adapt_request(given_body, quirks)
     assert given_body == before
-    assert fit(sent, quirks) == sent
+    assert adapt_request(sent, quirks) == sent
 
 
 @given(every_quirk, st.integers(2, 6))
 def test_bytes_up_to_the_last_message_begin_the_next_request_under_every_quirk(quirks: Quirks, length: int) -> None:
     def sent(messages: list[dict[str, Any]]) -> tuple[str, Any]:
-        fitted = fit({**body(), "messages": messages}, quirks)
+        fitted = adapt_request({**body(), "messages": messages}, quirks)
         return json.dumps(fitted, ensure_ascii=False), fitted["messages"][-1]
 
     earlier, last = sent(conversation()[:length])
@@ -260,17 +265,17 @@ def test_bytes_up_to_the_last_message_begin_the_next_request_under_every_quirk(q
 
 
 def test_every_shipped_rule_gives_quirks_that_exist() -> None:
-    assert rules()
-    for rule in rules():
+    assert load_rules()
+    for rule in load_rules():
         assert msgspec.convert(rule.quirks, Quirks)
         assert (rule.host, rule.model) != ("*", "*")
 
 
 def test_later_rules_and_then_own_settings_win() -> None:
-    assert known("http://localhost:8080/v1", "gpt-5-mini").reasoning == "reasoning_content"
-    both = known("https://openrouter.ai/api/v1", "openai/gpt-5-mini")
+    assert find_quirks("http://localhost:8080/v1", "gpt-5-mini").reasoning == "reasoning_content"
+    both = find_quirks("https://openrouter.ai/api/v1", "openai/gpt-5-mini")
     assert (both.max_tokens, both.effort) == ("max_completion_tokens", "reasoning.effort"), "family, then host"
-    own = known("https://openrouter.ai/api/v1", "openai/gpt-5-mini", {"effort": "", "window": 9})
+    own = find_quirks("https://openrouter.ai/api/v1", "openai/gpt-5-mini", {"effort": "", "window": 9})
     assert (own.effort, own.window, own.max_tokens) == ("", 9, "max_completion_tokens")
 
 
@@ -289,22 +294,22 @@ def test_later_rules_and_then_own_settings_win() -> None:
     ],
 )
 def test_hosts_and_families_are_known(url: str, name: str, quirk: str, value: Any) -> None:
-    assert getattr(known(url, name), quirk) == value
+    assert getattr(find_quirks(url, name), quirk) == value
 
 
 @pytest.mark.parametrize("wrong", [{"echo": "sometimes"}, {"colour": "blue"}, {"window": "large"}])
 def test_quirk_that_is_none_is_an_error_that_names_the_model(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^config\.toml, \[models\.local\.quirks\]: .*(echo|colour|window)"):
-        from_settings("local", ModelSettings(base_url="http://localhost/v1", model="m", quirks=wrong))
+        to_chat_model("local", ModelSettings(base_url="http://localhost/v1", model="m", quirks=wrong))
 
 
 def test_known_window_counts_only_where_others_run_the_server() -> None:
     far, near = "https://api.deepseek.com", "http://localhost:11434/v1"
     assert (
-        effective_window(ChatModel(name="deepseek-chat", base_url=far, quirks=known(far, "deepseek-chat"))) == 128_000
+        get_window(ChatModel(name="deepseek-chat", base_url=far, quirks=find_quirks(far, "deepseek-chat"))) == 128_000
     )
-    assert effective_window(ChatModel(name="deepseek-chat", base_url=near, quirks=known(near, "deepseek-chat"))) is None
-    assert effective_window(ChatModel(name="m", base_url=far, window=5, quirks=Quirks(window=9))) == 5
+    assert get_window(ChatModel(name="deepseek-chat", base_url=near, quirks=find_quirks(near, "deepseek-chat"))) is None
+    assert get_window(ChatModel(name="m", base_url=far, window=5, quirks=Quirks(window=9))) == 5
 
 
 # Refusals, in words as close to the servers' own as their public reports show them.
@@ -569,7 +574,7 @@ async def asked(model: ChatModel, request: dict[str, Any]) -> tuple[ModelCall, l
     async def tell(delta: Delta) -> None:
         notices.extend([delta["notice"]] if "notice" in delta else [])
 
-    await call.listen(tell)
+    await call.run(tell)
     return call, notices
 
 
@@ -629,9 +634,9 @@ async def test_what_another_session_has_just_learned_is_no_error() -> None:
     refusal = Failure(400, {"error": {"message": "'temperature' is not supported"}})
     async with ScriptedServer(lambda asked: refusal if "temperature" in asked else Reply("Hi")) as server:
         model = ChatModel(name="m", base_url=server.url)
-        sent = model.body(request())
+        sent = model.build_body(request())
         await asked(model, request())
-        assert "another session" in model.learn(json.dumps(refusal.body), sent)
+        assert "another session" in model.learn_from_refusal(json.dumps(refusal.body), sent)
         await model.close()
 
 
@@ -668,12 +673,12 @@ UNCLEAR: list[Any] = [
 @pytest.mark.parametrize("refusal", UNCLEAR, ids=lambda refusal: json.dumps(refusal)[:60])
 def test_refusal_that_is_not_clear_teaches_nothing(refusal: Any) -> None:
     text = refusal if isinstance(refusal, str) else json.dumps(refusal)
-    assert learn(text, {**body(user="me", stop=["x"]), "messages": conversation()}, Quirks()) is None
+    assert learn_from_refusal(text, {**body(user="me", stop=["x"]), "messages": conversation()}, Quirks()) is None
 
 
 @given(st.text(), every_quirk)
 def test_any_words_at_all_are_survived(words: str, quirks: Quirks) -> None:
-    learn(words, body(), quirks)
+    learn_from_refusal(words, body(), quirks)
 
 
 @pytest.mark.parametrize(

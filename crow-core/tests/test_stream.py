@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from crow_core.errors import ModelError
 from crow_core.messages import Message, merge, settle
-from crow_core.models.stream import LONGEST, Reader, explain
+from crow_core.models.stream import MAX_EVENT_BYTES, EventStreamReader, describe_body
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
@@ -48,7 +48,7 @@ class Answer:
 
 def read(*pieces: bytes) -> Answer:
     """Fold a stream that arrives in these pieces; an error is kept beside what came before it."""
-    reader, answer = Reader("http://model/v1"), Answer()
+    reader, answer = EventStreamReader("http://model/v1"), Answer()
 
     def fold(deltas: Iterable[Any]) -> None:
         for delta in deltas:
@@ -60,7 +60,7 @@ def read(*pieces: bytes) -> Answer:
     try:
         for piece in pieces:
             fold(reader.feed(piece))
-        fold(reader.end())
+        fold(reader.finish())
     except ModelError as error:
         answer.error = str(error)
     settle(answer.message, used=set())
@@ -270,7 +270,7 @@ def test_error_is_heard_in_whatever_shape_it_comes(data: bytes) -> None:
 @pytest.mark.parametrize(("code", "passing"), [(429, True), ("503", True), (400, False), (None, False)])
 def test_error_object_says_by_its_code_whether_it_passes(code: Any, passing: bool) -> None:
     with pytest.raises(ModelError) as caught:
-        Reader("x").feed(chunk(error={"message": "no", "code": code}))
+        EventStreamReader("x").feed(chunk(error={"message": "no", "code": code}))
     assert caught.value.retry == passing
 
 
@@ -333,7 +333,7 @@ OTHERWISE = [
 @pytest.mark.parametrize(("said", "too_long"), [*((said, True) for said in TOO_LONG), *((s, False) for s in OTHERWISE)])
 def test_error_says_whether_a_shorter_request_may_do(said: str, too_long: bool) -> None:
     with pytest.raises(ModelError) as caught:
-        Reader("x").feed(chunk(error={"message": said, "code": 500}))
+        EventStreamReader("x").feed(chunk(error={"message": said, "code": 500}))
     assert caught.value.too_long == too_long
 
 
@@ -506,11 +506,11 @@ def test_reply_that_finished_without_a_word_is_no_broken_stream() -> None:
     ],
 )
 def test_words_of_an_error_are_found_wherever_the_provider_put_them(body: bytes, sentence: str) -> None:
-    assert explain(body, "") == sentence
+    assert describe_body(body, "") == sentence
 
 
 def test_long_error_body_is_cut() -> None:
-    assert len(explain(b"x" * 10_000, "")) == 300
+    assert len(describe_body(b"x" * 10_000, "")) == 300
 
 
 def recorded(kind: str) -> Sequence[Any]:
@@ -535,8 +535,8 @@ def test_recorded_stream_is_read_as_the_openai_sdk_does_where_it_copes(recording
     except (ValueError, AssertionError):
         return  # the SDK refuses what this provider sends; the test below says what we make of it
 
-    reader, reply = Reader("x", think_tags=False), Message(role="assistant")
-    for delta in [*reader.feed(body), *reader.end()]:
+    reader, reply = EventStreamReader("x", think_tags=False), Message(role="assistant")
+    for delta in [*reader.feed(body), *reader.finish()]:
         merge(reply, delta)
     calls = [call["function"] for call in settle(reply, used=set()).get("tool_calls", [])]
     assert reply.get("content", "") == (message.content or "") + (message.refusal or "")
@@ -595,11 +595,11 @@ def test_recorded_stream_cut_short_never_ends_in_a_half_call(recording: dict[str
 
 @pytest.mark.parametrize("recording", recorded("error"))
 def test_recorded_error_is_told_in_words(recording: dict[str, Any]) -> None:
-    said = explain(recording["response_sse"].encode(), "")
+    said = describe_body(recording["response_sse"].encode(), "")
     assert said
     assert said[0] not in "{[", "no JSON is left"
 
 
 @pytest.mark.parametrize("piece", [b"a" * 2**20, b'data: {"a": "' + b"a" * 2**20 + b"\n"], ids=["line", "event"])
 def test_an_event_without_an_end_is_given_up(piece: bytes) -> None:
-    assert "sent an event without an end" in read(*[piece] * (LONGEST // 2**20 + 1)).error
+    assert "sent an event without an end" in read(*[piece] * (MAX_EVENT_BYTES // 2**20 + 1)).error

@@ -265,4 +265,4 @@ async def test_an_endpoint_that_lists_no_models_is_asked_for_those_that_are_conf
 
 
 def test_the_template_in_place_of_the_agents_own_holds_no_words():
-    assert Prompt.packaged("client").render(instructions=["a", "b"]) == "a\n\nb"
+    assert Prompt.from_package("client").render(instructions=["a", "b"]) == "a\n\nb"

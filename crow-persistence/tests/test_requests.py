@@ -10,7 +10,7 @@ import pytest
 from crow_core.errors import StoreError
 from crow_core.masking import mask
 from crow_core.messages import Message, ToolUse, View
-from crow_core.models.chat import ChatModel, Model, ModelCall, Prices, encode
+from crow_core.models.chat import ChatModel, Model, ModelCall, Prices, encode_json
 from crow_core.models.quirks import Quirks
 from crow_core.testing import ScriptedModel
 from crow_persistence import blobs, prompts, requests
@@ -67,7 +67,7 @@ class Talk:
         request = {**({"tools": self.tools} if self.tools else {}), **more, "messages": asked}
         call = ModelCall(self.model, request, purpose, started=monotonic())
         if isinstance(self.model, ChatModel):
-            call.sent = self.model.body(request)
+            call.sent = self.model.build_body(request)
         if write:
             self.write(call)
         return call
@@ -84,8 +84,8 @@ class Talk:
     def again(self, call: ModelCall) -> bytes:
         """The body as it can be made again; it says of itself whether it is the one that was sent."""
         body, exact = requests.body(self.connection, call.id)
-        assert exact == (encode(body) == encode(call.sent or call.request))
-        return encode(body)
+        assert exact == (encode_json(body) == encode_json(call.sent or call.request))
+        return encode_json(body)
 
     def row(self, call: ModelCall) -> Any:
         return self.connection.execute(select(calls).where(calls.c.id == call.id)).one()
@@ -128,8 +128,8 @@ def test_a_body_can_be_made_again_to_the_byte(talk: Talk):
             talk.say(entry)
             asked.append(talk.ask())
     for call in asked:
-        assert talk.again(call) == encode(call.sent)
-        assert talk.row(call).digest == hashlib.sha256(encode(call.sent)).hexdigest()
+        assert talk.again(call) == encode_json(call.sent)
+        assert talk.row(call).digest == hashlib.sha256(encode_json(call.sent)).hexdigest()
 
 
 def test_a_call_costs_only_what_is_new_since_the_last_one(talk: Talk):
@@ -152,7 +152,7 @@ def test_a_session_that_is_opened_again_refers_to_its_rows(talk: Talk):
     row = talk.row(call)
     assert row.before is None
     assert len(row.messages) < 12 * len(talk.log)
-    assert talk.again(call) == encode(call.sent)
+    assert talk.again(call) == encode_json(call.sent)
 
 
 QUIRKS = [
@@ -176,7 +176,7 @@ def test_what_an_endpoint_takes_in_its_own_way_is_kept_in_that_way(talk: Talk, q
     talk.say(*turn(2))
     second = talk.ask()
     for call in (first, second):
-        assert talk.again(call) == encode(call.sent)
+        assert talk.again(call) == encode_json(call.sent)
         assert PNG not in talk.row(call).messages
     assert "Answer 1 Answer 1" not in talk.row(first).messages
 
@@ -185,8 +185,10 @@ def test_a_model_that_does_not_tell_what_it_sent_is_taken_at_its_request(talk: T
     talk.model = ScriptedModel([])
     talk.say(*turn(1))
     call = talk.ask()
-    assert talk.again(call) == encode(call.request)
-    assert talk.row(call).messages == encode([0, {"role": "system", "content": blob(SYSTEM)}, *refs(talk)]).decode()
+    assert talk.again(call) == encode_json(call.request)
+    assert (
+        talk.row(call).messages == encode_json([0, {"role": "system", "content": blob(SYSTEM)}, *refs(talk)]).decode()
+    )
 
 
 def blob(text: str) -> str:
@@ -244,8 +246,8 @@ def test_whatever_is_in_a_log_its_requests_can_be_made_again(
                 fresh.end(call)
             asked.append(call)
     for call in asked:
-        assert fresh.again(call) == encode(call.sent)
-        assert fresh.row(call).digest == hashlib.sha256(encode(call.sent)).hexdigest()
+        assert fresh.again(call) == encode_json(call.sent)
+        assert fresh.row(call).digest == hashlib.sha256(encode_json(call.sent)).hexdigest()
 
 
 def test_what_came_of_a_call_is_added_when_it_has_ended(talk: Talk):
@@ -270,7 +272,7 @@ def test_what_came_of_a_call_is_added_when_it_has_ended(talk: Talk):
     assert (round(row.cost * 1e6), row.currency) == (40 + 30 + 20, "EUR")
     found = requests.find(talk.connection, call.id[:6])
     assert (found.of, found.prompt, found.version) == ("session0", "system", 1)
-    assert talk.again(call) == encode(call.sent)
+    assert talk.again(call) == encode_json(call.sent)
 
 
 def test_a_call_that_failed_says_why_and_counts_nothing(talk: Talk):
@@ -286,7 +288,7 @@ def test_a_call_whose_beginning_could_not_be_written_is_written_at_its_end(talk:
     call = talk.ask(write=False)
     talk.end(call, finish_reason="stop")
     assert talk.row(call).stop_reason == "stop"
-    assert talk.again(call) == encode(call.sent)
+    assert talk.again(call) == encode_json(call.sent)
 
 
 def test_after_a_transaction_that_failed_no_request_refers_to_what_is_not_there(database: Database):
@@ -299,9 +301,9 @@ def test_after_a_transaction_that_failed_no_request_refers_to_what_is_not_there(
         talk.say(*turn(2))
         call = talk.ask()
         assert talk.row(call).before is None
-        assert talk.again(call) == encode(call.sent)
+        assert talk.again(call) == encode_json(call.sent)
         talk.end(lost, finish_reason="stop")
-        assert talk.again(lost) == encode(lost.sent)
+        assert talk.again(lost) == encode_json(lost.sent)
 
 
 def test_a_request_that_is_sent_again_in_another_form_is_kept_in_that_form(talk: Talk):
@@ -310,7 +312,7 @@ def test_a_request_that_is_sent_again_in_another_form_is_kept_in_that_form(talk:
     call.sent = {key: value for key, value in call.sent.items() if key != "temperature"}
     talk.write(call)
     talk.end(call, finish_reason="stop")
-    assert talk.again(call) == encode(call.sent)
+    assert talk.again(call) == encode_json(call.sent)
     assert "temperature" not in talk.row(call).sampling
 
 
@@ -331,7 +333,7 @@ def test_blobs_of_a_request_are_not_swept_away(talk: Talk):
     talk.say(user("Hi"))
     call = talk.ask()
     blobs.sweep(talk.connection, [blob(SYSTEM)[5:], talk.row(call).head])
-    assert talk.again(call) == encode(call.sent)
+    assert talk.again(call) == encode_json(call.sent)
 
 
 @pytest.mark.parametrize("damage", ["row", "body", "blob", "before", "head", "messages"])

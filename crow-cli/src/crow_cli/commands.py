@@ -10,7 +10,7 @@ import click
 from crow_core import __version__
 from crow_core.errors import ConfigError, ModelError, StoreError
 from crow_core.settings.config import Home
-from crow_core.settings.trust import Trust, settings_in
+from crow_core.settings.trust import TrustedFolders, list_project_files
 
 from crow_cli.audit import audit
 from crow_cli.calls import calls
@@ -170,7 +170,7 @@ def trust(folder: Path) -> None:
 
     folder = folder.absolute()
     try:
-        files = settings_in(folder)
+        files = list_project_files(folder)
         for file in files:
             data = file.read_bytes()
             text = f"({len(data):,} bytes that are not text)" if b"\0" in data else data.decode("utf-8", "replace")
@@ -179,7 +179,7 @@ def trust(folder: Path) -> None:
             wrong(
                 f"{folder} has no .mcp.json, .crow/config.toml, prompts, skills or commands: there is nothing to trust."
             )
-        Trust(Home.find(os.environ).data).remember(folder)
+        TrustedFolders(Home.find(os.environ).data).add(folder)
     except OSError as error:
         wrong(spelled_out(f"{error.filename}: {error.strerror}. Nothing was trusted."))
     click.echo(spelled_out(f"Trusted as they are now; after a change you are asked again: {folder}"))

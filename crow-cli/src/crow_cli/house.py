@@ -63,7 +63,7 @@ from crow_core.settings.config import (
     to_server,
 )
 from crow_core.settings.discovery import find_models
-from crow_core.settings.trust import Trust, settings_in
+from crow_core.settings.trust import TrustedFolders, list_project_files
 from crow_core.text import to_line
 from crow_mcp_server.workspace import Workspace, local_workspace
 from crow_persistence.extension import persistence
@@ -121,7 +121,7 @@ async def build(
         crow.servers_wait = config.servers_wait
     crow.servers.append(built_in_tools(crow, hidden(env, config), env, config.fetch.allow_hosts))
     rules = config.permissions
-    trust = Trust(home.data)
+    trust = TrustedFolders(home.data)
     if remember:  # before all others: so it hears last that a session ends, and what they say then is stored
         crow.use(persistence, url=get_database_url(config, home), folder=home.data)
     crow.use(telemetry)
@@ -142,9 +142,9 @@ async def build(
     crow.use(project_servers, trust=trust, env=env, home=home)
     user = Path(env.get("HOME") or Path.home())
     told: dict[str, dict[str, Any]] = {
-        "command_files": {"user": user_folders(home.config, user, "commands"), "trusted": trust.trusts},
+        "command_files": {"user": user_folders(home.config, user, "commands"), "trusted": trust.is_trusted},
         "agents": {"user": [home.config]},
-        "skills": {"user": user_folders(home.config, user, "skills"), "trusted": trust.trusts},
+        "skills": {"user": user_folders(home.config, user, "skills"), "trusted": trust.is_trusted},
     }
     for name in {**ALWAYS, **dict.fromkeys(name for name in config.extensions if name not in LAST), **LAST}:
         if (table := config.extensions.get(name, {})) is not False:
@@ -236,7 +236,7 @@ def hidden(env: Mapping[str, str], config: Config) -> list[str]:
 def system_prompt(config: Config, home: Home) -> Prompt:
     """The user's own template if there is one. Raises ConfigError."""
     if not config.prompts.system:
-        return Prompt.packaged("system")
+        return Prompt.from_package("system")
     path = home.config / Path(config.prompts.system).expanduser()
     try:
         return Prompt.from_file("system", path)
@@ -244,13 +244,13 @@ def system_prompt(config: Config, home: Home) -> Prompt:
         raise ConfigError(f"prompts.system: {to_read_error(path, error)}") from error
 
 
-def prompt_files(config: Config, home: Home, trust: Trust, cwd: str) -> dict[str, Path]:
+def prompt_files(config: Config, home: Home, trust: TrustedFolders, cwd: str) -> dict[str, Path]:
     """The templates that stand in for crow's own: the user's, and a trusted project's."""
     files = prompts_below(home.config / "prompts")
     if config.prompts.system:
         files["system"] = home.config / Path(config.prompts.system).expanduser()
     project = Path(cwd)
-    if trust.trusts(project):
+    if trust.is_trusted(project):
         files |= prompts_below(project / ".crow" / "prompts")
     return files
 
@@ -291,14 +291,14 @@ async def sent(session: Session, name: str, url: str) -> AsyncGenerator[None]:
     await session.complete(answer.id)
 
 
-def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str], home: Home) -> None:
+def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str], home: Home) -> None:
     """Connect a trusted folder's MCP servers, and say so where a folder is not trusted."""
 
     @crow.mcp_servers
     def servers(session: Session) -> Sequence[Server]:
         folder = Path(session.cwd)
-        files = settings_in(folder)
-        if files and not trust.trusts(folder):
+        files = list_project_files(folder)
+        if files and not trust.is_trusted(folder):
             names = " and ".join(dict.fromkeys("/".join(file.relative_to(folder).parts[:2]) for file in files))
             command = f"crow trust {shlex.quote(session.cwd)}"
             session.state["untrusted"] = f"{names} in {folder} ignored until you trust it: {command}"
@@ -311,10 +311,10 @@ def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str], home: H
             await session.notice(text, "warning")
 
 
-def project_rules(trust: Trust, cwd: str, env: Mapping[str, str]) -> tuple[Sequence[str], Sequence[str]]:
+def project_rules(trust: TrustedFolders, cwd: str, env: Mapping[str, str]) -> tuple[Sequence[str], Sequence[str]]:
     """A trusted folder's own rules; they can only tighten."""
     folder = Path(cwd)
-    if not trust.trusts(folder):
+    if not trust.is_trusted(folder):
         return (), ()
     rules = load_project_config(folder, env).permissions
     return rules.ask, rules.deny

@@ -32,7 +32,7 @@ from crow_core.settings.config import (
     read_toml,
     to_server,
 )
-from crow_core.settings.trust import Trust
+from crow_core.settings.trust import TrustedFolders
 
 from crow_cli.ending import complete, wrong
 from crow_cli.history import AS_JSON, one_line, print_json, print_table, say, tail
@@ -229,7 +229,7 @@ def entries() -> list[Entry]:
     home, folder = Home.find(os.environ), Path.cwd()
     try:
         env = load_environment(home, os.environ)
-        trusted = Trust(home.data).trusts(folder)
+        trusted = TrustedFolders(home.data).is_trusted(folder)
         files = {
             home.config / "config.toml": (read_toml(home.config / "config.toml", Config, env) or Config()).mcp.servers,
             home.config / "mcp.json": read_servers(home.config / "mcp.json", env),

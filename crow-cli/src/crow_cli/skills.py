@@ -9,7 +9,7 @@ from shlex import quote
 import click
 from crow_core.errors import ConfigError
 from crow_core.settings.config import Home, load_config, parse_options
-from crow_core.settings.trust import Trust
+from crow_core.settings.trust import TrustedFolders
 
 from crow_cli.ending import wrong
 from crow_cli.history import AS_JSON, one_line, print_json, print_table, say, tail
@@ -45,19 +45,19 @@ def list_(as_json: bool) -> None:
     from crow_skills.skill import FOLDERS, Place, files_in, find
 
     home, cwd = Home.find(os.environ), Path.cwd()
-    trust, user = Trust(home.data), user_folders(home.config, Path.home(), "skills")
+    trust, user = TrustedFolders(home.data), user_folders(home.config, Path.home(), "skills")
     try:
-        unset = partial(extension, user=user, trusted=trust.trusts)
+        unset = partial(extension, user=user, trusted=trust.is_trusted)
         table = load_config(home, os.environ).extensions.get("skills")
         told = table if isinstance(table, dict) else {}
         folders = parse_options(unset, told, ["extensions", "skills"], home).get("folders", ())
     except ConfigError as error:
         wrong(str(error))
-    found = find(places(cwd, folders, user, trust.trusts))
+    found = find(places(cwd, folders, user, trust.is_trusted))
     untrusted = [
         folder
         for folder in project(cwd)
-        if not trust.trusts(folder) and any(files_in(Place(folder / name, "").folder) for name in FOLDERS)
+        if not trust.is_trusted(folder) and any(files_in(Place(folder / name, "").folder) for name in FOLDERS)
     ]
     if as_json:
         keys = ("name", "description", "source", "origin", "triggers", "problems")
@@ -107,7 +107,7 @@ def new(name: str, user: bool, description: str) -> None:
     home = Home.find(os.environ)
     project = Path.cwd()
     file = (home.config / "skills" if user else project / ".crow" / "skills") / name / "SKILL.md"
-    trusted = Trust(home.data).trusts(project)
+    trusted = TrustedFolders(home.data).is_trusted(project)
     try:
         file.parent.mkdir(parents=True)
         title = name.replace("-", " ").capitalize()

@@ -18,7 +18,7 @@ from crow_core.messages import (
     select_entries,
     view,
 )
-from crow_core.models.chat import Request
+from crow_core.models.chat import ModelRequest
 from crow_core.session import Session
 
 from crow_compact.gauge import Gauge
@@ -99,7 +99,7 @@ class Compaction:
         self.gauge.tried = after
         return f"Compacted from about {before:,} to {after:,} tokens. {what}"
 
-    def tokens(self, request: Request, *markers: Message) -> int:
+    def tokens(self, request: ModelRequest, *markers: Message) -> int:
         """What the request would be with these markers at the log's end."""
         return self.gauge.tokens(with_messages(request, view([*self.session.log, *markers])))
 
@@ -121,7 +121,7 @@ class Compaction:
         turn = find_prompts(entries)[-1]
         return [id_of(entries[turn])] if turn < place and self.weigh(entries[turn]) <= KEEP * self.limit else []
 
-    async def ask_in_parts(self, request: Request, entries: Sequence[Message], places: Sequence[int]) -> str:
+    async def ask_in_parts(self, request: ModelRequest, entries: Sequence[Message], places: Sequence[int]) -> str:
         """A summary of what comes before the last of these places: at once where the request for it fits, else part by
         part, each from the summary of those before. Raises Unable."""
         kept = sum("role" in entry for entry in entries[places[-1] :])
@@ -136,13 +136,13 @@ class Compaction:
                 self.window = int(min(self.window, self.gauge.tokens(request)) * LESS)
         raise Unable("Even a part of it is too long for the model to sum up.")
 
-    async def ask_for_each(self, request: Request, entries: Sequence[Message], places: Sequence[int]) -> str:
+    async def ask_for_each(self, request: ModelRequest, entries: Sequence[Message], places: Sequence[int]) -> str:
         earlier = next(find_markers(drop_rewound(self.session.log), "compaction", "from"), None)
         summary, start = (str(earlier[0][key]) for key in ("summary", "from")) if earlier else ("", "")
         places = [at for at in places if id_of(entries[at]) != start]
         while places:
 
-            def part(at: int, start: str = start, summary: str = summary) -> Request:
+            def part(at: int, start: str = start, summary: str = summary) -> ModelRequest:
                 """What stands before a place: the summary so far, and what came after it."""
                 end = next(n for n, entry in enumerate(self.session.log) if id_of(entry) == id_of(entries[at]))
                 markers = [shrinking("", []), *([compacting(summary, start, [])] if start else [])]
@@ -155,7 +155,7 @@ class Compaction:
             start, places = id_of(entries[places[fitting - 1]]), places[fitting:]
         return summary
 
-    async def ask(self, request: Request, kept: int) -> str:
+    async def ask(self, request: ModelRequest, kept: int) -> str:
         """A summary of what a request holds but for its last messages, `kept` in number; asked behind them, so that the
         server need not read them anew. Raises Unable and ModelError."""
         prompt, words = self.session.prompts["compaction"], max(100, int(self.limit * KEEP * 0.6))
@@ -179,7 +179,7 @@ class Compaction:
                 return summary
 
 
-def with_messages(request: Request, messages: Sequence[Message]) -> Request:
+def with_messages(request: ModelRequest, messages: Sequence[Message]) -> ModelRequest:
     """A request with the same beginning, its system prompt too, and other messages."""
     return {**request, "messages": [request["messages"][0], *messages]}
 

@@ -10,7 +10,7 @@ from crow_core.errors import ModelError
 from crow_core.extensions.commands import first_text
 from crow_core.mcp.tool import ToolResult
 from crow_core.messages import Message, ToolUse, drop_rewound
-from crow_core.models.chat import ModelCall, Request, effective_window
+from crow_core.models.chat import ModelCall, ModelRequest, get_window
 from crow_core.models.usage import ASSUMED_WINDOW
 from crow_core.prompts import Prompt
 from crow_core.session import Command, Session, new_id
@@ -33,7 +33,7 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
 
     Brings /compact and /pin, and the tool `read_output`.
     """
-    crow.prompts["compaction"] = Prompt.packaged("compaction", "crow_compact")
+    crow.prompts["compaction"] = Prompt.from_package("compaction", "crow_compact")
     crow.servers.append(tools := outputs.server())
 
     def limit_of(session: Session, window: int) -> int:
@@ -43,7 +43,7 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
 
     def plan(session: Session, instructions: str = "") -> Compaction:
         gauge = gauge_of(session)
-        window = min(effective_window(session.model) or ASSUMED_WINDOW, gauge.refused or 1 << 62)
+        window = min(get_window(session.model) or ASSUMED_WINDOW, gauge.refused or 1 << 62)
         return Compaction(session, gauge, window, limit_of(session, window), instructions)
 
     @crow.after_model
@@ -56,7 +56,7 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
             await attempt(planned, next_one)
 
     @crow.before_model
-    async def foresee(request: Request, session: Session) -> Request | None:
+    async def foresee(request: ModelRequest, session: Session) -> ModelRequest | None:
         planned = plan(session)
         gauge, tokens = planned.gauge, planned.gauge.tokens(request)
         if not planned.limit or not gauge.rate or tokens <= max(planned.window, gauge.tried * GROWTH):
@@ -110,7 +110,7 @@ def gauge_of(session: Session) -> Gauge:
 async def attempt(planned: Compaction, tokens: int) -> bool:
     """Compact, and tell the person what came of it; gives whether it did."""
     session = planned.session
-    known = effective_window(session.model) or planned.window != ASSUMED_WINDOW
+    known = get_window(session.model) or planned.window != ASSUMED_WINDOW
     assumed = "" if known else " (assumed: set the model's window)"
     await session.notice(f"About {tokens:,} tokens of {planned.window:,}{assumed}: making room.")
     try:
@@ -142,7 +142,7 @@ async def told(planned: Compaction, *, shrink: bool = True) -> str:
     if shows:
         summary: list[ContentBlock] = [TextBlock(text=text) for text in (report, planned.summary) if text]
         await session.update(CompactionUpdate(compaction_id=id, status="completed", summary=summary))
-    size = effective_window(session.model) or ASSUMED_WINDOW
+    size = get_window(session.model) or ASSUMED_WINDOW
     await session.update(UsageUpdate(used=planned.gauge.tried, size=size))
     return report
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from crow_core.extensions.alarm import size
 from crow_core.messages import to_parts
-from crow_core.models.chat import ModelCall, Request, encode
+from crow_core.models.chat import ModelCall, ModelRequest, encode_json
 from crow_core.models.usage import count_cached_tokens, to_count
 
 RATE = 0.3
@@ -44,13 +44,13 @@ class Gauge:
             self.refused = 0
         return tokens
 
-    def tokens(self, request: Request) -> int:
+    def tokens(self, request: ModelRequest) -> int:
         return round((self.rate or RATE) * weight(request))
 
 
-def weight(request: Request) -> int:
+def weight(request: ModelRequest) -> int:
     """Characters, and what counts as such."""
     messages: list[dict[str, Any]] = request["messages"]
     images = sum(part.get("type") != "text" for message in messages for part in to_parts(message.get("content")))
-    tools = len(encode(request["tools"])) if "tools" in request else 0
+    tools = len(encode_json(request["tools"])) if "tools" in request else 0
     return size(messages) + MESSAGE * len(messages) + IMAGE * images + tools

@@ -88,12 +88,12 @@ from crow_core.errors import ConfigError, ModelError, PromptError, SessionBusy, 
 from crow_core.hooks import call_function
 from crow_core.mcp.server import from_acp
 from crow_core.models.chat import ChatModel, Model
-from crow_core.models.usage import TURN_TOTALS, Totals
+from crow_core.models.usage import TURN_TOTALS, TokenTotals
 from crow_core.options import SWITCH, Option
-from crow_core.providers import API, MAIN, Provider, is_endpoint
+from crow_core.providers import PROTOCOL, PROVIDER_ID, ClientProvider, is_shareable_url
 from crow_core.session import Session
 from crow_core.store import Page
-from crow_core.trace import TRACE, find_trace
+from crow_core.trace import TRACE, extract_trace
 
 PAGE = 50
 """Sessions in one answer to `session/list`."""
@@ -134,9 +134,9 @@ class Agent:
         self.logged_out = False
         """The client has called `logout`, and not `authenticate` since."""
         self.sessions: dict[str, Session] = {}
-        self.provider: Provider | None = None
+        self.provider: ClientProvider | None = None
         """The endpoint that the client wants asked in the sessions it opens from now on."""
-        self.providers: list[Provider] = []
+        self.providers: list[ClientProvider] = []
         """All it has ever set."""
         storing = {
             "session/load": self.load_session,
@@ -366,8 +366,8 @@ class Agent:
 
     async def prompt(self, params: PromptRequest) -> PromptResponse:
         session, crow = self.session(params.session_id), await self.crow()
-        TURN_TOTALS.set(spent := Totals())
-        TRACE.set(find_trace(params.meta or {}))
+        TURN_TOTALS.set(spent := TokenTotals())
+        TRACE.set(extract_trace(params.meta or {}))
         try:
             stop_reason = await crow.prompt(session, to_user_message(params.prompt))
             return PromptResponse(stop_reason=stop_reason, usage=as_usage(spent) if self.unstable else UNSET)
@@ -408,25 +408,25 @@ class Agent:
 
     async def list_providers(self, params: ListProvidersRequest) -> ListProvidersResponse:
         set = self.provider
-        current = ProviderCurrentConfig(api_type=API, base_url=set.base_url) if set else UNSET
-        info = ProviderInfo(provider_id=MAIN, supported=[API], required=False, current=current)
+        current = ProviderCurrentConfig(api_type=PROTOCOL, base_url=set.base_url) if set else UNSET
+        info = ProviderInfo(provider_id=PROVIDER_ID, supported=[PROTOCOL], required=False, current=current)
         return ListProvidersResponse(providers=[info])
 
     async def set_provider(self, params: SetProviderRequest) -> SetProviderResponse:
-        if params.provider_id != MAIN:
-            raise RpcError(INVALID_PARAMS, "Unknown provider", details=f"The only provider is {MAIN!r}.")
-        if params.api_type != API:
-            raise RpcError(INVALID_PARAMS, "Unknown API type", details=f"Crow speaks {API!r} with models.")
-        if not is_endpoint(params.base_url):
+        if params.provider_id != PROVIDER_ID:
+            raise RpcError(INVALID_PARAMS, "Unknown provider", details=f"The only provider is {PROVIDER_ID!r}.")
+        if params.api_type != PROTOCOL:
+            raise RpcError(INVALID_PARAMS, "Unknown API type", details=f"Crow speaks {PROTOCOL!r} with models.")
+        if not is_shareable_url(params.base_url):
             why = "It takes an http or https address without a password or a query: a key belongs into the headers."
             raise RpcError(INVALID_PARAMS, "Unusable base URL", details=why)
-        self.provider = Provider(params.base_url, dict(params.headers or {}))
+        self.provider = ClientProvider(params.base_url, dict(params.headers or {}))
         self.providers.append(self.provider)
         return SetProviderResponse()
 
     async def disable_provider(self, params: DisableProviderRequest) -> DisableProviderResponse:
         """Ask the configured models again; one that was never set is fine."""
-        if params.provider_id == MAIN:
+        if params.provider_id == PROVIDER_ID:
             self.provider = None
         return DisableProviderResponse()
 
@@ -442,7 +442,7 @@ class Agent:
     async def models(self) -> Mapping[str, Model] | None:
         """Those of the client's own endpoint; None for the configured ones. Raises ModelError."""
         configured = self.source.models.values() if isinstance(self.source, Crow) else ()
-        return self.provider and await self.provider.models([model.name for model in configured])
+        return self.provider and await self.provider.load_models([model.name for model in configured])
 
     def session(self, id: str) -> Session:
         try:
@@ -478,7 +478,7 @@ def instructions_in(params: Opening) -> tuple[str, str] | None:
     return prompt.mode, "\n\n".join(texts)
 
 
-def as_usage(spent: Totals) -> Usage | UnsetType:
+def as_usage(spent: TokenTotals) -> Usage | UnsetType:
     """The tokens of a turn; nothing where the model was not asked, or nobody counted."""
     if not spent.calls:
         return UNSET

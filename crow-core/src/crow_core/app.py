@@ -43,7 +43,7 @@ class Crow(Hooks):
         """MCP servers shared by all sessions."""
         self.servers_wait = SERVERS_WAIT
         """Seconds the first prompt waits for MCP servers that are still starting; later tools join at a later turn."""
-        self.prompts = {"system": system or Prompt.packaged("system")}
+        self.prompts = {"system": system or Prompt.from_package("system")}
         """The templates by name; a session begins with a copy."""
         self.max_requests = max_requests
         self.methods: dict[str, Method] = {}

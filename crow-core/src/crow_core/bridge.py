@@ -34,7 +34,7 @@ from crow_core.errors import ElicitationError, EndTurn, ModelError
 from crow_core.masking import mask
 from crow_core.mcp.server import RunningCall, Server
 from crow_core.messages import Message, to_parts
-from crow_core.models.chat import Request
+from crow_core.models.chat import ModelRequest
 from crow_core.session import Session, new_id
 from crow_core.text import clean_lines, fence, to_line
 
@@ -196,7 +196,7 @@ class Bridge:
             stop_reason=STOP_REASONS.get(call.finish_reason, call.finish_reason or None),
         )
 
-    async def _may_sample(self, server: Server, request: Request, use: RunningCall | None) -> bool:
+    async def _may_sample(self, server: Server, request: ModelRequest, use: RunningCall | None) -> bool:
         """Whether the person lets a server have the model asked; where nobody is there, nobody does."""
         async with self._asking:
             mode = self.session.option("mode")
@@ -218,7 +218,7 @@ class Bridge:
         self.session.append({"crow": decision})
         return allowed
 
-    async def _question(self, server: Server, request: Request, use: RunningCall | None) -> tuple[bool, str, bool]:
+    async def _question(self, server: Server, request: ModelRequest, use: RunningCall | None) -> tuple[bool, str, bool]:
         """Show the person what would be sent; gives whether it may be, who says so, and whether for good."""
         name = self.name(server)
         whole = self.tidy("\n\n".join(map(in_words, request["messages"])), lines=True)
@@ -333,14 +333,14 @@ def choices_of(form: ElicitationSchema) -> list[tuple[str, dict[str, Any]]]:
             raise ElicitationError("the client shows no forms, and can only offer a few choices of which one is taken")
 
 
-def sampled(asked: "CreateMessageRequestParams") -> Request:
+def sampled(asked: "CreateMessageRequestParams") -> ModelRequest:
     """A request to the model as a server wants it. Raises ValueError for one that is not answered."""
     if asked.tools:
         raise ValueError("Tools are not lent to the model here; ask without them.")
     if asked.max_tokens < 1 or not asked.messages:
         raise ValueError("There is nothing to answer: it takes messages, and maxTokens above 0.")
     system: list[Message] = [{"role": "system", "content": asked.system_prompt}] if asked.system_prompt else []
-    request: Request = {"max_tokens": min(asked.max_tokens, SAMPLE_TOKENS)}
+    request: ModelRequest = {"max_tokens": min(asked.max_tokens, SAMPLE_TOKENS)}
     if asked.temperature is not None:
         request["temperature"] = asked.temperature
     if asked.stop_sequences:

@@ -1,7 +1,7 @@
-"""Prompts: named templates whose every render is written down.
+"""Prompts: named templates. The log records each render.
 
-Words that come from outside (the user, project files, skills, tools) are only ever variables: a template is never made
-of them, so nothing in them is evaluated.
+Texts of users, project files, skills and tools are passed as variables only. They are never a part of a template, so
+nothing in them is evaluated.
 """
 
 import hashlib
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A Jinja2 template under a name; its version is its content."""
+    """A Jinja2 template with a name; the template's content is its version."""
 
     name: str
     template: str
 
     @classmethod
-    def packaged(cls, name: str, package: str = "crow_core") -> "Prompt":
-        """The template of that name that ships in a package's folder `templates`."""
+    def from_package(cls, name: str, package: str = "crow_core") -> "Prompt":
+        """Read the template of that name in a package's folder `templates`."""
         return cls(name, (files(package) / "templates" / f"{name}.md.j2").read_text("utf-8"))
 
     @classmethod
     def from_file(cls, name: str, path: Path) -> "Prompt":
-        """A template of the user's own. Raises OSError."""
+        """Read a template from a file. Raises OSError."""
         return cls(name, path.read_text("utf-8"))
 
     @cached_property
     def version(self) -> str:
-        """The template's content hash, twelve hexadecimal digits."""
+        """The first twelve hexadecimal digits of the template's SHA-256."""
         return hashlib.sha256(self.template.encode()).hexdigest()[:12]
 
     @cached_property
-    def compiled(self) -> "Template":
-        """Made once: it takes thirty times as long as to render it."""
-        # Here and not above: 5 % of start-up, needed only when the first prompt of a session is rendered.
+    def compiled_template(self) -> "Template":
+        """The compiled template. Compiling takes thirty times as long as rendering."""
+        # Imported here because it takes 5 % of the start-up time, and only the first render needs it.
         from jinja2 import StrictUndefined
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -52,12 +52,12 @@ class Prompt:
         return environment.from_string(self.template)
 
     def render(self, **variables: Any) -> str:
-        """The finished text. Raises PromptError; an undefined variable is an error, never an empty string."""
+        """Render the template. Raises PromptError, also for an undefined variable."""
         from jinja2 import TemplateSyntaxError  # see above
 
         try:
-            return self.compiled.render(variables).strip()
-        except Exception as error:  # whatever a template does wrong is the template's fault
+            return self.compiled_template.render(variables).strip()
+        except Exception as error:  # a template can raise any error
             line = f" (line {error.lineno})" if isinstance(error, TemplateSyntaxError) else ""
             said = str(error).rstrip(".")
             raise PromptError(f"The template of the prompt {self.name!r} is wrong{line}: {said}.") from error

@@ -32,8 +32,8 @@ async def react(session: Session, prompt: Message) -> StopReason:
             continue
         stop_reason = STOP_REASONS.get(call.finish_reason, "end_turn")
         more = await session.hooks.before_end.run(session, stop_reason)
-        if more is None and call.broken:
-            raise call.broken
+        if more is None and call.interruption:
+            raise call.interruption
         if more is None:
             return stop_reason
         session.append(more)
@@ -48,12 +48,12 @@ async def ask(session: Session) -> ModelCall:
     call = ModelCall(session.model, await session.request())
     whole = False
     try:
-        await call.listen(lambda delta: session.show_delta(delta, call))
+        await call.run(lambda delta: session.show_delta(delta, call))
         whole = call.finish_reason not in STOP_REASONS
     except ModelError as error:
-        if not call.first or not error.retry:
+        if not call.first_delta or not error.retry:
             raise
-        call.broken = error
+        call.interruption = error
     finally:
         session.append_reply(call, whole=whole)
         if not whole:

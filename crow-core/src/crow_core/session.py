@@ -52,7 +52,7 @@ from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolResult
 from crow_core.mcp.toolbox import Toolbox
 from crow_core.messages import Delta, Message, ToolUse, View, drop_rewound, marker_kind, parse_arguments, settle
-from crow_core.models.chat import Model, ModelCall, Request
+from crow_core.models.chat import Model, ModelCall, ModelRequest
 from crow_core.options import Option, to_config_option
 from crow_core.prompts import Prompt
 from crow_core.store import Page, Record
@@ -115,7 +115,7 @@ class Hooks:
         """Text for the system prompt, asked for once a session."""
         self.before_prompt = Pipe[Message, [Session]]()
         """The user's message before it is appended; may replace it, or raise EndTurn."""
-        self.before_model = Pipe[Request, [Session]]()
+        self.before_model = Pipe[ModelRequest, [Session]]()
         """The request before it is sent; may replace it."""
         self.after_model = Observe[[Session, ModelCall]]()
         """A reply is complete and its tool calls, if any, are answered."""
@@ -391,12 +391,12 @@ class Session:
         while self.announced:
             await self.send(ToolCallUpdate(tool_call_id=self.announced.pop(), status="failed"))
 
-    async def ask_model(self, request: Request, purpose: str) -> ModelCall:
+    async def ask_model(self, request: ModelRequest, purpose: str) -> ModelCall:
         """Ask the model something beside the conversation: the call is written down, its answer is neither shown nor
         kept in the log. Raises ModelError."""
         call = ModelCall(self.model, request, purpose)
         try:
-            await call.listen(lambda delta: self._hear(delta, call))
+            await call.run(lambda delta: self._hear(delta, call))
         finally:
             self._note(call)
         return call
@@ -432,13 +432,13 @@ class Session:
         if not any(entry.get("crow", {}).get("purpose") == "system" for entry in drop_rewound(self.log)):
             self.system = None  # its render was taken back, too
 
-    async def request(self) -> Request:
+    async def request(self) -> ModelRequest:
         """The next request to the model. What it begins with never changes, so that servers can reuse their cache."""
         if self.system is None:
             self.system = await self.render_system()
         system: Message = {"role": "system", "content": self.system}
-        tools: Request = {"tools": self.tools} if self.tools else {}
-        request: Request = {**tools, "messages": [system, *self._view.messages(self.log)]}
+        tools: ModelRequest = {"tools": self.tools} if self.tools else {}
+        request: ModelRequest = {**tools, "messages": [system, *self._view.messages(self.log)]}
         return await self.hooks.before_model.run(request, self)
 
     async def render_system(self) -> str:
@@ -461,7 +461,7 @@ class Session:
         """
         self.instructions = [text]
         if alone:
-            self.prompts["system"] = Prompt.packaged("client")
+            self.prompts["system"] = Prompt.from_package("client")
         renders = (
             entry.get("crow", {}) for entry in reversed(drop_rewound(self.log)) if marker_kind(entry) == "render"
         )

@@ -18,8 +18,8 @@ import msgspec
 from crow_core.errors import StoreError
 from crow_core.masking import mask
 from crow_core.messages import Message
-from crow_core.models.chat import ChatModel, ModelCall, Request
-from crow_core.models.chat import encode as as_sent
+from crow_core.models.chat import ChatModel, ModelCall, ModelRequest
+from crow_core.models.chat import encode_json as as_sent
 from crow_core.models.usage import count_tokens, find_price
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
@@ -42,7 +42,7 @@ class Sent:
     """A request, as far as the next one can begin like it."""
 
     call: str
-    body: Request
+    body: ModelRequest
     head: bytes
     """The body's JSON up to its messages."""
     hashes: dict[int, Any]
@@ -119,7 +119,7 @@ class Trail:
         }
         return columns, data
 
-    def describe(self, body: Request, data: dict[str, bytes]) -> dict[str, Any]:
+    def describe(self, body: ModelRequest, data: dict[str, bytes]) -> dict[str, Any]:
         """What a row of `calls` says of a body but for its messages."""
         head = encode(mask({**body, "messages": []}, self.secrets)).encode()
         data[hash := hashlib.sha256(head).hexdigest()] = head
@@ -185,7 +185,7 @@ def write(connection: Connection, number: int, call: ModelCall, trail: Trail) ->
         "purpose": plain(call.purpose)[:32],
         "render": trail.render(call.purpose),
         "model": plain(str(body_of(call).get("model") or call.model.name)),
-        "endpoint": plain(call.model.where) if isinstance(call.model, ChatModel) else "",
+        "endpoint": plain(call.model.display_url) if isinstance(call.model, ChatModel) else "",
         "crow": crow_core.__version__,
         "started": round((time() - since) * 1000),
     }
@@ -193,7 +193,7 @@ def write(connection: Connection, number: int, call: ModelCall, trail: Trail) ->
         connection.execute(ADD, {"id": call.id, **told})
 
 
-def body_of(call: ModelCall) -> Request:
+def body_of(call: ModelCall) -> ModelRequest:
     """What was sent; of a model that does not tell, what it was asked."""
     return call.sent or call.request
 
@@ -203,8 +203,8 @@ def outcome(call: ModelCall, secrets: Collection[str]) -> dict[str, Any]:
     counted = count_tokens(call) if call.usage or not call.error else None
     cost = find_price(call) if counted else None
     return {
-        "first": (call.first - call.started) * 1000 if call.first else None,
-        "total": (call.ended - call.started - call.held) * 1000,
+        "first": (call.first_delta - call.started) * 1000 if call.first_delta else None,
+        "total": (call.ended - call.started - call.paused) * 1000,
         "stop_reason": plain(call.finish_reason) or None,
         "error": plain(mask(call.error, secrets)) or None,
         "usage": encode(call.usage) if call.usage else None,
@@ -281,13 +281,13 @@ def told() -> Any:
     )
 
 
-def body(connection: Connection, id: str) -> tuple[Request, bool]:
+def body(connection: Connection, id: str) -> tuple[ModelRequest, bool]:
     """The body of a call's request, and whether it is the one that was sent, byte for byte. Raises StoreError."""
     call = connection.execute(select(calls).where(calls.c.id == id)).one_or_none()
     if call is None:
         raise StoreError(f"There is no call {id!r}. `crow calls list` shows those there are.")
     try:
-        head: Request = decode(blobs.fetch(connection, [call.head])[call.head].decode())
+        head: ModelRequest = decode(blobs.fetch(connection, [call.head])[call.head].decode())
         asked = restored(connection, references(connection, call))
         request = {**head, "messages": asked}
     except (KeyError, ValueError, TypeError, RecursionError) as error:

@@ -26,7 +26,7 @@ def agents(
     project's root down to the session's folder in the system prompt, a deeper one with the first result that concerns a
     file below it. No names: nothing. At most `limit` characters at once.
     """
-    crow.prompts |= {name: Prompt.packaged(name, "crow_skills") for name in ("agents", "nested")}
+    crow.prompts |= {name: Prompt.from_package(name, "crow_skills") for name in ("agents", "nested")}
 
     @crow.instructions
     def tell(session: Session) -> str | None:

@@ -53,7 +53,7 @@ def command_files(crow: Crow, *, user: Sequence[Path] = (), trusted: Callable[[P
 
     To be used before what brings commands of its own: a file never takes the place of those.
     """
-    crow.prompts["command"] = Prompt.packaged("command", "crow_skills")
+    crow.prompts["command"] = Prompt.from_package("command", "crow_skills")
 
     @crow.commands
     async def commands(session: Session) -> list[Command]:

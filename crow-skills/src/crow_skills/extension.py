@@ -58,7 +58,7 @@ def skills(
 
     Skills that MCP servers have join them at the first prompt. Brings /skills and /skill:NAME.
     """
-    crow.prompts |= {name: Prompt.packaged(name, "crow_skills") for name in ("skills", "skill")}
+    crow.prompts |= {name: Prompt.from_package(name, "crow_skills") for name in ("skills", "skill")}
     server = Server("skills", None, definitions=[DEFINITION], built_in=True, shared=True)
     if tool:
         crow.servers.append(server)

@@ -15,7 +15,7 @@ def nudge(crow: Crow) -> None:
 
     @crow.after_model
     def look(session: Session, call: ModelCall) -> None:
-        silent = not (call.reply.get("content") or call.reply.get("tool_calls") or call.broken)
+        silent = not (call.reply.get("content") or call.reply.get("tool_calls") or call.interruption)
         session.state["silent"] = silent * (session.state.get("silent", 0) + 1)
 
     @crow.before_end

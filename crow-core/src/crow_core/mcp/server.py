@@ -29,7 +29,7 @@ from crow_core.mcp.schemas import is_tame
 from crow_core.mcp.tool import ToolResult
 from crow_core.mcp.watchdog import MARK, Watchdog
 from crow_core.text import to_line
-from crow_core.trace import KEYS
+from crow_core.trace import TRACE_KEYS
 
 if TYPE_CHECKING:
     from fastmcp import Client
@@ -354,7 +354,7 @@ class Server:
         if self.source is None:
             return ToolResult.error(f"Nothing answers calls of {tool!r}.")
         # Only our own tools are told where the session lives; to others it would be a leak.
-        ours = meta if self.built_in else {key: meta[key] for key in KEYS if key in meta} or None
+        ours = meta if self.built_in else {key: meta[key] for key in TRACE_KEYS if key in meta} or None
         use = use or RunningCall()
         self._uses.add(use)
         try:
