@@ -30,7 +30,7 @@ from crow_core.editor import terminals
 from crow_core.extensions.masking import secrets
 from crow_core.extensions.permissions import permissions
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedToolCall as Use
 from crow_mcp_server import processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,7 +114,7 @@ async def talk(
         session = await editor.new_session(str(folder))
         it = Talk(editor, crow, session.session_id, folder, model)
         yield it
-    assert editor.lost == []
+    assert editor.missing_terminals == []
 
 
 # Files
@@ -129,7 +129,7 @@ async def test_what_is_not_saved_yet_is_seen_and_edited_and_written_once(tmp_pat
         assert told.startswith(f"Edited {path}:\n")
         assert it.diff() == ("unsaved\n", "edited\n")
         assert path.read_text() == "edited\n"
-    assert it.editor.methods().count("fs/write_text_file") == 1
+    assert it.editor.list_requested_methods().count("fs/write_text_file") == 1
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -145,7 +145,7 @@ async def test_only_what_a_client_offers_is_asked_of_it(tmp_path: Path, read: bo
         await it.use(edit("create", "new.py", file_text="new\n"))
         assert (tmp_path / "new.py").read_text() == "new\n"
         assert await it.use(run("cat new.py")) == "new"
-    asked = {method.partition("_")[0] for method in it.editor.methods()}
+    asked = {method.partition("_")[0] for method in it.editor.list_requested_methods()}
     offered = [(read, {"fs/read"}), (write, {"fs/write"}), (terminal, {"terminal/create", "terminal/output"})]
     assert asked - {"terminal/wait", "terminal/release"} == set().union(*[names for yes, names in offered if yes])
 
@@ -158,7 +158,7 @@ async def test_a_file_that_the_client_does_not_show_is_the_disks(tmp_path: Path)
         await it.use(replace("a.py", "one", "two"))
         assert it.diff() == ("one\n", "two\n")
         assert path.read_text() == "two\n"
-    assert "fs/write_text_file" not in it.editor.methods()
+    assert "fs/write_text_file" not in it.editor.list_requested_methods()
 
 
 async def test_a_client_that_calls_a_file_empty_that_is_not_loses_nothing(tmp_path: Path):
@@ -209,7 +209,7 @@ async def test_a_rejected_edit_was_shown_from_the_buffer_and_never_written(tmp_p
         assert shown[0] == DiffContent(path=str(path), old_text="unsaved\n", new_text="edited\n")
         assert path.read_text() == "saved\n"
         assert files_in(tmp_path) == ["a.py"]
-    assert set(it.editor.methods()) == {"fs/read_text_file"}
+    assert set(it.editor.list_requested_methods()) == {"fs/read_text_file"}
 
 
 async def test_a_client_that_formats_what_it_saves_is_believed(tmp_path: Path):
@@ -298,7 +298,7 @@ async def test_a_cancelled_turn_takes_the_question_back_and_ends(tmp_path: Path,
         it.editor.waits[method] = asyncio.Event()
         it.uses = [replace("a.py", "one", "two")]
         turn = asyncio.ensure_future(it.editor.prompt(it.id, "go"))
-        await it.editor.until(lambda editor: method in editor.methods())
+        await it.editor.until(lambda editor: method in editor.list_requested_methods())
         await it.editor.cancel(it.id)
         assert (await turn).stop_reason == "cancelled"
         await it.editor.until(lambda editor: editor.cancelled == [method])
@@ -332,7 +332,7 @@ async def test_a_client_that_hangs_up_in_a_call_leaves_an_answered_log(tmp_path:
         if method != "terminal/wait_for_exit":
             editor.waits[method] = asyncio.Event()
         turn = asyncio.ensure_future(editor.prompt(id, "go"))
-        await editor.until(lambda editor: method in editor.methods())
+        await editor.until(lambda editor: method in editor.list_requested_methods())
     with suppress(Exception):
         await turn
     await agent
@@ -386,7 +386,7 @@ async def test_a_command_runs_in_a_terminal_of_the_client_that_stays_in_sight(tm
         embedded = [TerminalContent(terminal_id="terminal-1")]
         states = [(update.status or None, update.content or None) for update in it.editor.of(ToolCallUpdate)]
         assert states == [("in_progress", None), (None, embedded), ("completed", embedded)]
-    assert it.editor.methods() == [
+    assert it.editor.list_requested_methods() == [
         "terminal/create",
         "terminal/wait_for_exit",
         "terminal/output",
@@ -436,29 +436,29 @@ async def overlong(it: Talk, command: str) -> tuple[str, str]:
 async def test_a_command_that_takes_too_long_is_killed_and_what_it_printed_is_told(tmp_path: Path):
     async with talk(tmp_path) as it:
         pid, _ = await overlong(it, "echo $$; sleep 600")
-        assert it.shown.content == [TerminalContent(terminal_id=f"terminal-{it.editor.opened}")]
+        assert it.shown.content == [TerminalContent(terminal_id=f"terminal-{it.editor.opened_terminals}")]
         await it.editor.until(lambda editor: not editor.terminals)
         assert not alive(int(pid))
-    assert it.editor.methods()[-4:] == [
+    assert it.editor.list_requested_methods()[-4:] == [
         "terminal/wait_for_exit",
         "terminal/kill",
         "terminal/output",
         "terminal/release",
     ]
-    assert it.editor.cancelled == ["terminal/wait_for_exit"] * it.editor.opened
+    assert it.editor.cancelled == ["terminal/wait_for_exit"] * it.editor.opened_terminals
 
 
 async def test_a_cancelled_command_is_dead_and_its_terminal_given_back(tmp_path: Path):
     async with talk(tmp_path) as it:
         it.uses = [run("sleep 600 & sleep 600"), run("sleep 600")]
         turn = asyncio.ensure_future(it.editor.prompt(it.id, "go"))
-        await it.editor.until(lambda editor: editor.methods().count("terminal/wait_for_exit") == 2)
+        await it.editor.until(lambda editor: editor.list_requested_methods().count("terminal/wait_for_exit") == 2)
         processes = [terminal.process for terminal in it.editor.terminals.values()]
         await it.editor.cancel(it.id)
         assert (await turn).stop_reason == "cancelled"
         await it.editor.until(lambda editor: not editor.terminals)
         assert [process.returncode for process in processes] == [-9, -9]
-        assert "terminal/kill" not in it.editor.methods()  # a release kills
+        assert "terminal/kill" not in it.editor.list_requested_methods()  # a release kills
         assert await it.use(run("echo next")) == "next"
 
 
@@ -467,12 +467,14 @@ async def test_a_terminal_that_comes_after_the_turn_is_given_back_too(tmp_path: 
         it.editor.waits["terminal/create"] = asyncio.Event()
         it.uses = [run("sleep 600")]
         turn = asyncio.ensure_future(it.editor.prompt(it.id, "go"))
-        await it.editor.until(lambda editor: "terminal/create" in editor.methods())
+        await it.editor.until(lambda editor: "terminal/create" in editor.list_requested_methods())
         await it.editor.cancel(it.id)
         assert (await turn).stop_reason == "cancelled"
         it.editor.waits["terminal/create"].set()
-        await it.editor.until(lambda editor: "terminal/release" in editor.methods() and not editor.terminals)
-        assert it.editor.opened == 1
+        await it.editor.until(
+            lambda editor: "terminal/release" in editor.list_requested_methods() and not editor.terminals
+        )
+        assert it.editor.opened_terminals == 1
 
 
 @pytest.mark.parametrize("how", ["deaf", "refuses"])
@@ -493,14 +495,14 @@ async def test_a_client_whose_terminals_fail_is_named_and_gets_back_what_it_gave
             monkeypatch.setattr(editors, "ANSWER_WITHIN", 0.05)
         using = asyncio.ensure_future(it.use(use))
         if (method, how) == ("terminal/output", "deaf"):
-            await it.editor.until(lambda editor: "terminal/wait_for_exit" in editor.methods())
+            await it.editor.until(lambda editor: "terminal/wait_for_exit" in editor.list_requested_methods())
             monkeypatch.setattr(editors, "ANSWER_WITHIN", 0.05)  # not before: all else is answered, if slowly
             ended.set()
         assert why in await using
         for event in it.editor.waits.values():
             event.set()
         await it.editor.until(lambda editor: not editor.terminals)
-        assert it.editor.methods().count("terminal/release") == it.editor.opened
+        assert it.editor.list_requested_methods().count("terminal/release") == it.editor.opened_terminals
         monkeypatch.setattr(editors, "ANSWER_WITHIN", 30)
         it.editor.refuses.clear()
         assert await it.use(run("echo again")) == "again"

@@ -30,8 +30,8 @@ from crow_core.mcp import server as servers
 from crow_core.mcp import stdio
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
-from crow_core.testing.servers import FAULTS, MISSING, WORDS, misbehaving
+from crow_core.testing.script import ScriptedToolCall as Use
+from crow_core.testing.servers import DESCRIPTIONS, FAULTS, MISSING_COMMAND, make_faulty_server
 from fastmcp import FastMCP
 from mcp.shared import _httpx_utils
 from starlette.responses import Response
@@ -62,7 +62,9 @@ class Told:
 
 
 OUTCOMES = {
-    MISSING: Told(notice="MCP server 'bad' did not start: the command 'no-such-command-7' was not found; check .*"),
+    MISSING_COMMAND: Told(
+        notice="MCP server 'bad' did not start: the command 'no-such-command-7' was not found; check .*"
+    ),
     "hangs at start": Told(notice=r"MCP server 'bad' did not answer within 2 s\."),
     "exits at once": Told(notice=r"MCP server 'bad' did not start: .* It said: ImportError: no module named 'birds'\."),
     "prints junk": Told(CAW, NUMBER),
@@ -100,7 +102,7 @@ class Marked:
     mark: str = field(default_factory=lambda: uuid4().hex)
 
     def server(self, fault: str, name: str = "bad") -> McpServer:
-        config = misbehaving(fault, name)
+        config = make_faulty_server(fault, name)
         config.env = [EnvVariable(name="CROW_TEST", value=self.mark)]
         return config
 
@@ -149,12 +151,12 @@ def marked() -> Marked:
 
 
 def test_every_fault_has_an_outcome_and_is_explained_to_who_asks():
-    assert set(OUTCOMES) == {*FAULTS, MISSING}
+    assert set(OUTCOMES) == {*FAULTS, MISSING_COMMAND}
     asked = subprocess.run(
         [sys.executable, "-m", "crow_core.testing.servers"], capture_output=True, text=True, check=False
     )
     assert asked.returncode == 1
-    assert all(f"{fault}: {WORDS[fault]}" in asked.stderr for fault in FAULTS)
+    assert all(f"{fault}: {DESCRIPTIONS[fault]}" in asked.stderr for fault in FAULTS)
 
 
 @pytest.mark.parametrize("fault", OUTCOMES)

@@ -13,8 +13,8 @@ from crow_core.extensions.telemetry import telemetry
 from crow_core.mcp.server import Server
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel
-from crow_core.testing.script import ToolCall as Use
-from crow_core.testing.wire import Wire, wired
+from crow_core.testing.script import ScriptedToolCall as Use
+from crow_core.testing.wire import RawClient, connect_raw
 from fastmcp import Context, FastMCP
 from opentelemetry import context, trace
 
@@ -84,12 +84,12 @@ def model(name: str) -> ScriptedModel:
 
 
 @asynccontextmanager
-async def session_of(crow: Crow) -> AsyncGenerator[tuple[Wire, str]]:
-    async with wired(crow) as wire:
+async def session_of(crow: Crow) -> AsyncGenerator[tuple[RawClient, str]]:
+    async with connect_raw(crow) as wire:
         yield wire, (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
 
 
-async def prompt(wire: Wire, session: str, meta: Any = None) -> dict[str, Any]:
+async def prompt(wire: RawClient, session: str, meta: Any = None) -> dict[str, Any]:
     said = [{"type": "text", "text": "go"}]
     return await wire.ask("session/prompt", {"sessionId": session, "prompt": said, "_meta": meta})
 

@@ -1,8 +1,8 @@
-"""Doubles for the two ends of an agent, shipped so that your tests can use what ours use.
+"""Test doubles for models, endpoints, clients and MCP servers.
 
-`ScriptedModel` plays a model in the same process, `ScriptedServer` plays a chat-completions endpoint over real HTTP.
-`connect(crow)` gives an `Editor` in conversation with an agent, over ACP in memory. `CHAOS` holds the ways in which
-endpoints misbehave: `ScriptedServer(CHAOS["missing ids"](script))`; for MCP servers that do, see `servers.py`.
+`ScriptedModel` is a model in the same process, `ScriptedServer` a chat-completions endpoint over HTTP. `connect(crow)`
+connects an `Editor` with an agent over ACP in memory. `CHAOS` holds faults of endpoints:
+`ScriptedServer(CHAOS["missing ids"](script))`. `servers.py` has faulty MCP servers.
 """
 
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from crow_core.testing.chaos import CHAOS, Chaos
 from crow_core.testing.editor import Editor, connect
 from crow_core.testing.model import ScriptedModel
-from crow_core.testing.script import Failure, Raw, Reply, Script, ScriptEnded, ToolCall
+from crow_core.testing.script import Failure, Raw, Reply, Script, ScriptedToolCall, ScriptEnded
 
 if TYPE_CHECKING:
     from crow_core.testing.server import ScriptedServer
@@ -26,14 +26,14 @@ __all__ = [
     "ScriptEnded",
     "ScriptedModel",
     "ScriptedServer",
-    "ToolCall",
+    "ScriptedToolCall",
     "connect",
 ]
 
 
 def __getattr__(name: str) -> object:
     if name == "ScriptedServer":
-        from crow_core.testing.server import ScriptedServer  # brings Starlette and uvicorn: only for those who serve
+        from crow_core.testing.server import ScriptedServer  # imports Starlette and uvicorn
 
         return ScriptedServer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
