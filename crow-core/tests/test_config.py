@@ -1,4 +1,4 @@
-"""Where settings come from, what is said of wrong ones, and whose count."""
+"""Settings: their files, their precedence, the errors about wrong ones, and trusted folders."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -44,8 +44,8 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def complaint(home: Home, toml: str, **env: str) -> str:
-    """What is said of this `config.toml`, without the file's name in front."""
+def read_fault(home: Home, toml: str, **env: str) -> str:
+    """Return the error about a `config.toml`, without the file's path at its beginning."""
     file = write(home.config / "config.toml", toml)
     with pytest.raises(ConfigError) as caught:
         load_config(home, env)
@@ -71,17 +71,17 @@ def test_home_is_crow_home_or_the_xdg_folders(env: dict[str, str], config: str, 
     assert Home.find(env) == Home(Path(config), Path(data))
 
 
-def test_home_that_is_relative_is_below_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_relative_crow_home_is_below_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert Home.find({"CROW_HOME": "x"}).config == tmp_path / "x"
 
 
-def test_finding_home_makes_no_folder(tmp_path: Path) -> None:
+def test_finding_home_creates_no_folder(tmp_path: Path) -> None:
     Home.find({"HOME": str(tmp_path)})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_files_everything_has_its_default_and_nothing_is_made(home: Home) -> None:
+def test_without_files_all_settings_have_defaults_and_no_file_is_created(home: Home) -> None:
     assert load_config(home, {}) == Config()
     assert not home.config.exists()
 
@@ -114,7 +114,7 @@ def test_file_may_begin_with_a_byte_order_mark(home: Home) -> None:
     assert load_config(home, {}).max_requests == 7
 
 
-def test_variables_are_filled_in_wherever_they_stand(home: Home) -> None:
+def test_variables_are_expanded_in_all_texts(home: Home) -> None:
     write(
         home.config / "config.toml",
         '[models.a]\nbase_url = "http://${HOST}:${PORT}/v1"\nmodel = "m"\n'
@@ -140,10 +140,10 @@ def test_env_file_of_the_working_directory_is_not_read(
 ) -> None:
     write(project / ".env", "A=stolen\n")
     monkeypatch.chdir(project)
-    assert "uses ${A}, which is not set" in complaint(home, 'model = "${A}"\n')
+    assert "uses ${A}, which is not set" in read_fault(home, 'model = "${A}"\n')
 
 
-def test_env_file_that_is_no_text_is_an_error_that_names_it(home: Home) -> None:
+def test_malformed_env_file_is_an_error_that_names_it(home: Home) -> None:
     write(home.config / "config.toml", "")
     (home.config / ".env").write_bytes(b"A=1\nB\n= 3\n")
     with pytest.raises(ConfigError, match=r"\.env, line 3, is not NAME=value"):
@@ -156,7 +156,7 @@ def test_env_file_that_is_no_text_is_an_error_that_names_it(home: Home) -> None:
 @pytest.mark.parametrize("env", [{}, {"KEY": ""}], ids=["missing", "empty"])
 def test_variable_that_is_not_set_is_an_error_with_file_line_and_name(home: Home, env: dict[str, str]) -> None:
     toml = '# api_key = "${KEY}"\n[models.a]\nbase_url = "x"\nmodel = "m"\napi_key = "${KEY}"\n'
-    assert complaint(home, toml, **env) == ", line 5, uses ${KEY}, which is not set. Set KEY or change the line."
+    assert read_fault(home, toml, **env) == ", line 5, uses ${KEY}, which is not set. Set KEY or change the line."
 
 
 UNKNOWN = "no such setting. Remove it, or correct its name."
@@ -174,7 +174,7 @@ UNKNOWN = "no such setting. Remove it, or correct its name."
     ],
 )
 def test_unknown_key_is_an_error_with_file_line_and_key(home: Home, toml: str, said: str) -> None:
-    assert complaint(home, toml) == said
+    assert read_fault(home, toml) == said
 
 
 MODEL = 'base_url = "http://x/v1"\nmodel = "m"\n'
@@ -210,35 +210,35 @@ MODEL = 'base_url = "http://x/v1"\nmodel = "m"\n'
     ],
 )
 def test_value_of_a_wrong_type_is_an_error_with_file_line_and_key(home: Home, toml: str, said: str) -> None:
-    assert complaint(home, toml) == said
+    assert read_fault(home, toml) == said
 
 
 def test_former_name_of_a_setting_is_an_error_that_says_the_new_one(home: Home) -> None:
-    said = complaint(home, 'model = ""\nmax_turns = 7\n')
+    said = read_fault(home, 'model = ""\nmax_turns = 7\n')
     assert said == ", line 2, max_turns: this setting is called max_requests now. Rename it."
 
 
 def test_broken_toml_is_an_error_with_file_and_line(home: Home) -> None:
-    said = complaint(home, 'model = "a"\n[models.a\n')
+    said = read_fault(home, 'model = "a"\n[models.a\n')
     assert said.startswith(" is not valid TOML: ")
     assert "line 2" in said
 
 
-def test_file_that_is_no_text_is_an_error_that_names_it(home: Home) -> None:
+def test_file_that_is_not_utf_8_is_an_error_that_names_it(home: Home) -> None:
     home.config.mkdir()
     (home.config / "config.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"config\.toml cannot be read"):
         load_config(home, {})
 
 
-def test_folder_in_place_of_a_file_is_an_error_that_names_it(home: Home) -> None:
+def test_folder_instead_of_a_file_is_an_error_that_names_it(home: Home) -> None:
     (home.config / "config.toml").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"config\.toml cannot be read"):
         load_config(home, {})
 
 
-def test_default_model_that_is_not_configured_is_an_error_that_lists_those_that_are(home: Home) -> None:
-    said = complaint(home, f'model = "c"\n[models.a]\n{MODEL}[models.b]\n{MODEL}')
+def test_unknown_default_model_is_an_error_that_lists_the_configured_ones(home: Home) -> None:
+    said = read_fault(home, f'model = "c"\n[models.a]\n{MODEL}[models.b]\n{MODEL}')
     assert said == ": model = 'c' names no [models.c]. Configured are: a, b."
 
 
@@ -277,7 +277,7 @@ def test_broken_json_names_the_line(home: Home) -> None:
         load_config(home, {})
 
 
-def test_configured_servers_are_told_in_the_clients_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_servers_are_converted_to_acp_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ann")
     local = ServerSettings(command="~/bin/x", args=["~", "-v"], env={"A": "1"})
     assert to_mcp_server("x", local) == McpServer(
@@ -292,7 +292,7 @@ def test_configured_servers_are_told_in_the_clients_words(monkeypatch: pytest.Mo
 
 
 async def start(name: str, settings: ServerSettings, cwd: Path) -> Server:
-    """What becomes of a configured server, when it is to start."""
+    """Start a configured server and close it again."""
     server = to_server(name, settings, str(cwd), tokens=cwd, visit=nowhere)
     await server.list()
     await server.close()
@@ -306,16 +306,14 @@ async def nowhere(url: str) -> AsyncGenerator[None]:
 
 
 @pytest.mark.anyio
-async def test_server_with_neither_command_nor_url_says_so_when_it_is_to_start(tmp_path: Path) -> None:
+async def test_server_without_command_and_url_reports_it_at_its_start(tmp_path: Path) -> None:
     server = await start("x", ServerSettings(), tmp_path)
     assert server.error == "MCP server 'x' did not start: It has neither command nor url. Give it one of them."
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", ["config.toml", "mcp.json"])
-async def test_variable_that_a_server_lacks_keeps_only_that_server_from_starting(
-    home: Home, tmp_path: Path, name: str
-) -> None:
+async def test_unset_variable_makes_only_its_server_unusable(home: Home, tmp_path: Path, name: str) -> None:
     texts = {
         "config.toml": '[mcp.servers.a]\nurl = "http://h/${NO}"\n[mcp.servers.b]\ncommand = "${YES}"\n',
         "mcp.json": '{"mcpServers": {\n"a": {"headers": {"A": "${env:NO}"}}, "b": {"command": "${YES}"}}}',
@@ -346,10 +344,10 @@ def test_variable_may_have_a_default(home: Home) -> None:
     write(home.config / "config.toml", 'model = "${NO:-}"\n[mcp.servers.a]\nargs = ["${NO:-a b}", "${A:-no}"]\n')
     config = load_config(home, {"A": "${B}"})
     assert config.model == ""
-    assert config.mcp.servers["a"].args == ["a b", "${B}"]  # what a variable holds is not looked into again
+    assert config.mcp.servers["a"].args == ["a b", "${B}"]  # a variable's value is not expanded again
 
 
-def test_servers_as_other_programs_write_them_are_understood(home: Home) -> None:
+def test_servers_in_the_formats_of_other_programs_are_read(home: Home) -> None:
     write(
         home.config / "mcp.json",
         """{"inputs": [], "servers": {
@@ -375,7 +373,7 @@ def test_servers_as_other_programs_write_them_are_understood(home: Home) -> None
     }
 
 
-def test_what_is_set_of_a_server_reaches_it(tmp_path: Path) -> None:
+def test_settings_of_a_server_reach_it(tmp_path: Path) -> None:
     settings = ServerSettings(
         command="x", allow=["a*"], deny=["ab"], trust=True, timeout=7, start_timeout=8, env={"KEY": "secret-7f3a02c2"}
     )
@@ -385,13 +383,13 @@ def test_what_is_set_of_a_server_reaches_it(tmp_path: Path) -> None:
     assert server.secrets == {"secret-7f3a02c2"}
 
 
-def test_project_never_says_that_a_server_is_trusted(project: Path) -> None:
+def test_project_cannot_trust_a_server(project: Path) -> None:
     write(project / ".crow" / "config.toml", '[mcp.servers.a]\ncommand = "a"\ntrust = true\n')
     write(project / ".mcp.json", '{"mcpServers": {"b": {"command": "b", "trust": true}}}')
     assert [server.trust for server in load_project_config(project, {}).mcp.servers.values()] == [False, False]
 
 
-def test_project_may_bring_servers_and_tighten_and_nothing_more(project: Path) -> None:
+def test_project_may_only_add_servers_and_tighten_permissions(project: Path) -> None:
     write(
         project / ".crow" / "config.toml",
         'model = "evil"\nmax_requests = 9999\n[models.evil]\nbase_url = "http://evil"\nmodel = "m"\n'
@@ -415,7 +413,7 @@ def test_wrong_project_file_is_an_error_with_file_line_and_key(project: Path) ->
     assert str(caught.value) == f"{file}, line 2, permissions.deny: expected `array`, got `str`."
 
 
-def test_folder_is_not_trusted_until_it_is_remembered(home: Home, project: Path) -> None:
+def test_folder_is_not_trusted_until_it_is_added(home: Home, project: Path) -> None:
     write(project / ".mcp.json", "{}")
     assert list_project_files(project) == [project / ".mcp.json"]
     assert not TrustedFolders(home.data).is_trusted(project)
@@ -443,7 +441,7 @@ def test_trust_is_lost_when_a_file_changes(home: Home, project: Path, name: str,
     assert trust.is_trusted(project)
 
 
-def test_trust_outlives_what_running_a_skills_scripts_leaves_behind(home: Home, project: Path) -> None:
+def test_trust_ignores_the_caches_of_a_skills_scripts(home: Home, project: Path) -> None:
     skill = project / ".agents" / "skills" / "pdf"
     write(skill / "SKILL.md", "---\ndescription: d\n---\n")
     trust = TrustedFolders(home.data)
@@ -452,7 +450,7 @@ def test_trust_outlives_what_running_a_skills_scripts_leaves_behind(home: Home, 
     assert trust.is_trusted(project)
 
 
-def test_content_moved_from_one_file_to_the_other_is_a_change(home: Home, project: Path) -> None:
+def test_trust_is_lost_when_content_moves_to_another_file(home: Home, project: Path) -> None:
     file = write(project / ".mcp.json", "{}")
     TrustedFolders(home.data).add(project)
     (project / ".crow").mkdir()
@@ -470,14 +468,14 @@ def test_trusting_one_folder_keeps_the_others(home: Home, project: Path) -> None
     assert trust.is_trusted(other)
 
 
-def test_folder_is_trusted_by_its_real_place(home: Home, project: Path) -> None:
+def test_folder_is_trusted_by_its_real_path(home: Home, project: Path) -> None:
     link = project.parent / "link"
     link.symlink_to(project)
     TrustedFolders(home.data).add(link)
     assert TrustedFolders(home.data).is_trusted(project)
 
 
-def test_list_of_trusted_folders_is_for_its_owner_alone(home: Home, project: Path) -> None:
+def test_list_of_trusted_folders_is_readable_only_by_its_owner(home: Home, project: Path) -> None:
     trust = TrustedFolders(home.data)
     trust.add(project)
     assert trust.file.stat().st_mode & 0o777 == 0o600
@@ -486,7 +484,7 @@ def test_list_of_trusted_folders_is_for_its_owner_alone(home: Home, project: Pat
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"a": 1}', b'{"\xff": ""}'])
-def test_broken_list_of_trusted_folders_trusts_nobody(home: Home, project: Path, content: bytes) -> None:
+def test_broken_list_of_trusted_folders_trusts_none(home: Home, project: Path, content: bytes) -> None:
     home.data.mkdir()
     TrustedFolders(home.data).file.write_bytes(content)
     assert not TrustedFolders(home.data).is_trusted(project)
@@ -502,7 +500,7 @@ def test_file_that_cannot_be_read_is_not_trusted(home: Home, project: Path) -> N
     assert not TrustedFolders(home.data).is_trusted(project)
 
 
-def test_the_env_file_of_crows_home_counts_below_the_environment(tmp_path: Path) -> None:
+def test_environment_overrides_the_env_file_of_crows_home(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("CROW_MODEL=from-file\nOPENAI_BASE_URL=http://localhost:1/v1\n")
     found = load_environment(Home(tmp_path, tmp_path), {"CROW_MODEL": "from-environment"})
     assert found == {"CROW_MODEL": "from-environment", "OPENAI_BASE_URL": "http://localhost:1/v1"}
