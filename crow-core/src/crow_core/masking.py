@@ -102,9 +102,9 @@ def find_secrets_in_url(url: str) -> Iterator[str]:
 
 def mask(value: Any, secrets: Collection[str]) -> Any:
     """Replace every secret in a JSON value by the mask, also in texts that are JSON themselves."""
-    spelled = {text for secret in secrets for text in (secret, json.dumps(secret)[1:-1])}
-    spelled |= {json.dumps(secret, ensure_ascii=False)[1:-1] for secret in secrets}
-    return replace_secrets(value, sorted(spelled, key=len, reverse=True))
+    spellings = {text for secret in secrets for text in (secret, json.dumps(secret)[1:-1])}
+    spellings |= {json.dumps(secret, ensure_ascii=False)[1:-1] for secret in secrets}
+    return replace_secrets(value, sorted(spellings, key=len, reverse=True))
 
 
 def replace_secrets(value: Any, secrets: Sequence[str]) -> Any:

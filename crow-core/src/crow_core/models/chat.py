@@ -93,7 +93,7 @@ class ModelCall:
     model: Model
     request: ModelRequest
     purpose: str = "turn"
-    """Why the call is made: `turn` for the loop, or another word such as `title`."""
+    """The purpose of the call: `turn` for one of the loop, else a name such as `title`."""
     id: str = field(default_factory=lambda: uuid4().hex)
     """The id of the reply, also for the client (ACP messageId)."""
     sent: ModelRequest = field(default_factory=dict[str, Any])
@@ -103,14 +103,14 @@ class ModelCall:
     usage: dict[str, Any] = field(default_factory=dict[str, Any])
     """The token counts of the provider; empty if it sent none."""
     started: float = 0.0
-    """When the call began, in seconds of the monotonic clock, like `first_delta` and `ended`."""
+    """The start of the call, in seconds of the monotonic clock, like `first_delta` and `ended`."""
     first_delta: float = 0.0
-    """When the first delta came; 0 if none came."""
+    """The time of the first delta; 0 if none came."""
     ended: float = 0.0
     paused: float = 0.0
     """Seconds spent in `on_delta`, in which nothing was read."""
     error: str = ""
-    """What went wrong, as a sentence; empty if nothing did."""
+    """The text of the error that ended the call; empty if none did."""
     interruption: ModelError | None = None
     """The error that cut off a begun answer that may be continued; None if there was none."""
 
@@ -364,7 +364,7 @@ class ChatModel:
         return learned.sentence
 
     def redact(self, text: str) -> str:
-        """Replace the keys in a text: servers quote them, and the text is shown and stored."""
+        """Replace the keys in a text: servers quote them, and users and the log receive the text."""
         for key in (self.api_key, self.client.api_key if self.client else "", *self.headers.values()):
             if len(key) > 7:
                 text = text.replace(key, "…")

@@ -332,7 +332,7 @@ class LearnedQuirks(Struct, frozen=True):
     """The quirks of an endpoint after a clear refusal."""
 
     sentence: str
-    """What was learned, for the user; it follows the endpoint's name."""
+    """The description of the change, for the user; it follows the endpoint's URL."""
     quirks: Quirks
     refused_parameters: frozenset[str] = frozenset()
     """The parameters that are not sent any more."""
@@ -481,7 +481,7 @@ def learn_schemas(message: str, body: Body, quirks: Quirks) -> QuirksChange | No
     )
     if quirks.schemas == "full" and body.get("tools") and re.search(about, message):
         which = f"schema of the tool {tool!r}" if (tool := find_tool_name(message, body)) else "tools' schemas"
-        return f"cannot read the {which}; all are spelled out plainly from now on", {"schemas": "plain"}
+        return f"cannot read the {which}; all schemas are simplified from now on", {"schemas": "plain"}
     return None
 
 

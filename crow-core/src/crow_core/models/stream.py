@@ -74,6 +74,7 @@ class EventStreamReader:
         return deltas
 
     def read_line(self, line: bytes, deltas: list[Delta]) -> None:
+        """Read one line of the stream and append its delta, if it has one."""
         line = line.rstrip(b"\r")
         if line.startswith(b"data:"):
             payload = line[5:].strip()
@@ -94,9 +95,7 @@ class EventStreamReader:
         if chunk is not None:
             self.incomplete_json = b""
             self.read_chunk(chunk, deltas)
-        elif self.incomplete_json or payload.startswith(
-            b"{"
-        ):  # anything else is a server's way to say that it is still there
+        elif self.incomplete_json or payload.startswith(b"{"):  # other text only keeps the connection alive
             self.incomplete_json += payload
 
     def read_chunk(self, chunk: dict[str, Any], deltas: list[Delta]) -> None:
@@ -109,6 +108,7 @@ class EventStreamReader:
             deltas.append(delta)
 
     def to_delta(self, chunk: dict[str, Any]) -> Delta:
+        """Convert one parsed event to a delta, which may be empty. Raises ModelError for an error object."""
         delta: Delta = {}
         choices = chunk.get("choices")
         choice: dict[str, Any] = choices[0] if choices else {}
@@ -124,16 +124,17 @@ class EventStreamReader:
         return delta
 
     def read_choice(self, choice: dict[str, Any], delta: Delta) -> None:
+        """Add the reasoning, text, tool calls and finish reason of a choice to a delta."""
         part: dict[str, Any] = choice.get("delta", choice.get("message")) or {}
         content = part.get("content") or part.get("refusal")
-        thought = part.get("reasoning_content") or part.get("reasoning")
+        reasoning = part.get("reasoning_content") or part.get("reasoning")
         if content and not isinstance(content, str):
             content, inner = split_parts(content)
-            thought = thought or inner
-        if thought and isinstance(thought, str):
+            reasoning = reasoning or inner
+        if reasoning and isinstance(reasoning, str):
             self.has_answer = True
             self.splitter.is_over = True
-            delta["reasoning_content"] = thought
+            delta["reasoning_content"] = reasoning
         if content:
             self.has_answer = True
             self.splitter.feed(content, delta)
@@ -165,10 +166,10 @@ class EventStreamReader:
     def to_broken_error(self, event: str) -> ModelError:
         return ModelError(f"{self.endpoint} {event}. {LOG_ADVICE}", retry=True)
 
-    def to_reported_error(self, said: str, retry: bool = False) -> ModelError:
-        if TOO_LONG_PATTERN.search(said):
-            return to_too_long_error(self.endpoint, said)
-        sentence = f"{self.endpoint} reported an error: {said}. Try again, or choose another model."
+    def to_reported_error(self, message: str, retry: bool = False) -> ModelError:
+        if TOO_LONG_PATTERN.search(message):
+            return to_too_long_error(self.endpoint, message)
+        sentence = f"{self.endpoint} reported an error: {message}. Try again, or choose another model."
         return ModelError(sentence, retry=retry)
 
     def read_other_lines(self, deltas: list[Delta]) -> None:
@@ -178,8 +179,10 @@ class EventStreamReader:
             self.is_done = True
             self.read_chunk(chunk, deltas)
         if not self.has_answer and not self.has_finish_reason:
-            said = describe_body(self.other_lines, "")
-            raise ModelError(f"{self.endpoint} did not answer as a chat-completions endpoint: {said}. Check base_url.")
+            message = describe_body(self.other_lines, "")
+            raise ModelError(
+                f"{self.endpoint} did not answer as a chat-completions endpoint: {message}. Check base_url."
+            )
 
 
 def parse_object(text: bytes) -> dict[str, Any] | None:
@@ -263,23 +266,23 @@ def count_overlap(text: str, tag: str) -> int:
 
 def split_parts(parts: Any) -> tuple[str, str]:
     """Return the text and the reasoning of content that is a list of parts."""
-    text = thought = ""
+    text = reasoning = ""
     for part in parts:
         match part:
             case {"type": "text", "text": str(piece)}:
                 text += piece
             case {"type": "thinking", "thinking": str(piece)}:
-                thought += piece
+                reasoning += piece
             case {"type": "thinking", "thinking": pieces}:
-                thought += split_parts(pieces)[0]
+                reasoning += split_parts(pieces)[0]
             case _:
                 pass
-    return text, thought
+    return text, reasoning
 
 
-def to_too_long_error(endpoint: str, said: str) -> ModelError:
+def to_too_long_error(endpoint: str, message: str) -> ModelError:
     advice = "Take the prompt back (/undo), go on in a new session, or choose a model with a larger window."
-    return ModelError(f"{endpoint} refused the request as too long: {said}. {advice}", too_long=True)
+    return ModelError(f"{endpoint} refused the request as too long: {message}. {advice}", too_long=True)
 
 
 def describe_body(body: bytes, kind: str) -> str:

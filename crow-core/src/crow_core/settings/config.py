@@ -61,7 +61,7 @@ FORMER_KEYS = {"max_turns": "max_requests"}
 
 
 class ModelSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`[models.NAME]`"""
+    """The settings of a model: `[models.NAME]`."""
 
     base_url: str
     model: str
@@ -82,7 +82,7 @@ class ModelSettings(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class OAuthSettings(Struct, kw_only=True):
-    """`oauth` of a server to which a client cannot register itself, or that needs scopes; names as in RFC 6749."""
+    """The settings of a login: `oauth` of a server. A server that registers clients itself needs none (RFC 6749)."""
 
     client_id: str = ""
     """The id that the server's owner issued, or the https address of a document that describes the client."""
@@ -93,7 +93,7 @@ class OAuthSettings(Struct, kw_only=True):
 
 
 class ServerSettings(Struct, kw_only=True):
-    """`[mcp.servers.NAME]`, and an entry of `mcpServers` in mcp.json; unknown keys are ignored."""
+    """The settings of a server: `[mcp.servers.NAME]`, or an entry of `mcpServers` in mcp.json. Unknown keys are ignored."""
 
     command: str = ""
     args: list[str] = field(default_factory=list[str])
@@ -126,7 +126,7 @@ class UnusableServer(ServerSettings, kw_only=True):
     """A server whose settings use a variable that is not set. It is made here, never read from a file."""
 
     error: str
-    """What is wrong and what to do, as a sentence."""
+    """The sentence that says what is wrong and what to do."""
 
 
 ALIASES = {
@@ -149,7 +149,7 @@ ALIASES = {
 
 
 class PermissionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`[permissions]`"""
+    """The permission mode and rules: `[permissions]`."""
 
     mode: Literal["ask", "accept-edits", "plan", "yolo"] = "ask"
     allow: list[str] = field(default_factory=list[str])
@@ -161,34 +161,34 @@ class PermissionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class McpSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`[mcp]`"""
+    """The settings for MCP: `[mcp]`."""
 
     servers: dict[str, ServerSettings] = field(default_factory=dict[str, ServerSettings])
 
 
 class PromptSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`[prompts]`"""
+    """The settings of prompts: `[prompts]`."""
 
     system: str = ""
     """The path of a Jinja2 template that replaces crow's own; relative to the folder of `config.toml`."""
 
 
 class FetchSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`[fetch]`"""
+    """The settings of the tool `fetch`: `[fetch]`."""
 
     allow_hosts: list[str] = field(default_factory=list[str])
     """Each is a `HOST` or `HOST:PORT` that is not public and may be fetched from. A project cannot set it."""
 
 
 class DatabaseSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`[database]`"""
+    """The settings of the database: `[database]`."""
 
     url: str = ""
     """`postgresql+psycopg://…` or `sqlite:///…`; empty means the file `crow.db` in crow's data."""
 
 
 class Config(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`config.toml`"""
+    """The user's configuration: `config.toml`."""
 
     model: str = ""
     """The name of the default model in `models`; empty means the first."""
@@ -209,7 +209,7 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ProjectPermissions(Struct, kw_only=True):
-    """`[permissions]` of a project; keys that would loosen permissions are ignored."""
+    """The rules of a project: `[permissions]`. Keys that would loosen permissions are ignored."""
 
     ask: list[str] = field(default_factory=list[str])
     deny: list[str] = field(default_factory=list[str])
@@ -219,14 +219,14 @@ class ProjectPermissions(Struct, kw_only=True):
 
 
 class ProjectConfig(Struct, kw_only=True):
-    """`.crow/config.toml` of a project, which may only add servers and tighten permissions."""
+    """The configuration of a project: `.crow/config.toml`. It may only add servers and tighten permissions."""
 
     permissions: ProjectPermissions = field(default_factory=ProjectPermissions)
     mcp: McpSettings = field(default_factory=McpSettings)
 
 
 class McpFile(Struct, kw_only=True):
-    """`mcp.json` and `.mcp.json`, in the format of other programs."""
+    """The content of `mcp.json` or `.mcp.json`, in the format of other programs."""
 
     servers: dict[str, ServerSettings] = field(name="mcpServers", default_factory=dict[str, ServerSettings])
     """VS Code calls the key `servers`."""

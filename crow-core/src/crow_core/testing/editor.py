@@ -230,9 +230,9 @@ class Editor(AcpClient):
             start_new_session=True,
         )
         self.opened_terminals += 1
-        id = f"terminal-{self.opened_terminals}"
-        self.terminals[id] = EditorTerminal(process, request.output_byte_limit or None)
-        return CreateTerminalResponse(terminal_id=id)
+        terminal_id = f"terminal-{self.opened_terminals}"
+        self.terminals[terminal_id] = EditorTerminal(process, request.output_byte_limit or None)
+        return CreateTerminalResponse(terminal_id=terminal_id)
 
     async def on_output(self, request: TerminalOutputRequest) -> TerminalOutputResponse:
         terminal = self.terminal(request.terminal_id)
@@ -292,9 +292,9 @@ async def connect(
     crow: Crow, *, permit: str | None = "allow_once", capabilities: ClientCapabilities | None = None
 ) -> AsyncGenerator[Editor]:
     """Connect an editor with an agent of an app in memory, and initialize it; shut the app down at the end."""
-    ours, theirs = memory_pair()
-    agent = asyncio.ensure_future(Agent(theirs, crow).serve())
-    editor = Editor(ours, permit=permit)
+    client_end, agent_end = memory_pair()
+    agent = asyncio.ensure_future(Agent(agent_end, crow).serve())
+    editor = Editor(client_end, permit=permit)
     try:
         async with editor.serving():
             await editor.initialize("editor", capabilities or ClientCapabilities())

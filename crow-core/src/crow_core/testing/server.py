@@ -55,7 +55,7 @@ class ScriptedServer:
         self.requests: list[dict[str, Any]] = []
         """The JSON bodies of the requests for completions, oldest first."""
         self.bodies: list[bytes] = []
-        """The same bodies in bytes, as they were sent."""
+        """The bytes of these bodies, as they were sent."""
         self.headers: list[dict[str, str]] = []
         """The HTTP headers of the same requests, with names in lower case."""
         self.hangups = 0

@@ -328,4 +328,4 @@ if __name__ == "__main__":
         case [name] if name in FAULTS:
             FAULTS[name]()
         case _:
-            sys.exit("\n".join(["Which fault?", *(f"  {name}: {words}" for name, words in DESCRIPTIONS.items())]))
+            sys.exit("\n".join(["Which fault?", *(f"  {name}: {text}" for name, text in DESCRIPTIONS.items())]))

@@ -61,11 +61,12 @@ class RawClient:
 
     async def ask(self, method: str, params: Any) -> dict[str, Any]:
         """Send a request and return the message that answers it, which may be an error."""
-        self.last_id = id = self.last_id + 1
-        self.send(id, method, params)
+        self.last_id += 1
+        request_id = self.last_id
+        self.send(request_id, method, params)
         while True:
             message = await self.receive()
-            if message.get("id") == id and "method" not in message:
+            if message.get("id") == request_id and "method" not in message:
                 return message
 
     async def receive(self) -> dict[str, Any]:
@@ -76,13 +77,13 @@ class RawClient:
 @asynccontextmanager
 async def connect_raw(crow: "Crow | Callable[..., Awaitable[Crow]]", **options: Any) -> AsyncGenerator[RawClient]:
     """Connect to an agent of an app, before `initialize`; `options` are the agent's."""
-    ours, theirs = memory_pair()
-    agent = Agent(theirs, crow, **options)
+    client_end, agent_end = memory_pair()
+    agent = Agent(agent_end, crow, **options)
     serving = asyncio.ensure_future(agent.serve())
     try:
-        yield RawClient(ours)
+        yield RawClient(client_end)
     finally:
-        await ours.close()
+        await client_end.close()
         await serving
         if isinstance(agent.source, Crow):
             await agent.source.shut_down()
