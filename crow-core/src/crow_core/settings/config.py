@@ -82,7 +82,7 @@ class ModelSettings(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class OAuthSettings(Struct, kw_only=True):
-    """The settings of a login: `oauth` of a server. A server that registers clients itself needs none (RFC 6749)."""
+    """The settings of a login: `oauth` of a server, for one to which clients cannot register themselves (RFC 6749)."""
 
     client_id: str = ""
     """The id that the server's owner issued, or the https address of a document that describes the client."""
@@ -93,7 +93,7 @@ class OAuthSettings(Struct, kw_only=True):
 
 
 class ServerSettings(Struct, kw_only=True):
-    """The settings of a server: `[mcp.servers.NAME]`, or an entry of `mcpServers` in mcp.json. Unknown keys are ignored."""
+    """The settings of a server: `[mcp.servers.NAME]`, or an entry of mcp.json. Unknown keys are ignored."""
 
     command: str = ""
     args: list[str] = field(default_factory=list[str])
