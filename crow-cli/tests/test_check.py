@@ -16,7 +16,7 @@ from crow_cli.check.report import as_json, as_text
 from crow_cli.check.requirements import REQUIREMENTS
 from crow_cli.check.talk import Options
 from crow_core.acp.schema import AGENT_METHODS, CLIENT_METHODS
-from crow_core.testing import Reply, ScriptedServer, ScriptedToolCall
+from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 from jsonschema import Draft202012Validator
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ def script(request: dict[str, Any]) -> Reply:
     text = last["content"] if isinstance(last["content"], str) else last["content"][0]["text"]
     if last["role"] == "user" and text.startswith("Count"):
         return Reply("one two three", hang=True)
-    calls: dict[str, ScriptedToolCall] = {
+    calls: dict[str, ScriptedCall] = {
         "Read the file": {"name": "file_editor", "arguments": {"command": "view", "path": "notes.txt"}},
         "Run the command": {"name": "terminal", "arguments": {"command": "echo crow"}},
     }

@@ -15,7 +15,7 @@ from crow_core.acp.schema import (
     LoadSessionRequest,
     TextBlock,
 )
-from crow_core.testing import Reply, ScriptedModel, ScriptedServer, ScriptedToolCall, connect
+from crow_core.testing import Reply, ScriptedCall, ScriptedModel, ScriptedServer, connect
 
 if TYPE_CHECKING:
     from conftest import Machine
@@ -143,11 +143,11 @@ async def test_what_every_request_begins_with_is_short(machine: "Machine"):
 async def test_a_sub_agent_is_a_stored_session_and_works_with_the_files_of_the_same_client(machine: "Machine"):
     machine.configure('[permissions]\nmode = "yolo"\n[extensions.subagents]\n')
     file = str(machine.project / "a.txt")
-    write: ScriptedToolCall = {
+    write: ScriptedCall = {
         "name": "file_editor",
         "arguments": {"command": "create", "path": file, "file_text": "a\n"},
     }
-    task: ScriptedToolCall = {"name": "agent", "arguments": {"description": "Write a", "prompt": "Write a."}}
+    task: ScriptedCall = {"name": "agent", "arguments": {"description": "Write a", "prompt": "Write a."}}
     replies = [Reply(tool_calls=[task]), Reply(tool_calls=[write]), Reply("Written."), Reply("Done.")]
     files = ClientCapabilities(fs=FileSystemCapabilities(read_text_file=True, write_text_file=True))
     crow = await build(machine.env, models={"scripted": ScriptedModel(replies)})
@@ -178,7 +178,7 @@ async def test_a_sub_agent_is_a_stored_session_and_works_with_the_files_of_the_s
 
 async def test_where_nobody_can_be_asked_a_budget_ends_the_turn(machine: "Machine"):
     machine.configure("[extensions.budgets]\nturns = 1\n")
-    look: ScriptedToolCall = {"name": "tree", "arguments": {}}
+    look: ScriptedCall = {"name": "tree", "arguments": {}}
     async with ScriptedServer([Reply("I look.", tool_calls=[look])]) as model:
         machine.ask(model.url)
         done = await machine.crow("run", "Look around")

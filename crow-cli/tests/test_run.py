@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import crow_core
 import pytest
-from crow_core.testing import Failure, Reply, ScriptedServer, ScriptedToolCall
+from crow_core.testing import Failure, Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
     from conftest import Ear, Machine
@@ -25,7 +25,7 @@ STEERING = "up \x1b[31mred\x1b]0;title\x07 \x9b2J\x9d52;c;aGk=\x9c\x08\x7f\rdown
 """Text with escape sequences in both their spellings, and with what moves the cursor."""
 
 
-def command(line: str) -> ScriptedToolCall:
+def command(line: str) -> ScriptedCall:
     return {"name": "terminal", "arguments": {"command": line}}
 
 
@@ -291,7 +291,7 @@ async def test_what_models_and_tools_say_does_not_steer_the_terminal(machine: "M
     calls = [
         command("cat evil"),
         command(f"echo '{STEERING}'"),
-        ScriptedToolCall(name=STEERING, arguments={STEERING: STEERING}),
+        ScriptedCall(name=STEERING, arguments={STEERING: STEERING}),
     ]
     async with ScriptedServer([Reply(STEERING, STEERING, calls), Failure(400, STEERING)]) as server:
         machine.ask(server.url)

@@ -28,7 +28,7 @@ from crow_core.models.chat import ChatModel
 from crow_core.prompts import Prompt
 from crow_core.session import Session
 from crow_core.testing import Editor, Failure, Reply, ScriptedModel, ScriptedServer, connect
-from crow_core.testing.script import ScriptedToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 from fastmcp.utilities.types import Image
 

@@ -45,7 +45,7 @@ from crow_core.mcp.server import RunningCall, Server
 from crow_core.messages import marker_kind
 from crow_core.models.chat import ModelCall
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_core.testing.script import ScriptedToolCall as Asked
+from crow_core.testing.script import ScriptedCall as Asked
 from crow_core.testing.wire import connect_raw
 from fastmcp import Context, FastMCP
 from fastmcp.tools import ToolResult

@@ -26,7 +26,7 @@ from crow_core.messages import Message
 from crow_core.options import SWITCH, Option
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel
-from crow_core.testing.script import ScriptedToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 
 pytestmark = pytest.mark.anyio
 

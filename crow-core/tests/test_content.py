@@ -29,7 +29,7 @@ from crow_core.mcp.server import Server
 from crow_core.models.chat import ChatModel
 from crow_core.models.quirks import Quirks
 from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect
-from crow_core.testing.script import ScriptedToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 from fastmcp.tools.base import ToolResult
 from fastmcp.utilities.types import Audio, Image

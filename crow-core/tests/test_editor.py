@@ -30,7 +30,7 @@ from crow_core.editor import terminals
 from crow_core.extensions.masking import secrets
 from crow_core.extensions.permissions import permissions
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_core.testing.script import ScriptedToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from crow_mcp_server import processes
 from hypothesis import given, settings
 from hypothesis import strategies as st

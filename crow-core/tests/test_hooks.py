@@ -18,7 +18,7 @@ from crow_core.messages import INTERRUPTED, Message, ToolUse
 from crow_core.models.chat import ChatModel, ModelCall, ModelRequest, encode_json
 from crow_core.session import Hooks, Session
 from crow_core.testing import Editor, Failure, Reply, ScriptedModel, ScriptedServer, connect
-from crow_core.testing.script import ScriptedToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio

@@ -23,7 +23,7 @@ from crow_core.masking import MASK, find_secrets, mask
 from crow_core.mcp.server import Server
 from crow_core.settings.config import Config, McpSettings, ModelSettings, ServerSettings
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import ScriptedToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 from fastmcp.tools.base import ToolResult
 from hypothesis import given

@@ -30,7 +30,7 @@ from crow_core.mcp import server as servers
 from crow_core.mcp import stdio
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import ScriptedToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from crow_core.testing.servers import DESCRIPTIONS, FAULTS, MISSING_COMMAND, make_faulty_server
 from fastmcp import FastMCP
 from mcp.shared import _httpx_utils

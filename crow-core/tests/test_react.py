@@ -15,7 +15,7 @@ from crow_core.messages import Message
 from crow_core.models.chat import ModelCall
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import ScriptedToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 from msgspec import UNSET
 

@@ -13,7 +13,7 @@ from crow_core.mcp.server import Server
 from crow_core.mcp.tool import Tool
 from crow_core.store import Record
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import ScriptedToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

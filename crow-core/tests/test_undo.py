@@ -25,7 +25,7 @@ from crow_core.mcp.server import Server
 from crow_core.messages import Message, drop_rewound, view
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_core.testing.script import ScriptedToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from hypothesis import given
 from hypothesis import strategies as st
 

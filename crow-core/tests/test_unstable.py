@@ -12,7 +12,7 @@ from crow_core.prompts import Prompt
 from crow_core.session import Session
 from crow_core.store import Record
 from crow_core.testing import Reply, ScriptedModel, ScriptedServer
-from crow_core.testing.script import ScriptedToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from crow_core.testing.wire import RawClient, connect_raw
 
 pytestmark = pytest.mark.anyio

@@ -16,7 +16,7 @@ from crow_core.errors import StoreError
 from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
 from crow_core.messages import Message
-from crow_core.testing import Reply, ScriptedModel, ScriptedToolCall, connect
+from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
 from crow_persistence import audit
 from crow_persistence.audit import anchor, announce, listing, record, verify
 from crow_persistence.database import Database
@@ -346,8 +346,8 @@ async def test_an_edit_is_recorded_with_who_allowed_it_and_the_files_digests(dat
     before = hashlib.sha256(file.read_bytes()).hexdigest()
     arguments = {"command": "str_replace", "path": "a.txt", "old_str": "one", "new_str": "two"}
     uses = [
-        ScriptedToolCall(name="file_editor", arguments=arguments),
-        ScriptedToolCall(name="terminal", arguments={"command": "true"}),
+        ScriptedCall(name="file_editor", arguments=arguments),
+        ScriptedCall(name="terminal", arguments={"command": "true"}),
     ]
     model = ScriptedModel([Reply(tool_calls=uses), Reply("Done.")])
     tools = Server(

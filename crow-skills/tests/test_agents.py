@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from crow_core.app import Crow
 from crow_core.testing import Reply
-from crow_core.testing.script import ScriptedToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from crow_skills.agents import agents
 
 if TYPE_CHECKING:

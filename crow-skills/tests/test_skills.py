@@ -13,7 +13,7 @@ from crow_core.app import Crow
 from crow_core.extensions.commands import commands
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply
-from crow_core.testing.script import ScriptedToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from crow_skills.extension import skills
 from crow_skills.files import Unreadable
 from crow_skills.skill import parse, validate

@@ -11,7 +11,7 @@ FRAGMENT_LENGTH = 4
 """Characters in one fragment of text. It is about a token, so that fragments cut words."""
 
 
-class ScriptedToolCall(TypedDict):
+class ScriptedCall(TypedDict):
     """A tool call in a script. A missing `id` is generated; an empty one is sent as it is."""
 
     name: str
@@ -25,7 +25,7 @@ class Reply:
 
     content: str = ""
     reasoning: str = ""
-    tool_calls: list[ScriptedToolCall] = field(default_factory=list[ScriptedToolCall])
+    tool_calls: list[ScriptedCall] = field(default_factory=list[ScriptedCall])
     finish_reason: str | None = None
     """None means `tool_calls` if there are any, else `stop`."""
     usage: dict[str, Any] | None = None

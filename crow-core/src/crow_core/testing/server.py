@@ -23,7 +23,7 @@ from crow_core.testing.script import (
     Raw,
     Reply,
     Script,
-    ScriptedToolCall,
+    ScriptedCall,
     get_finish_reason,
     get_usage,
     play_in_order,
@@ -31,7 +31,7 @@ from crow_core.testing.script import (
     to_tool_calls,
 )
 
-__all__ = ["Failure", "Raw", "Reply", "Script", "ScriptedServer", "ScriptedToolCall"]
+__all__ = ["Failure", "Raw", "Reply", "Script", "ScriptedCall", "ScriptedServer"]
 
 
 MODEL_LISTING: dict[str, Any] = {
