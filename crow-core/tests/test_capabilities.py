@@ -23,7 +23,7 @@ from crow_core.extensions.plan import plan
 from crow_core.extensions.titles import titles
 from crow_core.extensions.usage import usage
 from crow_core.messages import Message
-from crow_core.options import SWITCH, Option
+from crow_core.options import ON_OFF, Option
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel
 from crow_core.testing.script import ScriptedCall as Use
@@ -59,7 +59,7 @@ def everything() -> Crow:
 
     @crow.options
     def verbose(session: Session) -> Option:
-        return Option("verbose", "Verbose", "model_config", SWITCH, lambda: "off", lambda value: None)
+        return Option("verbose", "Verbose", "model_config", ON_OFF, lambda: "off", lambda value: None, is_switch=True)
 
     @crow.before_prompt
     async def warn(message: Message, session: Session) -> None:
@@ -174,7 +174,7 @@ PROOF = {
     "stop reason refusal": "test_what_was_refused_is_not_said_to_the_model_again",
     "stop reason max_turn_requests": "test_a_turn_takes_no_more_requests_than_it_may",
     "errors": "test_an_error_a_handler_raises_is_answered_as_it_is",
-    "_meta": "test_every_server_learns_the_trace_and_only_our_own_learn_more",
+    "_meta": "test_every_server_gets_the_trace_and_only_built_in_ones_get_more",
     "framing": "test_standard_output_carries_json_lines_only",
 }
 """The rows of the protocol, and a test that proves each."""

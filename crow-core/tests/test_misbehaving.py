@@ -241,10 +241,10 @@ from crow_core import app
 from crow_core.acp.schema import EnvVariable
 from crow_core.app import Crow
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.servers import misbehaving
+from crow_core.testing.servers import make_faulty_server
 
 def server(fault):
-    config = misbehaving(fault, fault[0])
+    config = make_faulty_server(fault, fault[0])
     config.env = [EnvVariable(name="CROW_TEST", value=sys.argv[1])]
     return config
 
@@ -283,7 +283,7 @@ from crow_core import app
 from crow_core.app import Crow
 from crow_core.extensions.truncate import truncate
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.servers import misbehaving
+from crow_core.testing.servers import make_faulty_server
 
 def peak():
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
@@ -294,7 +294,7 @@ async def main():
     async with connect(Crow(ScriptedModel([*replies, *replies])).use(truncate)) as editor:
         for fault in ("prints junk", sys.argv[1]):
             before = peak()
-            session = await editor.new_session("/", [misbehaving(fault)])
+            session = await editor.new_session("/", [make_faulty_server(fault)])
             await editor.prompt(session.session_id, "go")
         print((peak() - before) // 1024)
 
@@ -336,7 +336,7 @@ async def test_what_was_left_out_of_a_long_answer_is_in_a_file_that_the_model_ma
         assert lines[0].endswith("x" * 99)
         assert lines[-1].startswith("the end")
         (opened,) = crow.sessions.values()
-        roots = opened.meta({"id": "1", "type": "function", "function": {"name": "", "arguments": ""}})["crow/roots"]
+        roots = opened.folders.for_tools()
         assert str(path.parent) in roots
     assert not await asyncio.to_thread(path.exists)
 

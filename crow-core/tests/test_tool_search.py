@@ -182,7 +182,7 @@ async def test_a_stored_session_goes_on_with_the_list_it_had():
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "hi")
         (opened,) = first.sessions.values()
-    record = Record(id=opened.id, log=opened.log, system=opened.system, tools=opened.tools)
+    record = Record(id=opened.id, log=opened.log, system=opened.prompts.system, tools=opened.toolbox.sent)
     second = app(model, ("shop", many(100)))
     second.load_session(lambda id: record)
     async with connect(second) as editor:

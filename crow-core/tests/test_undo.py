@@ -16,7 +16,7 @@ from crow_core.acp.connection import RpcError
 from crow_core.app import Crow
 from crow_core.errors import StoreError
 from crow_core.extensions.commands import commands
-from crow_core.extensions.masking import secrets
+from crow_core.extensions.masking import mask_secrets
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.subagents import subagents
 from crow_core.extensions.undo import plan, restore, undo
@@ -72,7 +72,7 @@ async def talk(folder: Path, *turns: Sequence[Use], crow: Crow | None = None, **
     """A session whose model makes these calls, turn by turn, one after the other."""
     replies = [reply for turn in turns for reply in ([Reply(tool_calls=[use]) for use in turn] + [Reply("Done.")])]
     model = ScriptedModel([*replies, Reply("What was that?")])
-    crow = (crow or Crow(model, servers=[TOOLS])).use(secrets, **options).use(permissions, deny=["terminal:rm*"])
+    crow = (crow or Crow(model, servers=[TOOLS])).use(mask_secrets, **options).use(permissions, deny=["terminal:rm*"])
     crow.use(commands).use(undo)
     async with connect(crow) as editor:
         opened = await editor.new_session(str(folder))

@@ -92,7 +92,7 @@ async def test_a_deeper_one_comes_with_the_first_result_that_concerns_a_file_bel
         assert "For" not in results(it.model.requests[-1])[-1]
         assert it.system == system
         assert len(it.renders("nested")) == 2
-        it.session.append({"crow": {"kind": "shrink", "upto": "", "limit": 10, "tool": "read_output"}})
+        it.session.log.append({"crow": {"kind": "shrink", "upto": "", "limit": 10, "tool": "read_output"}})
         await it.say("Look once more.")
         assert "For b." in results(it.model.requests[-1])[-1]
 

@@ -118,7 +118,7 @@ async def test_a_skill_is_told_once_and_again_when_the_model_no_longer_reads_it(
         await it.say("A pdf.")
         await it.say("Another pdf.")
         assert it.told == "Another pdf."
-        it.session.append({"crow": {"kind": "compaction", "from": "", "summary": "They have PDFs."}})
+        it.session.log.append({"crow": {"kind": "compaction", "from": "", "summary": "They have PDFs."}})
         await it.say("One more pdf.")
         assert "# PDF" in it.told
         it.session.rewind("")

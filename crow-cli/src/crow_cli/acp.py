@@ -3,24 +3,25 @@
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 
 from crow_core.acp.transports import stdio
-from crow_core.agent import Agent
+from crow_core.agent import Agent, Announced, LazyApp, announce
 from crow_core.app import Crow
-from crow_core.errors import ConfigError
+from crow_core.errors import ConfigError, ModelError
 from crow_core.models.chat import Model
 from crow_core.settings.config import Home, load_config, load_environment
-from crow_core.settings.discovery import takes_audio as any_takes_audio
+from crow_core.settings.discovery import takes_audio
 
 from crow_cli.ending import complete
 
 METHODS = ("_crow/search", "_crow/usage", "_crow/undo")
-"""What the app will answer beyond ACP, said before it is made."""
+"""The methods beyond ACP of crow's own extensions."""
 
 
 def serve(model: str = "", *, unstable: bool = False) -> None:
-    """Serve one client until it hangs up; `unstable` also speaks what ACP may still change."""
+    """Serve one client until it disconnects; `unstable` also uses parts of ACP that may still change."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="crow: %(message)s")
     try:
         sys.exit(complete(talk(model, unstable)))
@@ -29,31 +30,37 @@ def serve(model: str = "", *, unstable: bool = False) -> None:
 
 
 async def talk(model: str, unstable: bool) -> int:
-    audio = takes_audio(model)
-    agent = Agent(await stdio(), maker(model), stored=True, unstable=unstable, methods=METHODS, audio=audio)
+    source = ConfiguredApp(model)
     try:
-        await agent.serve()
+        await Agent(await stdio(), source, unstable=unstable).serve()
     finally:
-        if isinstance(agent.source, Crow):
-            await agent.source.shut_down()
+        if source.made:
+            await source.made.shut_down()
     return 0
 
 
-def takes_audio(model: str) -> bool:
-    """Whether a prompt may hold audio. Settings that cannot be used are complained of when they are needed."""
-    try:
-        home = Home.find(os.environ)
-        return any_takes_audio(load_config(home, os.environ), load_environment(home, os.environ), model)
-    except (ConfigError, ValueError, OSError):
-        return False
+class ConfiguredApp(LazyApp):
+    """The app of the configuration, made when the first session needs it, so that `initialize` is answered at once."""
 
+    def __init__(self, model: str) -> None:
+        super().__init__(self.build, Announced(stored=True, methods=METHODS))
+        self._model = model
 
-def maker(model: str) -> Callable[..., Awaitable[Crow]]:
-    """What makes the app when the first session asks for it: by then the client has its answer to `initialize`."""
+    async def prepare(self) -> None:
+        """Read the settings. If they name an extension that is not crow's, make the app: it may bring methods."""
+        try:
+            home = Home.find(os.environ)
+            config, env = load_config(home, os.environ), load_environment(home, os.environ)
+            self.announced = replace(self.announced, audio=takes_audio(config, env, self._model))
+            if config.extensions:
+                from crow_cli.house import ALWAYS, LAST, NAMED  # imported here: most people name none
 
-    async def make(models: Mapping[str, Model] | None = None) -> Crow:
-        from crow_cli.house import build  # not above, for the reason just given
+                if config.extensions.keys() - {*ALWAYS, *NAMED, *LAST}:
+                    self.announced = announce(await self.get())
+        except (ConfigError, ModelError, ValueError, OSError):
+            pass  # reported when the first session is opened
 
-        return await build(os.environ, model=model, models=models)
+    async def build(self, models: Mapping[str, Model] | None = None) -> Crow:
+        from crow_cli.house import build  # imported here: by now `initialize` is answered
 
-    return make
+        return await build(os.environ, model=self._model, models=models)

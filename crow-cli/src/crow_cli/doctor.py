@@ -91,14 +91,14 @@ class Patient(ChatModel):
         return [chunk for line in lines if (chunk := parse_object(line))]
 
 
-def said(call: ModelCall) -> str:
+def said(model_call: ModelCall) -> str:
     """A reply's text."""
-    return str(call.reply.get("content") or "")
+    return str(model_call.reply.get("content") or "")
 
 
-def arguments(call: ModelCall) -> list[dict[str, Any] | None]:
+def arguments(model_call: ModelCall) -> list[dict[str, Any] | None]:
     """What each call was made with; None for what is no JSON object."""
-    return [parse_arguments(use) for use in call.reply.get("tool_calls", [])]
+    return [parse_arguments(use) for use in model_call.reply.get("tool_calls", [])]
 
 
 def tool(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -188,8 +188,8 @@ async def streaming(patient: Patient) -> Finding:
     return Finding("ok", f"Answers come in pieces ({events} events).") if said(call) else silent(call)
 
 
-def silent(call: ModelCall) -> Finding:
-    return Finding("no", f"It said nothing (finish_reason {call.finish_reason!r}).")
+def silent(model_call: ModelCall) -> Finding:
+    return Finding("no", f"It said nothing (finish_reason {model_call.finish_reason!r}).")
 
 
 async def usage(patient: Patient) -> Finding:
@@ -231,10 +231,10 @@ async def tools(patient: Patient) -> Finding:
     return Finding("ok", "Tools are called.")
 
 
-def uncalled(call: ModelCall) -> Finding:
-    if is_printed_call(call):
+def uncalled(model_call: ModelCall) -> Finding:
+    if is_printed_call(model_call):
         return Finding("no", f"Calls are printed as text. {TOOL_ADVICE}")
-    return Finding("no", f"The tool was not called; it said {shorten_text(said(call))[:60]!r}. {TOOL_ADVICE}")
+    return Finding("no", f"The tool was not called; it said {shorten_text(said(model_call))[:60]!r}. {TOOL_ADVICE}")
 
 
 async def parallel(patient: Patient) -> Finding:

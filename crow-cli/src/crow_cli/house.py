@@ -21,7 +21,7 @@ from crow_core.extensions.budgets import budgets
 from crow_core.extensions.commands import commands
 from crow_core.extensions.effort import effort
 from crow_core.extensions.loop_guard import loop_guard
-from crow_core.extensions.masking import secrets
+from crow_core.extensions.masking import mask_secrets
 from crow_core.extensions.mcp import mcp
 from crow_core.extensions.nudge import nudge
 from crow_core.extensions.permissions import permissions
@@ -125,7 +125,7 @@ async def build(
     if remember:  # before all others: so it hears last that a session ends, and what they say then is stored
         crow.use(persistence, url=get_database_url(config, home), folder=home.data)
     crow.use(telemetry)
-    crow.use(secrets, known=[*find_secrets(config, env), *known])
+    crow.use(mask_secrets, known=[*find_secrets(config, env), *known])
     crow.use(templates, files=lambda session: prompt_files(config, home, trust, session.cwd))
     crow.use(shell_hooks, **parse_options(partial(shell_hooks), config.hooks, ["hooks"], home))
     crow.use(
@@ -280,15 +280,15 @@ def for_session(session: Session, wanted: Mapping[str, ServerSettings], home: Ho
 @asynccontextmanager
 async def sent(session: Session, name: str, url: str) -> AsyncGenerator[None]:
     """Send the person to log in to a server, by way of the client. Raises ConnectionError."""
-    await session.known.wait()
+    await session.turns.id_known.wait()
     try:
-        answer = await session.elicit(f"The MCP server {to_line(name)} wants you to log in.", url=url)
+        answer = await session.user.elicit(f"The MCP server {to_line(name)} wants you to log in.", url=url)
     except ElicitationError as error:
         raise ConnectionError(describe_missing_login(name)) from error
     if answer.action != "accept":
         raise ConnectionError(describe_missing_login(name))
     yield
-    await session.complete(answer.id)
+    await session.user.complete(answer.id)
 
 
 def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str], home: Home) -> None:

@@ -231,7 +231,7 @@ def export(session: str, format: Any, output: Path | None, no_redact: bool) -> N
 @click.option("--at", metavar="ENTRY", default="", help="Go on from this entry, not from the end; `show` tells its id.")
 def fork(session: str, at: str) -> None:
     """Begin a new session where another one stands; prints its id."""
-    from crow_core.session import new_id
+    from crow_core.log import new_id
     from crow_persistence import trees
     from crow_persistence.reading import find, load
 

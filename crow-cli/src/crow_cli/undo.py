@@ -68,8 +68,8 @@ async def take_back(found: "Summary", turns: int, yes: bool) -> int:
         session = await crow.load(Nobody(), found.id, found.cwd, roots=found.roots[1:])
         if session is None:
             raise StoreError(f"There is no session {found.id!r} any more.")
-        if session.damage:
-            say(spelled_out(session.damage))
+        if session.log.damage:
+            say(spelled_out(session.log.damage))
         click.echo(spelled_out(str(plan(session.log, turns))))
         if not yes and not click.confirm("\nTake this back?"):
             return 1

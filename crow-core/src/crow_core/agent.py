@@ -1,11 +1,12 @@
-"""The ACP agent: protocol in, protocol out, no decisions."""
+"""The ACP agent: turns the requests of one client into calls of the app, and errors into ACP's."""
 
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -89,7 +90,7 @@ from crow_core.hooks import call_function
 from crow_core.mcp.server import from_acp
 from crow_core.models.chat import ChatModel, Model
 from crow_core.models.usage import TURN_TOTALS, TokenTotals
-from crow_core.options import SWITCH, Option
+from crow_core.options import Option
 from crow_core.providers import PROTOCOL, PROVIDER_ID, ClientProvider, is_shareable_url
 from crow_core.session import Session
 from crow_core.store import Page
@@ -105,39 +106,93 @@ MAX_SESSIONS = 500
 Opening: TypeAlias = NewSessionRequest | LoadSessionRequest | ResumeSessionRequest | ForkSessionRequest
 
 
-class Agent:
-    """One client's connection to an app; its sessions see the client through this."""
+@dataclass(frozen=True)
+class Announced:
+    """Abilities of an app that depend on its models and extensions, as `initialize` announces them."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        crow: "Crow | Callable[..., Awaitable[Crow]]",
-        *,
-        stored: bool = False,
-        unstable: bool = False,
-        methods: Sequence[str] = (),
-        audio: bool = False,
-    ) -> None:
-        self.source: Crow | Callable[..., Awaitable[Crow]] = crow
-        """The app, or what makes it when the first session asks for it; raises ModelError when there is no model. Given
-        `models={}`, it makes one without."""
+    stored: bool = False
+    """Whether sessions are stored."""
+    methods: Sequence[str] = ()
+    """The methods beyond ACP that it answers."""
+    audio: bool = False
+    """Whether one of its models takes audio."""
+
+
+class AppSource(Protocol):
+    """Gives an agent its app, perhaps not before the first session needs it."""
+
+    made: Crow | None
+    """The app; None until it is made."""
+    announced: Announced
+    """What to announce. `stored` must be right from the start, the rest once `prepare` has returned."""
+
+    async def prepare(self) -> None:
+        """Make `announced` exact; called before `initialize` is answered, so it should be quick."""
+        ...
+
+    async def get(self, models: Mapping[str, Model] | None = None) -> Crow:
+        """Return the app, made if need be, with these models in place of the configured ones.
+
+        Raises ModelError if there is no model, ConfigError for a setting that cannot be used.
+        """
+        ...
+
+
+class MadeApp:
+    """The source of an app that exists already."""
+
+    def __init__(self, crow: Crow) -> None:
+        self.made: Crow | None = crow
+        self.announced = announce(crow)
+        self._crow = crow
+
+    async def prepare(self) -> None: ...
+
+    async def get(self, models: Mapping[str, Model] | None = None) -> Crow:
+        return self._crow
+
+
+class LazyApp:
+    """The source of an app that is made when the first session needs it.
+
+    `make` takes `models`, with models in place of the configured ones.
+    """
+
+    def __init__(self, make: Callable[..., Awaitable[Crow]], announced: Announced | None = None) -> None:
+        self.made: Crow | None = None
+        self.announced = announced or Announced()
+        self._make = make
+
+    async def prepare(self) -> None: ...
+
+    async def get(self, models: Mapping[str, Model] | None = None) -> Crow:
+        if self.made is None:
+            self.made = await (self._make() if models is None else self._make(models=models))
+        return self.made
+
+
+def announce(crow: Crow) -> Announced:
+    """Find out what an app has to announce."""
+    audio = any(isinstance(model, ChatModel) and model.quirks.audio for model in crow.models.values())
+    return Announced(bool(crow.load_session), list(crow.methods), audio)
+
+
+class Agent:
+    """The agent's side of one ACP connection, and the client of the sessions that are opened through it."""
+
+    def __init__(self, transport: Transport, crow: Crow | AppSource, *, unstable: bool = False) -> None:
+        self.source: AppSource = MadeApp(crow) if isinstance(crow, Crow) else crow
         self.unstable = unstable
-        """Whether to speak what ACP may still change: tokens of a turn, the client's system prompts and endpoints.
-        Without it a fork is made, too, but not advertised: the stable schema does not know of it."""
-        self.stored = bool(crow.load_session) if isinstance(crow, Crow) else stored
-        """Whether sessions are remembered; of an app that is still to be made, somebody has to say it."""
-        self.methods = list(crow.methods) if isinstance(crow, Crow) else list(methods)
-        """What it answers beyond ACP; of an app that is still to be made, as `stored`."""
-        self.audio = any(hears(model) for model in crow.models.values()) if isinstance(crow, Crow) else audio
-        """Whether one of its models takes audio; likewise."""
+        """Whether to use parts of ACP that may still change: tokens of a turn, and the client's system prompts and
+        endpoints. A fork is made without it, too, but not announced: the stable schema does not have it."""
         self.capabilities = ClientCapabilities()
         self.logged_out = False
-        """The client has called `logout`, and not `authenticate` since."""
+        """Whether the client has called `logout`, and not `authenticate` since."""
         self.sessions: dict[str, Session] = {}
         self.provider: ClientProvider | None = None
-        """The endpoint that the client wants asked in the sessions it opens from now on."""
+        """The client's own endpoint, for the sessions that it opens from now on."""
         self.providers: list[ClientProvider] = []
-        """All it has ever set."""
+        """Every endpoint that the client has set."""
         storing = {
             "session/load": self.load_session,
             "session/resume": self.resume_session,
@@ -164,13 +219,13 @@ class Agent:
                 "session/close": self.close_session,
                 "session/set_mode": self.set_mode,
                 "session/set_config_option": self.set_config_option,
-                **(storing if self.stored else {}),
+                **(storing if self.source.announced.stored else {}),
                 **(trying if unstable else {}),
             },
             others=self.extend,
         )
         self._opening = 0
-        """Sessions on the way to be open."""
+        """The number of sessions that are being opened."""
         self._making = asyncio.Lock()
         self._aside: set[asyncio.Task[None]] = set()
 
@@ -179,7 +234,7 @@ class Agent:
         try:
             await self.connection.serve()
         finally:
-            if isinstance(crow := self.source, Crow):
+            if crow := self.source.made:
                 await asyncio.gather(*(crow.close(session) for session in self.sessions.values()))
             await asyncio.gather(*(provider.close() for provider in self.providers))
 
@@ -198,37 +253,36 @@ class Agent:
         if self.logged_out:
             raise RpcError(AUTH_REQUIRED, "Logged out", details="You have logged out of crow. Log in to go on.")
         async with self._making:
-            if isinstance(made := self.source, Crow):
-                return made
             try:
-                self.source = crow = await made()
+                return await self.source.get()
             except ModelError as error:
                 if self.provider is None:
                     raise no_model(error) from error
-                self.source = crow = await made(models={})
+                return await self.source.get(models={})
             except ConfigError as error:
                 raise unusable(error) from error
-            return crow
 
     async def initialize(self, params: InitializeRequest) -> InitializeResponse:
         self.capabilities = params.client_capabilities or ClientCapabilities()
+        await self.source.prepare()
+        announced = self.source.announced
         return InitializeResponse(
             protocol_version=PROTOCOL_VERSION,
             agent_info=Implementation(name="crow", title="Crow", version=__version__),
             agent_capabilities=AgentCapabilities(
-                load_session=self.stored,
-                prompt_capabilities=PromptCapabilities(image=True, audio=self.audio, embedded_context=True),
+                load_session=announced.stored,
+                prompt_capabilities=PromptCapabilities(image=True, audio=announced.audio, embedded_context=True),
                 mcp_capabilities=McpCapabilities(http=True, sse=True),
                 session_capabilities=SessionCapabilities(
-                    **remembering() if self.stored else {},
+                    **remembering() if announced.stored else {},
                     close=SessionCloseCapabilities(),
                     additional_directories=SessionAdditionalDirectoriesCapabilities(),
-                    fork=SessionForkCapabilities() if self.unstable and self.stored else UNSET,
+                    fork=SessionForkCapabilities() if self.unstable and announced.stored else UNSET,
                     **instructing() if self.unstable else {},
                 ),
                 providers=ProvidersCapabilities() if self.unstable else UNSET,
                 auth=AgentAuthCapabilities(logout=LogoutCapabilities()),
-                meta={"crow": {"methods": self.methods}} if self.methods else UNSET,
+                meta={"crow": {"methods": [*announced.methods]}} if announced.methods else UNSET,
             ),
             auth_methods=[
                 AuthMethod(
@@ -249,7 +303,7 @@ class Agent:
     async def logout(self, params: LogoutRequest) -> LogoutResponse:
         """Nothing more is asked of the model for this client; what runs is cancelled, what is open stays open."""
         self.logged_out = True
-        if isinstance(crow := self.source, Crow):
+        if crow := self.source.made:
             await asyncio.gather(*(crow.cancel(session) for session in self.sessions.values()))
         return LogoutResponse()
 
@@ -257,7 +311,9 @@ class Agent:
         crow, cwd = await self.crow(), folder(params.cwd)
         session = await self.take_in(crow.open, self, cwd, params=params)
         return NewSessionResponse(
-            session_id=session.id, modes=session.modes() or UNSET, config_options=[*session.config_options()]
+            session_id=session.id,
+            modes=session.options.to_modes() or UNSET,
+            config_options=[*session.options.to_config_options()],
         )
 
     async def take_in(
@@ -281,7 +337,7 @@ class Agent:
         if session is None:
             raise unknown(id)
         if instructions:
-            session.instruct(instructions[1], alone=instructions[0] == "override")
+            session.prompts.set_instructions(instructions[1], alone=instructions[0] == "override")
         self.sessions[session.id] = session
         # The client knows the session's id only once it has the answer; see Connection on the order.
         asyncio.get_running_loop().call_soon(self.start_announcing, session)
@@ -291,11 +347,15 @@ class Agent:
         session = await self.go_on(params)
         for update in replay(session.log, session.cwd):
             await session.update(update)
-        return LoadSessionResponse(modes=session.modes() or UNSET, config_options=[*session.config_options()])
+        return LoadSessionResponse(
+            modes=session.options.to_modes() or UNSET, config_options=[*session.options.to_config_options()]
+        )
 
     async def resume_session(self, params: ResumeSessionRequest) -> ResumeSessionResponse:
         session = await self.go_on(params)
-        return ResumeSessionResponse(modes=session.modes() or UNSET, config_options=[*session.config_options()])
+        return ResumeSessionResponse(
+            modes=session.options.to_modes() or UNSET, config_options=[*session.options.to_config_options()]
+        )
 
     async def go_on(self, params: LoadSessionRequest | ResumeSessionRequest) -> Session:
         """Open a stored session; one that this client, or one that has hung up, has open already begins anew."""
@@ -315,7 +375,9 @@ class Agent:
         crow, id = await self.crow(), params.session_id
         session = await self.take_in(crow.fork, self, id, folder(params.cwd), params=params, id=id)
         return ForkSessionResponse(
-            session_id=session.id, modes=session.modes() or UNSET, config_options=[*session.config_options()]
+            session_id=session.id,
+            modes=session.options.to_modes() or UNSET,
+            config_options=[*session.options.to_config_options()],
         )
 
     async def list_sessions(self, params: ListSessionsRequest) -> ListSessionsResponse:
@@ -356,13 +418,13 @@ class Agent:
 
     async def announce(self, session: Session) -> None:
         """Tell the client a session's commands and name, and what is amiss with it, if it is still there."""
-        session.known.set()
+        session.turns.id_known.set()
         with suppress(ConnectionClosed):
             await session.announce_commands()
-            if session.title:
-                await session.update(SessionInfoUpdate(title=session.title))
-            if session.damage:
-                await session.notice(session.damage, "warning")
+            if session.log.title:
+                await session.update(SessionInfoUpdate(title=session.log.title))
+            if session.log.damage:
+                await session.notice(session.log.damage, "warning")
 
     async def prompt(self, params: PromptRequest) -> PromptResponse:
         session, crow = self.session(params.session_id), await self.crow()
@@ -381,13 +443,13 @@ class Agent:
             raise RpcError(INTERNAL_ERROR, "The prompt's template cannot be used", details=str(error)) from error
 
     async def cancel(self, params: CancelNotification) -> None:
-        if (session := self.sessions.get(params.session_id)) and isinstance(crow := self.source, Crow):
+        if (session := self.sessions.get(params.session_id)) and (crow := self.source.made):
             await crow.cancel(session)
 
     async def close_session(self, params: CloseSessionRequest) -> CloseSessionResponse:
         session = self.session(params.session_id)
         del self.sessions[session.id]
-        if isinstance(crow := self.source, Crow):
+        if crow := self.source.made:
             await crow.close(session)
         return CloseSessionResponse()
 
@@ -400,11 +462,11 @@ class Agent:
 
     async def set_config_option(self, params: SetSessionConfigOptionRequest) -> SetSessionConfigOptionResponse:
         session = self.session(params.session_id)
-        before = session.modes()
-        await choose(session, session.option(params.config_id), params.value)
-        if (modes := session.modes()) and modes != before:
+        before = session.options.to_modes()
+        await choose(session, session.options.find(params.config_id), params.value)
+        if (modes := session.options.to_modes()) and modes != before:
             await session.update(CurrentModeUpdate(current_mode_id=modes.current_mode_id))
-        return SetSessionConfigOptionResponse(config_options=[*session.config_options()])
+        return SetSessionConfigOptionResponse(config_options=[*session.options.to_config_options()])
 
     async def list_providers(self, params: ListProvidersRequest) -> ListProvidersResponse:
         set = self.provider
@@ -432,16 +494,17 @@ class Agent:
 
     async def extend(self, method: str, params: dict[str, Any]) -> Any:
         """Answer what an extension can, about one of this client's sessions."""
-        found = self.source.methods.get(method) if isinstance(self.source, Crow) else None
-        if found is None:
+        crow = self.source.made
+        function = crow.methods.get(method) if crow else None
+        if function is None:
             raise RpcError(METHOD_NOT_FOUND, f"Method not found: {method}")
         if not isinstance(id := params.get("sessionId"), str):
             raise RpcError(INVALID_PARAMS, "Invalid params: sessionId: a session has to be named")
-        return await call_function(found, self.session(id), params)
+        return await call_function(function, self.session(id), params)
 
     async def models(self) -> Mapping[str, Model] | None:
         """Those of the client's own endpoint; None for the configured ones. Raises ModelError."""
-        configured = self.source.models.values() if isinstance(self.source, Crow) else ()
+        configured = crow.models.values() if (crow := self.source.made) else ()
         return self.provider and await self.provider.load_models([model.name for model in configured])
 
     def session(self, id: str) -> Session:
@@ -514,11 +577,6 @@ def unavailable(error: StoreError, id: str = "") -> RpcError:
     return RpcError(INTERNAL_ERROR, "The stored sessions cannot be used", data)
 
 
-def hears(model: Model) -> bool:
-    """Whether a model takes audio."""
-    return isinstance(model, ChatModel) and model.quirks.audio
-
-
 def no_model(error: ModelError) -> RpcError:
     """The answer where there is no model to ask."""
     return RpcError(AUTH_REQUIRED, "No model is configured", details=str(error))
@@ -533,12 +591,12 @@ async def choose(session: Session, option: Option | None, value: str | bool) -> 
     """Set an option to one of its choices."""
     if option is None:
         raise RpcError(INVALID_PARAMS, "Unknown option", details="No such option in this session.")
-    if option.choices is SWITCH and isinstance(value, bool):
+    if option.is_switch and isinstance(value, bool):
         value = "on" if value else "off"
     values = [choice.value for choice in option.choices]
     if value not in values:
         raise RpcError(INVALID_PARAMS, "Unknown value", details=f"{option.id} takes one of: {', '.join(values)}.")
-    await session.choose(option, str(value))
+    await session.options.choose(option, str(value))
 
 
 def folder(path: str) -> str:

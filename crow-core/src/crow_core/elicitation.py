@@ -29,7 +29,7 @@ SECRET = re.compile(
 
 
 @dataclass(frozen=True)
-class Answer:
+class FormAnswer:
     """What a person said to a form or a page."""
 
     action: Literal["accept", "decline", "cancel"]
@@ -66,7 +66,7 @@ def check_page(url: str) -> None:
         raise ElicitationError(f"{url!r} is no https address")
 
 
-def checked(content: dict[str, Any], form: ElicitationSchema) -> dict[str, Any]:
+def check_values(content: dict[str, Any], form: ElicitationSchema) -> dict[str, Any]:
     """The values of a form's own fields. Raises ElicitationError for what its schema does not allow."""
     for name in form.required or ():
         if name not in content:

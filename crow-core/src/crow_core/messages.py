@@ -235,7 +235,7 @@ class View:
         self._upto = 0
         """How many of `_chosen` are in `_settled`."""
 
-    def messages(self, log: list[Message]) -> list[Message]:
+    def messages(self, log: Sequence[Message]) -> list[Message]:
         """The same as `view(log)`, for a log that has only grown since the last call."""
         new, self._read = log[self._read :], len(log)
         if any(marker_kind(entry) in SELECTING_MARKERS for entry in new):

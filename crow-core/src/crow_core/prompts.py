@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crow_core.errors import PromptError
+from crow_core.log import SessionLog
+from crow_core.messages import drop_rewound, marker_kind
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -61,3 +63,49 @@ class Prompt:
             line = f" (line {error.lineno})" if isinstance(error, TemplateSyntaxError) else ""
             said = str(error).rstrip(".")
             raise PromptError(f"The template of the prompt {self.name!r} is wrong{line}: {said}.") from error
+
+
+class SessionPrompts:
+    """The prompts of one session. Every rendering is appended to its log: which version became which text."""
+
+    def __init__(self, templates: dict[str, Prompt], log: SessionLog) -> None:
+        self.templates = templates
+        """By name; `system` is the system prompt."""
+        self.system: str | None = None
+        """The rendered system prompt; None until the first request, or after a rewind behind it."""
+        self.instructions: list[str] = []
+        """The client's instructions for the system prompt; they come before those of extensions."""
+        self._log = log
+
+    def render(self, prompt: Prompt, purpose: str, **variables: Any) -> str:
+        """Render a prompt, and append a marker with its version, its variables and the text. Raises PromptError."""
+        text = prompt.render(**variables)
+        self._log.append(
+            {
+                "crow": {
+                    "kind": "render",
+                    "purpose": purpose,
+                    "prompt": prompt.name,
+                    "version": prompt.version,
+                    "template": prompt.template,
+                    "variables": variables,
+                    "text": text,
+                }
+            }
+        )
+        return text
+
+    def set_instructions(self, text: str, *, alone: bool = False) -> None:
+        """Put the client's instructions into the system prompt: behind crow's own, or `alone` in their place.
+
+        A stored session keeps the system prompt that was sent, unless its instructions were different.
+        """
+        self.instructions = [text]
+        if alone:
+            self.templates["system"] = Prompt.from_package("client")
+        notes = [entry.get("crow", {}) for entry in drop_rewound(self._log) if marker_kind(entry) == "render"]
+        last = next((render for render in reversed(notes) if render.get("purpose") == "system"), None)
+        if last:
+            before = last.get("prompt"), last.get("variables", {}).get("instructions", [])[:1]
+            if before != (self.templates["system"].name, [text]):
+                self.system = None

@@ -1,14 +1,14 @@
 """A client that sends and receives lines, for messages that a correct client would not send."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 
 from crow_core.acp.transports import Memory, memory_pair
-from crow_core.agent import Agent
+from crow_core.agent import Agent, AppSource
 from crow_core.app import Crow
 
 INVALID_LINES = [
@@ -75,7 +75,7 @@ class RawClient:
 
 
 @asynccontextmanager
-async def connect_raw(crow: "Crow | Callable[..., Awaitable[Crow]]", **options: Any) -> AsyncGenerator[RawClient]:
+async def connect_raw(crow: Crow | AppSource, **options: Any) -> AsyncGenerator[RawClient]:
     """Connect to an agent of an app, before `initialize`; `options` are the agent's."""
     client_end, agent_end = memory_pair()
     agent = Agent(agent_end, crow, **options)
@@ -85,5 +85,5 @@ async def connect_raw(crow: "Crow | Callable[..., Awaitable[Crow]]", **options: 
     finally:
         await client_end.close()
         await serving
-        if isinstance(agent.source, Crow):
-            await agent.source.shut_down()
+        if agent.source.made:
+            await agent.source.made.shut_down()
