@@ -265,7 +265,7 @@ def test_what_came_of_a_call_is_added_when_it_has_ended(talk: Talk):
     assert row.tools == hashlib.sha256(msgspec.json.encode(TOOLS)).hexdigest()
     assert (row.total, row.usage, row.cost) == (None, None, None)
     usage = {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 60}}
-    talk.end(call, first=call.started + 0.5, finish_reason="stop", usage=usage)
+    talk.end(call, first_delta=call.started + 0.5, finish_reason="stop", usage=usage)
     row = talk.row(call)
     assert (round(row.first), round(row.total), row.stop_reason, row.error) == (500, 2000, "stop", None)
     assert (row.input, row.output, row.cached) == (100, 10, 60)
