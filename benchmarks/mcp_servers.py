@@ -16,8 +16,8 @@ from crow_core.app import Crow
 from crow_core.mcp.server import Server, import_sdk
 from crow_core.models.chat import ChatModel
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import deltas
-from crow_core.testing.servers import misbehaving
+from crow_core.testing.script import to_deltas
+from crow_core.testing.servers import make_faulty_server
 
 TURNS = 200
 ROUNDS = 5
@@ -50,14 +50,14 @@ class Fixed:
     async def stream(self, request: dict[str, Any]) -> AsyncIterator[Any]:
         self.asked += 1
         answered = request["messages"][-1]["role"] == "tool"
-        for delta in deltas(Reply("Done.") if answered else self.reply, self.asked):
+        for delta in to_deltas(Reply("Done.") if answered else self.reply, self.asked):
             yield delta
         yield {"finish_reason": "stop" if answered or not self.reply.tool_calls else "tool_calls", "usage": None}
 
 
 def server(name: str, sleep: float = 0.0) -> McpServer:
     """Return a server over stdio whose tool `pid` answers at once."""
-    good = misbehaving("hangs in a call", name)  # the fault shows in its other tool
+    good = make_faulty_server("hangs in a call", name)  # the fault shows in its other tool
     if not sleep:
         return good
     args = ["-c", f'sleep {sleep}; exec "$0" "$@"', str(good.command), *(good.args or ())]

@@ -4,7 +4,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 import pytest
-from crow_core.testing import Reply, ScriptedServer
+from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
     from conftest import Node

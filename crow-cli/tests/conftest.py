@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 from crow_core.acp.schema import ClientCapabilities, McpServer
 from crow_core.acp.transports import ChildTransport, Transport, spawn
-from crow_core.settings.discovery import LOCAL
+from crow_core.settings.discovery import LOCAL_SERVERS
 from crow_core.testing import Editor
 
 CROW = (sys.executable, "-m", "crow_cli")
@@ -248,7 +248,7 @@ def prepared(
 @pytest.fixture
 def no_local_model() -> None:
     """For what happens where no model is found: crow looks for local servers at their usual ports."""
-    for name, url in LOCAL.items():
+    for name, url in LOCAL_SERVERS.items():
         address = urlsplit(url)
         with suppress(OSError), socket.create_connection((address.hostname, address.port), 1):
             pytest.skip(f"{name} seems to run on this machine, at {url}")

@@ -28,7 +28,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.acp.transports import ChildTransport, spawn
 from crow_core.testing import Failure, Raw, Reply, ScriptedCall, ScriptedServer
-from crow_core.testing.wire import RUBBISH
+from crow_core.testing.wire import INVALID_LINES
 
 if TYPE_CHECKING:
     from conftest import Ear, Machine
@@ -381,7 +381,7 @@ async def test_a_thousand_lines_of_rubbish_end_nothing(machine: "Machine"):
         agent = await machine.agent()
 
         async def spoil() -> None:
-            for line in RUBBISH * 40:
+            for line in INVALID_LINES * 40:
                 agent.write(line + b"\n")
                 await agent.drain()
 

@@ -47,7 +47,7 @@ from crow_core.messages import marker_kind
 from crow_core.models.chat import ModelCall
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Asked
-from crow_core.testing.wire import wired
+from crow_core.testing.wire import connect_raw
 from fastmcp import Context, FastMCP
 from fastmcp.tools import ToolResult
 from hypothesis import HealthCheck, given, settings
@@ -782,7 +782,7 @@ async def test_cancelled_tool_call_is_cancelled_at_the_server(birds_anywhere: Bi
 async def test_trace_context_is_sent_with_the_tool_call(birds: Birds):
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b"}
     model = script(use("meta"))
-    async with wired(crow_with(model, birds())) as wire:
+    async with connect_raw(crow_with(model, birds())) as wire:
         id = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
         await wire.ask("session/prompt", {"sessionId": id, "prompt": [{"type": "text", "text": "go"}], "_meta": trace})
     sent = answered(model)

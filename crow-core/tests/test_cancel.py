@@ -31,7 +31,7 @@ from crow_core.messages import INTERRUPTED, Message
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
-from crow_core.testing.wire import wired
+from crow_core.testing.wire import connect_raw
 from fastmcp import FastMCP
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -227,17 +227,17 @@ async def test_cancelled_while_the_client_does_not_read_every_call_it_will_see_h
         if "tool_calls" in entry:
             called.set()
 
-    async with wired(crow) as wire:
+    async with connect_raw(crow) as wire:
         id = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
         wire.send("turn", "session/prompt", {"sessionId": id, "prompt": [{"type": "text", "text": "go"}]})
         await called.wait()
         await wait_all_tasks_blocked()  # the calls are on their way, and nobody takes them
-        wire.tell("session/cancel", {"sessionId": id})
+        wire.notify("session/cancel", {"sessionId": id})
         await wait_all_tasks_blocked()
-        while (message := await wire.hear()).get("id") != "turn":
+        while (message := await wire.receive()).get("id") != "turn":
             pass
     assert message["result"]["stopReason"] == "cancelled"
-    updates = [message["params"]["update"] for message in wire.heard if message.get("method") == "session/update"]
+    updates = [message["params"]["update"] for message in wire.received if message.get("method") == "session/update"]
     states = {update["toolCallId"]: update["status"] for update in updates if "toolCallId" in update}
     assert states == {"one": "failed", "one_2": "failed"}
 

@@ -114,7 +114,7 @@ async def talk(
         session = await editor.new_session(str(folder))
         it = Talk(editor, crow, session.session_id, folder, model)
         yield it
-    assert editor.lost == []
+    assert editor.missing_terminals == []
 
 
 # Files
@@ -129,7 +129,7 @@ async def test_unsaved_text_is_viewed_edited_and_written_once(tmp_path: Path):
         assert text.startswith(f"Edited {path}:\n")
         assert it.diff() == ("unsaved\n", "edited\n")
         assert path.read_text() == "edited\n"
-    assert it.editor.methods().count("fs/write_text_file") == 1
+    assert it.editor.list_requested_methods().count("fs/write_text_file") == 1
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -145,7 +145,7 @@ async def test_only_capabilities_of_the_client_are_used(tmp_path: Path, read: bo
         await it.use(edit("create", "new.py", file_text="new\n"))
         assert (tmp_path / "new.py").read_text() == "new\n"
         assert await it.use(run("cat new.py")) == "new"
-    asked = {method.partition("_")[0] for method in it.editor.methods()}
+    asked = {method.partition("_")[0] for method in it.editor.list_requested_methods()}
     offered = [(read, {"fs/read"}), (write, {"fs/write"}), (terminal, {"terminal/create", "terminal/output"})]
     assert asked - {"terminal/wait", "terminal/release"} == set().union(*[names for yes, names in offered if yes])
 
@@ -158,7 +158,7 @@ async def test_file_that_the_client_cannot_read_is_read_from_the_disk(tmp_path: 
         await it.use(replace("a.py", "one", "two"))
         assert it.diff() == ("one\n", "two\n")
         assert path.read_text() == "two\n"
-    assert "fs/write_text_file" not in it.editor.methods()
+    assert "fs/write_text_file" not in it.editor.list_requested_methods()
 
 
 async def test_client_that_reports_a_file_as_empty_does_not_lose_it(tmp_path: Path):
@@ -209,7 +209,7 @@ async def test_rejected_edit_is_shown_from_the_buffer_and_never_written(tmp_path
         assert contents[0] == DiffContent(path=str(path), old_text="unsaved\n", new_text="edited\n")
         assert path.read_text() == "saved\n"
         assert files_in(tmp_path) == ["a.py"]
-    assert set(it.editor.methods()) == {"fs/read_text_file"}
+    assert set(it.editor.list_requested_methods()) == {"fs/read_text_file"}
 
 
 async def test_text_that_the_client_formats_on_saving_is_accepted(tmp_path: Path):
@@ -298,7 +298,7 @@ async def test_cancelled_turn_cancels_its_request_and_ends(tmp_path: Path, metho
         it.editor.waits[method] = asyncio.Event()
         it.uses = [replace("a.py", "one", "two")]
         turn = asyncio.ensure_future(it.editor.prompt(it.id, "go"))
-        await it.editor.until(lambda editor: method in editor.methods())
+        await it.editor.until(lambda editor: method in editor.list_requested_methods())
         await it.editor.cancel(it.id)
         assert (await turn).stop_reason == "cancelled"
         await it.editor.until(lambda editor: editor.cancelled == [method])
@@ -334,7 +334,7 @@ async def test_client_that_disconnects_during_a_tool_call_leaves_every_call_answ
         if method != "terminal/wait_for_exit":
             editor.waits[method] = asyncio.Event()
         turn = asyncio.ensure_future(editor.prompt(id, "go"))
-        await editor.until(lambda editor: method in editor.methods())
+        await editor.until(lambda editor: method in editor.list_requested_methods())
     with suppress(Exception):
         await turn
     await agent
@@ -388,7 +388,7 @@ async def test_command_runs_in_a_terminal_of_the_client_that_stays_visible(tmp_p
         embedded = [TerminalContent(terminal_id="terminal-1")]
         states = [(update.status or None, update.content or None) for update in it.editor.of(ToolCallUpdate)]
         assert states == [("in_progress", None), (None, embedded), ("completed", embedded)]
-    assert it.editor.methods() == [
+    assert it.editor.list_requested_methods() == [
         "terminal/create",
         "terminal/wait_for_exit",
         "terminal/output",
@@ -438,29 +438,29 @@ async def overlong(it: Talk, command: str) -> tuple[str, str]:
 async def test_command_over_its_timeout_is_killed_and_its_output_returned(tmp_path: Path):
     async with talk(tmp_path) as it:
         pid, _ = await overlong(it, "echo $$; sleep 600")
-        assert it.last_update.content == [TerminalContent(terminal_id=f"terminal-{it.editor.opened}")]
+        assert it.last_update.content == [TerminalContent(terminal_id=f"terminal-{it.editor.opened_terminals}")]
         await it.editor.until(lambda editor: not editor.terminals)
         assert not alive(int(pid))
-    assert it.editor.methods()[-4:] == [
+    assert it.editor.list_requested_methods()[-4:] == [
         "terminal/wait_for_exit",
         "terminal/kill",
         "terminal/output",
         "terminal/release",
     ]
-    assert it.editor.cancelled == ["terminal/wait_for_exit"] * it.editor.opened
+    assert it.editor.cancelled == ["terminal/wait_for_exit"] * it.editor.opened_terminals
 
 
 async def test_cancelled_command_is_killed_and_its_terminal_released(tmp_path: Path):
     async with talk(tmp_path) as it:
         it.uses = [run("sleep 600 & sleep 600"), run("sleep 600")]
         turn = asyncio.ensure_future(it.editor.prompt(it.id, "go"))
-        await it.editor.until(lambda editor: editor.methods().count("terminal/wait_for_exit") == 2)
+        await it.editor.until(lambda editor: editor.list_requested_methods().count("terminal/wait_for_exit") == 2)
         processes = [terminal.process for terminal in it.editor.terminals.values()]
         await it.editor.cancel(it.id)
         assert (await turn).stop_reason == "cancelled"
         await it.editor.until(lambda editor: not editor.terminals)
         assert [process.returncode for process in processes] == [-9, -9]
-        assert "terminal/kill" not in it.editor.methods()  # the release kills it
+        assert "terminal/kill" not in it.editor.list_requested_methods()  # the release kills it
         assert await it.use(run("echo next")) == "next"
 
 
@@ -469,12 +469,14 @@ async def test_terminal_created_after_the_turn_is_released(tmp_path: Path):
         it.editor.waits["terminal/create"] = asyncio.Event()
         it.uses = [run("sleep 600")]
         turn = asyncio.ensure_future(it.editor.prompt(it.id, "go"))
-        await it.editor.until(lambda editor: "terminal/create" in editor.methods())
+        await it.editor.until(lambda editor: "terminal/create" in editor.list_requested_methods())
         await it.editor.cancel(it.id)
         assert (await turn).stop_reason == "cancelled"
         it.editor.waits["terminal/create"].set()
-        await it.editor.until(lambda editor: "terminal/release" in editor.methods() and not editor.terminals)
-        assert it.editor.opened == 1
+        await it.editor.until(
+            lambda editor: "terminal/release" in editor.list_requested_methods() and not editor.terminals
+        )
+        assert it.editor.opened_terminals == 1
 
 
 @pytest.mark.parametrize("how", ["deaf", "refuses"])
@@ -495,7 +497,7 @@ async def test_failing_terminal_is_an_error_and_is_released(
             monkeypatch.setattr(editors, "ANSWER_TIMEOUT", 0.05)
         using = asyncio.ensure_future(it.use(use))
         if (method, how) == ("terminal/output", "deaf"):
-            await it.editor.until(lambda editor: "terminal/wait_for_exit" in editor.methods())
+            await it.editor.until(lambda editor: "terminal/wait_for_exit" in editor.list_requested_methods())
             monkeypatch.setattr(
                 editors, "ANSWER_TIMEOUT", 0.05
             )  # only now: the other requests are answered, perhaps slowly
@@ -504,7 +506,7 @@ async def test_failing_terminal_is_an_error_and_is_released(
         for event in it.editor.waits.values():
             event.set()
         await it.editor.until(lambda editor: not editor.terminals)
-        assert it.editor.methods().count("terminal/release") == it.editor.opened
+        assert it.editor.list_requested_methods().count("terminal/release") == it.editor.opened_terminals
         monkeypatch.setattr(editors, "ANSWER_TIMEOUT", 30)
         it.editor.refuses.clear()
         assert await it.use(run("echo again")) == "again"

@@ -31,7 +31,7 @@ from crow_core.mcp import stdio
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
-from crow_core.testing.servers import FAULTS, MISSING, WORDS, misbehaving
+from crow_core.testing.servers import DESCRIPTIONS, FAULTS, MISSING_COMMAND, make_faulty_server
 from fastmcp import FastMCP
 from mcp.shared import _httpx_utils
 from starlette.responses import Response
@@ -62,7 +62,9 @@ class Case:
 
 
 OUTCOMES = {
-    MISSING: Case(notice="MCP server 'bad' did not start: the command 'no-such-command-7' was not found; check .*"),
+    MISSING_COMMAND: Case(
+        notice="MCP server 'bad' did not start: the command 'no-such-command-7' was not found; check .*"
+    ),
     "hangs at start": Case(notice=r"MCP server 'bad' did not answer within 2 s\."),
     "exits at once": Case(notice=r"MCP server 'bad' did not start: .* It said: ImportError: no module named 'birds'\."),
     "prints junk": Case(CAW, NUMBER),
@@ -100,7 +102,7 @@ class Marked:
     mark: str = field(default_factory=lambda: uuid4().hex)
 
     def server(self, fault: str, name: str = "bad") -> McpServer:
-        config = misbehaving(fault, name)
+        config = make_faulty_server(fault, name)
         config.env = [EnvVariable(name="CROW_TEST", value=self.mark)]
         return config
 
@@ -149,12 +151,12 @@ def marked() -> Marked:
 
 
 def test_every_fault_has_an_outcome_and_an_explanation():
-    assert set(OUTCOMES) == {*FAULTS, MISSING}
+    assert set(OUTCOMES) == {*FAULTS, MISSING_COMMAND}
     asked = subprocess.run(
         [sys.executable, "-m", "crow_core.testing.servers"], capture_output=True, text=True, check=False
     )
     assert asked.returncode == 1
-    assert all(f"{fault}: {WORDS[fault]}" in asked.stderr for fault in FAULTS)
+    assert all(f"{fault}: {DESCRIPTIONS[fault]}" in asked.stderr for fault in FAULTS)
 
 
 @pytest.mark.parametrize("fault", OUTCOMES)
@@ -238,10 +240,10 @@ import asyncio, sys
 from crow_core.acp.schema import EnvVariable
 from crow_core.app import Crow
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.servers import misbehaving
+from crow_core.testing.servers import make_faulty_server
 
 def server(fault):
-    config = misbehaving(fault, fault[0])
+    config = make_faulty_server(fault, fault[0])
     config.env = [EnvVariable(name="CROW_TEST", value=sys.argv[1])]
     return config
 
@@ -278,7 +280,7 @@ from pathlib import Path
 from crow_core.app import Crow
 from crow_core.extensions.truncate import truncate
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.servers import misbehaving
+from crow_core.testing.servers import make_faulty_server
 
 def peak():
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
@@ -288,7 +290,7 @@ async def main():
     async with connect(Crow(ScriptedModel([*replies, *replies])).use(truncate)) as editor:
         for fault in ("prints junk", sys.argv[1]):
             before = peak()
-            session = await editor.new_session("/", [misbehaving(fault)])
+            session = await editor.new_session("/", [make_faulty_server(fault)])
             await editor.prompt(session.session_id, "go")
         print((peak() - before) // 1024)
 

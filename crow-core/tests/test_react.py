@@ -174,7 +174,7 @@ async def test_arguments_that_are_no_json_object_are_never_run_but_answered(argu
     model = ScriptedModel([Reply(tool_calls=[use("demo_add", arguments)]), Reply("Sorry.")])
     crow = crow_with(model)
     ran: list[str] = []
-    crow.before_tool(lambda session, call: ran.append(call["id"]))
+    crow.before_tool(lambda session, tool_call: ran.append(tool_call.id))
     async with connect(crow) as editor:
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "add")

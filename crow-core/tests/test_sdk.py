@@ -38,14 +38,14 @@ sys.addaudithook(audit)
 
 from crow_core import Crow
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.servers import misbehaving
+from crow_core.testing.servers import make_faulty_server
 
 async def main():
     model = ScriptedModel([Reply(tool_calls=[{"name": "birds_bad", "arguments": {}}]), Reply("Done.")])
     crow = Crow(model)
     crow.servers_wait = 60
     async with connect(crow) as editor:
-        session = await editor.new_session("/", [misbehaving("answers others", "birds")])
+        session = await editor.new_session("/", [make_faulty_server("answers others", "birds")])
         await editor.prompt(session.session_id, "go")
     return model.requests[-1]["messages"][-1]["content"]
 

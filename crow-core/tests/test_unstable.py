@@ -14,7 +14,7 @@ from crow_core.session import Session
 from crow_core.store import Record
 from crow_core.testing import Reply, ScriptedModel, ScriptedServer
 from crow_core.testing.script import ScriptedCall as Use
-from crow_core.testing.wire import Wire, wired
+from crow_core.testing.wire import RawClient, connect_raw
 
 pytestmark = pytest.mark.anyio
 
@@ -27,11 +27,11 @@ COUNTS = {
 }
 
 
-async def opened(wire: Wire, **params: Any) -> str:
+async def opened(wire: RawClient, **params: Any) -> str:
     return (await wire.ask("session/new", {"cwd": "/", "mcpServers": [], **params}))["result"]["sessionId"]
 
 
-async def prompt(wire: Wire, session: str) -> dict[str, Any]:
+async def prompt(wire: RawClient, session: str) -> dict[str, Any]:
     return (await wire.ask("session/prompt", {"sessionId": session, "prompt": HI}))["result"]
 
 
@@ -60,7 +60,7 @@ async def no_app(models: Any = None) -> Crow:
 
 async def test_without_the_flag_there_is_none_of_it():
     model = ScriptedModel(lambda request: Reply("Well.", usage=COUNTS))
-    async with wired(remembering(model).use(usage)) as wire:
+    async with connect_raw(remembering(model).use(usage)) as wire:
         capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
         assert "providers" not in capabilities
         assert not {"fork", "systemPrompt"} & capabilities["sessionCapabilities"].keys()
@@ -71,7 +71,7 @@ async def test_without_the_flag_there_is_none_of_it():
 
 
 async def test_it_says_what_it_can_do():
-    async with wired(remembering(talker()), unstable=True) as wire:
+    async with connect_raw(remembering(talker()), unstable=True) as wire:
         capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
     assert capabilities["providers"] == {}
     assert capabilities["sessionCapabilities"]["fork"] == {}
@@ -81,7 +81,7 @@ async def test_it_says_what_it_can_do():
 async def test_a_prompts_answer_counts_the_tokens_of_its_own_turn():
     calls = [Use(name="nothing", arguments={})]
     model = ScriptedModel([Reply(tool_calls=calls, usage=COUNTS), Reply("A", usage=COUNTS), Reply("B", usage=COUNTS)])
-    async with wired(Crow(model).use(usage), unstable=True) as wire:
+    async with connect_raw(Crow(model).use(usage), unstable=True) as wire:
         session = await opened(wire)
         assert (await prompt(wire, session))["usage"] == {
             "inputTokens": 2000,
@@ -95,7 +95,7 @@ async def test_a_prompts_answer_counts_the_tokens_of_its_own_turn():
 
 async def test_a_clients_instructions_follow_the_agents_own():
     model = talker()
-    async with wired(Crow(model), unstable=True) as wire:
+    async with connect_raw(Crow(model), unstable=True) as wire:
         await prompt(wire, await opened(wire, **instructions("Speak {{ cwd }} French.")))
     assert system_of(model).startswith("You are crow")
     assert system_of(model).endswith("\n\nSpeak {{ cwd }} French.")
@@ -109,14 +109,14 @@ async def test_a_clients_instructions_take_the_place_of_the_agents_own():
     def more(session: Session) -> str:
         return "The project's own rules."
 
-    async with wired(crow, unstable=True) as wire:
+    async with connect_raw(crow, unstable=True) as wire:
         await prompt(wire, await opened(wire, **instructions("{% if %} Be a poet.", "override")))
     assert system_of(model) == "{% if %} Be a poet.\n\nThe project's own rules."
 
 
 async def test_a_clients_instructions_are_written_down_as_what_they_are():
     crow = Crow(talker())
-    async with wired(crow, unstable=True) as wire:
+    async with connect_raw(crow, unstable=True) as wire:
         session = await opened(wire, **instructions("Be brief."))
         await prompt(wire, session)
         notes = [entry.get("crow", {}) for entry in crow.sessions[session].log]
@@ -139,7 +139,7 @@ async def test_a_clients_instructions_are_written_down_as_what_they_are():
 )
 async def test_instructions_that_are_not_understood_open_no_session(wrong: Any):
     crow = Crow(talker())
-    async with wired(crow, unstable=True) as wire:
+    async with connect_raw(crow, unstable=True) as wire:
         answer = await wire.ask("session/new", {"cwd": "/", "mcpServers": [], "systemPrompt": wrong})
         assert answer["error"]["code"] == INVALID_PARAMS
         assert crow.sessions == {}
@@ -170,7 +170,7 @@ def remembering(model: ScriptedModel) -> Crow:
 @pytest.mark.parametrize("method", ["session/load", "session/resume"])
 async def test_a_stored_session_is_told_anew_only_what_is_new(method: str, given: dict[str, Any], told: str):
     model = talker()
-    async with wired(remembering(model), unstable=True) as wire:
+    async with connect_raw(remembering(model), unstable=True) as wire:
         await wire.ask(method, {"sessionId": "s", "cwd": "/", "mcpServers": [], **given})
         await prompt(wire, "s")
     assert system_of(model).endswith(told)
@@ -181,7 +181,7 @@ async def test_the_client_brings_its_own_endpoint_where_none_is_configured():
     headers = {"Authorization": "Bearer sk-of-the-client-1234", "X-Route": "eu"}
     async with (
         ScriptedServer(lambda request: Reply("From afar.")) as server,
-        wired(LazyApp(no_app), unstable=True) as wire,
+        connect_raw(LazyApp(no_app), unstable=True) as wire,
     ):
         new: dict[str, Any] = {"cwd": "/", "mcpServers": []}
         assert (await wire.ask("session/new", new))["error"]["code"] == AUTH_REQUIRED
@@ -203,7 +203,7 @@ async def test_the_client_brings_its_own_endpoint_where_none_is_configured():
 async def test_an_endpoint_counts_from_the_next_session_on_and_until_it_is_disabled():
     configured = ScriptedModel(lambda request: Reply("From here."))
     crow = Crow(configured)
-    async with ScriptedServer(lambda request: Reply("From afar.")) as server, wired(crow, unstable=True) as wire:
+    async with ScriptedServer(lambda request: Reply("From afar.")) as server, connect_raw(crow, unstable=True) as wire:
         before = await opened(wire)
         await wire.ask("providers/set", {"providerId": "main", "apiType": "openai", "baseUrl": server.url})
         during = await opened(wire)
@@ -222,7 +222,10 @@ async def test_what_the_client_sent_along_for_its_endpoint_is_a_secret():
         return made
 
     made = Crow(talker()).use(mask_secrets)
-    async with ScriptedServer(lambda request: Reply("Well.")) as server, wired(LazyApp(make), unstable=True) as wire:
+    async with (
+        ScriptedServer(lambda request: Reply("Well.")) as server,
+        connect_raw(LazyApp(make), unstable=True) as wire,
+    ):
         wanted = {"providerId": "main", "apiType": "openai", "baseUrl": server.url, "headers": {"X-Api-Key": key}}
         await wire.ask("providers/set", wanted)
         session = made.sessions[await opened(wire)]
@@ -249,7 +252,7 @@ async def test_what_the_client_sent_along_for_its_endpoint_is_a_secret():
     ],
 )
 async def test_an_endpoint_that_cannot_be_used_is_refused_and_changes_nothing(wrong: dict[str, Any]):
-    async with wired(Crow(talker()), unstable=True) as wire:
+    async with connect_raw(Crow(talker()), unstable=True) as wire:
         right = {"providerId": "main", "apiType": "openai", "baseUrl": "https://example.org/v1"}
         assert (await wire.ask("providers/set", {**right, **wrong}))["error"]["code"] == INVALID_PARAMS
         assert "current" not in (await wire.ask("providers/list", {}))["result"]["providers"][0]
@@ -258,15 +261,15 @@ async def test_an_endpoint_that_cannot_be_used_is_refused_and_changes_nothing(wr
 
 async def test_an_endpoint_that_lists_no_models_is_asked_for_those_that_are_configured():
     pages = {"/v1/models": "nothing here"}
-    async with ScriptedServer(well, pages=pages) as server, wired(Crow(talker()), unstable=True) as wire:
+    async with ScriptedServer(well, pages=pages) as server, connect_raw(Crow(talker()), unstable=True) as wire:
         await wire.ask("providers/set", {"providerId": "main", "apiType": "openai", "baseUrl": server.url})
         await prompt(wire, await opened(wire))
         assert server.requests[0]["model"] == "scripted"
-    async with ScriptedServer(well, pages=pages) as server, wired(LazyApp(no_app), unstable=True) as wire:
+    async with ScriptedServer(well, pages=pages) as server, connect_raw(LazyApp(no_app), unstable=True) as wire:
         await wire.ask("providers/set", {"providerId": "main", "apiType": "openai", "baseUrl": server.url})
         error = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["error"]
         assert error["data"]["details"] == f"{server.url} does not list its models, and none is named. Set CROW_MODEL."
 
 
 def test_the_template_in_place_of_the_agents_own_holds_no_words():
-    assert Prompt.packaged("client").render(instructions=["a", "b"]) == "a\n\nb"
+    assert Prompt.from_package("client").render(instructions=["a", "b"]) == "a\n\nb"

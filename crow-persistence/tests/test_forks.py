@@ -121,7 +121,7 @@ async def test_fork_copies_title_and_options_and_has_its_own_lease(database: Dat
         first = await talk(crow, "one")
         await first.set_title("A name")
         fork = await forked(other, first.id)  # the first session is open in the other app
-        assert fork.title == "A name"
+        assert fork.log.title == "A name"
         with pytest.raises(SessionBusy):
             await crow.load(SilentClient(), fork.id, "/")
 
@@ -217,7 +217,7 @@ async def test_fork_keeps_the_rows_it_uses_of_a_deleted_session(database: Databa
     async with app(database) as crow:
         again = await crow.load(SilentClient(), fork.id, "/")
         assert again is not None
-        assert again.system
+        assert again.prompts.system
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])

@@ -38,8 +38,8 @@ from crow_core.acp.schema import (
 from crow_core.acp.transports import ChildTransport, spawn
 from crow_core.messages import INTERRUPTED
 from crow_core.testing import Editor, Raw, Reply, ScriptedServer
-from crow_core.testing.chaos import body
-from crow_core.testing.script import PIECE
+from crow_core.testing.chaos import to_body
+from crow_core.testing.script import FRAGMENT_LENGTH
 from crow_persistence.checks import check
 from crow_persistence.database import Database
 from msgspec import to_builtins
@@ -279,7 +279,9 @@ class Chain:
         machines, too."""
         assert self.last is not None
         pieces = [self.last.events[at] for at in chunks(self.last.events, id)]
-        sent = self.asked + self.last.moment.pace * sum(len(piece.content.text) for _, piece in pieces) / PIECE
+        sent = (
+            self.asked + self.last.moment.pace * sum(len(piece.content.text) for _, piece in pieces) / FRAGMENT_LENGTH
+        )
         return "".join(piece.content.text for at, piece in pieces if at < sent - LATE)
 
     def answer(self, request: Request) -> Reply | Raw:
@@ -294,7 +296,7 @@ class Chain:
         self.said.add(reply.reasoning + reply.content)
         if self.now.moment.what != "byte":
             return reply
-        stream = body(reply, request)
+        stream = to_body(reply, request)
         rest = self.now.moment.n - self.now.counted["byte"]
         self.now.count("byte", len(stream))
         return Raw([stream[:rest]], hang=rest < len(stream))

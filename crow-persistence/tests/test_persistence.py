@@ -126,8 +126,8 @@ def asked_system(models: dict[str, ScriptedModel]) -> str:
 async def test_session_is_listed_after_its_first_message(database: Database):
     async with connect(crow := app(database)) as editor:
         id = (await editor.new_session("/")).session_id
-        crow.sessions[id].append({"crow": {"kind": "title", "title": "Nothing yet"}})
-        await crow.sessions[id].written()
+        crow.sessions[id].log.append({"crow": {"kind": "title", "title": "Nothing yet"}})
+        await crow.sessions[id].log.written()
         assert (await editor.request("session/list", ListSessionsRequest())).sessions == []
         await editor.prompt(id, "hi")
         listed = await editor.request("session/list", ListSessionsRequest())
@@ -322,7 +322,7 @@ async def test_model_call_is_not_written_to_a_session_in_another_file(tmp_path: 
         store.write_model_call(mine, call)
         with store.database.begin_read() as connection:
             assert connection.scalars(select(calls.c.id)).all() == []
-        mine.append({"role": "user", "content": "two"})
+        mine.log.append({"role": "user", "content": "two"})
         store.write_entries(mine)
         store.write_model_call(mine, call)
         with store.database.begin_read() as connection:

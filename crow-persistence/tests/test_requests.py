@@ -10,7 +10,7 @@ import pytest
 from crow_core.errors import StoreError
 from crow_core.masking import mask
 from crow_core.messages import Message, ToolUse, View
-from crow_core.models.chat import ChatModel, Model, ModelCall, Prices, encode
+from crow_core.models.chat import ChatModel, Model, ModelCall, Prices, encode_json
 from crow_core.models.quirks import Quirks
 from crow_core.testing import ScriptedModel
 from crow_persistence import blobs, prompts, requests
@@ -67,7 +67,7 @@ class Talk:
         request = {**({"tools": self.tools} if self.tools else {}), **more, "messages": asked}
         model_call = ModelCall(self.model, request, purpose, started=monotonic())
         if isinstance(self.model, ChatModel):
-            model_call.sent = self.model.body(request)
+            model_call.sent = self.model.build_body(request)
         if write:
             self.write(model_call)
         return model_call
@@ -84,8 +84,8 @@ class Talk:
     def again(self, model_call: ModelCall) -> bytes:
         """Return the rebuilt body, after checking that it is reported as exact."""
         body, exact = requests.rebuild_request(self.connection, model_call.id)
-        assert exact == (encode(body) == encode(model_call.sent or model_call.request))
-        return encode(body)
+        assert exact == (encode_json(body) == encode_json(model_call.sent or model_call.request))
+        return encode_json(body)
 
     def row(self, model_call: ModelCall) -> Any:
         return self.connection.execute(select(calls).where(calls.c.id == model_call.id)).one()
@@ -128,8 +128,8 @@ def test_body_is_rebuilt_byte_for_byte(talk: Talk):
             talk.say(entry)
             asked.append(talk.ask())
     for model_call in asked:
-        assert talk.again(model_call) == encode(model_call.sent)
-        assert talk.row(model_call).digest == hashlib.sha256(encode(model_call.sent)).hexdigest()
+        assert talk.again(model_call) == encode_json(model_call.sent)
+        assert talk.row(model_call).digest == hashlib.sha256(encode_json(model_call.sent)).hexdigest()
 
 
 def test_model_call_stores_only_new_messages(talk: Talk):
@@ -152,7 +152,7 @@ def test_reopened_session_refers_to_its_rows(talk: Talk):
     row = talk.row(model_call)
     assert row.before is None
     assert len(row.messages) < 12 * len(talk.log)
-    assert talk.again(model_call) == encode(model_call.sent)
+    assert talk.again(model_call) == encode_json(model_call.sent)
 
 
 QUIRKS = [
@@ -176,7 +176,7 @@ def test_body_adapted_by_quirks_is_rebuilt(talk: Talk, quirks: Quirks):
     talk.say(*turn(2))
     second = talk.ask()
     for model_call in (first, second):
-        assert talk.again(model_call) == encode(model_call.sent)
+        assert talk.again(model_call) == encode_json(model_call.sent)
         assert PNG not in talk.row(model_call).messages
     assert "Answer 1 Answer 1" not in talk.row(first).messages
 
@@ -185,9 +185,10 @@ def test_request_is_stored_for_a_model_that_does_not_report_its_body(talk: Talk)
     talk.model = ScriptedModel([])
     talk.say(*turn(1))
     model_call = talk.ask()
-    assert talk.again(model_call) == encode(model_call.request)
+    assert talk.again(model_call) == encode_json(model_call.request)
     assert (
-        talk.row(model_call).messages == encode([0, {"role": "system", "content": blob(SYSTEM)}, *refs(talk)]).decode()
+        talk.row(model_call).messages
+        == encode_json([0, {"role": "system", "content": blob(SYSTEM)}, *refs(talk)]).decode()
     )
 
 
@@ -244,8 +245,8 @@ def test_requests_of_any_log_can_be_rebuilt(talk: Talk, kinds: Any, quirks: Quir
                 fresh.end(model_call)
             asked.append(model_call)
     for model_call in asked:
-        assert fresh.again(model_call) == encode(model_call.sent)
-        assert fresh.row(model_call).digest == hashlib.sha256(encode(model_call.sent)).hexdigest()
+        assert fresh.again(model_call) == encode_json(model_call.sent)
+        assert fresh.row(model_call).digest == hashlib.sha256(encode_json(model_call.sent)).hexdigest()
 
 
 def test_outcome_is_stored_when_the_model_call_ends(talk: Talk):
@@ -270,7 +271,7 @@ def test_outcome_is_stored_when_the_model_call_ends(talk: Talk):
     assert (round(row.cost * 1e6), row.currency) == (40 + 30 + 20, "EUR")
     found = requests.find_model_call(talk.connection, model_call.id[:6])
     assert (found.of, found.prompt, found.version) == ("session0", "system", 1)
-    assert talk.again(model_call) == encode(model_call.sent)
+    assert talk.again(model_call) == encode_json(model_call.sent)
 
 
 def test_failed_model_call_stores_its_error_and_no_tokens(talk: Talk):
@@ -286,7 +287,7 @@ def test_model_call_is_inserted_at_its_end_if_its_start_was_not_written(talk: Ta
     model_call = talk.ask(write=False)
     talk.end(model_call, finish_reason="stop")
     assert talk.row(model_call).stop_reason == "stop"
-    assert talk.again(model_call) == encode(model_call.sent)
+    assert talk.again(model_call) == encode_json(model_call.sent)
 
 
 def test_request_does_not_refer_to_rows_of_a_failed_transaction(database: Database):
@@ -299,9 +300,9 @@ def test_request_does_not_refer_to_rows_of_a_failed_transaction(database: Databa
         talk.say(*turn(2))
         model_call = talk.ask()
         assert talk.row(model_call).before is None
-        assert talk.again(model_call) == encode(model_call.sent)
+        assert talk.again(model_call) == encode_json(model_call.sent)
         talk.end(lost, finish_reason="stop")
-        assert talk.again(lost) == encode(lost.sent)
+        assert talk.again(lost) == encode_json(lost.sent)
 
 
 def test_retried_request_is_stored_as_last_sent(talk: Talk):
@@ -310,7 +311,7 @@ def test_retried_request_is_stored_as_last_sent(talk: Talk):
     model_call.sent = {key: value for key, value in model_call.sent.items() if key != "temperature"}
     talk.write(model_call)
     talk.end(model_call, finish_reason="stop")
-    assert talk.again(model_call) == encode(model_call.sent)
+    assert talk.again(model_call) == encode_json(model_call.sent)
     assert "temperature" not in talk.row(model_call).sampling
 
 
@@ -331,7 +332,7 @@ def test_blobs_of_a_request_are_not_deleted(talk: Talk):
     talk.say(user("Hi"))
     model_call = talk.ask()
     blobs.delete_unused(talk.connection, [blob(SYSTEM)[5:], talk.row(model_call).head])
-    assert talk.again(model_call) == encode(model_call.sent)
+    assert talk.again(model_call) == encode_json(model_call.sent)
 
 
 @pytest.mark.parametrize("damage", ["row", "body", "blob", "before", "head", "messages"])

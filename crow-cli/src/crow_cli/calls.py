@@ -52,7 +52,7 @@ def show(call: str, request: bool, as_json: bool) -> None:
 
     With --request: exit code 1 when the body can no longer be made again as it was sent.
     """
-    from crow_core.models.chat import encode
+    from crow_core.models.chat import encode_json
     from crow_persistence.requests import find_model_call, rebuild_request
 
     with reading() as connection:
@@ -61,7 +61,7 @@ def show(call: str, request: bool, as_json: bool) -> None:
     if as_json and not request:
         print_json(told(found))
     elif request:
-        text = encode(asked).decode()
+        text = encode_json(asked).decode()
         click.echo(spelled_out(text) if prints_to_terminal() else text)
     else:
         for name, value in facts(found):

@@ -5,7 +5,7 @@ import sys
 
 import click
 from crow_core.errors import ConfigError, StoreError
-from crow_core.settings.config import Home, database_url, load
+from crow_core.settings.config import Home, get_database_url, load_config
 
 from crow_cli.ending import wrong
 from crow_cli.history import AS_JSON, open_database, print_json
@@ -24,7 +24,7 @@ def path() -> None:
 
     home = Home.find(os.environ)
     try:
-        database = Database(database_url(load(home, os.environ), home), home.data)
+        database = Database(get_database_url(load_config(home, os.environ), home), home.data)
     except (ConfigError, StoreError) as error:
         wrong(spelled_out(str(error)))
     click.echo(spelled_out(database.name))

@@ -13,7 +13,7 @@ from unicodedata import combining, east_asian_width
 
 import click
 from crow_core.errors import ConfigError, StoreError
-from crow_core.settings.config import Home, database_url, load
+from crow_core.settings.config import Home, get_database_url, load_config
 
 from crow_cli.ending import wrong
 from crow_cli.screen import spelled_out
@@ -37,7 +37,7 @@ def open_database(env: Mapping[str, str]) -> "Database":
 
     home = Home.find(env)
     try:
-        database = Database(database_url(load(home, env), home), home.data)
+        database = Database(get_database_url(load_config(home, env), home), home.data)
     except ConfigError as error:
         raise StoreError(str(error)) from error
     if database.file and not database.file.exists():

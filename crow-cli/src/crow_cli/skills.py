@@ -8,8 +8,8 @@ from shlex import quote
 
 import click
 from crow_core.errors import ConfigError
-from crow_core.settings.config import Home, load, options_of
-from crow_core.settings.trust import Trust
+from crow_core.settings.config import Home, load_config, parse_options
+from crow_core.settings.trust import TrustedFolders
 
 from crow_cli.ending import wrong
 from crow_cli.history import AS_JSON, one_line, print_json, print_table, say, tail
@@ -45,19 +45,19 @@ def list_(as_json: bool) -> None:
     from crow_skills.skills import skills as extension
 
     home, cwd = Home.find(os.environ), Path.cwd()
-    trust, user = Trust(home.data), get_user_folders(home.config, Path.home(), "skills")
+    trust, user = TrustedFolders(home.data), get_user_folders(home.config, Path.home(), "skills")
     try:
-        unset = partial(extension, user=user, trusted=trust.trusts)
-        table = load(home, os.environ).extensions.get("skills")
+        unset = partial(extension, user=user, trusted=trust.is_trusted)
+        table = load_config(home, os.environ).extensions.get("skills")
         told = table if isinstance(table, dict) else {}
-        folders = options_of(unset, told, ["extensions", "skills"], home).get("folders", ())
+        folders = parse_options(unset, told, ["extensions", "skills"], home).get("folders", ())
     except ConfigError as error:
         wrong(str(error))
-    found = find_skills(list_skill_folders(cwd, folders, user, trust.trusts))
+    found = find_skills(list_skill_folders(cwd, folders, user, trust.is_trusted))
     untrusted = [
         folder
         for folder in find_project_folders(cwd)
-        if not trust.trusts(folder)
+        if not trust.is_trusted(folder)
         and any(find_skill_files(SkillFolder(folder / name, "").folder) for name in SKILL_FOLDERS)
     ]
     if as_json:
@@ -108,7 +108,7 @@ def new(name: str, user: bool, description: str) -> None:
     home = Home.find(os.environ)
     project = Path.cwd()
     file = (home.config / "skills" if user else project / ".crow" / "skills") / name / "SKILL.md"
-    trusted = Trust(home.data).trusts(project)
+    trusted = TrustedFolders(home.data).is_trusted(project)
     try:
         file.parent.mkdir(parents=True)
         title = name.replace("-", " ").capitalize()

@@ -58,12 +58,12 @@ async def take_back(found: "Summary", turns: int, yes: bool) -> int:
     from crow_core.app import Crow
     from crow_core.extensions.undo import UndoError, plan, take_back
     from crow_core.models.chat import ChatModel
-    from crow_core.settings.config import Home, database_url, load
+    from crow_core.settings.config import Home, get_database_url, load_config
     from crow_persistence.extension import persistence
 
     home = Home.find(os.environ)
     crow = Crow(ChatModel(name="none"))
-    crow.use(persistence, url=database_url(load(home, os.environ), home), folder=home.data)
+    crow.use(persistence, url=get_database_url(load_config(home, os.environ), home), folder=home.data)
     try:
         session = await crow.load(Nobody(), found.id, found.cwd, roots=found.roots[1:])
         if session is None:

@@ -18,7 +18,7 @@ from crow_core.messages import (
     select_entries,
     view,
 )
-from crow_core.models.chat import Request
+from crow_core.models.chat import ModelRequest
 from crow_core.session import Session
 
 from crow_compact.read_output import TOOL
@@ -103,7 +103,7 @@ class Compaction:
         self.estimator.tried = after
         return f"Compacted from about {before:,} to {after:,} tokens. {outcome}"
 
-    def estimate_with(self, request: Request, *markers: Message) -> int:
+    def estimate_with(self, request: ModelRequest, *markers: Message) -> int:
         """Return the estimated tokens of the request if these markers were at the end of the log."""
         return self.estimator.estimate(replace_messages(request, view([*self.session.log, *markers])))
 
@@ -130,7 +130,7 @@ class Compaction:
         is_short = prompt < cut and self.estimate_entry(entries[prompt]) <= LATEST_SHARE * self.limit
         return [get_id(entries[prompt])] if is_short else []
 
-    async def summarize(self, request: Request, entries: Sequence[Message], cuts: Sequence[int]) -> str:
+    async def summarize(self, request: ModelRequest, entries: Sequence[Message], cuts: Sequence[int]) -> str:
         """Return a summary of the entries before the last of `cuts`, made in parts if the request does not fit at once.
 
         Raises CannotCompact.
@@ -147,7 +147,7 @@ class Compaction:
                 self.window = int(min(self.window, self.estimator.estimate(request)) * RETRY_SHARE)
         raise CannotCompact("Even a part of the conversation is too long for the model to sum up.")
 
-    async def summarize_in_parts(self, request: Request, entries: Sequence[Message], cuts: Sequence[int]) -> str:
+    async def summarize_in_parts(self, request: ModelRequest, entries: Sequence[Message], cuts: Sequence[int]) -> str:
         """Return a summary of the entries before the last of `cuts`, each part from the summary of those before it.
 
         Begin with the last compaction's summary, if there is one. Raises CannotCompact and ModelError.
@@ -157,7 +157,7 @@ class Compaction:
         cuts = [at for at in cuts if get_id(entries[at]) != start]
         while cuts:
 
-            def make_part(cut: int, start: str = start, summary: str = summary) -> Request:
+            def make_part(cut: int, start: str = start, summary: str = summary) -> ModelRequest:
                 """Return the request with the summary so far and the messages between it and a cut."""
                 end = next(n for n, entry in enumerate(self.session.log) if get_id(entry) == get_id(entries[cut]))
                 earlier = [make_compaction_marker(summary, start, [])] if start else []
@@ -172,7 +172,7 @@ class Compaction:
             start, cuts = get_id(entries[cuts[fitting - 1]]), cuts[fitting:]
         return summary
 
-    async def ask_for_summary(self, request: Request, latest: int) -> str:
+    async def ask_for_summary(self, request: ModelRequest, latest: int) -> str:
         """Return the model's summary of a request's messages, except the last `latest` ones.
 
         Ask for it behind those messages, so that the server can use its cache. Raises CannotCompact and ModelError.
@@ -200,7 +200,7 @@ class Compaction:
                 return summary
 
 
-def replace_messages(request: Request, messages: Sequence[Message]) -> Request:
+def replace_messages(request: ModelRequest, messages: Sequence[Message]) -> ModelRequest:
     """Return a copy of a request with its system prompt and other messages."""
     return {**request, "messages": [request["messages"][0], *messages]}
 

@@ -12,7 +12,7 @@ from crow_core.log import new_id
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message, drop_rewound
-from crow_core.models.chat import ModelCall, Request, effective_window
+from crow_core.models.chat import ModelCall, ModelRequest, get_window
 from crow_core.models.usage import ASSUMED_WINDOW
 from crow_core.prompts import Prompt
 from crow_core.session import Command, Session
@@ -35,7 +35,7 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
     after a refusal. `models` has other thresholds by the name of a model. Define the commands /compact and /pin and
     the tool `read_output`.
     """
-    crow.prompts["compaction"] = Prompt.packaged("compaction", "crow_compact")
+    crow.prompts["compaction"] = Prompt.from_package("compaction", "crow_compact")
     crow.servers.append(tools := make_server())
 
     def get_limit(session: Session, window: int) -> int:
@@ -45,7 +45,7 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
 
     def plan(session: Session, instructions: str = "") -> Compaction:
         estimator = get_estimator(session)
-        window = min(effective_window(session.model) or ASSUMED_WINDOW, estimator.refused or 1 << 62)
+        window = min(get_window(session.model) or ASSUMED_WINDOW, estimator.refused or 1 << 62)
         return Compaction(session, estimator, window, get_limit(session, window), instructions)
 
     @crow.after_model
@@ -59,7 +59,7 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
             await attempt(planned, tokens)
 
     @crow.before_model
-    async def compact_before_request(request: Request, session: Session) -> Request | None:
+    async def compact_before_request(request: ModelRequest, session: Session) -> ModelRequest | None:
         planned = plan(session)
         estimator, tokens = planned.estimator, planned.estimator.estimate(request)
         if not planned.limit or not estimator.rate or tokens <= max(planned.window, estimator.tried * RETRY_GROWTH):
@@ -118,7 +118,7 @@ def get_estimator(session: Session) -> TokenEstimator:
 async def attempt(planned: Compaction, tokens: int) -> bool:
     """Compact a session whose request has about `tokens` tokens, and notify the user; return whether it worked."""
     session = planned.session
-    is_known = effective_window(session.model) or planned.window != ASSUMED_WINDOW
+    is_known = get_window(session.model) or planned.window != ASSUMED_WINDOW
     assumed = "" if is_known else " (assumed: set the model's window)"
     await session.notice(f"About {tokens:,} tokens of {planned.window:,}{assumed}: making room.")
     try:
@@ -150,7 +150,7 @@ async def run_compaction(planned: Compaction, *, shrink: bool = True) -> str:
     if shows_progress:
         summary: list[ContentBlock] = [TextBlock(text=text) for text in (report, planned.summary) if text]
         await session.update(CompactionUpdate(compaction_id=id, status="completed", summary=summary))
-    size = effective_window(session.model) or ASSUMED_WINDOW
+    size = get_window(session.model) or ASSUMED_WINDOW
     await session.update(UsageUpdate(used=planned.estimator.tried, size=size))
     return report
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from crow_core.extensions.alarm import size
 from crow_core.messages import to_parts
-from crow_core.models.chat import ModelCall, Request, encode
+from crow_core.models.chat import ModelCall, ModelRequest, encode_json
 from crow_core.models.usage import count_cached_tokens, to_count
 
 DEFAULT_RATE = 0.3
@@ -45,14 +45,14 @@ class TokenEstimator:
             self.refused = 0
         return tokens
 
-    def estimate(self, request: Request) -> int:
+    def estimate(self, request: ModelRequest) -> int:
         """Return the estimated tokens of a request."""
         return round((self.rate or DEFAULT_RATE) * count_characters(request))
 
 
-def count_characters(request: Request) -> int:
+def count_characters(request: ModelRequest) -> int:
     """Return the characters of a request's messages and tools, with the allowances for templates and images."""
     messages: list[dict[str, Any]] = request["messages"]
     images = sum(part.get("type") != "text" for message in messages for part in to_parts(message.get("content")))
-    tools = len(encode(request["tools"])) if "tools" in request else 0
+    tools = len(encode_json(request["tools"])) if "tools" in request else 0
     return size(messages) + MESSAGE_CHARACTERS * len(messages) + IMAGE_CHARACTERS * images + tools

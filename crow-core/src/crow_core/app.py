@@ -48,7 +48,7 @@ class Crow(Hooks):
         self.servers_wait = SERVERS_WAIT
         """Seconds that the first prompt waits for MCP servers that are still starting; the tools of a server that takes
         longer join at the start of a later turn."""
-        self.prompts = {"system": system or Prompt.packaged("system")}
+        self.prompts = {"system": system or Prompt.from_package("system")}
         """The templates by name; each session starts with a copy."""
         self.max_requests = max_requests
         """Requests to the model that one turn may take."""

@@ -35,7 +35,7 @@ from crow_core.log import new_id
 from crow_core.masking import mask
 from crow_core.mcp.server import RunningCall, Server
 from crow_core.messages import Message, to_parts
-from crow_core.models.chat import Request
+from crow_core.models.chat import ModelRequest
 from crow_core.session import Session
 from crow_core.text import clean_lines, fence, to_line
 
@@ -209,7 +209,7 @@ class Bridge:
             stop_reason=STOP_REASONS.get(model_call.finish_reason, model_call.finish_reason or None),
         )
 
-    async def _may_sample(self, server: Server, request: Request, running: RunningCall | None) -> bool:
+    async def _may_sample(self, server: Server, request: ModelRequest, running: RunningCall | None) -> bool:
         """Decide whether a server may ask the model, and append the decision to the log."""
         async with self._permission_lock:
             mode = self.session.options.find("mode")
@@ -231,7 +231,9 @@ class Bridge:
         self.session.log.append({"crow": decision})
         return allowed
 
-    async def _question(self, server: Server, request: Request, running: RunningCall | None) -> tuple[bool, str, bool]:
+    async def _question(
+        self, server: Server, request: ModelRequest, running: RunningCall | None
+    ) -> tuple[bool, str, bool]:
         """Show the user what would be sent. Returns whether it may be, who decided, and whether for the session."""
         name = self.label(server)
         whole = self.tidy("\n\n".join(map(to_text, request["messages"])), lines=True)
@@ -349,14 +351,14 @@ def find_choices(form: ElicitationSchema) -> list[tuple[str, dict[str, Any]]]:
             raise ElicitationError("the client shows no forms, and can only offer a few choices of which one is taken")
 
 
-def to_model_request(params: "CreateMessageRequestParams") -> Request:
+def to_model_request(params: "CreateMessageRequestParams") -> ModelRequest:
     """Convert a sampling request of MCP to a request to the model. Raises ValueError if it is not supported."""
     if params.tools:
         raise ValueError("Sampling with tools is not supported here; ask without them.")
     if params.max_tokens < 1 or not params.messages:
         raise ValueError("Sampling needs messages, and maxTokens above 0.")
     system: list[Message] = [{"role": "system", "content": params.system_prompt}] if params.system_prompt else []
-    request: Request = {"max_tokens": min(params.max_tokens, SAMPLE_TOKENS_LIMIT)}
+    request: ModelRequest = {"max_tokens": min(params.max_tokens, SAMPLE_TOKENS_LIMIT)}
     if params.temperature is not None:
         request["temperature"] = params.temperature
     if params.stop_sequences:

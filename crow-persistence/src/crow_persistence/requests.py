@@ -18,8 +18,7 @@ import msgspec
 from crow_core.errors import StoreError
 from crow_core.masking import mask
 from crow_core.messages import Message
-from crow_core.models.chat import ChatModel, ModelCall, Request
-from crow_core.models.chat import encode as encode_json
+from crow_core.models.chat import ChatModel, ModelCall, ModelRequest, encode_json
 from crow_core.models.usage import count_tokens, find_price
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
@@ -52,7 +51,7 @@ class SentRequest:
 
     model_call: str
     """Id of the model call."""
-    body: Request
+    body: ModelRequest
     head: bytes
     """The body's JSON up to its messages."""
     hashes: dict[int, Any]
@@ -135,7 +134,7 @@ class RequestEncoder:
         }
         return columns, data
 
-    def encode_body(self, body: Request, data: dict[str, bytes]) -> dict[str, Any]:
+    def encode_body(self, body: ModelRequest, data: dict[str, bytes]) -> dict[str, Any]:
         """Return the `calls` columns that describe a body apart from its messages. Add its blobs to `data`."""
         head = encode(mask({**body, "messages": []}, self.secrets)).encode()
         data[hash := hashlib.sha256(head).hexdigest()] = head
@@ -205,7 +204,7 @@ def write_model_call(connection: Connection, number: int, model_call: ModelCall,
         "purpose": clean_text(model_call.purpose)[:32],
         "render": encoder.find_render(model_call.purpose),
         "model": clean_text(str(sent_body(model_call).get("model") or model_call.model.name)),
-        "endpoint": clean_text(model_call.model.where) if isinstance(model_call.model, ChatModel) else "",
+        "endpoint": clean_text(model_call.model.display_url) if isinstance(model_call.model, ChatModel) else "",
         "crow": crow_core.__version__,
         "started": round((time() - since) * 1000),
     }
@@ -213,7 +212,7 @@ def write_model_call(connection: Connection, number: int, model_call: ModelCall,
         connection.execute(INSERT_CALL, {"id": model_call.id, **values})
 
 
-def sent_body(model_call: ModelCall) -> Request:
+def sent_body(model_call: ModelCall) -> ModelRequest:
     """Return the body that was sent; the request itself for a model that does not report it."""
     return model_call.sent or model_call.request
 
@@ -223,8 +222,8 @@ def to_outcome_columns(model_call: ModelCall, secrets: Collection[str]) -> dict[
     counted = count_tokens(model_call) if model_call.usage or not model_call.error else None
     cost = find_price(model_call) if counted else None
     return {
-        "first": (model_call.first - model_call.started) * 1000 if model_call.first else None,
-        "total": (model_call.ended - model_call.started - model_call.held) * 1000,
+        "first": (model_call.first_delta - model_call.started) * 1000 if model_call.first_delta else None,
+        "total": (model_call.ended - model_call.started - model_call.paused) * 1000,
         "stop_reason": clean_text(model_call.finish_reason) or None,
         "error": clean_text(mask(model_call.error, secrets)) or None,
         "usage": encode(model_call.usage) if model_call.usage else None,
@@ -303,13 +302,13 @@ def select_model_calls() -> Any:
     )
 
 
-def rebuild_request(connection: Connection, id: str) -> tuple[Request, bool]:
+def rebuild_request(connection: Connection, id: str) -> tuple[ModelRequest, bool]:
     """Return the body of a request, and whether it equals the sent one byte for byte. Raises StoreError."""
     model_call = connection.execute(select(calls).where(calls.c.id == id)).one_or_none()
     if model_call is None:
         raise StoreError(f"There is no model call {id!r}. `crow calls list` shows all model calls.")
     try:
-        head: Request = decode(blobs.fetch(connection, [model_call.head])[model_call.head].decode())
+        head: ModelRequest = decode(blobs.fetch(connection, [model_call.head])[model_call.head].decode())
         sent_messages = restore_messages(connection, load_references(connection, model_call))
         request = {**head, "messages": sent_messages}
     except (KeyError, ValueError, TypeError, RecursionError) as error:

@@ -28,7 +28,7 @@ def agents(
     files of the `user` folders and those from the project's root down to the session's folder. The file of a nested
     folder follows the first tool result about a file below that folder. Add at most `limit` characters at once.
     """
-    crow.prompts |= {name: Prompt.packaged(name, "crow_skills") for name in ("agents", "nested")}
+    crow.prompts |= {name: Prompt.from_package(name, "crow_skills") for name in ("agents", "nested")}
 
     @crow.instructions
     def add_to_system_prompt(session: Session) -> str | None:

@@ -55,7 +55,7 @@ def command_files(crow: Crow, *, user: Sequence[Path] = (), trusted: Callable[[P
 
     Use it before the extensions that define commands: a command file never replaces one of those.
     """
-    crow.prompts["command"] = Prompt.packaged("command", "crow_skills")
+    crow.prompts["command"] = Prompt.from_package("command", "crow_skills")
 
     @crow.commands
     async def commands(session: Session) -> list[Command]:

@@ -55,7 +55,7 @@ def skills(
     `skills` lists them instead. A prompt that has a skill's name or trigger in it gets the skill's body. The skills of
     MCP servers are added at the first prompt. Define the commands /skills and /skill:NAME.
     """
-    crow.prompts |= {name: Prompt.packaged(name, "crow_skills") for name in ("skills", "skill")}
+    crow.prompts |= {name: Prompt.from_package(name, "crow_skills") for name in ("skills", "skill")}
     server = Server("skills", None, definitions=[DEFINITION], built_in=True, shared=True)
     if tool:
         crow.servers.append(server)

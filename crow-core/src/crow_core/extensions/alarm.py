@@ -7,7 +7,7 @@ from typing import Any
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.messages import to_parts
-from crow_core.models.chat import ChatModel, ModelCall, effective_window
+from crow_core.models.chat import ChatModel, ModelCall, get_window
 from crow_core.models.usage import count_cached_tokens, to_count
 from crow_core.session import Session
 
@@ -58,7 +58,7 @@ def alarm(crow: Crow) -> None:
 
 
 def sentence(session: Session, counted: int, expected: int) -> str:
-    window = effective_window(session.model)
+    window = get_window(session.model)
     size = f" Its window seems to be about {counted:,} tokens." if not window or counted < window else ""
     return (
         f"The server read only {counted:,} of at least {expected:,} prompt tokens: it cut the beginning, with the "

@@ -1,7 +1,7 @@
 """How much the model thinks, where it can be told."""
 
 from crow_core.app import Crow
-from crow_core.models.chat import ChatModel, Request
+from crow_core.models.chat import ChatModel, ModelRequest
 from crow_core.options import Choice, Option
 from crow_core.session import Session
 
@@ -29,7 +29,7 @@ def effort(crow: Crow) -> None:
         return Option("thought_level", "Thinking", "thought_level", choices, current, choose)
 
     @crow.before_model
-    def ask_for(request: Request, session: Session) -> Request | None:
+    def ask_for(request: ModelRequest, session: Session) -> ModelRequest | None:
         model, level = session.model, session.state.get("effort", DEFAULT)
         if not isinstance(model, ChatModel) or not takes_effort(model) or level not in model.quirks.efforts:
             return None
@@ -39,4 +39,4 @@ def effort(crow: Crow) -> None:
 
 def takes_effort(model: ChatModel) -> bool:
     """Whether the endpoint has a parameter for it, and has not refused it."""
-    return bool(model.quirks.effort) and model.quirks.effort.partition(".")[0] not in model.refused
+    return bool(model.quirks.effort) and model.quirks.effort.partition(".")[0] not in model.refused_parameters

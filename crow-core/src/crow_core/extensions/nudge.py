@@ -15,7 +15,7 @@ def nudge(crow: Crow) -> None:
 
     @crow.after_model
     def look(session: Session, model_call: ModelCall) -> None:
-        silent = not (model_call.reply.get("content") or model_call.reply.get("tool_calls") or model_call.broken)
+        silent = not (model_call.reply.get("content") or model_call.reply.get("tool_calls") or model_call.interruption)
         session.state["silent"] = silent * (session.state.get("silent", 0) + 1)
 
     @crow.before_end

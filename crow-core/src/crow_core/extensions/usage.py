@@ -6,8 +6,8 @@ from msgspec import UNSET
 
 from crow_core.acp.schema import Cost, UsageUpdate
 from crow_core.app import Crow
-from crow_core.models.chat import ModelCall, effective_window
-from crow_core.models.usage import ASSUMED_WINDOW, TURN_TOTALS, Totals, count_tokens, find_price
+from crow_core.models.chat import ModelCall, get_window
+from crow_core.models.usage import ASSUMED_WINDOW, TURN_TOTALS, TokenTotals, count_tokens, find_price
 from crow_core.session import Command, Session
 
 
@@ -24,9 +24,7 @@ def usage(crow: Crow) -> None:
         totals, counted = count(session, model_call), count_tokens(model_call)
         totals.used, totals.estimated = counted["prompt"] + counted["completion"], not model_call.usage
         cost = Cost(amount=totals.cost, currency=totals.currency) if totals.currency else UNSET
-        await session.update(
-            UsageUpdate(used=totals.used, size=effective_window(session.model) or ASSUMED_WINDOW, cost=cost)
-        )
+        await session.update(UsageUpdate(used=totals.used, size=get_window(session.model) or ASSUMED_WINDOW, cost=cost))
 
     crow.methods["_crow/usage"] = tell
 
@@ -35,7 +33,7 @@ def usage(crow: Crow) -> None:
         return [Command("usage", "Tokens used so far", show)]
 
 
-def count(session: Session, model_call: ModelCall) -> Totals:
+def count(session: Session, model_call: ModelCall) -> TokenTotals:
     """Add a call to what the session, whom it works for, and the turn have used; gives the session's."""
     parent = session.parent
     totals, above = totals_of(session), parent and totals_of(parent)
@@ -53,13 +51,13 @@ def count(session: Session, model_call: ModelCall) -> Totals:
     return totals
 
 
-def totals_of(session: Session) -> Totals:
-    return session.state.setdefault("usage", Totals())
+def totals_of(session: Session) -> TokenTotals:
+    return session.state.setdefault("usage", TokenTotals())
 
 
 def tell(session: Session, params: dict[str, Any]) -> dict[str, Any]:
     """The totals, for a program."""
-    totals: Totals = session.state.get("usage") or Totals()
+    totals: TokenTotals = session.state.get("usage") or TokenTotals()
     told: dict[str, Any] = {
         "calls": totals.calls,
         "inputTokens": totals.prompt,
@@ -67,20 +65,20 @@ def tell(session: Session, params: dict[str, Any]) -> dict[str, Any]:
         "cachedReadTokens": totals.cached,
         "thoughtTokens": totals.thought,
         "used": totals.used,
-        "size": effective_window(session.model),
+        "size": get_window(session.model),
     }
     return {**told, "cost": {"amount": totals.cost, "currency": totals.currency}} if totals.currency else told
 
 
 async def show(session: Session, words: str) -> str:
-    totals: Totals | None = session.state.get("usage")
+    totals: TokenTotals | None = session.state.get("usage")
     if not totals:
         return "The model has not been asked since this session was opened."
-    size = effective_window(session.model) or ASSUMED_WINDOW
+    size = get_window(session.model) or ASSUMED_WINDOW
     about = "about " if totals.estimated else ""
     share = f", {totals.cached / totals.prompt:.0%}" if totals.prompt else ""
     lines = [
-        f"Context: {about}{totals.used:,} of {size:,} tokens{'' if effective_window(session.model) else ' (assumed)'}.",
+        f"Context: {about}{totals.used:,} of {size:,} tokens{'' if get_window(session.model) else ' (assumed)'}.",
         f"{totals.calls} model calls: {totals.prompt:,} tokens in ({totals.cached:,} from the server's cache{share}), "
         f"{totals.completion:,} out.",
         str(session.state.get("prefix", "")),

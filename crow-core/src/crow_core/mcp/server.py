@@ -29,7 +29,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.schemas import is_checkable
 from crow_core.mcp.watchdog import MARK, ProcessWatchdog
 from crow_core.text import to_line
-from crow_core.trace import KEYS
+from crow_core.trace import TRACE_KEYS
 
 if TYPE_CHECKING:
     from mcp.client.session import ClientRequestContext
@@ -351,7 +351,7 @@ class Server:
         if self.source is None:
             return ToolResult.error(f"Nothing answers calls of {tool!r}.")
         # Only built-in tools get the session's id and folder; other servers get the trace context alone.
-        sent_meta = meta if self.built_in else {key: meta[key] for key in KEYS if key in meta} or None
+        sent_meta = meta if self.built_in else {key: meta[key] for key in TRACE_KEYS if key in meta} or None
         running = running or RunningCall()
         self._running.add(running)
         try:
