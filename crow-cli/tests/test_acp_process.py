@@ -31,18 +31,18 @@ from crow_core.testing import Failure, Raw, Reply, ScriptedServer, ToolCall
 from crow_core.testing.wire import RUBBISH
 
 if TYPE_CHECKING:
-    from conftest import Ear, Machine
+    from conftest import Machine, PipeReader
 
 pytestmark = pytest.mark.anyio
 
-Listen = Callable[[str], Awaitable["Ear"]]
+OpenPipe = Callable[[str], Awaitable["PipeReader"]]
 
 
 def command(line: str) -> ToolCall:
     return {"name": "terminal", "arguments": {"command": line}}
 
 
-class Patient:
+class PatientTransport:
     """An editor's way to its agent that hangs up and waits, however long it takes."""
 
     def __init__(self, process: Process) -> None:
@@ -117,35 +117,35 @@ async def test_an_edit_is_a_diff_in_the_question_and_in_the_result(machine: "Mac
 
 
 async def test_a_tool_of_the_clients_mcp_server_is_called_where_it_is_permitted(
-    machine: "Machine", listen: Listen
+    machine: "Machine", open_pipe: OpenPipe
 ) -> None:
-    ear = await listen("ear")
+    pipe = await open_pipe("pipe")
     call: ToolCall = {"name": "keeper_keep", "arguments": {"what": "a promise"}}
     machine.configure("servers_wait = 60\n")
     async with ScriptedServer([Reply(tool_calls=[call]), Reply("Kept.")]) as server:
         machine.ask(server.url)
         async with machine.editor(permit="allow_once") as editor:
-            session = await editor.new_session(str(machine.project), [machine.keeper(ear)])
-            assert await ear.line() == "started"
+            session = await editor.new_session(str(machine.project), [machine.keeper(pipe)])
+            assert await pipe.line() == "started"
             await editor.prompt(session.session_id, "Keep a promise.")
 
     assert [question.tool_call.name for question in editor.questions] == ["keeper_keep"]
     assert server.requests[1]["messages"][-1]["content"] == "kept a promise"
 
 
-async def test_cancel_ends_a_running_command_and_all_its_children(machine: "Machine", listen: Listen) -> None:
-    ear = await listen("ear")
-    async with ScriptedServer([Reply(tool_calls=[command(ear.holder())]), Reply("Still here.")]) as server:
+async def test_cancel_ends_a_running_command_and_all_its_children(machine: "Machine", open_pipe: OpenPipe) -> None:
+    pipe = await open_pipe("pipe")
+    async with ScriptedServer([Reply(tool_calls=[command(pipe.holding_command())]), Reply("Still here.")]) as server:
         machine.ask(server.url)
         async with machine.editor(permit="allow_once") as editor:
             session = await editor.new_session(str(machine.project))
             turn = asyncio.create_task(editor.prompt(session.session_id, "Wait for me."))
-            assert (await ear.line()).isdigit()
+            assert (await pipe.line()).isdigit()
 
             await editor.cancel(session.session_id)
 
             assert (await turn).stop_reason == "cancelled"
-            await ear.silence()
+            await pipe.wait_for_close()
             assert list(editor.calls().values()) == [["pending", "in_progress", "failed"]]
             assert (await editor.prompt(session.session_id, "And now?")).stop_reason == "end_turn"
 
@@ -197,8 +197,8 @@ async def test_every_malformed_line_is_answered_and_the_next_one_works(machine: 
     assert agent.process.returncode == 0
 
 
-async def test_standard_output_carries_json_lines_only(machine: "Machine", listen: Listen) -> None:
-    ear, log = await listen("ear"), machine.home / "log"
+async def test_standard_output_carries_json_lines_only(machine: "Machine", open_pipe: OpenPipe) -> None:
+    pipe, log = await open_pipe("pipe"), machine.home / "log"
     (machine.home / "sitecustomize.py").write_text("import atexit\natexit.register(print, 'a library says goodbye')\n")
     machine.env["PYTHONPATH"] = str(machine.home)
     keep: ToolCall = {"name": "keeper_keep", "arguments": {"what": "still"}}
@@ -209,8 +209,8 @@ async def test_standard_output_carries_json_lines_only(machine: "Machine", liste
             line = f"{shlex.quote(sys.executable)} -m crow_cli acp | tee {log}"
             agent = await spawn("/bin/sh", ["-c", line], machine.env, machine.home, stderr, grace=60)
         async with machine.editor(agent, permit="allow_once") as editor:
-            session = await editor.new_session(str(machine.project), [machine.keeper(ear)])
-            assert await ear.line() == "started"
+            session = await editor.new_session(str(machine.project), [machine.keeper(pipe)])
+            assert await pipe.line() == "started"
             await editor.prompt(session.session_id, "Make noise.")
 
     assert editor.text == "Quiet."
@@ -218,21 +218,21 @@ async def test_standard_output_carries_json_lines_only(machine: "Machine", liste
     assert all(json.loads(line)["jsonrpc"] == "2.0" for line in log.read_text().splitlines())
 
 
-async def test_the_end_of_input_ends_the_process_and_all_it_started(machine: "Machine", listen: Listen) -> None:
-    server_ear, command_ear = await listen("server"), await listen("command")
-    async with ScriptedServer([Reply(tool_calls=[command(command_ear.holder())])]) as server:
+async def test_the_end_of_input_ends_the_process_and_all_it_started(machine: "Machine", open_pipe: OpenPipe) -> None:
+    server_pipe, command_pipe = await open_pipe("server"), await open_pipe("command")
+    async with ScriptedServer([Reply(tool_calls=[command(command_pipe.holding_command())])]) as server:
         machine.ask(server.url)
-        agent = Patient(await machine.start("acp", stdin=PIPE))
+        agent = PatientTransport(await machine.start("acp", stdin=PIPE))
         async with machine.editor(agent, permit="allow_once") as editor:
-            session = await editor.new_session(str(machine.project), [machine.keeper(server_ear)])
+            session = await editor.new_session(str(machine.project), [machine.keeper(server_pipe)])
             turn = asyncio.create_task(editor.prompt(session.session_id, "Wait for me."))
-            assert await server_ear.line() == "started"
-            assert await command_ear.line()
+            assert await server_pipe.line() == "started"
+            assert await command_pipe.line()
 
         with pytest.raises(ConnectionClosed):
             await turn
-        await server_ear.silence()
-        await command_ear.silence()
+        await server_pipe.wait_for_close()
+        await command_pipe.wait_for_close()
 
     assert await agent.outcome() == (0, "")
     assert os.listdir(machine.env["TMPDIR"]) == []
@@ -240,23 +240,23 @@ async def test_the_end_of_input_ends_the_process_and_all_it_started(machine: "Ma
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 async def test_a_signal_ends_the_process_and_all_it_started(
-    machine: "Machine", listen: Listen, number: signal.Signals
+    machine: "Machine", open_pipe: OpenPipe, number: signal.Signals
 ) -> None:
-    server_ear, command_ear = await listen("server"), await listen("command")
-    async with ScriptedServer([Reply(tool_calls=[command(command_ear.holder())])]) as server:
+    server_pipe, command_pipe = await open_pipe("server"), await open_pipe("command")
+    async with ScriptedServer([Reply(tool_calls=[command(command_pipe.holding_command())])]) as server:
         machine.ask(server.url)
-        agent = Patient(await machine.start("acp", stdin=PIPE))
+        agent = PatientTransport(await machine.start("acp", stdin=PIPE))
         async with machine.editor(agent, permit="allow_once") as editor:
-            session = await editor.new_session(str(machine.project), [machine.keeper(server_ear)])
+            session = await editor.new_session(str(machine.project), [machine.keeper(server_pipe)])
             turn = asyncio.create_task(editor.prompt(session.session_id, "Wait for me."))
-            assert await server_ear.line() == "started"
-            assert await command_ear.line()
+            assert await server_pipe.line() == "started"
+            assert await command_pipe.line()
 
             agent.process.send_signal(number)
 
             assert (await turn).stop_reason == "cancelled"
-            await server_ear.silence()
-            await command_ear.silence()
+            await server_pipe.wait_for_close()
+            await command_pipe.wait_for_close()
 
     assert await agent.outcome() == (128 + number, "")
     assert os.listdir(machine.env["TMPDIR"]) == []

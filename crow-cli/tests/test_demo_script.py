@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from crow_cli.demo import script
-from crow_cli.demo.script import BUG, FAILING, FIX, TASK, TESTS, play
+from crow_cli.demo.script import BUG, FAILING, FIX, TASK, TESTS, next_reply
 from crow_core.testing.script import Reply, deltas
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("file_editor", "terminal")]
@@ -44,18 +44,18 @@ def after(*results: Any, earlier: Sequence[dict[str, Any]] = ()) -> dict[str, An
 
 
 def test_it_runs_the_tests_first() -> None:
-    assert play(after()).tool_calls == [{"name": "terminal", "arguments": {"command": TESTS}}]
+    assert next_reply(after()).tool_calls == [{"name": "terminal", "arguments": {"command": TESTS}}]
 
 
 def test_it_reads_the_code_once_it_saw_the_failure() -> None:
-    reply = play(after(RED))
+    reply = next_reply(after(RED))
 
     assert reply.content == "One of 7 tests fails, with `2 != 3`. I look at `pancakes.py`."
     assert reply.tool_calls == [{"name": "file_editor", "arguments": {"command": "view", "path": "pancakes.py"}}]
 
 
 def test_it_edits_the_line_it_saw() -> None:
-    assert play(after(RED, CODE)).tool_calls == [
+    assert next_reply(after(RED, CODE)).tool_calls == [
         {
             "name": "file_editor",
             "arguments": {"command": "str_replace", "path": "pancakes.py", "old_str": BUG, "new_str": FIX},
@@ -64,11 +64,11 @@ def test_it_edits_the_line_it_saw() -> None:
 
 
 def test_it_runs_the_tests_again_after_the_edit() -> None:
-    assert play(after(RED, CODE, EDITED)).tool_calls == [{"name": "terminal", "arguments": {"command": TESTS}}]
+    assert next_reply(after(RED, CODE, EDITED)).tool_calls == [{"name": "terminal", "arguments": {"command": TESTS}}]
 
 
 def test_it_reports_what_it_saw() -> None:
-    reply = play(after(RED, CODE, EDITED, GREEN))
+    reply = next_reply(after(RED, CODE, EDITED, GREEN))
 
     assert reply.tool_calls == []
     assert "`2 != 3`" in reply.content
@@ -79,13 +79,13 @@ def test_results_in_parts_in_colour_and_with_carriage_returns_are_read() -> None
     red = [{"type": "text", "text": RED.replace("FAIL:", "\x1b[1;31mFAIL\x1b[0m:").replace("\n", "\r\n")}]
     green = [{"type": "text", "text": GREEN.replace("OK", "\x1b[1;32mOK\x1b[0m").replace("\n", "\r\n")}]
 
-    assert "all 7 pass" in play(after(red, CODE, EDITED, green)).content
+    assert "all 7 pass" in next_reply(after(red, CODE, EDITED, green)).content
 
 
 def test_an_earlier_turn_does_not_count() -> None:
     earlier = after(RED, CODE, EDITED, GREEN)["messages"][1:]
 
-    assert play(after(earlier=earlier)).tool_calls == play(after()).tool_calls
+    assert next_reply(after(earlier=earlier)).tool_calls == next_reply(after()).tool_calls
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_an_earlier_turn_does_not_count() -> None:
     ],
 )
 def test_a_tool_that_does_not_do_its_work_ends_the_demo_in_plain_words(results: list[str], complaint: str) -> None:
-    reply = play(after(*results))
+    reply = next_reply(after(*results))
 
     assert reply.tool_calls == []
     assert reply.content.startswith(complaint)
@@ -116,7 +116,7 @@ def test_a_tool_that_does_not_do_its_work_ends_the_demo_in_plain_words(results: 
 
 
 def test_a_tool_that_is_not_offered_is_named() -> None:
-    reply = play(after() | {"tools": TOOLS[:1]})
+    reply = next_reply(after() | {"tools": TOOLS[:1]})
 
     assert reply.content == ("I was not given the tool terminal, so I stop here. What I got:\n\n```\nfile_editor\n```")
 
@@ -126,7 +126,7 @@ def test_the_project_as_shipped_is_fixed_by_what_the_model_asks_for(tmp_path: Pa
     results: list[str] = []
     replies: list[Reply] = []
     while not replies or replies[-1].tool_calls:
-        replies.append(play(after(*results)))
+        replies.append(next_reply(after(*results)))
         results += [use(call["arguments"], tmp_path) for call in replies[-1].tool_calls]
 
     assert "Now **all 4 pass**." in replies[-1].content

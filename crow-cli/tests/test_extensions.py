@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import crow_mcp_server
 import msgspec
 import pytest
-from crow_cli.house import build
+from crow_cli.app import build
 from crow_core.acp.schema import (
     AgentMessageChunk,
     ClientCapabilities,

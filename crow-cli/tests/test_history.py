@@ -13,7 +13,7 @@ import pytest
 from crow_core.testing import Reply, ScriptedServer, ToolCall
 
 if TYPE_CHECKING:
-    from conftest import Finished, Machine
+    from conftest import CommandResult, Machine
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +46,7 @@ async def read(machine: "Machine", *args: str) -> Any:
     return json.loads(done.out)
 
 
-async def said(machine: "Machine", *args: str) -> "Finished":
+async def said(machine: "Machine", *args: str) -> "CommandResult":
     """What a command tells a person, where it goes well."""
     done = await machine.crow(*args)
     assert done.code == 0, done
@@ -345,7 +345,7 @@ async def test_damage_is_told_and_what_is_left_is_shown(machine: "Machine"):
     request = await machine.crow("calls", "show", call, "--request")
     assert request.code == 1
     assert json.loads(request.out)["model"] == "scripted"
-    assert "This is not what was sent, to the byte" in request.err
+    assert "This differs from what was sent" in request.err
 
 
 async def test_an_image_of_a_trajectory_is_a_file_beside_it(machine: "Machine"):

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvicorn
-from crow_cli.house import build
-from crow_cli.mcp import alone_in, changing
+from crow_cli.app import build
+from crow_cli.mcp import edit_servers, lock_folder
 from crow_core.acp.schema import AvailableCommandsUpdate
 from crow_core.testing import Reply, ScriptedModel, ScriptedServer, connect
+from crow_persistence.extension import persistence
 from fastmcp import FastMCP
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ async def test_wrong_usage_is_a_sentence_and_changes_nothing(machine: "Machine",
 
 async def test_who_changes_the_file_waits_for_who_is_about_it(machine: "Machine"):
     file = write(machine, "{}")
-    with alone_in(file.parent), changing(file) as servers:
+    with lock_folder(file.parent), edit_servers(file) as servers:
         adding = asyncio.ensure_future(machine.crow("mcp", "add", "new", "--", "x"))
         await asyncio.wait([adding], timeout=1)
         servers["old"] = {"command": "y"}
@@ -242,7 +243,7 @@ async def test_configured_servers_of_every_kind_bring_what_is_allowed(
         )
         write(machine, json.dumps({"mcpServers": {"old": {"type": "sse", "url": f"{sse}/sse"}}}))
         model = ScriptedModel([Reply(tool_calls=[{"name": "birds_sing", "arguments": {}}]), Reply("Done.")])
-        crow = await build(machine.env, models={"scripted": model}, remember=False)
+        crow = await build(machine.env, models={"scripted": model}, without=[persistence])
         async with connect(crow) as editor:
             session = await editor.new_session(str(machine.project))
             (opened,) = crow.sessions.values()
@@ -258,7 +259,7 @@ async def test_configured_servers_of_every_kind_bring_what_is_allowed(
 
 async def test_how_long_the_first_prompt_waits_for_servers_is_the_users_choice(machine: "Machine"):
     machine.configure("servers_wait = 0.25\n")
-    crow = await build(machine.env, models={"scripted": ScriptedModel([])}, remember=False)
+    crow = await build(machine.env, models={"scripted": ScriptedModel([])}, without=[persistence])
     assert crow.servers_wait == 0.25
 
 

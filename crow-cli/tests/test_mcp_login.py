@@ -12,7 +12,7 @@ import httpx2
 import keyring
 import pytest
 import uvicorn
-from crow_cli.house import build
+from crow_cli.app import build
 from crow_core.acp.schema import (
     ClientCapabilities,
     CreateElicitationResponse,
@@ -20,6 +20,7 @@ from crow_core.acp.schema import (
     ElicitationUrlCapabilities,
 )
 from crow_core.testing import Reply, ScriptedModel, connect
+from crow_persistence.extension import persistence
 from fastmcp import FastMCP
 from fastmcp.server.auth.auth import ClientRegistrationOptions
 from fastmcp.server.auth.providers.in_memory import InMemoryOAuthProvider
@@ -98,7 +99,7 @@ async def test_a_server_that_wants_a_login_that_is_not_configured_says_how_to(gu
 
 async def test_an_editor_that_shows_pages_sends_the_person_there(guarded: "Machine"):
     model = ScriptedModel(lambda request: Reply("Hello."))
-    crow = await build(guarded.env, models={"scripted": model}, remember=False)
+    crow = await build(guarded.env, models={"scripted": model}, without=[persistence])
     async with connect(crow, capabilities=PAGES) as editor:
         editor.answer = CreateElicitationResponse(action="accept")
         session = await editor.new_session(str(guarded.project))
@@ -121,7 +122,7 @@ async def test_where_nobody_logs_in_a_sentence_says_how_and_the_session_works(
     guarded: "Machine", capabilities: ClientCapabilities
 ):
     model = ScriptedModel(lambda request: Reply("Hello."))
-    crow = await build(guarded.env, models={"scripted": model}, remember=False)
+    crow = await build(guarded.env, models={"scripted": model}, without=[persistence])
     async with connect(crow, capabilities=capabilities) as editor:
         editor.answer = CreateElicitationResponse(action="decline")
         session = await editor.new_session(str(guarded.project))

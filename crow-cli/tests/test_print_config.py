@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_cli.printed import CLIENTS, command
+from crow_cli.client_config import CLIENTS, find_command
 from crow_core.acp.schema import ClientCapabilities
 from crow_core.acp.transports import spawn
 from crow_core.testing import Editor
@@ -147,13 +147,13 @@ def linked(folder: Path) -> Path:
 def test_a_script_is_named_by_its_absolute_path_and_a_link_stays_a_link(tmp_path: Path) -> None:
     link = linked(tmp_path / "bin")
 
-    assert command(sys.executable, "") == [sys.executable]
-    assert command(os.path.relpath(link), sys.executable) == [str(link)]
-    assert command("/usr/lib/crow_cli/__main__.py", "/opt/python") == ["/opt/python", "-m", "crow_cli"]
+    assert find_command(sys.executable, "") == [sys.executable]
+    assert find_command(os.path.relpath(link), sys.executable) == [str(link)]
+    assert find_command("/usr/lib/crow_cli/__main__.py", "/opt/python") == ["/opt/python", "-m", "crow_cli"]
 
 
 async def test_a_linked_script_starts_crow(machine: "Machine", tmp_path: Path) -> None:
-    await starts([*command(str(linked(tmp_path / "bin")), ""), "acp"], machine.env)
+    await starts([*find_command(str(linked(tmp_path / "bin")), ""), "acp"], machine.env)
 
 
 async def test_an_unknown_client_is_wrong_usage_that_names_those_known(machine: "Machine") -> None:

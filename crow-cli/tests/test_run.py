@@ -15,11 +15,11 @@ import pytest
 from crow_core.testing import Failure, Reply, ScriptedServer, ToolCall
 
 if TYPE_CHECKING:
-    from conftest import Ear, Machine
+    from conftest import Machine, PipeReader
 
 pytestmark = pytest.mark.anyio
 
-Listen = Callable[[str], Awaitable["Ear"]]
+OpenPipe = Callable[[str], Awaitable["PipeReader"]]
 
 STEERING = "up \x1b[31mred\x1b]0;title\x07 \x9b2J\x9d52;c;aGk=\x9c\x08\x7f\rdown"
 """Text with escape sequences in both their spellings, and with what moves the cursor."""
@@ -34,7 +34,7 @@ def controls(text: str) -> list[str]:
     return re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
 
 
-class Terminal:
+class PersonAtTerminal:
     """Where a person sits."""
 
     def __init__(self) -> None:
@@ -213,18 +213,18 @@ async def test_where_nobody_can_be_asked_nothing_is_permitted(machine: "Machine"
     assert "nobody is there to give it" in server.requests[1]["messages"][-1]["content"]
 
 
-async def test_an_interrupt_cancels_the_turn_and_its_command(machine: "Machine", listen: Listen) -> None:
-    ear = await listen("ear")
-    call = command(f"exec 9>{ear.path}; echo ready >&9; sleep 600")
+async def test_an_interrupt_cancels_the_turn_and_its_command(machine: "Machine", open_pipe: OpenPipe) -> None:
+    pipe = await open_pipe("pipe")
+    call = command(f"exec 9>{pipe.path}; echo ready >&9; sleep 600")
     async with ScriptedServer([Reply("I wait.", tool_calls=[call])]) as server:
         machine.ask(server.url)
         process = await machine.start("run", "--yolo", "Wait.")
-        assert await ear.line() == "ready"
+        assert await pipe.line() == "ready"
 
         process.send_signal(signal.SIGINT)
 
         done = await machine.finish(process)
-        await ear.silence()
+        await pipe.wait_for_close()
     assert (done.code, done.out) == (130, "I wait.\n")
     assert done.err.endswith("crow: Cancelled.\n")
     assert "Traceback" not in done.err
@@ -263,18 +263,18 @@ async def test_when_nobody_reads_on_the_turn_is_cancelled_without_a_word(machine
     assert (process.returncode, err) == (1, b"")
 
 
-async def test_sigterm_ends_the_command_that_runs(machine: "Machine", listen: Listen) -> None:
-    ear = await listen("ear")
-    call = command(f"exec 9>{ear.path}; echo ready >&9; sleep 600")
+async def test_sigterm_ends_the_command_that_runs(machine: "Machine", open_pipe: OpenPipe) -> None:
+    pipe = await open_pipe("pipe")
+    call = command(f"exec 9>{pipe.path}; echo ready >&9; sleep 600")
     async with ScriptedServer([Reply(tool_calls=[call])]) as server:
         machine.ask(server.url)
         process = await machine.start("run", "--yolo", "Wait.")
-        assert await ear.line() == "ready"
+        assert await pipe.line() == "ready"
 
         process.send_signal(signal.SIGTERM)
 
         done = await machine.finish(process)
-        await ear.silence()
+        await pipe.wait_for_close()
     assert done.code == 128 + signal.SIGTERM
     assert "Traceback" not in done.err
 
@@ -300,7 +300,7 @@ async def test_a_person_at_a_terminal_is_asked_and_not_steered(machine: "Machine
     calls = [command(f"echo '{STEERING}' > ran")]
     async with ScriptedServer([Reply(STEERING, STEERING, calls), Failure(400, STEERING)]) as server:
         machine.ask(server.url)
-        terminal = Terminal()
+        terminal = PersonAtTerminal()
         process = await machine.start_on(terminal.there, "run", "Steer.")
         question = await terminal.shown(until="[a]lways in this session: ")
         terminal.type("y\n")

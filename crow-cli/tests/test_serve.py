@@ -29,15 +29,15 @@ from websockets.exceptions import InvalidStatus
 from websockets.frames import CloseCode
 
 if TYPE_CHECKING:
-    from conftest import Ear, Machine
+    from conftest import Machine, PipeReader
 
 pytestmark = pytest.mark.anyio
 
-Listen = Callable[[str], Awaitable["Ear"]]
+OpenPipe = Callable[[str], Awaitable["PipeReader"]]
 
 
 @dataclass
-class Served:
+class RunningServe:
     """A running `crow serve`."""
 
     process: Process
@@ -67,12 +67,12 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(machine: "Machine", *args: str, model: ScriptedServer | None = None) -> AsyncIterator[Served]:
+async def serving(machine: "Machine", *args: str, model: ScriptedServer | None = None) -> AsyncIterator[RunningServe]:
     """`crow serve`, which ends well and has said nothing but its one line."""
     machine.ask(model.url if model else "http://127.0.0.1:9/v1")
     process = await machine.start("serve", *(args or ("--port", "0")))
     assert process.stdout
-    served = Served(process, (await process.stdout.readline()).decode().strip())
+    served = RunningServe(process, (await process.stdout.readline()).decode().strip())
     try:
         yield served
         if process.returncode is None:
@@ -168,7 +168,7 @@ async def test_who_lets_other_machines_in_is_warned(machine: "Machine"):
     machine.ask("http://127.0.0.1:9/v1")
     process = await machine.start("serve", "--host", "0.0.0.0", "--port", "0", "--allow-remote")
     assert process.stdout
-    served = Served(process, (await process.stdout.readline()).decode().strip())
+    served = RunningServe(process, (await process.stdout.readline()).decode().strip())
     port = served.url.rpartition(":")[2]
     await (await connect(f"ws://127.0.0.1:{port}", served.token)).close()
     with pytest.raises(InvalidStatus) as refusal:
@@ -236,22 +236,22 @@ async def test_a_client_comes_back_and_goes_on(machine: "Machine"):
     assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
 
 
-async def test_a_session_that_was_cut_off_is_ended_and_free_for_others(machine: "Machine", listen: Listen):
+async def test_a_session_that_was_cut_off_is_ended_and_free_for_others(machine: "Machine", open_pipe: OpenPipe):
     """The command ends with all it started, and another process can go on."""
-    ear, server_ear = await listen("ear"), await listen("server")
+    pipe, server_pipe = await open_pipe("pipe"), await open_pipe("server")
     async with (
-        ScriptedServer([Reply(tool_calls=[command(ear.holder())]), Reply("Again.")]) as model,
+        ScriptedServer([Reply(tool_calls=[command(pipe.holding_command())]), Reply("Again.")]) as model,
         serving(machine, model=model) as served,
     ):
         async with served.editor() as editor:
-            id = (await editor.new_session(str(machine.project), [machine.keeper(server_ear)])).session_id
+            id = (await editor.new_session(str(machine.project), [machine.keeper(server_pipe)])).session_id
             turn = asyncio.create_task(editor.prompt(id, "Wait for me."))
-            assert await server_ear.line() == "started"
-            assert await ear.line()
+            assert await server_pipe.line() == "started"
+            assert await pipe.line()
         with pytest.raises(ConnectionClosed):
             await turn
-        await ear.silence()
-        await server_ear.silence()
+        await pipe.wait_for_close()
+        await server_pipe.wait_for_close()
         async with served.editor() as again:  # waits for the end of the session before
             await load(again, id, machine.project)
             async with machine.editor() as elsewhere:
@@ -266,50 +266,50 @@ async def test_a_session_that_was_cut_off_is_ended_and_free_for_others(machine: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-async def test_a_signal_ends_it_in_good_order(machine: "Machine", listen: Listen, number: signal.Signals):
-    command_ear, server_ear = await listen("command"), await listen("server")
+async def test_a_signal_ends_it_in_good_order(machine: "Machine", open_pipe: OpenPipe, number: signal.Signals):
+    command_pipe, server_pipe = await open_pipe("command"), await open_pipe("server")
     async with (
-        ScriptedServer([Reply(tool_calls=[command(command_ear.holder())])]) as model,
+        ScriptedServer([Reply(tool_calls=[command(command_pipe.holding_command())])]) as model,
         serving(machine, model=model) as served,
     ):
         async with (
             served.editor() as editor,
             dial(served.url, additional_headers={"Authorization": f"Bearer {served.token}"}) as idle,
         ):
-            session = await editor.new_session(str(machine.project), [machine.keeper(server_ear)])
+            session = await editor.new_session(str(machine.project), [machine.keeper(server_pipe)])
             turn = asyncio.create_task(editor.prompt(session.session_id, "Wait for me."))
-            assert await server_ear.line() == "started"
-            assert await command_ear.line()
+            assert await server_pipe.line() == "started"
+            assert await command_pipe.line()
 
             served.process.send_signal(number)
 
             assert (await turn).stop_reason == "cancelled"
             await idle.wait_closed()
             assert idle.close_code == CloseCode.GOING_AWAY
-            await server_ear.silence()
-            await command_ear.silence()
+            await server_pipe.wait_for_close()
+            await command_pipe.wait_for_close()
         assert await served.outcome() == (0, "", "")
     assert os.listdir(machine.env["TMPDIR"]) == []
 
 
-async def test_kill_leaves_nothing_running_and_the_session_can_be_gone_on_with(machine: "Machine", listen: Listen):
-    command_ear, server_ear = await listen("command"), await listen("server")
-    async with ScriptedServer([Reply(tool_calls=[command(command_ear.holder())]), Reply("Again.")]) as model:
+async def test_kill_leaves_nothing_running_and_the_session_can_be_gone_on_with(machine: "Machine", open_pipe: OpenPipe):
+    command_pipe, server_pipe = await open_pipe("command"), await open_pipe("server")
+    async with ScriptedServer([Reply(tool_calls=[command(command_pipe.holding_command())]), Reply("Again.")]) as model:
         machine.ask(model.url)
         process = await machine.start("serve", "--port", "0")
         assert process.stdout
-        served = Served(process, (await process.stdout.readline()).decode().strip())
+        served = RunningServe(process, (await process.stdout.readline()).decode().strip())
         async with served.editor() as editor:
-            id = (await editor.new_session(str(machine.project), [machine.keeper(server_ear)])).session_id
+            id = (await editor.new_session(str(machine.project), [machine.keeper(server_pipe)])).session_id
             turn = asyncio.create_task(editor.prompt(id, "Wait for me."))
-            assert await server_ear.line() == "started"
-            assert await command_ear.line()
+            assert await server_pipe.line() == "started"
+            assert await command_pipe.line()
             process.kill()
             with pytest.raises(ConnectionClosed):
                 await turn
         assert await served.outcome() == (-signal.SIGKILL, "", "")
-        await server_ear.silence()
-        await command_ear.silence()
+        await server_pipe.wait_for_close()
+        await command_pipe.wait_for_close()
         async with serving(machine, model=model) as served, served.editor() as editor:
             await load(editor, id, machine.project)
             assert (await editor.prompt(id, "And now?")).stop_reason == "end_turn"
@@ -344,6 +344,6 @@ async def test_what_libraries_print_is_not_its_word(machine: "Machine"):
     machine.ask("http://127.0.0.1:9/v1")
     process = await machine.start("serve", "--port", "0", stdin=PIPE)
     assert process.stdout
-    served = Served(process, (await process.stdout.readline()).decode().strip())
+    served = RunningServe(process, (await process.stdout.readline()).decode().strip())
     process.terminate()
     assert await served.outcome() == (0, "", "a library says goodbye\n")

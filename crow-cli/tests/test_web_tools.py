@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import pytest
-from crow_cli.house import build
+from crow_cli.app import build
 from crow_core.testing import Reply, ScriptedModel, connect
+from crow_persistence.extension import persistence
 
 if TYPE_CHECKING:
     from conftest import Machine
@@ -41,7 +42,7 @@ async def test_a_provider_that_crow_was_given_is_asked_after_a_question_and_its_
     calls = [("web_search", {"query": "crows"}), ("terminal", {"command": "env"})]
     replies = [Reply(tool_calls=[{"name": name, "arguments": arguments}]) for name, arguments in calls]
     model = ScriptedModel([*replies, Reply("Done.")])
-    crow = await build(env, models={"scripted": model}, remember=False)
+    crow = await build(env, models={"scripted": model}, without=[persistence])
     async with connect(crow, permit="allow_once") as editor:
         session = await editor.new_session(str(machine.project))
         await editor.prompt(session.session_id, "go")
@@ -55,7 +56,7 @@ async def test_a_host_that_the_user_allows_is_fetched_from(machine: "Machine", b
     url, asked = brave
     machine.configure(f'[fetch]\nallow_hosts = ["{url.removeprefix("http://")}"]\n')
     model = ScriptedModel([Reply(tool_calls=[{"name": "fetch", "arguments": {"url": f"{url}/a"}}]), Reply("Done.")])
-    crow = await build(machine.env, models={"scripted": model}, remember=False)
+    crow = await build(machine.env, models={"scripted": model}, without=[persistence])
     async with connect(crow, permit="allow_once") as editor:
         session = await editor.new_session(str(machine.project))
         await editor.prompt(session.session_id, "go")
@@ -65,7 +66,7 @@ async def test_a_host_that_the_user_allows_is_fetched_from(machine: "Machine", b
 
 async def test_each_tool_is_offered_once(machine: "Machine") -> None:
     model = ScriptedModel([Reply("Hello.")])
-    crow = await build(machine.env, models={"scripted": model}, remember=False)
+    crow = await build(machine.env, models={"scripted": model}, without=[persistence])
     async with connect(crow) as editor:
         session = await editor.new_session(str(machine.project))
         await editor.prompt(session.session_id, "go")

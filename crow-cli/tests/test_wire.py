@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_cli.replay import Viewer
-from crow_cli.wire import Said, message_of, read
+from crow_cli.recording.file import RecordedLine, parse_message, read_recording
+from crow_cli.recording.viewer import RecordingViewer
 from crow_core.acp.schema import ClientCapabilities
 from crow_core.acp.transports import spawn
 from crow_core.testing import Editor, Reply, ScriptedServer
@@ -36,7 +36,7 @@ async def start(machine: "Machine", file: Path, *command: str) -> Process:
 
 def said(file: Path, side: str) -> bytes:
     """All that one side said, as the recording has it."""
-    return b"\n".join(line.raw for line in read(file) if line.side == side)
+    return b"\n".join(line.raw for line in read_recording(file) if line.side == side)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -60,7 +60,7 @@ async def test_a_line_of_many_megabytes_passes(machine: "Machine", tmp_path: Pat
     came, _ = await process.communicate(sent)
 
     assert came == sent
-    assert [len(line.raw) for line in read(tmp_path / "wire.jsonl") if line.side == "agent"] == [40 << 20, 1]
+    assert [len(line.raw) for line in read_recording(tmp_path / "wire.jsonl") if line.side == "agent"] == [40 << 20, 1]
 
 
 async def test_the_first_half_of_a_line_does_not_wait_for_the_second(machine: "Machine", tmp_path: Path) -> None:
@@ -242,16 +242,16 @@ async def test_a_replay_can_show_one_method_or_one_session_only_and_whole(machin
     assert json.loads("".join(rest))["params"] == {"sessionId": "session-1"}
 
 
-def heard(raw: bytes, side: Any = "agent") -> Said:
-    return Said(1.0, side, raw, message_of(raw))
+def heard(raw: bytes, side: Any = "agent") -> RecordedLine:
+    return RecordedLine(1.0, side, raw, parse_message(raw))
 
 
 def test_what_has_no_answer_and_what_answers_nothing_stands_out() -> None:
-    viewer = Viewer()
-    viewer.view(heard(b'{"jsonrpc":"2.0","id":1,"method":"initialize"}', "client"))
-    viewer.view(heard(b'{"jsonrpc":"2.0","id":2,"method":"session/new"}', "client"))
+    viewer = RecordingViewer()
+    viewer.render(heard(b'{"jsonrpc":"2.0","id":1,"method":"initialize"}', "client"))
+    viewer.render(heard(b'{"jsonrpc":"2.0","id":2,"method":"session/new"}', "client"))
     once, again, stray, junk = [
-        viewer.view(heard(raw))
+        viewer.render(heard(raw))
         for raw in (
             b'{"jsonrpc":"2.0","id":1,"result":{}}',
             b'{"jsonrpc":"2.0","id":1,"result":{}}',
@@ -265,14 +265,14 @@ def test_what_has_no_answer_and_what_answers_nothing_stands_out() -> None:
     assert "an answer to nothing" in stray
     assert "no message" in junk
     assert "Welcome!" in junk
-    [missing] = viewer.unanswered()
+    [missing] = viewer.list_unanswered()
     assert missing.endswith("session/new #2 was not answered")
 
 
 @pytest.mark.parametrize("full", [False, True])
 def test_a_replay_does_not_obey_what_it_shows(full: bool) -> None:
     evil = "\x1b[2J\x07\u202e"
-    viewer = Viewer(full=full)
+    viewer = RecordingViewer(full=full)
     update = {"sessionUpdate": evil, "content": {"text": evil}}
     messages: list[dict[str, Any]] = [
         {"jsonrpc": "2.0", "id": evil, "method": evil, "params": {"sessionId": evil, "update": update}},
@@ -280,7 +280,9 @@ def test_a_replay_does_not_obey_what_it_shows(full: bool) -> None:
         {"jsonrpc": "2.0", "id": evil, "error": {"message": evil}},
     ]
     raw = [json.dumps(message, ensure_ascii=False).encode() for message in messages] + [evil.encode(), b"\x9b\xff"]
-    shown = [viewer.view(heard(line, side)) for line in raw for side in ("client", "agent")] + viewer.unanswered()
+    shown = [
+        viewer.render(heard(line, side)) for line in raw for side in ("client", "agent")
+    ] + viewer.list_unanswered()
 
     assert len(shown) >= 10
     ours = ("\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[36m", "\x1b[0m", "\n")

@@ -13,24 +13,24 @@ from crow_core.models.chat import Model
 from crow_core.settings.config import Home, load, variables
 from crow_core.settings.discovery import takes_audio as any_takes_audio
 
-from crow_cli.ending import complete
+from crow_cli.process import run_to_end
 
 METHODS = ("_crow/search", "_crow/usage", "_crow/undo")
-"""What the app will answer beyond ACP, said before it is made."""
+"""The methods beyond ACP that the app answers. They are announced before the app is made."""
 
 
 def serve(model: str = "", *, unstable: bool = False) -> None:
-    """Serve one client until it hangs up; `unstable` also speaks what ACP may still change."""
+    """Serve one client until it disconnects, then exit. With `unstable`, also speak what ACP may still change."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="crow: %(message)s")
     try:
-        sys.exit(complete(talk(model, unstable)))
+        sys.exit(run_to_end(run_agent(model, unstable)))
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-async def talk(model: str, unstable: bool) -> int:
-    audio = takes_audio(model)
-    agent = Agent(await stdio(), maker(model), stored=True, unstable=unstable, methods=METHODS, audio=audio)
+async def run_agent(model: str, unstable: bool) -> int:
+    audio = announces_audio(model)
+    agent = Agent(await stdio(), make_source(model), stored=True, unstable=unstable, methods=METHODS, audio=audio)
     try:
         await agent.serve()
     finally:
@@ -39,8 +39,9 @@ async def talk(model: str, unstable: bool) -> int:
     return 0
 
 
-def takes_audio(model: str) -> bool:
-    """Whether a prompt may hold audio. Settings that cannot be used are complained of when they are needed."""
+def announces_audio(model: str) -> bool:
+    """Tell whether a configured model takes audio. Return False for settings that cannot be used: the first session
+    reports them."""
     try:
         home = Home.find(os.environ)
         return any_takes_audio(load(home, os.environ), variables(home, os.environ), model)
@@ -48,11 +49,11 @@ def takes_audio(model: str) -> bool:
         return False
 
 
-def maker(model: str) -> Callable[..., Awaitable[Crow]]:
-    """What makes the app when the first session asks for it: by then the client has its answer to `initialize`."""
+def make_source(model: str) -> Callable[..., Awaitable[Crow]]:
+    """Return the function that makes the app when the first session needs it, after `initialize` was answered."""
 
     async def make(models: Mapping[str, Model] | None = None) -> Crow:
-        from crow_cli.house import build  # not above, for the reason just given
+        from crow_cli.app import build  # imported here so that `initialize` is answered without it
 
         return await build(os.environ, model=model, models=models)
 
