@@ -1,6 +1,6 @@
-"""An ACP agent that does everything right, or one thing wrong: `python subject.py [FAULT]`. The tester's own patient.
+"""An ACP agent to test `crow acp check`: correct, or with one fault: `python subject.py [FAULT]`.
 
-One loop, no threads, no time: a prompt that says "Count" keeps it busy until it is cancelled or closed.
+It has one loop and no threads. A prompt that contains "Count" keeps it busy until it is cancelled or closed.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 FAULT = sys.argv[1] if len(sys.argv) > 1 else ""
 MODES = {"currentModeId": "ask", "availableModes": [{"id": "ask", "name": "Ask"}, {"id": "do", "name": "Do"}]}
 JUNK = [None, True, 0, -1, 1.5, "", "x", [], {}, [{}], {"a": 1}, {"sessionId": []}, "\x1b[2J\n", [[[]]], {"code": {}}]
-"""What an agent says that babbles."""
+"""Values that the agent with the fault "babbles" sends."""
 CAPABILITIES: dict[str, Any] = {
     "loadSession": True,
     "promptCapabilities": {"image": True, "audio": True, "embeddedContext": True},
@@ -39,7 +39,7 @@ def say(message: dict[str, Any]) -> None:
 
 
 def read() -> dict[str, Any]:
-    """The next message; the end of input ends the process."""
+    """Read the next message; exit at the end of input."""
     for line in sys.stdin.buffer:
         try:
             message = json.loads(line)
@@ -113,7 +113,7 @@ class SubjectAgent:
                 say({"id": id, "result": result})
 
     def babble(self, id: Any, method: str, result: Any) -> None:
-        """Answer with anything, mostly with something like the truth."""
+        """Answer with random messages, most of them nearly valid."""
         for _ in range(random.randrange(3)):
             some = {"sessionId": random.choice(["session-0", *JUNK]), "update": random.choice(JUNK)}
             what = random.choice(["session/update", "session/request_permission", *JUNK])
@@ -299,7 +299,7 @@ class SubjectAgent:
         self.update(session, {"sessionUpdate": f"{who}_message_chunk", "content": content}, keep=True)
 
     def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Ask the client; what it says meanwhile is taken."""
+        """Send a request to the client; answer its messages meanwhile."""
         self.asked += 1
         id = f"mine-{self.asked}"
         say({"id": id, "method": method, "params": params})
@@ -361,7 +361,7 @@ class SubjectAgent:
         self.update(session, end, keep=True)
 
     def count(self, session: str) -> Any:
-        """Be busy until cancelled or closed."""
+        """Stay busy until cancelled or closed."""
         self.chunk(session, "one")
         while True:
             message = read()
@@ -435,7 +435,7 @@ class SubjectAgent:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:  # a named pipe, which is held open by all that comes of this process
+    if len(sys.argv) > 2:  # a named pipe, which this process and all its children hold open
         held = os.open(sys.argv[2], os.O_WRONLY)
         os.set_inheritable(held, True)
         os.write(held, b"started\n")

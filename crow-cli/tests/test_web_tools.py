@@ -1,4 +1,4 @@
-"""The tools that reach the web, as crow offers them."""
+"""The tools `web_search` and `fetch` as crow configures them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ KEY = "canary-0123456789-brave"
 
 @pytest.fixture
 async def brave() -> AsyncIterator[tuple[str, list[str]]]:
-    """A stand-in for a search provider that says in its error what key it was given, and the requests it had."""
+    """Serve a search provider whose error contains the key that it got; give the URL and the requests."""
     asked: list[str] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -34,7 +34,7 @@ async def brave() -> AsyncIterator[tuple[str, list[str]]]:
     server.close()
 
 
-async def test_a_provider_that_crow_was_given_is_asked_after_a_question_and_its_key_shown_nowhere(
+async def test_configured_provider_is_used_after_permission_and_its_key_is_shown_nowhere(
     machine: "Machine", brave: tuple[str, list[str]]
 ) -> None:
     url, asked = brave
@@ -52,7 +52,7 @@ async def test_a_provider_that_crow_was_given_is_asked_after_a_question_and_its_
     assert KEY not in str(model.requests)
 
 
-async def test_a_host_that_the_user_allows_is_fetched_from(machine: "Machine", brave: tuple[str, list[str]]) -> None:
+async def test_allowed_host_is_fetched_from(machine: "Machine", brave: tuple[str, list[str]]) -> None:
     url, asked = brave
     machine.configure(f'[fetch]\nallow_hosts = ["{url.removeprefix("http://")}"]\n')
     model = ScriptedModel([Reply(tool_calls=[{"name": "fetch", "arguments": {"url": f"{url}/a"}}]), Reply("Done.")])

@@ -29,7 +29,7 @@ def calls() -> None:
 @limit_option(20)
 @AS_JSON
 def list_(session: str | None, limit: int, as_json: bool) -> None:
-    """List the model calls of a SESSION, or of all sessions, the latest first."""
+    """List the requests to models, the latest first; with SESSION, only its own."""
     from crow_persistence.reading import find
     from crow_persistence.requests import listing
 

@@ -73,7 +73,9 @@ acp.add_command(replay)
 @cli.command()
 @MODEL
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=2769, show_default=True, help="0 chooses a free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=2769, show_default=True, help="The port; 0 chooses a free one."
+)
 @click.option(
     "--token", default="", help="The token that clients have to send. Other users can see it in the list of processes."
 )
@@ -103,7 +105,13 @@ def serve(**options: Any) -> None:
 @click.option("--cwd", type=click.Path(), default=".", help="The folder to work in.")
 @click.option("--yolo", is_flag=True, help="Ask for no permission; short for --mode yolo.")
 @click.option("--mode", type=click.Choice(["ask", "accept-edits", "plan", "yolo"]), help="When to ask for permission.")
-@click.option("--output-format", type=click.Choice(["text", "json", "stream-json"]), default="text", show_default=True)
+@click.option(
+    "--output-format",
+    type=click.Choice(["text", "json", "stream-json"]),
+    default="text",
+    show_default=True,
+    help="The format of the output.",
+)
 @click.option("--max-turns", type=click.IntRange(min=1), help="How many requests to the model the prompt may take.")
 @click.option("-c", "--continue", "go_on", is_flag=True, help="Continue the last session of this folder.")
 @click.option("-r", "--resume", metavar="ID", default="", help="Continue a session; the beginning of its id is enough.")
@@ -162,7 +170,9 @@ def demo(model: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--save", is_flag=True, help="Append the quirks found to the model's settings.")
 def doctor(model: str, as_json: bool, save: bool) -> None:
-    """Test what a model's endpoint can do, with about twenty short requests and two long ones.
+    """Test what a model's endpoint can do.
+
+    Sends about twenty short requests and two long ones.
 
     Exit codes: 0 crow can work with it, 1 something does not work, 2 the endpoint cannot be reached.
     """

@@ -33,7 +33,7 @@ def path() -> None:
 @db.command()
 @AS_JSON
 def info(as_json: bool) -> None:
-    """Print the path, revision and size of the database, and the number of rows in each table."""
+    """Print the path, revision, size and row counts of the database."""
     from crow_persistence.checks import counts, size
     from crow_persistence.database import revision
 

@@ -136,7 +136,10 @@ def add(
     transport: str | None,
     auth: str | None,
 ) -> None:
-    """Add a server to mcp.json: crow mcp add time -- uvx mcp-server-time"""
+    """Add a server to mcp.json.
+
+    Example: crow mcp add time -- uvx mcp-server-time
+    """
     if not re.fullmatch(r"[\w.-]+", name):
         fail(f"{escape_controls(name)!r} is not a name for a server. Use letters, digits, '-', '_' and '.'.")
     remote = len(target) == 1 and re.match(r"https?://", target[0])

@@ -70,7 +70,10 @@ def show(prompt: str, as_json: bool) -> None:
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
 def diff(first: str, second: str) -> None:
-    """Show the differences between two versions: crow prompts diff system@1 system@3"""
+    """Show the differences between two versions of prompts.
+
+    Example: crow prompts diff system@1 system@3
+    """
     from crow_persistence.prompts import diff
 
     with connect() as connection:
@@ -86,7 +89,7 @@ def diff(first: str, second: str) -> None:
 @click.option("--text", "with_text", is_flag=True, help="Also show each rendered text.")
 @AS_JSON
 def history(prompt: str, limit: int, with_text: bool, as_json: bool) -> None:
-    """List the times, sessions and purposes for which a prompt was rendered, the latest first."""
+    """List when and where a prompt was rendered, the latest first."""
     from crow_persistence.prompts import history, text
 
     with connect() as connection:

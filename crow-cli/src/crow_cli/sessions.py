@@ -207,11 +207,16 @@ def search(words: tuple[str, ...], everywhere: bool, limit: int, as_json: bool) 
 @sessions.command()
 @SESSION
 @click.option(
-    "--format", type=click.Choice(["markdown", "jsonl", "html", "atif"]), default="markdown", show_default=True
+    "--format",
+    "format_name",
+    type=click.Choice(FORMATS),
+    default="markdown",
+    show_default=True,
+    help="The format of the export.",
 )
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
 @click.option("--no-redact", is_flag=True, help="Do not mask secrets.")
-def export(session: str, format: Any, output: Path | None, no_redact: bool) -> None:
+def export(session: str, format_name: Any, output: Path | None, no_redact: bool) -> None:
     """Export a session to share it. What looks like a secret is masked."""
     from crow_persistence.export import export
     from crow_persistence.export.redaction import MASK
@@ -220,7 +225,7 @@ def export(session: str, format: Any, output: Path | None, no_redact: bool) -> N
 
     with connect() as connection:
         story = Story.of(connection, find(connection, session))
-    exported = export(story if no_redact else story.redacted(), format)
+    exported = export(story if no_redact else story.redacted(), format_name)
     if output is None:
         click.echo(escape_controls(exported.text) if is_terminal() else exported.text, nl=False)
         if exported.files:
@@ -231,7 +236,7 @@ def export(session: str, format: Any, output: Path | None, no_redact: bool) -> N
         except OSError as error:
             fail(f"{output} cannot be written ({error.strerror}). Name another file after -o.")
     if masked := 0 if no_redact else exported.text.count(MASK):
-        print_note(f"Masked what looks like a secret {masked} times. Read the export before you share it.")
+        print_note(f"Secrets masked: {masked}. Read the export before you share it.")
     if story.record.damage:
         print_note(escape_line(story.record.damage))
 

@@ -31,9 +31,9 @@ DEFAULT_DESCRIPTION = "What it does. Use it when …"
 
 @click.group()
 def skills() -> None:
-    """List, validate and make skills: instructions that the model reads when a task needs them.
+    """List, validate and make skills.
 
-    A skill is a folder with a SKILL.md (agentskills.io).
+    A skill is a folder with a SKILL.md (agentskills.io): instructions that the model reads when a task needs them.
     """
 
 
@@ -102,7 +102,10 @@ def validate(folders: tuple[Path, ...]) -> None:
 @click.option("--user", is_flag=True, help="Make it in crow's configuration, for all projects, not in .crow/skills.")
 @click.option("--description", default=DEFAULT_DESCRIPTION, help="The description: what it does, and when to use it.")
 def new(name: str, user: bool, description: str) -> None:
-    """Make a skill from a template: crow skills new release-notes"""
+    """Make a skill from a template.
+
+    Example: crow skills new release-notes
+    """
     from crow_skills.files import quoted
     from crow_skills.skill import faults
 

@@ -125,15 +125,15 @@ def get_success(conversation: Conversation, method: str, nth: int = -1, *, see: 
     return request
 
 
-def get_result(conversation: Conversation, method: str, type: type[T], nth: int = -1, *, see: str = "") -> T:
+def get_result(conversation: Conversation, method: str, kind: type[T], nth: int = -1, *, see: str = "") -> T:
     """Return the valid result of a request. Raises NotPassed, as `get_success` does."""
     request = get_success(conversation, method, nth, see=see)
-    return convert_result(request, request.result, type, see=see)
+    return convert_result(request, request.result, kind, see=see)
 
 
-def convert_result(request: SentRequest, value: Any, type: type[T], *, see: str = "") -> T:
+def convert_result(request: SentRequest, value: Any, kind: type[T], *, see: str = "") -> T:
     try:
-        return cast("T", to_struct(value, cast("Any", type)))
+        return cast("T", to_struct(value, cast("Any", kind)))
     except msgspec.ValidationError as error:
         raise make_failure(see, request, f"the result of {request.method} is invalid: {error}") from error
     except RecursionError as error:
@@ -148,12 +148,12 @@ def list_lines(request: SentRequest) -> Sequence[WireLine]:
     return [line for line in (request.sent, request.answer) if line]
 
 
-def get_member(conversation: Conversation, name: str, type: type[T]) -> T:
+def get_member(conversation: Conversation, name: str, kind: type[T]) -> T:
     """Return a member of the result of `session/new`. Raises Skipped if it has none."""
     request = get_success(conversation, "session/new", 0, see="SESSION-001")
     if (value := request.member(name)) is None:
         raise Skipped(f"session/new gave no `{name}`")
-    return convert_result(request, value, type)
+    return convert_result(request, value, kind)
 
 
 def check_complete(conversation: Conversation) -> None:
