@@ -381,7 +381,7 @@ async def test_files_beside_a_skill_are_shown_and_trusted_with_it(machine: "Mach
     assert "(6 bytes that are not text)" in trusted.out
     assert "pdf" in (await machine.crow("skills", "list")).out
     (skill / "read.sh").write_text("echo harm")
-    assert "do not count until you trust it" in (await machine.crow("skills", "list")).err
+    assert "are ignored until you trust it" in (await machine.crow("skills", "list")).err
 
 
 async def test_folder_without_settings_cannot_be_trusted(machine: "Machine") -> None:

@@ -112,7 +112,7 @@ async def test_every_start_makes_a_new_token(machine: "Machine"):
 async def test_given_token_is_not_printed(machine: "Machine"):
     token, file = "a-token-of-32-characters-or-so.~", machine.home / "token"
     file.write_text(f"{token}\n")
-    for args, hint in ((("--token", token), "(your --token)"), (("--token-file", str(file)), f"(what {file} holds)")):
+    for args, hint in ((("--token", token), "(your --token)"), (("--token-file", str(file)), f"(the token in {file})")):
         async with serving(machine, "--port", "0", *args) as served:
             assert served.line == f"{served.url} Authorization: Bearer {hint}"
             with pytest.raises(InvalidStatus):
@@ -123,17 +123,17 @@ async def test_given_token_is_not_printed(machine: "Machine"):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--token", "short"], "--token: it has to be 16 or more letters, digits,"),
-        (["--token", "with a space and long enough"], "--token: it has to be 16 or more"),
+        (["--token", "short"], "--token: the token has to be 16 or more letters, digits,"),
+        (["--token", "with a space and long enough"], "--token: the token has to be 16 or more"),
         (["--token-file", "/nowhere"], "--token-file: /nowhere cannot be read"),
-        (["--token-file", "/dev/null"], "--token-file: what /dev/null holds has to be 16 or more"),
+        (["--token-file", "/dev/null"], "--token-file: the token in /dev/null has to be 16 or more"),
         (["--token", "x" * 16, "--token-file", "/nowhere"], "--token or --token-file: give one of them."),
         (["--host", "0.0.0.0"], "--host: 0.0.0.0 can be reached from other machines. Add --allow-remote"),
         (["--host", "::"], "--host: :: can be reached from other machines."),
         (["--host", "no such host"], "--host: 'no such host' is not an address"),
-        (["--host", "192.0.2.1", "--allow-remote"], "--port: 0 of 192.0.2.1 cannot be had"),
-        (["--allow-origin", "*"], "--allow-origin: '*' is no origin. Write it like https://example.org"),
-        (["--allow-origin", "https://example.org/page"], "is no origin"),
+        (["--host", "192.0.2.1", "--allow-remote"], "--port: 0 of 192.0.2.1 cannot be used"),
+        (["--allow-origin", "*"], "--allow-origin: '*' is not an origin. Write it like https://example.org"),
+        (["--allow-origin", "https://example.org/page"], "is not an origin"),
         (["--max-connections", "0"], "--max-connections"),
     ],
 )
@@ -152,7 +152,7 @@ async def test_port_in_use_is_reported(machine: "Machine"):
         done = await machine.crow("serve", "--port", port)
     assert done.code == 2
     words = (
-        f"crow: --port: {port} of 127.0.0.1 cannot be had (Address already in use). Choose another; 0 is any free one."
+        f"crow: --port: {port} of 127.0.0.1 cannot be used (Address already in use). Choose another; 0 chooses a free one."
     )
     assert done.err == f"{words}\n"
 

@@ -31,12 +31,12 @@ async def test_new_skill_is_valid_and_used_after_trust(machine: "Machine"):
     assert (await machine.crow("skills", "validate", str(folder))).code == 0
     before = await machine.crow("skills", "list", "--json")
     assert json.loads(before.out) == []
-    assert "do not count until you trust it" in before.err
+    assert "are ignored until you trust it" in before.err
     assert (await machine.crow("trust", str(machine.project))).code == 0
     (listed,) = json.loads((await machine.crow("skills", "list", "--json")).out)
     assert (listed["name"], listed["description"], listed["problems"]) == ("release-notes", "It's for: releases", [])
     again = await machine.crow("skills", "new", "release-notes")
-    assert (again.code, "is there already" in again.err) == (2, True)
+    assert (again.code, "exists already" in again.err) == (2, True)
 
 
 async def test_problems_of_a_skill_are_printed(machine: "Machine"):
