@@ -151,10 +151,9 @@ async def test_port_in_use_is_reported(machine: "Machine"):
         port = str(taken.getsockname()[1])
         done = await machine.crow("serve", "--port", port)
     assert done.code == 2
-    words = (
-        f"crow: --port: {port} of 127.0.0.1 cannot be used (Address already in use). Choose another; 0 chooses a free one."
-    )
-    assert done.err == f"{words}\n"
+    message = f"crow: --port: {port} of 127.0.0.1 cannot be used (Address already in use). "
+    message += "Choose another; 0 chooses a free one."
+    assert done.err == f"{message}\n"
 
 
 async def test_invalid_configuration_is_reported_at_the_start(machine: "Machine"):
