@@ -1,10 +1,10 @@
-"""The whole idea in one file: connect an MCP server, stream a reply, call the tools it asks for, and go on.
+"""The loop in one file: connect an MCP server, stream a reply, run the tool calls in it, and repeat.
 
     uv run streaming_async_react.py                 # a scripted model on loopback, real tools
     uv run streaming_async_react.py "What is in this folder?" --model qwen3:8b --base-url http://localhost:11434/v1
 
-No agent, no session, no protocol: only the functions that crow itself is made of. `merge` folds a stream into a
-message, `settle` closes it, `view` derives a valid request from the log, and `Toolbox` speaks MCP.
+There is no agent, no session and no ACP here, only functions that crow itself is made of: `merge` adds a delta to a
+message, `settle` completes the message, `view` derives a valid request from the log, and `Toolbox` speaks MCP.
 """
 
 import argparse
@@ -24,20 +24,20 @@ from crow_core.testing import Reply, ScriptedServer
 SYSTEM: Message = {"role": "system", "content": "You answer by looking. Use the tools, then say what you saw."}
 
 
-async def react(model: Model, toolbox: Toolbox, log: list[Message], *, max_steps: int = 20) -> str:
-    """Ask, act, repeat: until a reply asks for no tool, or `max_steps` replies have come."""
-    for _ in range(max_steps):
+async def react(model: Model, toolbox: Toolbox, log: list[Message], *, max_requests: int = 20) -> str:
+    """Ask, act, repeat, until a reply calls no tool or `max_requests` requests have been made."""
+    for _ in range(max_requests):
         reply = await ask(model, toolbox, log)
         log.append(reply)
-        calls = reply.get("tool_calls", [])
-        if not calls:
+        tool_uses = reply.get("tool_calls", [])
+        if not tool_uses:
             return str(reply.get("content") or "")
-        log += await act(toolbox, calls)
-    return "stopped: too many steps"
+        log += await act(toolbox, tool_uses)
+    return "stopped: too many requests"
 
 
 async def ask(model: Model, toolbox: Toolbox, log: list[Message]) -> Message:
-    """Stream one reply, printing it as it comes."""
+    """Stream one reply, and print it while it arrives."""
     request = {"tools": toolbox.schemas(), "messages": [SYSTEM, *view(log)]}
     reply: Message = {"role": "assistant"}
     async for delta in model.stream(request):
@@ -48,17 +48,18 @@ async def ask(model: Model, toolbox: Toolbox, log: list[Message]) -> Message:
     return settle(reply, used=used)
 
 
-async def act(toolbox: Toolbox, calls: list[ToolUse]) -> list[Message]:
-    """Run the calls together; give the answers in the order asked."""
+async def act(toolbox: Toolbox, tool_uses: list[ToolUse]) -> list[Message]:
+    """Run the tool calls of a reply at the same time; return their answers in the order of the calls."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(use_tool(toolbox, call)) for call in calls]
-    return [answer_tool_call(call, to_content(task.result())) for call, task in zip(calls, tasks, strict=True)]
+        tasks = [group.create_task(use_tool(toolbox, use)) for use in tool_uses]
+    return [answer_tool_call(use, to_content(task.result())) for use, task in zip(tool_uses, tasks, strict=True)]
 
 
-async def use_tool(toolbox: Toolbox, call: ToolUse) -> ToolResult:
-    """One call. A tool's failure is a result too: the model reads it and does better."""
-    print(f"● {call['function']['name']} {call['function']['arguments']}")
-    result = toolbox.reject(call) or await toolbox.call(call, {"crow/cwd": os.getcwd()})
+async def use_tool(toolbox: Toolbox, use: ToolUse) -> ToolResult:
+    """Run one tool call. A failure is a result, too: the model reads it and tries something else."""
+    tool_call = toolbox.parse(use)
+    print(f"● {tool_call.name} {use['function']['arguments']}")
+    result = toolbox.reject(tool_call) or await toolbox.call(tool_call, {"crow/cwd": os.getcwd()})
     print("\n".join(f"  {line}" for line in str(to_content(result)).splitlines()[:8]))
     return result
 
@@ -72,7 +73,7 @@ async def converse(model: Model, prompt: str) -> str:
     """One prompt with the built-in tools, from connecting to closing."""
     toolbox = Toolbox()
     toolbox.add([built_in_tools()])
-    await toolbox.gather(wait=5.0)
+    await toolbox.update(wait=5.0)
     try:
         return await react(model, toolbox, [{"role": "user", "content": prompt}])
     finally:

@@ -94,8 +94,8 @@ async def append(database: Database, editor: Editor, crow: Crow) -> None:
         for n in range(1000):
             entry = some_entry(n)
             begun = perf_counter()
-            session.append(entry)
-            await session.written()
+            session.log.append(entry)
+            await session.log.written()
             ours.append((perf_counter() - begun) * 1e3)
             begun = perf_counter()
             connection.execute(bare_insert, (1, n, n, entry.get("role"), encode(entry)))
@@ -111,8 +111,8 @@ async def load(database: Database, editor: Editor, crow: Crow, store: Store) -> 
     id = (await editor.new_session("/")).session_id
     session = crow.sessions[id]
     for n in range(LONG):
-        session.append(some_entry(n))
-    await session.written()
+        session.log.append(some_entry(n))
+    await session.log.written()
     await crow.close(session)
 
     def ours() -> None:

@@ -4,7 +4,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 import pytest
-from crow_core.testing import Reply, ScriptedServer, ToolCall
+from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
     from conftest import Node
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 ACPX = "node_modules/acpx/dist/cli.js"
 PERMISSION_DENIED = 5
 """acpx's exit code where it gave none of the permissions it was asked for."""
-CALL: ToolCall = {"name": "terminal", "arguments": {"command": "echo $((6 * 7)) | tee answer"}}
+CALL: ScriptedCall = {"name": "terminal", "arguments": {"command": "echo $((6 * 7)) | tee answer"}}
 
 
 async def test_exec_runs_a_permitted_command_and_prints_what_the_agent_says(node: "Node") -> None:

@@ -31,7 +31,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 from msgspec import to_builtins
 

@@ -35,7 +35,7 @@ from acp.schema import (
 from crow_core.acp import schema
 from crow_core.acp.connection import RpcError
 from crow_core.acp.transports import spawn
-from crow_core.testing import Editor, Failure, Reply, ScriptedServer, ToolCall
+from crow_core.testing import Editor, Failure, Reply, ScriptedCall, ScriptedServer
 
 pytestmark = pytest.mark.anyio
 
@@ -172,7 +172,7 @@ async def conversation(client: Client, server: ScriptedServer, home: Path) -> As
 
 
 def command(line: str) -> Reply:
-    call: ToolCall = {"name": "terminal", "arguments": {"command": line}}
+    call: ScriptedCall = {"name": "terminal", "arguments": {"command": line}}
     return Reply(tool_calls=[call])
 
 
@@ -261,7 +261,7 @@ async def test_its_client_lends_its_files_and_its_terminal(tmp_path: Path, proje
     path = project / "a.py"
     path.write_text("saved\n")
     client = Workshop({str(path): "not saved\n"})
-    replace: ToolCall = {
+    replace: ScriptedCall = {
         "name": "file_editor",
         "arguments": {"command": "str_replace", "path": "a.py", "old_str": "not saved", "new_str": "edited"},
     }

@@ -4,7 +4,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_core.testing import Reply, ScriptedServer, ToolCall
+from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
     from conftest import Node
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-def command(line: str) -> ToolCall:
+def command(line: str) -> ScriptedCall:
     return {"name": "terminal", "arguments": {"command": line}}
 
 

@@ -23,7 +23,7 @@ from acp.schema import (
     UserMessageChunk,
 )
 from acp.ws import create_websocket_stream
-from crow_core.testing import Reply, ScriptedServer, ToolCall
+from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 from websockets.exceptions import InvalidStatus
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ async def conversation(client: Client, url: str, token: str) -> AsyncIterator[An
 
 
 def command(line: str) -> Reply:
-    call: ToolCall = {"name": "terminal", "arguments": {"command": line}}
+    call: ScriptedCall = {"name": "terminal", "arguments": {"command": line}}
     return Reply(tool_calls=[call])
 
 

@@ -27,7 +27,7 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.acp.transports import Child, spawn
-from crow_core.testing import Failure, Raw, Reply, ScriptedServer, ToolCall
+from crow_core.testing import Failure, Raw, Reply, ScriptedCall, ScriptedServer
 from crow_core.testing.wire import RUBBISH
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.anyio
 OpenPipe = Callable[[str], Awaitable["PipeReader"]]
 
 
-def command(line: str) -> ToolCall:
+def command(line: str) -> ScriptedCall:
     return {"name": "terminal", "arguments": {"command": line}}
 
 
@@ -103,7 +103,7 @@ async def test_edit_is_a_diff_in_the_question_and_in_the_result(machine: "Machin
     poem = machine.project / "poem.txt"
     poem.write_text("roses are blue\n")
     arguments = {"command": "str_replace", "path": "poem.txt", "old_str": "roses", "new_str": "violets"}
-    edit: ToolCall = {"name": "file_editor", "arguments": arguments}
+    edit: ScriptedCall = {"name": "file_editor", "arguments": arguments}
     async with ScriptedServer([Reply(tool_calls=[edit]), Reply("Done.")]) as server:
         machine.ask(server.url)
         async with machine.editor(permit="allow_once") as editor:
@@ -118,7 +118,7 @@ async def test_edit_is_a_diff_in_the_question_and_in_the_result(machine: "Machin
 
 async def test_permitted_tool_of_the_clients_mcp_server_is_called(machine: "Machine", open_pipe: OpenPipe) -> None:
     pipe = await open_pipe("pipe")
-    call: ToolCall = {"name": "keeper_keep", "arguments": {"what": "a promise"}}
+    call: ScriptedCall = {"name": "keeper_keep", "arguments": {"what": "a promise"}}
     machine.configure("servers_wait = 60\n")
     async with ScriptedServer([Reply(tool_calls=[call]), Reply("Kept.")]) as server:
         machine.ask(server.url)
@@ -199,7 +199,7 @@ async def test_standard_output_carries_json_lines_only(machine: "Machine", open_
     pipe, log = await open_pipe("pipe"), machine.home / "log"
     (machine.home / "sitecustomize.py").write_text("import atexit\natexit.register(print, 'a library says goodbye')\n")
     machine.env["PYTHONPATH"] = str(machine.home)
-    keep: ToolCall = {"name": "keeper_keep", "arguments": {"what": "still"}}
+    keep: ScriptedCall = {"name": "keeper_keep", "arguments": {"what": "still"}}
     calls = [command("echo aloud; echo aside >&2"), keep]
     async with ScriptedServer([Reply(tool_calls=calls), Reply("Quiet.")]) as server:
         machine.ask(server.url)

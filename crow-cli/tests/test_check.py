@@ -16,7 +16,7 @@ from crow_cli.check.report import to_json, to_text
 from crow_cli.check.requirements import REQUIREMENTS
 from crow_cli.check.runner import CheckReport, check_agent
 from crow_core.acp.schema import AGENT_METHODS, CLIENT_METHODS
-from crow_core.testing import Reply, ScriptedServer, ToolCall
+from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 from jsonschema import Draft202012Validator
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ def answer(request: dict[str, Any]) -> Reply:
     text = last["content"] if isinstance(last["content"], str) else last["content"][0]["text"]
     if last["role"] == "user" and text.startswith("Count"):
         return Reply("one two three", hang=True)
-    calls: dict[str, ToolCall] = {
+    calls: dict[str, ScriptedCall] = {
         "Read the file": {"name": "file_editor", "arguments": {"command": "view", "path": "notes.txt"}},
         "Run the command": {"name": "terminal", "arguments": {"command": "echo crow"}},
     }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import crow_mcp_server
 import msgspec
 import pytest
+from crow_cli.acp import METHODS
 from crow_cli.app import build
 from crow_core.acp.schema import (
     AgentMessageChunk,
@@ -15,7 +16,7 @@ from crow_core.acp.schema import (
     LoadSessionRequest,
     TextBlock,
 )
-from crow_core.testing import Reply, ScriptedModel, ScriptedServer, ToolCall, connect
+from crow_core.testing import Editor, Reply, ScriptedCall, ScriptedModel, ScriptedServer, connect
 
 if TYPE_CHECKING:
     from conftest import Machine
@@ -143,8 +144,8 @@ async def test_system_prompt_and_tools_are_short(machine: "Machine"):
 async def test_a_sub_agent_is_a_stored_session_and_works_with_the_files_of_the_same_client(machine: "Machine"):
     machine.configure('[permissions]\nmode = "yolo"\n[extensions.subagents]\n')
     file = str(machine.project / "a.txt")
-    write: ToolCall = {"name": "file_editor", "arguments": {"command": "create", "path": file, "file_text": "a\n"}}
-    task: ToolCall = {"name": "agent", "arguments": {"description": "Write a", "prompt": "Write a."}}
+    write: ScriptedCall = {"name": "file_editor", "arguments": {"command": "create", "path": file, "file_text": "a\n"}}
+    task: ScriptedCall = {"name": "agent", "arguments": {"description": "Write a", "prompt": "Write a."}}
     replies = [Reply(tool_calls=[task]), Reply(tool_calls=[write]), Reply("Written."), Reply("Done.")]
     files = ClientCapabilities(fs=FileSystemCapabilities(read_text_file=True, write_text_file=True))
     crow = await build(machine.env, models={"scripted": ScriptedModel(replies)})
@@ -175,9 +176,34 @@ async def test_a_sub_agent_is_a_stored_session_and_works_with_the_files_of_the_s
 
 async def test_budget_ends_the_turn_when_nobody_can_be_asked(machine: "Machine"):
     machine.configure("[extensions.budgets]\nturns = 1\n")
-    look: ToolCall = {"name": "tree", "arguments": {}}
+    look: ScriptedCall = {"name": "tree", "arguments": {}}
     async with ScriptedServer([Reply("I look.", tool_calls=[look])]) as model:
         machine.ask(model.url)
         done = await machine.crow("run", "Look around")
     assert "The budget is used up: 1 of 1 turns. [extensions.budgets] sets it." in done.out
     assert done.code != 0
+
+
+ANSWERING = """
+def answering(crow):
+    crow.methods["_mine/double"] = lambda session, params: 2 * params["n"]
+"""
+
+
+async def test_crow_acp_announces_the_methods_of_an_extension_that_is_not_crows(machine: "Machine"):
+    write(machine, "answering", ANSWERING)
+    machine.configure("[extensions.answering]")
+    async with ScriptedServer([Reply("Yes.")]) as model:
+        machine.ask(model.url)
+        editor = Editor(await machine.agent())
+        async with editor.serving():
+            announced = await editor.initialize("editor", ClientCapabilities())
+            assert announced.agent_capabilities.meta["crow"]["methods"] == [*METHODS, "_mine/double"]
+
+
+async def test_crow_acp_announces_its_own_methods_before_the_app_is_made(machine: "Machine"):
+    async with ScriptedServer([Reply("Yes.")]) as model:
+        machine.ask(model.url)
+        crow = await build(machine.env)
+        assert {*crow.methods} == {*METHODS}
+        await crow.shut_down()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_core.testing import Reply, ScriptedServer, ToolCall
+from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
     from conftest import CommandResult, Machine
@@ -21,7 +21,7 @@ KEY = "sk-ant-api03-Zq3vT9xLm2Rk8WpYc5Hd7NbJ4sGf6Ua1"
 STEERING = "up \x1b[31mred\x1b]0;title\x07 \x9b2J\x9d52;c;aGk=\x9c\x08\x7f\rdown \u202eback"
 
 
-def command(line: str) -> ToolCall:
+def command(line: str) -> ScriptedCall:
     return {"name": "terminal", "arguments": {"command": line}}
 
 
@@ -70,11 +70,11 @@ async def test_sessions_of_this_folder_are_listed_the_latest_first(machine: "Mac
 
 async def test_a_session_is_shown_as_it_happened_or_as_the_model_sees_it(machine: "Machine"):
     (machine.project / "a.txt").write_text("one\n")
-    edit: ToolCall = {
+    edit: ScriptedCall = {
         "name": "file_editor",
         "arguments": {"command": "str_replace", "path": "a.txt", "old_str": "one", "new_str": "two"},
     }
-    look: ToolCall = {"name": "file_editor", "arguments": {"command": "view", "path": "a.txt"}}
+    look: ScriptedCall = {"name": "file_editor", "arguments": {"command": "view", "path": "a.txt"}}
     replies = [Reply("I edit.", reasoning="Hm.", tool_calls=[look]), Reply(tool_calls=[edit]), Reply("Done.")]
     server = await talk(machine, *replies, prompt="Change a.txt")
     id = (await read(machine, "sessions", "list"))[0]["id"]

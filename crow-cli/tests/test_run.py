@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import crow_core
 import pytest
-from crow_core.testing import Failure, Reply, ScriptedServer, ToolCall
+from crow_core.testing import Failure, Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
     from conftest import Machine, PipeReader
@@ -25,7 +25,7 @@ STEERING = "up \x1b[31mred\x1b]0;title\x07 \x9b2J\x9d52;c;aGk=\x9c\x08\x7f\rdown
 """Text with escape sequences in both their spellings, and with what moves the cursor."""
 
 
-def command(line: str) -> ToolCall:
+def command(line: str) -> ScriptedCall:
     return {"name": "terminal", "arguments": {"command": line}}
 
 
@@ -287,7 +287,7 @@ async def test_output_of_models_and_tools_does_not_control_the_terminal(machine:
     calls = [
         command("cat evil"),
         command(f"echo '{STEERING}'"),
-        ToolCall(name=STEERING, arguments={STEERING: STEERING}),
+        ScriptedCall(name=STEERING, arguments={STEERING: STEERING}),
     ]
     async with ScriptedServer([Reply(STEERING, STEERING, calls), Failure(400, STEERING)]) as server:
         machine.ask(server.url)

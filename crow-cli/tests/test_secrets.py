@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
-from crow_core.testing import Failure, Reply, ScriptedServer, ToolCall
+from crow_core.testing import Failure, Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
     from conftest import Machine
@@ -74,7 +74,7 @@ async def test_twelve_canary_keys_are_found_nowhere(machine: "Machine", tmp_path
         print_all = "env; cat $CROW_HOME/config.toml $CROW_HOME/.env; echo " + " ".join(
             f"{c[:9]}''{c[9:]}" for c in CANARIES
         )
-        uses: list[ToolCall] = [
+        uses: list[ScriptedCall] = [
             {"name": "terminal", "arguments": {"command": print_all}},
             {"name": "birds_tell", "arguments": {}},
             {"name": "clients_tell", "arguments": {}},

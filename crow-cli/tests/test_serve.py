@@ -23,7 +23,7 @@ from crow_core.acp.schema import (
     UserMessageChunk,
 )
 from crow_core.acp.websocket import connect
-from crow_core.testing import Editor, Reply, ScriptedServer, ToolCall
+from crow_core.testing import Editor, Reply, ScriptedCall, ScriptedServer
 from websockets.asyncio.client import connect as dial
 from websockets.exceptions import InvalidStatus
 from websockets.frames import CloseCode
@@ -85,7 +85,7 @@ async def serving(machine: "Machine", *args: str, model: ScriptedServer | None =
             await process.communicate()
 
 
-def command(line: str) -> ToolCall:
+def command(line: str) -> ScriptedCall:
     return {"name": "terminal", "arguments": {"command": line}}
 
 

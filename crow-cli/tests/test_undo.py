@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_core.testing import Reply, ScriptedServer, ToolCall
+from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
     from conftest import Machine
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-def create(path: str, text: str) -> ToolCall:
+def create(path: str, text: str) -> ScriptedCall:
     return {"name": "file_editor", "arguments": {"command": "create", "path": path, "file_text": text}}
 
 
-def undo_edit(path: str) -> ToolCall:
+def undo_edit(path: str) -> ScriptedCall:
     return {"name": "file_editor", "arguments": {"command": "undo_edit", "path": path}}
 
 

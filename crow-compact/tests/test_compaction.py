@@ -20,7 +20,7 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.errors import ModelError
 from crow_core.extensions.commands import commands
-from crow_core.extensions.prefix import describe_prefix, prefix
+from crow_core.extensions.prefix import prefix
 from crow_core.extensions.usage import usage
 from crow_core.mcp.server import Server
 from crow_core.messages import SUMMARY_TEMPLATE, marker_kind
@@ -28,7 +28,7 @@ from crow_core.models.chat import ChatModel
 from crow_core.prompts import Prompt
 from crow_core.session import Session
 from crow_core.testing import Editor, Failure, Reply, ScriptedModel, ScriptedServer, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 from fastmcp.utilities.types import Image
 
@@ -152,9 +152,9 @@ async def test_the_prefix_meter_takes_a_compaction_for_what_it_is():
         while not talk.markers():
             await talk.say(LONG)
         await talk.say("On!")
-        assert describe_prefix(talk.session) == ""
+        assert str(talk.session.state["prefix"]) == ""
         await talk.say("On!")
-        assert "began like the one before" in describe_prefix(talk.session)
+        assert "began like the one before" in str(talk.session.state["prefix"])
 
 
 async def test_one_long_turn_is_cut_where_calls_are_answered_and_keeps_its_prompt():
@@ -476,16 +476,16 @@ async def test_the_prompt_is_the_users_to_edit_and_its_renders_are_noted():
     async with talking(Speaker(summary=lambda request: Reply("Short."))) as talk:
         for _ in range(3):
             await talk.say(LONG)
-        talk.session.prompts["compaction"] = Prompt("compaction", "{{ instructions }}: in a word?")
+        talk.session.prompts.templates["compaction"] = Prompt("compaction", "{{ instructions }}: in a word?")
         await talk.say("/compact red")
         assert talk.model.requests[-1]["messages"][-1]["content"] == "red: in a word?"
         (render,) = [e["crow"] for e in talk.session.log if e.get("crow", {}).get("purpose") == "compaction"]
-        assert render["version"] == talk.session.prompts["compaction"].version
+        assert render["version"] == talk.session.prompts.templates["compaction"].version
 
 
 async def test_a_prompt_that_is_wrong_is_said_to_be_so_and_costs_no_turn():
     async with talking(Speaker()) as talk:
-        talk.session.prompts["compaction"] = Prompt("compaction", "{{ unknown }}")
+        talk.session.prompts.templates["compaction"] = Prompt("compaction", "{{ unknown }}")
         for _ in range(8):
             assert await talk.say(LONG) == "end_turn"
         assert "The template of the prompt 'compaction' is wrong" in talk.editor.thoughts

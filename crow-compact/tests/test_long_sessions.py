@@ -16,7 +16,7 @@ from crow_core.mcp.server import Server
 from crow_core.messages import marker_kind
 from crow_core.prompts import Prompt
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 from hypothesis import given, settings
 from hypothesis import strategies as st

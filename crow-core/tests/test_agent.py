@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from crow_core import __version__
 from crow_core.acp.schema import AUTH_REQUIRED, INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
+from crow_core.agent import LazyApp
 from crow_core.app import Crow
 from crow_core.errors import ConfigError, ModelError
 from crow_core.extensions.commands import commands
@@ -118,7 +119,7 @@ async def test_without_a_model_the_client_is_asked_to_log_in_and_may_try_again()
             raise ModelError("No model is configured. Set CROW_MODEL.")
         return greeter()
 
-    async with wired(make) as wire:
+    async with wired(LazyApp(make)) as wire:
         assert "result" in await wire.ask("initialize", {"protocolVersion": 1})
         for method, params in (("session/new", {"cwd": "/"}), ("authenticate", {"methodId": "configured"})):
             error = (await wire.ask(method, params))["error"]
@@ -132,7 +133,7 @@ async def test_a_configuration_that_cannot_be_used_is_said_in_its_own_words():
     async def make() -> Crow:
         raise ConfigError("config.toml, line 3: unknown key 'modle'.")
 
-    async with wired(make) as wire:
+    async with wired(LazyApp(make)) as wire:
         error = (await wire.ask("session/new", {"cwd": "/"}))["error"]
     assert error["code"] == INTERNAL_ERROR
     assert error["data"] == {"details": "config.toml, line 3: unknown key 'modle'."}
@@ -146,7 +147,7 @@ async def test_the_app_is_made_once_however_many_ask_for_it():
         made.append(greeter())
         return made[-1]
 
-    async with wired(make) as wire:
+    async with wired(LazyApp(make)) as wire:
         for number in (1, 2):
             request = {"jsonrpc": "2.0", "id": f"new {number}", "method": "session/new", "params": {"cwd": "/"}}
             wire.transport.write(msgspec.json.encode(request) + b"\n")

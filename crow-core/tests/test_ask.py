@@ -23,14 +23,14 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.app import Crow
-from crow_core.elicitation import Answer
+from crow_core.elicitation import FormAnswer
 from crow_core.errors import ElicitationError, EndTurn
 from crow_core.extensions.ask import ask
 from crow_core.extensions.permissions import permissions
 from crow_core.messages import Message
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 
 pytestmark = pytest.mark.anyio
 
@@ -206,9 +206,9 @@ async def at_the_door(
 
 
 async def test_a_person_is_sent_to_a_page_and_told_when_all_is_done():
-    async def log_in(session: Session) -> Answer:
-        answer = await session.elicit("Log in there.", url="https://example.org/login")
-        await session.complete(answer.id)
+    async def log_in(session: Session) -> FormAnswer:
+        answer = await session.user.elicit("Log in there.", url="https://example.org/login")
+        await session.user.complete(answer.id)
         return answer
 
     answer, editor = await at_the_door(log_in, CreateElicitationResponse(action="accept"), PAGES)
@@ -222,7 +222,7 @@ async def test_a_person_is_sent_to_a_page_and_told_when_all_is_done():
     "url", ["http://example.org", "javascript:alert(1)", "file:///etc/passwd", "https", "http://["]
 )
 async def test_nobody_is_sent_to_an_unsafe_page(url: str):
-    error, editor = await at_the_door(lambda session: session.elicit("Go.", url=url), None, PAGES)
+    error, editor = await at_the_door(lambda session: session.user.elicit("Go.", url=url), None, PAGES)
     assert isinstance(error, ElicitationError)
     assert editor.forms == []
 
@@ -230,7 +230,7 @@ async def test_nobody_is_sent_to_an_unsafe_page(url: str):
 @pytest.mark.parametrize("capabilities", [ClientCapabilities(), NEITHER, PAGES])
 async def test_a_form_is_not_sent_to_a_client_that_did_not_offer_it(capabilities: ClientCapabilities):
     form = ElicitationSchema(properties={"a": BooleanPropertySchema()})
-    error, editor = await at_the_door(lambda session: session.elicit("?", form=form), None, capabilities)
+    error, editor = await at_the_door(lambda session: session.user.elicit("?", form=form), None, capabilities)
     assert str(error) == "The client cannot show forms."
     assert editor.forms == []
 
@@ -272,8 +272,12 @@ FORM = ElicitationSchema(
 )
 async def test_every_kind_of_field_is_checked_again(field: str, good: list[Any], bad: list[Any]):
     for value in good:
-        answer, _ = await at_the_door(lambda session: session.elicit("?", form=FORM), accepted(**{field: value}), FORMS)
-        assert answer == Answer("accept", {field: value})
+        answer, _ = await at_the_door(
+            lambda session: session.user.elicit("?", form=FORM), accepted(**{field: value}), FORMS
+        )
+        assert answer == FormAnswer("accept", {field: value})
     for value in bad:
-        error, _ = await at_the_door(lambda session: session.elicit("?", form=FORM), accepted(**{field: value}), FORMS)
+        error, _ = await at_the_door(
+            lambda session: session.user.elicit("?", form=FORM), accepted(**{field: value}), FORMS
+        )
         assert str(error) == f"the answer has an unfit {field!r}"

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from crow_core.acp.schema import AUTH_REQUIRED
+from crow_core.agent import LazyApp
 from crow_core.app import Crow
 from crow_core.errors import ModelError
 from crow_core.testing import Reply, ScriptedModel
@@ -87,6 +88,6 @@ async def test_logout_before_there_is_an_app_is_fine():
     async def make() -> Crow:
         raise ModelError("No model is configured.")
 
-    async with wired(make) as wire:
+    async with wired(LazyApp(make)) as wire:
         assert (await wire.ask("logout", {}))["result"] == {}
         assert (await wire.ask("authenticate", LOGIN))["error"]["data"] == {"details": "No model is configured."}

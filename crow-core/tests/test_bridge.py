@@ -45,7 +45,7 @@ from crow_core.mcp.server import RunningCall, Server
 from crow_core.messages import marker_kind
 from crow_core.models.chat import ModelCall
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Asked
+from crow_core.testing.script import ScriptedCall as Asked
 from crow_core.testing.wire import wired
 from fastmcp import Context, FastMCP
 from fastmcp.tools import ToolResult
@@ -626,7 +626,7 @@ async def test_a_server_of_before_2026_hears_that_the_folders_are_others_now(tmp
             await editor.prompt(session.session_id, "hello")
         assert not heard.is_set()
         (opened,) = crow.sessions.values()
-        opened.roots.append(str(tmp_path))
+        opened.folders.roots.append(str(tmp_path))
         await editor.prompt(session.session_id, "hello again")
         await heard.wait()
 
@@ -721,12 +721,12 @@ async def test_what_goes_on_being_sent_keeps_its_order(birds: Birds):
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
         (opened,) = crow.sessions.values()
-        before = opened.tools
+        before = opened.toolbox.sent
         model._script = lambda request: Reply("Hello.")  # pyright: ignore[reportPrivateUsage]
         await editor.prompt(session.session_id, "go")
         assert before
-        assert opened.tools
-        assert opened.tools[: len(before)] == before
+        assert opened.toolbox.sent
+        assert opened.toolbox.sent[: len(before)] == before
 
 
 async def test_an_answer_for_the_session_does_not_hold_for_a_tool_that_is_another_now(birds: Birds):

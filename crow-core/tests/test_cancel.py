@@ -1,7 +1,7 @@
 """Cancelling a turn: always answered, nothing left open, and the next prompt works."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,15 +16,17 @@ from crow_core.acp.schema import (
     PromptResponse,
     SessionNotification,
     TextBlock,
-    ToolCall,
+)
+from crow_core.acp.schema import (
+    ToolCall as AcpToolCall,
 )
 from crow_core.acp.transports import HIGH_WATER, Memory, memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
-from crow_core.mcp.tool import ToolResult
-from crow_core.messages import INTERRUPTED, Message, ToolUse
+from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.messages import INTERRUPTED, Message
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.wire import wired
@@ -130,7 +132,7 @@ async def test_cancelled_in_the_midst_of_a_call_the_call_is_forgotten():
         async with begun(editor, id):
             await editor.until(lambda editor: editor.text == "I will")
             await editor.cancel(id)
-        assert editor.of(ToolCall) == []
+        assert editor.of(AcpToolCall) == []
         assert "tool_calls" not in log_of(crow)[-1]
         await assert_usable(editor, model, id)
 
@@ -141,7 +143,7 @@ async def test_cancelled_before_the_tools_every_call_is_answered():
     crow = Crow(model, servers=[Waiting().server])
 
     @crow.before_tool
-    async def think(session: Session, call: ToolUse) -> ToolResult | None:
+    async def think(session: Session, tool_call: ToolCall) -> ToolResult | None:
         asked.set()
         if log_of(crow)[0].get("content") == "go" and len(model.requests) == 1:
             await asyncio.Event().wait()
@@ -371,7 +373,7 @@ async def test_closing_a_session_cancels_its_turns():
 async def test_a_client_that_hangs_up_cancels_what_it_had_begun():
     tool = Waiting()
     crow = Crow(ScriptedModel(after_tools(calling("wait"))), servers=[tool.server])
-    logs: list[list[Message]] = []
+    logs: list[Sequence[Message]] = []
     crow.turn_end(lambda session, outcome: logs.append(session.log))
     ours, theirs = memory_pair()
     agent = asyncio.ensure_future(Agent(theirs, crow).serve())
@@ -403,7 +405,7 @@ async def test_a_program_that_stops_waiting_ends_the_turn():
         await asyncio.wait([waiting])
         assert waiting.cancelled()
         assert log_of(crow)[-1].get("content") == INTERRUPTED
-        assert session.turns == []
+        assert session.turns.tasks == []
 
 
 class Tapped:
@@ -491,7 +493,7 @@ async def test_whatever_the_order_of_prompts_and_cancels_each_prompt_has_one_ans
             assert answer.stop_reason in (("end_turn", "cancelled") if number in disturbed else ("end_turn",))
         for number, id in enumerate(ids):
             assert (await editor.prompt(id, f"session{number} call")).stop_reason == "end_turn"
-        assert all(session.turns == [] for session in crow.sessions.values())
+        assert all(session.turns.tasks == [] for session in crow.sessions.values())
     await agent
     await crow.shut_down()
     assert all(states[-1] in ("completed", "failed") for states in editor.calls().values())

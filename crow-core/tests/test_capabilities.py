@@ -23,10 +23,10 @@ from crow_core.extensions.plan import plan
 from crow_core.extensions.titles import titles
 from crow_core.extensions.usage import usage
 from crow_core.messages import Message
-from crow_core.options import SWITCH, Option
+from crow_core.options import ON_OFF, Option
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 
 pytestmark = pytest.mark.anyio
 
@@ -59,7 +59,7 @@ def everything() -> Crow:
 
     @crow.options
     def verbose(session: Session) -> Option:
-        return Option("verbose", "Verbose", "model_config", SWITCH, lambda: "off", lambda value: None)
+        return Option("verbose", "Verbose", "model_config", ON_OFF, lambda: "off", lambda value: None, is_switch=True)
 
     @crow.before_prompt
     async def warn(message: Message, session: Session) -> None:

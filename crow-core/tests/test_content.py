@@ -29,7 +29,8 @@ from crow_core.mcp.server import Server
 from crow_core.models.chat import ChatModel
 from crow_core.models.quirks import Quirks
 from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
+from crow_core.text import fence
 from fastmcp import FastMCP
 from fastmcp.tools.base import ToolResult
 from fastmcp.utilities.types import Audio, Image
@@ -321,8 +322,8 @@ async def test_a_prompt_without_any_block_is_an_empty_message():
 
 
 @pytest.mark.parametrize(
-    ("text", "fence"), [("", "```"), ("``", "```"), ("a ``` b", "````"), ("`````\n```", "``````"), ("`" * 10**5, "")]
+    ("text", "marks"), [("", "```"), ("``", "```"), ("a ``` b", "````"), ("`````\n```", "``````"), ("`" * 10**5, "")]
 )
-def test_a_code_block_is_longer_at_its_edges_than_anything_in_it(text: str, fence: str):
-    fence = fence or "`" * (10**5 + 1)
-    assert fence(text) == f"{fence}\n{text}\n{fence}"
+def test_a_code_block_is_longer_at_its_edges_than_anything_in_it(text: str, marks: str):
+    marks = marks or "`" * (10**5 + 1)
+    assert fence(text) == f"{marks}\n{text}\n{marks}"

@@ -27,10 +27,10 @@ from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.content import replay
 from crow_core.editor import terminals
-from crow_core.extensions.masking import secrets
+from crow_core.extensions.masking import mask_secrets
 from crow_core.extensions.permissions import permissions
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from crow_mcp_server import processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -109,7 +109,7 @@ async def talk(
     model = ScriptedModel(lambda request: it.answer(request))
     crow = Crow(model)
     crow.servers.append(make_tool_server(crow, ["CROW_TEST_KEY"]))
-    crow.use(secrets, **options).use(permissions).use(terminals)
+    crow.use(mask_secrets, **options).use(permissions).use(terminals)
     async with connect(crow, permit=permit, capabilities=capabilities) as editor:
         session = await editor.new_session(str(folder))
         it = Talk(editor, crow, session.session_id, folder, model)

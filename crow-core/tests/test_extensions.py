@@ -31,7 +31,7 @@ from crow_core.mcp.server import Server
 from crow_core.models.usage import ASSUMED_WINDOW
 from crow_core.prompts import Prompt
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 from fastmcp.tools.base import ToolResult
 from fastmcp.utilities.types import Image

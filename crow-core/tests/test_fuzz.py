@@ -12,7 +12,7 @@ from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.extensions.ask import ask
 from crow_core.extensions.commands import commands
-from crow_core.extensions.masking import secrets
+from crow_core.extensions.masking import mask_secrets
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.plan import plan
 from crow_core.extensions.telemetry import telemetry
@@ -111,7 +111,9 @@ LINES = st.lists(bent() | st.sampled_from(RUBBISH), min_size=50, max_size=50)
 def everything() -> Crow:
     """An app with all that a client can reach, and a store that holds one session."""
     crow = Crow(ScriptedModel(lambda request: Reply("Well.")))
-    crow.use(telemetry).use(secrets).use(permissions).use(commands).use(usage).use(titles).use(undo).use(plan).use(ask)
+    crow.use(telemetry).use(mask_secrets).use(permissions).use(commands).use(usage).use(titles).use(undo).use(plan).use(
+        ask
+    )
     entry: Any = {"role": "user", "content": "earlier", "crow": {"id": "1"}}
 
     @crow.load_session

@@ -19,7 +19,7 @@ from crow_core.models.chat import ChatModel, Prices
 from crow_core.session import Session
 from crow_core.store import Record
 from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio

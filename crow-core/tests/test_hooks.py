@@ -6,19 +6,20 @@ from typing import Any
 
 import pytest
 from anyio import wait_all_tasks_blocked
-from crow_core import session as sessions
+from crow_core import log as log_module
 from crow_core.acp.connection import RpcError
-from crow_core.acp.schema import AgentMessageChunk, StopReason, ToolCall, ToolCallUpdate
+from crow_core.acp.schema import AgentMessageChunk, StopReason, ToolCallUpdate
+from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
 from crow_core.errors import EndTurn
 from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
-from crow_core.mcp.tool import ToolResult
-from crow_core.messages import INTERRUPTED, Message, ToolUse
+from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.messages import INTERRUPTED, Message
 from crow_core.models.chat import ChatModel, ModelCall, Request, encode
 from crow_core.session import Hooks, Session
 from crow_core.testing import Editor, Failure, Reply, ScriptedModel, ScriptedServer, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio
@@ -121,15 +122,15 @@ async def test_the_first_answer_settles_it_and_stands_in_for_the_tool():
     asked_in_vain: list[str] = []
 
     @crow.before_tool
-    def silent(session: Session, call: ToolUse) -> None: ...
+    def silent(session: Session, tool_call: ToolCall) -> None: ...
 
     @crow.before_tool
-    async def answer(session: Session, call: ToolUse) -> ToolResult:
+    async def answer(session: Session, tool_call: ToolCall) -> ToolResult:
         return ToolResult.text("from the hook")
 
     @crow.before_tool
-    def too_late(session: Session, call: ToolUse) -> None:
-        asked_in_vain.append(call["id"])
+    def too_late(session: Session, tool_call: ToolCall) -> None:
+        asked_in_vain.append(tool_call.id)
 
     async with connect(crow) as editor:
         session = await editor.new_session("/")
@@ -144,7 +145,7 @@ async def test_after_tool_may_replace_what_the_client_and_the_model_see():
     crow = crow_with(model)
 
     @crow.after_tool
-    def shout(result: ToolResult, session: Session, call: ToolUse) -> ToolResult:
+    def shout(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult:
         return ToolResult.text(result.content[0]["text"].upper())
 
     async with connect(crow) as editor:
@@ -307,7 +308,7 @@ async def test_after_model_comes_when_the_calls_have_been_answered():
     logs: list[list[str | None]] = []
 
     @crow.after_model
-    def look(session: Session, call: ModelCall) -> None:
+    def look(session: Session, model_call: ModelCall) -> None:
         logs.append([entry.get("role") for entry in session.log if "role" in entry])
 
     async with connect(crow) as editor:
@@ -379,7 +380,7 @@ async def test_nothing_is_shown_before_all_that_precedes_it_is_written():
 
 def shown(editor: Editor) -> int:
     """How many fragments of text and states of calls."""
-    return len([*editor.of(AgentMessageChunk), *editor.of(ToolCall), *editor.of(ToolCallUpdate)])
+    return len([*editor.of(AgentMessageChunk), *editor.of(AcpToolCall), *editor.of(ToolCallUpdate)])
 
 
 async def test_what_a_turn_could_not_write_fails_the_turn_even_at_its_very_end():
@@ -462,9 +463,9 @@ async def test_a_hook_that_fails_for_one_call_ends_its_siblings_and_all_are_answ
     seen: list[str] = []
 
     @crow.after_tool
-    async def trip(result: ToolResult, session: Session, call: ToolUse) -> None:
+    async def trip(result: ToolResult, session: Session, tool_call: ToolCall) -> None:
         await waiting.wait()
-        seen.append(call["id"])
+        seen.append(tool_call.id)
         if len(seen) == 2:
             raise ValueError("tripped over a cable")
 
@@ -528,7 +529,7 @@ async def test_a_reply_that_still_streams_is_drafted_under_the_id_it_will_keep()
 
 
 async def test_a_reply_that_comes_at_once_needs_no_draft(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sessions, "DRAFT_AFTER", 3600)  # it comes before that
+    monkeypatch.setattr(log_module, "DRAFT_INTERVAL", 3600)  # it comes before that
     crow = Crow(ScriptedModel([Reply("All of it.")]))
     drafts: list[Message] = []
     crow.draft(lambda session, reply: drafts.append(reply))
@@ -549,9 +550,9 @@ async def test_every_request_is_told_of_when_it_leaves_and_when_it_has_ended():
             told.append(entry.get("role") or entry.get("crow", {})["kind"])
 
         @crow.model_call
-        def call(session: Session, call: ModelCall) -> None:
-            told.append(("ended" if call.ended else "sent", bool(call.error)))
-            assert server.bodies == [] or encode(call.sent) == server.bodies[-1]
+        def call(session: Session, model_call: ModelCall) -> None:
+            told.append(("ended" if model_call.ended else "sent", bool(model_call.error)))
+            assert server.bodies == [] or encode(model_call.sent) == server.bodies[-1]
 
         async with connect(crow) as editor:
             session = await editor.new_session("/")

@@ -13,7 +13,7 @@ from crow_core.app import Crow
 from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from crow_core.extensions.usage import usage
 from crow_core.mcp.server import Server
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from crow_core.testing.wire import Wire, wired
 
 pytestmark = pytest.mark.anyio

@@ -30,7 +30,7 @@ from crow_core.mcp import server as servers
 from crow_core.mcp import stdio
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from crow_core.testing.servers import FAULTS, MISSING, WORDS, misbehaving
 from fastmcp import FastMCP
 from mcp.shared import _httpx_utils
@@ -334,7 +334,7 @@ async def test_what_was_left_out_of_a_long_answer_is_in_a_file_that_the_model_ma
         assert lines[0].endswith("x" * 99)
         assert lines[-1].startswith("the end")
         (opened,) = crow.sessions.values()
-        roots = opened.meta({"id": "1", "type": "function", "function": {"name": "", "arguments": ""}})["crow/roots"]
+        roots = opened.folders.for_tools()
         assert str(path.parent) in roots
     assert not await asyncio.to_thread(path.exists)
 

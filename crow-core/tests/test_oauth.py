@@ -13,7 +13,7 @@ import keyring
 import pytest
 import uvicorn
 from crow_core.app import Crow
-from crow_core.extensions.masking import secrets
+from crow_core.extensions.masking import mask_secrets
 from crow_core.mcp.oauth import store
 from crow_core.settings.config import OAuthSettings, ServerSettings, to_server
 from crow_core.testing import Reply, ScriptedModel, connect
@@ -128,7 +128,7 @@ async def test_what_a_login_gave_is_a_secret(guarded: Guarded, tmp_path: Path):
     settings = ServerSettings(url=guarded.url, auth="oauth")
     server = to_server("vault", settings, "/", tokens=tmp_path, visit=Person().visit)
     model = ScriptedModel([Reply(tool_calls=[{"name": "vault_open", "arguments": {}}]), Reply("Done.")])
-    crow = Crow(model).use(secrets)
+    crow = Crow(model).use(mask_secrets)
     crow.mcp_servers(lambda session: [server])
     async with connect(crow) as editor:
         session = await editor.new_session("/")

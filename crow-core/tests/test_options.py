@@ -11,7 +11,7 @@ from crow_core.extensions.effort import effort
 from crow_core.extensions.permissions import permissions
 from crow_core.models.chat import ChatModel
 from crow_core.models.quirks import Quirks
-from crow_core.options import SWITCH, Choice, Option
+from crow_core.options import ON_OFF, Choice, Option
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel, ScriptedServer
 from crow_core.testing.wire import Wire, wired
@@ -34,7 +34,14 @@ def verbosity(crow: Crow) -> None:
             session.state["verbose"] = value
 
         return Option(
-            "verbose", "Verbose", "", SWITCH, lambda: session.state.get("verbose", "off"), choose, "Says more"
+            "verbose",
+            "Verbose",
+            "",
+            ON_OFF,
+            lambda: session.state.get("verbose", "off"),
+            choose,
+            "Says more",
+            is_switch=True,
         )
 
 

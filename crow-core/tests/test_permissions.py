@@ -27,7 +27,7 @@ from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
 from crow_core.messages import Message
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio

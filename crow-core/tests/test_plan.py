@@ -10,7 +10,7 @@ from crow_core.extensions.plan import plan
 from crow_core.session import Session
 from crow_core.store import Record
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 
 pytestmark = pytest.mark.anyio
 

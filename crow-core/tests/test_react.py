@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from crow_core.acp.connection import RpcError
-from crow_core.acp.schema import AgentMessageChunk, AgentThoughtChunk, ToolCall, ToolCallUpdate
+from crow_core.acp.schema import AgentMessageChunk, AgentThoughtChunk, ToolCallUpdate
+from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
 from crow_core.errors import ModelError
 from crow_core.extensions.nudge import nudge
@@ -15,7 +16,7 @@ from crow_core.messages import Message
 from crow_core.models.chat import ModelCall
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 from msgspec import UNSET
 
@@ -87,7 +88,7 @@ async def test_a_tools_result_goes_back_to_the_model_and_to_the_client():
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "2 + 3?")
         first = log_of(crow)[1]
-    (call,) = editor.of(ToolCall)
+    (call,) = editor.of(AcpToolCall)
     assert (call.name, call.raw_input, call.status) == ("demo_add", {"a": 2, "b": 3}, "pending")
     assert editor.calls() == {call.tool_call_id: ["pending", "in_progress", "completed"]}
     # Text and call of one reply are one message, with one result behind it.
@@ -118,7 +119,7 @@ async def test_parallel_calls_run_together_and_are_answered_in_the_order_asked()
         await editor.prompt(session.session_id, "go")
     assert results(model.requests[1]) == ["one", "two"]
     ended = [update.tool_call_id for update in editor.of(ToolCallUpdate) if update.status == "completed"]
-    begun = [call.tool_call_id for call in editor.of(ToolCall)]
+    begun = [call.tool_call_id for call in editor.of(AcpToolCall)]
     assert ended == begun[::-1]
 
 
@@ -218,7 +219,7 @@ async def test_a_call_of_a_reply_that_was_cut_is_not_run(finish_reason: str, sto
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "add")
         assert answer.stop_reason == stop_reason
-        assert editor.of(ToolCall) == []
+        assert editor.of(AcpToolCall) == []
         assert log_of(crow)[-1] == {"role": "assistant", "content": "So I"}
         answer = await editor.prompt(session.session_id, "go on")
         assert answer.stop_reason == "end_turn"
@@ -335,7 +336,7 @@ async def test_a_long_call_is_shown_while_its_arguments_still_come():
     async with connect(crow_with(model)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
-    (begun,) = editor.of(ToolCall)
+    (begun,) = editor.of(AcpToolCall)
     assert (begun.title, begun.name, begun.raw_input) == ("Remember", "demo_remember", UNSET)
     whole, *_ = editor.of(ToolCallUpdate)
     assert whole.raw_input == LONG["arguments"]
@@ -352,7 +353,7 @@ async def test_a_long_call_that_never_came_whole_has_failed_and_its_id_is_not_us
     async with connect(crow) as editor:
         id = (await editor.new_session("/")).session_id
         turn = asyncio.ensure_future(editor.prompt(id, "go"))
-        await editor.until(lambda editor: editor.of(ToolCall))
+        await editor.until(lambda editor: editor.of(AcpToolCall))
         if "hang" in cut:
             await editor.cancel(id)
         await asyncio.gather(turn, return_exceptions=True)
@@ -368,7 +369,7 @@ async def test_a_long_call_whose_id_is_not_its_own_is_shown_once_it_is_whole():
     async with connect(crow_with(model)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
-    assert [call.raw_input for call in editor.of(ToolCall)] == [UNSET, LONG["arguments"], LONG["arguments"]]
+    assert [call.raw_input for call in editor.of(AcpToolCall)] == [UNSET, LONG["arguments"], LONG["arguments"]]
     assert list(editor.calls()) == ["call_0", "call_0_2", "call"]
     assert {states[-1] for states in editor.calls().values()} == {"completed"}
 
@@ -388,7 +389,7 @@ async def test_a_tools_arguments_may_be_anything_the_model_thinks_of():
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "go")
     assert answer.stop_reason == "end_turn"
-    assert [call.kind for call in editor.of(ToolCall)] == ["other", "other", "other"]
+    assert [call.kind for call in editor.of(AcpToolCall)] == ["other", "other", "other"]
 
 
 async def test_system_prompt_and_tools_stay_byte_for_byte_what_they_were():
@@ -416,7 +417,7 @@ async def test_a_request_that_was_refused_is_made_anew_where_an_extension_says_s
     @crow.model_error
     def make_room(session: Session, error: ModelError) -> bool:
         refusals.append(f"{error} {error.too_long}")
-        session.append({"role": "user", "content": "In short?"})
+        session.log.append({"role": "user", "content": "In short?"})
         return True
 
     async with connect(crow) as editor:
@@ -431,14 +432,14 @@ async def test_what_is_asked_beside_the_conversation_is_noted_but_neither_shown_
     noted: list[ModelCall] = []
 
     @crow.model_call
-    def note(session: Session, call: ModelCall) -> None:
-        noted.append(call)
+    def note(session: Session, model_call: ModelCall) -> None:
+        noted.append(model_call)
 
     async with connect(crow) as editor:
         await editor.new_session("/")
         (session,) = crow.sessions.values()
         call = await session.ask_model({"messages": [{"role": "user", "content": "hi"}]}, "title")
-        await session.written()
+        await session.log.written()
         assert not session.log
         assert not editor.text
     assert (call.reply.get("content"), call.purpose, call.usage) == ("Aside.", "title", {"prompt_tokens": 7})

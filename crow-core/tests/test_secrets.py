@@ -16,14 +16,14 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.app import Crow
-from crow_core.extensions.masking import secrets, session_secrets
+from crow_core.extensions.masking import mask_secrets
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.truncate import truncate
 from crow_core.masking import MASK, find_secrets, mask
 from crow_core.mcp.server import Server
 from crow_core.settings.config import Config, McpSettings, ModelSettings, ServerSettings
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 from fastmcp.tools.base import ToolResult
 from hypothesis import given
@@ -195,13 +195,13 @@ def everything() -> ToolResult:
 async def test_no_secret_that_a_person_or_a_tool_says_is_kept_or_shown(tmp_path: Path):
     model = ScriptedModel([Reply(tool_calls=[Use(name="leak", arguments={})]), Reply("Done.")])
     crow = Crow(model, servers=[leaky([everything(), everything()])])
-    crow.use(secrets, known=find_secrets(CONFIG, ENV)).use(truncate, limit=100).use(permissions)
+    crow.use(mask_secrets, known=find_secrets(CONFIG, ENV)).use(truncate, limit=100).use(permissions)
     async with connect(crow) as editor:
         session = await editor.new_session(str(tmp_path), [CLIENTS])
         await editor.prompt(session.session_id, "Use these: " + " ".join(CANARIES))
         (kept,) = crow.sessions.values()
         assert leaks(*kept.log) == []
-        (whole,) = (file.read_text() for file in kept.scratch().iterdir())  # what was too long for the model
+        (whole,) = (file.read_text() for file in kept.folders.scratch().iterdir())  # what was too long for the model
         assert whole.count(MASK) == 12 + 24 + 12
         assert leaks(whole) == []
     assert leaks(*model.requests) == []
@@ -218,7 +218,7 @@ async def test_no_secret_that_a_person_or_a_tool_says_is_kept_or_shown(tmp_path:
 async def test_what_is_no_secret_of_ours_stays_byte_exact(tmp_path: Path):
     others = "AKIAIOSFODNN7EXAMPLE ghp_16C7e42F292c6912E7 [secret] password=hunter2"
     model = ScriptedModel([Reply("Seen.")])
-    async with connect(Crow(model).use(secrets, known=find_secrets(CONFIG, ENV))) as editor:
+    async with connect(Crow(model).use(mask_secrets, known=find_secrets(CONFIG, ENV))) as editor:
         session = await editor.new_session(str(tmp_path))
         await editor.prompt(session.session_id, others)
     assert model.requests[0]["messages"][-1]["content"] == others
@@ -233,12 +233,12 @@ async def test_the_last_words_of_a_clients_server_do_not_tell_what_it_was_given(
         name="birds", command=sys.executable, args=["-c", STDERR], env=[EnvVariable(name="BIRD", value=CLIENT_ENV)]
     )
     model = ScriptedModel([Reply("Hello.")])
-    crow = Crow(model).use(secrets)
+    crow = Crow(model).use(mask_secrets)
     async with connect(crow) as editor:
         session = await editor.new_session(str(tmp_path), [server])
         await editor.prompt(session.session_id, "hi")
         (kept,) = crow.sessions.values()
-        assert set(session_secrets(kept)) == {CLIENT_ENV}
+        assert set(kept.secrets) == {CLIENT_ENV}
     assert "cannot log in with xxx" in editor.thoughts
     assert CLIENT_ENV[:8] not in editor.thoughts
 
@@ -250,7 +250,7 @@ async def test_each_session_masks_what_its_own_servers_were_given(tmp_path: Path
         return McpServer(name="web", type="http", url="http://127.0.0.1:9/mcp", headers=headers)
 
     model = ScriptedModel(lambda request: Reply("Seen."))
-    async with connect(Crow(model).use(secrets)) as editor:
+    async with connect(Crow(model).use(mask_secrets)) as editor:
         for own in (KEY, TOKEN):
             session = await editor.new_session(str(tmp_path), [server(own)])
             await editor.prompt(session.session_id, f"{KEY} {TOKEN}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from crow_core.app import Crow
-from crow_core.extensions.masking import secrets
+from crow_core.extensions.masking import mask_secrets
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.shell_hooks import Hook, shell_hooks
 from crow_core.masking import MASK
@@ -89,7 +89,7 @@ async def test_exit_code_2_after_a_tool_is_told_to_the_model_with_the_result(tmp
 async def test_a_secret_that_a_hook_says_is_masked(tmp_path: Path):
     hooks = [Hook(command="echo 'canary-0123456789 is wrong.' >&2; exit 2")]
     model = ScriptedModel([Reply(tool_calls=[{"name": "maths_add", "arguments": {"a": 2, "b": 3}}]), Reply("Done.")])
-    crow = Crow(model, servers=[add_server([])]).use(secrets, known=["canary-0123456789"])
+    crow = Crow(model, servers=[add_server([])]).use(mask_secrets, known=["canary-0123456789"])
     async with connect(crow.use(shell_hooks, after_tool=hooks)) as editor:
         session = await editor.new_session(str(tmp_path))
         await editor.prompt(session.session_id, "2 + 3?")

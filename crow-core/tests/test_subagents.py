@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crow_core.acp.schema import McpServer, ToolCall, ToolCallUpdate
+from crow_core.acp.schema import McpServer, ToolCallUpdate
+from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
 from crow_core.errors import ModelError
 from crow_core.extensions.budgets import budgets
@@ -96,7 +97,7 @@ async def test_what_it_does_is_seen_below_the_call_and_its_questions_are_the_ses
     async with connect(Crow(model, servers=[box()]).use(permissions).use(subagents)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
-    assert [start.tool_call_id for start in editor.of(ToolCall)] == ["one", "one/one"]
+    assert [start.tool_call_id for start in editor.of(AcpToolCall)] == ["one", "one/one"]
     assert editor.of(ToolCallUpdate)[0].title == "Look"
     assert {id: states[-1] for id, states in editor.calls().items()} == {"one": "completed", "one/one": "completed"}
     (question,) = editor.questions
@@ -225,7 +226,7 @@ async def test_its_warnings_are_the_sessions():
     crow = Crow(cast([task(), Reply("Done.")], [Reply("Empty.")])).use(subagents)
 
     @crow.after_model
-    async def warn(session: Session, call: ModelCall) -> None:
+    async def warn(session: Session, model_call: ModelCall) -> None:
         if len(crow.sessions) > 1:
             await session.notice("It is late.", "warning")
 
@@ -245,7 +246,7 @@ async def test_it_uses_the_servers_that_the_client_brought_and_leaves_them_runni
     crow = Crow(model).use(subagents)
     async with connect(crow) as editor:
         session = await editor.new_session(str(tmp_path), [brought])
-        await asyncio.gather(*(server.list() for server in crow.sessions[session.session_id].brought))
+        await asyncio.gather(*(server.list() for server in crow.sessions[session.session_id].toolbox.client_servers))
         await editor.prompt(session.session_id, "go")
     told = [message["content"] for message in model.requests[-1]["messages"] if message["role"] == "tool"]
     assert (told[0], told[-1]) == ("1", "3")

@@ -13,7 +13,7 @@ from crow_core.mcp.server import Server
 from crow_core.mcp.tool import Tool
 from crow_core.store import Record
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import FastMCP
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -182,7 +182,7 @@ async def test_a_stored_session_goes_on_with_the_list_it_had():
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "hi")
         (opened,) = first.sessions.values()
-    record = Record(id=opened.id, log=opened.log, system=opened.system, tools=opened.tools)
+    record = Record(id=opened.id, log=opened.log, system=opened.prompts.system, tools=opened.toolbox.sent)
     second = app(model, ("shop", many(100)))
     second.load_session(lambda id: record)
     async with connect(second) as editor:

@@ -34,7 +34,7 @@ from crow_core.mcp import tool as tool_module
 from crow_core.mcp.server import Server
 from crow_core.messages import marker_kind
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import Context, FastMCP
 from fastmcp.tools import Tool
 

@@ -13,7 +13,7 @@ from crow_core.extensions.telemetry import telemetry
 from crow_core.mcp.server import Server
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from crow_core.testing.wire import Wire, wired
 from fastmcp import Context, FastMCP
 from opentelemetry import context, trace

@@ -16,7 +16,7 @@ from crow_core.acp.connection import RpcError
 from crow_core.app import Crow
 from crow_core.errors import StoreError
 from crow_core.extensions.commands import commands
-from crow_core.extensions.masking import secrets
+from crow_core.extensions.masking import mask_secrets
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.subagents import subagents
 from crow_core.extensions.undo import plan, restore, undo
@@ -25,7 +25,7 @@ from crow_core.mcp.server import Server
 from crow_core.messages import Message, drop_rewound, view
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,7 +72,7 @@ async def talk(folder: Path, *turns: Sequence[Use], crow: Crow | None = None, **
     """A session whose model makes these calls, turn by turn, one after the other."""
     replies = [reply for turn in turns for reply in ([Reply(tool_calls=[use]) for use in turn] + [Reply("Done.")])]
     model = ScriptedModel([*replies, Reply("What was that?")])
-    crow = (crow or Crow(model, servers=[TOOLS])).use(secrets, **options).use(permissions, deny=["terminal:rm*"])
+    crow = (crow or Crow(model, servers=[TOOLS])).use(mask_secrets, **options).use(permissions, deny=["terminal:rm*"])
     crow.use(commands).use(undo)
     async with connect(crow) as editor:
         opened = await editor.new_session(str(folder))

@@ -4,15 +4,16 @@ from typing import Any
 
 import pytest
 from crow_core.acp.schema import AUTH_REQUIRED, INVALID_PARAMS, METHOD_NOT_FOUND
+from crow_core.agent import LazyApp
 from crow_core.app import Crow
 from crow_core.errors import ModelError
-from crow_core.extensions.masking import secrets, session_secrets
+from crow_core.extensions.masking import mask_secrets
 from crow_core.extensions.usage import usage
 from crow_core.prompts import Prompt
 from crow_core.session import Session
 from crow_core.store import Record
 from crow_core.testing import Reply, ScriptedModel, ScriptedServer
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from crow_core.testing.wire import Wire, wired
 
 pytestmark = pytest.mark.anyio
@@ -54,7 +55,7 @@ async def no_app(models: Any = None) -> Crow:
     """An app of which nothing is configured."""
     if models is None:
         raise ModelError("No model is configured.")
-    return Crow(models).use(secrets)
+    return Crow(models).use(mask_secrets)
 
 
 async def test_without_the_flag_there_is_none_of_it():
@@ -178,7 +179,10 @@ async def test_a_stored_session_is_told_anew_only_what_is_new(method: str, given
 
 async def test_the_client_brings_its_own_endpoint_where_none_is_configured():
     headers = {"Authorization": "Bearer sk-of-the-client-1234", "X-Route": "eu"}
-    async with ScriptedServer(lambda request: Reply("From afar.")) as server, wired(no_app, unstable=True) as wire:
+    async with (
+        ScriptedServer(lambda request: Reply("From afar.")) as server,
+        wired(LazyApp(no_app), unstable=True) as wire,
+    ):
         new: dict[str, Any] = {"cwd": "/", "mcpServers": []}
         assert (await wire.ask("session/new", new))["error"]["code"] == AUTH_REQUIRED
         assert (await wire.ask("providers/list", {}))["result"] == {
@@ -217,12 +221,12 @@ async def test_what_the_client_sent_along_for_its_endpoint_is_a_secret():
     async def make(models: Any = None) -> Crow:
         return made
 
-    made = Crow(talker()).use(secrets)
-    async with ScriptedServer(lambda request: Reply("Well.")) as server, wired(make, unstable=True) as wire:
+    made = Crow(talker()).use(mask_secrets)
+    async with ScriptedServer(lambda request: Reply("Well.")) as server, wired(LazyApp(make), unstable=True) as wire:
         wanted = {"providerId": "main", "apiType": "openai", "baseUrl": server.url, "headers": {"X-Api-Key": key}}
         await wire.ask("providers/set", wanted)
         session = made.sessions[await opened(wire)]
-        assert key in session_secrets(session)
+        assert key in session.secrets
         said = [{"type": "text", "text": f"my key is {key}"}]
         await wire.ask("session/prompt", {"sessionId": session.id, "prompt": said})
         assert key not in repr(session.log)
@@ -258,7 +262,7 @@ async def test_an_endpoint_that_lists_no_models_is_asked_for_those_that_are_conf
         await wire.ask("providers/set", {"providerId": "main", "apiType": "openai", "baseUrl": server.url})
         await prompt(wire, await opened(wire))
         assert server.requests[0]["model"] == "scripted"
-    async with ScriptedServer(well, pages=pages) as server, wired(no_app, unstable=True) as wire:
+    async with ScriptedServer(well, pages=pages) as server, wired(LazyApp(no_app), unstable=True) as wire:
         await wire.ask("providers/set", {"providerId": "main", "apiType": "openai", "baseUrl": server.url})
         error = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["error"]
         assert error["data"]["details"] == f"{server.url} does not list its models, and none is named. Set CROW_MODEL."

@@ -16,7 +16,7 @@ from crow_core.errors import StoreError
 from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
 from crow_core.messages import Message
-from crow_core.testing import Reply, ScriptedModel, ToolCall, connect
+from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
 from crow_persistence import audit
 from crow_persistence.audit import anchor, announce, listing, record, verify
 from crow_persistence.database import Database
@@ -345,7 +345,10 @@ async def test_an_edit_is_recorded_with_who_allowed_it_and_the_files_digests(dat
     file.write_bytes(codecs.BOM_UTF16_LE + "one\r\n".encode("utf-16-le"))
     before = hashlib.sha256(file.read_bytes()).hexdigest()
     arguments = {"command": "str_replace", "path": "a.txt", "old_str": "one", "new_str": "two"}
-    uses = [ToolCall(name="file_editor", arguments=arguments), ToolCall(name="terminal", arguments={"command": "true"})]
+    uses = [
+        ScriptedCall(name="file_editor", arguments=arguments),
+        ScriptedCall(name="terminal", arguments={"command": "true"}),
+    ]
     model = ScriptedModel([Reply(tool_calls=uses), Reply("Done.")])
     tools = Server(
         "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True, shared=True

@@ -23,9 +23,10 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.errors import StoreError
+from crow_core.log import new_id
 from crow_core.messages import Message, view
 from crow_core.models.chat import ModelCall
-from crow_core.session import Session, new_id
+from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_persistence import extension, reading
 from crow_persistence.database import Database
@@ -109,7 +110,11 @@ async def test_what_was_chosen_comes_back(database: Database):
     async with connect(later := crow()) as editor:
         await load(editor, id)
         session = later.sessions[id]
-        assert (session.model.name, session.title, session.system) == ("large", "A greeting", asked_system(models))
+        assert (session.model.name, session.log.title, session.prompts.system) == (
+            "large",
+            "A greeting",
+            asked_system(models),
+        )
         listed = await editor.request("session/list", ListSessionsRequest())
         assert [found.title for found in listed.sessions] == ["A greeting"]
 
@@ -303,7 +308,7 @@ async def test_a_call_is_never_written_down_as_that_of_a_session_in_another_file
     store, other = (Store(f"sqlite:///{tmp_path / name}.db", tmp_path) for name in ("crow", "other"))
     async with forgetful() as mine, forgetful() as foreign:
         for each, session in ((store, mine), (other, foreign)):
-            session.append({"role": "user", "content": "one"})
+            session.log.append({"role": "user", "content": "one"})
             each.append(session)
         other.database.close()
         for name in ("crow.db-wal", "crow.db-shm"):
@@ -350,13 +355,13 @@ async def test_what_was_committed_is_not_written_twice_although_the_answer_was_l
     store.database = deaf = Deaf(url_of(database), database.folder)
     async with forgetful() as session:
         if not first:
-            session.append({"role": "user", "content": "zero"})
+            session.log.append({"role": "user", "content": "zero"})
             store.append(session)
         deaf.deaf = True
-        session.append({"role": "user", "content": "one"})
+        session.log.append({"role": "user", "content": "one"})
         with pytest.raises(StoreError):
             store.append(session)
-        session.append({"role": "user", "content": "two"})
+        session.log.append({"role": "user", "content": "two"})
         store.append(session)
         assert stored(database, session.id) == session.log
     deaf.close()
@@ -379,8 +384,8 @@ async def test_five_thousand_messages_come_back(database: Database):
     store = Store(url_of(database), database.folder)
     async with forgetful() as session:
         for n in range(2500):
-            session.append({"role": "user", "content": f"prompt {n}"})
-            session.append({"role": "assistant", "content": f"reply {n}"})
+            session.log.append({"role": "user", "content": f"prompt {n}"})
+            session.log.append({"role": "assistant", "content": f"reply {n}"})
         store.append(session)
         assert stored(database, session.id) == session.log
     store.database.close()
@@ -442,7 +447,7 @@ async def test_what_is_left_of_a_damaged_session_is_restored_and_counted(databas
         await load(editor, id)
         session = crow.sessions[id]
         said = f"{len(log) + restored} of {len(log) + total} messages of session {id} could be restored; crow db check"
-        assert session.damage.startswith(said) if restored or total else not session.damage
+        assert session.log.damage.startswith(said) if restored or total else not session.log.damage
         assert len([entry for entry in session.log if entry in log]) >= len(log) + restored
         await editor.prompt(id, "four")
         asked_again = view(session.log)

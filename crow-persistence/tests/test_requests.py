@@ -72,23 +72,23 @@ class Talk:
             self.write(call)
         return call
 
-    def write(self, call: ModelCall) -> None:
-        requests.write(self.connection, self.number, call, self.trail)
+    def write(self, model_call: ModelCall) -> None:
+        requests.write(self.connection, self.number, model_call, self.trail)
 
-    def end(self, call: ModelCall, **told: Any) -> None:
-        call.ended = call.started + 2
+    def end(self, model_call: ModelCall, **told: Any) -> None:
+        model_call.ended = model_call.started + 2
         for name, value in told.items():
-            setattr(call, name, value)
-        self.write(call)
+            setattr(model_call, name, value)
+        self.write(model_call)
 
-    def again(self, call: ModelCall) -> bytes:
+    def again(self, model_call: ModelCall) -> bytes:
         """The body as it can be made again; it says of itself whether it is the one that was sent."""
-        body, exact = requests.body(self.connection, call.id)
-        assert exact == (encode(body) == encode(call.sent or call.request))
+        body, exact = requests.body(self.connection, model_call.id)
+        assert exact == (encode(body) == encode(model_call.sent or model_call.request))
         return encode(body)
 
-    def row(self, call: ModelCall) -> Any:
-        return self.connection.execute(select(calls).where(calls.c.id == call.id)).one()
+    def row(self, model_call: ModelCall) -> Any:
+        return self.connection.execute(select(calls).where(calls.c.id == model_call.id)).one()
 
 
 def user(text: str) -> Message:

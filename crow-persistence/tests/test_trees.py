@@ -184,7 +184,7 @@ async def test_a_deleted_session_is_gone_but_for_its_tombstone(database: Databas
     async with app(database) as crow:
         session = await talk(crow, "one")
         await crow.prompt(session, to_user_message([TextBlock(text="Look:"), image]))
-        session.append({"crow": {"kind": "decision", "call": "1", "tool": "t", "is": "allow", "by": "me"}})
+        session.log.append({"crow": {"kind": "decision", "call": "1", "tool": "t", "is": "allow", "by": "me"}})
         await session.set_title("A name")
         await say(crow, session, "two")
         await crow.delete(session.id)

@@ -96,7 +96,7 @@ def talk(project: Path) -> Talking:
         async with connect(crow, capabilities=capabilities) as editor:
             opened = await editor.new_session(str(cwd))
             session, model = crow.sessions[opened.session_id], crow.models["scripted"]
-            session.roots += roots
+            session.folders.roots += roots
             assert isinstance(model, ScriptedModel)
             yield Talk(editor, session, model)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from crow_core.app import Crow
 from crow_core.testing import Reply
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from crow_skills.agents import agents
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ async def test_a_deeper_one_comes_with_the_first_result_that_concerns_a_file_bel
         assert "For" not in results(it.model.requests[-1])[-1]
         assert it.system == system
         assert len(it.renders("nested")) == 2
-        it.session.append({"crow": {"kind": "shrink", "upto": "", "limit": 10, "tool": "read_output"}})
+        it.session.log.append({"crow": {"kind": "shrink", "upto": "", "limit": 10, "tool": "read_output"}})
         await it.say("Look once more.")
         assert "For b." in results(it.model.requests[-1])[-1]
 

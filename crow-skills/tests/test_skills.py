@@ -13,7 +13,7 @@ from crow_core.app import Crow
 from crow_core.extensions.commands import commands
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply
-from crow_core.testing.script import ToolCall as Use
+from crow_core.testing.script import ScriptedCall as Use
 from crow_skills.extension import skills
 from crow_skills.files import Unreadable
 from crow_skills.skill import parse, validate
@@ -118,7 +118,7 @@ async def test_a_skill_is_told_once_and_again_when_the_model_no_longer_reads_it(
         await it.say("A pdf.")
         await it.say("Another pdf.")
         assert it.told == "Another pdf."
-        it.session.append({"crow": {"kind": "compaction", "from": "", "summary": "They have PDFs."}})
+        it.session.log.append({"crow": {"kind": "compaction", "from": "", "summary": "They have PDFs."}})
         await it.say("One more pdf.")
         assert "# PDF" in it.told
         it.session.rewind("")

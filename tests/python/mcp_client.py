@@ -84,7 +84,7 @@ class Errand:
         crow = Crow(model := ScriptedModel(self.script))
         servers = [McpServer(name="judge", type="http", url=self.url, headers=[])]
         if self.scenario.startswith("auth/"):
-            crow.mcp_servers(lambda session: [self.behind_oauth(session.scratch())])
+            crow.mcp_servers(lambda session: [self.behind_oauth(session.folders.scratch())])
             servers = []
         async with connect(crow, capabilities=can) as editor:
             editor.answer = accept

@@ -3,20 +3,21 @@
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 
 from crow_core.acp.transports import stdio
-from crow_core.agent import Agent
+from crow_core.agent import Agent, Announced, LazyApp, announce
 from crow_core.app import Crow
-from crow_core.errors import ConfigError
+from crow_core.errors import ConfigError, ModelError
 from crow_core.models.chat import Model
 from crow_core.settings.config import Home, load, variables
-from crow_core.settings.discovery import takes_audio as any_takes_audio
+from crow_core.settings.discovery import takes_audio
 
 from crow_cli.process import run_to_end
 
 METHODS = ("_crow/search", "_crow/usage", "_crow/undo")
-"""The methods beyond ACP that the app answers. They are announced before the app is made."""
+"""The methods beyond ACP of crow's own extensions."""
 
 
 def serve(model: str = "", *, unstable: bool = False) -> None:
@@ -29,32 +30,37 @@ def serve(model: str = "", *, unstable: bool = False) -> None:
 
 
 async def run_agent(model: str, unstable: bool) -> int:
-    audio = announces_audio(model)
-    agent = Agent(await stdio(), make_source(model), stored=True, unstable=unstable, methods=METHODS, audio=audio)
+    source = ConfiguredApp(model)
     try:
-        await agent.serve()
+        await Agent(await stdio(), source, unstable=unstable).serve()
     finally:
-        if isinstance(agent.source, Crow):
-            await agent.source.shut_down()
+        if source.made:
+            await source.made.shut_down()
     return 0
 
 
-def announces_audio(model: str) -> bool:
-    """Tell whether a configured model takes audio. Return False for settings that cannot be used: the first session
-    reports them."""
-    try:
-        home = Home.find(os.environ)
-        return any_takes_audio(load(home, os.environ), variables(home, os.environ), model)
-    except (ConfigError, ValueError, OSError):
-        return False
+class ConfiguredApp(LazyApp):
+    """The app of the configuration, made when the first session needs it, so that `initialize` is answered at once."""
 
+    def __init__(self, model: str) -> None:
+        super().__init__(self.build, Announced(stored=True, methods=METHODS))
+        self._model = model
 
-def make_source(model: str) -> Callable[..., Awaitable[Crow]]:
-    """Return the function that makes the app when the first session needs it, after `initialize` was answered."""
+    async def prepare(self) -> None:
+        """Read the settings. If they name an extension that is not crow's own, make the app: it may add methods."""
+        try:
+            home = Home.find(os.environ)
+            config, env = load(home, os.environ), variables(home, os.environ)
+            self.announced = replace(self.announced, audio=takes_audio(config, env, self._model))
+            if config.extensions:
+                from crow_cli.app import BUILT_IN  # imported here because most users name no extension
 
-    async def make(models: Mapping[str, Model] | None = None) -> Crow:
+                if config.extensions.keys() - BUILT_IN.keys():
+                    self.announced = announce(await self.get())
+        except (ConfigError, ModelError, ValueError, OSError):
+            pass  # reported when the first session is opened
+
+    async def build(self, models: Mapping[str, Model] | None = None) -> Crow:
         from crow_cli.app import build  # imported here so that `initialize` is answered without it
 
-        return await build(os.environ, model=model, models=models)
-
-    return make
+        return await build(os.environ, model=self._model, models=models)

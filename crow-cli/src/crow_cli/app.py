@@ -20,7 +20,7 @@ from crow_core.extensions.budgets import budgets
 from crow_core.extensions.commands import commands
 from crow_core.extensions.effort import effort
 from crow_core.extensions.loop_guard import loop_guard
-from crow_core.extensions.masking import secrets
+from crow_core.extensions.masking import mask_secrets
 from crow_core.extensions.mcp import mcp
 from crow_core.extensions.nudge import nudge
 from crow_core.extensions.permissions import permissions
@@ -125,7 +125,7 @@ async def build(
         # Hooks that end a session run in reverse order: persistence stores what the other extensions write then.
         (persistence, {"url": database_url(config, home), "folder": home.data}),
         (telemetry, {}),
-        (secrets, {"known": [*find_secrets(config, env), *extra_secrets]}),
+        (mask_secrets, {"known": [*find_secrets(config, env), *extra_secrets]}),
         (templates, {"files": partial(find_prompt_files, config, home, trust)}),
         (shell_hooks, options_of(partial(shell_hooks), config.hooks, ["hooks"], home)),
         (
@@ -299,15 +299,15 @@ def to_servers(session: Session, wanted: Mapping[str, ServerSettings], home: Hom
 @asynccontextmanager
 async def send_to_login(session: Session, name: str, url: str) -> AsyncGenerator[None]:
     """Ask the user, through the client, to log in at a URL; the block runs meanwhile. Raises ConnectionError."""
-    await session.known.wait()
+    await session.turns.id_known.wait()
     try:
-        answer = await session.elicit(f"The MCP server {to_line(name)} wants you to log in.", url=url)
+        answer = await session.user.elicit(f"The MCP server {to_line(name)} wants you to log in.", url=url)
     except ElicitationError as error:
         raise ConnectionError(login_first(name)) from error
     if answer.action != "accept":
         raise ConnectionError(login_first(name))
     yield
-    await session.complete(answer.id)
+    await session.user.complete(answer.id)
 
 
 def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str], home: Home) -> None:

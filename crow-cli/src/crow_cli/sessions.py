@@ -246,7 +246,7 @@ def export(session: str, format_name: Any, output: Path | None, no_redact: bool)
 @click.option("--at", metavar="ENTRY", default="", help="Fork after this entry, not at the end; `show` prints the ids.")
 def fork(session: str, at: str) -> None:
     """Make a new session that continues another one, and print its id."""
-    from crow_core.session import new_id
+    from crow_core.log import new_id
     from crow_persistence import trees
     from crow_persistence.reading import find, load
 

@@ -72,8 +72,8 @@ async def undo_turns(stored: "Summary", turns: int, yes: bool) -> int:
         session = await crow.load(AbsentClient(), stored.id, stored.cwd, roots=stored.roots[1:])
         if session is None:
             raise StoreError(f"There is no session {stored.id!r} any more.")
-        if session.damage:
-            print_note(escape_controls(session.damage))
+        if session.log.damage:
+            print_note(escape_controls(session.log.damage))
         click.echo(escape_controls(str(plan(session.log, turns))))
         if not yes and not click.confirm("\nUndo this?"):
             return 1

@@ -95,7 +95,7 @@ class Compaction:
     def done(self, markers: Sequence[Message], before: int, after: int, what: str) -> str:
         for marker in markers:
             marker["crow"] = {**marker.get("crow", {}), "before": before, "after": after}
-            self.session.append(marker)
+            self.session.log.append(marker)
         self.gauge.tried = after
         return f"Compacted from about {before:,} to {after:,} tokens. {what}"
 
@@ -158,9 +158,11 @@ class Compaction:
     async def ask(self, request: Request, kept: int) -> str:
         """A summary of what a request holds but for its last messages, `kept` in number; asked behind them, so that the
         server need not read them anew. Raises Unable and ModelError."""
-        prompt, words = self.session.prompts["compaction"], max(100, int(self.limit * KEEP * 0.6))
+        prompt, words = self.session.prompts.templates["compaction"], max(100, int(self.limit * KEEP * 0.6))
         try:
-            text = self.session.render(prompt, "compaction", kept=kept, instructions=self.instructions, words=words)
+            text = self.session.prompts.render(
+                prompt, "compaction", kept=kept, instructions=self.instructions, words=words
+            )
         except PromptError as error:
             raise Unable(str(error)) from error
         messages = join_user_messages([*request["messages"], {"role": "user", "content": text}])

@@ -6,14 +6,15 @@ from typing import Annotated
 
 from crow_core.acp.schema import CompactionUpdate, ContentBlock, StopReason, TextBlock, UsageUpdate
 from crow_core.app import Crow
+from crow_core.content import find_first_text
 from crow_core.errors import ModelError
-from crow_core.extensions.commands import first_text
-from crow_core.mcp.tool import ToolResult
-from crow_core.messages import Message, ToolUse, drop_rewound
+from crow_core.log import new_id
+from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.messages import Message, drop_rewound
 from crow_core.models.chat import ModelCall, Request, effective_window
 from crow_core.models.usage import ASSUMED_WINDOW
 from crow_core.prompts import Prompt
-from crow_core.session import Command, Session, new_id
+from crow_core.session import Command, Session
 from msgspec import Meta
 
 from crow_compact import outputs
@@ -47,11 +48,11 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
         return Compaction(session, gauge, window, limit_of(session, window), instructions)
 
     @crow.after_model
-    async def watch(session: Session, call: ModelCall) -> None:
+    async def watch(session: Session, model_call: ModelCall) -> None:
         planned = plan(session)
         gauge = planned.gauge
         gauge.full = False
-        next_one = gauge.learn(call) + gauge.tokens({"messages": since(session.log, call.id)})
+        next_one = gauge.learn(model_call) + gauge.tokens({"messages": since(session.log, model_call.id)})
         if planned.limit and next_one > max(planned.limit, gauge.tried * GROWTH):
             await attempt(planned, next_one)
 
@@ -82,8 +83,8 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
         gauge_of(session).full = False
 
     @crow.before_tool
-    async def read(session: Session, call: ToolUse) -> ToolResult | None:
-        return outputs.read(session, call) if session.toolbox.is_of(call, tools) else None
+    async def read(session: Session, tool_call: ToolCall) -> ToolResult | None:
+        return outputs.read(session, tool_call) if tool_call.is_for(tools) else None
 
     @crow.commands
     def commands(session: Session) -> list[Command]:
@@ -158,12 +159,12 @@ async def pin(session: Session, words: str) -> str:
     found = next((entry for entry in reversed(said) if is_meant(entry, words)), None)
     if found is None:
         return f"No message holds {words!r}." if words else "You have not said anything yet."
-    session.append({"crow": {"kind": "pin", "entry": id_of(found)}})
-    text = " ".join(first_text(found).split())
+    session.log.append({"crow": {"kind": "pin", "entry": id_of(found)}})
+    text = " ".join(find_first_text(found).split())
     return f"Kept word for word from now on: “{text if len(text) <= 60 else f'{text[:59]}…'}”"
 
 
 def is_meant(entry: Message, words: str) -> bool:
     if words:
-        return words.casefold() in first_text(entry).casefold()
+        return words.casefold() in find_first_text(entry).casefold()
     return entry.get("role") == "user" and not entry.get("crow", {}).get("hidden")

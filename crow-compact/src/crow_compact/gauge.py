@@ -31,10 +31,10 @@ class Gauge:
     full: bool = False
     """The last request was refused as too long, and then made shorter."""
 
-    def learn(self, call: ModelCall) -> int:
+    def learn(self, model_call: ModelCall) -> int:
         """Take the rate from what the server counted, where it did; gives the tokens of the request."""
-        characters = weight(call.request)
-        counted, cached = to_count(call.usage.get("prompt_tokens")), count_cached_tokens(call.usage)
+        characters = weight(model_call.request)
+        counted, cached = to_count(model_call.usage.get("prompt_tokens")), count_cached_tokens(model_call.usage)
         counted += cached if cached > counted else 0  # some gateways count only what they had not read before
         if counted:
             self.rate = min(max(counted / characters, LEAST), MOST)

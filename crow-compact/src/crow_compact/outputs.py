@@ -4,8 +4,8 @@ from typing import Any
 
 from crow_core.content import to_result
 from crow_core.mcp.server import Server
-from crow_core.mcp.tool import ToolResult
-from crow_core.messages import Message, ToolUse, drop_rewound, parse_arguments, to_parts
+from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.messages import Message, drop_rewound, to_parts
 from crow_core.session import Session
 
 TOOL = "read_output"
@@ -32,9 +32,9 @@ def server() -> Server:
     return Server("outputs", None, definitions=[DEFINITION], built_in=True, shared=True)
 
 
-def read(session: Session, call: ToolUse) -> ToolResult:
+def read(session: Session, tool_call: ToolCall) -> ToolResult:
     """A page of an output, as it stands in the log."""
-    match parse_arguments(call):
+    match tool_call.arguments:
         case {"call": str(id), **more} if type(offset := more.get("offset", 0)) is int and offset >= 0:
             found = next((entry for entry in drop_rewound(session.log) if entry.get("tool_call_id") == id), None)
         case _:

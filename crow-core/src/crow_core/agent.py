@@ -1,11 +1,12 @@
-"""The ACP agent: protocol in, protocol out, no decisions."""
+"""The ACP agent: turns the requests of one client into calls of the app, and errors into ACP's."""
 
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -89,55 +90,109 @@ from crow_core.hooks import call_function
 from crow_core.mcp.server import from_acp
 from crow_core.models.chat import ChatModel, Model
 from crow_core.models.usage import TURN_TOTALS, Totals
-from crow_core.options import SWITCH, Option
+from crow_core.options import Option
 from crow_core.providers import API, MAIN, Provider, is_endpoint
 from crow_core.session import Session
 from crow_core.store import Page
 from crow_core.trace import TRACE, find_trace
 
-PAGE = 50
+PAGE_SIZE = 50
 """Sessions in one answer to `session/list`."""
 
 MAX_SESSIONS = 500
 """Sessions that one client may have open at once."""
 
 
-Opening: TypeAlias = NewSessionRequest | LoadSessionRequest | ResumeSessionRequest | ForkSessionRequest
+OpenRequest: TypeAlias = NewSessionRequest | LoadSessionRequest | ResumeSessionRequest | ForkSessionRequest
+
+
+@dataclass(frozen=True)
+class Announced:
+    """Abilities of an app that depend on its models and extensions, as `initialize` announces them."""
+
+    stored: bool = False
+    """Whether sessions are stored."""
+    methods: Sequence[str] = ()
+    """The methods beyond ACP that it answers."""
+    audio: bool = False
+    """Whether one of its models takes audio."""
+
+
+class AppSource(Protocol):
+    """Gives an agent its app, perhaps not before the first session needs it."""
+
+    made: Crow | None
+    """The app; None until it is made."""
+    announced: Announced
+    """What to announce. `stored` must be right from the start, the rest once `prepare` has returned."""
+
+    async def prepare(self) -> None:
+        """Make `announced` exact; called before `initialize` is answered, so it should be quick."""
+        ...
+
+    async def get(self, models: Mapping[str, Model] | None = None) -> Crow:
+        """Return the app, made if need be, with these models in place of the configured ones.
+
+        Raises ModelError if there is no model, ConfigError for a setting that cannot be used.
+        """
+        ...
+
+
+class MadeApp:
+    """The source of an app that exists already."""
+
+    def __init__(self, crow: Crow) -> None:
+        self.made: Crow | None = crow
+        self.announced = announce(crow)
+        self._crow = crow
+
+    async def prepare(self) -> None: ...
+
+    async def get(self, models: Mapping[str, Model] | None = None) -> Crow:
+        return self._crow
+
+
+class LazyApp:
+    """The source of an app that is made when the first session needs it.
+
+    `make` takes `models`, with models in place of the configured ones.
+    """
+
+    def __init__(self, make: Callable[..., Awaitable[Crow]], announced: Announced | None = None) -> None:
+        self.made: Crow | None = None
+        self.announced = announced or Announced()
+        self._make = make
+
+    async def prepare(self) -> None: ...
+
+    async def get(self, models: Mapping[str, Model] | None = None) -> Crow:
+        if self.made is None:
+            self.made = await (self._make() if models is None else self._make(models=models))
+        return self.made
+
+
+def announce(crow: Crow) -> Announced:
+    """Find out what an app has to announce."""
+    audio = any(isinstance(model, ChatModel) and model.quirks.audio for model in crow.models.values())
+    return Announced(bool(crow.load_session), list(crow.methods), audio)
 
 
 class Agent:
-    """One client's connection to an app; its sessions see the client through this."""
+    """The agent's side of one ACP connection, and the client of the sessions that are opened through it."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        crow: "Crow | Callable[..., Awaitable[Crow]]",
-        *,
-        stored: bool = False,
-        unstable: bool = False,
-        methods: Sequence[str] = (),
-        audio: bool = False,
-    ) -> None:
-        self.source: Crow | Callable[..., Awaitable[Crow]] = crow
-        """The app, or what makes it when the first session asks for it; raises ModelError when there is no model. Given
-        `models={}`, it makes one without."""
+    def __init__(self, transport: Transport, crow: Crow | AppSource, *, unstable: bool = False) -> None:
+        self.source: AppSource = MadeApp(crow) if isinstance(crow, Crow) else crow
         self.unstable = unstable
-        """Whether to speak what ACP may still change: tokens of a turn, the client's system prompts and endpoints.
-        Without it a fork is made, too, but not advertised: the stable schema does not know of it."""
-        self.stored = bool(crow.load_session) if isinstance(crow, Crow) else stored
-        """Whether sessions are remembered; of an app that is still to be made, somebody has to say it."""
-        self.methods = list(crow.methods) if isinstance(crow, Crow) else list(methods)
-        """What it answers beyond ACP; of an app that is still to be made, as `stored`."""
-        self.audio = any(hears(model) for model in crow.models.values()) if isinstance(crow, Crow) else audio
-        """Whether one of its models takes audio; likewise."""
+        """Whether to use parts of ACP that may still change: tokens of a turn, and the client's system prompts and
+        endpoints. A fork is made without it, too, but not announced: the stable schema does not have it."""
         self.capabilities = ClientCapabilities()
         self.logged_out = False
-        """The client has called `logout`, and not `authenticate` since."""
+        """Whether the client has called `logout`, and not `authenticate` since."""
         self.sessions: dict[str, Session] = {}
         self.provider: Provider | None = None
-        """The endpoint that the client wants asked in the sessions it opens from now on."""
+        """The client's own endpoint, for the sessions that it opens from now on."""
         self.providers: list[Provider] = []
-        """All it has ever set."""
+        """Every endpoint that the client has set."""
         storing = {
             "session/load": self.load_session,
             "session/resume": self.resume_session,
@@ -164,22 +219,22 @@ class Agent:
                 "session/close": self.close_session,
                 "session/set_mode": self.set_mode,
                 "session/set_config_option": self.set_config_option,
-                **(storing if self.stored else {}),
+                **(storing if self.source.announced.stored else {}),
                 **(trying if unstable else {}),
             },
-            others=self.extend,
+            others=self.call_method,
         )
         self._opening = 0
-        """Sessions on the way to be open."""
+        """The number of sessions that are being opened."""
         self._making = asyncio.Lock()
-        self._aside: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
-        """Answer until the client is gone, then end its sessions."""
+        """Answer requests until the client disconnects, then close its sessions."""
         try:
             await self.connection.serve()
         finally:
-            if isinstance(crow := self.source, Crow):
+            if crow := self.source.made:
                 await asyncio.gather(*(crow.close(session) for session in self.sessions.values()))
             await asyncio.gather(*(provider.close() for provider in self.providers))
 
@@ -190,45 +245,48 @@ class Agent:
         try:
             await self.connection.notify(method, params)
         except ConnectionClosed:
-            if not self.connection.ending:  # else all that runs is being ended, and need not fail as well
+            if not self.connection.ending:  # else everything is being closed already
                 raise
 
     async def crow(self) -> Crow:
-        """The app; an error that asks for credentials when it has no model, and after `logout`."""
+        """Return the app.
+
+        Raises RpcError; without a model, and after `logout`, its code asks the client to authenticate.
+        """
         if self.logged_out:
             raise RpcError(AUTH_REQUIRED, "Logged out", details="You have logged out of crow. Log in to go on.")
         async with self._making:
-            if isinstance(made := self.source, Crow):
-                return made
             try:
-                self.source = crow = await made()
+                return await self.source.get()
             except ModelError as error:
                 if self.provider is None:
-                    raise no_model(error) from error
-                self.source = crow = await made(models={})
+                    raise to_model_rpc_error(error) from error
+                return await self.source.get(models={})
             except ConfigError as error:
-                raise unusable(error) from error
-            return crow
+                raise to_config_rpc_error(error) from error
 
     async def initialize(self, params: InitializeRequest) -> InitializeResponse:
         self.capabilities = params.client_capabilities or ClientCapabilities()
+        async with self._making:
+            await self.source.prepare()
+        announced = self.source.announced
         return InitializeResponse(
             protocol_version=PROTOCOL_VERSION,
             agent_info=Implementation(name="crow", title="Crow", version=__version__),
             agent_capabilities=AgentCapabilities(
-                load_session=self.stored,
-                prompt_capabilities=PromptCapabilities(image=True, audio=self.audio, embedded_context=True),
+                load_session=announced.stored,
+                prompt_capabilities=PromptCapabilities(image=True, audio=announced.audio, embedded_context=True),
                 mcp_capabilities=McpCapabilities(http=True, sse=True),
                 session_capabilities=SessionCapabilities(
-                    **remembering() if self.stored else {},
+                    **stored_session_capabilities() if announced.stored else {},
                     close=SessionCloseCapabilities(),
                     additional_directories=SessionAdditionalDirectoriesCapabilities(),
-                    fork=SessionForkCapabilities() if self.unstable and self.stored else UNSET,
-                    **instructing() if self.unstable else {},
+                    fork=SessionForkCapabilities() if self.unstable and announced.stored else UNSET,
+                    **system_prompt_capabilities() if self.unstable else {},
                 ),
                 providers=ProvidersCapabilities() if self.unstable else UNSET,
                 auth=AgentAuthCapabilities(logout=LogoutCapabilities()),
-                meta={"crow": {"methods": self.methods}} if self.methods else UNSET,
+                meta={"crow": {"methods": [*announced.methods]}} if announced.methods else UNSET,
             ),
             auth_methods=[
                 AuthMethod(
@@ -247,85 +305,93 @@ class Agent:
         return AuthenticateResponse()
 
     async def logout(self, params: LogoutRequest) -> LogoutResponse:
-        """Nothing more is asked of the model for this client; what runs is cancelled, what is open stays open."""
+        """Cancel all turns, and refuse new prompts until `authenticate`; sessions stay open."""
         self.logged_out = True
-        if isinstance(crow := self.source, Crow):
+        if crow := self.source.made:
             await asyncio.gather(*(crow.cancel(session) for session in self.sessions.values()))
         return LogoutResponse()
 
     async def new_session(self, params: NewSessionRequest) -> NewSessionResponse:
-        crow, cwd = await self.crow(), folder(params.cwd)
-        session = await self.take_in(crow.open, self, cwd, params=params)
+        crow, cwd = await self.crow(), check_folder(params.cwd)
+        session = await self.open_session(crow.open, self, cwd, params=params)
         return NewSessionResponse(
-            session_id=session.id, modes=session.modes() or UNSET, config_options=[*session.config_options()]
+            session_id=session.id,
+            modes=session.options.to_modes() or UNSET,
+            config_options=[*session.options.to_config_options()],
         )
 
-    async def take_in(
-        self, open: Callable[..., Awaitable[Session | None]], *args: Any, params: Opening, id: str = ""
+    async def open_session(
+        self, opener: Callable[..., Awaitable[Session | None]], *args: Any, params: OpenRequest, id: str = ""
     ) -> Session:
-        """A session that `open` gives, as one of this client's; `id` is the one that was asked for."""
-        instructions = instructions_in(params) if self.unstable else None
+        """Open a session through `opener`, a method of the app, for this client. `id` is the id that was asked for."""
+        instructions = parse_instructions(params) if self.unstable else None
         if len(self.sessions) + self._opening >= MAX_SESSIONS:
             raise RpcError(INVALID_REQUEST, "Too many sessions", details=f"{MAX_SESSIONS} are open. Close one first.")
         self._opening += 1
         try:
-            session = await open(*args, **beside(params), models=await self.models())
-        except ConfigError as error:  # a trusted project's own settings
-            raise unusable(error) from error
+            session = await opener(*args, **parse_folders_and_servers(params), models=await self.models())
+        except ConfigError as error:  # in the settings of a trusted project
+            raise to_config_rpc_error(error) from error
         except ModelError as error:
-            raise no_model(error) from error
+            raise to_model_rpc_error(error) from error
         except StoreError as error:
-            raise unavailable(error, id) from error
+            raise to_store_rpc_error(error, id) from error
         finally:
             self._opening -= 1
         if session is None:
-            raise unknown(id)
+            raise make_unknown_session_error(id)
         if instructions:
-            session.instruct(instructions[1], alone=instructions[0] == "override")
+            session.prompts.set_instructions(instructions[1], alone=instructions[0] == "override")
         self.sessions[session.id] = session
-        # The client knows the session's id only once it has the answer; see Connection on the order.
+        # The client knows the session's id only when it has the response; Connection says in which order they are sent.
         asyncio.get_running_loop().call_soon(self.start_announcing, session)
         return session
 
     async def load_session(self, params: LoadSessionRequest) -> LoadSessionResponse:
-        session = await self.go_on(params)
+        session = await self.reopen_session(params)
         for update in replay(session.log, session.cwd):
             await session.update(update)
-        return LoadSessionResponse(modes=session.modes() or UNSET, config_options=[*session.config_options()])
+        return LoadSessionResponse(
+            modes=session.options.to_modes() or UNSET, config_options=[*session.options.to_config_options()]
+        )
 
     async def resume_session(self, params: ResumeSessionRequest) -> ResumeSessionResponse:
-        session = await self.go_on(params)
-        return ResumeSessionResponse(modes=session.modes() or UNSET, config_options=[*session.config_options()])
+        session = await self.reopen_session(params)
+        return ResumeSessionResponse(
+            modes=session.options.to_modes() or UNSET, config_options=[*session.options.to_config_options()]
+        )
 
-    async def go_on(self, params: LoadSessionRequest | ResumeSessionRequest) -> Session:
-        """Open a stored session; one that this client, or one that has hung up, has open already begins anew."""
+    async def reopen_session(self, params: LoadSessionRequest | ResumeSessionRequest) -> Session:
+        """Open a stored session. If this client has it open, or one that has disconnected, it is closed first."""
         crow, id = await self.crow(), params.session_id
-        cwd, _ = folder(params.cwd), beside(params)
-        if (before := crow.sessions.get(id)) and not self.is_foreign(before):
+        cwd, _ = check_folder(params.cwd), parse_folders_and_servers(params)
+        if (before := crow.sessions.get(id)) and not self.is_used_elsewhere(before):
             self.sessions.pop(id, None)
             await crow.close(before)
-        return await self.take_in(crow.load, self, id, cwd, params=params, id=id)
+        return await self.open_session(crow.load, self, id, cwd, params=params, id=id)
 
-    def is_foreign(self, session: Session) -> bool:
-        """Whether an open session is that of another client, who is still there."""
+    def is_used_elsewhere(self, session: Session) -> bool:
+        """Whether an open session belongs to another client that is still connected."""
         client = session.client
         return client is not self and not (isinstance(client, Agent) and client.connection.ending)
 
     async def fork_session(self, params: ForkSessionRequest) -> ForkSessionResponse:
         crow, id = await self.crow(), params.session_id
-        session = await self.take_in(crow.fork, self, id, folder(params.cwd), params=params, id=id)
+        session = await self.open_session(crow.fork, self, id, check_folder(params.cwd), params=params, id=id)
         return ForkSessionResponse(
-            session_id=session.id, modes=session.modes() or UNSET, config_options=[*session.config_options()]
+            session_id=session.id,
+            modes=session.options.to_modes() or UNSET,
+            config_options=[*session.options.to_config_options()],
         )
 
     async def list_sessions(self, params: ListSessionsRequest) -> ListSessionsResponse:
         crow = await self.crow()
         try:
-            page = await crow.list_sessions.run(params.cwd or "", params.cursor or "", PAGE) or Page(())
+            page = await crow.list_sessions.run(params.cwd or "", params.cursor or "", PAGE_SIZE) or Page(())
         except ValueError as error:
             raise RpcError(INVALID_PARAMS, "Unknown cursor", details="Ask for the list from its start.") from error
         except StoreError as error:
-            raise unavailable(error) from error
+            raise to_store_rpc_error(error) from error
         sessions = [
             SessionInfo(
                 session_id=found.id,
@@ -341,28 +407,28 @@ class Agent:
     async def delete_session(self, params: DeleteSessionRequest) -> DeleteSessionResponse:
         crow, id = await self.crow(), params.session_id
         try:
-            if (found := crow.sessions.get(id)) and self.is_foreign(found):
+            if (found := crow.sessions.get(id)) and self.is_used_elsewhere(found):
                 raise SessionBusy(f"Session {id} is open in another connection. Close it there, then delete it.")
             self.sessions.pop(id, None)
             await crow.delete(id)
         except StoreError as error:
-            raise unavailable(error, id) from error
+            raise to_store_rpc_error(error, id) from error
         return DeleteSessionResponse()
 
     def start_announcing(self, session: Session) -> None:
         task = asyncio.ensure_future(self.announce(session))
-        self._aside.add(task)
-        task.add_done_callback(self._aside.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def announce(self, session: Session) -> None:
-        """Tell the client a session's commands and name, and what is amiss with it, if it is still there."""
-        session.known.set()
+        """Tell the client the commands and the title of a session, and what could not be restored."""
+        session.turns.id_known.set()
         with suppress(ConnectionClosed):
             await session.announce_commands()
-            if session.title:
-                await session.update(SessionInfoUpdate(title=session.title))
-            if session.damage:
-                await session.notice(session.damage, "warning")
+            if session.log.title:
+                await session.update(SessionInfoUpdate(title=session.log.title))
+            if session.log.damage:
+                await session.notice(session.log.damage, "warning")
 
     async def prompt(self, params: PromptRequest) -> PromptResponse:
         session, crow = self.session(params.session_id), await self.crow()
@@ -370,7 +436,7 @@ class Agent:
         TRACE.set(find_trace(params.meta or {}))
         try:
             stop_reason = await crow.prompt(session, to_user_message(params.prompt))
-            return PromptResponse(stop_reason=stop_reason, usage=as_usage(spent) if self.unstable else UNSET)
+            return PromptResponse(stop_reason=stop_reason, usage=to_usage(spent) if self.unstable else UNSET)
         except asyncio.CancelledError:
             return PromptResponse(stop_reason="cancelled")
         except ModelError as error:
@@ -381,34 +447,34 @@ class Agent:
             raise RpcError(INTERNAL_ERROR, "The prompt's template cannot be used", details=str(error)) from error
 
     async def cancel(self, params: CancelNotification) -> None:
-        if (session := self.sessions.get(params.session_id)) and isinstance(crow := self.source, Crow):
+        if (session := self.sessions.get(params.session_id)) and (crow := self.source.made):
             await crow.cancel(session)
 
     async def close_session(self, params: CloseSessionRequest) -> CloseSessionResponse:
         session = self.session(params.session_id)
         del self.sessions[session.id]
-        if isinstance(crow := self.source, Crow):
+        if crow := self.source.made:
             await crow.close(session)
         return CloseSessionResponse()
 
     async def set_mode(self, params: SetSessionModeRequest) -> SetSessionModeResponse:
         session = self.session(params.session_id)
         option = next((option for option in session.options if option.category == "mode"), None)
-        await choose(session, option, params.mode_id)
+        await choose_option(session, option, params.mode_id)
         await session.announce_options()
         return SetSessionModeResponse()
 
     async def set_config_option(self, params: SetSessionConfigOptionRequest) -> SetSessionConfigOptionResponse:
         session = self.session(params.session_id)
-        before = session.modes()
-        await choose(session, session.option(params.config_id), params.value)
-        if (modes := session.modes()) and modes != before:
+        before = session.options.to_modes()
+        await choose_option(session, session.options.find(params.config_id), params.value)
+        if (modes := session.options.to_modes()) and modes != before:
             await session.update(CurrentModeUpdate(current_mode_id=modes.current_mode_id))
-        return SetSessionConfigOptionResponse(config_options=[*session.config_options()])
+        return SetSessionConfigOptionResponse(config_options=[*session.options.to_config_options()])
 
     async def list_providers(self, params: ListProvidersRequest) -> ListProvidersResponse:
-        set = self.provider
-        current = ProviderCurrentConfig(api_type=API, base_url=set.base_url) if set else UNSET
+        provider = self.provider
+        current = ProviderCurrentConfig(api_type=API, base_url=provider.base_url) if provider else UNSET
         info = ProviderInfo(provider_id=MAIN, supported=[API], required=False, current=current)
         return ListProvidersResponse(providers=[info])
 
@@ -425,34 +491,35 @@ class Agent:
         return SetProviderResponse()
 
     async def disable_provider(self, params: DisableProviderRequest) -> DisableProviderResponse:
-        """Ask the configured models again; one that was never set is fine."""
+        """Use the configured models again; does nothing if no provider was set."""
         if params.provider_id == MAIN:
             self.provider = None
         return DisableProviderResponse()
 
-    async def extend(self, method: str, params: dict[str, Any]) -> Any:
-        """Answer what an extension can, about one of this client's sessions."""
-        found = self.source.methods.get(method) if isinstance(self.source, Crow) else None
-        if found is None:
+    async def call_method(self, method: str, params: dict[str, Any]) -> Any:
+        """Call a method that an extension has added, for one of this client's sessions."""
+        crow = self.source.made
+        function = crow.methods.get(method) if crow else None
+        if function is None:
             raise RpcError(METHOD_NOT_FOUND, f"Method not found: {method}")
         if not isinstance(id := params.get("sessionId"), str):
             raise RpcError(INVALID_PARAMS, "Invalid params: sessionId: a session has to be named")
-        return await call_function(found, self.session(id), params)
+        return await call_function(function, self.session(id), params)
 
     async def models(self) -> Mapping[str, Model] | None:
-        """Those of the client's own endpoint; None for the configured ones. Raises ModelError."""
-        configured = self.source.models.values() if isinstance(self.source, Crow) else ()
+        """Return the models of the client's own endpoint; None if it has set none. Raises ModelError."""
+        configured = crow.models.values() if (crow := self.source.made) else ()
         return self.provider and await self.provider.models([model.name for model in configured])
 
     def session(self, id: str) -> Session:
         try:
             return self.sessions[id]
         except KeyError:
-            raise unknown(id) from None
+            raise make_unknown_session_error(id) from None
 
 
-def remembering() -> dict[str, Any]:
-    """What an agent can do that remembers sessions."""
+def stored_session_capabilities() -> dict[str, Any]:
+    """Make the capabilities of an agent that stores sessions."""
     return {
         "list": SessionListCapabilities(),
         "delete": SessionDeleteCapabilities(),
@@ -460,14 +527,14 @@ def remembering() -> dict[str, Any]:
     }
 
 
-def instructing() -> dict[str, Any]:
-    """What system prompts of the client's an agent takes."""
+def system_prompt_capabilities() -> dict[str, Any]:
+    """Make the capabilities for system prompts of the client."""
     modes = SessionSystemPromptModeCapabilities(override=SessionSystemPromptOverrideCapabilities())
     return {"system_prompt": SessionSystemPromptCapabilities(mode=modes)}
 
 
-def instructions_in(params: Opening) -> tuple[str, str] | None:
-    """The mode and the text of a system prompt of the client's."""
+def parse_instructions(params: OpenRequest) -> tuple[str, str] | None:
+    """Parse the client's system prompt: its mode and its text; None if there is none."""
     if not (prompt := params.system_prompt):
         return None
     if prompt.mode not in ("append", "override"):
@@ -478,8 +545,8 @@ def instructions_in(params: Opening) -> tuple[str, str] | None:
     return prompt.mode, "\n\n".join(texts)
 
 
-def as_usage(spent: Totals) -> Usage | UnsetType:
-    """The tokens of a turn; nothing where the model was not asked, or nobody counted."""
+def to_usage(spent: Totals) -> Usage | UnsetType:
+    """Convert the tokens of a turn to ACP's usage; UNSET if the model was not asked, or no tokens were counted."""
     if not spent.calls:
         return UNSET
     return Usage(
@@ -491,21 +558,21 @@ def as_usage(spent: Totals) -> Usage | UnsetType:
     )
 
 
-def beside(params: Opening) -> dict[str, Any]:
-    """The further folders, and the servers, that a client wants in a session."""
+def parse_folders_and_servers(params: OpenRequest) -> dict[str, Any]:
+    """Parse the additional folders and the MCP servers that a client wants in a session."""
     return {
-        "roots": [folder(root) for root in params.additional_directories or []],
+        "roots": [check_folder(root) for root in params.additional_directories or []],
         "servers": [from_acp(server, params.cwd) for server in params.mcp_servers or []],
     }
 
 
-def unknown(id: str) -> RpcError:
-    """The answer where there is no such session."""
+def make_unknown_session_error(id: str) -> RpcError:
+    """Make the error for an id that no session has."""
     return RpcError(NOT_FOUND, "Unknown session", {"sessionId": id, "details": f"No session {id!r}."})
 
 
-def unavailable(error: StoreError, id: str = "") -> RpcError:
-    """The answer where the store fails, or a session is another's."""
+def to_store_rpc_error(error: StoreError, id: str = "") -> RpcError:
+    """Convert an error of the store, or of a session that is open elsewhere."""
     data: dict[str, Any] = {"details": str(error)}
     if id:
         data["sessionId"] = id
@@ -514,35 +581,30 @@ def unavailable(error: StoreError, id: str = "") -> RpcError:
     return RpcError(INTERNAL_ERROR, "The stored sessions cannot be used", data)
 
 
-def hears(model: Model) -> bool:
-    """Whether a model takes audio."""
-    return isinstance(model, ChatModel) and model.quirks.audio
-
-
-def no_model(error: ModelError) -> RpcError:
-    """The answer where there is no model to ask."""
+def to_model_rpc_error(error: ModelError) -> RpcError:
+    """Convert the error for a missing model."""
     return RpcError(AUTH_REQUIRED, "No model is configured", details=str(error))
 
 
-def unusable(error: ConfigError) -> RpcError:
-    """The answer where settings are wrong."""
+def to_config_rpc_error(error: ConfigError) -> RpcError:
+    """Convert the error for a setting that cannot be used."""
     return RpcError(INTERNAL_ERROR, "The configuration cannot be used", details=str(error))
 
 
-async def choose(session: Session, option: Option | None, value: str | bool) -> None:
-    """Set an option to one of its choices."""
+async def choose_option(session: Session, option: Option | None, value: str | bool) -> None:
+    """Set an option to one of its choices. Raises RpcError."""
     if option is None:
         raise RpcError(INVALID_PARAMS, "Unknown option", details="No such option in this session.")
-    if option.choices is SWITCH and isinstance(value, bool):
+    if option.is_switch and isinstance(value, bool):
         value = "on" if value else "off"
     values = [choice.value for choice in option.choices]
     if value not in values:
         raise RpcError(INVALID_PARAMS, "Unknown value", details=f"{option.id} takes one of: {', '.join(values)}.")
-    await session.choose(option, str(value))
+    await session.options.choose(option, str(value))
 
 
-def folder(path: str) -> str:
-    """An absolute path of a folder that exists."""
+def check_folder(path: str) -> str:
+    """Return the path if it is absolute and a folder. Raises RpcError."""
     if not os.path.isabs(path):
         raise RpcError(INVALID_PARAMS, "Not an absolute path", details=f"{path!r} is not an absolute path.")
     if not os.path.isdir(path):

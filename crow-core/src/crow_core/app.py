@@ -1,4 +1,4 @@
-"""What is configured, what is registered, who is in."""
+"""The app: its configuration, its extensions and its open sessions."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -7,22 +7,28 @@ from typing import Any, Concatenate, ParamSpec
 
 from crow_core.acp.schema import StopReason
 from crow_core.bridge import Bridge
+from crow_core.client import Client
 from crow_core.errors import EndTurn, ModelError, SessionBusy
+from crow_core.hooks import Hooks
+from crow_core.log import new_id
 from crow_core.mcp.server import Server
 from crow_core.messages import INTERRUPTED, Message, answer_tool_call, find_unanswered
 from crow_core.models.chat import ChatModel, Model
 from crow_core.options import Choice, Option
 from crow_core.prompts import Prompt
 from crow_core.react import react
-from crow_core.session import Client, Hooks, Session, new_id
+from crow_core.session import Folders, Session
 from crow_core.store import Record
 from crow_core.text import to_line
 
 P = ParamSpec("P")
 Method = Callable[[Session, dict[str, Any]], Any]
-"""Takes the params, plain or async; gives what JSON holds. Raises RpcError."""
+"""Takes the params, plain or async; returns a JSON value. Raises RpcError."""
 
 SERVERS_WAIT = 5.0
+"""Seconds that the first prompt waits for MCP servers, unless the app says otherwise."""
+CHANGES_LIMIT = 300
+"""Characters of a notice about changed tools."""
 
 
 class Crow(Hooks):
@@ -36,31 +42,32 @@ class Crow(Hooks):
         system: Prompt | None = None,
         max_requests: int = 200,
     ) -> None:
-        super().__init__()
         self.models: dict[str, Model] = dict(model) if isinstance(model, Mapping) else {model.name: model}
-        """By the name a user picks; the first is the default."""
+        """By the name that the user chooses; the first is the default."""
         self.servers = list(servers)
-        """MCP servers shared by all sessions."""
+        """MCP servers that all sessions share."""
         self.servers_wait = SERVERS_WAIT
-        """Seconds the first prompt waits for MCP servers that are still starting; later tools join at a later turn."""
+        """Seconds that the first prompt waits for MCP servers that are still starting; the tools of a server that takes
+        longer join at the start of a later turn."""
         self.prompts = {"system": system or Prompt.packaged("system")}
-        """The templates by name; a session begins with a copy."""
+        """The templates by name; each session starts with a copy."""
         self.max_requests = max_requests
+        """Requests to the model that one turn may take."""
         self.methods: dict[str, Method] = {}
-        """What a client may ask about a session beyond ACP, by name: `_crow/usage`."""
+        """Methods beyond ACP that a client may call for a session, by name, such as `_crow/usage`."""
         self.sessions: dict[str, Session] = {}
-        """Those that are open, by id."""
-        self.endings: dict[str, asyncio.Task[None]] = {}
-        """Those that were closed and have not come to their end."""
+        """The open sessions, by id."""
+        self.closing: dict[str, asyncio.Task[None]] = {}
+        """The sessions that are being closed, by id."""
         self.options(self.model_option)
 
     def use(self, extension: "Callable[Concatenate[Crow, P], None]", *args: P.args, **options: P.kwargs) -> "Crow":
-        """Let an extension register its hooks; the order of use is the order of the hooks."""
+        """Let an extension register its functions; hooks call them in the order of use."""
         extension(self, *args, **options)
         return self
 
     def model_option(self, session: Session) -> Option:
-        """The choice of a model, as a session option."""
+        """Make the session option that chooses the model."""
 
         def current() -> str:
             return next((name for name, model in session.models.items() if model is session.model), "")
@@ -71,8 +78,8 @@ class Crow(Hooks):
         choices = [Choice(name, name, "" if name == m.name else m.name) for name, m in session.models.items()]
         return Option("model", "Model", "model", choices, current, choose)
 
-    def models_or(self, models: Mapping[str, Model] | None) -> Mapping[str, Model]:
-        """These models, or the app's. Raises ModelError when there is none at all."""
+    def models_or_own(self, models: Mapping[str, Model] | None) -> Mapping[str, Model]:
+        """Return these models, or the app's. Raises ModelError if there are none."""
         if not (models or self.models):
             raise ModelError("No model is configured.")
         return models or self.models
@@ -86,33 +93,43 @@ class Crow(Hooks):
         servers: Sequence[Server] = (),
         models: Mapping[str, Model] | None = None,
         record: Record | None = None,
+        parent: Session | None = None,
     ) -> Session:
-        """Start a session, or go on with a stored one. Its MCP servers start in the background; the first prompt waits
-        for them. `models` take the place of the app's. Raises ModelError when there is none at all."""
+        """Open a session, new or from the `record` of a stored one.
+
+        Its MCP servers start in the background; the first prompt waits for them. `models` replace the app's. `parent`
+        is the session that a sub-agent works for. Raises ModelError if there are no models.
+        """
         self.seal()
-        models = self.models_or(models)
-        id, prompts = record.id if record else new_id(), dict(self.prompts)
         session = Session(
-            self, client, id, cwd, models, prompts, roots=[cwd, *roots], brought=servers, max_requests=self.max_requests
+            self,
+            client,
+            record.id if record else new_id(),
+            Folders(cwd, [cwd, *roots]),
+            self.models_or_own(models),
+            self.prompts,
+            max_requests=self.max_requests,
+            parent=parent,
         )
         session.toolbox.host = Bridge(session)
+        session.toolbox.client_servers = servers
         self.sessions[session.id] = session
         try:
             if record:
-                session.recall(record)
-            session.options = await self.options.run(session)
-            for id, value in (record.options if record else {}).items():
-                await session.restore(id, value)
-            found = await self.commands.run(session)
-            session.commands = {command.name: command for commands in found for command in commands}
-            brought = [server for servers in await self.mcp_servers.run(session) for server in servers]
-            for server in (own := [*brought, *servers]):
+                session.restore(record)
+            await session.options.collect()
+            for option_id, value in (record.options if record else {}).items():
+                await session.options.restore(option_id, value)
+            commands = [command for more in await self.commands.run(session) for command in more]
+            session.commands = {command.name: command for command in commands}
+            own = [*(server for more in await self.mcp_servers.run(session) for server in more), *servers]
+            for server in own:
                 if not (server.shared or server.hosts):  # else it works for another session, too
-                    server.folder = session.scratch
+                    server.folder = session.folders.scratch
             session.toolbox.add([*self.servers, *own])
             await self.session_start.run(session)
-            for call in find_unanswered(session.log):
-                session.append(answer_tool_call(call, INTERRUPTED, failed=True))
+            for use in find_unanswered(session.log):
+                session.log.append(answer_tool_call(use, INTERRUPTED, failed=True))
         except BaseException:
             await self.close(session)
             raise
@@ -128,11 +145,11 @@ class Crow(Hooks):
         servers: Sequence[Server] = (),
         models: Mapping[str, Model] | None = None,
     ) -> Session | None:
-        """Go on with a stored session; None when there is no such session. Raises StoreError."""
+        """Open a stored session; None if there is no such session. Raises StoreError."""
         if id in self.sessions:
             raise SessionBusy(f"Session {id} is open in this process. Close it there first, or fork it.")
-        await self.ended(id)
-        models = self.models_or(models)
+        await self.closed(id)
+        models = self.models_or_own(models)
         record = await self.load_session.run(id)
         return record and await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
 
@@ -147,132 +164,139 @@ class Crow(Hooks):
         servers: Sequence[Server] = (),
         models: Mapping[str, Model] | None = None,
     ) -> Session | None:
-        """Open a new session that goes on from a stored one, from its end or from the entry `at`; None when there is no
-        such session. Raises StoreError."""
+        """Open a new session that continues a stored one, from its end or from the entry with the id `at`.
+
+        None if there is no such session. Raises StoreError.
+        """
         if id in self.sessions:
-            await self.sessions[id].written()
-        await self.ended(id)
-        models = self.models_or(models)
+            await self.sessions[id].log.written()
+        await self.closed(id)
+        models = self.models_or_own(models)
         record = await self.fork_session.run(id, new_id(), at)
         return record and await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
 
     async def delete(self, id: str) -> None:
-        """Forget a stored session, which is closed if it is open here. Raises StoreError."""
+        """Delete a stored session, after closing it if it is open here. Raises StoreError."""
         if id in self.sessions:
             await self.close(self.sessions[id])
-        await self.ended(id)
+        await self.closed(id)
         await self.delete_session.run(id)
 
     async def prompt(self, session: Session, message: Message) -> StopReason:
-        """Run a turn; prompts to a busy session wait their turn, first in, first out.
+        """Run a turn. The prompts to one session run one after the other, first in, first out.
 
-        Raises CancelledError, once the turn has ended, when the waiting task is cancelled; `cancel` is no error.
+        Returns "cancelled" after `cancel`. If the waiting task itself is cancelled, raises CancelledError once the turn
+        has ended.
         """
-        turn = asyncio.ensure_future(self.turn(session, message))
-        session.turns.append(turn)
+        turn = asyncio.ensure_future(self.run_turn(session, message))
+        session.turns.tasks.append(turn)
         try:
             await asyncio.wait([turn])
         except asyncio.CancelledError:
-            stop(session, turn)
-            await outlast(turn)
+            cancel_turn(session, turn)
+            await wait_for_end(turn)
             raise
         finally:
-            if turn in session.turns:  # cancelled before it began
-                session.turns.remove(turn)
+            if turn in session.turns.tasks:  # cancelled before it started
+                session.turns.tasks.remove(turn)
         return "cancelled" if turn.cancelled() else turn.result()
 
-    async def turn(self, session: Session, message: Message) -> StopReason:
-        """One prompt from the user's message to its stop reason."""
-        session.known.set()
-        async with session.lock:
+    async def run_turn(self, session: Session, message: Message) -> StopReason:
+        """Run one turn, from the user's message to its stop reason."""
+        turns = session.turns
+        turns.id_known.set()
+        async with turns.lock:
             outcome: StopReason | Exception = "cancelled"
             try:
-                await self.gather_tools(session)
+                await self.update_tools(session)
                 session.toolbox.warm()
                 stop_reason = await react(session, await self.before_prompt.run(message, session))
-                await session.written()
+                await session.log.written()
                 outcome = stop_reason
             except EndTurn as end:
                 outcome = stop_reason = end.stop_reason
-                await session.flush()
+                await session.log.flush()
                 if end.text:
                     await session.say(end.text)
             except Exception as error:
                 outcome = error
-                await session.flush()
+                await session.log.flush()
                 raise
             finally:
-                session.turns = [turn for turn in session.turns if turn is not asyncio.current_task()]
-                await self.turn_end.run_all(session, outcome)
-                await session.written()
+                turns.tasks = [turn for turn in turns.tasks if turn is not asyncio.current_task()]
+                await self.turn_end.run(session, outcome)
+                await session.log.written()
             return stop_reason
 
-    async def gather_tools(self, session: Session) -> None:
-        """Take in the tools of servers that have come up, and say which have not."""
-        first, session.fresh = session.fresh, False
-        for server, changes in await session.toolbox.gather(self.servers_wait if first else 0):
+    async def update_tools(self, session: Session) -> None:
+        """Take in the tools of MCP servers that have connected, and tell the user about servers that have not."""
+        toolbox, first = session.toolbox, session.turns.is_first
+        session.turns.is_first = False
+        for changes in await toolbox.update(self.servers_wait if first else 0):
+            server, words = changes.server, str(changes)[:CHANGES_LIMIT]
             if server.error:
                 await session.notice(server.error, "warning")
-            elif changes:
-                await session.notice(f"The tools of {to_line(server.name)!r} have changed ({changes}).")
+            elif words:
+                await session.notice(f"The tools of {to_line(server.name)!r} have changed ({words}).")
             elif not first and server.source:
                 await session.notice(f"The tools of {to_line(server.name)!r} have joined.")
             if server.warning:
                 await session.notice(server.warning, "warning")
-        schemas = await self.tools.run(session.toolbox.schemas(), session)
-        if schemas != (session.tools or []):
-            if first and session.tools is not None:
+        schemas = await self.tools.run(toolbox.schemas(), session)
+        if schemas != (toolbox.sent or []):
+            if first and toolbox.sent is not None:
                 await session.notice("The tools are not those of last time; the model will read everything anew.")
-            session.tools = schemas
-            session.append({"crow": {"kind": "tools", "schemas": schemas}})
+            toolbox.sent = schemas
+            session.log.append({"crow": {"kind": "tools", "schemas": schemas}})
 
     async def cancel(self, session: Session) -> None:
-        """Cancel the running turn and those that wait for it; nothing running is fine."""
-        for turn in session.turns:
-            stop(session, turn)
+        """Cancel the running turn and those that wait; does nothing if none runs."""
+        for turn in session.turns.tasks:
+            cancel_turn(session, turn)
 
     async def close(self, session: Session) -> None:
-        """End a session: its work is cancelled, its servers stop. Who closes it once more waits for the same end."""
+        """Close a session: cancel its turns, store it, stop its servers. A second call waits for the first."""
         if self.sessions.pop(session.id, None) is not None:
-            self.endings[session.id] = asyncio.ensure_future(self.end(session))
-        await self.ended(session.id)
+            self.closing[session.id] = asyncio.ensure_future(self.finish(session))
+        await self.closed(session.id)
 
-    async def end(self, session: Session) -> None:
+    async def finish(self, session: Session) -> None:
+        """Run the end of a session that was taken out of `sessions`."""
         await self.cancel(session)
         try:
-            async with session.lock:
+            async with session.turns.lock:
                 try:
-                    await self.session_end.run_all(session)
+                    await self.session_end.run(session)
                 finally:
                     await session.close()
         finally:
-            del self.endings[session.id]
+            del self.closing[session.id]
 
-    async def ended(self, id: str) -> None:
-        """Wait for a session that was closed; what comes next finds it stored and nobody's."""
-        if ending := self.endings.get(id):
-            await asyncio.shield(ending)
+    async def closed(self, id: str) -> None:
+        """Wait until a closing session is stored and its lease released."""
+        if closing := self.closing.get(id):
+            await asyncio.shield(closing)
 
     async def shut_down(self) -> None:
-        """End every session and let go of everything shared."""
-        await asyncio.gather(*(self.close(session) for session in list(self.sessions.values())), *self.endings.values())
-        await self.app_end.run_all()
+        """Close every session, then everything that sessions share."""
+        await asyncio.gather(*(self.close(session) for session in list(self.sessions.values())), *self.closing.values())
+        await self.app_end.run()
         await asyncio.gather(*(server.close() for server in self.servers))
         for model in self.models.values():
             if isinstance(model, ChatModel):
                 await model.close()
 
 
-def stop(session: Session, turn: "asyncio.Task[StopReason]") -> None:
-    """Cancel a turn, once: a second time would break into its clean-up."""
-    if turn in session.turns and not turn.cancelling():
+def cancel_turn(session: Session, turn: "asyncio.Task[StopReason]") -> None:
+    """Cancel a turn, but only once: a second time would interrupt its clean-up."""
+    if turn in session.turns.tasks and not turn.cancelling():
         turn.cancel()
 
 
-async def outlast(turn: "asyncio.Task[StopReason]") -> None:
-    """Wait for the end of a cancelled turn, however often whoever waits is cancelled."""
+async def wait_for_end(turn: "asyncio.Task[StopReason]") -> None:
+    """Wait for the end of a cancelled turn, even if the waiting task is cancelled again."""
     while not turn.done():
         with suppress(asyncio.CancelledError):
             await asyncio.wait([turn])
     if not turn.cancelled():
-        turn.exception()  # nobody is left to hear it
+        turn.exception()  # marks it as retrieved: no one waits for it any more

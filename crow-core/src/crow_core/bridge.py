@@ -29,13 +29,14 @@ from crow_core.acp.schema import (
     Unknown,
 )
 from crow_core.content import to_audio_part, to_image_part, to_text_part
-from crow_core.elicitation import Answer, can_ask, check_form
+from crow_core.elicitation import FormAnswer, can_ask, check_form
 from crow_core.errors import ElicitationError, EndTurn, ModelError
+from crow_core.log import new_id
 from crow_core.masking import mask
 from crow_core.mcp.server import RunningCall, Server
 from crow_core.messages import Message, to_parts
 from crow_core.models.chat import Request
-from crow_core.session import Session, new_id
+from crow_core.session import Session
 from crow_core.text import clean_lines, fence, to_line
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Bridge:
     """Held while a person decides what a server may: the answer may hold for the next question, too."""
 
     def roots(self) -> list[str]:
-        return [Path(root).as_uri() for root in self.session.roots]
+        return [Path(root).as_uri() for root in self.session.folders.roots]
 
     async def progress(self, server: Server, done: float, total: float | None, message: str, use: RunningCall) -> None:
         use.progress = progress_text(done, total, self.tidy(message[:SHOWN])[:LINE])
@@ -128,7 +129,7 @@ class Bridge:
     async def complete(self, server: Server, id: str) -> None:
         if page := self._pages.pop((server, id), ""):
             with suppress(ConnectionClosed):
-                await self.session.complete(page)
+                await self.session.user.complete(page)
 
     async def elicit(self, server: Server, asked: "ElicitRequestParams", use: RunningCall | None) -> "ElicitResult":
         from mcp_types import ElicitResult  # loaded: a server is connected
@@ -139,9 +140,9 @@ class Bridge:
         except (ElicitationError, ValidationError) as error:
             why = str(error).rstrip(".")
             await self.session.notice(f"A question of {self.name(server)} was declined: {why}.", "warning")
-            answer = Answer("decline")
+            answer = FormAnswer("decline")
         except EndTurn:
-            answer = Answer("cancel")
+            answer = FormAnswer("cancel")
         filled_in = answer.action == "accept" and asked.mode == "form"
         return ElicitResult(action=answer.action, content=answer.content if filled_in else None)
 
@@ -152,28 +153,28 @@ class Bridge:
         if self._asked[whose] > QUESTIONS:
             raise ValueError(f"A call may ask back at most {QUESTIONS} times.")
 
-    async def _send(self, server: Server, asked: "ElicitRequestURLParams", use: RunningCall | None) -> Answer:
+    async def _send(self, server: Server, asked: "ElicitRequestURLParams", use: RunningCall | None) -> FormAnswer:
         """Send the person to a page. Raises ElicitationError."""
         words = self.words(server, asked.message)
-        answer = await self.session.elicit(words, url=asked.url, call=use.id if use else "")
+        answer = await self.session.user.elicit(words, url=asked.url, tool_call_id=use.id if use else "")
         if asked.elicitation_id and answer.action == "accept":
             self._pages[server, asked.elicitation_id] = answer.id
         return answer
 
-    async def _ask(self, server: Server, asked: "ElicitRequestFormParams", use: RunningCall | None) -> Answer:
+    async def _ask(self, server: Server, asked: "ElicitRequestFormParams", use: RunningCall | None) -> FormAnswer:
         """Have the person fill in a form, or choose where the client shows none. Raises ElicitationError."""
         if len(msgspec.json.encode(asked.requested_schema)) > FORM_LIMIT:
             raise ElicitationError("its form is too long")
         form = form_of(asked.requested_schema, lambda text: self.tidy(text, lines=True)[:SHOWN])
         words = self.words(server, asked.message)
         if can_ask(self.session.client.capabilities, "form"):
-            return await self.session.elicit(words, form=form, call=use.id if use else "")
+            return await self.session.user.elicit(words, form=form, tool_call_id=use.id if use else "")
         check_form(words, form)
         choices = choices_of(form)
         names = [self.tidy(name)[:LINE] for name, _ in choices]
-        chosen = await self.session.ask_choice(about(use, words), names)
+        chosen = await self.session.user.ask_choice(about(use, words), names)
         await self._restore(use)
-        return Answer("decline") if chosen is None else Answer("accept", choices[chosen][1])
+        return FormAnswer("decline") if chosen is None else FormAnswer("accept", choices[chosen][1])
 
     async def sample(
         self, server: Server, asked: "CreateMessageRequestParams", use: RunningCall | None
@@ -199,7 +200,7 @@ class Bridge:
     async def _may_sample(self, server: Server, request: Request, use: RunningCall | None) -> bool:
         """Whether the person lets a server have the model asked; where nobody is there, nobody does."""
         async with self._asking:
-            mode = self.session.option("mode")
+            mode = self.session.options.find("mode")
             if (answered := self._allowed.get(server)) is not None:
                 allowed, by, lasts = answered, "the user answered so for this session", True
             elif mode is not None and mode.get() == "yolo":
@@ -215,7 +216,7 @@ class Bridge:
             "tool": f"{self.name(server)}: sampling/createMessage",
             "arguments": hashlib.sha256(msgspec.json.encode(request)).hexdigest(),
         }
-        self.session.append({"crow": decision})
+        self.session.log.append({"crow": decision})
         return allowed
 
     async def _question(self, server: Server, request: Request, use: RunningCall | None) -> tuple[bool, str, bool]:
@@ -231,7 +232,7 @@ class Bridge:
         ]
         question = about(use, f"{name} wants to ask the model", fence(whole[:SHOWN] + more))
         try:
-            answer = await self.session.ask_permission(question, options)
+            answer = await self.session.user.ask_permission(question, options)
         except ElicitationError:
             return False, "it needs a permission, and nobody is there to give it", False
         except EndTurn:

@@ -1,12 +1,19 @@
-"""The doorstep: ACP's blocks to message content, and what tools return to both the model and the client."""
+"""Convert between the two protocols and the log.
+
+ACP content blocks      -> user message         to_user_message, and back: to_blocks
+tool call               -> ACP updates          to_announcement, to_update
+tool result (MCP)       -> tool message         to_tool_message, and back: to_result
+log                     -> ACP updates          replay
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from msgspec import UNSET, UnsetType, ValidationError, to_builtins
 
+from crow_core.acp import schema
 from crow_core.acp.decoding import as_it_came, lenient
 from crow_core.acp.schema import (
     AgentMessageChunk,
@@ -23,18 +30,16 @@ from crow_core.acp.schema import (
     SessionUpdate,
     TerminalContent,
     TextBlock,
-    ToolCall,
     ToolCallContent,
     ToolCallLocation,
     ToolCallUpdate,
     ToolKind,
     UserMessageChunk,
 )
-from crow_core.mcp.tool import ToolResult
+from crow_core.mcp.tool import ToolCall, ToolResult
 from crow_core.messages import (
     INTERRUPTED,
     Message,
-    ToolUse,
     answer_tool_call,
     drop_rewound,
     join_content,
@@ -46,9 +51,9 @@ from crow_core.text import fence, to_line
 
 
 def to_user_message(blocks: Sequence[ContentBlock]) -> Message:
-    """A prompt's blocks as one user message; its content is a string unless it holds images or sounds.
+    """Convert the blocks of a prompt to one user message.
 
-    Its notes hold the blocks, where they are more than text.
+    The content is a string unless there are images or sounds. If there is more than text, the notes keep the blocks.
     """
     message = to_plain_message(blocks)
     if not all(isinstance(block, TextBlock) for block in blocks):
@@ -57,7 +62,7 @@ def to_user_message(blocks: Sequence[ContentBlock]) -> Message:
 
 
 def attach_blocks(message: Message, blocks: Sequence[ContentBlock]) -> Message:
-    """A user message with more behind what the user said; a replay shows only that."""
+    """Add blocks behind what the user wrote; `replay` shows the user's own blocks only."""
     if not blocks:
         return message
     notes = {"blocks": [to_note(block) for block in to_blocks(message)]} | message.get("crow", {})
@@ -69,6 +74,7 @@ def attach_blocks(message: Message, blocks: Sequence[ContentBlock]) -> Message:
 
 
 def to_plain_message(blocks: Sequence[ContentBlock]) -> Message:
+    """Convert blocks to a user message without notes."""
     parts: list[dict[str, Any]] = []
     for block in blocks:
         match block:
@@ -112,14 +118,14 @@ def to_audio_part(data: str, mime_type: str) -> dict[str, Any]:
 
 
 def link_to_text(link: ResourceLinkBlock) -> str:
-    """A link as a person would write it; a local file is named by its path, for the model to open."""
+    """Write a link as Markdown; a local file is named by its path, which the model can open."""
     name = path_from_uri(link.uri)
     title = link.title if isinstance(link.title, str) else link.name
     return f"[{title}]({name})" if title and title != name else name
 
 
 def path_from_uri(uri: str) -> str:
-    """The path behind a `file:` URI, with a line range if it has one; any other URI as it is."""
+    """Convert a `file:` URI to a path, with its line range if it has one; return any other URI unchanged."""
     try:
         split = urlsplit(uri)
     except ValueError:
@@ -129,31 +135,32 @@ def path_from_uri(uri: str) -> str:
     return unquote(split.path) + (f"#{split.fragment}" if split.fragment else "")
 
 
-def to_announcement(call: ToolUse, kind: ToolKind, cwd: str, title: str = "") -> ToolCall:
-    """A call as the client first sees it, with the tool's own title. `rawInput` holds what will run, whole."""
-    arguments = parse_arguments(call)
-    name = call["function"]["name"]
-    path, line = (arguments or {}).get("path"), find_line(arguments or {})
+def to_announcement(tool_call: ToolCall, cwd: str) -> schema.ToolCall:
+    """Convert a tool call to the ACP update that announces it; `rawInput` holds all of its arguments."""
+    path = tool_call.arguments.get("path")
+    line = find_line(tool_call.arguments)
     locations = [ToolCallLocation(path=str(Path(cwd, path)), line=line)] if isinstance(path, str) and path else UNSET
-    return ToolCall(
-        tool_call_id=call["id"],
-        title=f"{title}: {make_title(name, arguments or {})}" if title else make_title(name, arguments or {}),
-        name=name,
-        kind=kind,
+    return schema.ToolCall(
+        tool_call_id=tool_call.id,
+        title=tool_call.title,
+        name=tool_call.name,
+        kind=tool_call.kind,
         status="pending",
         locations=locations,
-        raw_input=call["function"]["arguments"] if arguments is None else arguments,
+        raw_input=tool_call.raw_input,
     )
 
 
-def to_early_announcement(call: ToolUse, kind: ToolKind, title: str = "") -> ToolCall:
-    """A call whose arguments have not all come."""
-    name = call["function"]["name"]
-    return ToolCall(tool_call_id=call["id"], title=title or to_line(name[:200]), name=name, kind=kind, status="pending")
+def to_early_announcement(tool_call: ToolCall) -> schema.ToolCall:
+    """Convert a tool call whose arguments are still arriving to the ACP update that announces it."""
+    title = tool_call.tool_title or to_line(tool_call.name[:200])
+    return schema.ToolCall(
+        tool_call_id=tool_call.id, title=title, name=tool_call.name, kind=tool_call.kind, status="pending"
+    )
 
 
 def find_line(arguments: dict[str, Any]) -> int | UnsetType:
-    """The line, from 1, that a call will look at or begin to change, where its arguments tell."""
+    """Find the line, from 1, that a call will read or change first; UNSET if its arguments do not tell."""
     match arguments:
         case {"view_range": [line, _]}:
             pass
@@ -164,25 +171,11 @@ def find_line(arguments: dict[str, Any]) -> int | UnsetType:
     return line if type(line) is int and 0 < line < 2**32 else UNSET
 
 
-def make_title(name: str, arguments: dict[str, Any]) -> str:
-    """A line that tells a person what the call does."""
-    command, path = arguments.get("command"), arguments.get("path")
-    if isinstance(path, str) and isinstance(command, str):
-        return to_line(f"{command} {path}"[:200])
-    if isinstance(command, str) and command.strip():
-        first, *more = command.strip().splitlines()
-        return to_line(f"{first[:200]} …" if more or len(first) > 200 else first)
-    if isinstance(url := arguments.get("url"), str):
-        return to_line(f"{name} {url}"[:200])
-    detail = ", ".join(
-        f"{len(cast(list[Any], value))} {key}" if isinstance(value, list) else f"{key}={str(value)[:60]}"
-        for key, value in arguments.items()
-    )
-    return to_line(f"{name}({detail})"[:200])
+def to_update(result: ToolResult, tool_call: ToolCall) -> ToolCallUpdate:
+    """Convert the result of a tool call to the ACP update that ends the call.
 
-
-def to_update(result: ToolResult, call: ToolUse, kind: ToolKind) -> ToolCallUpdate:
-    """A result as the client sees it: diffs of what really changed, its own terminal, else what the tool said."""
+    It shows the diffs of what changed and the client's terminal; failing these, or on an error, the tool's own content.
+    """
     content: list[ToolCallContent] = [
         DiffContent(path=change["path"], old_text=change["old"], new_text=change["new"] or "")
         for change in result.meta.get("crow/changes", [])
@@ -190,13 +183,13 @@ def to_update(result: ToolResult, call: ToolUse, kind: ToolKind) -> ToolCallUpda
     if terminal := result.meta.get("crow/terminal"):
         content.append(TerminalContent(terminal_id=terminal))
     if result.is_error or not content:
-        content += [BlockContent(content=to_block(block, kind)) for block in result.content]
+        content += [BlockContent(content=to_block(block, tool_call.kind)) for block in result.content]
     locations = [
         ToolCallLocation(path=place["path"], line=place.get("line", UNSET))
         for place in result.meta.get("crow/locations", [])
     ]
     return ToolCallUpdate(
-        tool_call_id=call["id"],
+        tool_call_id=tool_call.id,
         status="failed" if result.is_error else "completed",
         content=content,
         locations=locations or UNSET,
@@ -204,7 +197,7 @@ def to_update(result: ToolResult, call: ToolUse, kind: ToolKind) -> ToolCallUpda
 
 
 def to_block(block: dict[str, Any], kind: ToolKind) -> ContentBlock:
-    """An MCP content block as an ACP one; what a command printed is shown as it is, not as Markdown."""
+    """Convert an MCP content block to an ACP one. The output of a command is fenced, as it is not Markdown."""
     match block:
         case {"type": "text", "text": str(text)}:
             return TextBlock(text=fence(text) if kind == "execute" else text)
@@ -221,12 +214,14 @@ def to_block(block: dict[str, Any], kind: ToolKind) -> ContentBlock:
             return TextBlock(text=to_text(block))
 
 
-def to_tool_message(result: ToolResult, call: ToolUse, kind: ToolKind, title: str = "") -> Message:
-    """The answer to a call: what the model reads, and in the notes what it takes to show it again, which is no
-    terminal: that will be gone."""
-    notes: dict[str, Any] = {"shown": {"kind": kind}}
-    if title:
-        notes["shown"]["title"] = title
+def to_tool_message(result: ToolResult, tool_call: ToolCall) -> Message:
+    """Convert a result to the tool message that answers the call.
+
+    The notes keep what `to_result` needs to show the call again. A terminal is left out: it will not exist then.
+    """
+    notes: dict[str, Any] = {"shown": {"kind": tool_call.kind}}
+    if tool_call.tool_title:
+        notes["shown"]["title"] = tool_call.tool_title
     if any(block.get("type") != "text" for block in result.content):
         notes["shown"]["blocks"] = result.content
     if places := result.meta.get("crow/locations"):
@@ -237,11 +232,11 @@ def to_tool_message(result: ToolResult, call: ToolUse, kind: ToolKind, title: st
         notes["plan"] = plan
     if result.is_error:
         notes["failed"] = True
-    return answer_tool_call(call, to_content(result), **notes)
+    return answer_tool_call(tool_call.use, to_content(result), **notes)
 
 
 def to_result(message: Message) -> ToolResult:
-    """The result that `remembered` made a message of."""
+    """Convert a message that `to_tool_message` made back to a result."""
     notes = message.get("crow", {})
     seen: dict[str, Any] = notes.get("shown", {})
     blocks = seen.get("blocks") or [to_text_part(part.get("text", "")) for part in to_parts(message.get("content"))]
@@ -250,7 +245,7 @@ def to_result(message: Message) -> ToolResult:
 
 
 def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
-    """A conversation as a client would have seen it, each call in its last state."""
+    """Convert a log to the updates that show a client the conversation, with each tool call in its last state."""
     entries = drop_rewound(log)
     answers = {entry.get("tool_call_id"): entry for entry in entries if entry.get("role") == "tool"}
     for entry in entries:
@@ -266,12 +261,15 @@ def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
                     yield AgentMessageChunk(content=TextBlock(text=str(text)), message_id=id)
                 if notes.get("cut") == "interrupted":
                     yield AgentThoughtChunk(content=TextBlock(text="Interrupted here.\n"), message_id=f"{id}-cut")
-                for call in map(unwrap_proxy_call, entry.get("tool_calls", [])):
-                    message = answers.get(call["id"]) or answer_tool_call(call, INTERRUPTED, failed=True)
+                for use in map(unwrap_proxy_call, entry.get("tool_calls", [])):
+                    message = answers.get(use["id"]) or answer_tool_call(use, INTERRUPTED, failed=True)
                     seen: dict[str, Any] = message.get("crow", {}).get("shown", {})
+                    arguments = parse_arguments(use)
                     kind: ToolKind = seen.get("kind", "other")
-                    yield to_announcement(call, kind, cwd, seen.get("title", ""))
-                    yield to_update(to_result(message), call, kind)
+                    title = seen.get("title", "")
+                    tool_call = ToolCall(use, arguments or {}, arguments is not None, kind, title)
+                    yield to_announcement(tool_call, cwd)
+                    yield to_update(to_result(message), tool_call)
                     if (plan := message.get("crow", {}).get("plan")) is not None:
                         yield PlanUpdate(entries=lenient(plan, list[PlanEntry]))
             case _:
@@ -279,7 +277,7 @@ def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
 
 
 def to_blocks(message: Message) -> list[ContentBlock]:
-    """The blocks a user message was made of."""
+    """Convert a user message back to the blocks it was made of."""
     data = iter([text for part in to_parts(message.get("content")) if (text := find_data(part)) is not None])
     filled: list[dict[str, Any]] = []
     for block in message.get("crow", {}).get("blocks") or to_parts(message.get("content")):
@@ -298,7 +296,7 @@ def to_blocks(message: Message) -> list[ContentBlock]:
 
 
 def find_data(part: dict[str, Any]) -> str | None:
-    """The base64 data in a part of a message; None for text."""
+    """Find the base64 data in a part of a message; None for text."""
     match part:
         case {"type": "image_url", "image_url": {"url": url}}:
             return str(url).partition(",")[2]
@@ -309,7 +307,7 @@ def find_data(part: dict[str, Any]) -> str | None:
 
 
 def to_note(block: ContentBlock) -> dict[str, Any]:
-    """A block as it is remembered: without data, which the message itself has where it is an image or a sound."""
+    """Convert a block to the form that a message's notes keep: without data, which the message itself holds."""
     known: dict[str, Any] = to_builtins(block, enc_hook=as_it_came)
     match known:
         case {"resource": {"blob": _, **resource}}:
@@ -319,7 +317,7 @@ def to_note(block: ContentBlock) -> dict[str, Any]:
 
 
 def to_content(result: ToolResult) -> str | list[dict[str, Any]]:
-    """A result's content: text, or parts when it holds images."""
+    """Convert a result to the content of a tool message: text, or parts if there are images."""
     parts = [to_part(block) for block in result.content]
     if all(part["type"] == "text" for part in parts):
         return "\n\n".join(part["text"] for part in parts if part["text"]) or "(no output)"
@@ -327,7 +325,7 @@ def to_content(result: ToolResult) -> str | list[dict[str, Any]]:
 
 
 def to_part(block: dict[str, Any]) -> dict[str, Any]:
-    """An MCP content block as a part of a message: an image, or words."""
+    """Convert an MCP content block to a part of a message: an image, or text."""
     match block:
         case {"type": "image", "data": str(data), "mimeType": str(kind)}:
             return to_image_part(data, kind)
@@ -338,7 +336,7 @@ def to_part(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_text(block: dict[str, Any]) -> str:
-    """An MCP content block in words."""
+    """Describe an MCP content block in text."""
     match block:
         case {"type": "text", "text": str(text)}:
             return text
@@ -356,3 +354,8 @@ def to_text(block: dict[str, Any]) -> str:
             return f"[{kind} content that cannot be shown as text]"
         case _:
             return str(block)
+
+
+def find_first_text(message: Message) -> str:
+    """The first words of a prompt, whatever is attached to it."""
+    return next((block.text for block in to_blocks(message) if isinstance(block, TextBlock)), "")

@@ -29,7 +29,6 @@ from crow_core.acp.schema import (
     WriteTextFileRequest,
 )
 from crow_core.app import Crow
-from crow_core.extensions.masking import session_secrets
 from crow_core.masking import mask
 from crow_core.models.chat import ModelCall
 from crow_core.session import Session
@@ -72,7 +71,7 @@ class Editor:
         self.reads = capabilities.fs.read_text_file
         self.writes = capabilities.fs.write_text_file
         self.runs = capabilities.terminal
-        self._turn = session.turns[0] if session.turns else None
+        self._turn = session.turns.tasks[0] if session.turns.tasks else None
 
     async def read_text(self, path: str) -> str | None:
         """A file as the client has it; None when it does not say."""
@@ -129,7 +128,7 @@ class Editor:
 
     async def watch(self, output: str) -> None:
         """Show what a command has printed so far that runs in no terminal of the client's."""
-        text = mask(output, session_secrets(self.session))
+        text = mask(output, self.session.secrets)
         await self.show(BlockContent(content=TextBlock(text=fence(text))))
 
     async def show(self, content: ToolCallContent) -> None:
@@ -168,7 +167,7 @@ def terminals(crow: Crow) -> None:
     """
 
     @crow.after_model
-    def shown(session: Session, call: ModelCall) -> None:
+    def shown(session: Session, model_call: ModelCall) -> None:
         give_back(session)
 
     @crow.turn_end

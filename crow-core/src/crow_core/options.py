@@ -1,8 +1,8 @@
 """Options: the settings of a session that its user can change at any time (ACP, session config options)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
@@ -11,47 +11,104 @@ from crow_core.acp.schema import (
     SelectConfigOption,
     SelectEntry,
     SessionConfigOption,
+    SessionMode,
+    SessionModeState,
 )
+
+if TYPE_CHECKING:
+    from crow_core.session import Session
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One value an option can have."""
+    """One value that an option can have."""
 
     value: str
     name: str
     description: str = ""
     fleeting: bool = False
-    """It does not come back with a stored session: it has to be chosen anew."""
+    """Whether a stored session forgets it, so that it has to be chosen anew."""
 
 
-SWITCH = (Choice("on", "On"), Choice("off", "Off"))
-"""The choices of an option that is a boolean; clients that know booleans are shown one."""
+ON_OFF = (Choice("on", "On"), Choice("off", "Off"))
+"""The choices of a switch."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """A setting of a session that its user can change at any time (ACP, session config options)."""
+    """A setting of a session."""
 
     id: str
     name: str
     category: str
     """"mode", "model", "model_config", "thought_level", or one's own that begins with `_`; empty for none."""
     choices: Sequence[Choice]
-    get: "Callable[[], str]"
-    set: "Callable[[str], None]"
+    get: Callable[[], str]
+    set: Callable[[str], None]
     description: str = ""
+    is_switch: bool = False
+    """Whether the choices are ON_OFF; a client that supports boolean options is shown one."""
+
+
+class SessionOptions:
+    """The options of one session. Which there are may depend on what is chosen, so they are collected after each."""
+
+    def __init__(self, session: "Session") -> None:
+        self._session = session
+        self._options: list[Option] = []
+
+    def __iter__(self) -> Iterator[Option]:
+        return iter(self._options)
+
+    async def collect(self) -> None:
+        """Ask the extensions for the options there are now."""
+        self._options = await self._session.hooks.options.run(self._session)
+
+    def find(self, id: str) -> Option | None:
+        return next((option for option in self if option.id == id), None)
+
+    def find_mode(self) -> Option | None:
+        """Find the option that ACP's session modes stand for."""
+        return next((option for option in self if option.category == "mode"), None)
+
+    async def choose(self, option: Option, value: str) -> None:
+        """Set an option to one of its choices, and append a marker if that is a change."""
+        if option.get() != value:
+            option.set(value)
+            self._session.log.append({"crow": {"kind": "option", "option": option.id, "value": value}})
+        await self.collect()
+
+    async def restore(self, id: str, value: str) -> None:
+        """Set an option to the value of a stored session, if that is still a choice."""
+        option = self.find(id)
+        if option and any(choice.value == value and not choice.fleeting for choice in option.choices):
+            option.set(value)
+            await self.collect()
+
+    def to_config_options(self) -> list[SessionConfigOption]:
+        """Convert all options, with their values, to ACP's config options, as far as the client supports them."""
+        wanted = self._session.client.capabilities.session
+        booleans = bool(wanted and wanted.config_options and wanted.config_options.boolean)
+        return [to_config_option(option, booleans=booleans) for option in self]
+
+    def to_modes(self) -> SessionModeState | None:
+        """Convert the option of category `mode` to ACP's older session modes, which some clients read instead."""
+        option = self.find_mode()
+        if option is None:
+            return None
+        modes = [SessionMode(id=c.value, name=c.name, description=c.description or UNSET) for c in option.choices]
+        return SessionModeState(current_mode_id=option.get(), available_modes=modes)
 
 
 def to_config_option(option: Option, *, booleans: bool) -> SessionConfigOption:
-    """An option as ACP has it, with its current value."""
-    what: dict[str, Any] = {
+    """Convert an option, with its value, to ACP's; `booleans` says whether the client supports boolean options."""
+    common: dict[str, Any] = {
         "id": option.id,
         "name": option.name,
         "category": option.category or UNSET,
         "description": option.description or UNSET,
     }
-    if booleans and option.choices is SWITCH:
-        return BooleanConfigOption(**what, current_value=option.get() == "on")
+    if booleans and option.is_switch:
+        return BooleanConfigOption(**common, current_value=option.get() == "on")
     entries = [SelectEntry(value=c.value, name=c.name, description=c.description or UNSET) for c in option.choices]
-    return SelectConfigOption(**what, current_value=option.get(), options=entries)
+    return SelectConfigOption(**common, current_value=option.get(), options=entries)

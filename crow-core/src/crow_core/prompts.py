@@ -1,7 +1,7 @@
-"""Prompts: named templates whose every render is written down.
+"""Prompts: named templates, and the record of every rendering.
 
-Words that come from outside (the user, project files, skills, tools) are only ever variables: a template is never made
-of them, so nothing in them is evaluated.
+Text from outside (the user, project files, skills, tools) is only ever passed in variables. A template is never made of
+it, so nothing in it is evaluated.
 """
 
 import hashlib
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crow_core.errors import PromptError
+from crow_core.log import SessionLog
+from crow_core.messages import drop_rewound, marker_kind
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -19,30 +21,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A Jinja2 template under a name; its version is its content."""
+    """A Jinja2 template under a name; its version is a digest of its text."""
 
     name: str
     template: str
 
     @classmethod
     def packaged(cls, name: str, package: str = "crow_core") -> "Prompt":
-        """The template of that name that ships in a package's folder `templates`."""
+        """Read the template of that name from the folder `templates` of a package."""
         return cls(name, (files(package) / "templates" / f"{name}.md.j2").read_text("utf-8"))
 
     @classmethod
     def from_file(cls, name: str, path: Path) -> "Prompt":
-        """A template of the user's own. Raises OSError."""
+        """Read a template from a file. Raises OSError."""
         return cls(name, path.read_text("utf-8"))
 
     @cached_property
     def version(self) -> str:
-        """The template's content hash, twelve hexadecimal digits."""
+        """The first twelve hexadecimal digits of the template's SHA-256."""
         return hashlib.sha256(self.template.encode()).hexdigest()[:12]
 
     @cached_property
     def compiled(self) -> "Template":
-        """Made once: it takes thirty times as long as to render it."""
-        # Here and not above: 5 % of start-up, needed only when the first prompt of a session is rendered.
+        """The compiled template; compiling takes thirty times as long as rendering."""
+        # Imported here: it takes 5 % of the start-up time, and is needed when the first prompt is rendered.
         from jinja2 import StrictUndefined
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -52,12 +54,58 @@ class Prompt:
         return environment.from_string(self.template)
 
     def render(self, **variables: Any) -> str:
-        """The finished text. Raises PromptError; an undefined variable is an error, never an empty string."""
-        from jinja2 import TemplateSyntaxError  # see above
+        """Return the finished text. Raises PromptError; an undefined variable is an error, never an empty string."""
+        from jinja2 import TemplateSyntaxError  # as in `compiled`
 
         try:
             return self.compiled.render(variables).strip()
-        except Exception as error:  # whatever a template does wrong is the template's fault
+        except Exception as error:  # a template can raise anything
             line = f" (line {error.lineno})" if isinstance(error, TemplateSyntaxError) else ""
             said = str(error).rstrip(".")
             raise PromptError(f"The template of the prompt {self.name!r} is wrong{line}: {said}.") from error
+
+
+class SessionPrompts:
+    """The prompts of one session. Every rendering is appended to its log: which version became which text."""
+
+    def __init__(self, templates: dict[str, Prompt], log: SessionLog) -> None:
+        self.templates = templates
+        """By name; `system` is the system prompt."""
+        self.system: str | None = None
+        """The rendered system prompt; None until the first request, or after a rewind behind it."""
+        self.instructions: list[str] = []
+        """The client's instructions for the system prompt; they come before those of extensions."""
+        self._log = log
+
+    def render(self, prompt: Prompt, purpose: str, **variables: Any) -> str:
+        """Render a prompt, and append a marker with its version, its variables and the text. Raises PromptError."""
+        text = prompt.render(**variables)
+        self._log.append(
+            {
+                "crow": {
+                    "kind": "render",
+                    "purpose": purpose,
+                    "prompt": prompt.name,
+                    "version": prompt.version,
+                    "template": prompt.template,
+                    "variables": variables,
+                    "text": text,
+                }
+            }
+        )
+        return text
+
+    def set_instructions(self, text: str, *, alone: bool = False) -> None:
+        """Put the client's instructions into the system prompt: behind crow's own, or `alone` in their place.
+
+        A stored session keeps the system prompt that was sent, unless its instructions were different.
+        """
+        self.instructions = [text]
+        if alone:
+            self.templates["system"] = Prompt.packaged("client")
+        notes = [entry.get("crow", {}) for entry in drop_rewound(self._log) if marker_kind(entry) == "render"]
+        last = next((render for render in reversed(notes) if render.get("purpose") == "system"), None)
+        if last:
+            before = last.get("prompt"), last.get("variables", {}).get("instructions", [])[:1]
+            if before != (self.templates["system"].name, [text]):
+                self.system = None

@@ -1,13 +1,11 @@
-"""Ask, act, repeat."""
+"""The loop: ask the model, act on its tool calls, repeat."""
 
 import asyncio
 
-from msgspec.structs import asdict
-
 from crow_core.acp.schema import StopReason, ToolCallUpdate
-from crow_core.content import to_announcement, to_tool_message, to_update
+from crow_core.content import to_tool_message, to_update
 from crow_core.errors import ModelError
-from crow_core.messages import INTERRUPTED, Message, ToolUse, answer_tool_call, find_unanswered, unwrap_proxy_call
+from crow_core.messages import INTERRUPTED, Message, ToolUse, answer_tool_call, find_unanswered
 from crow_core.models.chat import ModelCall
 from crow_core.session import Session
 
@@ -15,84 +13,80 @@ STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "content_filter":
 
 
 async def react(session: Session, prompt: Message) -> StopReason:
-    """Run one turn; whatever happens is appended to the session's log."""
-    session.append(prompt)
-    for _ in range(session.max_requests):
+    """Run one turn, and append all that happens to the session's log."""
+    session.log.append(prompt)
+    for _ in range(session.turns.max_requests):
         try:
-            call = await ask(session)
+            model_call = await ask(session)
         except ModelError as error:
             if await session.hooks.model_error.run(session, error):
                 continue
             raise
-        calls = call.reply.get("tool_calls", [])
-        if calls:
-            await act(session, calls)
-        await session.hooks.after_model.run(session, call)
-        if calls:
+        tool_uses = model_call.reply.get("tool_calls", [])
+        if tool_uses:
+            await act(session, tool_uses)
+        await session.hooks.after_model.run(session, model_call)
+        if tool_uses:
             continue
-        stop_reason = STOP_REASONS.get(call.finish_reason, "end_turn")
+        stop_reason = STOP_REASONS.get(model_call.finish_reason, "end_turn")
         more = await session.hooks.before_end.run(session, stop_reason)
-        if more is None and call.broken:
-            raise call.broken
+        if more is None and model_call.broken:
+            raise model_call.broken
         if more is None:
             return stop_reason
-        session.append(more)
+        session.log.append(more)
     return "max_turn_requests"
 
 
 async def ask(session: Session) -> ModelCall:
-    """Stream one reply to the client; what the user saw is what the log holds, even when cut short.
+    """Ask the model, and show its reply while it streams. The log gets what the client was shown, even if it is cut.
 
-    Raises ModelError for an answer that never began; one that broke off says so in `broken`.
+    Raises ModelError if no answer began; an answer that broke off has the error in `broken`.
     """
-    call = ModelCall(session.model, await session.request())
+    model_call = ModelCall(session.model, await session.request())
     whole = False
     try:
-        await call.listen(lambda delta: session.show_delta(delta, call))
-        whole = call.finish_reason not in STOP_REASONS
+        await model_call.listen(lambda delta: session.stream.show(delta, model_call))
+        whole = model_call.finish_reason not in STOP_REASONS
     except ModelError as error:
-        if not call.first or not error.retry:
+        if not model_call.first or not error.retry:
             raise
-        call.broken = error
+        model_call.broken = error
     finally:
-        session.append_reply(call, whole=whole)
+        session.stream.append(model_call, whole=whole)
         if not whole:
-            await session.fail_announced()
-    return call
+            await session.stream.fail_announced()
+    return model_call
 
 
-async def act(session: Session, calls: list[ToolUse]) -> None:
-    """Run the calls together; each is answered as it ends, and none is left unanswered."""
+async def act(session: Session, tool_uses: list[ToolUse]) -> None:
+    """Run tool calls at the same time. Each gets its answer when it ends, and none is left without one."""
     try:
         async with asyncio.TaskGroup() as group:
-            for call in calls:
-                group.create_task(use_tool(session, call))
-    except BaseExceptionGroup as errors:  # not a tool's own failure, which is a result: a hook failed or ended the turn
+            for use in tool_uses:
+                group.create_task(use_tool(session, use))
+    except BaseExceptionGroup as errors:  # a tool that fails gives a result: here a hook failed, or ended the turn
         raise errors.exceptions[0] from None
     finally:
-        for call in find_unanswered(session.log):
-            session.append(answer_tool_call(call, INTERRUPTED, failed=True))
-        await session.fail_announced()
+        for use in find_unanswered(session.log):
+            session.log.append(answer_tool_call(use, INTERRUPTED, failed=True))
+        await session.stream.fail_announced()
 
 
-async def use_tool(session: Session, call: ToolUse) -> None:
-    """One call from its first sight to its answer; the client sees it end, whatever happens."""
-    call = unwrap_proxy_call(call)
-    kind, title = session.toolbox.kind(call), session.toolbox.title(call)
-    seen = to_announcement(call, kind, session.cwd, title)
-    sight = ToolCallUpdate(**asdict(seen)) if call["id"] in session.announced else seen
-    end = ToolCallUpdate(tool_call_id=call["id"], status="failed")
-    await session.written()
-    session.announced.discard(call["id"])
+async def use_tool(session: Session, use: ToolUse) -> None:
+    """Run one tool call and append its answer. The client is told its end, whatever happens."""
+    tool_call = session.toolbox.parse(use)
+    end = ToolCallUpdate(tool_call_id=tool_call.id, status="failed")
+    await session.log.written()
     try:
-        await session.send(sight)
-        result = session.toolbox.reject(call) or await session.hooks.before_tool.run(session, call)
+        await session.stream.announce(tool_call)
+        result = session.toolbox.reject(tool_call) or await session.hooks.before_tool.run(session, tool_call)
         if result is None:
-            await session.update(ToolCallUpdate(tool_call_id=call["id"], status="in_progress"))
-            result = await session.toolbox.call(call, session.meta(call))
-        result = await session.hooks.after_tool.run(result, session, call)
-        session.append(to_tool_message(result, call, kind, title))
-        await session.written()
-        end = to_update(result, call, kind)
+            await session.update(ToolCallUpdate(tool_call_id=tool_call.id, status="in_progress"))
+            result = await session.toolbox.call(tool_call, session.meta(tool_call))
+        result = await session.hooks.after_tool.run(result, session, tool_call)
+        session.log.append(to_tool_message(result, tool_call))
+        await session.log.written()
+        end = to_update(result, tool_call)
     finally:
         await session.send(end)

@@ -12,10 +12,10 @@ from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import INTERNAL_ERROR, INVALID_PARAMS
 from crow_core.app import Crow
 from crow_core.errors import StoreError
-from crow_core.extensions.masking import session_secrets
+from crow_core.log import new_id
 from crow_core.messages import Message
 from crow_core.models.chat import ModelCall
-from crow_core.session import Command, Session, new_id
+from crow_core.session import Command, Session
 from crow_core.store import Page, Record
 
 from crow_persistence import search_tool
@@ -41,7 +41,7 @@ def persistence(
     *,
     url: str,
     folder: Path | None = None,
-    secrets: Callable[[Session], Collection[str]] = session_secrets,
+    secrets: Callable[[Session], Collection[str]] = lambda session: session.secrets,
 ) -> None:
     """Keep sessions in a database: SQLite (`sqlite:////folder/file.db`) or PostgreSQL (`postgresql+psycopg://…`).
 
@@ -71,8 +71,8 @@ def persistence(
         await threads.write(lambda store: store.draft(session, reply, secrets(session)))
 
     @crow.model_call
-    async def note(session: Session, call: ModelCall) -> None:
-        await threads.write(lambda store: store.call(session, call, secrets(session)))
+    async def note(session: Session, model_call: ModelCall) -> None:
+        await threads.write(lambda store: store.call(session, model_call, secrets(session)))
 
     @crow.load_session
     async def load(id: str) -> Record | None:
@@ -122,7 +122,7 @@ def persistence(
         ]
 
     async def copy(session: Session, words: str) -> str:
-        await session.written()
+        await session.log.written()
         id = new_id()
         if not await threads.write(lambda store: store.copy(session.id, id)):
             return "There is nothing to fork yet."
@@ -131,7 +131,7 @@ def persistence(
     async def give(session: Session, words: str) -> str:
         if (format := words or "markdown") not in SUFFIXES:
             return f"There is no format {format!r}. Choose one of: {', '.join(SUFFIXES)}."
-        await session.written()
+        await session.log.written()
         path = Path(session.cwd, f"crow-{session.id[:8]}{SUFFIXES[format]}")
         try:
             masked = await threads.read(lambda store: store.export(session.id, format, path))
@@ -143,7 +143,7 @@ def persistence(
 
     @crow.session_end
     async def end(session: Session) -> None:
-        await session.flush()
+        await session.log.flush()
         if threads.opened is None:
             return
         try:

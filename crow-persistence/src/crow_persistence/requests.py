@@ -89,19 +89,19 @@ class Trail:
         """The row of the prompt that a call of this purpose was asked with: its own, or the system prompt."""
         return self._renders.get(purpose, self._renders.get("system"))
 
-    def knows(self, call: ModelCall) -> bool:
+    def knows(self, model_call: ModelCall) -> bool:
         """Whether `note` has seen this call with the body it has now."""
-        latest = self._sent.get(call.purpose)
-        return latest is not None and latest.call == call.id and latest.body is body_of(call)
+        latest = self._sent.get(model_call.purpose)
+        return latest is not None and latest.call == model_call.id and latest.body is body_of(model_call)
 
-    def note(self, connection: Connection, call: ModelCall) -> tuple[dict[str, Any], dict[str, bytes]]:
+    def note(self, connection: Connection, model_call: ModelCall) -> tuple[dict[str, Any], dict[str, bytes]]:
         """What a row of `calls` says of the request, and the blobs that it names; the next request may refer to it."""
         self.read()
-        body = body_of(call)
+        body = body_of(model_call)
         asked: list[Any] = body.get("messages", [])
         earlier = [(common(asked, one.body.get("messages", [])), one) for one in self._sent.values()]
         shared, like = max(earlier, key=lambda pair: pair[0], default=(0, None))
-        if like is None or not shared or like.call == call.id or not is_written(connection, like.call):
+        if like is None or not shared or like.call == model_call.id or not is_written(connection, like.call):
             shared, like = 0, None
         data: dict[str, bytes] = {}
         head = as_sent({**body, "messages": []})
@@ -110,7 +110,7 @@ class Trail:
         else:
             described = self.describe(body, data)
         own = [self.reference(message, data) for message in asked[shared:]]
-        self._sent[call.purpose] = latest = Sent(call.id, body, head, {}, described, self.secrets)
+        self._sent[model_call.purpose] = latest = Sent(model_call.id, body, head, {}, described, self.secrets)
         columns = {
             **described,
             "before": like.call if like else None,
@@ -172,42 +172,46 @@ def sent(entry: Mapping[str, Any], thought: str | None = None) -> dict[str, Any]
     return message
 
 
-def write(connection: Connection, number: int, call: ModelCall, trail: Trail) -> None:
+def write(connection: Connection, number: int, model_call: ModelCall, trail: Trail) -> None:
     """Write a call of the session `number` down: when its request has been sent, and once more when it has ended."""
-    told = outcome(call, trail.secrets) if call.ended else {}
-    if call.ended and trail.knows(call) and connection.execute(CHANGE, {"of": call.id, **told}).rowcount:
+    told = outcome(model_call, trail.secrets) if model_call.ended else {}
+    if (
+        model_call.ended
+        and trail.knows(model_call)
+        and connection.execute(CHANGE, {"of": model_call.id, **told}).rowcount
+    ):
         return
-    columns, data = trail.note(connection, call)
+    columns, data = trail.note(connection, model_call)
     blobs.keep(connection, data)
-    since = monotonic() - call.started if call.started else 0.0
+    since = monotonic() - model_call.started if model_call.started else 0.0
     told |= columns | {
         "session": number,
-        "purpose": plain(call.purpose)[:32],
-        "render": trail.render(call.purpose),
-        "model": plain(str(body_of(call).get("model") or call.model.name)),
-        "endpoint": plain(call.model.where) if isinstance(call.model, ChatModel) else "",
+        "purpose": plain(model_call.purpose)[:32],
+        "render": trail.render(model_call.purpose),
+        "model": plain(str(body_of(model_call).get("model") or model_call.model.name)),
+        "endpoint": plain(model_call.model.where) if isinstance(model_call.model, ChatModel) else "",
         "crow": crow_core.__version__,
         "started": round((time() - since) * 1000),
     }
-    if not connection.execute(CHANGE, {"of": call.id, **told}).rowcount:
-        connection.execute(ADD, {"id": call.id, **told})
+    if not connection.execute(CHANGE, {"of": model_call.id, **told}).rowcount:
+        connection.execute(ADD, {"id": model_call.id, **told})
 
 
-def body_of(call: ModelCall) -> Request:
+def body_of(model_call: ModelCall) -> Request:
     """What was sent; of a model that does not tell, what it was asked."""
-    return call.sent or call.request
+    return model_call.sent or model_call.request
 
 
-def outcome(call: ModelCall, secrets: Collection[str]) -> dict[str, Any]:
+def outcome(model_call: ModelCall, secrets: Collection[str]) -> dict[str, Any]:
     """What a row of `calls` says of a call that has ended."""
-    counted = count_tokens(call) if call.usage or not call.error else None
-    cost = find_price(call) if counted else None
+    counted = count_tokens(model_call) if model_call.usage or not model_call.error else None
+    cost = find_price(model_call) if counted else None
     return {
-        "first": (call.first - call.started) * 1000 if call.first else None,
-        "total": (call.ended - call.started - call.held) * 1000,
-        "stop_reason": plain(call.finish_reason) or None,
-        "error": plain(mask(call.error, secrets)) or None,
-        "usage": encode(call.usage) if call.usage else None,
+        "first": (model_call.first - model_call.started) * 1000 if model_call.first else None,
+        "total": (model_call.ended - model_call.started - model_call.held) * 1000,
+        "stop_reason": plain(model_call.finish_reason) or None,
+        "error": plain(mask(model_call.error, secrets)) or None,
+        "usage": encode(model_call.usage) if model_call.usage else None,
         "input": counted and counted["prompt"],
         "output": counted and counted["completion"],
         "cached": counted and counted["cached"],

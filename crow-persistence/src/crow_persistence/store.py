@@ -56,7 +56,7 @@ class Store:
             with self.database.writing() as connection:
                 writing.draft(connection, track, session, reply, secrets)
 
-    def call(self, session: Session, call: ModelCall, secrets: Collection[str] = ()) -> None:
+    def call(self, session: Session, model_call: ModelCall, secrets: Collection[str] = ()) -> None:
         """Write down a request to a model."""
         track = self.track(session)
         track.trail = track.trail or Trail(session.log, track.rows)
@@ -64,7 +64,7 @@ class Store:
         if track.number:
             with self.database.writing() as connection:
                 if track.engine in (None, connection.engine):  # in another database, its next message comes first
-                    requests.write(connection, track.number, call, track.trail)
+                    requests.write(connection, track.number, model_call, track.trail)
 
     def track(self, session: Session) -> Track:
         """How far a session is written."""

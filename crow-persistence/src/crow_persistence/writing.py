@@ -85,7 +85,7 @@ def extend(
         "tip": head,
         "at": at,
         "folder": plain(session.cwd),
-        "folders": encode(session.roots),
+        "folders": encode(session.folders.roots),
         "chosen": encode(options),
         "name": title,
     }
@@ -97,12 +97,12 @@ def extend(
 
 def begin(connection: Connection, track: Track, session: Session, at: int) -> int:
     """A row for a new session, and the prompts it has; gives its number."""
-    for prompt in session.prompts.values():
+    for prompt in session.prompts.templates.values():
         prompts.note(connection, prompt.name, prompt.template, at)
     row = {
         "id": plain(session.id),
         "cwd": plain(session.cwd),
-        "roots": encode(session.roots),
+        "roots": encode(session.folders.roots),
         "options": encode(track.options),
         "created": at,
         "updated": at,

@@ -20,7 +20,7 @@ from crow_core.app import Crow
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.titles import titles
 from crow_core.mcp.server import Server
-from crow_core.testing import Reply, ScriptedModel, ToolCall, connect
+from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.tables import drafts, sessions
@@ -30,7 +30,7 @@ IMAGE = ImageBlock(data="iVBORw0KGgo" * 100, mime_type="image/png")
 PROJECT = Path("/tmp/pancakes")
 
 
-def use(command: str, **arguments: str) -> ToolCall:
+def use(command: str, **arguments: str) -> ScriptedCall:
     return {"name": "file_editor", "arguments": {"command": command, "path": str(PROJECT / "batter.txt"), **arguments}}
 
 

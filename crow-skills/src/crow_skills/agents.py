@@ -6,8 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from crow_core.app import Crow
-from crow_core.mcp.tool import ToolResult
-from crow_core.messages import ToolUse
+from crow_core.mcp.tool import ToolCall, ToolResult
 from crow_core.prompts import Prompt
 from crow_core.session import Session
 
@@ -37,10 +36,10 @@ def agents(
         nearest = texts([(folder, root) for folder in reversed(folders)], names, room)  # they matter most
         found += reversed([*nearest])
         files = [{"path": str(path), "text": text} for path, text in found]
-        return session.render(session.prompts["agents"], "agents", files=files) if files else None
+        return session.prompts.render(session.prompts.templates["agents"], "agents", files=files) if files else None
 
     @crow.after_tool
-    def tell_deeper(result: ToolResult, session: Session, call: ToolUse) -> ToolResult | None:
+    def tell_deeper(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
         inner = {folder: root for path in touched(result) for folder, root in deeper(path, session)}
         files = [path for path in (first(folder, names) for folder in inner) if path]
         if not files or result.is_error:
@@ -51,8 +50,12 @@ def agents(
             if str(path) not in known:
                 with suppress(Unreadable):
                     text = read(path, limit, inner[path.parent])
-                    rendered = session.render(
-                        session.prompts["nested"], "nested", path=str(path), folder=str(path.parent), text=text
+                    rendered = session.prompts.render(
+                        session.prompts.templates["nested"],
+                        "nested",
+                        path=str(path),
+                        folder=str(path.parent),
+                        text=text,
                     )
                     more.append({"type": "text", "text": rendered})
         return ToolResult([*result.content, *more], result.is_error, result.meta) if more else None
@@ -83,7 +86,7 @@ def touched(result: ToolResult) -> list[str]:
 def deeper(path: str, session: Session) -> Iterator[tuple[Path, Path]]:
     """The folders above a file that the system prompt does not speak for, the outermost first, each with its root."""
     real, told = Path(os.path.realpath(path)), {*project(Path(os.path.realpath(session.cwd)))}
-    for root in map(Path, map(os.path.realpath, session.roots)):
+    for root in map(Path, map(os.path.realpath, session.folders.roots)):
         if real.is_relative_to(root):
             above = [folder for folder in real.parents if folder.is_relative_to(root)]
             yield from ((folder, root) for folder in reversed(above) if folder not in told)

@@ -73,8 +73,13 @@ async def run(template: Template, session: Session, words: str) -> str | Message
     text = template.filled(words).strip()
     if not text:
         return f"{to_line(str(template.path))} is empty. Write in it what the command is to say."
-    text = session.render(
-        session.prompts["command"], "command", name=template.name, path=str(template.path), words=words, text=text
+    text = session.prompts.render(
+        session.prompts.templates["command"],
+        "command",
+        name=template.name,
+        path=str(template.path),
+        words=words,
+        text=text,
     )
     typed = {"type": "text", "text": f"/{template.name} {words}".strip()}
     return {"role": "user", "content": text, "crow": {"blocks": [typed], "command": text}}

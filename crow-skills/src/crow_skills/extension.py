@@ -11,13 +11,11 @@ from typing import Any
 from crow_core.acp.schema import ContentBlock, TextBlock
 from crow_core.app import Crow
 from crow_core.content import attach_blocks, to_blocks, to_text
-from crow_core.extensions.masking import session_secrets
-from crow_core.extensions.mcp import others
 from crow_core.extensions.resources import contents, every
 from crow_core.masking import mask
 from crow_core.mcp.server import Server
-from crow_core.mcp.tool import ToolResult
-from crow_core.messages import Message, ToolUse, marker_kind, parse_arguments, select_entries
+from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.messages import Message, marker_kind, select_entries
 from crow_core.prompts import Prompt
 from crow_core.session import Command, Session
 from crow_core.text import to_line
@@ -68,7 +66,7 @@ def skills(
         where = places(Path(session.cwd), folders, user, trusted)
         found = session.state["skills"] = await asyncio.to_thread(find, where)
         session.state["left out"] = found.left_out
-        session.readable += [skill.folder for skill in found.skills.values()]  # the model opens what it names
+        session.folders.readable += [skill.folder for skill in found.skills.values()]  # the model opens what it names
         return [
             Command("skills", "The skills there are", show),
             *(
@@ -104,10 +102,10 @@ def skills(
         return attach_blocks(message, blocks)
 
     @crow.before_tool
-    async def answer(session: Session, call: ToolUse) -> ToolResult | None:
-        if not session.toolbox.is_of(call, server):
+    async def answer(session: Session, tool_call: ToolCall) -> ToolResult | None:
+        if not tool_call.is_for(server):
             return None
-        found, name = found_in(session).skills, str((parse_arguments(call) or {}).get("name") or "")
+        found, name = found_in(session).skills, str(tool_call.arguments.get("name") or "")
         if not name:
             return ToolResult.text(listing(session, found.values()) if found else "There are no skills.")
         if name not in found:
@@ -130,9 +128,9 @@ def places(cwd: Path, folders: Sequence[str], user: Sequence[Path], trusted: Cal
 async def add_served(session: Session, found: Found) -> None:
     """The skills among the resources of the MCP servers that have come up: those named `skill://NAME/SKILL.md`."""
     asked: set[Server] = session.state.setdefault("asked for skills", set())
-    new = {server for server in others(session) if server.connected} - asked
+    new = {server for server in session.toolbox.external_servers() if server.connected} - asked
     asked |= new
-    for resource in await every(server for server in others(session) if server in new):
+    for resource in await every(server for server in session.toolbox.external_servers() if server in new):
         if not resource.template and (match := SERVED.fullmatch(resource.uri)):
             name, about = to_line(match[1])[:64], resource.about.strip()[:1024] or resource.name
             skill = Skill(name, about, "", resource.uri, resource.server.name, server=resource.server)
@@ -173,18 +171,18 @@ def listing(session: Session, found: Iterable[Skill]) -> str:
     found = sorted(found, key=lambda skill: skill.name)
     room = ROOM // len(found)
     rows = [{"name": skill.name, "description": skill.description[:room], "source": skill.source} for skill in found]
-    return session.render(session.prompts["skills"], "skills", skills=rows)
+    return session.prompts.render(session.prompts.templates["skills"], "skills", skills=rows)
 
 
 async def told(session: Session, skill: Skill, trigger: str) -> str:
     """A skill in words. Raises ConnectionError where its server does not give it."""
-    prompt, body = session.prompts["skill"], skill.body
+    prompt, body = session.prompts.templates["skill"], skill.body
     if skill.server:
         body = "\n\n".join(map(to_text, await contents(skill.server, skill.source)))[:BODY]
         with suppress(Unreadable):
             body = parted(body)[1].strip()
-        body = mask(body, {*skill.server.secrets, *session_secrets(session)})
-    return session.render(prompt, "skill", name=skill.name, trigger=trigger, folder=skill.folder, body=body)
+        body = mask(body, {*skill.server.secrets, *session.secrets})
+    return session.prompts.render(prompt, "skill", name=skill.name, trigger=trigger, folder=skill.folder, body=body)
 
 
 def disclosed(session: Session, purpose: str, key: str, *ends: str) -> set[str]:

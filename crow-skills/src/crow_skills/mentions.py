@@ -17,7 +17,6 @@ from crow_core.acp.schema import ContentBlock, ResourceBlock
 from crow_core.app import Crow
 from crow_core.content import attach_blocks, path_from_uri, to_blocks
 from crow_core.editor import Editor
-from crow_core.extensions.masking import session_secrets
 from crow_core.masking import mask
 from crow_core.messages import Message
 from crow_core.session import Session
@@ -76,12 +75,12 @@ def mentions(crow: Crow) -> None:
             block = await content(mention, session, room)
             room -= len(str(block.get("resource", {}).get("text", "")))
             blocks.append(block)
-        return attach_blocks(message, lenient(mask(blocks, session_secrets(session)), list[ContentBlock]))
+        return attach_blocks(message, lenient(mask(blocks, session.secrets), list[ContentBlock]))
 
 
 def find(text: str, session: Session) -> Iterator[Mention]:
     """What a text mentions that is there."""
-    roots = [os.path.realpath(root) for root in session.roots]
+    roots = [os.path.realpath(root) for root in session.folders.roots]
     for match in MENTION.finditer(text):
         word = match[1] or match[2] or match[3]
         for each in dict.fromkeys((word, word.rstrip(STUCK))):

@@ -34,20 +34,20 @@ def alarm(crow: Crow) -> None:
     """
 
     @crow.after_model
-    async def compare(session: Session, call: ModelCall) -> None:
-        counted = to_count(call.usage.get("prompt_tokens"))
-        cached = count_cached_tokens(call.usage)
+    async def compare(session: Session, model_call: ModelCall) -> None:
+        counted = to_count(model_call.usage.get("prompt_tokens"))
+        cached = count_cached_tokens(model_call.usage)
         counted += cached if cached > counted else 0  # some gateways count only what they had not read before
-        if not counted or call.purpose != "turn":
+        if not counted or model_call.purpose != "turn":
             return
         before = session.state.setdefault("measure", Measure())
-        messages: list[dict[str, Any]] = call.request["messages"]
-        if goes_on(messages, before) and not echoes(call):
+        messages: list[dict[str, Any]] = model_call.request["messages"]
+        if goes_on(messages, before) and not echoes(model_call):
             expected = before.tokens + least(messages[len(before.messages) :])  # not all anew at every request
         else:
             expected = least(messages)
         if counted >= 0.8 * expected or size(messages) <= ENOUGH:
-            session.state["measure"] = Measure(messages, counted if echoes(call) else max(counted, expected))
+            session.state["measure"] = Measure(messages, counted if echoes(model_call) else max(counted, expected))
         elif not session.state.get("alarmed"):
             session.state["alarmed"] = True
             await session.notice(sentence(session, counted, expected), "error")
@@ -71,9 +71,9 @@ def goes_on(messages: list[dict[str, Any]], before: Measure) -> bool:
     return bool(before.messages) and messages[: len(before.messages)] == before.messages
 
 
-def echoes(call: ModelCall) -> bool:
+def echoes(model_call: ModelCall) -> bool:
     """Whether earlier reasoning is sent along: chat templates leave it out again once the user has spoken."""
-    return isinstance(call.model, ChatModel) and call.model.quirks.echo != "never"
+    return isinstance(model_call.model, ChatModel) and model_call.model.quirks.echo != "never"
 
 
 def least(messages: list[dict[str, Any]]) -> int:

@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct, ValidationError
-from msgspec.structs import asdict
 
 from crow_core.acp.decoding import lenient
 from crow_core.acp.schema import (
@@ -16,20 +15,16 @@ from crow_core.acp.schema import (
     MultiSelectItems,
     MultiSelectPropertySchema,
     NumberPropertySchema,
-    PermissionOption,
     StringPropertySchema,
-    ToolCall,
     ToolCallFields,
-    ToolCallUpdate,
 )
 from crow_core.app import Crow
 from crow_core.elicitation import can_ask
 from crow_core.errors import ElicitationError
 from crow_core.mcp.server import Server
-from crow_core.mcp.tool import ToolResult
+from crow_core.mcp.tool import ToolCall, ToolResult
 from crow_core.mcp.toolbox import decode_strings
-from crow_core.messages import ToolUse, parse_arguments
-from crow_core.session import Session, new_id
+from crow_core.session import Session
 
 NAME = "ask_user"
 DESCRIPTION = """\
@@ -104,22 +99,22 @@ def ask(crow: Crow) -> None:
         return [session.state["ask"]]
 
     @crow.before_tool
-    async def answer(session: Session, call: ToolUse) -> ToolResult | None:
-        if not session.toolbox.is_of(call, session.state["ask"]):
+    async def answer(session: Session, tool_call: ToolCall) -> ToolResult | None:
+        if not tool_call.is_for(session.state["ask"]):
             return None
         try:
-            asked = lenient(decode_strings(parse_arguments(call) or {}, ANYTHING), Question)
+            asked = lenient(decode_strings(tool_call.arguments, ANYTHING), Question)
             if can_ask(session.client.capabilities, "form"):
-                return ToolResult.text(await by_form(session, call, asked))
-            return ToolResult.text(await by_choice(session, call, asked))
+                return ToolResult.text(await by_form(session, tool_call, asked))
+            return ToolResult.text(await by_choice(session, tool_call, asked))
         except (ElicitationError, ValidationError) as error:
             return ToolResult.error(f"The user was not asked: {str(error).rstrip('.')}.")
 
 
-async def by_form(session: Session, call: ToolUse, asked: Question) -> str:
+async def by_form(session: Session, tool_call: ToolCall, asked: Question) -> str:
     """Ask by a form; gives the answer in words, or as JSON where it is more than one."""
     form = form_of(asked)
-    answer = await session.elicit(asked.question, form=form, call=call["id"])
+    answer = await session.user.elicit(asked.question, form=form, tool_call_id=tool_call.id)
     match answer.action:
         case "accept" if asked.fields:
             return msgspec.json.encode(answer.content).decode()
@@ -153,7 +148,7 @@ def property_of(field: Field) -> ElicitationPropertySchema:
     return StringPropertySchema(description=field.description or UNSET, enum=distinct(field.choices) or UNSET)
 
 
-async def by_choice(session: Session, call: ToolUse, asked: Question) -> str:
+async def by_choice(session: Session, tool_call: ToolCall, asked: Question) -> str:
     """Ask through a client that knows only permissions: the choices stand where its answers would.
 
     Raises EndTurn when the client answers that the turn is cancelled.
@@ -162,38 +157,17 @@ async def by_choice(session: Session, call: ToolUse, asked: Question) -> str:
     if not choices or asked.several or asked.fields:
         raise ElicitationError("this client can only offer choices of which one is taken")
     about = ToolCallFields(
-        tool_call_id=call["id"],
+        tool_call_id=tool_call.id,
         title=asked.question,
         name=NAME,
         kind="think",
         status="pending",
-        raw_input=parse_arguments(call),
+        raw_input=tool_call.arguments,
     )
-    chosen = await session.ask_choice(about, choices)
+    chosen = await session.user.ask_choice(about, choices)
     return DECLINED if chosen is None else choices[chosen]
 
 
 def distinct(choices: Sequence[str]) -> list[str]:
     """Each once, in order, and none empty."""
     return list(dict.fromkeys(filter(None, choices)))
-
-
-async def confirm(session: Session, question: str, yes: str = "Go on", no: str = "Stop") -> bool:
-    """Ask the person something that no call of the model's is about, through whatever the client can show; no answer
-    means no. Raises EndTurn when the client answers that the turn is cancelled."""
-    try:
-        if can_ask(session.client.capabilities, "form"):
-            answer = await session.elicit(question, form=form_of(Question(question, [yes, no])))
-            return answer.content.get("answer") == yes
-        start = ToolCall(tool_call_id=new_id(), title=question, kind="think", status="pending")
-        options = [
-            PermissionOption(option_id="yes", name=yes, kind="allow_once"),
-            PermissionOption(option_id="no", name=no, kind="reject_once"),
-        ]
-        await session.update(start)
-        try:
-            return await session.ask_permission(ToolCallFields(**asdict(start)), options) == "yes"
-        finally:
-            await session.send(ToolCallUpdate(tool_call_id=start.tool_call_id, status="completed"))
-    except ElicitationError:
-        return False

@@ -11,8 +11,6 @@ from msgspec import Meta
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.errors import EndTurn
-from crow_core.extensions.ask import confirm
-from crow_core.extensions.subagents import parent_of
 from crow_core.messages import Message, drop_rewound, marker_kind
 from crow_core.models.chat import ModelCall, Request
 from crow_core.models.usage import count_tokens, find_price
@@ -61,7 +59,7 @@ def budgets(
     limits = {what: limit for what, limit in given.items() if limit is not None}
 
     def budget_of(session: Session) -> Budget:
-        while parent := parent_of(session):
+        while parent := session.parent:
             session = parent
         if "budget" not in session.state:
             session.state["budget"] = Budget(dict(limits), spent_in(session.log))
@@ -69,14 +67,14 @@ def budgets(
 
     @crow.before_prompt
     def begin(message: Message, session: Session) -> None:
-        if not parent_of(session):
+        if not session.parent:
             budget_of(session).stopped = False
             budget_of(session).count_time()
 
     @crow.model_call
-    def spend(session: Session, call: ModelCall) -> None:
-        if call.ended:
-            budget, counted, paid = budget_of(session), count_tokens(call), find_price(call)
+    def spend(session: Session, model_call: ModelCall) -> None:
+        if model_call.ended:
+            budget, counted, paid = budget_of(session), count_tokens(model_call), find_price(model_call)
             budget.spend("turns", 1)
             budget.spend("tokens", counted["prompt"] + counted["completion"])
             budget.spend("money", paid[0] if paid else 0)
@@ -90,7 +88,7 @@ def budgets(
                 return
             spent = ", ".join(f"{budget.spent[what]:,.6g} of {budget.limits[what]:,.6g} {what}" for what in over)
             spent = f"The budget is used up: {spent}."
-            if budget.stopped or not await confirm(session, f"{spent} Go on, with as much again?"):
+            if budget.stopped or not await session.user.confirm(f"{spent} Go on, with as much again?"):
                 budget.stopped = True
                 raise EndTurn("max_turn_requests", f"{spent} [extensions.budgets] sets it.")
             for what in over:
@@ -99,13 +97,13 @@ def budgets(
 
     @crow.turn_end
     def end(session: Session, outcome: StopReason | Exception) -> None:
-        if parent_of(session):
+        if session.parent:
             return
         budget = budget_of(session)
         budget.count_time(on=False)
         spent = {what: budget.spent[what] for what in limits if what in budget.spent}
         if spent != spent_in(drop_rewound(session.log)):
-            session.append({"crow": {"kind": "budget", "spent": spent}})
+            session.log.append({"crow": {"kind": "budget", "spent": spent}})
 
 
 def spent_in(log: Sequence[Message]) -> dict[str, float]:

@@ -6,7 +6,6 @@ from crow_core.acp.schema import TextBlock
 from crow_core.app import Crow
 from crow_core.content import attach_blocks, to_blocks
 from crow_core.errors import EndTurn
-from crow_core.extensions.subagents import parent_of
 from crow_core.messages import Message, drop_rewound, marker_kind
 from crow_core.options import Option
 from crow_core.session import Command, Session
@@ -27,7 +26,7 @@ def commands(crow: Crow) -> None:
 
     @crow.before_prompt
     async def dispatch(message: Message, session: Session) -> Message | None:
-        if parent_of(session):
+        if session.parent:
             return None  # a model's words are no person's commands
         match to_blocks(message):
             case [TextBlock(text=text), *others] if text.startswith("/"):
@@ -43,24 +42,19 @@ def commands(crow: Crow) -> None:
         return attach_blocks(answer, others)
 
 
-def first_text(message: Message) -> str:
-    """The first words of a prompt, whatever is attached to it."""
-    return next((block.text for block in to_blocks(message) if isinstance(block, TextBlock)), "")
-
-
 async def show_help(session: Session, words: str) -> str:
     lines = [f"- `/{c.name}{' ' + c.hint if c.hint else ''}`: {c.description}" for c in session.commands.values()]
     return "\n".join(lines)
 
 
 async def show_prompt(session: Session, words: str) -> str:
-    tools = session.tools or session.toolbox.schemas()
+    tools = session.toolbox.sent or session.toolbox.schemas()
     size = len(msgspec.json.encode(tools))
     of_tools = f"Tools: {len(tools)}, {size:,} characters, about {size // 4:,} tokens."
     sent = [entry.get("crow", {}) for entry in drop_rewound(session.log) if marker_kind(entry) == "render"]
     render = next((one for one in reversed(sent) if one["purpose"] == "system"), None)
     if render is None:
-        prompt = session.prompts["system"]
+        prompt = session.prompts.templates["system"]
         return f"System prompt: {prompt.name}, version {prompt.version}; nothing has been sent yet.\n\n{of_tools}"
     name, version, text = (render[key] for key in ("prompt", "version", "text"))
     about = f"{len(text):,} characters, about {len(text) // 4:,} tokens"
@@ -76,7 +70,7 @@ def setting(option: Option) -> Command:
     """A command that shows or changes an option."""
 
     async def run(session: Session, words: str) -> str:
-        now = session.option(option.id)
+        now = session.options.find(option.id)
         if now is None:
             return f"{session.model.name} has no {option.name.lower()} to choose."
         values = [choice.value for choice in now.choices]
@@ -85,7 +79,7 @@ def setting(option: Option) -> Command:
             return f"{option.name}:\n" + "\n".join(marks)
         if words not in values:
             return f"There is no {option.name.lower()} {words!r}. Choose one of: {', '.join(values)}."
-        await session.choose(now, words)
+        await session.options.choose(now, words)
         await session.announce_options()
         return f"{option.name} is now {words}."
 

@@ -8,9 +8,7 @@ import msgspec
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.errors import EndTurn
-from crow_core.extensions.ask import confirm
-from crow_core.mcp.tool import ToolResult
-from crow_core.messages import ToolUse, parse_arguments
+from crow_core.mcp.tool import ToolCall, ToolResult
 from crow_core.models.chat import ModelCall
 from crow_core.session import Session
 
@@ -25,10 +23,10 @@ def loop_guard(crow: Crow, *, tell: int = 3, ask: int = 5) -> None:
     """
 
     @crow.after_tool
-    def count(result: ToolResult, session: Session, call: ToolUse) -> ToolResult | None:
+    def count(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
         seen = counted(session)
-        did = msgspec.json.encode([parse_arguments(call), result.content], order="sorted")
-        made = call["function"]["name"], sha256(did).digest()
+        did = msgspec.json.encode([tool_call.arguments, result.content], order="sorted")
+        made = tool_call.name, sha256(did).digest()
         if made not in seen:
             for known in seen:
                 seen[known] = 1
@@ -39,12 +37,12 @@ def loop_guard(crow: Crow, *, tell: int = 3, ask: int = 5) -> None:
         return ToolResult([*result.content, told], result.is_error, result.meta)
 
     @crow.after_model
-    async def pause(session: Session, call: ModelCall) -> None:
+    async def pause(session: Session, model_call: ModelCall) -> None:
         for (name, _), times in counted(session).most_common(1):
             if times < ask:
                 return
             said = f"The model called {name} {times} times and it gave the same each time."
-            if not await confirm(session, f"{said} Go on?"):
+            if not await session.user.confirm(f"{said} Go on?"):
                 raise EndTurn("end_turn", f"{said} You stopped it.")
             counted(session).clear()
 

@@ -1,43 +1,31 @@
-"""What crow itself holds (its configuration, its environment, what servers are started with) never reaches the log."""
+"""Keep the secrets that crow was given out of the log: those of its configuration, its models and its MCP servers."""
 
 from collections.abc import Collection
 
 from crow_core.app import Crow
 from crow_core.masking import find_secrets, mask
-from crow_core.mcp.tool import ToolResult
-from crow_core.messages import Message, ToolUse
+from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.messages import Message
 from crow_core.models.chat import ChatModel
 from crow_core.session import Session
 
 
-def secrets(crow: Crow, *, known: Collection[str] = ()) -> None:
-    """Mask known secrets, and those that a session's MCP servers and models were given, in what the user says and a
-    tool returns.
+def mask_secrets(crow: Crow, *, known: Collection[str] = ()) -> None:
+    """Mask the `known` secrets and those of a session's models and MCP servers in prompts and tool results.
 
-    To be used before what else looks at results: a file that holds a whole long one is to be masked, too.
+    Use it before extensions that look at results: one that stores a long result whole must store it masked.
     """
 
     @crow.session_start
-    def gather(session: Session) -> None:
+    def collect(session: Session) -> None:
         models = (model for model in session.models.values() if isinstance(model, ChatModel))
         of_models = find_secrets(*({"api_key": model.api_key, "headers": dict(model.headers)} for model in models))
-        session.state["secrets"] = frozenset([*known, *of_models])
+        session.toolbox.own_secrets = frozenset([*known, *of_models])
 
     @crow.before_prompt
     def mask_prompt(message: Message, session: Session) -> Message:
-        return mask(message, session_secrets(session))
+        return mask(message, session.secrets)
 
     @crow.after_tool
-    def mask_result(result: ToolResult, session: Session, call: ToolUse) -> ToolResult:
-        return without_secrets(result, session)
-
-
-def without_secrets(result: ToolResult, session: Session) -> ToolResult:
-    """A result whose texts hold the mask instead; the digests of what really changed stay."""
-    secrets = session_secrets(session)
-    return ToolResult(mask(result.content, secrets), result.is_error, mask(result.meta, secrets))
-
-
-def session_secrets(session: Session) -> Collection[str]:
-    """What of a session must be written nowhere."""
-    return {*session.toolbox.secrets, *session.state.get("secrets", ())}
+    def mask_result(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult:
+        return result.mask(session.secrets)

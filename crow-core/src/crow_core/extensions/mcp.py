@@ -18,7 +18,6 @@ from crow_core.acp.schema import ContentBlock, ElicitationSchema, StringProperty
 from crow_core.app import Crow
 from crow_core.content import to_user_message
 from crow_core.errors import ElicitationError
-from crow_core.extensions.masking import session_secrets
 from crow_core.masking import mask
 from crow_core.mcp.server import Server, describe_error
 from crow_core.messages import Message, make_unique
@@ -50,7 +49,7 @@ def mcp(crow: Crow) -> None:
 
     @crow.session_start
     def follow(session: Session) -> None:
-        session.state["prompts"] = [Prompts(session, server) for server in others(session)]
+        session.state["prompts"] = [Prompts(session, server) for server in session.toolbox.external_servers()]
 
     @crow.session_end
     async def leave(session: Session) -> None:
@@ -58,13 +57,10 @@ def mcp(crow: Crow) -> None:
             await prompts.close()
 
 
-def others(session: Session) -> list[Server]:
-    """A session's servers that are not crow's own."""
-    return [server for server in session.toolbox.servers if server.source and not server.built_in]
-
-
 async def show(session: Session, words: str) -> str:
-    lines = [f"- **{to_line(server.name)}**: {state_of(server, session)}" for server in others(session)]
+    lines = [
+        f"- **{to_line(server.name)}**: {state_of(server, session)}" for server in session.toolbox.external_servers()
+    ]
     return "\n".join(lines) or "There are no MCP servers. Add one: crow mcp add NAME -- COMMAND"
 
 
@@ -118,7 +114,7 @@ class Prompts:
             said = mask(describe_error(error), self.server.secrets)
             logger.warning("MCP server %s did not list its prompts: %s", to_line(self.server.name), said)
             return
-        await self.session.known.wait()
+        await self.session.turns.id_known.wait()
         if prompts or self.names:
             with suppress(ConnectionClosed):
                 await self.announce(prompts)
@@ -162,7 +158,9 @@ async def use(name: str, prompt: "Prompt", server: Server, session: Session, wor
         usage = " ".join(f"<{each.name}>" if each.required else f"[{each.name}]" for each in wanted)
         try:
             form = ElicitationSchema(properties={**fields}, required=[*fields])
-            answer = await session.elicit(f"/{name} of the MCP server {to_line(server.name)} needs more:", form=form)
+            answer = await session.user.elicit(
+                f"/{name} of the MCP server {to_line(server.name)} needs more:", form=form
+            )
         except ElicitationError:
             missing = ", ".join(each.name for each in lacking)
             return to_line(f"/{name} needs {missing}. Type: /{name} {usage} (in this order, or as name=value).")
@@ -178,7 +176,7 @@ async def use(name: str, prompt: "Prompt", server: Server, session: Session, wor
         return f"/{name}: the MCP server did not answer within {PATIENCE:.0f} s."
     except Exception as error:
         return f"/{name} could not be used: {mask(describe_error(error), server.secrets)}."
-    message: Message = mask(to_user_message(blocks), session_secrets(session))
+    message: Message = mask(to_user_message(blocks), session.secrets)
     message["crow"] = {"blocks": [{"type": "text", "text": f"/{name} {words}".strip()}]}
     return message if message.get("content") else f"/{name} gave an empty prompt."
 

@@ -14,8 +14,8 @@ def nudge(crow: Crow) -> None:
     """Nudge a model that answered nothing, once; a second empty reply is an error that the user sees."""
 
     @crow.after_model
-    def look(session: Session, call: ModelCall) -> None:
-        silent = not (call.reply.get("content") or call.reply.get("tool_calls") or call.broken)
+    def look(session: Session, model_call: ModelCall) -> None:
+        silent = not (model_call.reply.get("content") or model_call.reply.get("tool_calls") or model_call.broken)
         session.state["silent"] = silent * (session.state.get("silent", 0) + 1)
 
     @crow.before_end

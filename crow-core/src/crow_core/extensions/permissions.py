@@ -1,16 +1,16 @@
-"""Who may do what: modes, rules, and the question to the person.
+"""Permissions: whether a tool call runs, is asked about, or is denied, by mode, rules and the user's answers.
 
 An extension like any other: `crow.use(permissions, mode="ask", allow=["terminal:git status"], deny=["terminal:rm *"])`.
 
-A rule is `TOOL` or `TOOL:PATTERN`. The pattern is matched (as in a shell: `*`, `?`) against the command of `terminal`
-(`cd FOLDER && COMMAND` where it does not begin in the working directory; what is typed, where it goes to a session),
-the path of a tool that reads, edits or searches files (relative to the working directory), the URL of `fetch`, or the
-whole arguments of any other tool. Deny beats ask, ask beats allow, and both beat what the mode would have allowed.
+`crow_core.rules` says what a rule is. The subject of a call of `terminal` is `cd FOLDER && COMMAND` if the command does
+not start in the working directory, and the text that is typed if it goes to a terminal session. Paths are relative to
+the working directory.
 
-`*:PATH` that denies or asks holds for every tool that names that path, or a folder of which it speaks (`*:secrets/*`).
-What a command does with files, and what a search from a folder above comes across, it does not see.
+`*:PATH` that denies or asks covers every tool that names that path, or the folder it describes (`*:secrets/*`). It does
+not see what a command does with files, nor what a search from a folder above finds.
 
-This is a guard against accidents, not a sandbox: a person who lets a command run lets it do whatever it can.
+Permissions guard against accidents. They are not a sandbox: a command that the user allows can do whatever the user
+can.
 """
 
 import asyncio
@@ -19,24 +19,21 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
-from crow_core.acp.schema import PermissionOption, ToolCallContent, ToolCallFields
+from crow_core.acp.schema import ToolCallContent, ToolCallFields
 from crow_core.app import Crow
 from crow_core.content import path_from_uri, to_announcement, to_update
-from crow_core.errors import ElicitationError
-from crow_core.extensions.masking import without_secrets
-from crow_core.mcp.tool import ToolResult
-from crow_core.messages import ToolUse, parse_arguments
+from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.messages import ToolUse
 from crow_core.options import Choice, Option
+from crow_core.rules import Rules, Verdict, parse_rules
 from crow_core.session import Session
 from crow_core.text import to_line
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
-Verdict = Literal["allow", "ask", "deny"]
 
 MODES = (
     Choice("ask", "Ask", "Reads freely; asks before it changes a file or runs a command"),
@@ -48,91 +45,51 @@ MODES = (
 )
 
 OPERATORS = re.compile(r"[;&|\n\r`()<>]|\$\(")
-"""What joins commands, substitutes or redirects: a command with any of it is more than one simple command."""
-SIMPLE = re.compile(r"(?!\w+\+?=)[\w ./:=@,+%-]*", re.ASCII)
-"""A command made of these alone, and that sets no variable, does what its words say."""
-QUOTING = re.compile(r"\\\n|[\"'\\]")
-"""What the shell takes out of a word before it looks at it."""
-WRAPPING = re.compile(
+"""Joins commands, substitutes or redirects: a command with any of these is more than one simple command."""
+PLAIN_COMMAND = re.compile(r"(?!\w+\+?=)[\w ./:=@,+%-]*", re.ASCII)
+"""A command of these characters alone that sets no variable: the shell runs it as it is written."""
+SHELL_QUOTES = re.compile(r"\\\n|[\"'\\]")
+"""Characters that the shell removes from a word."""
+COMMAND_PREFIXES = re.compile(
     r"((\w+\+?=\S*|[{!]|if|then|elif|else|while|until|do|time|command|builtin|exec|eval|nohup|nice|timeout|xargs|sudo"
     r"|doas|env|(\S*/)?(ba|da|z|k)?sh)( -\S+| [\d.]+[smhd]?)* )*(\S*/)?"
 )
-"""What may stand before the command that is really meant."""
-TOUCHY = re.compile(
+"""Words that may stand before the command that really runs."""
+SENSITIVE_FILES = re.compile(
     r"(^|/)(\.git|\.crow|\.config/crow|\.local/share/crow|\.vscode|\.idea|\.zed|\.fleet|\.cursor|\.claude|\.agents"
     r"|\.devcontainer|\.ssh|\.github|\.husky|\.config/(fish|autostart|systemd)|LaunchAgents)(/|$)"
     r"|(^|/)(\.(bashrc|bash_profile|bash_login|bash_logout|bash_aliases|profile|zshrc|zshenv|zprofile|zlogin|xprofile"
     r"|envrc|env|mcp\.json|gitconfig|gitmodules|npmrc|pypirc|pre-commit-config\.yaml|gitlab-ci\.yml)|crontab)$",
     re.IGNORECASE,
 )
-"""Files that change what runs later (shells, hooks, editors, this agent): always asked for, in every mode but yolo."""
-TOOL = re.compile(r"[\w*?\[\]!-]+")
-"""A tool's name, or a pattern of names."""
-TYPED = "what a terminal that stays makes of it depends on what happened there"
-"""A reason to ask each time."""
-UNDECIDED = "nobody has decided yet"
-"""The only reason to ask that an answer for the whole session takes away."""
-ANSWERED = "the user answered so for this session"
+"""Files that change what runs later (shells, hooks, editors, this agent): asked about in every mode but yolo."""
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One line of the configuration."""
+class Judgement:
+    """The decision about one tool call, by rules, mode and earlier answers, or by the user."""
 
-    tool: str
-    pattern: str | None
-
-    @classmethod
-    def parse(cls, text: str) -> "Rule":
-        """Raises ValueError for what could never match: it would only look as if it forbade something."""
-        tool, colon, pattern = text.partition(":")
-        if not TOOL.fullmatch(tool.strip()):
-            raise ValueError(f"{text!r} is no rule: write TOOL or TOOL:PATTERN, such as 'terminal:rm *'")
-        return cls(tool.strip(), pattern.strip() if colon else None)
-
-    def matches(self, name: str, subject: str) -> bool:
-        return fnmatchcase(name, self.tool) and (self.pattern is None or fnmatchcase(subject, self.pattern))
+    verdict: Verdict
+    reason: str
+    """Who or what decided, in words that complete "This was not run: …"."""
+    may_last: bool = False
+    """With the verdict "ask": whether the user may answer for the rest of the session."""
+    lasts: bool = False
+    """Whether it comes from an answer for the rest of the session."""
 
 
 @dataclass
-class Rules:
-    """The rules of one session; a project's rules may tighten them."""
-
-    allow: list[Rule] = field(default_factory=list[Rule])
-    ask: list[Rule] = field(default_factory=list[Rule])
-    deny: list[Rule] = field(default_factory=list[Rule])
-
-    def verdict(self, name: str, subject: str, others: Sequence[str], *, simple: bool) -> tuple[Verdict, Rule] | None:
-        """What the rules say of a call, and which rule; None when none matches.
-
-        `others` are further spellings of the subject, which are looked at to forbid, never to allow. A call that is
-        not `simple` is allowed only by a rule without a pattern.
-        """
-        everywhere = [subject, *others]
-        for rule in self.deny:
-            if any(rule.matches(name, spelling) for spelling in everywhere):
-                return "deny", rule
-        for rule in self.ask:
-            if any(rule.matches(name, spelling) for spelling in everywhere):
-                return "ask", rule
-        for rule in self.allow:
-            if rule.matches(name, subject) and (simple or rule.pattern is None):
-                return "allow", rule
-        return None
-
-
-@dataclass
-class Desk:
-    """What permissions keeps for one session."""
+class SessionPermissions:
+    """The permissions of one session."""
 
     mode: Mode
     rules: Rules
-    own: Sequence[str] = ()
-    """Absolute folders of crow's own, where every change is asked for."""
-    always: dict[tuple[str, str, str], bool] = field(default_factory=dict[tuple[str, str, str], bool])
-    """Answers that hold for the rest of the session: (tool, digest of its definition, scope) to allowed or not."""
+    own_folders: Sequence[str] = ()
+    """Absolute folders of crow's own settings and data; each change in them is asked about."""
+    answers: dict[tuple[str, str, str], bool] = field(default_factory=dict[tuple[str, str, str], bool])
+    """Answers for the rest of the session: (tool, digest of its definition, scope) to allowed or not."""
     queue: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One question at a time, in the order of the calls."""
+    """Held while a call is asked about: one at a time, in the order of the calls."""
 
 
 def permissions(
@@ -145,210 +102,196 @@ def permissions(
     own: Sequence[str] = (),
     project: Callable[[str], tuple[Sequence[str], Sequence[str]]] | None = None,
 ) -> None:
-    """Ask before tools act. `own` are the folders of crow's own settings and data, where each change is asked for;
-    `project` gives a trusted folder's own `ask` and `deny` rules, which can only tighten. Raises ValueError."""
+    """Ask before tools act.
+
+    `own` are the folders of crow's own settings and data, in which each change is asked about. `project` returns the
+    `ask` and `deny` rules of a trusted folder, which can only tighten. Raises ValueError for an invalid rule.
+    """
     allowed, asked, denied = parse_rules(allow), parse_rules(ask), parse_rules(deny)
 
-    def desk(session: Session) -> Desk:
-        found: Desk | None = session.state.get("permissions")
-        if found is None:
+    def of(session: Session) -> SessionPermissions:
+        known: SessionPermissions | None = session.state.get("permissions")
+        if known is None:
             more_ask, more_deny = project(session.cwd) if project else ((), ())
             rules = Rules(allowed, [*asked, *parse_rules(more_ask)], [*denied, *parse_rules(more_deny)])
-            found = session.state["permissions"] = Desk(mode, rules, own)
-        return found
+            known = session.state["permissions"] = SessionPermissions(mode, rules, own)
+        return known
 
     @crow.options
     def mode_option(session: Session) -> Option:
         def choose(value: str) -> None:
-            desk(session).mode = value  # pyright: ignore[reportAttributeAccessIssue] - an option takes only its choices
+            of(session).mode = cast(Mode, value)
 
-        return Option("mode", "Mode", "mode", MODES, lambda: desk(session).mode, choose)
+        return Option("mode", "Mode", "mode", MODES, lambda: of(session).mode, choose)
 
     @crow.before_tool
-    async def gate(session: Session, call: ToolUse) -> ToolResult | None:
-        folders(session)[call["id"]] = session.state.get("folder", session.cwd)  # as it is judged, so it will be run
-        (verdict, why), lasts = judge(session, desk(session), call), False
-        if verdict == "ask":
-            async with desk(session).queue:
-                # The answer before this one may have settled it, or the mode may have changed meanwhile.
-                verdict, why = judge(session, desk(session), call)
-                if verdict == "ask":
-                    verdict, why, lasts = await question(session, desk(session), call, lasting=why == UNDECIDED)
-        scope = f"session: {reach(session, call)}" if lasts or why == ANSWERED else "once"
-        session.append({"crow": {"kind": "decision", "is": verdict, "by": why, "scope": scope, **identity(call)}})
-        if verdict == "deny":
-            return ToolResult.error(f"This was not run: {why}. Do not try to reach the same by another way; ask.")
+    async def decide(session: Session, tool_call: ToolCall) -> ToolResult | None:
+        folders = session.folders
+        folders.starts[tool_call.id] = folders.current or session.cwd  # judged for this folder, so it runs there
+        judgement = judge(session, of(session), tool_call)
+        if judgement.verdict == "ask":
+            async with of(session).queue:
+                # The answer to the call before may have settled this one, or the mode may have changed.
+                judgement = judge(session, of(session), tool_call)
+                if judgement.verdict == "ask":
+                    judgement = await ask_user(session, of(session), tool_call, may_last=judgement.may_last)
+        scope = f"session: {describe_scope(session, tool_call)}" if judgement.lasts else "once"
+        decision = {"kind": "decision", "is": judgement.verdict, "by": judgement.reason, "scope": scope}
+        session.log.append({"crow": {**decision, **identify(tool_call.use)}})
+        if judgement.verdict == "deny":
+            refusal = f"This was not run: {judgement.reason}. Do not try to reach the same by another way; ask."
+            return ToolResult.error(refusal)
         return None
 
     @crow.after_tool
-    def follow(result: ToolResult, session: Session, call: ToolUse) -> None:
-        folders(session).pop(call["id"], None)
+    def follow_folder(result: ToolResult, session: Session, tool_call: ToolCall) -> None:
+        session.folders.starts.pop(tool_call.id, None)
         if folder := result.meta.get("crow/folder"):
-            session.state["folder"] = folder
+            session.folders.current = folder
 
 
-def parse_rules(rules: Sequence[str]) -> list[Rule]:
-    """Raises ValueError."""
-    return [Rule.parse(rule) for rule in rules]
-
-
-def judge(session: Session, desk: Desk, call: ToolUse) -> tuple[Verdict, str]:
-    """What rules, earlier answers and the mode say of a call, and which of them said it."""
-    name, subject, kind = call["function"]["name"], subject_of(session, call), session.toolbox.kind(call)
-    typed, looks = kind == "execute" and is_typed(call), kind == "execute" and only_looks(call)
-    simple = kind != "execute" or (not typed and SIMPLE.fullmatch(subject) is not None)
-    found = desk.rules.verdict(name, subject, spellings(session, call, subject), simple=simple)
-    if found and found[0] != "allow":
-        return found[0], f"the rule {text_of(found[1])!r} says {found[0]}"
-    if looks:
-        return "allow", "it only looks at what was started, or ends it"
-    if desk.mode == "plan" and kind not in ("read", "search", "think", "fetch"):
-        return "deny", "plan mode only reads. Describe the change instead"
-    if desk.mode == "yolo":
-        return "allow", "mode yolo"
-    if kind == "edit" and (TOUCHY.search(subject) or is_inside(session, subject, desk.own)):
-        return "ask", "it changes what runs later"
-    if found:
-        return "allow", f"the rule {text_of(found[1])!r}"
-    if session.toolbox.destroys(call):
-        return "ask", "its server says that it may destroy something"
-    if typed:
-        return "ask", TYPED
-    if (answered := desk.always.get(key_of(session, call))) is not None:
-        return ("allow" if answered else "deny"), ANSWERED
+def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall) -> Judgement:
+    """Judge a tool call by the rules, the mode and the answers that hold for the session."""
+    subject, kind, mode = find_subject(session, tool_call), tool_call.kind, permissions.mode
+    to_terminal = kind == "execute" and is_for_terminal_session(tool_call)
+    simple = kind != "execute" or (not to_terminal and PLAIN_COMMAND.fullmatch(subject) is not None)
+    spellings = find_spellings(session, tool_call, subject)
+    match = permissions.rules.find(tool_call.name, subject, spellings, simple=simple)
+    if match and match[0] != "allow":
+        return Judgement(match[0], f"the rule {str(match[1])!r} says {match[0]}")
+    if kind == "execute" and only_polls_terminal(tool_call):
+        return Judgement("allow", "it only looks at what was started, or ends it")
+    if mode == "plan" and kind not in ("read", "search", "think", "fetch"):
+        return Judgement("deny", "plan mode only reads. Describe the change instead")
+    if mode == "yolo":
+        return Judgement("allow", "mode yolo")
+    if kind == "edit" and (SENSITIVE_FILES.search(subject) or is_inside(session, subject, permissions.own_folders)):
+        return Judgement("ask", "it changes what runs later")
+    if match:
+        return Judgement("allow", f"the rule {str(match[1])!r}")
+    if tool_call.tool and tool_call.tool.destroys:
+        return Judgement("ask", "its server says that it may destroy something")
+    if to_terminal:
+        return Judgement("ask", "what a terminal that stays makes of it depends on what happened there")
+    if (answer := permissions.answers.get(answer_key(session, tool_call))) is not None:
+        return Judgement("allow" if answer else "deny", "the user answered so for this session", lasts=True)
     if kind in ("read", "search", "think"):
-        return "allow", "reading is allowed"
-    if kind == "edit" and desk.mode == "accept-edits" and is_inside(session, subject, session.roots):
-        return "allow", "mode accept-edits"
-    return "ask", UNDECIDED
+        return Judgement("allow", "reading is allowed")
+    if kind == "edit" and mode == "accept-edits" and is_inside(session, subject, session.folders.roots):
+        return Judgement("allow", "mode accept-edits")
+    return Judgement("ask", "nobody has decided yet", may_last=True)
 
 
-async def question(session: Session, desk: Desk, call: ToolUse, *, lasting: bool) -> tuple[Verdict, str, bool]:
-    """Ask the person; without an answer the call is denied. `lasting` offers answers for the whole session; the last of
-    what is given tells whether that was chosen.
+async def ask_user(
+    session: Session, permissions: SessionPermissions, tool_call: ToolCall, *, may_last: bool
+) -> Judgement:
+    """Ask the user about a tool call; without an answer it is denied.
 
-    Raises EndTurn when the client answers that the turn is cancelled.
+    Raises EndTurn if the client answers that the turn is cancelled.
     """
-    kind = session.toolbox.kind(call)
-    start = to_announcement(call, kind, session.cwd, session.toolbox.title(call))
-    subject = subject_of(session, call)
-    preview = await dry_run(session, call) if kind == "edit" else msgspec.UNSET
-    fields = ToolCallFields(
-        tool_call_id=call["id"],
-        title=to_line(subject[:200]) if kind == "execute" and subject.startswith("cd ") else start.title,
-        name=start.name,
-        kind=kind,
+    announcement = to_announcement(tool_call, session.cwd)
+    subject = find_subject(session, tool_call)
+    moves = tool_call.kind == "execute" and subject.startswith("cd ")
+    about = ToolCallFields(
+        tool_call_id=tool_call.id,
+        title=to_line(subject[:200]) if moves else announcement.title,
+        name=announcement.name,
+        kind=tool_call.kind,
         status="pending",
-        locations=start.locations,
-        raw_input=start.raw_input,
-        content=preview,
+        locations=announcement.locations,
+        raw_input=announcement.raw_input,
+        content=await preview(session, tool_call) if tool_call.kind == "edit" else msgspec.UNSET,
     )
-    what = reach(session, call)
-    options = [
-        PermissionOption(option_id="allow", name="Allow", kind="allow_once"),
-        PermissionOption(option_id="always", name=f"Allow {what} for this session", kind="allow_always"),
-        PermissionOption(option_id="reject", name="Reject", kind="reject_once"),
-        PermissionOption(option_id="never", name=f"Reject {what} for this session", kind="reject_always"),
-    ]
-    offered = options if lasting else [option for option in options if option.kind.endswith("_once")]
-    try:
-        answer = await session.ask_permission(fields, offered)
-    except ElicitationError:
-        return "deny", "it needs a permission, and nobody is there to give it", False
-    if lasts := answer in ("always", "never"):
-        desk.always[key_of(session, call)] = answer == "always"
-    if answer in ("allow", "always"):
-        return "allow", "the user", lasts
-    return "deny", "the user rejected it", lasts
+    answer = await session.user.ask_allowed(about, describe_scope(session, tool_call), may_last=may_last)
+    if answer.lasts:
+        permissions.answers[answer_key(session, tool_call)] = answer.allowed
+    return Judgement("allow" if answer.allowed else "deny", answer.reason, lasts=answer.lasts)
 
 
-async def dry_run(session: Session, call: ToolUse) -> "list[ToolCallContent] | msgspec.UnsetType":
-    """The diff that an edit would make, worked out by the tool itself; nothing when the edit cannot succeed."""
-    result = await session.toolbox.call(call, session.meta(call, **{"crow/dry_run": True}))
-    result = without_secrets(result, session)
-    content = to_update(result, call, "edit").content
+async def preview(session: Session, tool_call: ToolCall) -> "list[ToolCallContent] | msgspec.UnsetType":
+    """Let the tool make the diff of an edit without writing it; UNSET if the edit cannot succeed."""
+    result = await session.toolbox.call(tool_call, session.meta(tool_call, **{"crow/dry_run": True}))
+    content = to_update(result.mask(session.secrets), tool_call).content
     return msgspec.UNSET if result.is_error or content is None else content
 
 
-def subject_of(session: Session, call: ToolUse) -> str:
-    """What a rule's pattern is matched against."""
-    arguments, kind = parse_arguments(call) or {}, session.toolbox.kind(call)
+def find_subject(session: Session, tool_call: ToolCall) -> str:
+    """Find the text that the patterns of rules are matched against."""
+    arguments, kind = tool_call.arguments, tool_call.kind
     command, path = arguments.get("command"), arguments.get("path")
     if isinstance(path, str) and kind in ("read", "edit", "search"):
-        return place(session, path)
+        return relative_path(session, path)
     if isinstance(command, str) and command and kind == "execute":
-        elsewhere = str(arguments.get("cwd") or folders(session).get(call["id"], session.cwd))
-        moves = resolved(session, elsewhere) != os.path.realpath(session.cwd)
-        return f"cd {elsewhere} && {command}" if moves else command.strip(" \t\n")
+        start = str(arguments.get("cwd") or session.folders.starts.get(tool_call.id, session.cwd))
+        moves = resolve(session, start) != os.path.realpath(session.cwd)
+        return f"cd {start} && {command}" if moves else command.strip(" \t\n")
     if isinstance(url := arguments.get("url"), str) and kind == "fetch":
-        return address(url)[0]
-    if kind == "execute" and is_typed(call):
+        return parse_url(url)[0]
+    if kind == "execute" and is_for_terminal_session(tool_call):
         return " ".join(str(arguments[name]) for name in ("input", "keys") if arguments.get(name) is not None)
-    return msgspec.json.encode(arguments).decode()  # in one spelling, whatever the model escaped
+    return msgspec.json.encode(arguments).decode()  # one spelling, whatever the model escaped
 
 
-def folders(session: Session) -> dict[str, str]:
-    """Where the commands of open calls begin, by the calls' ids: `Session.meta` tells the tool."""
-    return session.state.setdefault("folders", {})
+def is_for_terminal_session(tool_call: ToolCall) -> bool:
+    """Whether a call goes to a running terminal session, where functions and programs decide what the input means."""
+    return bool(tool_call.arguments.get("session"))
 
 
-def is_typed(call: ToolUse) -> bool:
-    """Whether a call goes to a terminal that stays, where functions and running programs give words their meaning."""
-    return bool((parse_arguments(call) or {}).get("session"))
-
-
-def only_looks(call: ToolUse) -> bool:
-    """Whether a call gives a terminal nothing to do, but to end."""
-    arguments = parse_arguments(call) or {}
+def only_polls_terminal(tool_call: ToolCall) -> bool:
+    """Whether a call only polls or kills a running terminal session."""
+    arguments = tool_call.arguments
     given = {name for name, value in arguments.items() if value or (name == "input" and value is not None)}
     if arguments.get("keys") == "kill":
         given.discard("keys")
-    return is_typed(call) and given <= {"session", "wait"}
+    return is_for_terminal_session(tool_call) and given <= {"session", "wait"}
 
 
-def spellings(session: Session, call: ToolUse, subject: str) -> list[str]:
-    """What a rule that forbids is matched against too: the path that is named, whole and as a folder; the pieces that a
-    command joins, and the same without quotes and without what only wraps a command."""
-    if session.toolbox.kind(call) != "execute":
-        match parse_arguments(call):
+def find_spellings(session: Session, tool_call: ToolCall, subject: str) -> list[str]:
+    """Find further forms of a call's subject, for rules that deny or ask.
+
+    For a path: relative, absolute, and each as a folder. For a command: its parts, with and without quotes and the
+    words that may stand before a command.
+    """
+    if tool_call.kind != "execute":
+        match tool_call.arguments:
             case {"path": str(path)}:
                 pass
             case {"uri": str(uri)} if uri.startswith("file:"):
                 path = path_from_uri(uri.partition("#")[0])
             case _:
                 return []
-        paths = place(session, path), resolved(session, path)
+        paths = relative_path(session, path), resolve(session, path)
         return [*paths, *(f"{path}/" for path in paths)]
-    pieces = [piece for text in (subject, QUOTING.sub("", subject)) for piece in OPERATORS.split(text)]
-    words = [" ".join(piece.split()) for piece in pieces]
-    return [*words, *(WRAPPING.sub("", piece, count=1) for piece in words)]
+    pieces = [piece for text in (subject, SHELL_QUOTES.sub("", subject)) for piece in OPERATORS.split(text)]
+    commands = [" ".join(piece.split()) for piece in pieces]
+    return [*commands, *(COMMAND_PREFIXES.sub("", command, count=1) for command in commands)]
 
 
-def resolved(session: Session, path: str) -> str:
-    """Where a path leads from the working directory, symbolic links resolved."""
+def resolve(session: Session, path: str) -> str:
+    """Make a path absolute, from the working directory, and resolve symbolic links."""
     return os.path.realpath(os.path.join(session.cwd, os.path.expanduser(path.replace("\0", "?"))))
 
 
-def place(session: Session, path: str) -> str:
-    """The same as rules have it: relative where it leads into the working directory."""
-    here, full = os.path.realpath(session.cwd), resolved(session, path)
-    return os.path.relpath(full, here) if full.startswith(here + os.sep) else full
+def relative_path(session: Session, path: str) -> str:
+    """Make a path relative to the working directory if it leads into it, else absolute."""
+    cwd, full = os.path.realpath(session.cwd), resolve(session, path)
+    return os.path.relpath(full, cwd) if full.startswith(cwd + os.sep) else full
 
 
 def is_inside(session: Session, path: str, folders: Sequence[str]) -> bool:
     """Whether a path leads into one of these folders."""
-    full = resolved(session, path)
+    full = resolve(session, path)
     return any(os.path.commonpath([folder, full]) == folder for folder in map(os.path.realpath, folders))
 
 
-def key_of(session: Session, call: ToolUse) -> tuple[str, str, str]:
-    """What an answer for the whole session is bound to: a tool that its server describes otherwise is another one."""
-    return call["function"]["name"], session.toolbox.digest(call), scope_of(session, call)
+def answer_key(session: Session, tool_call: ToolCall) -> tuple[str, str, str]:
+    """Make the key of an answer for the session. A tool whose definition changes counts as another tool."""
+    return tool_call.name, tool_call.tool.digest if tool_call.tool else "", find_scope(session, tool_call)
 
 
-def address(url: str) -> tuple[str, str]:
-    """A URL as our own `fetch` spells it, and the host and port that it leads to."""
-    import httpx2  # not at the top: 80 ms, and few sessions fetch
+def parse_url(url: str) -> tuple[str, str]:
+    """Spell a URL as `fetch` does, and find its host and port."""
+    import httpx2  # imported here: it takes 80 ms, and few sessions fetch
 
     try:
         parsed = httpx2.URL(url.strip())
@@ -357,28 +300,24 @@ def address(url: str) -> tuple[str, str]:
     return str(parsed), parsed.netloc.decode("ascii", "replace")
 
 
-def scope_of(session: Session, call: ToolUse) -> str:
-    """How far an "always" reaches: this very command, all edits in the project, a host, or the tool."""
-    kind = session.toolbox.kind(call)
-    if kind == "fetch" and isinstance(url := (parse_arguments(call) or {}).get("url"), str):
-        return address(url)[1]
-    return subject_of(session, call) if kind == "execute" else kind
+def find_scope(session: Session, tool_call: ToolCall) -> str:
+    """Find what an answer for the session covers: this command, all edits, a host, or the kind of the tool."""
+    kind = tool_call.kind
+    if kind == "fetch" and isinstance(url := tool_call.arguments.get("url"), str):
+        return parse_url(url)[1]
+    return find_subject(session, tool_call) if kind == "execute" else kind
 
 
-def reach(session: Session, call: ToolUse) -> str:
-    """The same in words."""
-    name, kind = call["function"]["name"], session.toolbox.kind(call)
-    if kind == "fetch" and (scope := scope_of(session, call)) != kind:
+def describe_scope(session: Session, tool_call: ToolCall) -> str:
+    """Describe what an answer for the session covers."""
+    name, kind = tool_call.name, tool_call.kind
+    if kind == "fetch" and (scope := find_scope(session, tool_call)) != kind:
         return f"{name} from {scope}"
     return {"execute": "this command", "edit": "changes to files here"}.get(kind, name)
 
 
-def identity(call: ToolUse) -> dict[str, str]:
-    """Which call it is, and a digest of what it was asked to do."""
-    name, arguments = call["function"]["name"], call["function"]["arguments"]
+def identify(use: ToolUse) -> dict[str, str]:
+    """Identify a tool call in a decision: its id, its tool, and a digest of its arguments."""
+    name, arguments = use["function"]["name"], use["function"]["arguments"]
     digest = hashlib.sha256(arguments.encode(errors="surrogatepass")).hexdigest()
-    return {"call": call["id"], "tool": name, "arguments": digest}
-
-
-def text_of(rule: Rule) -> str:
-    return rule.tool if rule.pattern is None else f"{rule.tool}:{rule.pattern}"
+    return {"call": use["id"], "tool": name, "arguments": digest}

@@ -8,9 +8,8 @@ from crow_core.acp.decoding import lenient
 from crow_core.acp.schema import PlanEntry, PlanUpdate
 from crow_core.app import Crow
 from crow_core.mcp.server import Server
-from crow_core.mcp.tool import ToolResult
+from crow_core.mcp.tool import ToolCall, ToolResult
 from crow_core.mcp.toolbox import decode_strings
-from crow_core.messages import ToolUse, parse_arguments
 from crow_core.session import Session
 
 DESCRIPTION = """\
@@ -56,11 +55,11 @@ def plan(crow: Crow) -> None:
     crow.servers.append(tools)
 
     @crow.before_tool
-    async def write(session: Session, call: ToolUse) -> ToolResult | None:
-        if not session.toolbox.is_of(call, tools):
+    async def write(session: Session, tool_call: ToolCall) -> ToolResult | None:
+        if not tool_call.is_for(tools):
             return None
         try:
-            entries = entries_in(decode_strings(parse_arguments(call) or {}, SCHEMA))
+            entries = entries_in(decode_strings(tool_call.arguments, SCHEMA))
         except ValidationError as error:
             return ToolResult.error(f"The plan was not shown: {error}.")
         await session.update(PlanUpdate(entries=entries))

@@ -20,6 +20,15 @@ class Meter:
     of: int = 0
     """How many messages the earlier request had; 0 when there was none."""
 
+    def __str__(self) -> str:
+        """A sentence for /usage; empty before the second request."""
+        if not self.of:
+            return ""
+        if self.kept >= self.of - 1:  # the last one may grow: two user messages in a row are joined
+            return "The last request began like the one before it: the server could reuse all it had read."
+        where = f"message {self.kept + 1} of {self.of}" if self.kept >= 0 else "its tools"
+        return f"The last request departed from the one before it at {where}."
+
 
 def prefix(crow: Crow) -> None:
     """Meter, as `session.state["prefix"]`, the first message at which a request departs from the one before. Where a
@@ -31,24 +40,13 @@ def prefix(crow: Crow) -> None:
             session.state.pop("prefix", None)
 
     @crow.after_model
-    def measure(session: Session, call: ModelCall) -> None:
-        if call.purpose != "turn":
+    def measure(session: Session, model_call: ModelCall) -> None:
+        if model_call.purpose != "turn":
             return
-        messages, tools = call.request["messages"], call.request.get("tools")
+        messages, tools = model_call.request["messages"], model_call.request.get("tools")
         before: Meter | None = session.state.get("prefix")
         session.state["prefix"] = meter = Meter(messages, tools)
         if before:
             pairs = enumerate(zip(before.messages, messages, strict=False))
             same = next((n for n, (old, new) in pairs if old != new), min(len(before.messages), len(messages)))
             meter.kept, meter.of = same if before.tools == tools else -1, len(before.messages)
-
-
-def describe_prefix(session: Session) -> str:
-    """A sentence for /usage; empty before the second request."""
-    meter: Meter | None = session.state.get("prefix")
-    if not meter or not meter.of:
-        return ""
-    if meter.kept >= meter.of - 1:  # the last one may grow: two user messages in a row are joined
-        return "The last request began like the one before it: the server could reuse all it had read."
-    where = f"message {meter.kept + 1} of {meter.of}" if meter.kept >= 0 else "its tools"
-    return f"The last request departed from the one before it at {where}."

@@ -18,9 +18,9 @@ def printed_calls(crow: Crow) -> None:
     """Say, once a session, which option the server lacks when a reply is a tool call printed as text."""
 
     @crow.after_model
-    async def look(session: Session, call: ModelCall) -> None:
+    async def look(session: Session, model_call: ModelCall) -> None:
         told = session.state.get("printed_calls", False)
-        if not told and is_printed_call(call):
+        if not told and is_printed_call(model_call):
             session.state["printed_calls"] = True
             await session.notice(
                 f"The model called a tool, but its server printed the call as text, so it was not run. {TOOL_FLAGS}",
@@ -28,8 +28,8 @@ def printed_calls(crow: Crow) -> None:
             )
 
 
-def is_printed_call(call: ModelCall) -> bool:
+def is_printed_call(model_call: ModelCall) -> bool:
     """Whether a reply without calls holds the mark of one, outside of what a user may have asked to be shown."""
-    text = call.reply.get("content")
-    tools = call.request.get("tools")
-    return bool(tools and isinstance(text, str) and not call.reply.get("tool_calls") and PRINTED.search(text))
+    text = model_call.reply.get("content")
+    tools = model_call.request.get("tools")
+    return bool(tools and isinstance(text, str) and not model_call.reply.get("tool_calls") and PRINTED.search(text))

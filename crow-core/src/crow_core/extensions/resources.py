@@ -14,12 +14,10 @@ from crow_core.acp.decoding import lenient
 from crow_core.acp.schema import ContentBlock, ResourceLinkBlock, TextBlock
 from crow_core.app import Crow
 from crow_core.content import attach_blocks, to_blocks
-from crow_core.extensions.masking import session_secrets
-from crow_core.extensions.mcp import others
 from crow_core.masking import mask
 from crow_core.mcp.server import Server, describe_error, list_or_empty
-from crow_core.mcp.tool import ToolResult
-from crow_core.messages import Message, ToolUse, parse_arguments
+from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.messages import Message
 from crow_core.session import Session
 from crow_core.text import to_line
 
@@ -84,7 +82,7 @@ class Offer(Server):
 
     async def list(self) -> list[dict[str, Any]]:
         assert self.session
-        asking = [asyncio.ensure_future(listing(server)) for server in others(self.session)]
+        asking = [asyncio.ensure_future(listing(server)) for server in self.session.toolbox.external_servers()]
         try:
             for found in asyncio.as_completed(asking):
                 if await found:
@@ -104,11 +102,11 @@ def resources(crow: Crow) -> None:
         return [session.state["resources"]]
 
     @crow.before_tool
-    async def answer(session: Session, call: ToolUse) -> ToolResult | None:
-        if not session.toolbox.is_of(call, session.state["resources"]):
+    async def answer(session: Session, tool_call: ToolCall) -> ToolResult | None:
+        if not tool_call.is_for(session.state["resources"]):
             return None
         try:
-            wanted = lenient(parse_arguments(call) or {}, Wanted)
+            wanted = lenient(tool_call.arguments, Wanted)
         except ValidationError as error:
             return ToolResult.error(f"Nothing was read: {error}.")
         return await (read_for_model(session, wanted) if wanted.uri else list_for_model(session, wanted.server))
@@ -125,12 +123,12 @@ def resources(crow: Crow) -> None:
             for block in found:
                 blocks.append(short := shortened(block, room))
                 room = max(room - len(str(short.get("resource", {}).get("text", ""))), 0)
-        return attach_blocks(message, lenient(mask(blocks, session_secrets(session)), list[ContentBlock]))
+        return attach_blocks(message, lenient(mask(blocks, session.secrets), list[ContentBlock]))
 
 
 async def mentioned(message: Message, session: Session) -> list[tuple[Server, str]]:
     """The resources that a prompt names, in its text or by links: their servers and URIs."""
-    servers = {word(server.name): server for server in reversed(others(session))}
+    servers = {word(server.name): server for server in reversed(session.toolbox.external_servers())}
     said: list[tuple[Server, str]] = []
     links: list[str] = []
     for block in to_blocks(message):
@@ -142,7 +140,9 @@ async def mentioned(message: Message, session: Session) -> list[tuple[Server, st
             case _:
                 pass
     named = {server for server, _ in said}
-    has = await every(server for server in others(session) if server in named or (links and server.connected))
+    has = await every(
+        server for server in session.toolbox.external_servers() if server in named or (links and server.connected)
+    )
     found: list[tuple[Server, str]] = []
     for server, what in said[:MENTIONS]:
         if uri := uri_of(what, [resource for resource in has if resource.server is server]):
@@ -238,7 +238,9 @@ def shortened(block: dict[str, Any], room: int) -> dict[str, Any]:
 
 async def read_for_model(session: Session, wanted: Wanted) -> ToolResult:
     """A resource; without a server's name, of the first that has it."""
-    servers = [server for server in others(session) if wanted.server in ("", server.name, word(server.name))]
+    servers = [
+        server for server in session.toolbox.external_servers() if wanted.server in ("", server.name, word(server.name))
+    ]
     has = await every(servers)
     of = next((resource.server for resource in has if resource.fits(wanted.uri)), None)
     if of is None and wanted.server and len(servers) == 1:
@@ -253,7 +255,7 @@ async def read_for_model(session: Session, wanted: Wanted) -> ToolResult:
 
 async def list_for_model(session: Session, name: str) -> ToolResult:
     """A line for each resource and template."""
-    servers = others(session)
+    servers = session.toolbox.external_servers()
     has = await every(server for server in servers if name in ("", server.name, word(server.name)))
     lines = [described(resource) for resource in has[:MOST]]
     if len(has) > MOST:

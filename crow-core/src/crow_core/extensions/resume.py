@@ -17,8 +17,8 @@ def resume(crow: Crow, *, times: int = 2) -> None:
     """Ask the model to go on after its answer broke off, at most so many times in a row."""
 
     @crow.after_model
-    def count(session: Session, call: ModelCall) -> None:
-        session.state["broken"] = session.state.get("broken", 0) + 1 if call.broken else 0
+    def count(session: Session, model_call: ModelCall) -> None:
+        session.state["broken"] = session.state.get("broken", 0) + 1 if model_call.broken else 0
 
     @crow.before_end
     async def go_on(session: Session, stop_reason: StopReason) -> Message | None:

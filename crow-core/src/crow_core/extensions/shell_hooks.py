@@ -1,13 +1,7 @@
 """The user's own commands at the moments of a session: to be told, to refuse a call, to end a turn before it begins."""
 
-import asyncio
 import logging
-import os
-import signal
-import tempfile
-from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Sequence
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
@@ -16,21 +10,16 @@ from msgspec import Meta, Struct
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
-from crow_core.content import to_text
+from crow_core.content import find_first_text, to_text
 from crow_core.errors import EndTurn
-from crow_core.extensions.commands import first_text
-from crow_core.extensions.masking import session_secrets
-from crow_core.extensions.subagents import parent_of
 from crow_core.masking import mask
-from crow_core.mcp.tool import ToolResult
-from crow_core.messages import Message, ToolUse, parse_arguments
+from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.messages import Message
 from crow_core.session import Session
+from crow_core.shell import run_command
 from crow_core.text import to_line
 
 log = logging.getLogger("crow")
-
-SAID = 4_000
-"""Bytes of what a command says that are told."""
 
 
 class Hook(Struct, forbid_unknown_fields=True):
@@ -69,18 +58,18 @@ def shell_hooks(
 
     @crow.before_prompt
     async def prompt(message: Message, session: Session) -> None:
-        if objection := await run(before_prompt, session, "before_prompt", prompt=first_text(message)):
+        if objection := await run(before_prompt, session, "before_prompt", prompt=find_first_text(message)):
             raise EndTurn("end_turn", objection)
 
     @crow.before_tool
-    async def before(session: Session, call: ToolUse) -> ToolResult | None:
-        objection = await run(before_tool, session, "before_tool", **told_of(call))
+    async def before(session: Session, tool_call: ToolCall) -> ToolResult | None:
+        objection = await run(before_tool, session, "before_tool", **describe_call(tool_call))
         return ToolResult.error(f"This was not run: {objection}") if objection else None
 
     @crow.after_tool
-    async def after(result: ToolResult, session: Session, call: ToolUse) -> ToolResult | None:
+    async def after(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
         told = {"result": "\n\n".join(map(to_text, result.content)), "is_error": result.is_error}
-        if objection := await run(after_tool, session, "after_tool", **told_of(call), **told):
+        if objection := await run(after_tool, session, "after_tool", **describe_call(tool_call), **told):
             return ToolResult([*result.content, {"type": "text", "text": objection}], result.is_error, result.meta)
         return None
 
@@ -93,55 +82,33 @@ def shell_hooks(
         await run(session_end, session, "session_end")
 
 
-def told_of(call: ToolUse) -> dict[str, Any]:
-    return {"tool": call["function"]["name"], "arguments": parse_arguments(call), "call": call["id"]}
+def describe_call(tool_call: ToolCall) -> dict[str, Any]:
+    """Describe a tool call to a command, as JSON."""
+    arguments = tool_call.arguments if tool_call.is_valid else None
+    return {"tool": tool_call.name, "arguments": arguments, "call": tool_call.id}
 
 
 async def run(hooks: Hooks, session: Session, moment: str, **more: Any) -> str:
     """Run commands one after the other; gives what the first says that objects. Of a sub-agent only calls count."""
-    if parent_of(session) and "tool" not in more:
+    if session.parent and "tool" not in more:
         return ""
     told = msgspec.json.encode({"moment": moment, "session": session.id, "cwd": session.cwd, **more})
     for hook in hooks:
         if not fnmatchcase(more.get("tool", ""), hook.tool):
             continue
         try:
-            code, said = await execute(hook.command, session.cwd, hook.timeout, told)
+            code, said = await run_command(hook.command, session.cwd, hook.timeout, told)
         except TimeoutError:
             code, said = 1, f"it took more than {hook.timeout:g} seconds"
         except OSError as error:
             code, said = 1, str(error)
-        said = mask(said, session_secrets(session))
+        said = mask(said, session.secrets)
         if code == 2:
             return said or "a hook of the user's objects."
         if code:
             failed = f"The {moment} hook {to_line(str(hook.command))} failed: {to_line(said or f'exit code {code}')}"
-            if session.known.is_set() and moment != "session_end":
+            if session.turns.id_known.is_set() and moment != "session_end":
                 await session.notice(failed, "warning")
             else:
                 log.warning(failed)
     return ""
-
-
-async def execute(
-    command: str | list[str], cwd: str, timeout: float, told: bytes = b"", *, stdout: bool = False
-) -> tuple[int, str]:
-    """Run a command to its end, at most `timeout` seconds; gives its exit code and the last it wrote to standard error,
-    and to standard output if that is wanted. Raises OSError, TimeoutError."""
-    line = ["/bin/sh", "-c", command] if isinstance(command, str) else command
-    program, *args = map(os.path.expanduser, line)
-    with tempfile.TemporaryFile() as said:  # no pipe: what it leaves running may hold it
-        process = await asyncio.create_subprocess_exec(
-            program, *args, cwd=cwd, stdin=PIPE, stdout=said if stdout else DEVNULL, stderr=said, start_new_session=True
-        )
-        try:
-            async with asyncio.timeout(timeout):
-                await process.communicate(told)
-        finally:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
-        said.seek(max(said.seek(0, os.SEEK_END) - SAID, 0))
-        assert process.returncode is not None
-        return process.returncode, said.read().decode(errors="replace").strip()

@@ -18,15 +18,15 @@ from crow_core.acp.schema import (
     SessionNotification,
     SessionUpdate,
     TextBlock,
-    ToolCall,
     ToolCallUpdate,
 )
+from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
 from crow_core.errors import EndTurn, ModelError
 from crow_core.mcp.server import Server
-from crow_core.mcp.tool import ToolResult
+from crow_core.mcp.tool import ToolCall, ToolResult
 from crow_core.mcp.toolbox import decode_strings
-from crow_core.messages import Message, ToolUse, parse_arguments
+from crow_core.messages import Message
 from crow_core.session import Session
 from crow_core.text import to_line
 
@@ -113,7 +113,7 @@ class Nested:
     def seen(self, update: SessionUpdate) -> SessionUpdate | None:
         """What of the child's updates the client sees."""
         match update:
-            case ToolCall() | ToolCallUpdate():
+            case AcpToolCall() | ToolCallUpdate():
                 return replace(update, tool_call_id=self.below(update.tool_call_id))
             case AgentMessageChunk(content=TextBlock(text=text)):
                 self.text = (self.text + text)[-LIMIT:]
@@ -130,18 +130,13 @@ class Nested:
         return f"{self.call}/{id}"
 
 
-def parent_of(session: Session) -> Session | None:
-    """The session that a sub-agent works for; None for one of a person's."""
-    return session.client.parent if isinstance(session.client, Nested) else None
-
-
 def subagents(crow: Crow) -> None:
     """Let the model give work to agents of their own sessions: their permissions and their budget are the parent's, and
     they end when its turn does. They have the tools that it has, but no agents of their own."""
 
     @crow.mcp_servers
     def offer(session: Session) -> Sequence[Server] | None:
-        if parent_of(session):
+        if session.parent:
             return None
         definition = {
             "name": NAME,
@@ -157,34 +152,39 @@ def subagents(crow: Crow) -> None:
         return [one for one in schemas if may_use(session, one["function"]["name"])]
 
     @crow.before_tool
-    async def run(session: Session, call: ToolUse) -> ToolResult | None:
-        if not may_use(session, name := call["function"]["name"]):
+    async def run(session: Session, tool_call: ToolCall) -> ToolResult | None:
+        if not may_use(session, name := tool_call.name):
             return ToolResult.error(f"You were not given the tool {name!r}. Do without it.")
-        if parent_of(session) or not session.toolbox.is_of(call, session.state[NAME]):
+        if session.parent or not tool_call.is_for(session.state[NAME]):
             return None
         try:
-            task = lenient(decode_strings(parse_arguments(call) or {}, schema([])), Task)
+            task = lenient(decode_strings(tool_call.arguments, schema([])), Task)
         except ValidationError as error:
             return ToolResult.error(f"No agent was started: {error}.")
         if task.model and task.model not in session.models:
             return ToolResult.error(f"There is no model {task.model!r}. Choose one of: {', '.join(session.models)}.")
-        return await work(crow, session, call, task)
+        return await work(crow, session, tool_call, task)
 
 
 def may_use(session: Session, tool: str) -> bool:
-    if tool == "plan" and parent_of(session):
+    if tool == "plan" and session.parent:
         return False  # the plan that the user sees is the parent's
     patterns: list[str] = session.state.get("agent_tools", [])
     return not patterns or any(fnmatchcase(tool, pattern) for pattern in patterns)
 
 
-async def work(crow: Crow, session: Session, call: ToolUse, task: Task) -> ToolResult:
+async def work(crow: Crow, session: Session, tool_call: ToolCall, task: Task) -> ToolResult:
     """Run a task to its end in a session of its own; gives its report."""
     title = to_line(task.description or task.prompt)[:80]
-    await session.update(ToolCallUpdate(tool_call_id=call["id"], title=title, status="in_progress"))
-    client = Nested(session, call["id"])
+    await session.update(ToolCallUpdate(tool_call_id=tool_call.id, title=title, status="in_progress"))
+    client = Nested(session, tool_call.id)
     child = await crow.open(
-        client, session.cwd, roots=session.roots[1:], servers=session.brought, models=session.models
+        client,
+        session.cwd,
+        roots=session.folders.roots[1:],
+        servers=session.toolbox.client_servers,
+        models=session.models,
+        parent=session,
     )
     try:
         child.model = session.models.get(task.model, session.model)
@@ -192,8 +192,8 @@ async def work(crow: Crow, session: Session, call: ToolUse, task: Task) -> ToolR
         for shared in ("permissions", "folder", "effort"):  # its mode and the answers that last; where commands begin
             if shared in session.state:
                 child.state[shared] = session.state[shared]
-        session.append({"crow": {"kind": "child", "session": child.id, "call": call["id"]}})
-        child.append({"crow": {"kind": "parent", "session": session.id, "call": call["id"]}})
+        session.log.append({"crow": {"kind": "child", "session": child.id, "call": tool_call.id}})
+        child.log.append({"crow": {"kind": "parent", "session": session.id, "call": tool_call.id}})
         await child.set_title(title)
         stop_reason = await crow.prompt(child, {"role": "user", "content": task.prompt + REPORT})
     except ModelError as error:

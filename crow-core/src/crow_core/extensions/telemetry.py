@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
-from crow_core.mcp.tool import ToolResult
-from crow_core.messages import Message, ToolUse
+from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.messages import Message
 from crow_core.models.chat import ModelCall, Request
 from crow_core.session import Session
 from crow_core.trace import TRACE
@@ -70,24 +70,24 @@ def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
         start(session, CHAT, f"chat {name}", "chat", **told)
 
     @crow.model_call
-    def answered(session: Session, call: ModelCall) -> None:
-        if not call.ended or call.purpose != "turn":
+    def answered(session: Session, model_call: ModelCall) -> None:
+        if not model_call.ended or model_call.purpose != "turn":
             return
-        counted = {"input": call.usage.get("prompt_tokens"), "output": call.usage.get("completion_tokens")}
+        counted = {"input": model_call.usage.get("prompt_tokens"), "output": model_call.usage.get("completion_tokens")}
         attributes: dict[str, Any] = {f"gen_ai.usage.{n}_tokens": c for n, c in counted.items() if isinstance(c, int)}
-        if call.finish_reason:
-            attributes["gen_ai.response.finish_reasons"] = [call.finish_reason]
-        end(session, CHAT, attributes, "model_error" if call.error else "")
+        if model_call.finish_reason:
+            attributes["gen_ai.response.finish_reasons"] = [model_call.finish_reason]
+        end(session, CHAT, attributes, "model_error" if model_call.error else "")
 
     @crow.before_tool
-    def tool(session: Session, call: ToolUse) -> None:
-        name = call["function"]["name"]
-        attributes = {"gen_ai.tool.name": name, "gen_ai.tool.call.id": call["id"], "gen_ai.tool.type": "function"}
-        start(session, call["id"], f"execute_tool {name}", "execute_tool", **attributes)
+    def tool(session: Session, tool_call: ToolCall) -> None:
+        name = tool_call.name
+        attributes = {"gen_ai.tool.name": name, "gen_ai.tool.call.id": tool_call.id, "gen_ai.tool.type": "function"}
+        start(session, tool_call.id, f"execute_tool {name}", "execute_tool", **attributes)
 
     @crow.after_tool
-    def returned(result: ToolResult, session: Session, call: ToolUse) -> None:
-        end(session, call["id"], {}, "tool_error" if result.is_error else "")
+    def returned(result: ToolResult, session: Session, tool_call: ToolCall) -> None:
+        end(session, tool_call.id, {}, "tool_error" if result.is_error else "")
 
     @crow.turn_end
     def over(session: Session, outcome: StopReason | Exception) -> None:

@@ -17,6 +17,6 @@ def templates(crow: Crow, *, files: Callable[[Session], Mapping[str, Path]]) -> 
     def replace(session: Session) -> None:
         for name, path in files(session).items():
             try:
-                session.prompts[name] = Prompt.from_file(name, path)
+                session.prompts.templates[name] = Prompt.from_file(name, path)
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"The prompt {name!r}: {path} cannot be read: {error}.") from error

@@ -2,7 +2,7 @@
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
-from crow_core.extensions.commands import first_text
+from crow_core.content import find_first_text
 from crow_core.session import Session
 from crow_core.text import to_line
 
@@ -12,9 +12,9 @@ def titles(crow: Crow) -> None:
 
     @crow.turn_end
     async def name(session: Session, outcome: StopReason | Exception) -> None:
-        if session.title or isinstance(outcome, Exception):
+        if session.log.title or isinstance(outcome, Exception):
             return
-        first = next((first_text(m) for m in session.log if m.get("role") == "user"), "")
+        first = next((find_first_text(m) for m in session.log if m.get("role") == "user"), "")
         words = to_line(" ".join(first.split()))
         if words:
             await session.set_title(words if len(words) <= 60 else f"{words[:59].rstrip()}…")

@@ -10,8 +10,8 @@ from msgspec import Struct, ValidationError
 from crow_core.acp.decoding import lenient
 from crow_core.app import Crow
 from crow_core.mcp.server import Server
-from crow_core.mcp.tool import Tool, ToolResult
-from crow_core.messages import PROXY_TOOL, ToolUse, parse_arguments
+from crow_core.mcp.tool import Tool, ToolCall, ToolResult
+from crow_core.messages import PROXY_TOOL
 from crow_core.session import Session
 
 NAME = "tool_search"
@@ -66,7 +66,7 @@ def tool_search(crow: Crow, *, above: int = 60, share: float = 0.1) -> None:
 
     @crow.tools
     def defer(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]]:
-        tools, sent = session.toolbox.tools, {name_of(schema) for schema in session.tools or ()}
+        tools, sent = session.toolbox.tools, {name_of(schema) for schema in session.toolbox.sent or ()}
         rest = [schema for schema in schemas if tools[name_of(schema)].server is not session.state[NAME]]
         searched = [schema for schema in rest if is_foreign(tools[name_of(schema)])]
         if NAME not in sent and len(searched) <= above and not is_large(searched, session, share):
@@ -76,13 +76,13 @@ def tool_search(crow: Crow, *, above: int = 60, share: float = 0.1) -> None:
         return [schema for schema in rest if name_of(schema) not in hidden] + ours
 
     @crow.before_tool
-    def search(session: Session, call: ToolUse) -> ToolResult | None:
-        if not session.toolbox.is_of(call, session.state[NAME]):
+    def search(session: Session, tool_call: ToolCall) -> ToolResult | None:
+        if not tool_call.is_for(session.state[NAME]):
             return None
-        if call["function"]["name"] == PROXY_TOOL:
+        if tool_call.name == PROXY_TOOL:
             return ToolResult.error('Nothing was called. The arguments are {"name": …, "arguments": {…}}.')
         try:
-            wanted = lenient(parse_arguments(call) or {}, Query)
+            wanted = lenient(tool_call.arguments, Query)
         except ValidationError as error:
             return ToolResult.error(f"Nothing was searched: {error}.")
         tools = [tool for tool in session.toolbox.tools.values() if is_foreign(tool)]

@@ -12,8 +12,7 @@ from typing import Any
 
 from crow_core.app import Crow
 from crow_core.content import to_text
-from crow_core.mcp.tool import ToolResult
-from crow_core.messages import ToolUse
+from crow_core.mcp.tool import ToolCall, ToolResult
 from crow_core.session import Session
 from crow_core.text import to_line
 
@@ -26,14 +25,14 @@ def truncate(crow: Crow, *, limit: int = 50_000, data_limit: int = 5_000_000) ->
     that have more than `data_limit` bytes together."""
 
     @crow.after_tool
-    async def cut(result: ToolResult, session: Session, call: ToolUse) -> ToolResult | None:
+    async def cut(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
         content: list[dict[str, Any]] = []
         size = 0
         for block in result.content:
             data, kind = data_of(block)
             size += len(data) * 3 // 4
             if data and size > data_limit:
-                path = await asyncio.to_thread(keep, decoded(data), session.scratch(), kind)
+                path = await asyncio.to_thread(keep, decoded(data), session.folders.scratch(), kind)
                 words = f"[{to_line(kind)}, {len(data) * 3 // 4:,} bytes: too large to be shown; it is in {path}]"
                 content.append({"type": "text", "text": words})
             else:
@@ -42,7 +41,7 @@ def truncate(crow: Crow, *, limit: int = 50_000, data_limit: int = 5_000_000) ->
         text = "\n\n".join(words for words in texts if words is not None)
         if len(text) > limit:
             whole = text[:FILE_LIMIT].encode(errors="replace")
-            path = await asyncio.to_thread(keep, whole, session.scratch(), "text/plain")
+            path = await asyncio.to_thread(keep, whole, session.folders.scratch(), "text/plain")
             middle = f"\n\n[{len(text) - limit:,} of {len(text):,} characters left out; the whole is in {path}]\n\n"
             short = {"type": "text", "text": text[: limit // 2] + middle + text[len(text) - limit // 2 :]}
             content = [short, *(block for block, words in zip(content, texts, strict=True) if words is None)]

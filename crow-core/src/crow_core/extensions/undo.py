@@ -19,11 +19,10 @@ from typing import Any
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import INVALID_PARAMS, INVALID_REQUEST, StopReason
 from crow_core.app import Crow
-from crow_core.content import make_title
+from crow_core.content import find_first_text
 from crow_core.errors import StoreError
-from crow_core.extensions.commands import first_text
-from crow_core.extensions.subagents import parent_of
 from crow_core.masking import MASK
+from crow_core.mcp.tool import make_title
 from crow_core.messages import INTERRUPTED, Message, drop_rewound, find_prompts, marker_kind, parse_arguments
 from crow_core.session import Command, Session
 from crow_core.text import to_line
@@ -89,14 +88,14 @@ def undo(crow: Crow) -> None:
 
     @crow.message
     async def hand_up(session: Session, entry: Message) -> None:
-        if (parent := parent_of(session)) and (changes := entry.get("crow", {}).get("changes")):
-            parent.append({"crow": {"kind": "changes", "session": session.id, "changes": changes}})
-            await parent.written()
+        if (parent := session.parent) and (changes := entry.get("crow", {}).get("changes")):
+            parent.log.append({"crow": {"kind": "changes", "session": session.id, "changes": changes}})
+            await parent.log.written()
 
     @crow.turn_end
     def tell(session: Session, outcome: StopReason | Exception) -> None:
-        if (parent := parent_of(session)) and (stays := [*lasting(session.log)]):
-            parent.append({"crow": {"kind": "stays", "session": session.id, "calls": stays}})
+        if (parent := session.parent) and (stays := [*lasting(session.log)]):
+            parent.log.append({"crow": {"kind": "stays", "session": session.id, "calls": stays}})
 
 
 async def run(session: Session, words: str) -> str:
@@ -119,10 +118,10 @@ async def answer(session: Session, params: dict[str, Any]) -> dict[str, Any]:
     turns, confirm = params.get("turns", 1), params.get("confirm", False)
     if type(turns) is not int or type(confirm) is not bool:
         raise RpcError(INVALID_PARAMS, "Invalid params", details="turns is a whole number, confirm is true or false.")
-    if session.lock.locked() or session.turns:
+    if session.turns.lock.locked() or session.turns.tasks:
         raise RpcError(INVALID_REQUEST, "A turn is running", details="Cancel it, or wait for its end.")
     try:
-        async with session.lock:
+        async with session.turns.lock:
             planned = await asyncio.to_thread(plan, session.log, turns)
             if confirm:
                 await take_back(session, turns)
@@ -138,7 +137,7 @@ async def take_back(session: Session, turns: int = 1) -> str:
     planned = await asyncio.to_thread(plan, session.log, turns)
     await asyncio.to_thread(restore, planned.files)
     session.rewind(planned.to)
-    await session.written()
+    await session.log.written()
     count = len(planned.files)
     files = f"{count} file{'' if count == 1 else 's'} as before" if count else "no file had to change"
     return f"Taken back, {files}. The model has forgotten “{planned.prompt}” and what followed."
@@ -155,7 +154,7 @@ def plan(log: Sequence[Message], turns: int = 1) -> Undo:
     wanted = [entries[start:end] for start, end in zip(starts, ends, strict=True)][-turns:]
     first = starts[-turns]
     return Undo(
-        prompt=shortened(first_text(entries[first])),
+        prompt=shortened(find_first_text(entries[first])),
         turns=turns,
         to=str(entries[first - 1].get("crow", {}).get("id", "")) if first else "",
         files=files_of(wanted),

@@ -6,14 +6,12 @@ from msgspec import Meta
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
-from crow_core.extensions.masking import session_secrets
-from crow_core.extensions.shell_hooks import execute
-from crow_core.extensions.subagents import parent_of
 from crow_core.masking import mask
-from crow_core.mcp.tool import ToolResult
-from crow_core.messages import Message, ToolUse
-from crow_core.options import SWITCH, Option
+from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.messages import Message
+from crow_core.options import ON_OFF, Option
 from crow_core.session import Session
+from crow_core.shell import run_command
 from crow_core.text import to_line
 
 ROUNDS = "until_done_rounds"
@@ -43,20 +41,20 @@ def until_done(crow: Crow, *, check: str = "", times: int = 5, timeout: AboveZer
         def get() -> str:
             return session.state.get("until_done", "on")
 
-        return Option("until_done", "Go on until done", "_until_done", SWITCH, get, choose)
+        return Option("until_done", "Go on until done", "_until_done", ON_OFF, get, choose, is_switch=True)
 
     @crow.before_prompt
     def begin(message: Message, session: Session) -> None:
         session.state[ROUNDS] = None
 
     @crow.after_tool
-    def work(result: ToolResult, session: Session, call: ToolUse) -> None:
+    def work(result: ToolResult, session: Session, tool_call: ToolCall) -> None:
         session.state[ROUNDS] = session.state.get(ROUNDS) or 0
 
     @crow.before_end
     async def look(session: Session, stop_reason: StopReason) -> Message | None:
         rounds: int | None = session.state.get(ROUNDS)
-        wanted = session.state.get("until_done", "on") == "on" and not parent_of(session)
+        wanted = session.state.get("until_done", "on") == "on" and not session.parent
         if rounds is None or not wanted or stop_reason != "end_turn":
             return None
         if not (missing := await failure(session) if check else asked(session, rounds)):
@@ -74,13 +72,13 @@ def until_done(crow: Crow, *, check: str = "", times: int = 5, timeout: AboveZer
     async def failure(session: Session) -> str:
         """What the check has to say; empty when it succeeds."""
         try:
-            code, said = await execute(check, session.cwd, timeout, stdout=True)
+            code, said = await run_command(check, session.cwd, timeout, with_stdout=True)
             why = f"exit code {code}"
         except TimeoutError:
             code, said, why = 1, "", f"it took more than {timeout:g} seconds"
         except OSError as error:
             code, said, why = 1, "", str(error)
-        return mask(FAILED.format(check, why, said), session_secrets(session)) if code else ""
+        return mask(FAILED.format(check, why, said), session.secrets) if code else ""
 
 
 def asked(session: Session, rounds: int) -> str:

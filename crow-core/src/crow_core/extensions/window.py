@@ -43,7 +43,7 @@ def window(crow: Crow) -> None:
             look(session.model)
 
     @crow.after_model
-    def after(session: Session, call: ModelCall) -> None:
+    def after(session: Session, model_call: ModelCall) -> None:
         if isinstance(session.model, ChatModel):
             look(session.model)
 

@@ -1,30 +1,41 @@
-"""One tool: its definition, a call of it, and what the call returned."""
+"""A tool, a call of it, and the result of the call."""
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from crow_core.acp.schema import ToolKind
+from crow_core.masking import mask
 from crow_core.mcp.schemas import is_fit
+from crow_core.messages import ToolUse, parse_arguments, unwrap_proxy_call
 from crow_core.text import clean_lines, to_line
 
 if TYPE_CHECKING:
     from crow_core.mcp.server import Server
 
+DESCRIPTION_LIMIT = 8_000
+"""Characters of a tool's description that are sent to the model."""
+TITLE_LIMIT = 80
+"""Characters of a tool's title that are shown to the user."""
+NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+"""The schema that is sent for a tool whose own schema is unknown or cannot be sent."""
+UNSHOWN = "(What it takes cannot be shown: its schema is too large, or none. Its answers to wrong arguments may tell.)"
+
 
 @dataclass
 class ToolResult:
-    """What a tool returned, or what was answered in its place."""
+    """The result of a tool call, from the tool or from a hook that answered in its place."""
 
     content: list[dict[str, Any]]
     """MCP content blocks."""
     is_error: bool = False
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The built-in tools' word on what they did: `crow/changes` [{path, old, new}], `crow/locations` [{path, line}],
-    `crow/plan` [{content, priority, status}], `crow/terminal` (the client's terminal that holds the output)."""
+    """Facts that only built-in tools may report: `crow/changes` [{path, old, new}], `crow/locations` [{path, line}],
+    `crow/plan` [{content, priority, status}], `crow/terminal` (the id of the client's terminal with the output)."""
 
     @classmethod
     def text(cls, text: str, *, is_error: bool = False) -> "ToolResult":
@@ -32,23 +43,12 @@ class ToolResult:
 
     @classmethod
     def error(cls, text: str) -> "ToolResult":
-        """An error the model can act on."""
+        """Make an error result that the model can act on."""
         return cls.text(text, is_error=True)
 
-
-DESCRIPTION_LIMIT = 8_000
-"""Characters of a tool's description that the model is shown."""
-
-
-TITLE_LIMIT = 80
-"""Characters of a tool's title."""
-
-
-NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
-"""The schema of a tool of which no more is known."""
-
-
-UNSHOWN = "(What it takes cannot be shown: its schema is too large, or none. Its answers to wrong arguments may tell.)"
+    def mask(self, secrets: Collection[str]) -> "ToolResult":
+        """Make a copy with the mask in place of every secret."""
+        return ToolResult(mask(self.content, secrets), self.is_error, mask(self.meta, secrets))
 
 
 @dataclass(eq=False)
@@ -57,9 +57,9 @@ class Tool:
 
     name: str
     server: "Server | None"
-    """None for a tool of earlier days whose server is not connected."""
+    """None for a tool of a stored session whose server is not connected."""
     definition: dict[str, Any]
-    """As its server's tools/list gave it."""
+    """The tool's entry in its server's answer to tools/list."""
 
     @cached_property
     def schema(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Tool:
 
     @property
     def title(self) -> str:
-        """What its server calls it before people; empty if that says nothing more than its name."""
+        """The title that its server gives it for people; empty if it only repeats the name."""
         title = self.definition.get("title") or self.hints.get("title")
         if not isinstance(title, str) or title == self.definition.get("name") or (self.server and self.server.built_in):
             return ""
@@ -82,35 +82,117 @@ class Tool:
 
     @cached_property
     def digest(self) -> str:
-        """Of all that its server says of it: a tool that is described otherwise is another one."""
+        """The SHA-256 of the whole definition; a tool whose definition changes counts as another tool."""
         return hashlib.sha256(msgspec.json.encode(self.definition, order="sorted")).hexdigest()
 
     @property
     def hints(self) -> dict[str, Any]:
-        """What its server says of it (MCP, annotations): a claim, no proof."""
+        """The annotations of its definition (MCP): claims of the server, not facts."""
         return self.definition.get("annotations") or {}
 
     @property
     def destroys(self) -> bool:
-        """Whether a server of others says that it may destroy something."""
+        """Whether a server that is not ours says that the tool may destroy something."""
         return self.hints.get("destructiveHint") is True and not (self.server and self.server.built_in)
 
     def kind(self, arguments: dict[str, Any]) -> ToolKind:
-        """What a call with these arguments does; only the word of a server is taken that is ours, or that the user's
-        configuration trusts."""
+        """The kind of a call with these arguments.
+
+        Only a built-in server, or one that the user's configuration trusts, is believed.
+        """
         if self.server is None:
             return "other"
         if not self.server.built_in:
             reads = self.server.trust and self.hints.get("readOnlyHint") is True and not self.destroys
             return "read" if reads else "other"
-        told: dict[str, Any] = self.definition.get("_meta") or {}
-        match told.get("crow/kind", "other"):
+        meta: dict[str, Any] = self.definition.get("_meta") or {}
+        match meta.get("crow/kind", "other"):
             case str(kind):
-                return kind  # pyright: ignore[reportReturnType] - our own tools' word
+                return cast(ToolKind, kind)
             case kinds:
                 return kinds.get(str(arguments.get("command")), "other")
 
     def may_repeat(self, arguments: dict[str, Any]) -> bool:
-        """Whether a call does no harm by running twice: whoever says so wrongly harms only what is its own."""
-        says = self.hints.get("readOnlyHint") is True or self.hints.get("idempotentHint") is True
-        return says or self.kind(arguments) in ("read", "search", "think")
+        """Whether a call may run a second time after its connection broke.
+
+        Any server is believed here: one that lies harms only itself.
+        """
+        says_so = self.hints.get("readOnlyHint") is True or self.hints.get("idempotentHint") is True
+        return says_so or self.kind(arguments) in ("read", "search", "think")
+
+
+@dataclass(frozen=True, eq=False)
+class ToolCall:
+    """A tool call of the model, with its arguments parsed once and its tool looked up.
+
+    Hooks, the toolbox and the conversions to ACP all receive this value.
+    """
+
+    use: ToolUse
+    """The call as it stands in the model's reply; for a call of `call_tool`, the call that it asks for."""
+    arguments: dict[str, Any]
+    """Empty where the text of the arguments is not a JSON object."""
+    is_valid: bool = True
+    """Whether the text of the arguments is a JSON object."""
+    kind: ToolKind = "other"
+    tool_title: str = ""
+    """The title that the tool's server gives it; empty if it has none."""
+    tool: Tool | None = None
+    """None if the session has no tool of that name."""
+
+    @property
+    def id(self) -> str:
+        return self.use["id"]
+
+    @property
+    def name(self) -> str:
+        """The name of the tool."""
+        return self.use["function"]["name"]
+
+    @cached_property
+    def title(self) -> str:
+        """One line that tells a person what the call does."""
+        title = make_title(self.name, self.arguments)
+        return f"{self.tool_title}: {title}" if self.tool_title else title
+
+    @property
+    def raw_input(self) -> Any:
+        """The arguments for the client to show: parsed, or the text where it is not a JSON object."""
+        return self.arguments if self.is_valid else self.use["function"]["arguments"]
+
+    def is_for(self, server: "Server") -> bool:
+        """Whether the called tool is one of this server's."""
+        return self.tool is not None and self.tool.server is server
+
+
+def parse_tool_call(use: ToolUse, tools: "dict[str, Tool]") -> ToolCall:
+    """Parse a tool call of a reply, and look up its tool among `tools`."""
+    use = unwrap_proxy_call(use)
+    arguments = parse_arguments(use)
+    tool = tools.get(use["function"]["name"])
+    given = arguments or {}
+    return ToolCall(
+        use,
+        given,
+        is_valid=arguments is not None,
+        kind=tool.kind(given) if tool else "other",
+        tool_title=tool.title if tool else "",
+        tool=tool,
+    )
+
+
+def make_title(name: str, arguments: dict[str, Any]) -> str:
+    """Make one line that tells a person what a call of the tool `name` does."""
+    command, path = arguments.get("command"), arguments.get("path")
+    if isinstance(path, str) and isinstance(command, str):
+        return to_line(f"{command} {path}"[:200])
+    if isinstance(command, str) and command.strip():
+        first, *more = command.strip().splitlines()
+        return to_line(f"{first[:200]} …" if more or len(first) > 200 else first)
+    if isinstance(url := arguments.get("url"), str):
+        return to_line(f"{name} {url}"[:200])
+    detail = ", ".join(
+        f"{len(cast(list[Any], value))} {key}" if isinstance(value, list) else f"{key}={str(value)[:60]}"
+        for key, value in arguments.items()
+    )
+    return to_line(f"{name}({detail})"[:200])

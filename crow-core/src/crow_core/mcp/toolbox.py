@@ -1,10 +1,10 @@
-"""Every tool is an MCP tool, and this is where a session's tools hang."""
+"""The tools of a session: those of all its MCP servers, under the names that the model sees."""
 
 import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -12,68 +12,90 @@ from typing import Any
 
 import msgspec
 
-from crow_core.acp.schema import ToolKind
-from crow_core.content import to_announcement
 from crow_core.mcp.server import Host, RunningCall, Server
-from crow_core.mcp.tool import Tool, ToolResult
-from crow_core.messages import ToolUse, make_unique, parse_arguments
+from crow_core.mcp.tool import Tool, ToolCall, ToolResult, parse_tool_call
+from crow_core.messages import ToolUse, make_unique
 
-NAMES = 100
-"""Tools that are named to a model that called none of them."""
+NAMES_LIMIT = 100
+"""Tool names that are listed to a model that called a tool that does not exist."""
 CHANGES_WAIT = 5.0
-"""Seconds a turn waits for the list of a server that has said it is another one now."""
-CHANGES_LIMIT = 300
-"""Characters in which it is told what has changed of a server's tools."""
+"""Seconds a turn waits for the new tool list of a server that has announced a change."""
+
+
+@dataclass(frozen=True)
+class ToolChanges:
+    """The news of one server since the toolbox was last updated: it joined, failed, or has other tools."""
+
+    server: Server
+    added: Sequence[str] = ()
+    removed: Sequence[str] = ()
+    redefined: Sequence[str] = ()
+    """Names of tools that are described differently now."""
+
+    def __str__(self) -> str:
+        """The changes in words; empty for a server that joined or failed."""
+        changes = {"new": self.added, "gone": self.removed, "different": self.redefined}
+        return "; ".join(f"{what}: {', '.join(names)}" for what, names in changes.items() if names)
 
 
 @dataclass(eq=False)
 class Toolbox:
-    """A session's servers, and the tools they brought."""
+    """The MCP servers of a session, and their tools."""
 
     host: Host | None = None
-    """Whom the servers may ask back."""
+    """Answers the requests of servers; None refuses them."""
     servers: list[Server] = field(default_factory=list[Server])
+    client_servers: Sequence[Server] = ()
+    """Those among `servers` that the client named."""
     tools: dict[str, Tool] = field(default_factory=dict[str, Tool])
     """By the name the model knows; changes only between turns."""
+    sent: list[dict[str, Any]] | None = None
+    """The tool list of the session's requests. It changes only between turns, with a marker; None before the first."""
+    own_secrets: Collection[str] = ()
+    """Secrets of the session beside those of its servers: of the configuration, and of its models."""
     _labels: dict[Server, str] = field(default_factory=dict[Server, str])
-    """What the names of a server's tools begin with."""
+    """The prefix of the names of each server's tools."""
     _starting: dict[Server, "asyncio.Task[list[dict[str, Any]]]"] = field(
         default_factory=dict[Server, "asyncio.Task[list[dict[str, Any]]]"]
     )
+    """The requests for tool lists that have not been taken in yet."""
     _seen: dict[Server, int] = field(default_factory=dict[Server, int])
-    """Which of the changes of its tools has been looked at."""
-    _gone: set[str] = field(default_factory=set[str])
-    """Names of tools that their servers took back."""
+    """The change counter of each server's tools at the last listing."""
+    _removed: set[str] = field(default_factory=set[str])
+    """Names of tools that their servers have withdrawn."""
     _roots: list[str] | None = None
-    """What the servers were told to work in."""
+    """The roots that the servers were last told."""
 
     def add(self, servers: Sequence[Server]) -> None:
-        """Hang up servers; those that must be asked for their tools are started at once, side by side."""
+        """Add servers, and start those that must be asked for their tools, all at once."""
         self.servers += servers
         for server in servers:
             if self.host:
                 server.hosts.add(self.host)
-            self._labels[server] = (
-                "" if server.built_in else make_unique(to_legal_name(server.name)[:40], {*self._labels.values()})
-            )
+            label = make_unique(to_legal_name(server.name)[:40], {*self._labels.values()})
+            self._labels[server] = "" if server.built_in else label
             self._start(server)
 
     def _start(self, server: Server) -> None:
-        """Begin to ask a server for its tools."""
         self._seen[server] = server.changes["tools"]
         self._starting[server] = asyncio.ensure_future(server.list())
 
-    def recall(self, schemas: Sequence[dict[str, Any]]) -> None:
-        """Begin with the tool list of earlier days; a tool whose server does not come up answers that."""
-        for schema in schemas:
+    def restore(self, schemas: Sequence[dict[str, Any]] | None) -> None:
+        """Start with the tool list of a stored session.
+
+        A call of a tool whose server does not connect is answered with that fact.
+        """
+        self.sent = None if schemas is None else [*schemas]
+        for schema in schemas or ():
             function: dict[str, Any] = schema["function"]
             definition = {"description": function.get("description"), "inputSchema": function.get("parameters")}
             self.tools[function["name"]] = Tool(function["name"], None, definition)
 
-    async def gather(self, wait: float) -> list[tuple[Server, str]]:
-        """Take in the tools of the servers that are up, waiting at most `wait` seconds for those that have not been up
-        before; gives the servers that joined or failed since the last time, and those whose tools are others now, with
-        what has changed in words."""
+    async def update(self, wait: float) -> list[ToolChanges]:
+        """Take in the tools of the servers that have connected since the last time, or whose tools have changed.
+
+        Waits at most `wait` seconds for servers that are still starting; with 0, only for announced changes.
+        """
         self._announce_roots()
         changed = [
             server
@@ -89,48 +111,51 @@ class Toolbox:
         waiting = self._starting if wait else changed or self._starting
         timeout = wait or (CHANGES_WAIT if changed else 0)
         await asyncio.wait([self._starting[server] for server in waiting], timeout=timeout)
-        joined = [server for server, task in self._starting.items() if task.done()]
-        news: list[tuple[Server, str]] = []
-        for server in sorted(joined, key=lambda server: (not server.built_in, self._labels[server])):
+        listed = [server for server, task in self._starting.items() if task.done()]
+        news: list[ToolChanges] = []
+        for server in sorted(listed, key=lambda server: (not server.built_in, self._labels[server])):
             before = {name: tool for name, tool in self.tools.items() if tool.server is server}
-            found = self._starting.pop(server).result()
-            changes = "" if server.error else self._take_in(server, found, before)
+            definitions = self._starting.pop(server).result()
+            changes = ToolChanges(server) if server.error else self._replace_tools(server, definitions, before)
             if server.error or not before:
-                news.append((server, ""))
-            elif changes:
-                news.append((server, changes[:CHANGES_LIMIT]))
+                news.append(ToolChanges(server))
+            elif str(changes):
+                news.append(changes)
         return news
 
-    def _take_in(self, server: Server, definitions: Sequence[dict[str, Any]], before: dict[str, Tool]) -> str:
-        """Replace a server's tools by these; gives in words what that changes."""
-        now = self._named(server, definitions)
-        gone = before.keys() - now.keys()
-        self.tools = {name: tool for name, tool in self.tools.items() if name not in gone}
+    def _replace_tools(
+        self, server: Server, definitions: Sequence[dict[str, Any]], before: dict[str, Tool]
+    ) -> ToolChanges:
+        """Replace the tools of a server, which were `before`."""
+        now = self._name_tools(server, definitions)
+        removed = before.keys() - now.keys()
+        self.tools = {name: tool for name, tool in self.tools.items() if name not in removed}
         self.tools |= now
-        self._gone = (self._gone | gone) - now.keys()
-        changes = {
-            "new": now.keys() - before.keys(),
-            "gone": gone,
-            "different": {name for name in now.keys() & before.keys() if now[name].digest != before[name].digest},
-        }
-        return "; ".join(f"{what}: {', '.join(sorted(names))}" for what, names in changes.items() if names)
+        self._removed = (self._removed | removed) - now.keys()
+        return ToolChanges(
+            server,
+            added=sorted(now.keys() - before.keys()),
+            removed=sorted(removed),
+            redefined=sorted(name for name in now.keys() & before.keys() if now[name].digest != before[name].digest),
+        )
 
-    def _named(self, server: Server, definitions: Sequence[dict[str, Any]]) -> dict[str, Tool]:
-        """A server's tools by the names the model sees: bare for the built-in tools, `{server}_{tool}` for all others,
-        always; legal for every provider (letters, digits, `_`, `-`, at most 64) and unique.
+    def _name_tools(self, server: Server, definitions: Sequence[dict[str, Any]]) -> dict[str, Tool]:
+        """Give the tools of a server the names that the model sees.
 
-        They depend on which servers there are, not on which is up first.
+        A built-in tool keeps its name; every other is `{server}_{tool}`. A name has only characters that every provider
+        accepts (letters, digits, `_`, `-`; at most 64) and is unique. It depends on which servers there are, not on the
+        order in which they connect.
         """
         label = self._labels[server]
-        others = [f"{other}_" for other in self._labels.values() if len(other) > len(label)]
-        fixed = {d["name"] for other in self.servers if other.built_in for d in other.definitions or ()}
+        longer = [f"{other}_" for other in self._labels.values() if len(other) > len(label)]
+        built_in = {d["name"] for other in self.servers if other.built_in for d in other.definitions or ()}
         taken = {name for name, tool in self.tools.items() if tool.server not in (None, server)}
         named: dict[str, Tool] = {}
         for definition in sorted(definitions, key=lambda one: (to_legal_name(one["name"]) != one["name"], one["name"])):
             tool = definition["name"]
             name = to_legal_name(tool) if server.built_in else f"{label}_{to_legal_name(tool)}"
-            strange = not server.built_in and (name in fixed or any(map(name.startswith, others)))
-            if strange or len(name) > 64 or name in named or name in taken:
+            ambiguous = not server.built_in and (name in built_in or any(map(name.startswith, longer)))
+            if ambiguous or len(name) > 64 or name in named or name in taken:
                 digest = hashlib.sha256(f"{server.name}\n{tool}".encode(errors="replace")).hexdigest()[:8]
                 name = f"{name[:50]}_{digest}"
             name = make_unique(name, taken | named.keys())
@@ -138,7 +163,7 @@ class Toolbox:
         return dict(sorted(named.items()))
 
     def _announce_roots(self) -> None:
-        """Let the servers know when the folders to work in are others than before."""
+        """Tell the servers when the session's roots have changed."""
         roots = [*self.host.roots()] if self.host else []
         if self._roots not in (None, roots):
             for server in self.servers:
@@ -147,11 +172,15 @@ class Toolbox:
 
     @property
     def secrets(self) -> set[str]:
-        """What its servers were given that nobody else may see; a login may have brought more since they began."""
-        return {secret for server in self.servers for secret in server.secrets}
+        """All secrets of the session, which must be shown and stored nowhere; a login may add to them at any time."""
+        return {*self.own_secrets, *(secret for server in self.servers for secret in server.secrets)}
+
+    def external_servers(self) -> list[Server]:
+        """List the servers that are not crow's own."""
+        return [server for server in self.servers if server.source and not server.built_in]
 
     def warm(self) -> None:
-        """Have ready what a call will need."""
+        """Load what a tool call will need, a little later."""
         for server in self.servers:
             if server.definitions is not None:
                 server.warm()
@@ -160,64 +189,42 @@ class Toolbox:
         """All tools in the shape of chat completions, in an order that never changes."""
         return [tool.schema for tool in self.tools.values()]
 
-    def kind(self, call: ToolUse) -> ToolKind:
-        """What a call does, as far as its tool's word can be taken."""
-        tool = self.tools.get(call["function"]["name"])
-        return tool.kind(parse_arguments(call) or {}) if tool else "other"
+    def parse(self, use: ToolUse) -> ToolCall:
+        """Parse a tool call of a reply, and look up its tool."""
+        return parse_tool_call(use, self.tools)
 
-    def title(self, call: ToolUse) -> str:
-        """What a call's tool is called before people, if that is more than its name."""
-        tool = self.tools.get(call["function"]["name"])
-        return tool.title if tool else ""
-
-    def destroys(self, call: ToolUse) -> bool:
-        """Whether its server says that it may destroy something."""
-        tool = self.tools.get(call["function"]["name"])
-        return tool is not None and tool.destroys
-
-    def digest(self, call: ToolUse) -> str:
-        """Of the definition of a call's tool."""
-        tool = self.tools.get(call["function"]["name"])
-        return tool.digest if tool else ""
-
-    def is_of(self, call: ToolUse, server: Server) -> bool:
-        """Whether it is a call of one of this server's tools."""
-        tool = self.tools.get(call["function"]["name"])
-        return tool is not None and tool.server is server
-
-    def reject(self, call: ToolUse) -> ToolResult | None:
-        """The answer to a call that cannot be run: no such tool, or arguments that are no JSON object."""
-        name = call["function"]["name"]
-        tool = self.tools.get(name)
+    def reject(self, tool_call: ToolCall) -> ToolResult | None:
+        """Answer a call that cannot run: its tool does not exist, or its arguments are not a JSON object."""
+        name, tool = tool_call.name, tool_call.tool
         if tool is None:
             what = (
                 f"The tool {name!r} is gone: its server took it back"
-                if name in self._gone
+                if name in self._removed
                 else f"There is no tool {name!r}"
             )
-            names = [*islice(self.tools, NAMES), *(["…"] if len(self.tools) > NAMES else [])]
+            names = [*islice(self.tools, NAMES_LIMIT), *(["…"] if len(self.tools) > NAMES_LIMIT else [])]
             return ToolResult.error(f"{what}. The tools are: {', '.join(names) or 'none'}.")
         if tool.server is None:
             return ToolResult.error(f"The tool {name!r} is not connected: its server is no part of this session now.")
-        if parse_arguments(call) is None:
+        if not tool_call.is_valid:
             schema = msgspec.json.encode(tool.schema["function"]["parameters"]).decode()
+            fault = find_json_error(tool_call.use["function"]["arguments"])
             return ToolResult.error(
-                f"The call was not run: its arguments are not a JSON object ({find_json_error(call)}). "
-                f"The schema is: {schema}"
+                f"The call was not run: its arguments are not a JSON object ({fault}). The schema is: {schema}"
             )
         return None
 
-    async def call(self, call: ToolUse, meta: dict[str, Any]) -> ToolResult:
-        """Run a call that `reject` let pass."""
-        tool = self.tools[call["function"]["name"]]
-        arguments = decode_strings(parse_arguments(call) or {}, tool.schema["function"]["parameters"])
+    async def call(self, tool_call: ToolCall, meta: dict[str, Any]) -> ToolResult:
+        """Run a call that `reject` did not answer; `meta` goes along as the `_meta` of the request."""
+        tool = tool_call.tool
+        assert tool is not None
         assert tool.server is not None
-        title = to_announcement(call, "other", "", tool.title).title
-        use = RunningCall(self.host, call["id"], title, again=tool.may_repeat(arguments))
-        return await tool.server.call(tool.definition["name"], arguments, meta, use)
+        arguments = decode_strings(tool_call.arguments, tool.schema["function"]["parameters"])
+        running = RunningCall(self.host, tool_call.id, tool_call.title, again=tool.may_repeat(arguments))
+        return await tool.server.call(tool.definition["name"], arguments, meta, running)
 
     async def close(self) -> None:
-        """Stop what this session started."""
+        """Disconnect the servers that belong to this session alone."""
         for task in self._starting.values():
             task.cancel()
         await asyncio.gather(*self._starting.values(), return_exceptions=True)
@@ -228,12 +235,12 @@ class Toolbox:
 
 
 def to_legal_name(name: str) -> str:
-    """A name in characters that every provider takes."""
+    """Replace the characters of a tool's name that a provider may refuse."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)
 
 
 def decode_strings(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """Decode what the model sent as a string where the schema wants only an object or an array."""
+    """Decode arguments that are JSON text where the schema allows only an object or an array."""
     properties: dict[str, Any] = schema.get("properties") or {}
     definitions: dict[str, Any] = schema.get("$defs") or {}
     decoded = dict(arguments)
@@ -246,7 +253,7 @@ def decode_strings(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[st
 
 
 def find_types(schema: Any, definitions: dict[str, Any]) -> set[str]:
-    """The types a property's schema allows; "any" where it does not say."""
+    """List the JSON types that the schema of a property allows; {"any"} where it does not say."""
     match schema:
         case {"type": str(kind)}:
             return {kind}
@@ -255,16 +262,15 @@ def find_types(schema: Any, definitions: dict[str, Any]) -> set[str]:
         case {"anyOf": [*choices]} | {"oneOf": [*choices]}:
             return {kind for choice in choices for kind in find_types(choice, definitions)}
         case {"$ref": str(name)} if (target := definitions.get(name.removeprefix("#/$defs/"))) is not None:
-            return find_types(target, {})  # one step: what refers to itself never ends
+            return find_types(target, {})  # one step only: a schema may refer to itself
         case _:
             return {"any"}
 
 
-def find_json_error(call: ToolUse) -> str:
-    """Where the arguments stop being a JSON object."""
-    text = call["function"]["arguments"]
+def find_json_error(text: str) -> str:
+    """Say where the arguments of a call stop being a JSON object."""
     try:
-        json.loads(text)  # its complaints name line and column
+        json.loads(text)  # its messages name line and column
         msgspec.json.decode(text, type=dict[str, Any])
     except (ValueError, RecursionError) as error:
         return str(error)

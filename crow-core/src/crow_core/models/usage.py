@@ -34,11 +34,11 @@ TURN_TOTALS: ContextVar[Totals | None] = ContextVar("turn", default=None)
 """What is to count the tokens of a turn by itself, set by whoever prompts."""
 
 
-def count_tokens(call: ModelCall) -> dict[str, int]:
+def count_tokens(model_call: ModelCall) -> dict[str, int]:
     """Tokens of a call, as the provider counted them, else estimated at four characters a token."""
-    told: dict[str, Any] = call.usage
+    told: dict[str, Any] = model_call.usage
     if not told:
-        prompt, reply = (len(encode(dict(part))) // 4 for part in (call.request, call.reply))
+        prompt, reply = (len(encode(dict(part))) // 4 for part in (model_call.request, model_call.reply))
         return {"prompt": prompt, "completion": reply, "cached": 0, "thought": 0}
     prompt, completion = to_count(told.get("prompt_tokens")), to_count(told.get("completion_tokens"))
     details: Any = told.get("completion_tokens_details")
@@ -47,12 +47,12 @@ def count_tokens(call: ModelCall) -> dict[str, int]:
     return {"prompt": prompt, "completion": completion, "cached": cached, "thought": min(thought, completion)}
 
 
-def find_price(call: ModelCall) -> tuple[float, str] | None:
+def find_price(model_call: ModelCall) -> tuple[float, str] | None:
     """What a call cost and in which currency; None where no prices are configured."""
-    prices = call.model.prices if isinstance(call.model, ChatModel) else None
+    prices = model_call.model.prices if isinstance(model_call.model, ChatModel) else None
     if prices is None:
         return None
-    counted = count_tokens(call)
+    counted = count_tokens(model_call)
     fresh = (counted["prompt"] - counted["cached"]) * prices.input
     cached = counted["cached"] * (prices.input if prices.cached is None else prices.cached)
     return (fresh + cached + counted["completion"] * prices.output) / 1e6, prices.currency

@@ -21,10 +21,10 @@ from msgspec.structs import asdict
 
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
 from crow_core.errors import ConfigError
-from crow_core.extensions.permissions import parse_rules
 from crow_core.masking import find_secrets
 from crow_core.mcp.server import Server, from_acp
 from crow_core.models.chat import Prices
+from crow_core.rules import parse_rules
 
 if TYPE_CHECKING:
     from crow_core.mcp.oauth import Visit

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from crow_core.testing.chaos import CHAOS, Chaos
 from crow_core.testing.editor import Editor, connect
 from crow_core.testing.model import ScriptedModel
-from crow_core.testing.script import Failure, Raw, Reply, Script, ScriptEnded, ToolCall
+from crow_core.testing.script import Failure, Raw, Reply, Script, ScriptedCall, ScriptEnded
 
 if TYPE_CHECKING:
     from crow_core.testing.server import ScriptedServer
@@ -24,9 +24,9 @@ __all__ = [
     "Reply",
     "Script",
     "ScriptEnded",
+    "ScriptedCall",
     "ScriptedModel",
     "ScriptedServer",
-    "ToolCall",
     "connect",
 ]
 

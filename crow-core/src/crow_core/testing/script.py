@@ -11,7 +11,7 @@ PIECE = 4
 """Characters in one fragment of text: about a token, so that consumers meet words cut in the middle."""
 
 
-class ToolCall(TypedDict):
+class ScriptedCall(TypedDict):
     """A call as a script writes it; `id` is made up where absent, and an empty one is sent empty."""
 
     name: str
@@ -25,7 +25,7 @@ class Reply:
 
     content: str = ""
     reasoning: str = ""
-    tool_calls: list[ToolCall] = field(default_factory=list[ToolCall])
+    tool_calls: list[ScriptedCall] = field(default_factory=list[ScriptedCall])
     finish_reason: str | None = None
     """None means "tool_calls" where there are some, else "stop"."""
     usage: dict[str, Any] | None = None

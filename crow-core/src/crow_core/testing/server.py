@@ -23,7 +23,7 @@ from crow_core.testing.script import (
     Raw,
     Reply,
     Script,
-    ToolCall,
+    ScriptedCall,
     calls,
     deltas,
     finish_reason,
@@ -31,7 +31,7 @@ from crow_core.testing.script import (
     usage,
 )
 
-__all__ = ["Failure", "Raw", "Reply", "Script", "ScriptedServer", "ToolCall"]
+__all__ = ["Failure", "Raw", "Reply", "Script", "ScriptedCall", "ScriptedServer"]
 
 
 MODELS: dict[str, Any] = {

@@ -1,14 +1,14 @@
 """The client's end of a conversation in bare lines: for what no well-behaved client would say."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 
 from crow_core.acp.transports import Memory, memory_pair
-from crow_core.agent import Agent
+from crow_core.agent import Agent, AppSource
 from crow_core.app import Crow
 
 RUBBISH = [
@@ -74,7 +74,7 @@ class Wire:
 
 
 @asynccontextmanager
-async def wired(crow: "Crow | Callable[..., Awaitable[Crow]]", **options: Any) -> AsyncGenerator[Wire]:
+async def wired(crow: Crow | AppSource, **options: Any) -> AsyncGenerator[Wire]:
     """A conversation with an agent of this app, before `initialize`; `options` are the agent's."""
     ours, theirs = memory_pair()
     agent = Agent(theirs, crow, **options)
@@ -84,5 +84,5 @@ async def wired(crow: "Crow | Callable[..., Awaitable[Crow]]", **options: Any) -
     finally:
         await ours.close()
         await serving
-        if isinstance(agent.source, Crow):
-            await agent.source.shut_down()
+        if agent.source.made:
+            await agent.source.made.shut_down()

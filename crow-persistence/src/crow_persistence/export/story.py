@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from crow_core.content import make_title
+from crow_core.mcp.tool import make_title
 from crow_core.messages import Message, ToolUse, parse_arguments, to_parts
 from crow_core.store import Record, Summary
 from sqlalchemy import Connection, Row, select

@@ -1,0 +1,122 @@
+"""The log of a session: entries that are only ever appended, and the chain of writes behind them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from secrets import token_hex
+from typing import TYPE_CHECKING, TypeVar, overload
+
+from crow_core.messages import Message
+from crow_core.models.chat import ModelCall
+
+if TYPE_CHECKING:
+    from crow_core.session import Session
+
+T = TypeVar("T")
+
+DRAFT_INTERVAL = 0.2
+"""Seconds after which text that the client was shown is written, while its reply still streams."""
+
+
+def new_id() -> str:
+    """Make an id: 128 random bits, in hexadecimal."""
+    return token_hex(16)
+
+
+class SessionLog(Sequence[Message]):
+    """The entries of a session, messages and markers, in order.
+
+    `append` extends the log at once. The hooks `message`, `draft` and `model_call` run behind it, one after the other;
+    `written` waits for them.
+    """
+
+    def __init__(self, session: "Session", entries: Sequence[Message] = ()) -> None:
+        self.entries = [*entries]
+        self.title = ""
+        """The name of the session in a list; empty until it has one."""
+        self.damage = ""
+        """A sentence about what could not be restored; empty if nothing is missing."""
+        self._session = session
+        self._writing: asyncio.Task[None] | None = None
+        """The last write; it ends after all writes before it."""
+        self._draft: asyncio.TimerHandle | None = None
+
+    @overload
+    def __getitem__(self, at: int) -> Message: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Message]: ...
+    def __getitem__(self, at: int | slice) -> Message | list[Message]:
+        return self.entries[at]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.entries)
+
+    def __repr__(self) -> str:
+        return f"SessionLog({self.entries!r})"
+
+    def append(self, entry: Message) -> None:
+        """Append an entry, give it an id if it has none, and start to write it."""
+        entry.setdefault("crow", {}).setdefault("id", new_id())
+        self.entries.append(entry)
+        if self._session.hooks.message:
+            self._write(self._session.hooks.message.run, entry)
+
+    def record(self, model_call: ModelCall) -> None:
+        """Record a model call that was sent, or has ended, through the `model_call` hooks."""
+        if self._session.hooks.model_call:
+            self._write(self._session.hooks.model_call.run, model_call)
+
+    def schedule_draft(self, model_call: ModelCall) -> None:
+        """Write the reply so far through the `draft` hooks, DRAFT_INTERVAL seconds from now."""
+        if self._session.hooks.draft and self._draft is None:
+            self._draft = asyncio.get_running_loop().call_later(DRAFT_INTERVAL, self._write_draft, model_call)
+
+    def cancel_draft(self) -> None:
+        """Write no draft: the reply itself is about to be appended."""
+        if self._draft is not None:
+            self._draft.cancel()
+            self._draft = None
+
+    def _write_draft(self, model_call: ModelCall) -> None:
+        self._draft = None
+        texts = {key: text for key in ("reasoning_content", "content") if (text := model_call.reply.get(key))}
+        draft = Message(role="assistant", **texts, crow={"id": model_call.id})
+        self._write(self._session.hooks.draft.run, draft)
+
+    def _write(self, hooks: "Callable[[Session, T], Awaitable[None]]", value: T) -> None:
+        """Run hooks after all writes that were started before."""
+        self._writing = asyncio.ensure_future(self._write_after(self._writing, hooks, value))
+
+    async def _write_after(
+        self, before: "asyncio.Task[None] | None", hooks: "Callable[[Session, T], Awaitable[None]]", value: T
+    ) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        try:
+            await hooks(self._session, value)
+        finally:
+            if before is not None:
+                before.result()  # whoever waits for this write gets the first failure
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether `written` may have to wait."""
+        return self._writing is not None
+
+    async def written(self) -> None:
+        """Wait until everything appended so far has been written. Raises what a hook raised."""
+        if (writing := self._writing) is not None:
+            try:
+                await asyncio.shield(writing)
+            finally:
+                if writing.done() and self._writing is writing:
+                    self._writing = None
+
+    async def flush(self) -> None:
+        """Like `written`, but ignore a failure that has been reported already. Later writes start a new chain."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            await asyncio.wait([writing])
+            writing.exception()

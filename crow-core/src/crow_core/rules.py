@@ -1,0 +1,72 @@
+"""Permission rules: what the configuration allows, asks about and denies.
+
+A rule is `TOOL` or `TOOL:PATTERN`. Both are shell patterns (`*`, `?`, `[…]`). The pattern is matched against the
+subject of a tool call: the command of `terminal`, the path of a tool that reads, edits or searches files, the URL of
+`fetch`, or all arguments of another tool. Deny beats ask, and ask beats allow.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal
+
+Verdict = Literal["allow", "ask", "deny"]
+
+TOOL_NAME = re.compile(r"[\w*?\[\]!-]+")
+"""The name of a tool, or a pattern of names."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule of the configuration."""
+
+    tool: str
+    pattern: str | None
+    """None matches every call of the tool."""
+
+    def matches(self, tool: str, subject: str) -> bool:
+        return fnmatchcase(tool, self.tool) and (self.pattern is None or fnmatchcase(subject, self.pattern))
+
+    def __str__(self) -> str:
+        return self.tool if self.pattern is None else f"{self.tool}:{self.pattern}"
+
+
+def parse_rule(text: str) -> Rule:
+    """Parse a rule. Raises ValueError for one that could never match, as it would only seem to forbid something."""
+    tool, colon, pattern = text.partition(":")
+    if not TOOL_NAME.fullmatch(tool.strip()):
+        raise ValueError(f"{text!r} is no rule: write TOOL or TOOL:PATTERN, such as 'terminal:rm *'")
+    return Rule(tool.strip(), pattern.strip() if colon else None)
+
+
+def parse_rules(texts: Sequence[str]) -> list[Rule]:
+    """Parse several rules. Raises ValueError."""
+    return [parse_rule(text) for text in texts]
+
+
+@dataclass
+class Rules:
+    """The rules of one session."""
+
+    allow: list[Rule] = field(default_factory=list[Rule])
+    ask: list[Rule] = field(default_factory=list[Rule])
+    deny: list[Rule] = field(default_factory=list[Rule])
+
+    def find(self, tool: str, subject: str, spellings: Sequence[str], *, simple: bool) -> tuple[Verdict, Rule] | None:
+        """Find the rule that decides a call, and its verdict; None if no rule matches.
+
+        `spellings` are further forms of the subject; they are compared with deny and ask rules only. A call that is not
+        `simple` is allowed only by a rule without a pattern.
+        """
+        forms = [subject, *spellings]
+        for rule in self.deny:
+            if any(rule.matches(tool, form) for form in forms):
+                return "deny", rule
+        for rule in self.ask:
+            if any(rule.matches(tool, form) for form in forms):
+                return "ask", rule
+        for rule in self.allow:
+            if rule.matches(tool, subject) and (simple or rule.pattern is None):
+                return "allow", rule
+        return None

@@ -1,0 +1,44 @@
+"""Run a command of the user's configuration."""
+
+import asyncio
+import os
+import signal
+import tempfile
+from asyncio.subprocess import DEVNULL, PIPE
+from contextlib import suppress
+
+OUTPUT_LIMIT = 4_000
+"""Bytes of the end of a command's output that are returned."""
+
+
+async def run_command(
+    command: str | list[str], cwd: str, timeout: float, stdin: bytes = b"", *, with_stdout: bool = False
+) -> tuple[int, str]:
+    """Run a shell command, or a program with its arguments, for at most `timeout` seconds.
+
+    Returns the exit code and the end of the standard error, together with the standard output if that is wanted.
+    Raises OSError, TimeoutError.
+    """
+    line = ["/bin/sh", "-c", command] if isinstance(command, str) else command
+    program, *args = map(os.path.expanduser, line)
+    with tempfile.TemporaryFile() as output:  # not a pipe, which a process left in the background could hold open
+        process = await asyncio.create_subprocess_exec(
+            program,
+            *args,
+            cwd=cwd,
+            stdin=PIPE,
+            stdout=output if with_stdout else DEVNULL,
+            stderr=output,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(timeout):
+                await process.communicate(stdin)
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        output.seek(max(output.seek(0, os.SEEK_END) - OUTPUT_LIMIT, 0))
+        assert process.returncode is not None
+        return process.returncode, output.read().decode(errors="replace").strip()
