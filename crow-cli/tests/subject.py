@@ -287,7 +287,7 @@ class SubjectAgent:
     def session_set_config_option(self, params: dict[str, Any]) -> Any:
         if FAULT != "forgets what was set":
             self.options[params["configId"]] = params["value"]
-        return {"configOptions": self.config_options()[FAULT == "gives what was set only" :]}
+        return {"configOptions": self.config_options()[1 if FAULT == "gives what was set only" else 0 :]}
 
     def update(self, session: str, update: dict[str, Any], *, keep: bool = False) -> None:
         if keep:

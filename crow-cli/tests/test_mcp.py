@@ -123,7 +123,7 @@ async def test_other_contents_of_the_file_are_kept_also_behind_a_link(machine: "
         (["add", "new", "--header", "nothing", "https://x"], "a header is 'Name: value'."),
         (["remove", "no"], "has no server 'no'."),
         (["test", "no"], "There is no MCP server 'no'. crow mcp list shows all servers."),
-        (["login", "old"], "does not say auth = \"oauth\" of 'old'. Add that to log in there."),
+        (["login", "old"], "has no auth = \"oauth\" for 'old'. Add it to log in there."),
     ],
 )
 async def test_wrong_usage_is_a_sentence_and_changes_nothing(machine: "Machine", arguments: list[str], sentence: str):

@@ -67,7 +67,7 @@ class CheckOptions:
     """A prompt that keeps the agent busy until it is cancelled."""
     auth_method: str = ""
     allow_logout: bool = False
-    """Whether to test `logout`, after which the user may have to log in again."""
+    """Test `logout`, after which the user may have to log in again."""
     quiet: float = 1.5
     """Seconds to wait for messages that must not come."""
     grace: float = 10.0
@@ -108,7 +108,7 @@ class SentRequest:
     no_answer_reason: str = ""
     """The reason why there is no answer."""
     is_lost: bool = False
-    """Whether it was not answered because the agent had ended, or was stopped for writing too much."""
+    """True if there is no answer because the agent had ended, or was stopped for writing too much."""
     interrupted: WireLine | None = None
     """The line with which this client interrupted the turn."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -154,7 +154,7 @@ class Conversation:
         self.cancelled: set[str] = set()
         """The sessions whose turn was cancelled: requests for permission there are answered `cancelled`."""
         self.ended_by = ""
-        """How the process ended: `itself`, or the name of the signal that ended it."""
+        """`itself` if the process ended by itself, else the name of the signal that ended it."""
         self.stderr: deque[int] = deque(maxlen=MAX_STDERR_BYTES)
         self.stderr_size = 0
         self._output_ended = ""

@@ -95,9 +95,9 @@ def requirement(
 ) -> Callable[[Callable[[Conversation], str | None]], Callable[[Conversation], str | None]]:
     """Declare the decorated function to be the check of a requirement."""
 
-    def declare(judge: Callable[[Conversation], str | None]) -> Callable[[Conversation], str | None]:
-        REQUIREMENTS[id] = Requirement(id, level, sentence, scenario, judge, capability)
-        return judge
+    def declare(check: Callable[[Conversation], str | None]) -> Callable[[Conversation], str | None]:
+        REQUIREMENTS[id] = Requirement(id, level, sentence, scenario, check, capability)
+        return check
 
     return declare
 

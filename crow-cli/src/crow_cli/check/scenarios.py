@@ -35,7 +35,7 @@ AUDIO = "UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YQIAAAAAAA=="
 
 @dataclass
 class AgentFacts:
-    """What the agent answered to `initialize`, and which basic scenarios failed."""
+    """The agent's answer to `initialize`, and the basic scenarios that failed."""
 
     initialize: SentRequest | None = None
     """The request `initialize` of the first conversation."""
@@ -56,7 +56,7 @@ class Scenario:
     needs: Literal["", "initialize", "session", "prompt"]
     """The last basic scenario that has to work for it; the empty text if none has to."""
     counts_flaws: bool
-    """Whether flaws in it count. They do not where the client itself breaks the rules."""
+    """False where the client itself breaks the protocol: flaws in the conversation are then ignored."""
 
     async def __call__(self, conversation: Conversation) -> None:
         """Run it to its end, or until it cannot continue."""

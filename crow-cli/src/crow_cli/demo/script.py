@@ -30,7 +30,7 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 class FirstRun(NamedTuple):
     ran: str
-    """How many tests ran."""
+    """The number of tests that ran."""
     difference: str
     """The message of the failed assertion."""
 
