@@ -43,7 +43,8 @@ bench:
     uv run benchmarks/cancel.py
     uv run benchmarks/idle.py
 
-# regenerate what is generated: the ACP structs, and the tools' descriptions
-schema:
+# regenerate the ACP structs, the descriptions of the tools, and the page on the command line
+generate:
     uv run scripts/generate_acp_schema.py
     uv run scripts/generate_tools.py
+    uv run scripts/generate_cli_help.py
