@@ -344,7 +344,7 @@ class Generator:
             structs.append(self.struct(struct, shape))
             self.unknown[struct] = unknown
         members = " | ".join(structs)
-        why = "msgspec cannot decode a variant without a tag; the convert_leniently pass does"
+        why = "msgspec cannot decode a variant without a tag; the lenient pass does"
         self.written[name] = (
             f"class {unknown}(Unknown):\n    __slots__ = ()\n\n\n"
             f"if TYPE_CHECKING:\n    {name}: TypeAlias = {members} | {unknown}\n"

@@ -42,7 +42,7 @@ async def test_unusable_url_is_reported_without_its_password(machine: "Machine")
     for command in ("path", "info", "check"):
         done = await machine.crow("db", command)
         assert (done.code, done.out) == (2, "")
-        assert "[database] url mysql://me:***@host/crow is of no use" in done.err
+        assert "[database] url mysql://me:***@host/crow cannot be used" in done.err
 
 
 async def test_info_prints_size_and_row_counts(used: "Machine"):

@@ -101,7 +101,7 @@ async def test_crows_own_extensions_can_be_configured_and_left_out(machine: "Mac
         ('[extensions.shout]\ntimes = "x"\n', "config.toml, line 2, extensions.shout.times: expected `int`, got `str`"),
         ("[extensions.compact]\nthreshold = -1\n", "line 2, extensions.compact.threshold: expected `float` >= 0"),
         ("[[hooks.before_lunch]]\n", "line 1, hooks.before_lunch: no such setting."),
-        ('[[hooks.turn_end]]\ncommand = "x"\ntimeout = 0\n', "line 1, hooks.turn_end: expected `float` > 0.0"),
+        ('[[hooks.turn_end]]\ncommand = "x"\ntimeout = 0\n', "line 3, hooks.turn_end.timeout: expected `float` > 0.0"),
         ("[extensions.nobody]\n", "there is no extension 'nobody'. Install the package that has it, write "),
         (
             "[extensions.broken]\n",

@@ -206,7 +206,7 @@ async def test_the_limit_of_requests_ends_the_prompt(machine: "Machine") -> None
 
 
 async def test_former_option_max_turns_is_an_error_that_names_the_new_one(machine: "Machine") -> None:
-    done = await machine.crow("run", "--max-requests", "2", "Go on.")
+    done = await machine.crow("run", "--max-turns", "2", "Go on.")
     assert done.code == 2
     assert "--max-requests" in done.err
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from crow_cli.app import build
+from crow_persistence.extension import persistence
 from crow_core.testing import Reply, ScriptedModel, connect
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ async def test_search_provider_is_asked_after_permission_and_its_key_is_masked(
     calls = [("web_search", {"query": "crows"}), ("terminal", {"command": "env"})]
     replies = [Reply(tool_calls=[{"name": name, "arguments": arguments}]) for name, arguments in calls]
     model = ScriptedModel([*replies, Reply("Done.")])
-    crow = await build(env, models={"scripted": model}, remember=False)
+    crow = await build(env, models={"scripted": model}, without=[persistence])
     async with connect(crow, permit="allow_once") as editor:
         session = await editor.new_session(str(machine.project))
         await editor.prompt(session.session_id, "go")
@@ -55,7 +56,7 @@ async def test_host_in_allow_hosts_can_be_fetched(machine: "Machine", brave: tup
     url, requests = brave
     machine.configure(f'[fetch]\nallow_hosts = ["{url.removeprefix("http://")}"]\n')
     model = ScriptedModel([Reply(tool_calls=[{"name": "fetch", "arguments": {"url": f"{url}/a"}}]), Reply("Done.")])
-    crow = await build(machine.env, models={"scripted": model}, remember=False)
+    crow = await build(machine.env, models={"scripted": model}, without=[persistence])
     async with connect(crow, permit="allow_once") as editor:
         session = await editor.new_session(str(machine.project))
         await editor.prompt(session.session_id, "go")
@@ -65,7 +66,7 @@ async def test_host_in_allow_hosts_can_be_fetched(machine: "Machine", brave: tup
 
 async def test_each_tool_is_offered_once(machine: "Machine") -> None:
     model = ScriptedModel([Reply("Hello.")])
-    crow = await build(machine.env, models={"scripted": model}, remember=False)
+    crow = await build(machine.env, models={"scripted": model}, without=[persistence])
     async with connect(crow) as editor:
         session = await editor.new_session(str(machine.project))
         await editor.prompt(session.session_id, "go")

@@ -264,7 +264,7 @@ def test_outcome_is_stored_when_the_model_call_ends(talk: Talk):
     assert row.tools == hashlib.sha256(msgspec.json.encode(TOOLS)).hexdigest()
     assert (row.total, row.usage, row.cost) == (None, None, None)
     usage = {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 60}}
-    talk.end(model_call, first=model_call.started + 0.5, finish_reason="stop", usage=usage)
+    talk.end(model_call, first_delta=model_call.started + 0.5, finish_reason="stop", usage=usage)
     row = talk.row(model_call)
     assert (round(row.first), round(row.total), row.stop_reason, row.error) == (500, 2000, "stop", None)
     assert (row.input, row.output, row.cached) == (100, 10, 60)

@@ -58,6 +58,12 @@ class SessionLog(Sequence[Message]):
     def __iter__(self) -> Iterator[Message]:
         return iter(self.entries)
 
+    def __eq__(self, other: object) -> bool:
+        """Compare the entries, with those of another log or with a list."""
+        return self.entries == (other.entries if isinstance(other, SessionLog) else other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType] - it changes, so it has no hash
+
     def __repr__(self) -> str:
         return f"SessionLog({self.entries!r})"
 

@@ -98,7 +98,7 @@ class Flaw:
 
 
 @dataclass(eq=False)
-class SentRequest:
+class CheckRequest:
     """A request of this client, with its answer."""
 
     method: str
@@ -148,7 +148,7 @@ class Conversation:
         """The folder of its sessions."""
         self.lines: list[WireLine] = []
         self.flaws: list[Flaw] = []
-        self.requests: list[SentRequest] = []
+        self.requests: list[CheckRequest] = []
         self.stopped = ""
         """Why the scenario did not finish; the empty text if it did."""
         self.cancelled: set[str] = set()
@@ -160,7 +160,7 @@ class Conversation:
         self._output_ended = ""
         """Why no more output comes; the empty text while the agent runs."""
         self._received = 0
-        self._pending: dict[int | str, SentRequest] = {}
+        self._pending: dict[int | str, CheckRequest] = {}
         self._changed = asyncio.Condition()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -223,18 +223,18 @@ class Conversation:
 
     # Sending
 
-    def begin(self, method: str, params: Message, *, id: int | str | None = None) -> SentRequest:
+    def begin(self, method: str, params: Message, *, id: int | str | None = None) -> CheckRequest:
         """Send a request without waiting for its answer."""
         id = len(self.requests) + 1 if id is None else id
         line = self.send({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
-        request = SentRequest(method, params, line)
+        request = CheckRequest(method, params, line)
         self.requests.append(request)
         self._pending[id] = request
         if self._output_ended:
             self._mark_missing(request, f"{method} was not answered: {self._output_ended}", lost=True)
         return request
 
-    async def finish(self, request: SentRequest) -> SentRequest:
+    async def finish(self, request: CheckRequest) -> CheckRequest:
         """Wait for an answer. Raises CannotContinue if there is none."""
         try:
             async with asyncio.timeout(self.options.timeout):
@@ -245,7 +245,7 @@ class Conversation:
             raise CannotContinue(request.no_answer_reason)
         return request
 
-    async def ask(self, method: str, params: Message, *, id: int | str | None = None) -> SentRequest:
+    async def ask(self, method: str, params: Message, *, id: int | str | None = None) -> CheckRequest:
         """Send a request and wait for its answer. Raises CannotContinue if there is none."""
         return await self.finish(self.begin(method, params, id=id))
 
@@ -263,7 +263,7 @@ class Conversation:
 
     # Common steps
 
-    async def initialize(self) -> SentRequest:
+    async def initialize(self) -> CheckRequest:
         """Initialize with version 1 and without capabilities. Raises CannotContinue if the agent does not agree."""
         params = {
             "protocolVersion": PROTOCOL_VERSION,
@@ -292,7 +292,7 @@ class Conversation:
             raise CannotContinue("session/new gave no session; see SESSION-001")
         return session
 
-    def login_needed(self, request: SentRequest) -> str:
+    def login_needed(self, request: CheckRequest) -> str:
         """Return what to do if a request was refused because the agent wants a login first; else the empty text."""
         if not request.error or request.error.get("code") != AUTH_REQUIRED:
             return ""
@@ -302,11 +302,11 @@ class Conversation:
         methods = ", ".join(to_short_json(get_path(method, "id")) for method in list_or_empty(offered))
         return f"the agent wants a login first; give --auth-method with one of: {methods}" if methods else ""
 
-    async def prompt(self, session: str, text: str, *blocks: Message, **more: Any) -> SentRequest:
+    async def prompt(self, session: str, text: str, *blocks: Message, **more: Any) -> CheckRequest:
         """Send a prompt and wait for the end of the turn. Raises CannotContinue."""
         return await self.finish(self.begin_prompt(session, text, *blocks, **more))
 
-    def begin_prompt(self, session: str, text: str, *blocks: Message, **more: Any) -> SentRequest:
+    def begin_prompt(self, session: str, text: str, *blocks: Message, **more: Any) -> CheckRequest:
         prompt = [{"type": "text", "text": text}, *blocks]
         return self.begin("session/prompt", {"sessionId": session, "prompt": prompt, **more})
 
@@ -367,7 +367,7 @@ class Conversation:
         async with self._changed:
             self._changed.notify_all()
 
-    def _mark_missing(self, request: SentRequest, why: str, *, lost: bool = False) -> None:
+    def _mark_missing(self, request: CheckRequest, why: str, *, lost: bool = False) -> None:
         self._pending = {id: other for id, other in self._pending.items() if other is not request}
         request.no_answer_reason, request.is_lost = why, lost
         request.ended.set()
@@ -435,7 +435,7 @@ class Conversation:
             unfit = "is empty" if lines == [""] else "has several lines" if len(lines) > 1 else ""
             self._add_flaw("ERROR-001", unfit and f"the error's message {unfit}", line)
 
-    def is_version_1(self, request: SentRequest) -> bool:
+    def is_version_1(self, request: CheckRequest) -> bool:
         """Tell whether an answer follows version 1: an agent that was asked for a later version may answer in that."""
         return request.method != "initialize" or request.member("protocolVersion") in (None, PROTOCOL_VERSION)
 

@@ -27,7 +27,7 @@ from crow_cli.check import scenarios
 from crow_cli.check.conversation import (
     Conversation,
     Message,
-    SentRequest,
+    CheckRequest,
     WireLine,
     describe_error,
     filter_turn_updates,
@@ -105,7 +105,7 @@ def requirement(
 # Reading a conversation
 
 
-def get_request(conversation: Conversation, method: str, nth: int = -1) -> SentRequest:
+def get_request(conversation: Conversation, method: str, nth: int = -1) -> CheckRequest:
     """Return the nth request of a method, by default the last. Raises NotTested if there is none."""
     steps = [step for step in conversation.requests if step.method == method]
     if len(steps) < (nth + 1 if nth >= 0 else -nth):
@@ -113,7 +113,7 @@ def get_request(conversation: Conversation, method: str, nth: int = -1) -> SentR
     return steps[nth]
 
 
-def get_success(conversation: Conversation, method: str, nth: int = -1, *, see: str = "") -> SentRequest:
+def get_success(conversation: Conversation, method: str, nth: int = -1, *, see: str = "") -> CheckRequest:
     """Return a request that has a result. Raises NotPassed; `see` is the id of another requirement that then fails."""
     request = get_request(conversation, method, nth)
     if wanted := conversation.login_needed(request):
@@ -131,7 +131,7 @@ def get_result(conversation: Conversation, method: str, kind: type[T], nth: int 
     return convert_result(request, request.result, kind, see=see)
 
 
-def convert_result(request: SentRequest, value: Any, kind: type[T], *, see: str = "") -> T:
+def convert_result(request: CheckRequest, value: Any, kind: type[T], *, see: str = "") -> T:
     try:
         return cast("T", to_struct(value, cast("Any", kind)))
     except msgspec.ValidationError as error:
@@ -140,11 +140,11 @@ def convert_result(request: SentRequest, value: Any, kind: type[T], *, see: str 
         raise make_failure(see, request, f"the result of {request.method} is nested too deeply") from error
 
 
-def make_failure(see: str, request: SentRequest, why: str) -> NotPassed:
+def make_failure(see: str, request: CheckRequest, why: str) -> NotPassed:
     return NotTested(f"{why}; see {see}") if see else Failed(why, *list_lines(request))
 
 
-def list_lines(request: SentRequest) -> Sequence[WireLine]:
+def list_lines(request: CheckRequest) -> Sequence[WireLine]:
     return [line for line in (request.sent, request.answer) if line]
 
 
@@ -779,7 +779,7 @@ def list_lines_after(conversation: Conversation, line: WireLine) -> list[WireLin
     return [other for other in conversation.lines[conversation.lines.index(line) + 1 :] if other.sender == "agent"]
 
 
-def list_lines_until_answer(conversation: Conversation, request: SentRequest) -> list[WireLine]:
+def list_lines_until_answer(conversation: Conversation, request: CheckRequest) -> list[WireLine]:
     """List the lines of the agent between a request and its answer."""
     lines = list_lines_after(conversation, request.sent)
     return lines[: lines.index(request.answer)] if request.answer else lines

@@ -14,7 +14,7 @@ from crow_cli.check.conversation import (
     CannotContinue,
     Conversation,
     Message,
-    SentRequest,
+    CheckRequest,
     WireLine,
     filter_turn_updates,
 )
@@ -37,7 +37,7 @@ AUDIO = "UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YQIAAAAAAA=="
 class AgentFacts:
     """The agent's answer to `initialize`, and the basic scenarios that failed."""
 
-    initialize: SentRequest | None = None
+    initialize: CheckRequest | None = None
     """The request `initialize` of the first conversation."""
     broken: dict[str, str] = field(default_factory=dict[str, str])
     """For each basic scenario that failed, why the scenarios that need it cannot be tested."""
