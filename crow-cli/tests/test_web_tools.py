@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from crow_cli.app import build
-from crow_persistence.extension import persistence
 from crow_core.testing import Reply, ScriptedModel, connect
+from crow_persistence.extension import persistence
 
 if TYPE_CHECKING:
     from conftest import Machine

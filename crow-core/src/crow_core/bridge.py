@@ -20,7 +20,6 @@ from crow_core.acp.schema import (
     BlockContent,
     BooleanPropertySchema,
     ElicitationSchema,
-    PermissionOption,
     StringPropertySchema,
     TextBlock,
     ToolCallContent,
@@ -28,6 +27,7 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
     Unknown,
 )
+from crow_core.client import PermissionAnswer
 from crow_core.content import to_audio_part, to_image_part, to_text_part
 from crow_core.elicitation import FormAnswer, can_ask, check_form
 from crow_core.errors import ElicitationError, EndTurn, ModelError
@@ -214,47 +214,37 @@ class Bridge:
         async with self._permission_lock:
             mode = self.session.options.find("mode")
             if (answered := self._allowed.get(server)) is not None:
-                allowed, by, lasts = answered, "the user answered so for this session", True
+                answer = PermissionAnswer(answered, "the user answered so for this session", lasts=True)
             elif mode is not None and mode.get() == "yolo":
-                allowed, by, lasts = True, "mode yolo", False
+                answer = PermissionAnswer(True, "mode yolo")
             else:
-                allowed, by, lasts = await self._question(server, request, running)
+                answer = await self._ask_user(server, request, running)
         decision = {
             "kind": "decision",
-            "is": "allow" if allowed else "deny",
-            "by": by,
-            "scope": f"session: {self.label(server)}" if lasts else "once",
+            "is": "allow" if answer.allowed else "deny",
+            "by": answer.reason,
+            "scope": f"session: {self.label(server)}" if answer.lasts else "once",
             "call": f"{running.id if running else new_id()}/sampling",  # the tool call has a decision of its own
             "tool": f"{self.label(server)}: sampling/createMessage",
             "arguments": hashlib.sha256(msgspec.json.encode(request)).hexdigest(),
         }
         self.session.log.append({"crow": decision})
-        return allowed
+        return answer.allowed
 
-    async def _question(
-        self, server: Server, request: ModelRequest, running: RunningCall | None
-    ) -> tuple[bool, str, bool]:
-        """Show the user what would be sent. Returns whether it may be, who decided, and whether for the session."""
+    async def _ask_user(self, server: Server, request: ModelRequest, running: RunningCall | None) -> PermissionAnswer:
+        """Show the user what would be sent to the model, and ask whether it may be."""
         name = self.label(server)
         whole = self.tidy("\n\n".join(map(to_text, request["messages"])), lines=True)
         more = f"\n[{len(whole) - TEXT_LIMIT:,} characters more]" if len(whole) > TEXT_LIMIT else ""
-        options = [
-            PermissionOption(option_id="allow", name="Allow", kind="allow_once"),
-            PermissionOption(option_id="always", name=f"Allow {name} for this session", kind="allow_always"),
-            PermissionOption(option_id="reject", name="Reject", kind="reject_once"),
-            PermissionOption(option_id="never", name=f"Reject {name} for this session", kind="reject_always"),
-        ]
         question = to_question(running, f"{name} wants to ask the model", fence(whole[:TEXT_LIMIT] + more))
         try:
-            answer = await self.session.user.ask_permission(question, options)
-        except ElicitationError:
-            return False, "it needs a permission, and nobody is there to give it", False
+            answer = await self.session.user.ask_allowed(question, name)
         except EndTurn:
-            return False, "the turn was cancelled", False
+            return PermissionAnswer(False, "the turn was cancelled")
         await self._restore_tool_call(running)
-        if lasts := answer in ("always", "never"):
-            self._allowed[server] = answer == "always"
-        return answer in ("allow", "always"), "the user", lasts
+        if answer.lasts:
+            self._allowed[server] = answer.allowed
+        return answer
 
     async def _restore_tool_call(self, running: RunningCall | None) -> None:
         """Show a tool call again as it was before a question replaced its title."""

@@ -25,9 +25,9 @@ from crow_core.acp.schema import (
 
 from crow_cli.check import scenarios
 from crow_cli.check.conversation import (
+    CheckRequest,
     Conversation,
     Message,
-    CheckRequest,
     WireLine,
     describe_error,
     filter_turn_updates,

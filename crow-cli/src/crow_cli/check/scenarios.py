@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from crow_cli.check.conversation import (
     CannotContinue,
+    CheckRequest,
     Conversation,
     Message,
-    CheckRequest,
     WireLine,
     filter_turn_updates,
 )
