@@ -25,7 +25,7 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.elicitation import FormAnswer
 from crow_core.errors import ElicitationError, EndTurn
-from crow_core.extensions.ask import ask
+from crow_core.extensions.ask_user import ask_user
 from crow_core.extensions.permissions import permissions
 from crow_core.messages import Message
 from crow_core.session import Session
@@ -56,7 +56,7 @@ def told(model: ScriptedModel) -> str:
 async def turn(
     model: ScriptedModel, answer: CreateElicitationResponse | None, capabilities: ClientCapabilities = FORMS
 ) -> Editor:
-    crow = Crow(model).use(permissions).use(ask)
+    crow = Crow(model).use(permissions).use(ask_user)
     async with connect(crow, capabilities=capabilities) as editor:
         editor.answer = answer
         session = await editor.new_session("/")
@@ -156,7 +156,7 @@ async def test_a_client_without_forms_is_asked_as_for_a_permission(capabilities:
 @pytest.mark.parametrize(("permit", "words"), [("reject_once", "did not want"), ("allow_once", "red")])
 async def test_none_of_the_choices_is_an_answer_too(permit: str, words: str):
     model = asking(**COLOUR)
-    async with connect(Crow(model).use(ask), permit=permit) as editor:
+    async with connect(Crow(model).use(ask_user), permit=permit) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
     assert words in told(model)
@@ -172,7 +172,7 @@ async def test_what_such_a_client_cannot_ask_the_model_is_told_so(question: dict
 
 @pytest.mark.parametrize("capabilities", [FORMS, NEITHER])
 async def test_a_cancelled_turn_withdraws_its_question(capabilities: ClientCapabilities):
-    async with connect(Crow(asking(**COLOUR)).use(ask), permit=None, capabilities=capabilities) as editor:
+    async with connect(Crow(asking(**COLOUR)).use(ask_user), permit=None, capabilities=capabilities) as editor:
         session = await editor.new_session("/")
         prompting = asyncio.ensure_future(editor.prompt(session.session_id, "go"))
         await editor.until(lambda editor: editor.forms or editor.questions)

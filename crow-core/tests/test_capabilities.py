@@ -16,7 +16,7 @@ from crow_core.acp.schema import AGENT_METHODS, CLIENT_METHODS, PROTOCOL_METHODS
 from crow_core.acp.transports import memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
-from crow_core.extensions.ask import ask
+from crow_core.extensions.ask_user import ask_user
 from crow_core.extensions.commands import commands
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.plan import plan
@@ -55,7 +55,7 @@ def everything() -> Crow:
         Use(name="nothing", arguments={}),
     ]
     crow = Crow(ScriptedModel([Reply("Well.", reasoning="Hm.", tool_calls=uses), Reply("Done.")]))
-    crow.use(permissions).use(commands).use(usage).use(titles).use(plan).use(ask)
+    crow.use(permissions).use(commands).use(usage).use(titles).use(plan).use(ask_user)
 
     @crow.options
     def verbose(session: Session) -> Option:

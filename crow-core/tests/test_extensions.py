@@ -22,7 +22,7 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.extensions.commands import commands
 from crow_core.extensions.permissions import permissions
-from crow_core.extensions.refusal import refusal
+from crow_core.extensions.refused_prompts import refused_prompts
 from crow_core.extensions.templates import templates
 from crow_core.extensions.titles import titles
 from crow_core.extensions.truncate import truncate
@@ -278,7 +278,7 @@ async def test_what_fits_is_left_as_it_is():
 
 async def test_what_was_refused_is_not_said_to_the_model_again():
     model = ScriptedModel([Reply("Hello."), Reply("No.", finish_reason="content_filter"), Reply("Yes.")])
-    async with connect(Crow(model).use(refusal)) as editor:
+    async with connect(Crow(model).use(refused_prompts)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "hi")
         refused = await editor.prompt(session.session_id, "something foul")

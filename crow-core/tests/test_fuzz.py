@@ -10,9 +10,9 @@ import pytest
 from crow_core.acp.transports import HIGH_WATER, memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
-from crow_core.extensions.ask import ask
+from crow_core.extensions.ask_user import ask_user
 from crow_core.extensions.commands import commands
-from crow_core.extensions.masking import mask_secrets
+from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.plan import plan
 from crow_core.extensions.telemetry import telemetry
@@ -112,7 +112,7 @@ def everything() -> Crow:
     """An app with all that a client can reach, and a store that holds one session."""
     crow = Crow(ScriptedModel(lambda request: Reply("Well.")))
     crow.use(telemetry).use(mask_secrets).use(permissions).use(commands).use(usage).use(titles).use(undo).use(plan).use(
-        ask
+        ask_user
     )
     entry: Any = {"role": "user", "content": "earlier", "crow": {"id": "1"}}
 

@@ -113,26 +113,26 @@ async def spend(
 
 async def test_a_budget_that_is_used_up_pauses_and_the_person_stops():
     model = looking(until=9)
-    editor, reasons = await spend(model, turns=3)
+    editor, reasons = await spend(model, requests=3)
     assert len(model.requests) == 3
     assert reasons == ["max_turn_requests"]
-    assert editor.text == "The budget is used up: 3 of 3 turns. [extensions.budgets] sets it."
+    assert editor.text == "The budget is used up: 3 of 3 requests. [extensions.budgets] sets it."
     assert [message["role"] for message in model.requests[-1]["messages"]][-2:] == ["assistant", "tool"]
 
 
 async def test_who_goes_on_grants_as_much_again():
     model = looking(until=8)
-    editor, reasons = await spend(model, permit="allow_once", turns=3)
+    editor, reasons = await spend(model, permit="allow_once", requests=3)
     assert reasons == ["end_turn"]
     assert [question.tool_call.title for question in editor.questions] == [
-        "The budget is used up: 3 of 3 turns. Go on, with as much again?",
-        "The budget is used up: 6 of 6 turns. Go on, with as much again?",
+        "The budget is used up: 3 of 3 requests. Go on, with as much again?",
+        "The budget is used up: 6 of 6 requests. Go on, with as much again?",
     ]
 
 
 async def test_a_budget_is_the_sessions_and_the_next_prompt_asks_again():
     model = looking(until=9)
-    editor, reasons = await spend(model, prompts=3, turns=2)
+    editor, reasons = await spend(model, prompts=3, requests=2)
     assert reasons == ["max_turn_requests"] * 3
     assert len(model.requests) == 2
     assert len(editor.questions) == 3
@@ -161,7 +161,7 @@ async def test_money_counts_where_prices_are_known():
 
 
 async def test_what_was_spent_is_known_when_the_session_is_loaded():
-    crow, log = Crow(looking(until=9), servers=[box()]).use(budgets, turns=2), list[Message]()
+    crow, log = Crow(looking(until=9), servers=[box()]).use(budgets, requests=2), list[Message]()
 
     @crow.session_end
     def keep(session: Session) -> None:
@@ -170,7 +170,7 @@ async def test_what_was_spent_is_known_when_the_session_is_loaded():
     async with connect(crow, permit="reject_once") as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
-    later = Crow(model := ScriptedModel([]), servers=[box()]).use(budgets, turns=2)
+    later = Crow(model := ScriptedModel([]), servers=[box()]).use(budgets, requests=2)
 
     @later.load_session
     def load(id: str) -> Record:
@@ -186,10 +186,10 @@ async def test_what_was_spent_is_known_when_the_session_is_loaded():
 @pytest.mark.parametrize(("said", "requests"), [("Go on", 4), ("Stop", 2)])
 async def test_a_client_that_shows_forms_is_shown_one(said: str, requests: int):
     model = looking(until=3)
-    async with connect(Crow(model, servers=[box()]).use(budgets, turns=2), capabilities=FORMS) as editor:
+    async with connect(Crow(model, servers=[box()]).use(budgets, requests=2), capabilities=FORMS) as editor:
         editor.answer = CreateElicitationResponse(action="accept", content={"answer": said})
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
     assert len(model.requests) == requests
     assert editor.questions == []
-    assert editor.forms[0].message.startswith("The budget is used up: 2 of 2 turns.")
+    assert editor.forms[0].message.startswith("The budget is used up: 2 of 2 requests.")

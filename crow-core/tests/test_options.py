@@ -7,8 +7,8 @@ import pytest
 from crow_core.acp.schema import INVALID_PARAMS
 from crow_core.app import Crow
 from crow_core.extensions.commands import commands
-from crow_core.extensions.effort import effort
 from crow_core.extensions.permissions import permissions
+from crow_core.extensions.reasoning_effort import reasoning_effort
 from crow_core.models.chat import ChatModel
 from crow_core.models.quirks import Quirks
 from crow_core.options import ON_OFF, Choice, Option
@@ -159,7 +159,7 @@ async def test_an_option_that_moves_the_mode_is_announced_in_the_old_words_too()
 
 async def test_which_options_there_are_may_depend_on_another():
     thinker = ChatModel(name="thinker", quirks=Quirks(effort="reasoning_effort"))
-    async with wired(Crow({"plain": talker(), "thinker": thinker}).use(effort)) as wire:
+    async with wired(Crow({"plain": talker(), "thinker": thinker}).use(reasoning_effort)) as wire:
         session = await opened(wire)
         assert list(values(session["configOptions"])) == ["model"]
         answer = await choose(wire, session["sessionId"], "model", "thinker")

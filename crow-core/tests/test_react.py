@@ -10,7 +10,7 @@ from crow_core.acp.schema import AgentMessageChunk, AgentThoughtChunk, ToolCallU
 from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
 from crow_core.errors import ModelError
-from crow_core.extensions.nudge import nudge
+from crow_core.extensions.empty_replies import empty_replies
 from crow_core.mcp.server import Server
 from crow_core.messages import Message
 from crow_core.models.chat import ModelCall
@@ -228,7 +228,7 @@ async def test_a_call_of_a_reply_that_was_cut_is_not_run(finish_reason: str, sto
 @pytest.mark.parametrize("silence", [Reply(), Reply(reasoning="Hm.")])
 async def test_an_empty_reply_is_nudged_once(silence: Reply):
     model = ScriptedModel([silence, Reply("Here I am.")])
-    async with connect(crow_with(model).use(nudge)) as editor:
+    async with connect(crow_with(model).use(empty_replies)) as editor:
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "hello?")
     assert answer.stop_reason == "end_turn"
@@ -238,7 +238,7 @@ async def test_an_empty_reply_is_nudged_once(silence: Reply):
 
 async def test_two_empty_replies_are_an_error_and_the_next_prompt_is_nudged_afresh():
     model = ScriptedModel([Reply(), Reply(), Reply(), Reply("Here I am.")])
-    async with connect(crow_with(model).use(nudge)) as editor:
+    async with connect(crow_with(model).use(empty_replies)) as editor:
         session = await editor.new_session("/")
         with pytest.raises(RpcError) as caught:
             await editor.prompt(session.session_id, "hello?")
@@ -261,7 +261,7 @@ async def test_a_turn_that_fell_silent_and_was_cancelled_does_not_count_against_
                 return Reply()
 
     model = ScriptedModel(script)
-    async with connect(crow_with(model).use(nudge)) as editor:
+    async with connect(crow_with(model).use(empty_replies)) as editor:
         session = await editor.new_session("/")
         turn = asyncio.ensure_future(editor.prompt(session.session_id, "hello?"))
         await nudged.wait()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import crow_mcp_server
 import pytest
 from crow_core.acp.schema import McpServer, ToolCallUpdate
 from crow_core.acp.schema import ToolCall as AcpToolCall
@@ -16,7 +17,7 @@ from crow_core.extensions.commands import commands
 from crow_core.extensions.loop_guard import loop_guard
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.plan import plan
-from crow_core.extensions.shell_hooks import Hook, shell_hooks
+from crow_core.extensions.shell_hooks import ShellHook, shell_hooks
 from crow_core.extensions.subagents import REPORT, subagents
 from crow_core.extensions.usage import usage
 from crow_core.mcp.server import Server
@@ -252,9 +253,23 @@ async def test_it_uses_the_servers_that_the_client_brought_and_leaves_them_runni
     assert (told[0], told[-1]) == ("1", "3")
 
 
+async def test_its_commands_start_where_those_of_its_parent_would(tmp_path: Path):
+    (tmp_path / "below").mkdir()
+    tools = Server("crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True)
+    model = cast(
+        [call("terminal", "a", command="cd below"), task(), Reply("Done.")],
+        [call("terminal", "b", command="pwd"), Reply("There.")],
+    )
+    async with connect(Crow(model, servers=[tools]).use(permissions, mode="yolo").use(subagents)) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    pwd = requests(model, child=True)[-1]["messages"][-1]["content"]
+    assert str(tmp_path / "below") in pwd
+
+
 async def test_a_budget_is_shared():
     model = cast([task(), Reply("Done.")], [call("box_look", at="a")] * 5)
-    crow = Crow(model, servers=[box()]).use(subagents).use(budgets, turns=3)
+    crow = Crow(model, servers=[box()]).use(subagents).use(budgets, requests=3)
     async with connect(crow, permit="reject_once") as editor:
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "go")
@@ -265,7 +280,7 @@ async def test_a_budget_is_shared():
 
 async def test_hooks_hear_of_its_calls_and_not_of_its_turn(tmp_path: Path):
     model = cast([task(), Reply("Done.")], [call("box_look", at="a"), Reply("Empty.")])
-    write = [Hook(command="cat >> log; echo >> log")]
+    write = [ShellHook(command="cat >> log; echo >> log")]
     crow = Crow(model, servers=[box()]).use(shell_hooks, before_tool=write, turn_end=write).use(subagents)
     async with connect(crow) as editor:
         session = await editor.new_session(str(tmp_path))

@@ -8,7 +8,7 @@ from crow_core.acp.schema import ResumeSessionRequest, ToolCall, ToolCallUpdate
 from crow_core.app import Crow
 from crow_core.content import replay
 from crow_core.extensions.permissions import permissions
-from crow_core.extensions.tool_search import ranked, tool_search
+from crow_core.extensions.tool_search import rank_tools, tool_search
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import Tool
 from crow_core.store import Record
@@ -209,7 +209,7 @@ def tool(name: str, description: str = "", **properties: Any) -> Tool:
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text())
 def test_whatever_is_searched_for_is_only_words(query: str):
-    assert len(ranked([tool("a", query), tool("b", "b", **{query: {}})], query)) <= 2
+    assert len(rank_tools([tool("a", query), tool("b", "b", **{query: {}})], query)) <= 2
 
 
 @pytest.mark.parametrize(
@@ -229,4 +229,4 @@ def test_the_best_is_first_whatever_names_look_like(query: str, best: str):
         tool("weather_get", "Das Wetter."),
         tool("odd", "", a={"type": ["x"]}),
     ]
-    assert ranked(tools, query)[0].name == best
+    assert rank_tools(tools, query)[0].name == best

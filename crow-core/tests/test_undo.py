@@ -16,10 +16,10 @@ from crow_core.acp.connection import RpcError
 from crow_core.app import Crow
 from crow_core.errors import StoreError
 from crow_core.extensions.commands import commands
-from crow_core.extensions.masking import mask_secrets
+from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.subagents import subagents
-from crow_core.extensions.undo import plan, restore, undo
+from crow_core.extensions.undo import plan_undo, restore_files, undo
 from crow_core.masking import MASK
 from crow_core.mcp.server import Server
 from crow_core.messages import Message, drop_rewound, view
@@ -389,8 +389,8 @@ def test_whatever_the_edits_were_the_files_are_as_before(
             if text is not None:
                 Path(folder, name).write_bytes(text.encode())
         back = data.draw(st.integers(1, len(turns)))
-        planned = plan(log, back)
-        restore(planned.files)
+        planned = plan_undo(log, back)
+        restore_files(planned.files)
         wanted = {name: text.encode() for name, text in states[-back].items() if text is not None}
         assert {file.name: file.read_bytes() for file in Path(folder).iterdir()} == wanted
         ids = [entry.get("crow", {})["id"] for entry in log]

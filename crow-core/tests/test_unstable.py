@@ -7,7 +7,7 @@ from crow_core.acp.schema import AUTH_REQUIRED, INVALID_PARAMS, METHOD_NOT_FOUND
 from crow_core.agent import LazyApp
 from crow_core.app import Crow
 from crow_core.errors import ModelError
-from crow_core.extensions.masking import mask_secrets
+from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.extensions.usage import usage
 from crow_core.prompts import Prompt
 from crow_core.session import Session
@@ -179,7 +179,10 @@ async def test_a_stored_session_is_told_anew_only_what_is_new(method: str, given
 
 async def test_the_client_brings_its_own_endpoint_where_none_is_configured():
     headers = {"Authorization": "Bearer sk-of-the-client-1234", "X-Route": "eu"}
-    async with ScriptedServer(lambda request: Reply("From afar.")) as server, wired(LazyApp(no_app), unstable=True) as wire:
+    async with (
+        ScriptedServer(lambda request: Reply("From afar.")) as server,
+        wired(LazyApp(no_app), unstable=True) as wire,
+    ):
         new: dict[str, Any] = {"cwd": "/", "mcpServers": []}
         assert (await wire.ask("session/new", new))["error"]["code"] == AUTH_REQUIRED
         assert (await wire.ask("providers/list", {}))["result"] == {

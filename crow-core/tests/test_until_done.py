@@ -7,7 +7,7 @@ import crow_mcp_server
 import pytest
 from crow_core.app import Crow
 from crow_core.extensions.commands import commands
-from crow_core.extensions.until_done import ASK, until_done
+from crow_core.extensions.until_done import QUESTION, until_done
 from crow_core.mcp.server import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 
@@ -71,7 +71,7 @@ async def test_a_mere_answer_is_not_checked(tmp_path: Path):
 async def test_without_a_check_the_model_is_asked_itself(tmp_path: Path, word: str):
     model = ScriptedModel([write("41"), Reply("DONE"), write("42"), Reply("Better."), Reply(word)])
     await turn(tmp_path, model)
-    assert asked(model) == ["go", ASK, ASK]
+    assert asked(model) == ["go", QUESTION, QUESTION]
 
 
 async def test_it_can_be_switched_off(tmp_path: Path):

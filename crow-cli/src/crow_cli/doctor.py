@@ -16,11 +16,11 @@ from typing import Any, Literal
 import click
 import msgspec
 from crow_core.errors import ConfigError, ModelError
-from crow_core.extensions.alarm import least
 from crow_core.extensions.printed_calls import is_printed_call
 from crow_core.messages import Delta, Message, answer_tool_call, parse_arguments, settle, view
 from crow_core.models.chat import TOOL_FLAGS, ChatModel, ModelCall, Request
 from crow_core.models.endpoint import CONNECT, endpoint, http_client
+from crow_core.models.estimate import count_min_tokens
 from crow_core.models.quirks import Quirks
 from crow_core.models.stream import one_line, parse
 from crow_core.models.usage import count_cached_tokens, to_count
@@ -342,7 +342,7 @@ async def reading(patient: Patient) -> Finding:
     times = min(6000, (patient.window or 9000) // 3) // len(TALE.split())
     prompt = f"The password is HERON.\n\n{TALE * times}\n\nWhat is the password? Answer in one word."
     call = patient.long = await patient.say(prompt)
-    must, counted = least(call.request["messages"]), to_count(call.usage.get("prompt_tokens"))
+    must, counted = count_min_tokens(call.request["messages"]), to_count(call.usage.get("prompt_tokens"))
     counted += cached if (cached := count_cached_tokens(call.usage)) > counted else 0
     if counted and counted < 0.8 * must:
         advice = "Give it a larger context (Ollama: num_ctx, llama.cpp: -c)."

@@ -15,22 +15,22 @@ from crow_compact.extension import compact
 from crow_core.app import Crow
 from crow_core.editor import Editor, terminals
 from crow_core.errors import ConfigError, ElicitationError
-from crow_core.extensions.alarm import alarm
-from crow_core.extensions.ask import ask
+from crow_core.extensions.ask_user import ask_user
+from crow_core.extensions.broken_replies import broken_replies
 from crow_core.extensions.budgets import budgets
 from crow_core.extensions.commands import commands
-from crow_core.extensions.effort import effort
+from crow_core.extensions.context_window import context_window
+from crow_core.extensions.cut_prompts import cut_prompts
+from crow_core.extensions.empty_replies import empty_replies
 from crow_core.extensions.loop_guard import loop_guard
-from crow_core.extensions.masking import mask_secrets
+from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.extensions.mcp import mcp
-from crow_core.extensions.nudge import nudge
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.plan import plan
-from crow_core.extensions.prefix import prefix
 from crow_core.extensions.printed_calls import printed_calls
-from crow_core.extensions.refusal import refusal
+from crow_core.extensions.reasoning_effort import reasoning_effort
+from crow_core.extensions.refused_prompts import refused_prompts
 from crow_core.extensions.resources import resources
-from crow_core.extensions.resume import resume
 from crow_core.extensions.shell_hooks import shell_hooks
 from crow_core.extensions.subagents import subagents
 from crow_core.extensions.telemetry import telemetry
@@ -41,7 +41,6 @@ from crow_core.extensions.truncate import truncate
 from crow_core.extensions.undo import undo
 from crow_core.extensions.until_done import until_done
 from crow_core.extensions.usage import usage
-from crow_core.extensions.window import window
 from crow_core.masking import find_secrets
 from crow_core.mcp.server import Server
 from crow_core.messages import Message, drop_rewound
@@ -81,8 +80,8 @@ ALWAYS = {
     extension.__name__: extension
     for extension in (
         command_files,  # first: what the others bring takes the place of a file of the same name
-        *(commands, mcp, resources, tool_search, effort, window, prefix, alarm, usage),
-        *(printed_calls, resume, nudge, refusal, loop_guard, truncate, titles, undo, plan),
+        *(commands, mcp, resources, tool_search, reasoning_effort, context_window, cut_prompts, usage),
+        *(printed_calls, broken_replies, empty_replies, refused_prompts, loop_guard, truncate, titles, undo, plan),
         *(mentions, agents, skills),
     )
 }
@@ -154,7 +153,7 @@ async def build(
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"[extensions.{name}] cannot be used: {error}.") from error
     if asks:
-        crow.use(ask)
+        crow.use(ask_user)
     return crow
 
 

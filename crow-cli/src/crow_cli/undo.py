@@ -56,7 +56,7 @@ class Nobody:
 async def take_back(found: "Summary", turns: int, yes: bool) -> int:
     """Open the session, so that nobody else writes to it meanwhile, tell, ask, and do it; gives the exit code."""
     from crow_core.app import Crow
-    from crow_core.extensions.undo import UndoError, plan, take_back
+    from crow_core.extensions.undo import UndoError, plan_undo, take_back
     from crow_core.models.chat import ChatModel
     from crow_core.settings.config import Home, database_url, load
     from crow_persistence.extension import persistence
@@ -70,7 +70,7 @@ async def take_back(found: "Summary", turns: int, yes: bool) -> int:
             raise StoreError(f"There is no session {found.id!r} any more.")
         if session.log.damage:
             say(spelled_out(session.log.damage))
-        click.echo(spelled_out(str(plan(session.log, turns))))
+        click.echo(spelled_out(str(plan_undo(session.log, turns))))
         if not yes and not click.confirm("\nTake this back?"):
             return 1
         click.echo(spelled_out(await take_back(session, turns)))

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from crow_core.extensions.alarm import size
 from crow_core.messages import to_parts
 from crow_core.models.chat import ModelCall, Request, encode
+from crow_core.models.estimate import count_characters
 from crow_core.models.usage import count_cached_tokens, to_count
 
 RATE = 0.3
@@ -53,4 +53,4 @@ def weight(request: Request) -> int:
     messages: list[dict[str, Any]] = request["messages"]
     images = sum(part.get("type") != "text" for message in messages for part in to_parts(message.get("content")))
     tools = len(encode(request["tools"])) if "tools" in request else 0
-    return size(messages) + MESSAGE * len(messages) + IMAGE * images + tools
+    return count_characters(messages) + MESSAGE * len(messages) + IMAGE * images + tools

@@ -258,7 +258,7 @@ class Bridge:
     def tidy(self, text: str, *, lines: bool = False) -> str:
         """A server's text without secrets, and without what a screen might obey; on one line, or on several. To be cut
         afterwards: half a secret is not found."""
-        text = mask(text, {*self.session.toolbox.secrets, *self.session.state.get("secrets", ())})
+        text = mask(text, self.session.secrets)
         return clean_lines(text) if lines else to_line(text)
 
 

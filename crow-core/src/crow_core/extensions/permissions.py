@@ -110,6 +110,8 @@ def permissions(
     allowed, asked, denied = parse_rules(allow), parse_rules(ask), parse_rules(deny)
 
     def of(session: Session) -> SessionPermissions:
+        if session.parent:
+            return of(session.parent)  # a sub-agent shares the mode, the rules and the answers
         known: SessionPermissions | None = session.state.get("permissions")
         if known is None:
             more_ask, more_deny = project(session.cwd) if project else ((), ())

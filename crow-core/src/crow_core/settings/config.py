@@ -39,6 +39,9 @@ LOGIN_TIMEOUT = 330.0
 
 VARIABLE = re.compile(r"\$\{(?:env:)?(\w+)(?::-([^}]*))?\}")
 
+FORMER_KEYS = {"extensions.budgets.turns": "requests"}
+"""The present names of settings by their former names."""
+
 
 class ModelSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """`[models.NAME]`"""
@@ -488,6 +491,8 @@ def explained(complaint: str, data: Any, kind: type[Any], text: str) -> str:
     if unknown := re.search(r"unknown field `(.+?)`", said):
         keys.append(unknown[1])
         said = "no such setting. Remove it, or correct its name"
+        if name := FORMER_KEYS.get(".".join(keys)):
+            said = f"this setting is called {name} now. Rename it"
     return f"{line_of(text, keys)} {'.'.join(keys)}: {said[:1].lower()}{said[1:]}".replace(" :", ":")
 
 
