@@ -277,7 +277,7 @@ def restore_file(file: ChangedFile) -> None:
 
 
 def find_lasting(turn: Sequence[Message]) -> Iterator[str]:
-    """Iterate over the titles of tool calls, a turn's and its sub-agents', that may have had effects other than edits."""
+    """Iterate over the titles of tool calls that may have had effects other than edits, also those of sub-agents."""
     for entry in turn:
         if marker_kind(entry) == "stays":
             yield from entry.get("crow", {})["calls"]
