@@ -14,8 +14,8 @@ import sys
 
 import crow_mcp_server
 from crow_core.content import to_content
+from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
-from crow_core.mcp.tool import ToolResult
 from crow_core.mcp.toolbox import Toolbox
 from crow_core.messages import Message, ToolUse, answer_tool_call, merge, settle, view
 from crow_core.models.chat import ChatModel, Model

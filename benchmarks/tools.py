@@ -1,5 +1,5 @@
-"""What our tools cost beside what they stand on: a view beside a bare FastMCP tool, grep beside rg, the start of the
-server beside that of an empty one.
+"""Compare the tools with what they are built on: a view with an empty FastMCP tool, grep with rg, and the start of the
+server with that of an empty one.
 
 uv run benchmarks/tools.py
 """
@@ -16,13 +16,13 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from crow_mcp_server.processes import SWITCHES
+from crow_mcp_server.terminal.processes import SERVER_ENVIRONMENT
 
-os.environ.update(SWITCHES)
+os.environ.update(SERVER_ENVIRONMENT)
 
 import anyio
 from crow_mcp_server import create_server
-from crow_mcp_server.ripgrep import program
+from crow_mcp_server.search.ripgrep import find_program
 from fastmcp import Client, FastMCP
 
 SOURCE = sysconfig.get_path("stdlib")
@@ -37,22 +37,22 @@ HELLO = {
 
 
 def report(what: str, ours: float, theirs: float) -> None:
-    """Milliseconds, ours and those of what we stand on."""
+    """Print our time and the other one, given in seconds, in milliseconds."""
     print(f"{what:44} {ours * 1e3:9.2f} ms {theirs * 1e3:9.2f} ms {ours / theirs:6.2f} ×")
 
 
-async def timed(call: Callable[[], Awaitable[Any] | None], times: int) -> float:
-    """The median of some calls, in seconds."""
-    took: list[float] = []
+async def measure(run: Callable[[], Awaitable[Any] | None], times: int) -> float:
+    """Return the median time of some runs in seconds."""
+    seconds: list[float] = []
     for _ in range(times):
-        begun = perf_counter()
-        if (result := call()) is not None:
+        start = perf_counter()
+        if (result := run()) is not None:
             await result
-        took.append(perf_counter() - begun)
-    return median(took)
+        seconds.append(perf_counter() - start)
+    return median(seconds)
 
 
-async def view() -> None:
+async def compare_view() -> None:
     bare = FastMCP("bare")
 
     @bare.tool
@@ -65,30 +65,30 @@ async def view() -> None:
         async with Client(create_server()) as ours, Client(bare) as theirs:
             arguments = {"command": "view", "path": "a.py"}
             report(
-                "file_editor view | a tool that does nothing",
-                await timed(lambda: ours.call_tool_mcp("file_editor", arguments, meta=meta), 500),
-                await timed(lambda: theirs.call_tool_mcp("nothing", {"path": "a.py"}, meta=meta), 500),
+                "file_editor view | an empty tool",
+                await measure(lambda: ours.call_tool_mcp("file_editor", arguments, meta=meta), 500),
+                await measure(lambda: theirs.call_tool_mcp("nothing", {"path": "a.py"}, meta=meta), 500),
             )
 
 
-async def grep() -> None:
+async def compare_grep() -> None:
     meta = {"crow/cwd": SOURCE}
     async with Client(create_server()) as client:
         for pattern in PATTERNS:
 
             def rg(pattern: str = pattern) -> None:
-                command = [program(), "--sort", "path", "--line-number", pattern, SOURCE]
+                command = [find_program(), "--sort", "path", "--line-number", pattern, SOURCE]
                 subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
 
             report(
                 f"grep {pattern!r} | rg",
-                await timed(lambda p=pattern: client.call_tool_mcp("grep", {"pattern": p}, meta=meta), 9),
-                await timed(rg, 9),
+                await measure(lambda p=pattern: client.call_tool_mcp("grep", {"pattern": p}, meta=meta), 9),
+                await measure(rg, 9),
             )
 
 
-async def start() -> None:
-    def answered(*command: str) -> None:
+async def compare_start() -> None:
+    def initialize(*command: str) -> None:
         with subprocess.Popen(
             [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as server:
@@ -101,15 +101,15 @@ async def start() -> None:
 
     report(
         "initialize answered | an empty server",
-        await timed(lambda: answered("-m", "crow_mcp_server"), 9),
-        await timed(lambda: answered("-c", BARE), 9),
+        await measure(lambda: initialize("-m", "crow_mcp_server"), 9),
+        await measure(lambda: initialize("-c", BARE), 9),
     )
 
 
 async def main() -> None:
-    await view()
-    await grep()
-    await start()
+    await compare_view()
+    await compare_grep()
+    await compare_start()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tools that reach the web, as crow offers them."""
+"""The web tools in crow."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,25 +18,25 @@ KEY = "canary-0123456789-brave"
 
 @pytest.fixture
 async def brave() -> AsyncIterator[tuple[str, list[str]]]:
-    """A stand-in for a search provider that says in its error what key it was given, and the requests it had."""
-    asked: list[str] = []
+    """Run a search provider that puts the key in its answer; yield its URL and the requests that it received."""
+    requests: list[str] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
         body = f'{{"web": {{"results": [{{"title": "Key {KEY}", "url": "https://example.com/"}}]}}}}'
         writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode())
         await writer.drain()
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", requests
     server.close()
 
 
-async def test_a_provider_that_crow_was_given_is_asked_after_a_question_and_its_key_shown_nowhere(
+async def test_search_provider_is_asked_after_permission_and_its_key_is_masked(
     machine: "Machine", brave: tuple[str, list[str]]
 ) -> None:
-    url, asked = brave
+    url, requests = brave
     env = machine.env | {"BRAVE_API_KEY": KEY, "BRAVE_API_URL": url}
     calls = [("web_search", {"query": "crows"}), ("terminal", {"command": "env"})]
     replies = [Reply(tool_calls=[{"name": name, "arguments": arguments}]) for name, arguments in calls]
@@ -46,13 +46,13 @@ async def test_a_provider_that_crow_was_given_is_asked_after_a_question_and_its_
         session = await editor.new_session(str(machine.project))
         await editor.prompt(session.session_id, "go")
     assert [question.tool_call.name for question in editor.questions] == ["web_search", "terminal"]
-    assert f"X-Subscription-Token: {KEY}" in asked[0]
+    assert f"X-Subscription-Token: {KEY}" in requests[0]
     assert "https://example.com/" in str(model.requests[-1])
     assert KEY not in str(model.requests)
 
 
-async def test_a_host_that_the_user_allows_is_fetched_from(machine: "Machine", brave: tuple[str, list[str]]) -> None:
-    url, asked = brave
+async def test_host_in_allow_hosts_can_be_fetched(machine: "Machine", brave: tuple[str, list[str]]) -> None:
+    url, requests = brave
     machine.configure(f'[fetch]\nallow_hosts = ["{url.removeprefix("http://")}"]\n')
     model = ScriptedModel([Reply(tool_calls=[{"name": "fetch", "arguments": {"url": f"{url}/a"}}]), Reply("Done.")])
     crow = await build(machine.env, models={"scripted": model}, remember=False)
@@ -60,7 +60,7 @@ async def test_a_host_that_the_user_allows_is_fetched_from(machine: "Machine", b
         session = await editor.new_session(str(machine.project))
         await editor.prompt(session.session_id, "go")
     assert "https://example.com/" in str(model.requests[-1])
-    assert any(request.startswith("GET /a ") for request in asked)
+    assert any(request.startswith("GET /a ") for request in requests)
 
 
 async def test_each_tool_is_offered_once(machine: "Machine") -> None:

@@ -24,8 +24,9 @@ from crow_core.acp.transports import HIGH_WATER, Memory, memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.extensions.permissions import permissions
+from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
-from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.mcp.tool import ToolCall
 from crow_core.messages import INTERRUPTED, Message
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect

@@ -31,7 +31,7 @@ from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.extensions.permissions import permissions
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
-from crow_mcp_server import processes
+from crow_mcp_server.terminal import processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -648,7 +648,7 @@ def beats(editor: Editor) -> list[str]:
 
 
 async def test_a_local_command_shows_what_it_prints_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(processes, "BEAT", 0.01)
+    monkeypatch.setattr(processes, "WATCH_INTERVAL", 0.01)
     async with talk(tmp_path, FILES) as it:
         it.uses = [run("echo one; until [ -e go ]; do sleep 0.01; done; echo two")]
         turn = asyncio.ensure_future(it.editor.prompt(it.id, "go"))
@@ -662,7 +662,7 @@ async def test_a_local_command_shows_what_it_prints_while_it_runs(tmp_path: Path
 async def test_what_is_shown_of_a_running_command_is_short_and_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(processes, "BEAT", 0.01)
+    monkeypatch.setattr(processes, "WATCH_INTERVAL", 0.01)
     async with talk(tmp_path, NOTHING, known=["canary-Zeisig"]) as it:
         lines = "for n in $(seq 1 30000); do echo $n canary-Zeisig; done"
         it.uses = [run(f"{lines}; until [ -e go ]; do sleep 0.01; done")]
@@ -678,11 +678,11 @@ async def test_what_is_shown_of_a_running_command_is_short_and_without_secrets(
 async def test_a_quick_command_and_one_in_the_clients_terminal_show_nothing_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(processes, "BEAT", 3600)
+    monkeypatch.setattr(processes, "WATCH_INTERVAL", 3600)
     async with talk(tmp_path, NOTHING) as it:
         await it.use(run("echo one"))
         assert beats(it.editor) == []
-    monkeypatch.setattr(processes, "BEAT", 0.01)
+    monkeypatch.setattr(processes, "WATCH_INTERVAL", 0.01)
     async with talk(tmp_path, TERMINALS) as it:
         await it.use(run("echo one; sleep 0.1; echo two"))
         (update,) = [update for update in it.editor.of(ToolCallUpdate) if not update.status]

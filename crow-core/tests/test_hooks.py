@@ -13,8 +13,9 @@ from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
 from crow_core.errors import EndTurn
 from crow_core.extensions.permissions import permissions
+from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
-from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.mcp.tool import ToolCall
 from crow_core.messages import INTERRUPTED, Message
 from crow_core.models.chat import ChatModel, ModelCall, Request, encode
 from crow_core.session import Hooks, Session

@@ -53,7 +53,7 @@ def crow_with(model: ScriptedModel, thief: Thief, **rules: Any) -> Crow:
     def source() -> object:
         env = {"SEARXNG_URL": f"http://127.0.0.1:{thief.port}"}
         return crow_mcp_server.create_server(
-            allow_hosts=["127.0.0.1", "localhost"], ignore_robots=True, stays=True, env=env
+            allow_hosts=["127.0.0.1", "localhost"], ignore_robots=True, stay_on_host=True, env=env
         )
 
     tools = Server("crow", source, definitions=crow_mcp_server.tools(), built_in=True, shared=True)

@@ -1,13 +1,16 @@
-"""The floors of the house: who may import whom, what importing does (nothing), and what is loaded when."""
+"""The structure of the workspace: which module imports which, what importing does (nothing), what is loaded when."""
 
 import ast
 import asyncio
+import importlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +115,73 @@ def test_imports_run_one_way(package: str):
     while leaves := {name for name, imported in graph.items() if not imported & graph.keys()}:
         graph = {name: imported for name, imported in graph.items() if name not in leaves}
     assert not graph, f"import knots among {sorted(graph)}"
+
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = [path.name for path in sorted(ROOT.glob("crow-*/src/*")) if path.is_dir() and path.name.startswith("crow_")]
+
+
+def test_the_map_in_agents_md_lists_every_module_in_import_order():
+    modules = modules_of("crow_core")
+    _, _, text = (ROOT / "AGENTS.md").read_text("utf-8").partition("\n`crow-core/src/crow_core/`")
+    rows = text.partition("\n|---|---|\n")[2].split("\n\n")[0].splitlines()
+    row_of: dict[str, int] = {}
+    for number, row in enumerate(rows):
+        for name in re.findall(r"`([\w/]+)(?:\.py)?`", row.split("|")[1]):
+            row_of["crow_core." + name.strip("/").replace("/", ".")] = number
+
+    def find_row(module: str) -> int:
+        while module not in row_of:
+            assert "." in module, module
+            module = module.rpartition(".")[0]
+        return row_of[module]
+
+    del modules["crow_core"]
+    for name, path in modules.items():
+        later = {other for other in ours(path, modules) if find_row(other) > find_row(name)}
+        assert not later, f"{name} imports {sorted(later)}, which the map lists behind it"
+
+
+def test_no_extension_imports_another():
+    modules = modules_of("crow_core")
+    extensions = {name for name in modules if name.startswith("crow_core.extensions.")}
+    for name, path in modules.items():
+        others = (ours(path, modules) & extensions) - {name}
+        assert not others or name == "crow_core.api", f"{name} imports {sorted(others)}"
+
+
+def test_class_names_are_unique_in_the_workspace():
+    """Apart from the structs that are generated from the ACP schema."""
+    places: dict[str, list[str]] = {}
+    for package in PACKAGES:
+        for name, path in modules_of(package).items():
+            if name != "crow_core.acp.schema":
+                for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                    if isinstance(node, ast.ClassDef):
+                        places.setdefault(node.name, []).append(name)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_public_names_are_listed_once():
+    text = (folder_of("crow_core") / "api.py").read_text("utf-8")
+    names = [
+        name.asname or name.name
+        for node in ast.parse(text).body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    ]
+    assert len(names) == len(set(names))
+    for name in names:
+        assert getattr(importlib.import_module("crow_core"), name) is not None
+    assert "api" in (folder_of("crow_core") / "__init__.py").read_text("utf-8")
+    assert not {*names} & {*re.findall(r"\w+", (folder_of("crow_core") / "__init__.py").read_text("utf-8"))}
+
+
+def test_pyright_checks_every_package():
+    """It does not expand a `*` in `include`: with one it would check nothing, and say that all is well."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    sources = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("crow-*/src/crow_*")}
+    assert sources <= {*settings["tool"]["pyright"]["include"]}
 
 
 IMPORT_ALL = """

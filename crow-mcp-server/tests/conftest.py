@@ -1,4 +1,4 @@
-"""A real client on a real server over FastMCP's memory transport."""
+"""Fixtures: a client and a server, connected by FastMCP's memory transport."""
 
 import asyncio
 import subprocess
@@ -31,7 +31,7 @@ class Result:
 
 @dataclass
 class Tools:
-    """The tools in a folder; every call says so in its `_meta`, as the agent does."""
+    """Calls tools in a folder, which every call names in its `_meta`, as crow does."""
 
     client: Client[Any]
     folder: Path
@@ -44,65 +44,65 @@ class Tools:
         return Result(text, answer.is_error, answer.meta or {}, answer.structured_content or {})
 
     async def edit(self, command: str, path: object, **arguments: Any) -> Result:
-        """An edit that is expected to succeed."""
+        """Make an edit that is expected to succeed."""
         result = await self.call("file_editor", {"command": command, "path": str(path)} | arguments)
         assert not result.is_error, result.text
         return result
 
-    async def refused(self, command: str, path: object, **arguments: Any) -> str:
-        """What the model reads about an edit that is expected to fail."""
+    async def get_edit_error(self, command: str, path: object, **arguments: Any) -> str:
+        """Return the error message of an edit that is expected to fail."""
         result = await self.call("file_editor", {"command": command, "path": str(path)} | arguments)
         assert result.is_error, result.text
         return result.text
 
     async def run(self, command: str, **arguments: Any) -> str:
-        """What a command that is expected to start tells."""
+        """Return the answer to a command that is expected to start."""
         result = await self.call("terminal", {"command": command} | arguments)
         assert not result.is_error, result.text
         return result.text
 
-    async def look(self, session: str, **arguments: Any) -> str:
-        """What a session shows that is expected to be there."""
+    async def poll(self, session: str, **arguments: Any) -> str:
+        """Return the answer to a poll of a session that is expected to exist."""
         result = await self.call("terminal", {"session": session} | arguments)
         assert not result.is_error, result.text
         return result.text
 
-    async def look_until(self, session: str, *signs: str, **given: str) -> str:
-        """Give a command, input or keys, if any, and look until all signs have been seen."""
-        seen = await self.look(session, wait=0, **given)
+    async def poll_until(self, session: str, *signs: str, **given: str) -> str:
+        """Send a command, input or keys, if any, and poll the session until all signs have appeared."""
+        seen = await self.poll(session, wait=0, **given)
         while not all(sign in seen for sign in signs):
-            seen += await self.look(session, wait=0.05)
+            seen += await self.poll(session, wait=0.05)
         return seen
 
-    async def not_run(self, **arguments: Any) -> str:
-        """What the model reads about a call of `terminal` that is expected to fail."""
+    async def get_terminal_error(self, **arguments: Any) -> str:
+        """Return the error message of a call of `terminal` that is expected to fail."""
         result = await self.call("terminal", arguments)
         assert result.is_error, result.text
         return result.text
 
-    async def pids(self, count: int) -> list[int]:
-        """The process ids that commands have written to files named *.pid, once there are `count`."""
+    async def wait_for_pids(self, count: int) -> list[int]:
+        """Return the process ids that commands have written to files named *.pid, once there are `count`."""
 
-        def written() -> list[int]:
+        def read_pids() -> list[int]:
             return [int(text) for file in self.folder.glob("*.pid") if (text := file.read_text()).endswith("\n")]
 
-        await self.until(lambda: len(written()) == count)
-        return written()
+        await self.wait_until(lambda: len(read_pids()) == count)
+        return read_pids()
 
-    async def gone(self, pids: Sequence[int]) -> None:
+    async def wait_until_gone(self, pids: Sequence[int]) -> None:
         """Wait until none of these processes is left."""
-        await self.until(lambda: not any(map(self.alive, pids)))
+        await self.wait_until(lambda: not any(map(self.is_alive, pids)))
 
-    async def until(self, condition: Callable[[], object]) -> None:
+    async def wait_until(self, condition: Callable[[], object]) -> None:
         while not condition():
             await asyncio.sleep(0.01)
 
-    def alive(self, pid: int) -> bool:
-        """Whether a process runs; one that only waits to be reaped does not."""
-        return self.state(pid)[:1] not in ("", "Z", "X")
+    def is_alive(self, pid: int) -> bool:
+        """Return whether a process runs; a zombie does not."""
+        return self.get_state(pid)[:1] not in ("", "Z", "X")
 
-    def state(self, pid: int) -> str:
-        """What `ps` says of it, such as "S+": it sleeps, in the foreground of its terminal."""
+    def get_state(self, pid: int) -> str:
+        """Return the state in the output of `ps`, such as "S+" for sleeping in the foreground of a terminal."""
         command = ["ps", "-o", "stat=", "-p", str(pid)]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
@@ -114,7 +114,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The working folder, with room around it for what lies outside."""
+    """The working folder, in a folder for files outside of it."""
     folder = tmp_path / "project"
     folder.mkdir()
     return folder
@@ -128,8 +128,7 @@ async def tools(folder: Path) -> AsyncIterator[Tools]:
 
 @pytest.fixture
 async def later() -> Callable[[float], None]:
-    """Lets seconds pass at once for all that waits in the event loop, so that a test says what comes before a
-    timeout."""
+    """Returns a function that advances the event loop's clock by some seconds, so that timeouts expire at once."""
     loop = asyncio.get_running_loop()
     clock, ahead = loop.time, [0.0]
     loop.time = lambda: clock() + sum(ahead)

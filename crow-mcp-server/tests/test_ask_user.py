@@ -1,4 +1,4 @@
-"""The tool `ask_user`, with clients that ask in either era of the protocol, and one that cannot."""
+"""The tool `ask_user`, with clients of both protocol versions and one that cannot ask."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ Answer = Callable[[str, dict[str, Any]], Any]
 
 
 async def ask(mode: str, answer: Answer | None, **arguments: Any) -> Any:
-    """The result of a question that a person answers so, from its text and its form."""
+    """Return the result of a question whose answer the function `answer` makes from its text and form."""
 
     async def handle(message: str, type: object, params: Any, context: object) -> Any:
         assert answer
@@ -24,7 +24,7 @@ async def ask(mode: str, answer: Answer | None, **arguments: Any) -> Any:
         return await client.call_tool_mcp("ask_user", arguments)
 
 
-async def test_a_choice_is_asked_for_and_told(mode: str):
+async def test_user_picks_one_choice(mode: str):
     seen: list[Any] = []
 
     def answer(message: str, form: dict[str, Any]) -> Any:
@@ -37,19 +37,19 @@ async def test_a_choice_is_asked_for_and_told(mode: str):
     assert result.structured_content == {"action": "accept", "content": {"answer": "blue"}}
 
 
-async def test_several_may_be_chosen(mode: str):
+async def test_user_picks_several_choices(mode: str):
     result = await ask(
         mode, lambda *_: {"answer": ["a", "c"]}, question="Which?", choices=["a", "b", "c"], several=True
     )
     assert result.content[0].text == '["a", "c"]'
 
 
-async def test_without_choices_the_user_writes(mode: str):
+async def test_question_without_choices_takes_free_text(mode: str):
     result = await ask(mode, lambda *_: {"answer": "Krähe"}, question="Its name?")
     assert result.content[0].text == "Krähe"
 
 
-async def test_a_form_comes_back_as_json(mode: str):
+async def test_answers_to_a_form_are_json(mode: str):
     forms: list[dict[str, Any]] = []
 
     def answer(message: str, form: dict[str, Any]) -> Any:
@@ -70,16 +70,16 @@ async def test_a_form_comes_back_as_json(mode: str):
 
 
 @pytest.mark.parametrize(
-    ("action", "says"), [("decline", "did not want to answer"), ("cancel", "put the question aside")]
+    ("action", "says"), [("decline", "did not want to answer"), ("cancel", "dismissed the question")]
 )
-async def test_no_answer_is_told_as_what_it_was(mode: str, action: str, says: str):
+async def test_declined_and_cancelled_questions_are_reported_apart(mode: str, action: str, says: str):
     result = await ask(mode, lambda *_: ElicitResult(action=action), question="Which?")  # type: ignore[arg-type]
     assert not result.is_error
     assert says in result.content[0].text
     assert result.structured_content == {"action": action, "content": {}}
 
 
-async def test_through_a_client_that_cannot_ask_the_model_is_told_to_ask_in_its_text(mode: str):
+async def test_client_that_cannot_ask_makes_the_tool_refuse(mode: str):
     result = await ask(mode, None, question="Which?")
     assert result.is_error
     assert "Ask in the text of your answer" in result.content[0].text

@@ -1,4 +1,4 @@
-"""The tool `fetch`, on a real server that behaves as servers do, and as they should not."""
+"""The tool `fetch`, against a local server that behaves well or badly."""
 
 import asyncio
 import gzip
@@ -20,11 +20,12 @@ import anyio
 import crow_mcp_server
 import httpcore2
 import pytest
-from crow_mcp_server import create_server, fetch, web
-from crow_mcp_server.fetch import show
-from crow_mcp_server.network import Guard
-from crow_mcp_server.refusal import Refusal
-from crow_mcp_server.web import Web
+from crow_mcp_server import create_server
+from crow_mcp_server.refusal import ToolRefusal
+from crow_mcp_server.web import fetch, page_fetcher
+from crow_mcp_server.web.fetch import to_tool_result
+from crow_mcp_server.web.network import PublicNetwork
+from crow_mcp_server.web.page_fetcher import PageFetcher
 from fastmcp import Client
 
 pytestmark = pytest.mark.anyio
@@ -48,12 +49,12 @@ Researchers showed them numerals and sounds, and the birds answered with one to 
 
 @dataclass
 class Site:
-    """A server on this machine; what it answers is up to the test."""
+    """A local server whose answers the test sets."""
 
     port: int = 0
     pages: dict[str, bytes | Write] = field(default_factory=dict[str, bytes | Write])
     asked: list[str] = field(default_factory=list[str])
-    """The paths of the requests it had."""
+    """The paths of the requests so far."""
     headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     connections: int = 0
 
@@ -65,7 +66,7 @@ class Site:
         return f"http://{self.host}{path}"
 
     def put(self, path: str, body: str | bytes, status: str = "200 OK", **headers: str) -> None:
-        """Answer a path with this; underscores in the names of headers stand for dashes."""
+        """Set the answer for a path; underscores in names of headers stand for dashes."""
         data = body.encode() if isinstance(body, str) else body
         lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(data)}"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
@@ -119,13 +120,13 @@ class Fetch:
         return Result(text, answer.is_error, answer)
 
     async def read(self, url: str, **arguments: Any) -> str:
-        """A page that is expected to be there."""
+        """Return the text of a page that is expected to be readable."""
         result = await self(url, **arguments)
         assert not result.is_error, result.text
         return result.text
 
-    async def refused(self, url: str, **arguments: Any) -> str:
-        """What the model reads about a page that it cannot have."""
+    async def get_error(self, url: str, **arguments: Any) -> str:
+        """Return the error message for a page that is expected to be refused."""
         result = await self(url, **arguments)
         assert result.is_error, result.text
         return result.text
@@ -133,9 +134,9 @@ class Fetch:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine that has time: it may be busy with other tests."""
-    monkeypatch.setattr(web, "TIMEOUT", 50.0)
-    monkeypatch.setattr(fetch, "READING", 50.0)
+    """Raise the timeouts, because the machine may be busy with other tests."""
+    monkeypatch.setattr(page_fetcher, "FETCH_TIMEOUT", 50.0)
+    monkeypatch.setattr(fetch, "READ_TIMEOUT", 50.0)
 
 
 @asynccontextmanager
@@ -146,15 +147,15 @@ async def fetching(**options: Any) -> AsyncIterator[Fetch]:
 
 @pytest.fixture
 async def get(site: Site) -> AsyncIterator[Fetch]:
-    """The tool, allowed to reach the site."""
+    """The tool `fetch`, allowed to reach the site."""
     async with fetching(allow_hosts=[site.host]) as fetch:
         yield fetch
 
 
-# What a page becomes
+# Conversion to text
 
 
-async def test_a_page_becomes_markdown_without_what_surrounds_its_text(site: Site, get: Fetch):
+async def test_page_becomes_markdown_without_navigation_and_footer(site: Site, get: Fetch):
     text = await get.read(site.url("/article"))
     assert text.startswith(f"{site.url('/article')}\n\n# Crows count\n")
     assert text.count("# Crows count") == 1
@@ -165,19 +166,19 @@ async def test_a_page_becomes_markdown_without_what_surrounds_its_text(site: Sit
     assert "| drum | 4 |" in text
 
 
-async def test_raw_is_the_source(site: Site, get: Fetch):
+async def test_raw_returns_the_source(site: Site, get: Fetch):
     text = await get.read(site.url("/article"), raw=True)
     assert ARTICLE in text
 
 
-async def test_a_page_without_a_main_text_is_read_whole(site: Site, get: Fetch):
+async def test_page_without_main_text_is_converted_whole(site: Site, get: Fetch):
     items = "".join(f"<li><a href='/{n}'>Item {n}</a></li>" for n in range(3))
     site.put("/list", f"<html><title>Menu</title><body><ul>{items}</ul></body></html>", Content_Type="text/html")
     text = await get.read(site.url("/list"))
     assert f"[Item 2]({site.url('/2')})" in text
 
 
-async def test_the_structured_result_has_the_part_and_where_it_stands(site: Site, get: Fetch):
+async def test_structured_result_has_the_part_and_its_position(site: Site, get: Fetch):
     site.put("/long", "x" * 50_000, Content_Type="text/plain")
     result = await get(site.url("/long"), start=20_000)
     part = result.raw.structured_content
@@ -190,7 +191,7 @@ async def test_the_structured_result_has_the_part_and_where_it_stands(site: Site
     assert part["text"] == "x" * 20_000
 
 
-async def test_a_long_page_comes_in_parts_of_one_and_the_same_text(site: Site, get: Fetch):
+async def test_long_page_comes_in_parts_of_the_same_text(site: Site, get: Fetch):
     whole = "".join(f"line {n}\n" for n in range(6_000))
     site.put("/long", whole, Content_Type="text/plain")
     pieces, start = [], 0
@@ -201,10 +202,10 @@ async def test_a_long_page_comes_in_parts_of_one_and_the_same_text(site: Site, g
         assert (f"call again with start={start}]" in result.text) == (start < len(whole))
     assert "".join(pieces) == whole
     assert site.asked.count("/long") == 1
-    assert "nothing is left" in await get.refused(site.url("/long"), start=len(whole))
+    assert "there is nothing from" in await get.get_error(site.url("/long"), start=len(whole))
 
 
-async def test_json_is_laid_out_in_lines(site: Site, get: Fetch):
+async def test_json_is_indented(site: Site, get: Fetch):
     site.put("/data", '{"name":"Krähe","legs":2}', Content_Type="application/vnd.api+json")
     assert '{\n  "name": "Krähe",\n  "legs": 2\n}' in await get.read(site.url("/data"))
     site.put("/broken", '{"name":', Content_Type="application/json")
@@ -213,7 +214,7 @@ async def test_json_is_laid_out_in_lines(site: Site, get: Fetch):
     assert "[[[[" in await get.read(site.url("/deep"))
 
 
-async def test_a_feed_is_a_list_of_its_entries(site: Site, get: Fetch):
+async def test_feed_becomes_a_list_of_entries(site: Site, get: Fetch):
     feed = """<?xml version="1.0"?><rss version="2.0"><channel><title>Crow news</title><item><title>A nest</title>
     <link>https://example.com/nest</link><pubDate>Sat, 21 Nov 2026 10:00:00 GMT</pubDate>
     <description>&lt;p&gt;High &lt;b&gt;up&lt;/b&gt;&lt;/p&gt;</description></item></channel></rss>"""
@@ -223,7 +224,7 @@ async def test_a_feed_is_a_list_of_its_entries(site: Site, get: Fetch):
 
 
 def pdf(text: str) -> bytes:
-    """A PDF of one page, as small as they come."""
+    """Return a minimal PDF of one page."""
     stream = f"BT /F1 24 Tf 72 700 Td ({text}) Tj ET".encode()
     objects = [
         b"<</Type/Catalog/Pages 2 0 R>>",
@@ -244,14 +245,14 @@ def pdf(text: str) -> bytes:
     return out.getvalue()
 
 
-async def test_a_pdf_is_read_page_by_page_whatever_the_server_calls_it(site: Site, get: Fetch):
+async def test_pdf_is_read_page_by_page_with_any_media_type(site: Site, get: Fetch):
     site.put("/paper", pdf("Crows remember faces"), Content_Type="application/octet-stream")
     assert "[page 1 of 1]\nCrows remember faces" in await get.read(site.url("/paper"))
     site.put("/torn", pdf("x")[:60], Content_Type="application/pdf")
-    assert "no sound PDF" in await get.refused(site.url("/torn"))
+    assert "not a valid PDF" in await get.get_error(site.url("/torn"))
 
 
-async def test_an_image_comes_as_an_image(site: Site, get: Fetch):
+async def test_image_is_returned_as_an_image(site: Site, get: Fetch):
     site.put("/crow.png", b"\x89PNG\r\n\x1a\n1234", Content_Type="image/png")
     result = await get(site.url("/crow.png"))
     [about, image] = result.raw.content
@@ -259,9 +260,9 @@ async def test_an_image_comes_as_an_image(site: Site, get: Fetch):
     assert "12 bytes" in about.text
 
 
-async def test_what_is_no_text_is_named_and_left_to_the_terminal(site: Site, get: Fetch):
+async def test_binary_content_is_refused_with_a_hint_at_the_terminal(site: Site, get: Fetch):
     site.put("/a.zip", b"PK\x03\x04\0\0", Content_Type="application/zip")
-    said = await get.refused(site.url("/a.zip"))
+    said = await get.get_error(site.url("/a.zip"))
     assert "application/zip" in said
     assert "curl -o" in said
 
@@ -278,68 +279,66 @@ async def test_what_is_no_text_is_named_and_left_to_the_terminal(site: Site, get
         ("Grüße".encode(), "text/plain; charset=klingon"),
     ],
 )
-async def test_text_is_decoded_as_its_mark_its_server_or_its_page_say(site: Site, get: Fetch, body: bytes, type: str):
+async def test_text_is_decoded_by_byte_order_mark_header_or_meta_tag(site: Site, get: Fetch, body: bytes, type: str):
     site.put("/text", body, Content_Type=type)
     assert "Grüße" in await get.read(site.url("/text"))
 
 
-async def test_text_that_says_nothing_is_decoded_as_it_looks(site: Site, get: Fetch):
+async def test_text_without_a_declared_charset_is_decoded_by_guessing(site: Site, get: Fetch):
     poem = "Ворона каркнула во всё воронье горло: сыр выпал, с ним была плутовка такова. " * 5
     site.put("/poem", poem.encode("cp1251"), Content_Type="text/plain")
     assert "каркнула" in await get.read(site.url("/poem"))
 
 
-async def test_an_error_is_told_with_what_the_server_says(site: Site, get: Fetch):
+async def test_http_error_is_reported_with_the_servers_text(site: Site, get: Fetch):
     site.put("/broken", "Traceback: no such table", "500 Internal Server Error", Content_Type="text/plain")
-    said = await get.refused(site.url("/broken"))
+    said = await get.get_error(site.url("/broken"))
     assert "answers 500 Internal Server Error" in said
     assert "no such table" in said
     site.put("/busy", "", "429 Too Many Requests", Retry_After="30")
-    assert "wait 30 seconds" in await get.refused(site.url("/busy"))
+    assert "wait 30 seconds" in await get.get_error(site.url("/busy"))
 
 
-async def test_a_page_without_text_says_so(site: Site, get: Fetch):
+async def test_page_without_text_is_reported_as_such(site: Site, get: Fetch):
     site.put("/empty", "", Content_Type="text/html")
     assert await get.read(site.url("/empty")) == f"{site.url('/empty')}\n\n[the page has no text]"
 
 
-# Politeness
+# robots.txt and caching
 
 
-async def test_robots_are_asked_once_and_obeyed(site: Site, get: Fetch):
+async def test_robots_txt_is_fetched_once_and_obeyed(site: Site, get: Fetch):
     site.put("/robots.txt", "User-agent: *\nDisallow: /private\nAllow: /", Content_Type="text/plain")
     site.put("/private/diary", "secret", Content_Type="text/plain")
     await get.read(site.url("/article"))
-    said = await get.refused(site.url("/private/diary"))
+    said = await get.get_error(site.url("/private/diary"))
     assert "asks programs not to fetch" in said
     assert site.asked == ["/robots.txt", "/article"]
 
 
-async def test_a_redirect_to_what_robots_may_not_have_is_not_followed(site: Site, get: Fetch):
+async def test_redirect_to_a_page_that_robots_txt_forbids_is_not_followed(site: Site, get: Fetch):
     site.put("/robots.txt", "User-agent: *\nDisallow: /private", Content_Type="text/plain")
     site.put("/away", "", "302 Found", Location="/private/diary")
-    assert "asks programs not to fetch" in await get.refused(site.url("/away"))
+    assert "asks programs not to fetch" in await get.get_error(site.url("/away"))
     assert "/private/diary" not in site.asked
 
 
-async def test_of_robots_without_end_the_beginning_counts(site: Site, get: Fetch):
+async def test_only_the_beginning_of_an_endless_robots_txt_is_read(site: Site, get: Fetch):
     rules = "User-agent: *\nDisallow: /private\n" + "# and so on\n" * 100_000
     site.put("/robots.txt", rules, Content_Type="text/plain")
     await get.read(site.url("/article"))
-    assert "asks programs not to fetch" in await get.refused(site.url("/private/diary"))
+    assert "asks programs not to fetch" in await get.get_error(site.url("/private/diary"))
 
 
 @pytest.mark.parametrize(
     ("status", "allowed"), [("404 Not Found", True), ("403 Forbidden", False), ("503 Busy", False)]
 )
-async def test_robots_that_cannot_be_read_mean_what_the_standard_says(
-    site: Site, get: Fetch, status: str, allowed: bool
-):
+async def test_unreadable_robots_txt_is_handled_as_rfc_9309_says(site: Site, get: Fetch, status: str, allowed: bool):
     site.put("/robots.txt", "", status)
     assert (await get(site.url("/article"))).is_error != allowed
 
 
-async def test_what_a_person_asks_for_is_fetched_without_asking_robots(site: Site, get: Fetch):
+async def test_prompt_of_a_user_ignores_robots_txt(site: Site, get: Fetch):
     site.put("/robots.txt", "User-agent: *\nDisallow: /", Content_Type="text/plain")
     prompt = await get.client.get_prompt("fetch", {"url": site.url("/article")})
     assert "Carrion crows" in prompt.messages[0].content.text
@@ -347,14 +346,14 @@ async def test_what_a_person_asks_for_is_fetched_without_asking_robots(site: Sit
     assert "user-initiated" in site.headers[0]["user-agent"]
 
 
-async def test_a_server_may_be_told_to_ask_no_robots(site: Site):
+async def test_option_ignores_robots_txt(site: Site):
     site.put("/robots.txt", "User-agent: *\nDisallow: /", Content_Type="text/plain")
     async with fetching(allow_hosts=[site.host], ignore_robots=True) as get:
         await get.read(site.url("/article"))
     assert site.asked == ["/article"]
 
 
-async def test_a_page_that_has_not_changed_is_not_sent_again(site: Site, get: Fetch):
+async def test_unchanged_page_is_not_sent_again(site: Site, get: Fetch):
     site.put("/page", "one", Content_Type="text/plain", ETag='"1"', Last_Modified="Sat, 21 Nov 2026 10:00:00 GMT")
     assert "one" in await get.read(site.url("/page"))
     site.put("/page", "", "304 Not Modified")
@@ -365,14 +364,14 @@ async def test_a_page_that_has_not_changed_is_not_sent_again(site: Site, get: Fe
     assert "two" in await get.read(site.url("/page"))
 
 
-async def test_a_page_that_must_not_be_stored_is_not(site: Site, get: Fetch):
+async def test_page_with_no_store_is_not_cached(site: Site, get: Fetch):
     site.put("/page", "one", Content_Type="text/plain", ETag='"1"', Cache_Control="no-store")
     await get.read(site.url("/page"))
     await get.read(site.url("/page"))
     assert "if-none-match" not in site.headers[-1]
 
 
-async def test_what_is_kept_of_pages_is_bounded(site: Site, get: Fetch):
+async def test_page_cache_is_bounded(site: Site, get: Fetch):
     for n in range(6):
         site.put(f"/{n}", b"x" * 8 * 1024 * 1024, Content_Type="text/plain", ETag=f'"{n}"')
         await get.read(site.url(f"/{n}"))
@@ -385,58 +384,58 @@ async def test_what_is_kept_of_pages_is_bounded(site: Site, get: Fetch):
 # Servers that misbehave
 
 
-async def test_redirects_are_followed_to_where_they_lead(site: Site, get: Fetch):
+async def test_redirects_are_followed(site: Site, get: Fetch):
     site.put("/a", "", "301 Moved Permanently", Location="b")
     site.put("/b", "", "307 Temporary Redirect", Location=site.url("/article#part"))
     assert (await get.read(site.url("/a"))).startswith(site.url("/article") + "\n")
 
 
-async def test_endless_redirects_end(site: Site, get: Fetch):
+async def test_endless_redirects_are_refused(site: Site, get: Fetch):
     for n in range(100):
         site.put(f"/{n}", "", "302 Found", Location=f"/{n + 1}")
-    assert "redirects more than 10 times" in await get.refused(site.url("/0"))
+    assert "redirects more than 10 times" in await get.get_error(site.url("/0"))
     assert len(site.asked) == 12  # with robots.txt
 
 
 @pytest.mark.parametrize("to", ["file:///etc/passwd", "ftp://example.com/", "gopher://x/", "http://u:p@127.0.0.1/"])
-async def test_a_redirect_away_from_the_web_is_refused(site: Site, get: Fetch, to: str):
+async def test_redirect_to_a_scheme_other_than_http_is_refused(site: Site, get: Fetch, to: str):
     site.put("/away", "", "302 Found", Location=to)
-    assert "Give" in await get.refused(site.url("/away"))
+    assert "Give" in await get.get_error(site.url("/away"))
 
 
 @pytest.mark.parametrize("to", ["", "data:text/plain,x"])
-async def test_a_redirect_to_nowhere_is_told(site: Site, get: Fetch, to: str):
+async def test_redirect_to_an_invalid_url_is_reported(site: Site, get: Fetch, to: str):
     site.put("/away", "", "302 Found", Location=to) if to else site.put("/away", "", "302 Found")
-    assert "answers 302 Found" in await get.refused(site.url("/away"))
+    assert "answers 302 Found" in await get.get_error(site.url("/away"))
 
 
 def bomb(kind: str) -> bytes:
-    """Three hundred megabytes of nothing, packed."""
+    """Return 300 megabytes of zeros, compressed."""
     megabyte = bytes(1024 * 1024)
     packer = zlib.compressobj(9, wbits=31 if kind == "gzip" else 15)
     return b"".join(packer.compress(megabyte) for _ in range(300)) + packer.flush()
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-async def test_a_bomb_is_given_up_at_the_limit(site: Site, get: Fetch, encoding: str):
+async def test_decompression_bomb_is_refused_at_the_limit(site: Site, get: Fetch, encoding: str):
     site.put("/bomb", bomb(encoding), Content_Type="text/plain", Content_Encoding=encoding)
-    assert "more than the 10,485,760 bytes" in await get.refused(site.url("/bomb"))
+    assert "more than the 10,485,760 bytes" in await get.get_error(site.url("/bomb"))
 
 
 @pytest.mark.parametrize("encoding", ["gzip, gzip", "br", "zstd", "gzip, br, gzip"])
-async def test_what_is_packed_twice_or_strangely_is_not_unpacked(site: Site, get: Fetch, encoding: str):
+async def test_double_and_unknown_compression_is_refused(site: Site, get: Fetch, encoding: str):
     site.put("/bomb", gzip.compress(gzip.compress(b"x")), Content_Type="text/plain", Content_Encoding=encoding)
-    assert "does not unpack" in await get.refused(site.url("/bomb"))
+    assert "does not unpack" in await get.get_error(site.url("/bomb"))
 
 
-async def test_packed_text_is_unpacked(site: Site, get: Fetch):
+async def test_compressed_text_is_decompressed(site: Site, get: Fetch):
     site.put("/packed", gzip.compress(b"hello"), Content_Type="text/plain", Content_Encoding="gzip")
     assert "hello" in await get.read(site.url("/packed"))
     site.put("/torn", gzip.compress(b"hello")[2:], Content_Type="text/plain", Content_Encoding="gzip")
-    assert "could not be read" in await get.refused(site.url("/torn"))
+    assert "could not be read" in await get.get_error(site.url("/torn"))
 
 
-async def test_an_endless_reply_is_given_up_at_the_limit(site: Site, get: Fetch):
+async def test_endless_reply_is_refused_at_the_limit(site: Site, get: Fetch):
     async def endless(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n")
         while True:
@@ -444,17 +443,17 @@ async def test_an_endless_reply_is_given_up_at_the_limit(site: Site, get: Fetch)
             await writer.drain()
 
     site.pages["/endless"] = endless
-    assert "more than the 10,485,760 bytes" in await get.refused(site.url("/endless"))
+    assert "more than the 10,485,760 bytes" in await get.get_error(site.url("/endless"))
 
 
-async def test_ten_thousand_headers_are_refused(site: Site, get: Fetch):
+async def test_reply_with_ten_thousand_headers_is_refused(site: Site, get: Fetch):
     headers = b"".join(b"X-Header-%d: some value\r\n" % n for n in range(10_000))
     site.pages["/headers"] = b"HTTP/1.1 200 OK\r\n" + headers + b"\r\n"
-    assert "could not be read" in await get.refused(site.url("/headers"))
+    assert "could not be read" in await get.get_error(site.url("/headers"))
 
 
-async def test_a_server_that_drips_is_given_up(site: Site, get: Fetch, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(web, "TIMEOUT", 0.5)
+async def test_slow_server_runs_into_the_timeout(site: Site, get: Fetch, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(page_fetcher, "FETCH_TIMEOUT", 0.5)
 
     async def drip(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
@@ -464,16 +463,16 @@ async def test_a_server_that_drips_is_given_up(site: Site, get: Fetch, monkeypat
             await asyncio.sleep(0.01)
 
     site.pages["/slow"] = drip
-    assert "took more than 0.5 seconds" in await get.refused(site.url("/slow"))
+    assert "took more than 0.5 seconds" in await get.get_error(site.url("/slow"))
 
 
-async def test_a_page_that_takes_forever_to_read_is_given_up_and_nothing_goes_on_reading(
+async def test_endless_conversion_runs_into_the_timeout_and_its_process_is_killed(
     site: Site, get: Fetch, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(fetch, "READING", 1.0)
+    monkeypatch.setattr(fetch, "READ_TIMEOUT", 1.0)
     attributes = " ".join(f"a{n}=1" for n in range(200_000))
     site.put("/tangle", f"<html><p {attributes}>x", Content_Type="text/html")
-    said = await get.refused(site.url("/tangle"))
+    said = await get.get_error(site.url("/tangle"))
     assert "too much time" in said
     assert "raw=true" in said
 
@@ -482,21 +481,21 @@ async def test_a_page_that_takes_forever_to_read_is_given_up_and_nothing_goes_on
     "reply",
     [b"", b"\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nshort", b"SSH-2.0-OpenSSH_9.2\r\n", b"\0" * 100],
 )
-async def test_a_reply_that_is_no_http_is_told(site: Site, get: Fetch, reply: bytes):
+async def test_reply_that_is_not_http_is_reported(site: Site, get: Fetch, reply: bytes):
     async def answer(writer: asyncio.StreamWriter) -> None:
         writer.write(reply)
         writer.close()
 
     site.pages["/odd"] = answer
-    assert "could not be read" in await get.refused(site.url("/odd"))
+    assert "could not be read" in await get.get_error(site.url("/odd"))
 
 
-async def test_nobody_listens(site: Site, get: Fetch):
+async def test_refused_connection_is_reported(site: Site, get: Fetch):
     async with fetching(allow_hosts=["127.0.0.1"]) as anywhere:
-        assert "could not be read" in await anywhere.refused("http://127.0.0.1:1/")
+        assert "could not be read" in await anywhere.get_error("http://127.0.0.1:1/")
 
 
-# Where it does not go
+# Addresses that are refused
 
 
 @pytest.mark.parametrize(
@@ -530,7 +529,7 @@ async def test_nobody_listens(site: Site, get: Fetch):
         "%31%32%37.0.0.1",
     ],
 )
-async def test_this_machine_is_not_reached_however_it_is_spelled(site: Site, host: str):
+async def test_no_spelling_of_this_machine_is_reached(site: Site, host: str):
     async with fetching() as get:
         assert (await get(f"http://{host}:{site.port}/article")).is_error
     assert site.connections == 0
@@ -558,9 +557,9 @@ async def test_this_machine_is_not_reached_however_it_is_spelled(site: Site, hos
         "https://user:password@example.com/",
     ],
 )
-async def test_what_is_no_address_on_the_web_is_refused(url: str):
+async def test_url_that_is_not_on_the_web_is_refused(url: str):
     async with fetching() as get:
-        said = await get.refused(url)
+        said = await get.get_error(url)
     assert "Give" in said
     assert "password" not in said.replace("a password", "")
 
@@ -569,7 +568,7 @@ PUBLIC = "93.184.215.14"
 
 
 class Switchboard(httpcore2.AsyncNetworkBackend):
-    """Dials the site, whatever address it is told, and notes the address: what a guard would have reached."""
+    """Connects to the site instead of the given address, which it records."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -582,7 +581,7 @@ class Switchboard(httpcore2.AsyncNetworkBackend):
 
 
 class Wire(httpcore2.AsyncNetworkStream):
-    """A connection that says it leads to the address that was dialled."""
+    """A connection that claims to lead to the recorded address."""
 
     def __init__(self, stream: httpcore2.AsyncNetworkStream, peer: str) -> None:
         self.read, self.write, self.aclose = stream.read, stream.write, stream.aclose
@@ -595,7 +594,7 @@ class Wire(httpcore2.AsyncNetworkStream):
 
 
 def names(table: Mapping[str, list[str]]) -> Callable[[str, int], Awaitable[list[str]]]:
-    """A resolver that knows these names; each time it is asked for one it gives the next answer, comma separated."""
+    """Return a resolver for these names. Each query of a name yields its next answer; addresses are comma separated."""
 
     async def resolve(host: str, port: int) -> list[str]:
         answers = table[host]
@@ -604,41 +603,41 @@ def names(table: Mapping[str, list[str]]) -> Callable[[str, int], Awaitable[list
     return resolve
 
 
-async def test_a_public_host_is_reached_at_the_address_that_was_checked(site: Site):
+async def test_public_host_is_reached_at_the_checked_address(site: Site):
     board = Switchboard(site)
-    fetcher = Web(Guard(resolve=names({"example.com": [f"10.0.0.1,{PUBLIC}"]}), dial=board))
-    result = await show(await fetcher.page("http://example.com/article"), start=0, raw=False)
+    fetcher = PageFetcher(PublicNetwork(resolve=names({"example.com": [f"10.0.0.1,{PUBLIC}"]}), dial=board))
+    result = await to_tool_result(await fetcher.fetch("http://example.com/article"), start=0, raw=False)
     assert "Carrion crows" in result.content[0].text
     assert set(board.dialled) == {PUBLIC}
     assert site.headers[0]["host"] == "example.com"
 
 
-async def test_a_name_that_changes_its_address_in_between_leads_nowhere(site: Site):
+async def test_host_that_changes_its_address_in_between_is_refused(site: Site):
     board = Switchboard(site)
     site.put("/again", "", "302 Found", Location="http://rebind.test/article", Connection="close")
     site.pages["/again"] = site.pages["/again"]
     table = {"rebind.test": [PUBLIC, "127.0.0.1"], "start.test": [PUBLIC]}
-    fetcher = Web(Guard(resolve=names(table), dial=board), robots=False)
-    await fetcher.page("http://rebind.test/article")
-    with pytest.raises(Refusal, match="not on the public internet"):
-        await fetcher.page("http://start.test/again")
+    fetcher = PageFetcher(PublicNetwork(resolve=names(table), dial=board), obey_robots=False)
+    await fetcher.fetch("http://rebind.test/article")
+    with pytest.raises(ToolRefusal, match="not on the public internet"):
+        await fetcher.fetch("http://start.test/again")
     assert set(board.dialled) == {PUBLIC}
 
 
 @pytest.mark.parametrize("to", ["http://127.0.0.1/", "http://inside.test/", "http://[::ffff:169.254.169.254]/latest"])
-async def test_a_redirect_inside_leads_nowhere(site: Site, to: str):
+async def test_redirect_to_a_private_address_is_refused(site: Site, to: str):
     board = Switchboard(site)
     site.put("/away", "", "302 Found", Location=to)
     table = {"example.com": [PUBLIC], "inside.test": ["192.168.1.1,fd00::1"]} | {
         host: [host] for host in ("127.0.0.1", "::ffff:169.254.169.254", "::ffff:a9fe:a9fe")
     }
-    fetcher = Web(Guard(resolve=names(table), dial=board), robots=False)
-    with pytest.raises(Refusal, match="not on the public internet"):
-        await fetcher.page("http://example.com/away")
+    fetcher = PageFetcher(PublicNetwork(resolve=names(table), dial=board), obey_robots=False)
+    with pytest.raises(ToolRefusal, match="not on the public internet"):
+        await fetcher.fetch("http://example.com/away")
     assert set(board.dialled) == {PUBLIC}
 
 
-async def test_a_public_address_of_this_very_machine_leads_nowhere(site: Site):
+async def test_public_address_of_this_machine_is_refused(site: Site):
     class Own(Wire):
         def get_extra_info(self, info: str) -> Any:
             return (PUBLIC, 80) if info.endswith("_addr") else super().get_extra_info(info)
@@ -647,14 +646,14 @@ async def test_a_public_address_of_this_very_machine_leads_nowhere(site: Site):
         async def connect_tcp(self, *args: Any, **kwargs: Any) -> httpcore2.AsyncNetworkStream:
             return Own(await super().connect_tcp(*args, **kwargs), PUBLIC)
 
-    fetcher = Web(Guard(resolve=names({"example.com": [PUBLIC]}), dial=Board(site)))
-    with pytest.raises(Refusal, match="not on the public internet"):
-        await fetcher.page("http://example.com/article")
+    fetcher = PageFetcher(PublicNetwork(resolve=names({"example.com": [PUBLIC]}), dial=Board(site)))
+    with pytest.raises(ToolRefusal, match="not on the public internet"):
+        await fetcher.fetch("http://example.com/article")
     assert site.asked == []
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="There is no openssl to make a certificate with.")
-async def test_a_certificate_is_checked_for_the_name_though_an_address_is_dialled(tmp_path: Path):
+async def test_certificate_is_checked_for_the_name_although_an_address_is_connected(tmp_path: Path):
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     files = ["-keyout", str(key), "-out", str(certificate), "-days", "2"]
     name = ["-subj", "/CN=crow", "-addext", "subjectAltName=DNS:localhost"]
@@ -684,11 +683,11 @@ async def test_a_certificate_is_checked_for_the_name_though_an_address_is_dialle
     assert "certificate" in unknown
 
 
-async def test_what_is_allowed_is_one_host_or_one_port_of_it(site: Site):
+async def test_allowed_host_may_be_limited_to_one_port(site: Site):
     async with fetching(allow_hosts=[site.host]) as get:
         await get.read(site.url("/article"))
-        assert "--allow-host" in await get.refused(f"http://localhost:{site.port}/article")
-        assert "not on the public internet" in await get.refused("http://127.0.0.1:9/")
+        assert "--allow-host" in await get.get_error(f"http://localhost:{site.port}/article")
+        assert "not on the public internet" in await get.get_error("http://127.0.0.1:9/")
     async with fetching(allow_hosts=["LocalHost"]) as get:
         await get.read(f"http://localhost:{site.port}/article")
 
@@ -698,15 +697,15 @@ async def test_proxies_of_the_environment_are_not_used(site: Site, get: Fetch, m
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     await get.read(site.url("/article"))
     site.pages["/odd"] = b"no HTTP\r\n\r\n"
-    assert "Proxies of the environment are not used" in await get.refused(site.url("/odd"))
+    assert "Proxies of the environment are not used" in await get.get_error(site.url("/odd"))
 
 
-def test_the_schema_is_told_in_few_words():
+def test_schema_of_fetch_is_short():
     [tool] = [tool for tool in crow_mcp_server.tools() if tool["name"] == "fetch"]
     assert len(json.dumps({key: tool[key] for key in ("name", "description", "inputSchema")})) < 600
 
 
-def test_a_server_that_has_not_fetched_has_not_loaded_what_it_takes():
+def test_http_is_imported_only_with_the_first_fetch():
     heavy = {"httpcore2", "lxml", "trafilatura", "html_to_markdown", "pypdf", "feedparser", "protego", "ddgs"}
     script = "import sys, crow_mcp_server; crow_mcp_server.create_server(); print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""What `file_editor` does for a model, and what it refuses."""
+"""The tool `file_editor`."""
 
 import asyncio
 import base64
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 def texts(result):
-    """The path of the one file that changed, and its text before and after."""
+    """Return the path of the only file that changed, and its text before and after."""
     [change] = result.changes
     return change["path"], change["old"], change["new"]
 
@@ -45,12 +45,12 @@ async def test_view_range_shows_a_part_and_minus_one_means_the_end(tools, folder
 
 
 @pytest.mark.parametrize("wrong", [[0, 1], [4, 2], [10, 11], [-3, -1], [1, -2], [1, 0]])
-async def test_view_range_outside_of_the_file_is_told_the_lines(tools, folder, wrong):
+async def test_view_range_outside_of_the_file_is_refused_with_the_files_lines(tools, folder, wrong):
     (folder / "a.txt").write_text("one\ntwo\nthree\nfour\n")
-    assert "whose lines are 1 to 4" in await tools.refused("view", "a.txt", view_range=wrong)
+    assert "whose lines are 1 to 4" in await tools.get_edit_error("view", "a.txt", view_range=wrong)
 
 
-async def test_long_view_is_cut_and_says_how_to_go_on(tools, folder):
+async def test_long_view_is_cut_with_a_note_on_the_rest(tools, folder):
     (folder / "long.txt").write_text("".join(f"line {n} {'x' * 50}\n" for n in range(1, 3001)))
     text = (await tools.edit("view", "long.txt")).text
     assert len(text) < 31_000
@@ -89,7 +89,7 @@ async def test_view_of_a_crowded_folder_is_bounded_and_counts_the_rest(tools, fo
     assert (await tools.edit("view", "many")).text.endswith("  399\n  (200 more)")
 
 
-async def test_folder_with_names_that_are_no_text_can_be_viewed(tools, folder):
+async def test_folder_with_undecodable_names_can_be_viewed(tools, folder):
     try:
         (folder / os.fsdecode(b"bad\xff\nname")).touch()
     except OSError:
@@ -97,14 +97,14 @@ async def test_folder_with_names_that_are_no_text_can_be_viewed(tools, folder):
     assert "  bad\ufffd\ufffdname" in (await tools.edit("view", ".")).text
 
 
-async def test_binary_file_is_said_to_be_one(tools, folder):
+async def test_binary_file_is_refused(tools, folder):
     (folder / "x.bin").write_bytes(b"\x7fELF\0\0\1")
-    assert "binary file of 7 bytes" in await tools.refused("view", "x.bin")
-    assert "binary" in await tools.refused("str_replace", "x.bin", old_str="ELF", new_str="x")
+    assert "binary file of 7 bytes" in await tools.get_edit_error("view", "x.bin")
+    assert "binary" in await tools.get_edit_error("str_replace", "x.bin", old_str="ELF", new_str="x")
     assert (folder / "x.bin").read_bytes() == b"\x7fELF\0\0\1"
 
 
-async def test_empty_file_says_so_and_takes_an_insert(tools, folder):
+async def test_empty_file_is_described_as_empty_and_accepts_an_insert(tools, folder):
     (folder / "e").touch()
     assert "(empty)" in (await tools.edit("view", "e")).text
     await tools.edit("insert", "e", insert_line=0, new_str="x")
@@ -112,19 +112,19 @@ async def test_empty_file_says_so_and_takes_an_insert(tools, folder):
 
 
 async def test_missing_file_is_an_error_that_says_what_to_do(tools):
-    assert "does not exist. View its folder" in await tools.refused("view", "nothing.txt")
-    assert "use create" in await tools.refused("str_replace", "nothing.txt", old_str="a", new_str="b")
+    assert "does not exist. View its folder" in await tools.get_edit_error("view", "nothing.txt")
+    assert "use create" in await tools.get_edit_error("str_replace", "nothing.txt", old_str="a", new_str="b")
 
 
-async def test_huge_file_is_sent_to_the_terminal(tools, folder):
+async def test_huge_file_is_refused_with_a_hint_at_the_terminal(tools, folder):
     with (folder / "huge").open("wb") as file:
         file.truncate(11 * 1024 * 1024)
-    assert "in the terminal" in await tools.refused("view", "huge")
+    assert "in the terminal" in await tools.get_edit_error("view", "huge")
 
 
 async def test_pipe_does_not_hang_the_tool(tools, folder):
     os.mkfifo(folder / "pipe")
-    assert "not a file" in await tools.refused("view", "pipe")
+    assert "not a file" in await tools.get_edit_error("view", "pipe")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ async def test_pipe_does_not_hang_the_tool(tools, folder):
         "\u201cquoted\u201d\n".encode("cp1252"),
     ],
 )
-async def test_a_change_tells_the_exact_bytes_before_and_the_digest_of_those_after(tools, folder, before):
+async def test_change_has_the_exact_bytes_before_and_the_digest_after(tools, folder, before):
     path = folder / "a.txt"
     path.write_bytes(before)
     await tools.edit("view", path)
@@ -154,7 +154,7 @@ async def test_a_change_tells_the_exact_bytes_before_and_the_digest_of_those_aft
     assert path.read_bytes() == before
 
 
-async def test_a_change_tells_that_there_was_or_is_no_file(tools, folder):
+async def test_change_of_a_created_or_removed_file_has_null(tools, folder):
     [made] = (await tools.edit("create", "a.txt", file_text="one\n")).changes
     digest = hashlib.sha256(b"one\n").hexdigest()
     assert made == {"path": f"{folder}/a.txt", "old": None, "new": "one\n", "before": None, "after": digest}
@@ -162,7 +162,7 @@ async def test_a_change_tells_that_there_was_or_is_no_file(tools, folder):
     assert removed == {"path": f"{folder}/a.txt", "old": "one\n", "new": None, "before": digest, "after": None}
 
 
-async def test_create_makes_parents_and_tells_the_change(tools, folder):
+async def test_create_makes_parents_and_reports_the_change(tools, folder):
     result = await tools.edit("create", "new/deep/a.txt", file_text="hé\n")
     path = folder / "new/deep/a.txt"
     assert path.read_text() == "hé\n"
@@ -170,19 +170,19 @@ async def test_create_makes_parents_and_tells_the_change(tools, folder):
     assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
 
 
-async def test_create_refuses_to_overwrite_what_was_not_viewed(tools, folder):
+async def test_create_refuses_to_overwrite_a_file_that_was_not_viewed(tools, folder):
     (folder / "a.txt").write_text("precious")
-    assert "View it first" in await tools.refused("create", "a.txt", file_text="x")
+    assert "View it first" in await tools.get_edit_error("create", "a.txt", file_text="x")
     assert (folder / "a.txt").read_text() == "precious"
     other = await tools.call("file_editor", {"command": "view", "path": "a.txt"}, session="other")
     assert not other.is_error
-    await tools.refused("create", "a.txt", file_text="x")
+    await tools.get_edit_error("create", "a.txt", file_text="x")
     await tools.edit("view", "a.txt")
     result = await tools.edit("create", "a.txt", file_text="x")
     assert texts(result) == (str(folder / "a.txt"), "precious", "x")
 
 
-async def test_create_overwrites_what_it_wrote_itself(tools, folder):
+async def test_create_overwrites_a_file_that_it_wrote_itself(tools, folder):
     await tools.edit("create", "a.txt", file_text="1")
     await tools.edit("create", "a.txt", file_text="2")
     assert (folder / "a.txt").read_text() == "2"
@@ -191,7 +191,7 @@ async def test_create_overwrites_what_it_wrote_itself(tools, folder):
 
 async def test_create_over_a_folder_is_refused(tools, folder):
     (folder / "sub").mkdir()
-    assert "Is a directory" in await tools.refused("create", "sub", file_text="x")
+    assert "Is a directory" in await tools.get_edit_error("create", "sub", file_text="x")
 
 
 async def test_overwriting_keeps_line_endings_and_byte_order_mark(tools, folder):
@@ -201,7 +201,7 @@ async def test_overwriting_keeps_line_endings_and_byte_order_mark(tools, folder)
     assert (folder / "a.txt").read_bytes() == codecs.BOM_UTF8 + b"c\r\nd\r\n"
 
 
-async def test_str_replace_changes_the_one_match_and_shows_it(tools, folder):
+async def test_str_replace_changes_the_only_match_and_shows_it(tools, folder):
     (folder / "a.py").write_text("".join(f"line{n}\n" for n in range(1, 21)))
     result = await tools.edit("str_replace", "a.py", old_str="line10\n", new_str="new\nlines\n")
     shown = result.text.splitlines()
@@ -226,33 +226,33 @@ async def test_str_replace_takes_new_str_literally(tools, folder):
     assert (folder / "a").read_text() == "x = \\1\\g<0>{{7*7}}%s\n"
 
 
-async def test_ambiguous_old_str_gets_the_line_of_every_match(tools, folder):
+async def test_ambiguous_old_str_is_refused_with_the_line_of_every_match(tools, folder):
     (folder / "a").write_text("x\ny\nx\nz\nx\n")
-    assert "3 times in" in (text := await tools.refused("str_replace", "a", old_str="x", new_str="w"))
+    assert "3 times in" in (text := await tools.get_edit_error("str_replace", "a", old_str="x", new_str="w"))
     assert "at lines 1, 3, 5" in text
     assert (folder / "a").read_text() == "x\ny\nx\nz\nx\n"
 
 
 async def test_overlapping_matches_are_ambiguous(tools, folder):
     (folder / "a").write_text("aaa")
-    assert "2 times" in await tools.refused("str_replace", "a", old_str="aa", new_str="b")
+    assert "2 times" in await tools.get_edit_error("str_replace", "a", old_str="aa", new_str="b")
 
 
 @pytest.mark.parametrize("blank", ["", " ", "\n", "\t\r\n "])
 async def test_blank_old_str_is_refused(tools, folder, blank):
     (folder / "a").write_text("a b\n")
-    assert "blank" in await tools.refused("str_replace", "a", old_str=blank, new_str="x")
+    assert "blank" in await tools.get_edit_error("str_replace", "a", old_str=blank, new_str="x")
     assert (folder / "a").read_text() == "a b\n"
 
 
 async def test_equal_old_and_new_are_refused(tools, folder):
     (folder / "a").write_text("a b\n")
-    assert "nothing to change" in await tools.refused("str_replace", "a", old_str="a", new_str="a")
+    assert "nothing to change" in await tools.get_edit_error("str_replace", "a", old_str="a", new_str="a")
 
 
 async def test_miss_shows_the_closest_lines_with_their_numbers(tools, folder):
     (folder / "a.py").write_text("import os\n\n\ndef compute_total(items):\n    return sum(items)\n")
-    text = await tools.refused("str_replace", "a.py", old_str="def compute_totals(item):\n    return sum(item)")
+    text = await tools.get_edit_error("str_replace", "a.py", old_str="def compute_totals(item):\n    return sum(item)")
     assert "closest lines" in text
     assert "     4\tdef compute_total(items):\n     5\t    return sum(items)" in text
 
@@ -268,30 +268,30 @@ async def test_miss_shows_the_closest_lines_with_their_numbers(tools, folder):
         ('print("a")\nprint("b")\n', r"print(\"a\")\nprint(\"b\")", r"print(\"c\")", 'print("c")\n', "escapes"),
     ],
 )
-async def test_what_differs_only_in_how_it_is_written_is_replaced_and_said(tools, folder, before, old, new, after, how):
+async def test_fuzzy_match_is_replaced_with_a_note(tools, folder, before, old, new, after, how):
     (folder / "a").write_text(before)
     result = await tools.edit("str_replace", "a", old_str=old, new_str=new)
     assert (folder / "a").read_text() == after
     assert re.search(f"old_str was found with.*{how}.* at line \\d, and nowhere else", result.text)
 
 
-async def test_what_fits_several_places_but_for_white_space_is_refused(tools, folder):
+async def test_several_fuzzy_matches_are_refused(tools, folder):
     (folder / "a").write_text("\tx = 1\n        x = 1\n")
-    text = await tools.refused("str_replace", "a", old_str="x =  1", new_str="x = 2")
+    text = await tools.get_edit_error("str_replace", "a", old_str="x =  1", new_str="x = 2")
     assert "2 times, with other white space, in" in text
     assert "at lines 1, 2" in text
 
 
-async def test_new_text_whose_indentation_is_anybodys_guess_is_refused(tools, folder):
+async def test_new_text_with_ambiguous_indentation_is_refused(tools, folder):
     (folder / "a").write_text("if a:\n\tb\n")
-    text = await tools.refused("str_replace", "a", old_str="if a:\n    b", new_str="if a:\n      b\n        c")
+    text = await tools.get_edit_error("str_replace", "a", old_str="if a:\n    b", new_str="if a:\n      b\n        c")
     assert "not found" in text
     assert (folder / "a").read_text() == "if a:\n\tb\n"
 
 
-async def test_miss_shows_what_is_different_in_the_closest_lines(tools, folder):
+async def test_miss_shows_a_diff_to_the_closest_lines(tools, folder):
     (folder / "a.py").write_text("import os\n\ndef compute_total(items):\n    return sum(items)\n")
-    text = await tools.refused("str_replace", "a.py", old_str="def compute_total(items):\n    return max(items)")
+    text = await tools.get_edit_error("str_replace", "a.py", old_str="def compute_total(items):\n    return max(items)")
     assert text.endswith("(+):\n def compute_total(items):\n-    return max(items)\n+    return sum(items)")
 
 
@@ -305,17 +305,17 @@ async def test_several_edits_are_made_one_after_the_other(tools, folder):
     assert (folder / "a").read_bytes() == b"one\r\ntwo\r\nthree\r\n"
 
 
-async def test_one_edit_that_cannot_be_made_stops_all_of_them(tools, folder):
+async def test_one_failing_edit_prevents_all_of_them(tools, folder):
     (folder / "a").write_text("one\ntwo\n")
     edits = [{"old_str": "one", "new_str": "1"}, {"old_str": "gone", "new_str": "2"}]
-    assert "Edit 2 of 2, and with it all of them: " in await tools.refused("str_replace", "a", edits=edits)
+    assert "Edit 2 of 2 failed, so none was made: " in await tools.get_edit_error("str_replace", "a", edits=edits)
     assert (folder / "a").read_text() == "one\ntwo\n"
-    assert "empty" in await tools.refused("str_replace", "a", edits=[])
-    assert "either" in await tools.refused("str_replace", "a", old_str="one", new_str="1", edits=edits[:1])
-    assert "old_str" in await tools.refused("str_replace", "a", edits=[{"new_str": "x"}])
+    assert "empty" in await tools.get_edit_error("str_replace", "a", edits=[])
+    assert "either" in await tools.get_edit_error("str_replace", "a", old_str="one", new_str="1", edits=edits[:1])
+    assert "old_str" in await tools.get_edit_error("str_replace", "a", edits=[{"new_str": "x"}])
 
 
-async def test_the_diff_is_that_of_the_file_and_tells_the_right_lines(tools, folder):
+async def test_diff_is_that_of_the_file_and_has_its_line_numbers(tools, folder):
     lines = [f"line {n}\n" for n in range(1, 2001)]
     (folder / "a").write_text("".join(lines).removesuffix("\n"))
     result = await tools.edit("str_replace", "a", old_str="line 1000\n", new_str="")
@@ -329,14 +329,14 @@ async def test_the_diff_is_that_of_the_file_and_tells_the_right_lines(tools, fol
     assert made.data["diff"] == "@@ -0,0 +1 @@\n+x\n"
 
 
-async def test_the_diff_of_a_file_written_anew_is_bounded(tools, folder):
+async def test_diff_of_a_rewritten_file_is_bounded(tools, folder):
     (folder / "a").write_text("".join(f"old {n}\n" for n in range(20_000)))
     await tools.edit("view", "a")
     result = await tools.edit("create", "a", file_text="".join(f"new {n}\n" for n in range(20_000)))
     assert len(result.data["diff"]) < 200
 
 
-async def test_structured_result_says_what_the_text_says(tools, folder):
+async def test_structured_result_agrees_with_the_text(tools, folder):
     (folder / "a").write_text("one\n")
     viewed = await tools.edit("view", "a")
     assert viewed.data == {"path": f"{folder}/a", "line": 1, "text": viewed.text}
@@ -348,8 +348,8 @@ async def test_structured_result_says_what_the_text_says(tools, folder):
 
 async def test_text_that_would_make_the_file_binary_is_refused(tools, folder):
     (folder / "a").write_text("one\n")
-    assert "no text" in await tools.refused("str_replace", "a", old_str="one", new_str="t\0o")
-    assert "no text" in await tools.refused("create", "b", file_text="\0")
+    assert "not be text" in await tools.get_edit_error("str_replace", "a", old_str="one", new_str="t\0o")
+    assert "not be text" in await tools.get_edit_error("create", "b", file_text="\0")
     assert os.listdir(folder) == ["a"]
 
 
@@ -373,13 +373,13 @@ async def test_image_is_shown_as_an_image(tools, folder, data, kind):
     assert (image.mime_type, base64.b64decode(image.data)) == (f"image/{kind}", data)
 
 
-async def test_image_that_no_model_takes_is_refused(tools, folder):
+async def test_image_too_large_for_a_model_is_refused(tools, folder):
     (folder / "big.png").write_bytes(PNG + bytes(6_000_000))
-    assert "smaller copy" in await tools.refused("view", "big.png")
+    assert "smaller copy" in await tools.get_edit_error("view", "big.png")
 
 
 def pdf(*pages: str) -> bytes:
-    """A small PDF with a line of text on each page."""
+    """Return a small PDF with a line of text on each page."""
     kids = " ".join(f"{2 * n + 4} 0 R" for n in range(len(pages)))
     objects = [
         "<</Type/Catalog/Pages 2 0 R>>",
@@ -417,20 +417,20 @@ async def test_text_of_a_pdf_is_shown_page_by_page(tools, folder):
     assert part.text.endswith("\n     5\tSecond page")
 
 
-async def test_a_pdf_written_by_hand_that_names_no_fonts_is_shown_as_it_is(tools, folder):
+async def test_handwritten_pdf_without_fonts_is_shown_as_source(tools, folder):
     (folder / "a.pdf").write_bytes(pdf("Timetable").replace(b"/Resources", b"/Resourced"))
     assert "(Timetable) Tj" in (await tools.edit("view", "a.pdf")).text
 
 
 @pytest.mark.parametrize("data", [b"%PDF-1.4\n", b"%PDF-1.4\n%%EOF", pdf("x").replace(b"/Pages 2", b"/Pages 9")])
-async def test_broken_pdf_is_told_in_a_line(tools, folder, data):
+async def test_broken_pdf_is_refused_in_one_line(tools, folder, data):
     (folder / "broken.pdf").write_bytes(data)
-    text = await tools.refused("view", "broken.pdf")
+    text = await tools.get_edit_error("view", "broken.pdf")
     assert "cannot be read" in text
     assert "pdftotext" in text
 
 
-async def test_notebook_is_shown_cell_by_cell_and_edited_as_the_file_it_is(tools, folder):
+async def test_notebook_is_shown_cell_by_cell_and_edited_as_json(tools, folder):
     cells = [
         {"cell_type": "markdown", "metadata": {}, "source": ["# Title\n", "words"]},
         {
@@ -486,14 +486,14 @@ async def test_undo_survives_the_end_of_the_server(folder, tmp_path):
     assert (await call(command="undo_edit", path="b")).is_error
 
 
-async def test_a_host_that_keeps_the_changes_gives_them_back_to_a_new_server(folder, tmp_path):
+async def test_host_that_stores_changes_passes_them_to_a_new_server(folder, tmp_path):
     path, kept = folder / "a", []
 
     def workspace(meta):
         return replace(local_workspace(meta), changes=lambda: kept)
 
     async def call(**arguments):
-        """On a server that has seen nothing so far."""
+        """Call the tool on a new server."""
         async with Client(create_server(workspace, state=tmp_path / "state")) as client:
             answer = await client.call_tool_mcp("file_editor", arguments, meta={"crow/cwd": str(folder)})
             kept.extend((answer.meta or {}).get("crow/changes", []))
@@ -515,7 +515,7 @@ async def test_a_host_that_keeps_the_changes_gives_them_back_to_a_new_server(fol
     assert not (tmp_path / "state").exists()
 
 
-async def test_a_change_that_was_kept_masked_is_not_taken_back(folder):
+async def test_change_that_was_stored_masked_cannot_be_undone(folder):
     kept = []
     meta = {"crow/cwd": str(folder)}
 
@@ -533,14 +533,14 @@ async def test_a_change_that_was_kept_masked_is_not_taken_back(folder):
     assert (folder / "a").read_text() == "key = x\n"
 
 
-async def test_miss_because_of_line_numbers_says_so(tools, folder):
+async def test_miss_because_of_line_numbers_is_explained(tools, folder):
     (folder / "a.py").write_text("one\ntwo\n")
-    assert "leave them out" in await tools.refused("str_replace", "a.py", old_str="     2\ttwo", new_str="x")
+    assert "leave them out" in await tools.get_edit_error("str_replace", "a.py", old_str="     2\ttwo", new_str="x")
 
 
-async def test_miss_because_the_edit_was_made_already_says_so(tools, folder):
+async def test_miss_because_the_edit_was_made_already_is_explained(tools, folder):
     (folder / "a.py").write_text("one\nnew text\n")
-    text = await tools.refused("str_replace", "a.py", old_str="old text", new_str="new text")
+    text = await tools.get_edit_error("str_replace", "a.py", old_str="old text", new_str="new text")
     assert "new_str is there, at line 2: perhaps this edit was made already" in text
     assert "closest lines are:\n     2\tnew text" in text
 
@@ -590,9 +590,7 @@ async def test_encoding_and_byte_order_mark_stay(tools, folder, before, after):
         ("cp1253", "Καλημέρα", "Αντίο", "κόσμε, αυτό είναι ένα τεστ"),
     ],
 )
-async def test_a_script_that_is_not_western_is_read_and_written_in_its_encoding(
-    tools, folder, encoding, word, other, rest
-):
+async def test_non_western_text_is_read_and_written_in_its_encoding(tools, folder, encoding, word, other, rest):
     text = f"import os\n\n# {word}, {rest}\n" + "x = 1\n" * 2_000
     (folder / "a").write_bytes(text.encode(encoding))
     viewed = (await tools.edit("view", "a", view_range=[3, 3])).text
@@ -607,17 +605,17 @@ async def test_a_script_that_is_not_western_is_read_and_written_in_its_encoding(
     "text",
     ["[a-zäöüß]+ # Größe", "20 °C ± 0.5\n" * 9, "Ça coûte 5 £, voilà «déjà»", "¿Qué? ¡Olé!", "É" * 3, "·" * 30],
 )
-async def test_what_may_be_western_is_read_as_that(tools, folder, text):
+async def test_text_that_may_be_western_is_read_as_western(tools, folder, text):
     (folder / "a").write_bytes(text.encode("latin-1"))
     assert text.splitlines()[0] in (await tools.edit("view", "a")).text
 
 
-async def test_character_the_encoding_lacks_is_refused(tools, folder):
+async def test_character_that_the_encoding_lacks_is_refused(tools, folder):
     (folder / "a").write_bytes(b"caf\xe9\n")
-    assert "latin-1, which has no '→'" in await tools.refused("str_replace", "a", old_str="caf", new_str="→")
+    assert "latin-1, which has no '→'" in await tools.get_edit_error("str_replace", "a", old_str="caf", new_str="→")
     assert (folder / "a").read_bytes() == b"caf\xe9\n"
     (folder / "b").write_bytes(b"\x93caf\xe9\x94\n")
-    assert "cp1252, which has no '→'" in await tools.refused("str_replace", "b", old_str="caf", new_str="→")
+    assert "cp1252, which has no '→'" in await tools.get_edit_error("str_replace", "b", old_str="caf", new_str="→")
 
 
 async def test_missing_final_newline_stays_missing(tools, folder):
@@ -636,7 +634,7 @@ async def test_insert_goes_to_the_top_the_middle_and_the_end(tools, folder):
     assert result.meta["crow/locations"][0]["line"] == 2
 
 
-async def test_an_insert_of_nothing_is_a_blank_line(tools, folder):
+async def test_insert_of_an_empty_string_is_a_blank_line(tools, folder):
     (folder / "a").write_text("one\ntwo\n")
     await tools.edit("insert", "a", insert_line=1, new_str="")
     assert (folder / "a").read_text() == "one\n\ntwo\n"
@@ -644,28 +642,28 @@ async def test_an_insert_of_nothing_is_a_blank_line(tools, folder):
 
 async def test_insert_beyond_the_end_names_the_last_line(tools, folder):
     (folder / "a").write_text("one\n")
-    assert "from 0 (the top) to 1" in await tools.refused("insert", "a", insert_line=2, new_str="x")
-    assert "from 0 (the top) to 1" in await tools.refused("insert", "a", insert_line=-1, new_str="x")
+    assert "from 0 (the top) to 1" in await tools.get_edit_error("insert", "a", insert_line=2, new_str="x")
+    assert "from 0 (the top) to 1" in await tools.get_edit_error("insert", "a", insert_line=-1, new_str="x")
 
 
 async def test_missing_argument_is_named(tools, folder):
     (folder / "a").write_text("one\n")
-    assert "needs file_text" in await tools.refused("create", "b")
-    assert "needs old_str" in await tools.refused("str_replace", "a")
-    assert "needs insert_line" in await tools.refused("insert", "a", new_str="x")
-    assert "needs new_str" in await tools.refused("insert", "a", insert_line=0)
+    assert "needs file_text" in await tools.get_edit_error("create", "b")
+    assert "needs old_str" in await tools.get_edit_error("str_replace", "a")
+    assert "needs insert_line" in await tools.get_edit_error("insert", "a", new_str="x")
+    assert "needs new_str" in await tools.get_edit_error("insert", "a", insert_line=0)
 
 
-async def test_wrong_arguments_are_told_in_a_line(tools):
-    text = await tools.refused("destroy", "a")
+async def test_wrong_arguments_are_reported_in_one_line(tools):
+    text = await tools.get_edit_error("destroy", "a")
     assert "'view', 'create'" in text
     assert "pydantic" not in text
     assert "\n" not in text
-    assert "view_range" in await tools.refused("view", "a", view_range=[1])
-    assert "surprise" in await tools.refused("view", "a", surprise=1)
+    assert "view_range" in await tools.get_edit_error("view", "a", view_range=[1])
+    assert "surprise" in await tools.get_edit_error("view", "a", surprise=1)
 
 
-async def test_null_stands_for_an_argument_left_out(tools, folder):
+async def test_null_means_an_omitted_argument(tools, folder):
     (folder / "a").write_text("one\n")
     await tools.edit("view", "a", view_range=None, old_str=None, insert_line=None)
 
@@ -686,7 +684,7 @@ async def test_symbolic_link_stays_a_link(tools, folder):
     assert (folder / "real.txt").read_text() == "two\n"
 
 
-async def test_hard_link_outside_of_the_roots_is_not_written_through(tools, folder):
+async def test_edit_does_not_write_through_a_hard_link(tools, folder):
     outside = folder.parent / "outside"
     outside.write_text("one\n")
     os.link(outside, folder / "inside")
@@ -705,7 +703,7 @@ async def test_edit_leaves_no_temporary_file(tools, folder):
 async def test_read_only_file_is_refused(tools, folder):
     (folder / "a").write_text("one\n")
     (folder / "a").chmod(0o444)
-    assert "read-only" in await tools.refused("str_replace", "a", old_str="one", new_str="two")
+    assert "read-only" in await tools.get_edit_error("str_replace", "a", old_str="one", new_str="two")
 
 
 async def test_file_changed_since_it_was_seen_is_refused_until_viewed_again(tools, folder):
@@ -717,18 +715,18 @@ async def test_file_changed_since_it_was_seen_is_refused_until_viewed_again(tool
         ("insert", {"insert_line": 0, "new_str": "1"}),
         ("create", {"file_text": "1"}),
     ):
-        assert "changed since you last saw it" in await tools.refused(command, "a", **arguments)
+        assert "changed since you last saw it" in await tools.get_edit_error(command, "a", **arguments)
     assert (folder / "a").read_text() == "one\ntwo\nthree\n"
     await tools.edit("view", "a")
     await tools.edit("str_replace", "a", old_str="one", new_str="1")
 
 
-async def test_file_never_seen_may_be_edited_by_its_text(tools, folder):
+async def test_file_that_was_never_viewed_may_be_edited_by_str_replace(tools, folder):
     (folder / "a").write_text("one\n")
     await tools.edit("str_replace", "a", old_str="one", new_str="1")
 
 
-async def test_undo_takes_back_edit_after_edit_and_then_the_creation(tools, folder):
+async def test_undo_reverts_edit_after_edit_and_then_the_creation(tools, folder):
     path = folder / "a.txt"
     await tools.edit("create", "a.txt", file_text="one\n")
     await tools.edit("str_replace", "a.txt", old_str="one", new_str="two")
@@ -741,10 +739,10 @@ async def test_undo_takes_back_edit_after_edit_and_then_the_creation(tools, fold
     last = await tools.edit("undo_edit", "a.txt")
     assert not path.exists()
     assert texts(last) == (str(path), "one\n", None)
-    assert "no edit" in await tools.refused("undo_edit", "a.txt")
+    assert "no edit" in await tools.get_edit_error("undo_edit", "a.txt")
 
 
-async def test_undo_tells_edits_apart_that_are_alike(tools, folder):
+async def test_undo_distinguishes_equal_edits(tools, folder):
     await tools.edit("create", "a", file_text="one\n")
     for old, new in (("one", "two"), ("two", "one"), ("one", "two")):
         await tools.edit("str_replace", "a", old_str=old, new_str=new)
@@ -756,9 +754,9 @@ async def test_undo_tells_edits_apart_that_are_alike(tools, folder):
 async def test_undo_refuses_when_the_file_changed_since(tools, folder):
     await tools.edit("create", "a", file_text="one\n")
     (folder / "a").write_text("mine\n")
-    assert "changed after your last edit" in await tools.refused("undo_edit", "a")
+    assert "changed after your last edit" in await tools.get_edit_error("undo_edit", "a")
     await tools.edit("view", "a")
-    assert "changed after your last edit" in await tools.refused("undo_edit", "a")
+    assert "changed after your last edit" in await tools.get_edit_error("undo_edit", "a")
     assert (folder / "a").read_text() == "mine\n"
 
 
@@ -769,7 +767,7 @@ async def test_sessions_do_not_undo_each_other(tools, folder):
     assert (folder / "a").exists()
 
 
-async def test_dry_run_tells_the_change_and_writes_nothing(tools, folder):
+async def test_dry_run_reports_the_change_and_writes_nothing(tools, folder):
     (folder / "a").write_text("one\n")
     before = sorted(folder.rglob("*"))
     edits = [
@@ -792,13 +790,13 @@ async def test_dry_run_tells_the_change_and_writes_nothing(tools, folder):
             (folder / "deep").rmdir()
 
 
-async def test_dry_view_does_not_count_as_seen(tools, folder):
+async def test_view_with_dry_run_does_not_count_as_viewed(tools, folder):
     (folder / "a").write_text("precious")
     await tools.call("file_editor", {"command": "view", "path": "a"}, dry_run=True)
-    assert "View it first" in await tools.refused("create", "a", file_text="x")
+    assert "View it first" in await tools.get_edit_error("create", "a", file_text="x")
 
 
-async def test_edits_of_one_file_at_once_all_arrive(tools, folder):
+async def test_simultaneous_edits_of_one_file_are_all_made(tools, folder):
     (folder / "a").write_text("".join(f"<{n}>\n" for n in range(30)))
     await asyncio.gather(*(tools.edit("str_replace", "a", old_str=f"<{n}>", new_str=f"[{n}]") for n in range(30)))
     assert (folder / "a").read_text() == "".join(f"[{n}]\n" for n in range(30))
@@ -814,11 +812,11 @@ async def test_relative_absolute_and_home_paths_lead_to_the_same_file(tools, fol
 
 
 @pytest.mark.parametrize("path", ["", "  ", "a\0b", "\ud800"])
-async def test_what_is_no_path_is_refused(tools, path):
-    assert "is not a path" in await tools.refused("view", path)
+async def test_invalid_path_is_refused(tools, path):
+    assert "is not a path" in await tools.get_edit_error("view", path)
 
 
-async def test_outside_of_the_roots_nothing_opens(tools, folder):
+async def test_no_file_outside_of_the_roots_opens(tools, folder):
     outside = folder.parent
     (outside / "secret").write_text("secret")
     (outside / "project-twin").mkdir()
@@ -844,17 +842,19 @@ async def test_outside_of_the_roots_nothing_opens(tools, folder):
         "/dev/null",
     ]
     for path in paths:
-        text = await tools.refused("view", path)
+        text = await tools.get_edit_error("view", path)
         assert "outside of the folders" in text
         assert str(folder) in text
-        assert "outside of the folders" in await tools.refused("create", path, file_text="owned")
-        assert "outside of the folders" in await tools.refused("str_replace", path, old_str="secret", new_str="owned")
-    await tools.refused("view", "loop")
+        assert "outside of the folders" in await tools.get_edit_error("create", path, file_text="owned")
+        assert "outside of the folders" in await tools.get_edit_error(
+            "str_replace", path, old_str="secret", new_str="owned"
+        )
+    await tools.get_edit_error("view", "loop")
     assert (outside / "secret").read_text() == "secret"
     assert not (outside / "not-yet").exists()
 
 
-async def test_every_root_is_open(tools, folder):
+async def test_files_in_every_root_can_be_edited(tools, folder):
     second = folder.parent / "second"
     second.mkdir()
     (second / "a").write_text("one\n")
@@ -865,7 +865,7 @@ async def test_every_root_is_open(tools, folder):
 
 
 @pytest.mark.timeout(300)
-async def test_link_swapped_in_between_check_and_use_does_not_lead_outside(tools, folder):
+async def test_link_created_between_check_and_use_does_not_lead_outside(tools, folder):
     outside = folder.parent / "outside"
     outside.mkdir()
     (outside / "a").write_text("secret\n")
@@ -910,10 +910,10 @@ async def test_the_oldest_session_is_forgotten_when_there_are_too_many(tools, fo
     await tools.edit("view", "a")
     for n in range(100):
         await tools.call("file_editor", {"command": "view", "path": "a"}, session=f"later {n}")
-    assert "has not been viewed" in await tools.refused("create", "a", file_text="x")
+    assert "has not been viewed" in await tools.get_edit_error("create", "a", file_text="x")
 
 
-async def test_edits_beyond_the_bound_cannot_be_taken_back(tools, folder):
+async def test_edits_beyond_the_limit_cannot_be_undone(tools, folder):
     (folder / "a").write_text("0" + "x" * 1_500_000)
     for n in range(5):
         await tools.edit("str_replace", "a", old_str=f"{n}x", new_str=f"{n + 1}x")
@@ -923,12 +923,12 @@ async def test_edits_beyond_the_bound_cannot_be_taken_back(tools, folder):
     assert undone == 2
 
 
-async def test_an_edit_too_large_to_be_taken_back_costs_no_other_its_way_back(tools, folder):
+async def test_edit_too_large_to_be_undone_does_not_displace_others(tools, folder):
     (folder / "huge").write_text("0" + "x" * 4_500_000)
     (folder / "small").write_text("one\n")
     await tools.edit("str_replace", "small", old_str="one", new_str="two")
     await tools.edit("str_replace", "huge", old_str="0x", new_str="1x")
-    assert "no edit" in await tools.refused("undo_edit", "huge")
+    assert "no edit" in await tools.get_edit_error("undo_edit", "huge")
     await tools.edit("undo_edit", "small")
     assert (folder / "small").read_text() == "one\n"
 

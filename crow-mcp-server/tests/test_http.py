@@ -1,4 +1,4 @@
-"""The server's own process over HTTP."""
+"""The command `crow-mcp-server --http`."""
 
 import os
 import re
@@ -32,7 +32,7 @@ HEADERS = {"Accept": "application/json, text/event-stream", "Authorization": f"B
 
 @asynccontextmanager
 async def serving(folder: Path, *arguments: str) -> AsyncIterator[tuple[str, str]]:
-    """The address, and what was told with it."""
+    """Yield the address and the other text on standard error."""
     command = [*RUN, "--root", str(folder), "--http", "0", *arguments]
     async with await anyio.open_process(command, stdin=subprocess.DEVNULL, env=dict(os.environ)) as server:
         assert server.stderr
@@ -64,7 +64,7 @@ async def ask(url: str, **headers: str) -> int:
         return (await client.post(url, json=HELLO, headers=HEADERS | headers)).status_code
 
 
-async def test_whoever_has_the_token_works_with_the_tools(folder: Path, token_file: str):
+async def test_client_with_the_token_can_use_the_tools(folder: Path, token_file: str):
     (folder / "a").write_text("one\n")
     async with serving(folder, "--token-file", token_file) as (url, told):
         assert url.startswith("http://127.0.0.1:")
@@ -75,7 +75,7 @@ async def test_whoever_has_the_token_works_with_the_tools(folder: Path, token_fi
             assert "one" in viewed.content[0].text
 
 
-async def test_others_are_turned_away(folder: Path, token_file: str):
+async def test_requests_without_token_or_from_other_origins_are_refused(folder: Path, token_file: str):
     async with serving(folder, "--token-file", token_file) as (url, _):
         assert await ask(url) == 200
         async with httpx2.AsyncClient(timeout=60) as client:
@@ -88,7 +88,7 @@ async def test_others_are_turned_away(folder: Path, token_file: str):
             assert await ask(url, Origin=origin) == 403
 
 
-async def test_without_a_file_the_token_is_made_and_told(folder: Path):
+async def test_without_a_file_a_token_is_made_and_printed(folder: Path):
     async with serving(folder) as (url, told):
         found = re.search(r"Token for this run: (\S{40,})\n", told)
         assert found
@@ -96,7 +96,7 @@ async def test_without_a_file_the_token_is_made_and_told(folder: Path):
         assert await ask(url) == 401
 
 
-async def test_only_the_tools_that_are_wanted_are_offered(folder: Path, token_file: str):
+async def test_option_tools_limits_the_tools(folder: Path, token_file: str):
     async with serving(folder, "--token-file", token_file, "--tools", "fetch,plan") as (url, _):
         transport: Any = StreamableHttpTransport(url, headers={"Authorization": f"Bearer {TOKEN}"})
         async with Client(transport) as client:
@@ -108,13 +108,13 @@ async def test_only_the_tools_that_are_wanted_are_offered(folder: Path, token_fi
     [
         (["--tools", "terminal,telepathy"], "telepathy: no such tool; there are ask_user"),
         (["--token-file", "x"], "--token-file is for --http"),
-        (["--http", "here"], "it is no HOST:PORT"),
-        (["--http", "127.0.0.1:99999"], "it is no HOST:PORT"),
+        (["--http", "here"], "it is not HOST:PORT"),
+        (["--http", "127.0.0.1:99999"], "it is not HOST:PORT"),
         (["--http", "0", "--token-file", "/nowhere/token"], "No such file"),
         (["--http", "0", "--token-file", os.devnull], "at least 16 characters"),
     ],
 )
-def test_what_cannot_be_done_is_told_in_a_sentence(arguments: list[str], says: str):
+def test_wrong_option_is_reported_in_a_sentence(arguments: list[str], says: str):
     ran = subprocess.run([*RUN, *arguments], capture_output=True, text=True, check=False)
     assert ran.returncode == 2
     assert says in ran.stderr

@@ -1,7 +1,7 @@
-"""Which addresses are anyone's to reach."""
+"""Classification of addresses as public or not."""
 
 import pytest
-from crow_mcp_server.network import is_public
+from crow_mcp_server.web.network import is_public
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,7 +58,7 @@ from hypothesis import strategies as st
         "100::1",
     ],
 )
-def test_what_is_not_public(address: str):
+def test_address_is_not_public(address: str):
     assert not is_public(address)
 
 
@@ -77,10 +77,10 @@ def test_what_is_not_public(address: str):
         "2a00:1450:4001::1",
     ],
 )
-def test_what_is_public(address: str):
+def test_address_is_public(address: str):
     assert is_public(address)
 
 
 @given(st.ip_addresses(v=4))
-def test_an_address_mapped_into_ipv6_is_as_public_as_it_was(address: object):
+def test_ipv4_address_mapped_to_ipv6_is_as_public_as_itself(address: object):
     assert is_public(f"::ffff:{address}") == is_public(f"64:ff9b::{address}") == is_public(str(address))

@@ -1,11 +1,11 @@
-"""What becomes of pages that nobody wrote for a parser."""
+"""Conversion of malformed and malicious pages."""
 
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from crow_mcp_server.page import Unreadable, decode, from_feed, from_html, kind_of, read
+from crow_mcp_server.web.page_text import UnreadablePage, convert_feed, convert_html, decode_text, detect_kind, to_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,14 +26,14 @@ FEED = (
 @WILD
 @given(st.lists(st.sampled_from(HTML) | st.text(max_size=8), max_size=25).map("".join))
 def test_any_html_gives_some_text(html: str):
-    assert isinstance(from_html(html, "https://example.com/a/b"), str)
+    assert isinstance(convert_html(html, "https://example.com/a/b"), str)
 
 
 @WILD
 @given(st.lists(st.sampled_from(FEED) | st.binary(max_size=8), max_size=25).map(b"".join))
-def test_any_feed_gives_its_entries_or_a_reason(feed: bytes):
-    with suppress(Unreadable):
-        assert from_feed(feed).startswith("# ")
+def test_any_feed_gives_its_entries_or_an_error(feed: bytes):
+    with suppress(UnreadablePage):
+        assert convert_feed(feed).startswith("# ")
 
 
 @WILD
@@ -42,37 +42,39 @@ def test_any_feed_gives_its_entries_or_a_reason(feed: bytes):
     st.none() | st.text(max_size=10) | st.sampled_from(["utf-7", "idna", "hex", "utf-16", "replacement"]),
     st.booleans(),
 )
-def test_any_bytes_are_decoded_whatever_charset_is_claimed(body: bytes, charset: str | None, html: bool):
-    assert isinstance(decode(body, charset, html=html), str)
-    assert kind_of(body, charset or "")
+def test_any_bytes_are_decoded_with_any_charset(body: bytes, charset: str | None, html: bool):
+    assert isinstance(decode_text(body, charset, html=html), str)
+    assert detect_kind(body, charset or "")
 
 
-def test_no_beginning_of_a_page_takes_long_to_tell_what_it_is():
-    assert kind_of(b"<!---->" * 290 + b"x", "") == "text"
-    assert kind_of(b"<!-- crows --> <!---->" * 20 + b"<html>", "") == "html"
+def test_kind_of_any_page_is_detected_quickly():
+    assert detect_kind(b"<!---->" * 290 + b"x", "") == "text"
+    assert detect_kind(b"<!-- crows --> <!---->" * 20 + b"<html>", "") == "html"
 
 
 @pytest.mark.anyio
-async def test_a_feed_that_grows_when_it_is_read_does_not():
+async def test_feed_with_an_entity_bomb_does_not_grow():
     entities = "".join(f"<!ENTITY a{n} '{f'&a{n - 1};' * 10 if n else 'ha'}'>" for n in range(10))
     feed = f"<?xml version='1.0'?><!DOCTYPE rss [{entities}]><rss><channel><title>&a9;</title></channel></rss>"
-    with suppress(Unreadable):
-        assert len(await read(feed.encode(), "feed", None, "")) < 1_000
+    with suppress(UnreadablePage):
+        assert len(await to_text(feed.encode(), "feed", None, "")) < 1_000
 
 
 @pytest.mark.anyio
-async def test_a_reader_that_falls_over_gives_a_reason_in_a_line():
-    with pytest.raises(Unreadable, match=r"it is no sound PDF|it cannot be read \("):
-        await read(b"%PDF-1.7\n1 0 obj <</Type/Catalog/Pages 1 0 R>> endobj trailer <</Root 1 0 R>>", "pdf", None, "")
+async def test_crash_of_a_parser_gives_an_error_in_one_line():
+    with pytest.raises(UnreadablePage, match=r"it is not a valid PDF|it cannot be read \("):
+        await to_text(
+            b"%PDF-1.7\n1 0 obj <</Type/Catalog/Pages 1 0 R>> endobj trailer <</Root 1 0 R>>", "pdf", None, ""
+        )
 
 
 @pytest.mark.anyio
-async def test_a_reader_does_not_have_the_keys_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_converting_process_does_not_inherit_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     reader = tmp_path / "reader"
     reader.write_text("#!/bin/sh\nenv\n")
     reader.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(reader))
     monkeypatch.setenv("BRAVE_API_KEY", "canary")
-    told = await read(b"<p>Crows", "html", None, "https://example.com/")
+    told = await to_text(b"<p>Crows", "html", None, "https://example.com/")
     assert "PATH=" in told
     assert "canary" not in told

@@ -13,7 +13,7 @@ ENTRIES = [
 ]
 
 
-async def test_a_plan_is_shown_as_a_list_and_told_to_the_host():
+async def test_plan_is_text_for_the_model_and_data_for_the_host():
     async with Client(create_server()) as client:
         result = await client.call_tool_mcp("plan", {"entries": ENTRIES})
     assert result.content[0].text == "1 of 3 steps completed.\n[x] read\n[>] write\n[ ] test"
@@ -22,7 +22,7 @@ async def test_a_plan_is_shown_as_a_list_and_told_to_the_host():
     assert result.meta["crow/plan"] == whole
 
 
-async def test_a_plan_may_be_emptied():
+async def test_plan_may_be_empty():
     async with Client(create_server()) as client:
         result = await client.call_tool_mcp("plan", {"entries": []})
     assert result.content[0].text == "0 of 0 steps completed."
@@ -31,7 +31,7 @@ async def test_a_plan_may_be_emptied():
 @pytest.mark.parametrize(
     "entry", [{"content": "read"}, {"content": "", "status": "pending"}, {"content": "x", "status": "done"}, "read"]
 )
-async def test_what_is_no_plan_is_refused_with_what_is_wrong(entry: object):
+async def test_invalid_plan_is_refused_with_the_reason(entry: object):
     async with Client(create_server()) as client:
         result = await client.call_tool_mcp("plan", {"entries": [entry]})
     assert result.is_error

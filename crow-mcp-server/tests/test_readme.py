@@ -1,4 +1,4 @@
-"""The README is true."""
+"""The example in the README."""
 
 import re
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_example_prints_what_it_says(tmp_path):
+def test_example_prints_the_output_in_its_comment(tmp_path):
     [example] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     ran = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert ran.stdout == "42\n"

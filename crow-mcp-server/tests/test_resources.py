@@ -15,7 +15,7 @@ async def client(folder, monkeypatch):
         yield client
 
 
-async def test_files_are_a_template_and_a_text_is_read_as_it_is(client, folder):
+async def test_text_file_is_read_unchanged_through_the_template(client, folder):
     [template] = await client.list_resource_templates()
     assert template.uri_template == "file:///{path*}"
     path = folder / "two words é.py"
@@ -24,13 +24,13 @@ async def test_files_are_a_template_and_a_text_is_read_as_it_is(client, folder):
     assert (read.text, read.mime_type) == ("print(6 * 7)\n", "text/x-python")
 
 
-async def test_what_is_no_text_comes_as_bytes(client, folder):
+async def test_binary_file_is_returned_as_bytes(client, folder):
     (folder / "a.png").write_bytes(b"\x89PNG\0")
     [read] = await client.read_resource((folder / "a.png").as_uri())
     assert (read.blob, read.mime_type) == ("iVBORwA=", "image/png")
 
 
-async def test_a_folder_lists_the_uris_of_what_is_in_it(client, folder):
+async def test_folder_lists_the_uris_of_its_entries(client, folder):
     (folder / "sub").mkdir()
     (folder / "a b").touch()
     [read] = await client.read_resource(folder.as_uri())
@@ -38,7 +38,7 @@ async def test_a_folder_lists_the_uris_of_what_is_in_it(client, folder):
 
 
 @pytest.mark.parametrize("path", ["gone", "../secret", "%2e%2e/secret", "link"])
-async def test_outside_of_the_roots_nothing_is_read(client, folder, path):
+async def test_no_file_outside_of_the_roots_is_read(client, folder, path):
     (folder.parent / "secret").write_text("secret")
     (folder / "link").symlink_to(folder.parent / "secret")
     with pytest.raises(MCPError) as error:

@@ -1,4 +1,4 @@
-"""Whose folders are open: the client's roots, `--root`, or the folder of the process."""
+"""The roots of the file tools: the client's roots, `--root`, or the folder of the process."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ async def view(client, path):
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_the_clients_roots_bound_the_file_tools_in_both_eras(mode, folder, elsewhere, monkeypatch):
+async def test_client_roots_bound_the_file_tools_in_both_protocol_versions(mode, folder, elsewhere, monkeypatch):
     monkeypatch.chdir(folder)
     (folder / "own.txt").touch()
     async with Client(create_server(), mode=mode, roots=[elsewhere.as_uri()]) as client:
@@ -39,7 +39,7 @@ async def test_the_clients_roots_bound_the_file_tools_in_both_eras(mode, folder,
         assert ran.content[0].text == str(elsewhere)
 
 
-async def test_roots_that_change_count_at_once(folder, elsewhere):
+async def test_changed_roots_take_effect_at_once(folder, elsewhere):
     roots = [folder.as_uri()]
     async with Client(create_server(), mode="legacy", roots=lambda _: roots) as client:
         assert (await view(client, elsewhere / "a.txt")).is_error
@@ -47,7 +47,7 @@ async def test_roots_that_change_count_at_once(folder, elsewhere):
         assert not (await view(client, elsewhere / "a.txt")).is_error
 
 
-async def test_a_client_that_does_not_tell_its_roots_opens_nothing(folder):
+async def test_client_that_fails_to_list_its_roots_opens_nothing(folder):
     def broken(_):
         raise ValueError("no")
 
@@ -57,7 +57,7 @@ async def test_a_client_that_does_not_tell_its_roots_opens_nothing(folder):
         assert "--root" in result.content[0].text
 
 
-async def test_a_client_without_roots_works_in_the_folder_of_the_process(folder, elsewhere, monkeypatch):
+async def test_client_without_roots_works_in_the_folder_of_the_process(folder, elsewhere, monkeypatch):
     monkeypatch.chdir(folder)
     async with Client(create_server(), roots=[]) as client:
         assert not (await view(client, ".")).is_error
@@ -71,7 +71,7 @@ def serving(folder: Path, log: Path, *arguments: str) -> StdioTransport:
     )
 
 
-async def test_roots_on_the_command_line_hold_whatever_a_client_says(folder, elsewhere, tmp_path):
+async def test_roots_on_the_command_line_override_the_clients(folder, elsewhere, tmp_path):
     for name in ("own.txt", "second/b.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).touch()
@@ -86,7 +86,7 @@ async def test_roots_on_the_command_line_hold_whatever_a_client_says(folder, els
         assert "outside of the folders" in asked.content[0].text
 
 
-async def test_outside_is_open_where_it_is_allowed(folder, elsewhere, tmp_path):
+async def test_option_allow_outside_opens_other_folders(folder, elsewhere, tmp_path):
     async with Client(serving(folder, tmp_path / "log", "--allow-outside")) as client:
         path = elsewhere / "a.txt"
         assert not (await view(client, path)).is_error

@@ -1,4 +1,4 @@
-"""Whatever path a model writes: nothing outside of the roots is read or written."""
+"""With any path from a model, no file outside of the roots is read or written."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ COMMANDS = st.sampled_from(
 
 @pytest.fixture
 def call(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """A tool in a project full of ways out of it."""
+    """Calls a tool in a project with many links that lead outside."""
     for name in ("project/sub/a.txt", "project-twin/a.txt", "a.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("inside" if name.startswith("project/") else "secret")
@@ -49,7 +49,7 @@ def call(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 
 def outside(tmp_path: Path) -> dict[str, str]:
-    """All files beside the project, and what is in them."""
+    """Return the text of all files outside of the project."""
     found: dict[str, str] = {}
     for folder, folders, files in os.walk(tmp_path):
         if folder == str(tmp_path):
@@ -64,7 +64,7 @@ def outside(tmp_path: Path) -> dict[str, str]:
 @example(path="to-root{folder}/../a.txt", command={"command": "create", "file_text": "owned"})
 @example(path="sub/../to-parent/new", command={"command": "create", "file_text": "owned"})
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_no_path_leads_an_edit_outside(tmp_path, call, path, command):
+def test_no_path_makes_an_edit_leave_the_roots(tmp_path, call, path, command):
     before = outside(tmp_path)
     result = call("file_editor", command | {"path": path.replace("{folder}", str(tmp_path / "project"))})
     assert outside(tmp_path) == before
@@ -73,7 +73,7 @@ def test_no_path_leads_an_edit_outside(tmp_path, call, path, command):
 
 @given(path=PATHS, tool=st.sampled_from(["grep", "glob", "tree"]))
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_no_path_leads_a_search_outside(tmp_path, call, path, tool):
+def test_no_path_makes_a_search_leave_the_roots(tmp_path, call, path, tool):
     arguments = {"grep": {"pattern": "secret|inside"}, "glob": {"pattern": "**"}, "tree": {}}[tool]
     result = call(tool, arguments | {"path": path.replace("{folder}", str(tmp_path / "project"))})
     if not result.is_error:

@@ -1,4 +1,4 @@
-"""What `grep`, `glob` and `tree` find, and where they do not look."""
+"""The tools `grep`, `glob` and `tree`."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 from crow_mcp_server import create_server
-from crow_mcp_server.ripgrep import program
+from crow_mcp_server.search.ripgrep import find_program
 from fastmcp import Client
 
 pytestmark = pytest.mark.anyio
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def project(folder):
-    """A project with files of two languages, hidden ones and ignored ones."""
+    """A project with files in two languages, hidden files and ignored files."""
     for name, text in {
         ".gitignore": "build/\n*.log\n!kept.log\n",
         ".github/ci.yml": "on: needle\n",
@@ -35,7 +35,7 @@ def project(folder):
 
 @pytest.fixture
 def search(tools):
-    """A search that is expected to succeed."""
+    """Runs a search that is expected to succeed."""
 
     async def call(tool, **arguments):
         result = await tools.call(tool, arguments)
@@ -47,7 +47,7 @@ def search(tools):
 
 @pytest.fixture
 def refused(tools):
-    """What the model reads about a search that is expected to fail."""
+    """Returns the error message of a search that is expected to fail."""
 
     async def call(tool, **arguments):
         result = await tools.call(tool, arguments)
@@ -57,7 +57,7 @@ def refused(tools):
     return call
 
 
-async def test_grep_shows_matches_by_file_in_order_and_leaves_out_what_is_ignored(project, search):
+async def test_grep_shows_matches_by_file_without_ignored_files(project, search):
     result = await search("grep", pattern="needle")
     assert result.text == "\n".join(
         [
@@ -71,17 +71,17 @@ async def test_grep_shows_matches_by_file_in_order_and_leaves_out_what_is_ignore
     assert result.data["more"] is False
 
 
-async def test_grep_looks_into_an_ignored_folder_that_is_named(project, search):
+async def test_grep_searches_an_ignored_folder_that_is_named(project, search):
     assert "build/out.py" in (await search("grep", pattern="needle", path="build")).text
 
 
-async def test_grep_with_context_tells_matches_from_their_neighbours(project, search):
+async def test_grep_with_context_marks_matches(project, search):
     result = await search("grep", pattern="needle", path="src/app.py", context=1)
     assert result.text == "src/app.py\n2-\n3:def needle():\n4-    return 1"
     assert [hit.get("near", False) for hit in result.data["hits"]] == [True, False, True]
 
 
-async def test_grep_tells_only_files_or_counts(project, search):
+async def test_grep_lists_only_files_or_counts(project, search):
     (project / "src/app.py").write_text("needle\n\nneedle needle\n")
     files = await search("grep", pattern="needle", path="src", mode="files")
     assert files.text == "src/app.py\nsrc/deep/view.ts"
@@ -103,13 +103,13 @@ async def test_grep_tells_only_files_or_counts(project, search):
         ({"type": "py", "glob": "*.ts"}, []),
     ],
 )
-async def test_grep_in_files_of_a_kind_brings_nothing_back_that_is_ignored(project, search, only, files):
+async def test_grep_with_a_glob_does_not_include_ignored_files(project, search, only, files):
     result = await search("grep", pattern="needle", mode="files", **only)
     assert [hit["path"] for hit in result.data["hits"]] == files
     assert files or "Nothing matches" in result.text
 
 
-async def test_a_pattern_over_lines_and_one_that_ignores_case(project, search):
+async def test_pattern_may_span_lines_and_ignore_case(project, search):
     assert (await search("grep", pattern=r"needle\(\):\n\s+return")).data["hits"][0]["line"] == 3
     assert (await search("grep", pattern="(?i)NEEDLE", path="src")).data["hits"]
     assert (await search("grep", pattern="-> x|--version")).data["hits"] == []
@@ -130,11 +130,11 @@ async def test_a_pattern_over_lines_and_one_that_ignores_case(project, search):
         ({"pattern": "needle", "mode": "words"}, "'lines', 'files'"),
     ],
 )
-async def test_grep_says_what_is_wrong(project, refused, arguments, said):
+async def test_grep_explains_what_is_wrong(project, refused, arguments, said):
     assert said in await refused("grep", **arguments)
 
 
-async def test_many_matches_come_in_pages_that_miss_nothing(folder, search):
+async def test_pages_of_matches_are_complete(folder, search):
     for name in range(5):
         (folder / f"{name}.txt").write_text("".join(f"needle {line}\n" for line in range(100)))
     hits, offset = [], 0
@@ -149,7 +149,7 @@ async def test_many_matches_come_in_pages_that_miss_nothing(folder, search):
     assert [(hit["path"], hit["line"]) for hit in hits] == [(f"{n}.txt", m) for n in range(5) for m in range(1, 101)]
 
 
-async def test_a_page_is_bounded_whatever_the_lines_are_like(folder, search):
+async def test_page_of_long_lines_is_bounded(folder, search):
     (folder / "long").write_text(f"needle{'x' * 1_000_000}\n" * 3)
     (folder / "many").write_text(f"needle{'y' * 390}\n" * 500)
     result = await search("grep", pattern="needle")
@@ -158,7 +158,7 @@ async def test_a_page_is_bounded_whatever_the_lines_are_like(folder, search):
     assert result.data["more"]
 
 
-async def test_what_is_no_text_is_not_searched_and_hides_no_other_match(folder, search):
+async def test_binary_file_is_not_searched_and_hides_no_other_match(folder, search):
     (folder / "a").write_bytes(b"needle\n" * 20_000 + b"\0\n")
     (folder / "b").write_bytes(b"needle\r\n\xff\xfe needle\n")
     (folder / "c").write_bytes("needle é\n".encode("utf-16"))
@@ -168,7 +168,7 @@ async def test_what_is_no_text_is_not_searched_and_hides_no_other_match(folder, 
     assert (await search("grep", pattern="needle", path="c")).data["hits"][0]["text"] == "needle é"
 
 
-async def test_names_that_are_hard_to_print_stay_on_their_line(folder, search):
+async def test_unprintable_names_stay_on_one_line(folder, search):
     (folder / "two\nlines: 1:needle").write_text("needle\n")
     (folder / "--").write_text("needle\n")
     result = await search("grep", pattern="needle")
@@ -189,13 +189,13 @@ async def test_links_are_not_followed_out_of_the_roots(folder, search, refused):
     assert "outside of the folders" in await refused("grep", pattern="needle", path="file")
 
 
-async def test_a_configuration_of_the_user_does_not_change_what_is_found(project, search, monkeypatch):
+async def test_ripgrep_configuration_of_the_user_is_ignored(project, search, monkeypatch):
     (project.parent / "rc").write_text("--invert-match\n")
     monkeypatch.setenv("RIPGREP_CONFIG_PATH", str(project.parent / "rc"))
     assert (await search("grep", pattern="needle", path="kept.log")).text == "kept.log\n1:needle"
 
 
-async def test_glob_finds_names_sorted_and_not_what_is_ignored(project, search):
+async def test_glob_lists_sorted_names_without_ignored_files(project, search):
     assert (await search("glob", pattern="**")).data == {
         "files": [".github/ci.yml", ".gitignore", "kept.log", "src/app.py", "src/deep/view.ts", "src/deep/view.tsx"],
         "total": 6,
@@ -206,7 +206,7 @@ async def test_glob_finds_names_sorted_and_not_what_is_ignored(project, search):
     assert "No file" in (await search("glob", pattern="*.log.gz")).text
 
 
-async def test_glob_tells_absolute_paths_of_another_root(folder, tools):
+async def test_glob_lists_absolute_paths_in_another_root(folder, tools):
     second = folder.parent / "second"
     second.mkdir()
     (second / "a.py").touch()
@@ -228,7 +228,7 @@ async def test_many_files_come_in_pages(folder, search):
     assert tree.text.splitlines()[1:] == [f"  {name:03}.txt" for name in range(300, 450)]
 
 
-async def test_tree_shows_folders_and_counts_what_it_does_not_show(project, search):
+async def test_tree_counts_files_below_the_shown_depth(project, search):
     assert (await search("tree")).text == "\n".join(
         [
             f"{project}/ (6 files)",
@@ -241,17 +241,17 @@ async def test_tree_shows_folders_and_counts_what_it_does_not_show(project, sear
     assert shallow.data["files"] == 3
 
 
-async def test_a_file_is_no_folder(project, refused):
+async def test_glob_and_tree_refuse_a_file(project, refused):
     for tool, arguments in (("glob", {"pattern": "*"}), ("tree", {})):
         assert "is a file" in await refused(tool, path="kept.log", **arguments)
 
 
 async def test_cancelled_searches_leave_nothing_running(folder):
-    os.mkfifo(folder / ".gitignore")  # that nobody writes to: none of them comes to an end
+    os.mkfifo(folder / ".gitignore")  # nothing writes to it, so that rg never ends
 
     def running() -> list[str]:
         listed = subprocess.run(["ps", "-A", "-o", "ppid=,args="], capture_output=True, text=True, check=True).stdout
-        return [line for line in listed.splitlines() if line.split()[:2] == [str(os.getpid()), program()]]
+        return [line for line in listed.splitlines() if line.split()[:2] == [str(os.getpid()), find_program()]]
 
     async with Client(create_server()) as client:
         call = partial(client.call_tool_mcp, "grep", {"pattern": "x"}, meta={"crow/cwd": str(folder)})

@@ -1,4 +1,4 @@
-"""The server as a host meets it: its tools, its workspaces, its process."""
+"""The server: its tools, its workspaces and its process."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ import anyio
 import crow_mcp_server
 import pytest
 from crow_mcp_server import create_server
-from crow_mcp_server.workspace import Outcome, Workspace, local_workspace
+from crow_mcp_server.workspace import CommandOutcome, Workspace, local_workspace
 from fastmcp import Client
 from fastmcp.client.transports import StdioTransport
 
@@ -27,21 +27,21 @@ GENERATOR = Path(__file__).parents[2] / "scripts" / "generate_tools.py"
 
 async def test_tools_json_is_what_the_server_lists():
     generator = runpy.run_path(str(GENERATOR))
-    fresh = generator["render"](await generator["listed"]())
+    fresh = generator["render"](await generator["list_tools"]())
     written = await anyio.Path(generator["TARGET"]).read_text(encoding="utf-8")
     assert written == fresh, "tools.json is stale: run scripts/generate_tools.py"
     assert crow_mcp_server.tools() == json.loads(fresh)
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_both_eras_of_the_protocol_list_the_same_tools(mode):
+async def test_both_protocol_versions_list_the_same_tools(mode):
     async with Client(create_server(), mode=mode) as client:
         listed = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in await client.list_tools()]
     known = {tool["name"]: tool for tool in crow_mcp_server.tools()}
     assert {tool["name"]: {key: tool.get(key) for key in known[tool["name"]]} for tool in listed} == known
 
 
-def test_every_command_says_whether_it_only_reads():
+def test_every_command_has_a_kind_and_annotations():
     tools = {tool["name"]: tool for tool in crow_mcp_server.tools()}
     editor, terminal = tools["file_editor"], tools["terminal"]
     assert set(editor["_meta"]["crow/kind"]) == set(editor["inputSchema"]["properties"]["command"]["enum"])
@@ -57,13 +57,13 @@ def test_schemas_stay_small():
     assert len(json.dumps(shown)) < 8_000
 
 
-def test_telling_the_tools_loads_nothing_heavy():
+def test_listing_the_tools_imports_nothing_heavy():
     script = "import sys, crow_mcp_server; crow_mcp_server.tools(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"fastmcp", "mcp", "pydantic", "anyio", "asyncio"} & set(loaded)
 
 
-def test_what_few_calls_need_is_loaded_by_them():
+def test_rarely_used_libraries_are_imported_on_use():
     script = "import sys, crow_mcp_server; crow_mcp_server.create_server(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"pypdf", "rapidfuzz"} & set(loaded)
@@ -96,7 +96,7 @@ async def test_relative_folder_in_the_meta_is_an_error(tmp_path):
 
 @dataclass
 class Editor:
-    """A host with open buffers and a terminal of its own; like some editors, it shows line feeds only."""
+    """A host with buffers and a terminal. Like some editors, it converts line endings to line feeds."""
 
     buffers: dict[str, str] = field(default_factory=dict)
     saved: list[str] = field(default_factory=list)
@@ -115,9 +115,9 @@ class Editor:
         self.buffers.pop(path, None)
         await anyio.Path(path).write_bytes(self.on_save(text).encode())
 
-    async def run(self, command: str, **how: Any) -> Outcome:
+    async def run(self, command: str, **how: Any) -> CommandOutcome:
         self.commands.append({"command": command} | how)
-        return Outcome(exit_code=2, signal=None, output="\x1b[31mfrom the editor\x1b[0m\n")
+        return CommandOutcome(exit_code=2, signal=None, output="\x1b[31mfrom the editor\x1b[0m\n")
 
     def workspace(self, meta: dict[str, Any]) -> Workspace:
         here = local_workspace(meta)
@@ -153,7 +153,7 @@ async def test_new_file_goes_through_the_host(folder):
     assert not (folder / "deep/a").exists()
 
 
-async def test_host_that_formats_on_save_is_told_as_it_is(folder):
+async def test_text_that_the_host_reformats_on_save_is_reported(folder):
     (folder / "a").write_text("x=1\n")
     editor = Editor(on_save=lambda text: text.replace("=", " = "))
     async with Client(create_server(editor.workspace)) as client:
@@ -172,7 +172,7 @@ async def test_line_endings_survive_a_host_that_shows_line_feeds_only(folder):
     assert (folder / "a").read_bytes() == b"1\r\n2\r\n"
 
 
-async def test_other_encodings_stay_on_the_disk(folder):
+async def test_file_in_another_encoding_bypasses_the_host(folder):
     (folder / "latin").write_bytes(b"caf\xe9\n")
     (folder / "mark").write_bytes(b"\xef\xbb\xbfone\n")
     editor = Editor()
@@ -184,7 +184,7 @@ async def test_other_encodings_stay_on_the_disk(folder):
     assert (folder / "mark").read_bytes() == b"\xef\xbb\xbftwo\n"
 
 
-async def test_failing_host_is_a_tool_error_and_nothing_is_remembered(folder):
+async def test_failing_host_is_a_tool_error_and_records_nothing(folder):
     (folder / "a").write_text("one\n")
 
     class Broken(Editor):
@@ -200,21 +200,21 @@ async def test_failing_host_is_a_tool_error_and_nothing_is_remembered(folder):
         assert "no edit" in undo.content[0].text
 
 
-async def test_host_that_only_says_it_wrote_is_not_believed(folder):
+async def test_host_that_does_not_write_is_detected(folder):
     class Liar(Editor):
         async def write_text(self, path: str, text: str) -> None: ...
 
     async with Client(create_server(Liar().workspace)) as client:
         result = await edit(client, folder, "create", "a", file_text="new\n")
         assert result.is_error
-        assert "says that it wrote" in result.content[0].text
+        assert "reported that it wrote" in result.content[0].text
         (folder / "a").write_text("one\n")
         result = await edit(client, folder, "str_replace", "a", old_str="one", new_str="two")
         assert result.meta["crow/changes"][0]["new"] == "one\n"
         assert "     1\tone" in result.content[0].text
 
 
-async def test_calls_of_a_host_that_hangs_hold_up_nobody_else(folder):
+async def test_hanging_host_does_not_block_other_calls(folder):
     asked = 0
     everybody = asyncio.Event()
 
@@ -246,7 +246,7 @@ async def test_calls_of_a_host_that_hangs_hold_up_nobody_else(folder):
         await asyncio.gather(*calls, return_exceptions=True)
 
 
-async def test_cancelled_call_lets_go_of_a_file_the_host_does_not_answer_for(folder):
+async def test_cancelled_call_releases_the_lock_of_a_file(folder):
     (folder / "a").write_text("one\n")
     asked = asyncio.Event()
 
@@ -331,7 +331,7 @@ async def test_running_command_ends_with_the_server(folder, end, how):
         await asyncio.sleep(0.01)
 
 
-def test_version_and_a_wrong_root_are_told(tmp_path):
+def test_version_and_a_wrong_root_are_reported(tmp_path):
     run = [sys.executable, "-m", "crow_mcp_server"]
     told = subprocess.run([*run, "--version"], capture_output=True, text=True, check=True)
     assert told.stdout.count(".") == 2

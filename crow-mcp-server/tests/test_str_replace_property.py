@@ -1,4 +1,4 @@
-"""Whatever bytes a file holds: an edit makes exactly the change, or none."""
+"""In a file with any bytes, an edit makes exactly the requested change or none."""
 
 import asyncio
 import codecs
@@ -21,15 +21,15 @@ TEXTS = st.lists(PIECES, max_size=12).map("".join)
 NEEDLES = st.lists(PIECES, min_size=1, max_size=4).map("".join)
 
 
-def encoded(text: str, mark: str) -> bytes:
+def encode(text: str, mark: str) -> bytes:
     prefix = {"utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE}.get(mark, b"")
     return prefix + text.encode(mark or "utf-8")
 
 
-FILES = st.one_of(st.binary(max_size=60), st.builds(encoded, TEXTS, st.sampled_from(MARKS)))
+FILES = st.one_of(st.binary(max_size=60), st.builds(encode, TEXTS, st.sampled_from(MARKS)))
 
 
-def line_feeds(text: str) -> str:
+def to_line_feeds(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
@@ -49,30 +49,30 @@ def edit() -> Iterator[Callable[..., Any]]:
         runner.run(client.__aexit__(None, None, None))
 
 
-def same_but_for_writing(one: str, other: str) -> bool:
-    """Whether texts differ in white space alone."""
+def differ_only_in_white_space(one: str, other: str) -> bool:
+    """Return whether two texts differ only in white space."""
     return one.split() == other.split()
 
 
 def check_replaced(before: str, after: str, old: str, new: str, *, tolerant: bool) -> None:
-    """One text gave way to another in one place, the only one, and nothing else changed."""
-    flat, needle = line_feeds(before), line_feeds(old)
+    """Check that the only occurrence of `old` was replaced by `new`, and that nothing else changed."""
+    flat, needle = to_line_feeds(before), to_line_feeds(old)
     exact = sum(flat.startswith(needle, at) for at in range(len(flat)))
     assert exact == (0 if tolerant else 1)
-    fits = same_but_for_writing if tolerant else str.__eq__
-    spellings = {line_feeds(new), line_feeds(new).replace("\n", "\r\n")}
+    fits = differ_only_in_white_space if tolerant else str.__eq__
+    spellings = {to_line_feeds(new), to_line_feeds(new).replace("\n", "\r\n")}
     places = [
         (start, end)
         for start in range(len(before) + 1)
         for end in range(start, len(before) + 1)
-        if fits(line_feeds(before[start:end]), needle)
+        if fits(to_line_feeds(before[start:end]), needle)
     ]
     assert any(
         after.startswith(before[:start])
         and after.endswith(before[end:])
         and (
             (there := after[start : len(after) - len(before) + end]) in spellings
-            or (tolerant and same_but_for_writing(there, new))
+            or (tolerant and differ_only_in_white_space(there, new))
         )
         for start, end in places
         if len(after) - len(before) + end >= start
@@ -90,7 +90,7 @@ def check_replaced(before: str, after: str, old: str, new: str, *, tolerant: boo
 @example(data=b"x\n\ta\r\n\tb", old=" a\n b\n", new=" ab\n")
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_file_gets_exactly_the_change_or_none(tmp_path, edit, data, old, new):
-    path = tmp_path / uuid.uuid4().hex  # a file no example has seen before
+    path = tmp_path / uuid.uuid4().hex  # a new file for each example
     path.write_bytes(data)
     result = edit(path, old_str=old, new_str=new)
     after = path.read_bytes()
@@ -98,7 +98,7 @@ def test_any_file_gets_exactly_the_change_or_none(tmp_path, edit, data, old, new
         assert after == data
         return
     [change] = result.meta["crow/changes"]
-    # The texts told are those of the file, byte for byte.
+    # The reported texts are exactly those of the file.
     assert (bytes_of(change, "old"), bytes_of(change, "new")) == (data, after)
     tolerant = "old_str was found" in result.content[0].text
     check_replaced(change["old"], change["new"], old, new, tolerant=tolerant)
@@ -106,14 +106,14 @@ def test_any_file_gets_exactly_the_change_or_none(tmp_path, edit, data, old, new
 
 @given(text=TEXTS, edits=st.lists(st.tuples(NEEDLES, TEXTS), max_size=4), mark=st.sampled_from(MARKS))
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_several_edits_are_those_one_by_one_or_none(tmp_path, edit, text, edits, mark):
+def test_several_edits_equal_single_edits_or_none_is_made(tmp_path, edit, text, edits, mark):
     together, apart = (tmp_path / f"{uuid.uuid4().hex}" for _ in range(2))
     for path in (together, apart):
-        path.write_bytes(encoded(text, mark))
+        path.write_bytes(encode(text, mark))
     result = edit(together, edits=[{"old_str": old, "new_str": new} for old, new in edits])
     single = [edit(apart, old_str=old, new_str=new) for old, new in edits]
     if result.is_error:
-        assert together.read_bytes() == encoded(text, mark)
+        assert together.read_bytes() == encode(text, mark)
         assert not edits or any(each.is_error for each in single)
     else:
         assert not any(each.is_error for each in single)
@@ -122,7 +122,7 @@ def test_several_edits_are_those_one_by_one_or_none(tmp_path, edit, text, edits,
 
 @given(data=FILES, line=st.integers(-1, 6), new=TEXTS)
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_insert_takes_nothing_away_and_undo_gives_every_byte_back(tmp_path, edit, data, line, new):
+def test_insert_removes_nothing_and_undo_restores_every_byte(tmp_path, edit, data, line, new):
     path = tmp_path / uuid.uuid4().hex
     path.write_bytes(data)
     result = edit(path, command="insert", insert_line=line, new_str=new)
@@ -137,6 +137,6 @@ def test_insert_takes_nothing_away_and_undo_gives_every_byte_back(tmp_path, edit
 
 
 def bytes_of(change: dict[str, Any], which: str) -> bytes:
-    """What a file held before or after a change, made of what is told of it."""
+    """Return a file's bytes before or after a change, computed from the reported change."""
     mark = "\ufeff" if change.get("mark") else ""
     return (mark + change[which]).encode(change.get("encoding", "utf-8"))

@@ -1,4 +1,4 @@
-"""How `terminal` runs commands: what the model reads, and that nothing is left behind."""
+"""Commands without a session in the tool `terminal`."""
 
 import asyncio
 import os
@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crow_mcp_server import desk, processes
-from crow_mcp_server.output import MAX_FILE
+from crow_mcp_server.terminal import processes, sessions
+from crow_mcp_server.terminal.output import MAX_FILE_BYTES
 
 pytestmark = pytest.mark.anyio
 
 LINUX = sys.platform == "linux"
 
 
-async def test_output_and_errors_come_merged_in_order(tools):
+async def test_output_and_errors_are_merged_in_order(tools):
     assert await tools.run("echo 1; echo 2 >&2; echo 3") == "1\n2\n3"
 
 
-async def test_exit_code_is_told_when_it_is_not_zero(tools):
+async def test_exit_code_is_reported_unless_zero(tools):
     assert await tools.run("echo out; exit 3") == "out\n[exit code 3]"
     assert await tools.run("false") == "[exit code 1]"
     assert await tools.run("true") == "[no output]"
@@ -63,19 +63,19 @@ async def test_missing_folder_is_a_clear_error(tools, folder):
         {"command": "x", "z": 1},
     ],
 )
-async def test_what_cannot_run_is_an_error_that_says_why(tools, arguments):
+async def test_invalid_call_is_an_error_with_the_reason(tools, arguments):
     result = await tools.call("terminal", arguments)
     assert result.is_error
     assert "Traceback" not in result.text
 
 
-async def test_command_longer_than_the_system_takes_is_an_error(tools):
+async def test_command_longer_than_the_system_allows_is_an_error(tools):
     result = await tools.call("terminal", {"command": "echo " + "x" * 5_000_000})
     assert result.is_error
     assert "Write a long script to a file" in result.text
 
 
-async def test_input_is_empty_and_nothing_asks_or_pages(tools):
+async def test_input_is_empty_and_programs_neither_ask_nor_page(tools):
     assert await tools.run("cat; read answer; echo $?") == "1"
     shown = await tools.run("echo $PAGER $GIT_PAGER $GIT_TERMINAL_PROMPT $EDITOR $TERM $NO_COLOR $PYTHONUNBUFFERED")
     assert shown == "cat cat 0 false dumb 1 1"
@@ -97,7 +97,7 @@ async def test_hidden_variables_never_reach_a_command(tools, monkeypatch):
         assert "canary-4711" not in await tools.run("tr '\\0' '\\n' < /proc/self/environ")
 
 
-async def test_the_servers_own_python_is_not_the_commands(tools, monkeypatch):
+async def test_commands_do_not_inherit_the_servers_virtual_environment(tools, monkeypatch):
     own = Path(sys.prefix)
     if sys.prefix == sys.base_prefix:
         pytest.skip("these tests run outside of a virtual environment")
@@ -108,7 +108,7 @@ async def test_the_servers_own_python_is_not_the_commands(tools, monkeypatch):
     assert f"{own}/bin" not in (await tools.run("echo $PATH")).split(":")
 
 
-async def test_the_projects_own_environment_stays(tools, monkeypatch, folder):
+async def test_virtual_environment_of_the_project_is_inherited(tools, monkeypatch, folder):
     monkeypatch.setenv("VIRTUAL_ENV", str(folder / ".venv"))
     assert await tools.run("echo $VIRTUAL_ENV") == str(folder / ".venv")
 
@@ -132,7 +132,7 @@ async def test_a_character_is_never_cut_in_two(tools):
     assert len(front) + left_out + len(back) + 1 == 1 + 4 * 400_000 + 1
 
 
-async def test_bytes_that_are_no_text_are_replaced(tools):
+async def test_undecodable_bytes_are_replaced(tools):
     assert await tools.run(r"printf 'a\377\376b\000c\n'") == "a\ufffd\ufffdbc"
 
 
@@ -151,23 +151,23 @@ async def test_progress_bars_show_their_last_state(tools):
     assert len(bar) < 1000
 
 
-async def test_no_control_characters_take_long_to_remove(tools):
+async def test_control_characters_are_removed_quickly(tools):
     assert await tools.run(f"{sys.executable} -X utf8 -c 'print(\"\\x9d\\x90\" * 100_000)'") == "[no output]"
 
 
 async def timed_out(tools: Any, later: Callable[[float], None], command: str, begun: Callable[[], object]) -> str:
-    """What is told of a command whose time is over once it has begun."""
+    """Return the answer to a command whose timeout expires once `begun` holds."""
     call = asyncio.create_task(tools.run(command, timeout=300))
-    await tools.until(begun)
+    await tools.wait_until(begun)
     later(300)
     return await call
 
 
-async def test_timeout_kills_and_keeps_what_was_printed(tools, folder, later):
+async def test_timeout_kills_and_keeps_the_output(tools, folder, later):
     pid = folder / "a.pid"
     text = await timed_out(tools, later, "echo begun; echo $$ > a; mv a a.pid; sleep 999", pid.exists)
     assert text.startswith("begun\n[timed out after 300 s and was killed")
-    assert not tools.alive(int(pid.read_text()))
+    assert not tools.is_alive(int(pid.read_text()))
 
 
 async def test_timeout_lets_a_command_clean_up(tools, folder, later, monkeypatch):
@@ -177,17 +177,17 @@ async def test_timeout_lets_a_command_clean_up(tools, folder, later, monkeypatch
     assert text.startswith("begun\ncleaned\n[timed out")
 
 
-async def test_timeout_kills_what_ignores_being_asked(tools, folder, later, monkeypatch):
+async def test_timeout_kills_a_command_that_ignores_sigterm(tools, folder, later, monkeypatch):
     monkeypatch.setattr(processes, "TERM_GRACE", 0.3)
     command = "trap '' TERM; echo $$ > a; mv a a.pid; (echo $BASHPID > b; mv b b.pid; sleep 999); sleep 999"
     text = await timed_out(tools, later, command, lambda: (folder / "a.pid").exists() and (folder / "b.pid").exists())
     assert "timed out" in text
-    await tools.gone(await tools.pids(2))
+    await tools.wait_until_gone(await tools.wait_for_pids(2))
 
 
-async def test_a_command_that_is_slow_to_die_is_told_of_when_it_has(tools, folder, later, monkeypatch):
+async def test_call_waits_for_a_command_that_dies_slowly(tools, folder, later, monkeypatch):
     monkeypatch.setattr(processes, "TERM_GRACE", 1.0)
-    monkeypatch.setattr(desk, "TERM_GRACE", 0.1)
+    monkeypatch.setattr(sessions, "TERM_GRACE", 0.1)
     text = await timed_out(tools, later, "trap '' TERM; touch ready; while :; do :; done", (folder / "ready").exists)
     assert text.startswith("[timed out after 300 s")
 
@@ -201,19 +201,19 @@ async def test_endless_output_is_stopped_by_the_timeout(tools, folder, later):
     assert len(text) < 31_000
 
 
-async def test_background_process_does_not_hold_the_call_and_is_told(tools, folder):
+async def test_background_process_is_reported_and_does_not_delay_the_answer(tools, folder):
     text = await tools.run("sleep 999 & echo $! > a.pid; echo started")
-    [pid] = await tools.pids(1)
+    [pid] = await tools.wait_for_pids(1)
     try:
         assert text.startswith(f"started\n[still running in the background: {pid};")
-        assert tools.alive(pid)
+        assert tools.is_alive(pid)
     finally:
         os.kill(pid, signal.SIGKILL)
 
 
-async def test_background_process_with_its_output_in_a_file_is_told_too(tools, folder):
+async def test_background_process_with_redirected_output_is_reported(tools, folder):
     text = await tools.run("sleep 999 > log 2>&1 & echo $! > a.pid")
-    [pid] = await tools.pids(1)
+    [pid] = await tools.wait_for_pids(1)
     os.kill(pid, signal.SIGKILL)
     assert text.startswith(f"[still running in the background: {pid};")
 
@@ -223,18 +223,18 @@ async def test_background_process_survives_writing_after_the_call(tools, folder)
         "(while [ ! -e go ]; do sleep 0.01; done; echo more; echo written > result; echo $BASHPID > a.pid) &"
     )
     (folder / "go").touch()
-    await tools.pids(1)
+    await tools.wait_for_pids(1)
     assert (folder / "result").read_text() == "written\n"
 
 
-async def test_shell_that_closes_its_output_early_is_waited_for(tools, folder):
+async def test_call_waits_for_a_shell_that_closes_its_output_early(tools, folder):
     assert (
         await tools.run("exec >&- 2>&-; while [ ! -e never ]; do touch never; sleep 0.1; done; exit 4")
         == "[exit code 4]"
     )
 
 
-async def test_cancelled_call_kills_the_whole_family(tools, folder):
+async def test_cancelled_call_kills_all_processes(tools, folder):
     leave = "setsid" if LINUX else "command"
     command = (
         "echo $$ > shell.pid; (echo $BASHPID > deaf.pid; trap '' TERM INT HUP; while :; do sleep 999; done) &\n"
@@ -242,11 +242,11 @@ async def test_cancelled_call_kills_the_whole_family(tools, folder):
         "trap '' TERM; sleep 999"
     )
     call = asyncio.create_task(tools.call("terminal", {"command": command}))
-    family = await tools.pids(3)
+    family = await tools.wait_for_pids(3)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    await tools.gone(family)
+    await tools.wait_until_gone(family)
     assert await tools.run("echo next") == "next"
 
 
@@ -254,7 +254,7 @@ async def test_cancelled_calls_leave_the_server_working(tools, folder):
     for n in range(20):
         call = asyncio.create_task(tools.call("terminal", {"command": f"echo $$ > {n}.pid; sleep 999"}))
         if n % 2:
-            await tools.until(lambda file=folder / f"{n}.pid": file.exists() and file.read_text())
+            await tools.wait_until(lambda file=folder / f"{n}.pid": file.exists() and file.read_text())
         else:
             await asyncio.sleep(0)
         call.cancel()
@@ -262,7 +262,7 @@ async def test_cancelled_calls_leave_the_server_working(tools, folder):
             await call
     running = [int(text) for file in folder.glob("*.pid") if (text := file.read_text())]
     assert len(running) >= 10
-    await tools.gone(running)
+    await tools.wait_until_gone(running)
     assert await tools.run("echo next") == "next"
 
 
@@ -274,7 +274,7 @@ async def test_commands_run_side_by_side(tools):
 
 async def test_other_calls_are_answered_while_a_command_floods(tools, folder):
     flood = asyncio.create_task(tools.run("yes | { head -c 10000000; touch flooding; cat; }"))
-    await tools.until((folder / "flooding").exists)
+    await tools.wait_until((folder / "flooding").exists)
     assert await tools.run("echo free") == "free"
     assert not flood.done()
     flood.cancel()
@@ -295,7 +295,7 @@ from crow_mcp_server import create_server
 from fastmcp import Client
 
 def peak():
-    if sys.platform == "linux":  # getrusage tells what the parent process had taken, too
+    if sys.platform == "linux":  # getrusage includes the memory of the parent process
         return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
@@ -320,16 +320,16 @@ asyncio.run(main())
         ("yes | head -c 1000000000", 16),
     ],
 )
-def test_a_gigabyte_costs_little_memory_and_a_file_of_64_megabytes(command, megabytes):
+def test_a_gigabyte_of_output_uses_little_memory_and_a_64_megabyte_file(command, megabytes):
     ran = subprocess.run([sys.executable, "-c", MEASURE, command], capture_output=True, text=True, check=True)
     more, size, shown = map(int, ran.stdout.split())
     assert more < megabytes
-    assert size == MAX_FILE
+    assert size == MAX_FILE_BYTES
     assert shown <= 30_000
 
 
-async def test_what_a_command_prints_last_is_its_progress(tools: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(processes, "BEAT", 0.01)
+async def test_last_line_of_the_output_is_reported_as_progress(tools: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processes, "WATCH_INTERVAL", 0.01)
     seen: list[tuple[float, str | None]] = []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
@@ -343,5 +343,5 @@ async def test_what_a_command_prints_last_is_its_progress(tools: Any, monkeypatc
     lines = ["one", "two", "three"]
     told = [lines.index(message) for _, message in seen if message]
     assert told == sorted(told)
-    assert seen[0][1] in ("one", "two")  # the command ends only after something was told
+    assert seen[0][1] in ("one", "two")  # the command ends only after the first report
     assert [seconds for seconds, _ in seen] == sorted({seconds for seconds, _ in seen})

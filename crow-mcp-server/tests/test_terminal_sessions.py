@@ -1,4 +1,4 @@
-"""What lasts between the calls of `terminal`: the folder and the environment, and terminals that stay."""
+"""State between calls of the tool `terminal`: the working folder, the environment, and sessions."""
 
 import asyncio
 import itertools
@@ -11,9 +11,10 @@ from typing import Any
 
 import anyio
 import pytest
-from crow_mcp_server import create_server, processes, shell, surroundings
-from crow_mcp_server.output import Capture
-from crow_mcp_server.screen import Screen
+from crow_mcp_server import create_server
+from crow_mcp_server.terminal import processes, shell, shell_state
+from crow_mcp_server.terminal.output import OutputCapture
+from crow_mcp_server.terminal.screen import TerminalScreen
 from crow_mcp_server.workspace import Workspace
 from fastmcp import Client
 from hypothesis import given, settings
@@ -27,14 +28,14 @@ RUNNING = "[still running in session"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that wait for an answer are noticed sooner than people would notice."""
-    monkeypatch.setattr(shell, "ASKS", 0.3)
+    """Detect programs that wait for input sooner than usual."""
+    monkeypatch.setattr(shell, "PROMPT_SILENCE", 0.3)
 
 
 # The folder and the environment
 
 
-async def test_the_folder_lasts(tools, folder):
+async def test_working_folder_persists(tools, folder):
     (folder / "sub").mkdir()
     assert await tools.run("cd sub") == f"[now in {folder}/sub]"
     assert await tools.run("pwd; cd ..") == f"{folder}/sub\n[now in {folder}]"
@@ -43,13 +44,13 @@ async def test_the_folder_lasts(tools, folder):
     assert await tools.run("cd -") == f"{folder}\n[now in {folder}]"
 
 
-async def test_a_folder_given_is_for_one_command(tools, folder):
+async def test_cwd_holds_for_one_command(tools, folder):
     (folder / "sub").mkdir()
     assert await tools.run("pwd", cwd="sub") == f"{folder}/sub"
     assert await tools.run("pwd") == str(folder)
 
 
-async def test_exported_variables_last_and_unset_ones_are_gone(tools, monkeypatch):
+async def test_exported_and_unset_variables_persist(tools, monkeypatch):
     monkeypatch.setenv("CROW_TEST_OTHER", "inherited")
     value = 'it\'s a "test" $HOME\n`ls` \\ é日'
     await tools.run("export GREETING='" + value.replace("'", "'\\''") + "'; unset CROW_TEST_OTHER; local=1")
@@ -59,31 +60,31 @@ async def test_exported_variables_last_and_unset_ones_are_gone(tools, monkeypatc
     assert await tools.run("echo $GREETING ${PATH##*:}") == "again /nowhere"
 
 
-async def test_functions_and_aliases_do_not_last_so_words_keep_their_meaning(tools):
+async def test_functions_and_aliases_do_not_persist(tools):
     await tools.run("git() { echo mine; }; export -f git; alias ls='echo mine'")
     assert "mine" not in await tools.run("git --version; ls -d .")
 
 
-async def test_a_command_that_was_killed_changes_nothing(tools, folder):
+async def test_killed_command_does_not_change_the_shell_state(tools, folder):
     await tools.run("export A=1")
     assert await tools.run("cd /; export A=2; kill -9 $$") == "[killed by SIGKILL]"
     assert await tools.run("echo $A; pwd") == f"1\n{folder}"
 
 
-async def test_commands_side_by_side_add_to_the_environment(tools):
+async def test_parallel_commands_each_change_the_environment(tools):
     await asyncio.gather(*(tools.run(f"export N{n}={n}") for n in range(10)))
     assert await tools.run("echo $N0$N1$N2$N3$N4$N5$N6$N7$N8$N9") == "0123456789"
 
 
-async def test_a_folder_that_is_gone_is_a_clear_error_with_a_way_out(tools, folder):
+async def test_removed_working_folder_is_an_error_that_names_another(tools, folder):
     await tools.run("mkdir sub && cd sub")
     (folder / "sub").rmdir()
-    assert f"The folder {folder}/sub does not exist" in await tools.not_run(command="touch ran")
+    assert f"The folder {folder}/sub does not exist" in await tools.get_terminal_error(command="touch ran")
     assert await tools.run("pwd", cwd=str(folder)) == f"{folder}\n[now in {folder}]"
     assert await tools.run("pwd") == str(folder)
 
 
-async def test_the_host_is_told_the_folder_and_may_set_it(tools, folder):
+async def test_host_receives_the_folder_and_may_set_it(tools, folder):
     (folder / "sub").mkdir()
     moved = await tools.call("terminal", {"command": "cd sub"})
     assert moved.meta["crow/folder"] == f"{folder}/sub"
@@ -92,77 +93,77 @@ async def test_the_host_is_told_the_folder_and_may_set_it(tools, folder):
     assert await tools.run("pwd") == str(folder)
 
 
-async def test_what_bash_reads_before_scripts_is_still_read(tools, folder, monkeypatch):
+async def test_bash_env_of_the_user_is_still_read(tools, folder, monkeypatch):
     (folder / "env.sh").write_text("module() { echo module $1; }\n")
     monkeypatch.setenv("BASH_ENV", str(folder / "env.sh"))
     assert await tools.run("module one; bash -c 'module two'") == "module one\nmodule two"
 
 
-async def test_sessions_of_the_host_share_nothing(tools, folder):
+async def test_host_sessions_share_nothing(tools, folder):
     await tools.run("export A=1; cd /")
     other = await tools.call("terminal", {"command": "echo [$A]; pwd"}, session="two")
     assert other.text == f"[]\n{folder}"
 
 
-# Commands that take long
+# Long commands
 
 
-async def test_a_command_that_takes_long_goes_on_and_is_told_of(tools, folder, later):
+async def test_long_command_continues_in_a_session(tools, folder, later):
     command = "echo one; touch ready; while [ ! -e go ]; do sleep 0.01; done; echo two; cd /; exit 4"
     call = asyncio.create_task(tools.run(command, wait=300))
-    await tools.until((folder / "ready").exists)
+    await tools.wait_until((folder / "ready").exists)
     later(300)
     assert (await call).startswith(f'one\n{RUNNING} "1"')
-    assert (await tools.look("1", wait=0)).startswith(RUNNING)
+    assert (await tools.poll("1", wait=0)).startswith(RUNNING)
     (folder / "go").touch()
-    assert await tools.look("1", wait=60) == "two\n[exit code 4]\n[now in /]"
-    assert "There is no session '1'. None is open." in await tools.not_run(session="1")
+    assert await tools.poll("1", wait=60) == "two\n[exit code 4]\n[now in /]"
+    assert "There is no session '1'. None is open." in await tools.get_terminal_error(session="1")
 
 
-async def test_what_goes_on_can_be_interrupted_and_killed(tools, folder):
+async def test_continuing_command_can_be_interrupted_and_killed(tools, folder):
     await tools.run("echo $$ > 1.pid; exec sleep 999", wait=0)
     await tools.run("trap '' INT TERM; echo $$ > 2.pid; sleep 999 & wait", wait=0)
-    family = await tools.pids(2)
-    assert "takes no input" in await tools.not_run(session="1", input="hello")
-    assert await tools.look("1", keys="C-c", wait=60) == "[killed by SIGINT]"
-    assert await tools.look("2", keys="kill") == "[killed]"
-    await tools.gone(family)
+    family = await tools.wait_for_pids(2)
+    assert "takes no input" in await tools.get_terminal_error(session="1", input="hello")
+    assert await tools.poll("1", keys="C-c", wait=60) == "[killed by SIGINT]"
+    assert await tools.poll("2", keys="kill") == "[killed]"
+    await tools.wait_until_gone(family)
 
 
-async def test_a_timeout_holds_for_what_goes_on(tools, later):
+async def test_timeout_applies_to_a_continuing_command(tools, later):
     assert RUNNING in await tools.run("sleep 999", wait=0, timeout=300)
     later(300)
-    assert (await tools.look("1", wait=60)).startswith("[timed out after 300 s and was killed")
+    assert (await tools.poll("1", wait=60)).startswith("[timed out after 300 s and was killed")
 
 
-async def test_looking_again_shows_what_is_new_only(tools, folder):
+async def test_polling_shows_only_new_output(tools, folder):
     stop = "while [ ! -e {} ]; do sleep 0.01; done"
     await tools.run(f"{stop.format('one')}; seq 1 40000; {stop.format('two')}; seq 40001 40003", wait=0)
     (folder / "one").touch()
-    await tools.look_until("1", "\n40000")
+    await tools.poll_until("1", "\n40000")
     (folder / "two").touch()
-    assert await tools.look("1", wait=60) == "40001\n40002\n40003"
+    assert await tools.poll("1", wait=60) == "40001\n40002\n40003"
 
 
-# Terminals that stay
+# Sessions
 
 
-async def test_a_terminal_keeps_all_of_its_shell(tools, folder):
+async def test_session_keeps_the_state_of_its_shell(tools, folder):
     await tools.run("x=5; f() { echo f $x; }; cd /; alias hi='echo hi there'", session="a")
     assert await tools.run("f\npwd\nhi", session="a") == "f 5\n/\nhi there"
     assert await tools.run("tty >/dev/null && test -t 0 -a -t 1 -a -t 2 && stty size", session="a") == "40 120"
     assert await tools.run("pwd; echo [$x]") == f"{folder}\n[]"
 
 
-async def test_a_terminal_begins_where_commands_are(tools, folder):
+async def test_session_starts_in_the_current_folder(tools, folder):
     (folder / "sub").mkdir()
     await tools.run("cd sub; export A=1")
     assert await tools.run("pwd; echo $A", session="a") == f"{folder}/sub\n1"
     assert await tools.run("pwd", session="b", cwd="/") == "/"
-    assert "cwd is for a new session" in await tools.not_run(command="pwd", session="b", cwd="/")
+    assert "cwd is for a new session" in await tools.get_terminal_error(command="pwd", session="b", cwd="/")
 
 
-async def test_exit_codes_are_known_whatever_is_printed(tools):
+async def test_exit_codes_are_reported_with_any_output(tools):
     assert await tools.run("false", session="a") == "[exit code 1]"
     assert await tools.run("echo $?; (exit 7)", session="a") == "1\n[exit code 7]"
     assert await tools.run(
@@ -175,86 +176,86 @@ async def test_exit_codes_are_known_whatever_is_printed(tools):
     assert await tools.run("cat <<'X'\nit's !! $x\nX\necho after # comment", session="a") == "it's !! $x\nafter"
 
 
-async def test_a_program_that_asks_is_answered(tools):
+async def test_program_that_asks_gets_its_answer(tools):
     asks = await tools.run("read -p 'Name? ' name; echo \"Hello $name\"", session="a")
     assert asks.startswith(f'Name?\n{RUNNING} "a"')
-    assert await tools.look("a", input="Zoë", wait=60) == "Zoë\nHello Zoë"
+    assert await tools.poll("a", input="Zoë", wait=60) == "Zoë\nHello Zoë"
 
 
-async def test_a_program_that_was_answered_does_not_ask_until_it_says_something(tools, monkeypatch):
-    monkeypatch.setattr(shell, "ASKS", 0.0)
-    monkeypatch.setattr(shell, "SILENT", 60)
+async def test_program_with_input_is_not_taken_to_ask_again_at_once(tools, monkeypatch):
+    monkeypatch.setattr(shell, "PROMPT_SILENCE", 0.0)
+    monkeypatch.setattr(shell, "INPUT_SILENCE", 60)
     await tools.run("read -s -p 'Password: ' word; echo \"Hello $word\"", session="a")
-    assert (await tools.look("a", input="Zoë")).startswith("Hello Zoë")
+    assert (await tools.poll("a", input="Zoë")).startswith("Hello Zoë")
 
 
-async def test_a_python_prompt_is_talked_to(tools):
-    await tools.look_until("py", ">>>", command=f"{sys.executable} -q")
-    await tools.look_until("py", "42", ">>>", input="print(6 * 7)")
-    assert "something else is running" in await tools.not_run(command="ls", session="py")
-    assert await tools.look("py", keys="C-d", wait=60) == "[no output]"
+async def test_python_repl_is_used_interactively(tools):
+    await tools.poll_until("py", ">>>", command=f"{sys.executable} -q")
+    await tools.poll_until("py", "42", ">>>", input="print(6 * 7)")
+    assert "something else is running" in await tools.get_terminal_error(command="ls", session="py")
+    assert await tools.poll("py", keys="C-d", wait=60) == "[no output]"
     assert await tools.run("echo shell", session="py") == "shell"
 
 
-async def test_keys_interrupt_stop_and_end_what_reads(tools, folder):
+async def test_keys_interrupt_suspend_and_end_a_reading_program(tools, folder):
     sleeps = "sh -c 'echo $$ > {0}; mv {0} {0}.pid; exec sleep 999'"
     await tools.run(sleeps.format("a"), session="a", wait=0)
-    await tools.pids(1)
-    assert await tools.look("a", keys="C-c", wait=60) == "^C\n[exit code 130]"
+    await tools.wait_for_pids(1)
+    assert await tools.poll("a", keys="C-c", wait=60) == "^C\n[exit code 130]"
     await tools.run(": > busy; while :; do :; done", session="a", wait=0)
-    await tools.until((folder / "busy").exists)
-    assert await tools.look("a", keys="C-c", wait=60) == "^C\n[exit code 130]"
+    await tools.wait_until((folder / "busy").exists)
+    assert await tools.poll("a", keys="C-c", wait=60) == "^C\n[exit code 130]"
     (folder / "a.pid").unlink()
     await tools.run(sleeps.format("b"), session="a", wait=0)
-    [pid] = await tools.pids(1)
-    assert (await tools.look("a", keys="C-z", wait=60)).endswith("[stopped: fg or bg lets it go on]")
+    [pid] = await tools.wait_for_pids(1)
+    assert (await tools.poll("a", keys="C-z", wait=60)).endswith("[stopped: fg or bg lets it go on]")
     assert "sleep 999" in await tools.run("jobs", session="a")
     await tools.run("fg", session="a", wait=0)
-    await tools.until(lambda: "+" in tools.state(pid))  # it has the terminal
-    await tools.look("a", keys="C-c", wait=60)
+    await tools.wait_until(lambda: "+" in tools.get_state(pid))  # it is in the foreground of the terminal
+    await tools.poll("a", keys="C-c", wait=60)
     await tools.run("sed -n s/one/two/p", session="a", wait=0)
-    await tools.look_until("a", "two", input="one")
-    assert await tools.look("a", keys="C-d", wait=60) == "[no output]"
-    assert "Nothing runs in session 'a'" in await tools.not_run(session="a", keys="C-d")
+    await tools.poll_until("a", "two", input="one")
+    assert await tools.poll("a", keys="C-d", wait=60) == "[no output]"
+    assert "Nothing runs in session 'a'" in await tools.get_terminal_error(session="a", keys="C-d")
 
 
-async def test_a_background_job_runs_on_in_its_terminal(tools, folder):
+async def test_background_job_keeps_running_in_its_session(tools, folder):
     await tools.run("(while [ ! -e go ]; do sleep 0.01; done; echo came) &", session="a")
     assert await tools.run("echo free", session="a") == "free"
     (folder / "go").touch()
-    assert "came" in await tools.look_until("a", "came")
+    assert "came" in await tools.poll_until("a", "came")
 
 
-async def test_an_editor_is_seen_as_a_screen(tools, folder):
+async def test_full_screen_editor_is_shown_as_a_screen(tools, folder):
     if not shutil.which("vi"):
         pytest.skip("needs vi")
-    await tools.look_until("a", "[screen]\n", "a.txt", command="vi -u NONE a.txt")
-    await tools.look("a", keys="i", wait=0)
-    assert "\x1b" not in await tools.look_until("a", "typed by a model", input="typed by a model")
-    await tools.look("a", keys="Escape", wait=0)
-    assert await tools.look("a", keys=": w q Enter", wait=60) == "[no output]"
+    await tools.poll_until("a", "[screen]\n", "a.txt", command="vi -u NONE a.txt")
+    await tools.poll("a", keys="i", wait=0)
+    assert "\x1b" not in await tools.poll_until("a", "typed by a model", input="typed by a model")
+    await tools.poll("a", keys="Escape", wait=0)
+    assert await tools.poll("a", keys=": w q Enter", wait=60) == "[no output]"
     assert (folder / "a.txt").read_text().startswith("typed by a model")
 
 
-async def test_nothing_is_left_of_a_terminal_whose_shell_has_ended(tools, folder):
+async def test_end_of_a_shell_kills_its_processes(tools, folder):
     await tools.run("nohup sh -c 'echo $$ > a.pid; sleep 999' > log 2>&1 &", session="a")
-    [pid] = await tools.pids(1)
+    [pid] = await tools.wait_for_pids(1)
     assert "[the shell has ended, exit code 0]" in await tools.run("exit", session="a")
-    await tools.gone([pid])
+    await tools.wait_until_gone([pid])
 
 
-async def test_a_shell_that_ends_says_so_and_makes_room(tools):
+async def test_end_of_a_shell_is_reported_and_frees_its_name(tools):
     assert (await tools.run("exit 3", session="a")).endswith("[the shell has ended, exit code 3]")
-    assert "There is no session 'a'" in await tools.not_run(session="a")
+    assert "There is no session 'a'" in await tools.get_terminal_error(session="a")
     assert await tools.run("set -e; false", session="a") == "[the shell has ended, exit code 1]"
     assert await tools.run("echo new", session="a") == "new"
 
 
-async def test_a_timeout_ends_the_command_and_the_terminal_stays_if_it_can(tools, folder, later, monkeypatch):
+async def test_timeout_ends_the_command_and_keeps_the_shell_if_possible(tools, folder, later, monkeypatch):
     async def timed_out(command: str, grace: float) -> str:
         monkeypatch.setattr(processes, "TERM_GRACE", grace)
         call = asyncio.create_task(tools.run(command, session="a", timeout=300, wait=600))
-        await tools.until((folder / "ready").exists)
+        await tools.wait_until((folder / "ready").exists)
         (folder / "ready").unlink()
         later(300)
         return await call
@@ -266,7 +267,7 @@ async def test_a_timeout_ends_the_command_and_the_terminal_stays_if_it_can(tools
     assert await tools.run("echo [$x]", session="a") == "[]"
 
 
-async def test_several_terminals_run_at_once(tools):
+async def test_several_sessions_run_at_once(tools):
     meet = "touch {0}; while [ ! -e {1} ]; do sleep 0.01; done; echo met"
     answers = await asyncio.gather(
         tools.run(meet.format("a", "b"), session="a"), tools.run(meet.format("b", "a"), session="b")
@@ -274,7 +275,7 @@ async def test_several_terminals_run_at_once(tools):
     assert answers == ["met", "met"]
 
 
-async def test_two_commands_at_once_for_one_terminal_do_not_mix(tools, folder):
+async def test_second_command_in_a_busy_session_is_refused(tools, folder):
     command = "echo {}; while [ ! -e go ]; do sleep 0.01; done"
     calls = [asyncio.create_task(tools.call("terminal", {"command": command.format(n), "session": "a"})) for n in "12"]
     [refused], [ran] = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
@@ -283,20 +284,20 @@ async def test_two_commands_at_once_for_one_terminal_do_not_mix(tools, folder):
     assert (await ran).text == str(1 + calls.index(ran))
 
 
-async def test_a_cancelled_call_ends_its_terminal(tools, folder):
+async def test_cancelled_call_ends_its_session(tools, folder):
     command = (
         "echo $$ > shell.pid; (trap '' TERM INT HUP; echo $BASHPID > deaf.pid; while :; do sleep 999; done) & sleep 999"
     )
     call = asyncio.create_task(tools.call("terminal", {"command": command, "session": "a"}))
-    family = await tools.pids(2)
+    family = await tools.wait_for_pids(2)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    await tools.gone(family)
+    await tools.wait_until_gone(family)
     assert await tools.run("echo next", session="a") == "next"
 
 
-async def test_a_terminal_is_free_after_a_call_that_was_cancelled_at_any_moment(tools):
+async def test_session_name_is_free_after_a_call_cancelled_at_any_moment(tools):
     for moment in range(8):
         await tools.run("true", session="a")
         call = asyncio.create_task(tools.call("terminal", {"command": "sleep 999", "session": "a"}))
@@ -309,19 +310,19 @@ async def test_a_terminal_is_free_after_a_call_that_was_cancelled_at_any_moment(
             await asyncio.sleep(0.01)
 
 
-async def test_a_cancelled_look_ends_nothing(tools, folder):
+async def test_cancelled_poll_ends_nothing(tools, folder):
     await tools.run("echo $$ > a.pid; sleep 999", session="a", wait=0)
-    [pid] = await tools.pids(1)
+    [pid] = await tools.wait_for_pids(1)
     call = asyncio.create_task(tools.call("terminal", {"session": "a", "wait": 60}))
     await asyncio.sleep(0)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert RUNNING in await tools.look("a", wait=0)
-    assert tools.alive(pid)
+    assert RUNNING in await tools.poll("a", wait=0)
+    assert tools.is_alive(pid)
 
 
-async def test_the_end_of_the_hosts_session_ends_all_that_runs(tools, folder):
+async def test_end_of_the_host_session_ends_all_its_processes(tools, folder):
     ends: list[Any] = []
 
     def workspace(meta: dict[str, Any]) -> Workspace:
@@ -336,48 +337,48 @@ async def test_the_end_of_the_hosts_session_ends_all_that_runs(tools, folder):
         await run(command=f"{leave} sh -c 'echo $$ > a.pid; sleep 999' &")
         await run(command="echo $$ > b.pid; sleep 999", wait=0)
         await run(command="(echo $BASHPID > c.pid; sleep 999) & echo $$ > d.pid", session="a")
-        family = await tools.pids(4)
+        family = await tools.wait_for_pids(4)
         assert len(ends) == 1
-        assert all(tools.alive(pid) for pid in family)
+        assert all(tools.is_alive(pid) for pid in family)
         await ends[0]()
-        await tools.gone(family)
+        await tools.wait_until_gone(family)
         await run(command="true")
 
 
-async def test_what_cannot_be_done_in_a_session_is_said(tools):
-    assert "There is no session 'a'" in await tools.not_run(session="a", input="x")
-    assert "name it. None is open." in await tools.not_run(keys="C-c")
-    assert "is no name" in await tools.not_run(command="true", session="a b/\x1b")
-    assert "either a command, or input" in await tools.not_run(command="true", session="a", input="x")
-    assert "give positive numbers" in await tools.not_run(command="true", wait=-1)
+async def test_invalid_uses_of_a_session_are_explained(tools):
+    assert "There is no session 'a'" in await tools.get_terminal_error(session="a", input="x")
+    assert "name it. None is open." in await tools.get_terminal_error(keys="C-c")
+    assert "is no name" in await tools.get_terminal_error(command="true", session="a b/\x1b")
+    assert "either a command, or input" in await tools.get_terminal_error(command="true", session="a", input="x")
+    assert "give positive numbers" in await tools.get_terminal_error(command="true", wait=-1)
     assert await tools.run("true", session="", input="", keys="", cwd="") == "[no output]"
 
 
-async def test_a_hung_reader_is_a_clear_error(tools, folder, monkeypatch):
+async def test_program_that_does_not_read_its_input_is_an_error(tools, folder, monkeypatch):
     await tools.run("stty raw -echo; touch ready; sleep 999", session="a", wait=0)
-    await tools.until((folder / "ready").exists)
-    monkeypatch.setattr(shell, "TAKES", 0.3)
-    assert "does not read its input" in await tools.not_run(session="a", input="x" * 200_000)
+    await tools.wait_until((folder / "ready").exists)
+    monkeypatch.setattr(shell, "INPUT_TIMEOUT", 0.3)
+    assert "does not read its input" in await tools.get_terminal_error(session="a", input="x" * 200_000)
 
 
-async def test_a_reader_that_ends_in_mid_input_is_told(tools, folder):
+async def test_program_that_ends_amid_its_input_is_reported(tools, folder):
     await tools.run("stty raw -echo; touch ready; head -c 5000 > part; exit 3", session="a", wait=0)
-    await tools.until((folder / "ready").exists)
-    told = await tools.look("a", input="x" * 200_000, wait=60)
+    await tools.wait_until((folder / "ready").exists)
+    told = await tools.poll("a", input="x" * 200_000, wait=60)
     assert told.endswith("[the shell has ended, exit code 3]")
 
 
-async def test_a_terminal_that_cannot_be_opened_takes_nothing(tools, monkeypatch):
+async def test_failure_to_open_a_session_leaks_nothing(tools, monkeypatch):
     await tools.run("true", session="a")
-    await tools.look("a", keys="kill")
+    await tools.poll("a", keys="kill")
     before = len(os.listdir("/dev/fd"))
-    monkeypatch.setattr(shell, "LAUNCH", "x" * 200_000)  # longer than the system takes
-    assert "No terminal could be opened" in await tools.not_run(command="true", session="a")
+    monkeypatch.setattr(shell, "LAUNCHER", "x" * 200_000)  # longer than the system allows
+    assert "No terminal could be opened" in await tools.get_terminal_error(command="true", session="a")
     assert len(os.listdir("/dev/fd")) == before
 
 
 @pytest.mark.skipif(not Path("/bin/dash").exists(), reason="needs dash at /bin/dash")
-async def test_a_plain_sh_does_the_same(tools, folder, monkeypatch):
+async def test_plain_sh_works_like_bash(tools, folder, monkeypatch):
     monkeypatch.setattr(processes, "SHELL", "/bin/dash")
     await tools.run("cd /; export A='a  b'")
     assert await tools.run('pwd; echo "$A"; echo $0; exit 3') == "/\na  b\ndash\n[exit code 3]"
@@ -385,21 +386,21 @@ async def test_a_plain_sh_does_the_same(tools, folder, monkeypatch):
     assert await tools.run("echo $x; (exit 3)", session="a") == "5\n[exit code 3]"
     assert "Syntax error" in await tools.run("echo (", session="a")
     await tools.run(f": > {folder}/busy; while :; do :; done", session="a", wait=0)
-    await tools.until((folder / "busy").exists)
-    assert "[exit code 130]" in await tools.look("a", keys="C-c", wait=60)
+    await tools.wait_until((folder / "busy").exists)
+    assert "[exit code 130]" in await tools.poll("a", keys="C-c", wait=60)
     assert await tools.run("echo $x", session="a") == "5"
 
 
-# Whatever comes
+# Load and malicious output
 
 
 @pytest.mark.timeout(300)
-async def test_a_hundred_commands_at_once(tools):
+async def test_a_hundred_commands_run_at_once(tools):
     said = await asyncio.gather(*(tools.run(f"echo {n}; exit {n % 3}") for n in range(100)))
     assert said == [f"{n}\n[exit code {n % 3}]" if n % 3 else str(n) for n in range(100)]
 
 
-async def test_a_long_output_is_whole_in_a_file(tools):
+async def test_long_output_is_complete_in_a_file(tools):
     text = await tools.run("seq 1 100000")
     path = re.search(r"all of it is in (\S+): look there", text)[1]  # type: ignore[index]
     assert await anyio.Path(path).read_text() == "".join(f"{n}\n" for n in range(1, 100_001))
@@ -407,7 +408,7 @@ async def test_a_long_output_is_whole_in_a_file(tools):
     assert await tools.run(f"tail -1 {path}") == "100000"
 
 
-async def test_the_folder_for_outputs_may_be_removed_by_anybody_at_any_time(tools):
+async def test_removed_output_folder_is_recreated(tools):
     def kept(text: str) -> Path:
         return Path(re.search(r"all of it is in (\S+): look there", text)[1])  # type: ignore[index]
 
@@ -441,22 +442,22 @@ async def test_the_folder_for_outputs_may_be_removed_by_anybody_at_any_time(tool
     )
 )
 @settings(max_examples=150)
-def test_whatever_a_program_prints_nothing_of_it_can_steer(pieces):
-    screen, capture = Screen(), Capture()
+def test_no_output_leaves_escape_sequences_in_the_text(pieces):
+    screen, capture = TerminalScreen(), OutputCapture()
     for piece in pieces:
         capture.feed(screen.split(piece))
-    for text in (capture.text(30_000), screen.text()):
+    for text in (capture.get_text(30_000), screen.get_text()):
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=5))
 @settings(max_examples=150)
-def test_it_makes_no_difference_where_the_output_is_cut_into_pieces(data, cuts):
-    whole, pieces = Screen(), Screen()
+def test_chunks_of_output_do_not_change_the_text(data, cuts):
+    whole, pieces = TerminalScreen(), TerminalScreen()
     at = [0, *sorted(cuts), len(data)]
     lines = b"".join(pieces.split(data[a:b]) for a, b in itertools.pairwise(at))
     assert whole.split(data) == lines
-    assert whole.drawn == pieces.drawn
+    assert whole.is_active == pieces.is_active
 
 
 TYPED = st.one_of(
@@ -483,7 +484,7 @@ TYPED = st.one_of(
 @pytest.mark.timeout(600)
 @given(st.lists(TYPED, min_size=1, max_size=8))
 @settings(max_examples=15)
-def test_whatever_is_typed_the_server_goes_on(calls):
+def test_server_survives_any_input(calls):
     async def type_all() -> None:
         async with Client(create_server()) as client:
             for call in calls:
@@ -500,13 +501,13 @@ def test_whatever_is_typed_the_server_goes_on(calls):
 @pytest.mark.skipif(
     not LINUX or os.geteuid() != 0 or not shutil.which("setpriv"), reason="becomes a user whom limits hold: needs root"
 )
-async def test_a_fork_bomb_is_stopped_by_the_limit(tools, folder, later, monkeypatch):
-    monkeypatch.setattr(surroundings, "SPARE_PROCESSES", 0)
+async def test_fork_bomb_is_stopped_by_the_limit(tools, folder, later, monkeypatch):
+    monkeypatch.setattr(shell_state, "SPARE_PROCESSES", 0)
     user, log = 10_000 + os.getpid() % 50_000, folder / "log"
     bomb = "bash -c 'bomb() { bomb | bomb & }; bomb; sleep 999'"
     command = f"setpriv --reuid={user} --regid=65534 --clear-groups {bomb} 2>&1 | tee log"
     call = asyncio.create_task(tools.run(command, timeout=300))
-    await tools.until(lambda: log.exists() and b"Resource temporarily unavailable" in log.read_bytes())
+    await tools.wait_until(lambda: log.exists() and b"Resource temporarily unavailable" in log.read_bytes())
     later(300)
     text = await call
     assert "Resource temporarily unavailable" in text

@@ -1,4 +1,4 @@
-"""The tool `web_search`, on a local stand-in for each provider that answers in its documented shape."""
+"""The tool `web_search`, against local servers that answer as the providers document."""
 
 import asyncio
 import json
@@ -13,9 +13,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from crow_mcp_server import create_server
-from crow_mcp_server import search as searching
-from crow_mcp_server.results import KEYS
-from crow_mcp_server.search import rest
+from crow_mcp_server.web import search_providers as searching
+from crow_mcp_server.web.search_providers import parse_retry_after
+from crow_mcp_server.web.search_results import PROVIDER_KEYS
 from fastmcp import Client
 
 pytestmark = pytest.mark.anyio
@@ -77,7 +77,7 @@ href="https://example.com/crows?a=1&amp;b=2">They <b>count</b> out loud.</a><div
 
 @dataclass
 class Engine:
-    """An HTTP server that gives each request the next answer, the last one again and again."""
+    """An HTTP server that gives each request the next answer, and repeats the last one."""
 
     url: str = ""
     answers: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list[tuple[int, dict[str, str], bytes]])
@@ -123,24 +123,24 @@ async def two() -> AsyncIterator[Engine]:
 
 @pytest.fixture(autouse=True)
 def without_ddgs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine without the extra, whatever is installed on this one."""
+    """Hide the extra `duckduckgo` if it is installed."""
     monkeypatch.setattr(searching, "find_spec", lambda name: None)
 
 
 async def search(env: dict[str, str], *queries: str, **arguments: Any) -> list[Any]:
-    """What one server with this environment answers to each query."""
+    """Return the answers of one server with this environment to each query."""
     async with Client(create_server(env=env)) as client:
         return [await client.call_tool_mcp("web_search", {"query": query} | arguments) for query in queries]
 
 
-async def test_without_a_provider_it_says_what_to_set():
+async def test_search_without_a_provider_says_what_to_configure():
     [answer] = await search({}, "crows")
     assert answer.is_error
     for name in ("SEARXNG_URL", "BRAVE_API_KEY", "TAVILY_API_KEY", "EXA_API_KEY", "crow-mcp-server[duckduckgo]"):
         assert name in answer.content[0].text
 
 
-async def test_a_searxng_of_the_users_own_is_asked_wherever_it_is(one: Engine):
+async def test_searxng_is_asked_even_on_this_machine(one: Engine):
     one.answer(SEARXNG)
     [answer] = await search({"SEARXNG_URL": one.url + "/"}, "crows & numbers", count=3)
     assert answer.content[0].text.splitlines()[:3] == ["1. Crow 0", "   https://example.com/0", "   caw"]
@@ -150,7 +150,7 @@ async def test_a_searxng_of_the_users_own_is_asked_wherever_it_is(one: Engine):
     assert parse_qs(urlsplit(line.split(" ")[1]).query) == {"q": ["crows & numbers"], "format": ["json"]}
 
 
-async def test_brave_is_asked_as_it_documents(one: Engine):
+async def test_brave_is_asked_as_documented(one: Engine):
     one.answer(BRAVE)
     [answer] = await search({"BRAVE_API_KEY": KEY, "BRAVE_API_URL": one.url}, "crows", count=5)
     assert answer.structured_content == {
@@ -171,7 +171,7 @@ async def test_brave_is_asked_as_it_documents(one: Engine):
     assert parse_qs(urlsplit(start.split(" ")[1]).query)["count"] == ["5"]
 
 
-async def test_tavily_is_asked_as_it_documents(one: Engine):
+async def test_tavily_is_asked_as_documented(one: Engine):
     one.answer(TAVILY)
     [answer] = await search({"TAVILY_API_KEY": KEY, "TAVILY_API_URL": one.url}, "crows", count=5)
     [found] = answer.structured_content["results"]
@@ -182,7 +182,7 @@ async def test_tavily_is_asked_as_it_documents(one: Engine):
     assert json.loads(body) == {"query": "crows", "max_results": 5}
 
 
-async def test_exa_is_asked_as_it_documents(one: Engine):
+async def test_exa_is_asked_as_documented(one: Engine):
     one.answer(EXA)
     [answer] = await search({"EXA_API_KEY": KEY, "EXA_API_URL": one.url}, "crows", count=5)
     [found] = answer.structured_content["results"]
@@ -210,7 +210,7 @@ BOTH = [
 
 
 @pytest.mark.parametrize(("status", "body"), BOTH)
-async def test_the_next_one_is_asked_where_the_first_one_fails_or_finds_nothing(
+async def test_next_provider_is_asked_when_one_fails_or_finds_nothing(
     one: Engine, two: Engine, status: int, body: bytes
 ):
     one.answer(body, status)
@@ -220,7 +220,7 @@ async def test_the_next_one_is_asked_where_the_first_one_fails_or_finds_nothing(
     assert len(one.asked) == 1
 
 
-async def test_the_first_one_that_is_set_up_wins(one: Engine, two: Engine):
+async def test_first_configured_provider_is_asked(one: Engine, two: Engine):
     one.answer(SEARXNG)
     two.answer(TAVILY)
     env = {"TAVILY_API_KEY": KEY, "TAVILY_API_URL": two.url, "SEARXNG_URL": one.url}
@@ -229,7 +229,7 @@ async def test_the_first_one_that_is_set_up_wins(one: Engine, two: Engine):
     assert two.asked == []
 
 
-async def test_when_all_fail_it_says_how_each_did_and_never_their_keys(one: Engine):
+async def test_failure_of_all_providers_is_explained_without_their_keys(one: Engine):
     one.answer({"detail": {"error": f"Unauthorized: {KEY}"}}, 401)
     address = one.url.replace("http://", f"http://user:{KEY}@")
     env = {
@@ -246,7 +246,7 @@ async def test_when_all_fail_it_says_how_each_did_and_never_their_keys(one: Engi
     assert KEY not in str(answer)
 
 
-async def test_a_provider_that_asks_for_rest_gets_it(one: Engine, two: Engine):
+async def test_retry_after_of_a_provider_is_respected(one: Engine, two: Engine):
     one.answer(b"", 429, Retry_After="600")
     two.answer(TAVILY)
     env = {"SEARXNG_URL": one.url, "TAVILY_API_KEY": KEY, "TAVILY_API_URL": two.url}
@@ -255,27 +255,27 @@ async def test_a_provider_that_asks_for_rest_gets_it(one: Engine, two: Engine):
     assert len(one.asked) == 1
     [first, second] = await search({"SEARXNG_URL": one.url}, "one", "two")
     assert "answered 429" in first.content[0].text
-    assert "wants to be left alone for another" in second.content[0].text
+    assert "accepts no request for another" in second.content[0].text
 
 
-async def test_requests_to_a_provider_keep_their_distance(one: Engine):
+async def test_requests_to_a_provider_keep_the_minimum_interval(one: Engine):
     one.answer(BRAVE)
     begun = monotonic()
     answers = await search({"BRAVE_API_KEY": KEY, "BRAVE_API_URL": one.url}, "one", "two")
-    assert monotonic() - begun > 0.99  # Brave wants a second between two
+    assert monotonic() - begun > 0.99  # Brave's minimum interval is a second
     assert not any(answer.is_error for answer in answers)
 
 
-async def test_who_would_have_to_wait_long_for_a_provider_is_told(one: Engine, monkeypatch: pytest.MonkeyPatch):
+async def test_provider_with_a_long_wait_is_skipped(one: Engine, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(searching, "monotonic", lambda: 100.0)
     monkeypatch.setattr(searching, "MAX_WAIT", 0.5)
     one.answer(BRAVE)
     [first, second] = await search({"BRAVE_API_KEY": KEY, "BRAVE_API_URL": one.url}, "one", "two")
     assert not first.is_error
-    assert "Brave wants to be left alone for another 1 s" in second.content[0].text
+    assert "Brave accepts no request for another 1 s" in second.content[0].text
 
 
-async def test_nothing_found_is_no_error(one: Engine):
+async def test_no_results_are_not_an_error(one: Engine):
     one.answer({"results": []})
     [answer] = await search({"SEARXNG_URL": one.url}, "xyzzy")
     assert not answer.is_error
@@ -284,13 +284,13 @@ async def test_nothing_found_is_no_error(one: Engine):
 
 async def test_duckduckgo_is_asked_last_and_needs_no_key(one: Engine, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()
-    monkeypatch.setenv("DDGS_PROXY", "http://127.0.0.1:1")  # so that it reaches nobody from here
+    monkeypatch.setenv("DDGS_PROXY", "http://127.0.0.1:1")  # so that no request leaves this machine
     one.answer(b"", 500)
     [answer] = await search({"SEARXNG_URL": one.url}, "crows")
-    assert "SearXNG answered 500 Word; DuckDuckGo gave no answer" in answer.content[0].text
+    assert "SearXNG answered 500 Word; DuckDuckGo gave an answer that cannot be read" in answer.content[0].text
 
 
-async def test_duckduckgos_page_becomes_results(one: Engine, monkeypatch: pytest.MonkeyPatch):
+async def test_page_of_duckduckgo_becomes_results(one: Engine, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()
     monkeypatch.setattr("ddgs.engines.duckduckgo.Duckduckgo.search_url", f"{one.url}/html/")
     one.answer(DUCKDUCKGO.encode(), Content_Type="text/html; charset=UTF-8")
@@ -316,8 +316,8 @@ async def test_an_empty_query_is_refused():
     assert "query is empty" in answer.content[0].text
 
 
-async def test_commands_do_not_see_the_keys(monkeypatch: pytest.MonkeyPatch):
-    for name in KEYS:
+async def test_commands_do_not_see_provider_keys(monkeypatch: pytest.MonkeyPatch):
+    for name in PROVIDER_KEYS:
         monkeypatch.setenv(name, KEY)
     async with Client(create_server()) as client:
         told = await client.call_tool_mcp("terminal", {"command": "env"})
@@ -325,10 +325,10 @@ async def test_commands_do_not_see_the_keys(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(("told", "seconds"), [("7", 7), ("99999", 3600), ("-1", 0), ("soon", 60), ("", 60)])
-def test_a_retry_after_is_understood(told: str, seconds: float):
-    assert rest(told) == seconds
+def test_retry_after_is_parsed(told: str, seconds: float):
+    assert parse_retry_after(told) == seconds
 
 
-def test_a_retry_after_may_be_a_date():
+def test_retry_after_may_be_a_date():
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=1000), usegmt=True)
-    assert 900 < rest(date) <= 1000
+    assert 900 < parse_retry_after(date) <= 1000

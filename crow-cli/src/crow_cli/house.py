@@ -190,7 +190,7 @@ def built_in_tools(
 
     def source() -> Any:
         return crow_mcp_server.create_server(
-            lambda meta: workspace_for(crow, meta), hidden_env, allow_hosts=allow_hosts, stays=True, env=env
+            lambda meta: workspace_for(crow, meta), hidden_env, allow_hosts=allow_hosts, stay_on_host=True, env=env
         )
 
     crow.session_end(end_terminals)

@@ -9,7 +9,8 @@ from crow_core.app import Crow
 from crow_core.content import find_first_text
 from crow_core.errors import ModelError
 from crow_core.log import new_id
-from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message, drop_rewound
 from crow_core.models.chat import ModelCall, Request, effective_window
 from crow_core.models.usage import ASSUMED_WINDOW

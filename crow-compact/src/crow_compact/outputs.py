@@ -3,8 +3,9 @@
 from typing import Any
 
 from crow_core.content import to_result
+from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
-from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message, drop_rewound, to_parts
 from crow_core.session import Session
 

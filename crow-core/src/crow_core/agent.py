@@ -96,14 +96,14 @@ from crow_core.session import Session
 from crow_core.store import Page
 from crow_core.trace import TRACE, find_trace
 
-PAGE = 50
+PAGE_SIZE = 50
 """Sessions in one answer to `session/list`."""
 
 MAX_SESSIONS = 500
 """Sessions that one client may have open at once."""
 
 
-Opening: TypeAlias = NewSessionRequest | LoadSessionRequest | ResumeSessionRequest | ForkSessionRequest
+OpenRequest: TypeAlias = NewSessionRequest | LoadSessionRequest | ResumeSessionRequest | ForkSessionRequest
 
 
 @dataclass(frozen=True)
@@ -222,15 +222,15 @@ class Agent:
                 **(storing if self.source.announced.stored else {}),
                 **(trying if unstable else {}),
             },
-            others=self.extend,
+            others=self.call_method,
         )
         self._opening = 0
         """The number of sessions that are being opened."""
         self._making = asyncio.Lock()
-        self._aside: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
-        """Answer until the client is gone, then end its sessions."""
+        """Answer requests until the client disconnects, then close its sessions."""
         try:
             await self.connection.serve()
         finally:
@@ -245,11 +245,14 @@ class Agent:
         try:
             await self.connection.notify(method, params)
         except ConnectionClosed:
-            if not self.connection.ending:  # else all that runs is being ended, and need not fail as well
+            if not self.connection.ending:  # else everything is being closed already
                 raise
 
     async def crow(self) -> Crow:
-        """The app; an error that asks for credentials when it has no model, and after `logout`."""
+        """Return the app.
+
+        Raises RpcError; without a model, and after `logout`, its code asks the client to authenticate.
+        """
         if self.logged_out:
             raise RpcError(AUTH_REQUIRED, "Logged out", details="You have logged out of crow. Log in to go on.")
         async with self._making:
@@ -257,14 +260,15 @@ class Agent:
                 return await self.source.get()
             except ModelError as error:
                 if self.provider is None:
-                    raise no_model(error) from error
+                    raise to_model_rpc_error(error) from error
                 return await self.source.get(models={})
             except ConfigError as error:
-                raise unusable(error) from error
+                raise to_config_rpc_error(error) from error
 
     async def initialize(self, params: InitializeRequest) -> InitializeResponse:
         self.capabilities = params.client_capabilities or ClientCapabilities()
-        await self.source.prepare()
+        async with self._making:
+            await self.source.prepare()
         announced = self.source.announced
         return InitializeResponse(
             protocol_version=PROTOCOL_VERSION,
@@ -274,11 +278,11 @@ class Agent:
                 prompt_capabilities=PromptCapabilities(image=True, audio=announced.audio, embedded_context=True),
                 mcp_capabilities=McpCapabilities(http=True, sse=True),
                 session_capabilities=SessionCapabilities(
-                    **remembering() if announced.stored else {},
+                    **stored_session_capabilities() if announced.stored else {},
                     close=SessionCloseCapabilities(),
                     additional_directories=SessionAdditionalDirectoriesCapabilities(),
                     fork=SessionForkCapabilities() if self.unstable and announced.stored else UNSET,
-                    **instructing() if self.unstable else {},
+                    **system_prompt_capabilities() if self.unstable else {},
                 ),
                 providers=ProvidersCapabilities() if self.unstable else UNSET,
                 auth=AgentAuthCapabilities(logout=LogoutCapabilities()),
@@ -301,93 +305,95 @@ class Agent:
         return AuthenticateResponse()
 
     async def logout(self, params: LogoutRequest) -> LogoutResponse:
-        """Nothing more is asked of the model for this client; what runs is cancelled, what is open stays open."""
+        """Cancel all turns, and refuse new prompts until `authenticate`; sessions stay open."""
         self.logged_out = True
         if crow := self.source.made:
             await asyncio.gather(*(crow.cancel(session) for session in self.sessions.values()))
         return LogoutResponse()
 
     async def new_session(self, params: NewSessionRequest) -> NewSessionResponse:
-        crow, cwd = await self.crow(), folder(params.cwd)
-        session = await self.take_in(crow.open, self, cwd, params=params)
+        crow, cwd = await self.crow(), check_folder(params.cwd)
+        session = await self.open_session(crow.open, self, cwd, params=params)
         return NewSessionResponse(
             session_id=session.id,
             modes=session.options.to_modes() or UNSET,
-            config_options=[*session.options.to_config_options()],
+            config_options=[*session.options.to_config_options(self.capabilities)],
         )
 
-    async def take_in(
-        self, open: Callable[..., Awaitable[Session | None]], *args: Any, params: Opening, id: str = ""
+    async def open_session(
+        self, opener: Callable[..., Awaitable[Session | None]], *args: Any, params: OpenRequest, id: str = ""
     ) -> Session:
-        """A session that `open` gives, as one of this client's; `id` is the one that was asked for."""
-        instructions = instructions_in(params) if self.unstable else None
+        """Open a session through `opener`, a method of the app, for this client. `id` is the id that was asked for."""
+        instructions = parse_instructions(params) if self.unstable else None
         if len(self.sessions) + self._opening >= MAX_SESSIONS:
             raise RpcError(INVALID_REQUEST, "Too many sessions", details=f"{MAX_SESSIONS} are open. Close one first.")
         self._opening += 1
         try:
-            session = await open(*args, **beside(params), models=await self.models())
-        except ConfigError as error:  # a trusted project's own settings
-            raise unusable(error) from error
+            session = await opener(*args, **parse_folders_and_servers(params), models=await self.models())
+        except ConfigError as error:  # in the settings of a trusted project
+            raise to_config_rpc_error(error) from error
         except ModelError as error:
-            raise no_model(error) from error
+            raise to_model_rpc_error(error) from error
         except StoreError as error:
-            raise unavailable(error, id) from error
+            raise to_store_rpc_error(error, id) from error
         finally:
             self._opening -= 1
         if session is None:
-            raise unknown(id)
+            raise make_unknown_session_error(id)
         if instructions:
             session.prompts.set_instructions(instructions[1], alone=instructions[0] == "override")
         self.sessions[session.id] = session
-        # The client knows the session's id only once it has the answer; see Connection on the order.
+        # The client knows the session's id only when it has the response; Connection says in which order they are sent.
         asyncio.get_running_loop().call_soon(self.start_announcing, session)
         return session
 
     async def load_session(self, params: LoadSessionRequest) -> LoadSessionResponse:
-        session = await self.go_on(params)
+        session = await self.reopen_session(params)
         for update in replay(session.log, session.cwd):
             await session.update(update)
         return LoadSessionResponse(
-            modes=session.options.to_modes() or UNSET, config_options=[*session.options.to_config_options()]
+            modes=session.options.to_modes() or UNSET,
+            config_options=[*session.options.to_config_options(self.capabilities)],
         )
 
     async def resume_session(self, params: ResumeSessionRequest) -> ResumeSessionResponse:
-        session = await self.go_on(params)
+        session = await self.reopen_session(params)
         return ResumeSessionResponse(
-            modes=session.options.to_modes() or UNSET, config_options=[*session.options.to_config_options()]
+            modes=session.options.to_modes() or UNSET,
+            config_options=[*session.options.to_config_options(self.capabilities)],
         )
 
-    async def go_on(self, params: LoadSessionRequest | ResumeSessionRequest) -> Session:
-        """Open a stored session; one that this client, or one that has hung up, has open already begins anew."""
+    async def reopen_session(self, params: LoadSessionRequest | ResumeSessionRequest) -> Session:
+        """Open a stored session. If this client has it open, or one that has disconnected, it is closed first."""
         crow, id = await self.crow(), params.session_id
-        cwd, _ = folder(params.cwd), beside(params)
-        if (before := crow.sessions.get(id)) and not self.is_foreign(before):
+        cwd, _ = check_folder(params.cwd), parse_folders_and_servers(params)
+        if (before := crow.sessions.get(id)) and not self.is_used_elsewhere(before):
             self.sessions.pop(id, None)
             await crow.close(before)
-        return await self.take_in(crow.load, self, id, cwd, params=params, id=id)
+        return await self.open_session(crow.load, self, id, cwd, params=params, id=id)
 
-    def is_foreign(self, session: Session) -> bool:
-        """Whether an open session is that of another client, who is still there."""
+    def is_used_elsewhere(self, session: Session) -> bool:
+        """Whether an open session belongs to another client that is still connected."""
         client = session.client
         return client is not self and not (isinstance(client, Agent) and client.connection.ending)
 
     async def fork_session(self, params: ForkSessionRequest) -> ForkSessionResponse:
         crow, id = await self.crow(), params.session_id
-        session = await self.take_in(crow.fork, self, id, folder(params.cwd), params=params, id=id)
+        session = await self.open_session(crow.fork, self, id, check_folder(params.cwd), params=params, id=id)
         return ForkSessionResponse(
             session_id=session.id,
             modes=session.options.to_modes() or UNSET,
-            config_options=[*session.options.to_config_options()],
+            config_options=[*session.options.to_config_options(self.capabilities)],
         )
 
     async def list_sessions(self, params: ListSessionsRequest) -> ListSessionsResponse:
         crow = await self.crow()
         try:
-            page = await crow.list_sessions.run(params.cwd or "", params.cursor or "", PAGE) or Page(())
+            page = await crow.list_sessions.run(params.cwd or "", params.cursor or "", PAGE_SIZE) or Page(())
         except ValueError as error:
             raise RpcError(INVALID_PARAMS, "Unknown cursor", details="Ask for the list from its start.") from error
         except StoreError as error:
-            raise unavailable(error) from error
+            raise to_store_rpc_error(error) from error
         sessions = [
             SessionInfo(
                 session_id=found.id,
@@ -403,21 +409,21 @@ class Agent:
     async def delete_session(self, params: DeleteSessionRequest) -> DeleteSessionResponse:
         crow, id = await self.crow(), params.session_id
         try:
-            if (found := crow.sessions.get(id)) and self.is_foreign(found):
+            if (found := crow.sessions.get(id)) and self.is_used_elsewhere(found):
                 raise SessionBusy(f"Session {id} is open in another connection. Close it there, then delete it.")
             self.sessions.pop(id, None)
             await crow.delete(id)
         except StoreError as error:
-            raise unavailable(error, id) from error
+            raise to_store_rpc_error(error, id) from error
         return DeleteSessionResponse()
 
     def start_announcing(self, session: Session) -> None:
         task = asyncio.ensure_future(self.announce(session))
-        self._aside.add(task)
-        task.add_done_callback(self._aside.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def announce(self, session: Session) -> None:
-        """Tell the client a session's commands and name, and what is amiss with it, if it is still there."""
+        """Tell the client the commands and the title of a session, and what could not be restored."""
         session.turns.id_known.set()
         with suppress(ConnectionClosed):
             await session.announce_commands()
@@ -432,7 +438,7 @@ class Agent:
         TRACE.set(find_trace(params.meta or {}))
         try:
             stop_reason = await crow.prompt(session, to_user_message(params.prompt))
-            return PromptResponse(stop_reason=stop_reason, usage=as_usage(spent) if self.unstable else UNSET)
+            return PromptResponse(stop_reason=stop_reason, usage=to_usage(spent) if self.unstable else UNSET)
         except asyncio.CancelledError:
             return PromptResponse(stop_reason="cancelled")
         except ModelError as error:
@@ -456,21 +462,21 @@ class Agent:
     async def set_mode(self, params: SetSessionModeRequest) -> SetSessionModeResponse:
         session = self.session(params.session_id)
         option = next((option for option in session.options if option.category == "mode"), None)
-        await choose(session, option, params.mode_id)
+        await choose_option(session, option, params.mode_id)
         await session.announce_options()
         return SetSessionModeResponse()
 
     async def set_config_option(self, params: SetSessionConfigOptionRequest) -> SetSessionConfigOptionResponse:
         session = self.session(params.session_id)
         before = session.options.to_modes()
-        await choose(session, session.options.find(params.config_id), params.value)
+        await choose_option(session, session.options.find(params.config_id), params.value)
         if (modes := session.options.to_modes()) and modes != before:
             await session.update(CurrentModeUpdate(current_mode_id=modes.current_mode_id))
-        return SetSessionConfigOptionResponse(config_options=[*session.options.to_config_options()])
+        return SetSessionConfigOptionResponse(config_options=[*session.options.to_config_options(self.capabilities)])
 
     async def list_providers(self, params: ListProvidersRequest) -> ListProvidersResponse:
-        set = self.provider
-        current = ProviderCurrentConfig(api_type=API, base_url=set.base_url) if set else UNSET
+        provider = self.provider
+        current = ProviderCurrentConfig(api_type=API, base_url=provider.base_url) if provider else UNSET
         info = ProviderInfo(provider_id=MAIN, supported=[API], required=False, current=current)
         return ListProvidersResponse(providers=[info])
 
@@ -487,13 +493,13 @@ class Agent:
         return SetProviderResponse()
 
     async def disable_provider(self, params: DisableProviderRequest) -> DisableProviderResponse:
-        """Ask the configured models again; one that was never set is fine."""
+        """Use the configured models again; does nothing if no provider was set."""
         if params.provider_id == MAIN:
             self.provider = None
         return DisableProviderResponse()
 
-    async def extend(self, method: str, params: dict[str, Any]) -> Any:
-        """Answer what an extension can, about one of this client's sessions."""
+    async def call_method(self, method: str, params: dict[str, Any]) -> Any:
+        """Call a method that an extension has added, for one of this client's sessions."""
         crow = self.source.made
         function = crow.methods.get(method) if crow else None
         if function is None:
@@ -503,7 +509,7 @@ class Agent:
         return await call_function(function, self.session(id), params)
 
     async def models(self) -> Mapping[str, Model] | None:
-        """Those of the client's own endpoint; None for the configured ones. Raises ModelError."""
+        """Return the models of the client's own endpoint; None if it has set none. Raises ModelError."""
         configured = crow.models.values() if (crow := self.source.made) else ()
         return self.provider and await self.provider.models([model.name for model in configured])
 
@@ -511,11 +517,11 @@ class Agent:
         try:
             return self.sessions[id]
         except KeyError:
-            raise unknown(id) from None
+            raise make_unknown_session_error(id) from None
 
 
-def remembering() -> dict[str, Any]:
-    """What an agent can do that remembers sessions."""
+def stored_session_capabilities() -> dict[str, Any]:
+    """Make the capabilities of an agent that stores sessions."""
     return {
         "list": SessionListCapabilities(),
         "delete": SessionDeleteCapabilities(),
@@ -523,14 +529,14 @@ def remembering() -> dict[str, Any]:
     }
 
 
-def instructing() -> dict[str, Any]:
-    """What system prompts of the client's an agent takes."""
+def system_prompt_capabilities() -> dict[str, Any]:
+    """Make the capabilities for system prompts of the client."""
     modes = SessionSystemPromptModeCapabilities(override=SessionSystemPromptOverrideCapabilities())
     return {"system_prompt": SessionSystemPromptCapabilities(mode=modes)}
 
 
-def instructions_in(params: Opening) -> tuple[str, str] | None:
-    """The mode and the text of a system prompt of the client's."""
+def parse_instructions(params: OpenRequest) -> tuple[str, str] | None:
+    """Parse the client's system prompt: its mode and its text; None if there is none."""
     if not (prompt := params.system_prompt):
         return None
     if prompt.mode not in ("append", "override"):
@@ -541,8 +547,8 @@ def instructions_in(params: Opening) -> tuple[str, str] | None:
     return prompt.mode, "\n\n".join(texts)
 
 
-def as_usage(spent: Totals) -> Usage | UnsetType:
-    """The tokens of a turn; nothing where the model was not asked, or nobody counted."""
+def to_usage(spent: Totals) -> Usage | UnsetType:
+    """Convert the tokens of a turn to ACP's usage; UNSET if the model was not asked, or no tokens were counted."""
     if not spent.calls:
         return UNSET
     return Usage(
@@ -554,21 +560,21 @@ def as_usage(spent: Totals) -> Usage | UnsetType:
     )
 
 
-def beside(params: Opening) -> dict[str, Any]:
-    """The further folders, and the servers, that a client wants in a session."""
+def parse_folders_and_servers(params: OpenRequest) -> dict[str, Any]:
+    """Parse the additional folders and the MCP servers that a client wants in a session."""
     return {
-        "roots": [folder(root) for root in params.additional_directories or []],
+        "roots": [check_folder(root) for root in params.additional_directories or []],
         "servers": [from_acp(server, params.cwd) for server in params.mcp_servers or []],
     }
 
 
-def unknown(id: str) -> RpcError:
-    """The answer where there is no such session."""
+def make_unknown_session_error(id: str) -> RpcError:
+    """Make the error for an id that no session has."""
     return RpcError(NOT_FOUND, "Unknown session", {"sessionId": id, "details": f"No session {id!r}."})
 
 
-def unavailable(error: StoreError, id: str = "") -> RpcError:
-    """The answer where the store fails, or a session is another's."""
+def to_store_rpc_error(error: StoreError, id: str = "") -> RpcError:
+    """Convert an error of the store, or of a session that is open elsewhere."""
     data: dict[str, Any] = {"details": str(error)}
     if id:
         data["sessionId"] = id
@@ -577,18 +583,18 @@ def unavailable(error: StoreError, id: str = "") -> RpcError:
     return RpcError(INTERNAL_ERROR, "The stored sessions cannot be used", data)
 
 
-def no_model(error: ModelError) -> RpcError:
-    """The answer where there is no model to ask."""
+def to_model_rpc_error(error: ModelError) -> RpcError:
+    """Convert the error for a missing model."""
     return RpcError(AUTH_REQUIRED, "No model is configured", details=str(error))
 
 
-def unusable(error: ConfigError) -> RpcError:
-    """The answer where settings are wrong."""
+def to_config_rpc_error(error: ConfigError) -> RpcError:
+    """Convert the error for a setting that cannot be used."""
     return RpcError(INTERNAL_ERROR, "The configuration cannot be used", details=str(error))
 
 
-async def choose(session: Session, option: Option | None, value: str | bool) -> None:
-    """Set an option to one of its choices."""
+async def choose_option(session: Session, option: Option | None, value: str | bool) -> None:
+    """Set an option to one of its choices. Raises RpcError."""
     if option is None:
         raise RpcError(INVALID_PARAMS, "Unknown option", details="No such option in this session.")
     if option.is_switch and isinstance(value, bool):
@@ -599,8 +605,8 @@ async def choose(session: Session, option: Option | None, value: str | bool) -> 
     await session.options.choose(option, str(value))
 
 
-def folder(path: str) -> str:
-    """An absolute path of a folder that exists."""
+def check_folder(path: str) -> str:
+    """Return the path if it is absolute and a folder. Raises RpcError."""
     if not os.path.isabs(path):
         raise RpcError(INVALID_PARAMS, "Not an absolute path", details=f"{path!r} is not an absolute path.")
     if not os.path.isdir(path):

@@ -6,9 +6,8 @@ from crow_core.app import Crow as Crow
 from crow_core.errors import EndTurn as EndTurn
 from crow_core.errors import ModelError as ModelError
 from crow_core.extensions.permissions import permissions as permissions
-from crow_core.hooks import Hooks as Hooks
+from crow_core.mcp.result import ToolResult as ToolResult
 from crow_core.mcp.server import Server as Server
-from crow_core.mcp.tool import ToolResult as ToolResult
 from crow_core.mcp.toolbox import Toolbox as Toolbox
 from crow_core.messages import Message as Message
 from crow_core.messages import ToolUse as ToolUse
@@ -21,4 +20,5 @@ from crow_core.options import Choice as Choice
 from crow_core.options import Option as Option
 from crow_core.prompts import Prompt as Prompt
 from crow_core.session import Command as Command
+from crow_core.session import Hooks as Hooks
 from crow_core.session import Session as Session

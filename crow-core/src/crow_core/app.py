@@ -9,7 +9,6 @@ from crow_core.acp.schema import StopReason
 from crow_core.bridge import Bridge
 from crow_core.client import Client
 from crow_core.errors import EndTurn, ModelError, SessionBusy
-from crow_core.hooks import Hooks
 from crow_core.log import new_id
 from crow_core.mcp.server import Server
 from crow_core.messages import INTERRUPTED, Message, answer_tool_call, find_unanswered
@@ -17,7 +16,7 @@ from crow_core.models.chat import ChatModel, Model
 from crow_core.options import Choice, Option
 from crow_core.prompts import Prompt
 from crow_core.react import react
-from crow_core.session import Folders, Session
+from crow_core.session import Folders, Hooks, Session
 from crow_core.store import Record
 from crow_core.text import to_line
 

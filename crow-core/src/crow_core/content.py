@@ -36,7 +36,8 @@ from crow_core.acp.schema import (
     ToolKind,
     UserMessageChunk,
 )
-from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.tool import ToolCall
 from crow_core.messages import (
     INTERRUPTED,
     Message,

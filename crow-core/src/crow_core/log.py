@@ -3,13 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from secrets import token_hex
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TypeVar, overload
 
 from crow_core.messages import Message
 from crow_core.models.chat import ModelCall
-
-if TYPE_CHECKING:
-    from crow_core.session import Session
 
 T = TypeVar("T")
 
@@ -25,17 +22,25 @@ def new_id() -> str:
 class SessionLog(Sequence[Message]):
     """The entries of a session, messages and markers, in order.
 
-    `append` extends the log at once. The hooks `message`, `draft` and `model_call` run behind it, one after the other;
-    `written` waits for them.
+    `append` extends the log at once. The writers, which are a session's hooks `message`, `draft` and `model_call`, run
+    behind it, one after the other; `written` waits for them.
     """
 
-    def __init__(self, session: "Session", entries: Sequence[Message] = ()) -> None:
-        self.entries = [*entries]
+    def __init__(
+        self,
+        *,
+        on_message: Callable[[Message], Awaitable[None]] | None = None,
+        on_draft: Callable[[Message], Awaitable[None]] | None = None,
+        on_model_call: Callable[[ModelCall], Awaitable[None]] | None = None,
+    ) -> None:
+        self.entries: list[Message] = []
         self.title = ""
         """The name of the session in a list; empty until it has one."""
         self.damage = ""
         """A sentence about what could not be restored; empty if nothing is missing."""
-        self._session = session
+        self._on_message = on_message
+        self._on_draft = on_draft
+        self._on_model_call = on_model_call
         self._writing: asyncio.Task[None] | None = None
         """The last write; it ends after all writes before it."""
         self._draft: asyncio.TimerHandle | None = None
@@ -60,17 +65,17 @@ class SessionLog(Sequence[Message]):
         """Append an entry, give it an id if it has none, and start to write it."""
         entry.setdefault("crow", {}).setdefault("id", new_id())
         self.entries.append(entry)
-        if self._session.hooks.message:
-            self._write(self._session.hooks.message.run, entry)
+        if self._on_message:
+            self._write(self._on_message, entry)
 
     def record(self, model_call: ModelCall) -> None:
-        """Record a model call that was sent, or has ended, through the `model_call` hooks."""
-        if self._session.hooks.model_call:
-            self._write(self._session.hooks.model_call.run, model_call)
+        """Record a model call that was sent, or has ended."""
+        if self._on_model_call:
+            self._write(self._on_model_call, model_call)
 
     def schedule_draft(self, model_call: ModelCall) -> None:
-        """Write the reply so far through the `draft` hooks, DRAFT_INTERVAL seconds from now."""
-        if self._session.hooks.draft and self._draft is None:
+        """Write the reply so far DRAFT_INTERVAL seconds from now."""
+        if self._on_draft and self._draft is None:
             self._draft = asyncio.get_running_loop().call_later(DRAFT_INTERVAL, self._write_draft, model_call)
 
     def cancel_draft(self) -> None:
@@ -83,19 +88,20 @@ class SessionLog(Sequence[Message]):
         self._draft = None
         texts = {key: text for key in ("reasoning_content", "content") if (text := model_call.reply.get(key))}
         draft = Message(role="assistant", **texts, crow={"id": model_call.id})
-        self._write(self._session.hooks.draft.run, draft)
+        assert self._on_draft is not None
+        self._write(self._on_draft, draft)
 
-    def _write(self, hooks: "Callable[[Session, T], Awaitable[None]]", value: T) -> None:
-        """Run hooks after all writes that were started before."""
-        self._writing = asyncio.ensure_future(self._write_after(self._writing, hooks, value))
+    def _write(self, write: Callable[[T], Awaitable[None]], value: T) -> None:
+        """Run a writer after all that were started before."""
+        self._writing = asyncio.ensure_future(self._write_after(self._writing, write, value))
 
     async def _write_after(
-        self, before: "asyncio.Task[None] | None", hooks: "Callable[[Session, T], Awaitable[None]]", value: T
+        self, before: "asyncio.Task[None] | None", write: Callable[[T], Awaitable[None]], value: T
     ) -> None:
         if before is not None:
             await asyncio.wait([before])
         try:
-            await hooks(self._session, value)
+            await write(value)
         finally:
             if before is not None:
                 before.result()  # whoever waits for this write gets the first failure
@@ -106,7 +112,7 @@ class SessionLog(Sequence[Message]):
         return self._writing is not None
 
     async def written(self) -> None:
-        """Wait until everything appended so far has been written. Raises what a hook raised."""
+        """Wait until everything appended so far has been written. Raises what a writer raised."""
         if (writing := self._writing) is not None:
             try:
                 await asyncio.shield(writing)

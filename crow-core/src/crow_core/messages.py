@@ -1,7 +1,8 @@
-"""What is remembered: chat-completions messages, how a reply grows, and how the log becomes a valid request.
+"""Chat-completions messages: how a streamed reply becomes one, and how the log becomes a valid request.
 
-The log is append-only. It holds messages, in the shape the model reads, and markers (entries with only `crow`).
-`merge` folds a streamed reply into one message; `settle` closes it; `view` derives the request from the log.
+The log is append-only. Its entries are messages, in the form that is sent to the model, and markers, which have only
+the key `crow`. `merge` adds a delta to a reply, `settle` completes the reply, and `view` derives from the log the
+messages of the next request.
 """
 
 import json
@@ -12,18 +13,16 @@ from typing import Any, Literal, TypedDict
 import msgspec
 
 INTERRUPTED = "Interrupted before it finished; it may have had effects. Check before you repeat it."
-"""What the model reads as the result of a call that never got one."""
+"""The answer to a tool call whose result never arrived."""
 SUMMARY_TEMPLATE = (
     "[What stands above was kept word for word. The conversation went on and became too long to be sent whole; this is "
     "your own summary of it.]\n\n{}\n\n[The summary ends here. Go on from there.]"
 )
-"""How the model reads a summary."""
-
-
+"""The user message that stands for a compacted part of the conversation."""
 PROXY_TOOL = "call_tool"
-"""The tool that calls another: {name, arguments}."""
+"""The name of the tool that calls another tool; its arguments are {name, arguments}."""
 
-OBJECT = msgspec.json.Decoder(dict[str, Any])
+JSON_OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 class Function(TypedDict):
@@ -41,7 +40,10 @@ class ToolUse(TypedDict):
 
 
 class Message(TypedDict, total=False):
-    """A chat-completions message, or with only `crow` a marker. `crow` holds our notes and is never sent."""
+    """An entry of the log: a chat-completions message or, with only the key `crow`, a marker.
+
+    `crow` holds notes of our own; it is never sent.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: "str | list[dict[str, Any]] | None"
@@ -52,7 +54,7 @@ class Message(TypedDict, total=False):
 
 
 class Delta(TypedDict, total=False):
-    """A fragment of a streamed reply, in one spelling whatever the provider's."""
+    """A fragment of a streamed reply, with the same keys for every provider."""
 
     content: str
     reasoning_content: str
@@ -60,17 +62,17 @@ class Delta(TypedDict, total=False):
     finish_reason: str
     usage: dict[str, Any]
     cached: int
-    """Prompt tokens the server had read before, where it says so beside the usage."""
+    """Prompt tokens that the server had in its cache, if it says so outside of `usage`."""
     thought_ends: bool
-    """The content before this delta was thought, as it turns out: only the closing tag was sent."""
+    """Whether all content before this delta was reasoning: the server sent only the closing tag."""
     sent: dict[str, Any]
-    """The body of the request that is about to be sent; no part of the message."""
+    """The body of the request that is about to be sent; not part of the reply."""
     notice: str
-    """A sentence for the person who waits (a retry, say); no part of the message."""
+    """A sentence for the user, such as that the request is sent again; not part of the reply."""
 
 
 def merge(reply: Message, delta: Delta) -> None:
-    """Fold one fragment into the reply it belongs to."""
+    """Add a delta to the reply that it belongs to."""
     if delta.get("thought_ends"):
         reply["reasoning_content"] = reply.get("reasoning_content", "") + str(reply.pop("content", ""))
     if text := delta.get("reasoning_content"):
@@ -82,7 +84,7 @@ def merge(reply: Message, delta: Delta) -> None:
 
 
 def merge_tool_call(reply: Message, fragment: dict[str, Any]) -> None:
-    """Fold one fragment of a tool call. `crow.indexes` remembers each call's index until the reply is settled."""
+    """Add a fragment of a tool call to a reply. `crow.indexes` keeps the index of each call until `settle`."""
     calls = reply.setdefault("tool_calls", [])
     indexes: list[Any] = reply.setdefault("crow", {}).setdefault("indexes", [])
     at = find_tool_call(calls, indexes, fragment)
@@ -101,14 +103,17 @@ def merge_tool_call(reply: Message, fragment: dict[str, Any]) -> None:
 
 
 def find_tool_call(calls: list[ToolUse], indexes: list[Any], fragment: dict[str, Any]) -> int | None:
-    """A known id wins, else a new id starts a call, else the index decides, else the current call goes on."""
+    """Find the tool call that a fragment continues; None if it starts a new one.
+
+    A known id decides; else a new id starts a call; else the index decides; else the fragment continues the last call.
+    """
     id, index = fragment.get("id"), fragment.get("index")
     function: dict[str, Any] = fragment.get("function") or {}
     name = function.get("name")
     latest_first = range(len(calls))[::-1]
     if id:
         at = next((at for at in latest_first if calls[at]["id"] == id), None)
-        if at is None:  # a new call's, or that of a call which had none yet
+        if at is None:  # a new call, or the id of a call that had none so far
             without = (at for at in latest_first if not calls[at]["id"] and indexes[at] == index)
             return next((at for at in without if not (name and calls[at]["function"]["name"])), None)
         if index is None or index == indexes[at]:
@@ -118,30 +123,30 @@ def find_tool_call(calls: list[ToolUse], indexes: list[Any], fragment: dict[str,
     else:
         at = len(calls) - 1 if calls else None
     if at is not None and name and is_complete(calls[at]):
-        return (
-            None  # parallel calls under one index or id, or without any: a name after whole arguments starts the next
-        )
+        # Some servers send parallel calls with one index or id, or with none: a name after complete arguments starts a
+        # new call.
+        return None
     return at
 
 
 def is_complete(call: ToolUse) -> bool:
-    """Whether a name and whole arguments have arrived."""
+    """Whether the name and all arguments have arrived."""
     return bool(call["function"]["name"]) and parse_arguments(call) is not None
 
 
 def parse_arguments(call: ToolUse) -> dict[str, Any] | None:
-    """The arguments as an object; None when the text is not the JSON of one. No text at all means no arguments."""
+    """Parse the arguments of a tool call; None if their text is not a JSON object, or empty."""
     text = call["function"]["arguments"]
     if not text:
         return None
     try:
-        return OBJECT.decode(text)
-    except (ValueError, RecursionError):  # no JSON, or half a surrogate pair in it
+        return JSON_OBJECT.decode(text)
+    except (ValueError, RecursionError):  # not JSON, or with half a surrogate pair
         return None
 
 
 def unwrap_proxy_call(call: ToolUse) -> ToolUse:
-    """The call that `call_tool` stands for, whose tool is not in the list that was sent; any other call as it is."""
+    """Convert a call of `call_tool` to the call that it asks for; return any other call unchanged."""
     if call["function"]["name"] != PROXY_TOOL:
         return call
     given = parse_arguments(call) or {}
@@ -153,17 +158,17 @@ def unwrap_proxy_call(call: ToolUse) -> ToolUse:
 
 
 def settle(reply: Message, *, used: set[str], whole: bool = True) -> Message:
-    """Close a reply: every call gets an id unlike any in `used`; the calls of a reply cut short are dropped.
+    """Complete a reply: give each tool call an id that is not in `used`, and drop the calls of a reply that was cut.
 
-    `used` holds the call ids of the session so far and grows by this reply's: providers reuse ids in later turns,
-    and towards the client a call's id is unique in its session (ACP, tool calls).
+    `used` holds the ids of the session's tool calls so far; those of the reply are added. Providers reuse ids in later
+    turns, but ids must be unique in a session (ACP, tool calls).
     """
     notes = reply.get("crow", {})
     notes.pop("indexes", None)
     calls = [call for call in reply.pop("tool_calls", []) if call["function"]["name"]]
     calls = [call for before, call in zip([None, *calls], calls, strict=False) if not is_echo(call, before)]
     if calls and not whole:
-        # Half a call cannot be run, and what is not run must not look asked for.
+        # Half a call cannot run, and a call that does not run must not appear in the log.
         notes["dropped_calls"] = [call["function"]["name"] for call in calls]
         calls = []
     for call in calls:
@@ -180,14 +185,14 @@ def settle(reply: Message, *, used: set[str], whole: bool = True) -> Message:
 
 
 def is_echo(call: ToolUse, before: ToolUse | None) -> bool:
-    """Whether it is no call, but the name of the one before once more, behind its arguments."""
+    """Whether it only repeats the name of the call before it, as some servers do behind the arguments."""
     if before is None or call["function"]["arguments"].strip():
         return False
     return call["function"]["name"] == before["function"]["name"] and call["id"] in ("", before["id"])
 
 
 def make_unique(name: str, used: set[str]) -> str:
-    """`name`, or `name_2`, `name_3` … when it is taken."""
+    """Return `name`, or `name_2`, `name_3` … if it is in `used`."""
     candidate, n = name, 1
     while candidate in used:
         n += 1
@@ -196,7 +201,7 @@ def make_unique(name: str, used: set[str]) -> str:
 
 
 def answer_tool_call(call: ToolUse, content: "str | list[dict[str, Any]]", **notes: Any) -> Message:
-    """The tool message that answers a call."""
+    """Make the tool message that answers a tool call."""
     message: Message = {"role": "tool", "tool_call_id": call["id"], "content": content}
     if notes:
         message["crow"] = notes
@@ -207,12 +212,12 @@ Pass = Callable[[list[Message]], list[Message]]
 
 
 def view(log: Iterable[Message]) -> list[Message]:
-    """The messages of a valid chat-completions request (without the system prompt), derived from the log."""
+    """Derive the messages of a valid chat-completions request, without the system prompt, from the log."""
     return apply_passes(PASSES, log)
 
 
 def apply_passes(passes: Iterable[Pass], messages: Iterable[Message]) -> list[Message]:
-    """The messages after these passes."""
+    """Apply these passes, one after the other."""
     found = list(messages)
     for step in passes:
         found = step(found)
@@ -220,42 +225,43 @@ def apply_passes(passes: Iterable[Pass], messages: Iterable[Message]) -> list[Me
 
 
 class View:
-    """The view of one growing log, worked out only once for what cannot change any more.
+    """The view of one growing log, which computes again only what can still change.
 
-    What stands before a reply is settled: its calls are answered or never will be, and no later message joins it. Only
-    a marker that chooses goes behind that; then it is all worked out anew.
+    Messages before the last reply are final: their tool calls are answered or never will be, and no later message is
+    joined to them. Only a selecting marker changes them; then everything is computed again.
     """
 
     def __init__(self) -> None:
         self._read = 0
-        """How many entries of the log are known."""
-        self._chosen: list[Message] = []
-        """Those of them that the markers leave."""
-        self._settled: list[Message] = []
+        """The number of log entries that have been read."""
+        self._selected: list[Message] = []
+        """Those entries that the selecting passes leave."""
+        self._final: list[Message] = []
+        """Their shaped messages, as far as they cannot change."""
         self._upto = 0
-        """How many of `_chosen` are in `_settled`."""
+        """The number of entries of `_selected` that are in `_final`."""
 
     def messages(self, log: Sequence[Message]) -> list[Message]:
-        """The same as `view(log)`, for a log that has only grown since the last call."""
+        """Return `view(log)` for a log that has only grown since the last call."""
         new, self._read = log[self._read :], len(log)
         if any(marker_kind(entry) in SELECTING_MARKERS for entry in new):
-            self._chosen, self._settled, self._upto = select_entries(log), [], 0
+            self._selected, self._final, self._upto = select_entries(log), [], 0
         else:
-            self._chosen += new
-        replies = (at for at in range(len(self._chosen) - 1, self._upto, -1) if is_reply(self._chosen[at]))
+            self._selected += new
+        replies = (at for at in range(len(self._selected) - 1, self._upto, -1) if is_reply(self._selected[at]))
         last = next(replies, self._upto)
-        self._settled += apply_passes(SHAPING_PASSES, self._chosen[self._upto : last])
+        self._final += apply_passes(SHAPING_PASSES, self._selected[self._upto : last])
         self._upto = last
-        return [*self._settled, *apply_passes(SHAPING_PASSES, self._chosen[last:])]
+        return [*self._final, *apply_passes(SHAPING_PASSES, self._selected[last:])]
 
 
 def select_entries(log: Iterable[Message]) -> list[Message]:
-    """The entries that the markers of a log leave to be read, in the shape they leave them in."""
+    """Apply the selecting markers of a log: rewind, shrink and compaction."""
     return apply_passes(SELECTING_PASSES, log)
 
 
 def drop_rewound(log: Iterable[Message]) -> list[Message]:
-    """The entries that were not rewound: what a `rewind` marker stands behind, back to the entry it names, is gone."""
+    """Drop the entries between each `rewind` marker and the entry that it names."""
     kept: list[Message] = []
     for entry in log:
         if marker_kind(entry) == "rewind":
@@ -267,8 +273,7 @@ def drop_rewound(log: Iterable[Message]) -> list[Message]:
 
 
 def shrink_tool_results(messages: list[Message]) -> list[Message]:
-    """What tools answered before the entry that the latest `shrink` marker names, cut to head and tail; the log has the
-    whole."""
+    """Shorten the tool results before the entry that the last `shrink` marker names; the log keeps all of them."""
     for notes, end in find_markers(messages, "shrink", "upto"):
         limit, tool, pinned = int(notes.get("limit", 0)), str(notes.get("tool", "")), notes.get("pinned", ())
         whole = (m.get("role") != "tool" or has_id(m, pinned) for m in messages[:end])
@@ -284,7 +289,7 @@ def has_id(message: Message, ids: Sequence[str]) -> bool:
 
 
 def shorten_answer(answer: Message, limit: int, tool: str) -> Message:
-    """An answer of at most so many characters, and a line that tells how to read the whole."""
+    """Shorten a tool result to `limit` characters, with a line that says which tool reads all of it."""
     said = to_parts(answer.get("content"))
     whole = "\n\n".join(part["text"] if part.get("type") == "text" else "[image]" for part in said)
     head, tail = whole[: limit // 2], whole[len(whole) - limit // 2 :]
@@ -302,8 +307,10 @@ def shorten_answer(answer: Message, limit: int, tool: str) -> Message:
 
 
 def apply_compaction(messages: list[Message]) -> list[Message]:
-    """As the latest `compaction` marker says: the first words of the user, what is pinned, a summary of what followed,
-    and the entries from the one it names on."""
+    """Apply the last `compaction` marker.
+
+    It leaves the user's first message, pinned messages, a summary, and the entries from the one that it names on.
+    """
     first = next((at for at, message in enumerate(messages) if message.get("role") == "user"), len(messages))
     for notes, start in find_markers(messages, "compaction", "from"):
         if start <= first:
@@ -316,8 +323,10 @@ def apply_compaction(messages: list[Message]) -> list[Message]:
 
 
 def find_markers(messages: list[Message], kind: str, key: str) -> Iterator[tuple[dict[str, Any], int]]:
-    """The markers of a kind, the latest first: their notes, and where the entry stands that they name under `key`; ""
-    names the marker itself. One whose entry is not to be found counts for nothing."""
+    """Find the markers of a kind, the last first: their notes, and the index of the entry that they name under `key`.
+
+    "" names the marker itself. A marker whose entry does not exist is left out.
+    """
     markers = [at for at, message in enumerate(messages) if marker_kind(message) == kind]
     places = {m.get("crow", {}).get("id"): at for at, m in enumerate(messages)} if markers else {}
     for at in reversed(markers):
@@ -328,19 +337,19 @@ def find_markers(messages: list[Message], kind: str, key: str) -> Iterator[tuple
 
 
 def marker_kind(entry: Message) -> str:
-    """What a marker marks; empty for a message."""
+    """Return the kind of a marker; empty for a message."""
     return "" if "role" in entry else str(entry.get("crow", {}).get("kind", ""))
 
 
 def find_prompts(log: Sequence[Message]) -> list[int]:
-    """Where in the log the user spoke; what crow says in the user's place is `hidden`."""
+    """Find the indexes of the user's messages; messages that crow added in the user's place are `hidden`."""
     return [
         at for at, entry in enumerate(log) if entry.get("role") == "user" and not entry.get("crow", {}).get("hidden")
     ]
 
 
 def find_unanswered(log: Sequence[Message]) -> list[ToolUse]:
-    """The calls of the last reply that have no answer yet."""
+    """Find the tool calls of the last reply that have no answer yet."""
     answered: set[str] = set()
     for message in reversed(log):
         match message.get("role"):
@@ -354,12 +363,12 @@ def find_unanswered(log: Sequence[Message]) -> list[ToolUse]:
 
 
 def drop_markers(messages: list[Message]) -> list[Message]:
-    """Only what a model may read."""
+    """Drop the entries that are not messages."""
     return [message for message in messages if "role" in message]
 
 
 def drop_thoughts(messages: list[Message]) -> list[Message]:
-    """Reasoning stays in the log; a reply of nothing else leaves the request, as most servers refuse an empty one."""
+    """Drop replies that hold only reasoning: most servers refuse a reply without content."""
     kept: list[Message] = []
     for message in messages:
         if message.get("role") != "assistant" or is_reply(message):
@@ -368,17 +377,17 @@ def drop_thoughts(messages: list[Message]) -> list[Message]:
 
 
 def is_reply(message: Message) -> bool:
-    """Whether the model said or asked something in it, beside thinking."""
+    """Whether it is a reply with content or tool calls, not only reasoning."""
     return message.get("role") == "assistant" and (bool(message.get("tool_calls")) or not is_blank(message))
 
 
 def is_blank(message: Message) -> bool:
-    """Whether there is nothing in it that could be read."""
+    """Whether the content of a message is empty or white space."""
     return all(part.get("type") == "text" and not part["text"].strip() for part in to_parts(message.get("content")))
 
 
 def repair_arguments(messages: list[Message]) -> list[Message]:
-    """A call whose arguments are not a JSON object is sent with a stand-in that shows the raw text."""
+    """Replace arguments that are not a JSON object by an object that shows their text, as servers refuse them."""
     return [repair_message(m) if m.get("tool_calls") else m for m in messages]
 
 
@@ -398,7 +407,7 @@ def repair_tool_call(call: ToolUse) -> ToolUse:
 
 
 def complete_answers(messages: list[Message]) -> list[Message]:
-    """Each call has exactly one answer, in the order asked, right behind its message; stray answers go."""
+    """Give each tool call exactly one answer, right behind the reply and in its order; drop all other answers."""
     kept: list[Message] = []
     answers: dict[str, Message] = {}
     for message in reversed(messages):
@@ -415,13 +424,13 @@ def complete_answers(messages: list[Message]) -> list[Message]:
 
 
 def move_images(messages: list[Message]) -> list[Message]:
-    """Images that tools returned follow behind the answers as the user's: most servers refuse them inside a tool's."""
+    """Move images from tool messages to a user message behind them: most servers refuse them in a tool message."""
     runs = groupby(messages, lambda message: message.get("role") == "tool")
     return [message for are_answers, run in runs for message in (move_images_behind(run) if are_answers else run)]
 
 
 def move_images_behind(answers: Iterable[Message]) -> list[Message]:
-    """Answers of text alone, and a user message with what was no text, numbered in both places."""
+    """Make tool messages of text only, and a user message with their images, numbered in both places."""
     kept: list[Message] = []
     images: list[dict[str, Any]] = []
     for message in answers:
@@ -438,7 +447,7 @@ def move_images_behind(answers: Iterable[Message]) -> list[Message]:
 
 
 def join_user_messages(messages: list[Message]) -> list[Message]:
-    """Two user messages in a row (the first was cancelled, say) become one: many chat templates insist on turns."""
+    """Join user messages that follow each other, as after a cancelled turn: many chat templates refuse them."""
     kept: list[Message] = []
     for message in messages:
         if kept and message.get("role") == "user" and kept[-1].get("role") == "user":
@@ -455,14 +464,14 @@ def join_content(first: "str | list[dict[str, Any]] | None", second: "str | list
 
 
 def to_parts(content: "str | list[dict[str, Any]] | None") -> list[dict[str, Any]]:
-    """Content as a list of parts."""
+    """Convert the content of a message to a list of parts."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return list(content or [])
 
 
 def drop_notes(messages: list[Message]) -> list[Message]:
-    """Only the keys of the chat-completions schema, in one order, so that equal messages have equal bytes."""
+    """Drop the notes, and order the keys, so that equal messages have equal bytes."""
     return [to_sent_message(message) for message in messages]
 
 
@@ -471,7 +480,7 @@ def to_sent_message(message: Message) -> Message:
     if (id := message.get("tool_call_id")) is not None:
         kept["tool_call_id"] = id
     if thought := message.get("reasoning_content"):
-        kept["reasoning_content"] = thought  # sent only to endpoints that want it back: see quirks
+        kept["reasoning_content"] = thought  # sent only to endpoints that want it: see quirks
     kept["content"] = message.get("content") or ""
     if calls := message.get("tool_calls"):
         kept["tool_calls"] = calls
@@ -480,7 +489,7 @@ def to_sent_message(message: Message) -> Message:
 
 SELECTING_PASSES: tuple[Pass, ...] = (drop_rewound, shrink_tool_results, apply_compaction)
 SELECTING_MARKERS = frozenset({"rewind", "shrink", "compaction"})
-"""The kinds of the markers that these passes obey."""
+"""The kinds of markers that these passes apply."""
 SHAPING_PASSES: tuple[Pass, ...] = (
     drop_markers,
     drop_thoughts,
@@ -491,4 +500,4 @@ SHAPING_PASSES: tuple[Pass, ...] = (
     drop_notes,
 )
 PASSES = (*SELECTING_PASSES, *SHAPING_PASSES)
-"""In this order; each is pure, and tested alone."""
+"""All passes, in order; each is a pure function."""

@@ -1,22 +1,21 @@
 """Options: the settings of a session that its user can change at any time (ACP, session config options)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import UNSET
 
 from crow_core.acp.schema import (
     BooleanConfigOption,
+    ClientCapabilities,
     SelectConfigOption,
     SelectEntry,
     SessionConfigOption,
     SessionMode,
     SessionModeState,
 )
-
-if TYPE_CHECKING:
-    from crow_core.session import Session
+from crow_core.log import SessionLog
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,9 @@ class Option:
 class SessionOptions:
     """The options of one session. Which there are may depend on what is chosen, so they are collected after each."""
 
-    def __init__(self, session: "Session") -> None:
-        self._session = session
+    def __init__(self, collect: Callable[[], Awaitable[list[Option]]], log: SessionLog) -> None:
+        self._collect = collect
+        self._log = log
         self._options: list[Option] = []
 
     def __iter__(self) -> Iterator[Option]:
@@ -62,7 +62,7 @@ class SessionOptions:
 
     async def collect(self) -> None:
         """Ask the extensions for the options there are now."""
-        self._options = await self._session.hooks.options.run(self._session)
+        self._options = await self._collect()
 
     def find(self, id: str) -> Option | None:
         return next((option for option in self if option.id == id), None)
@@ -75,7 +75,7 @@ class SessionOptions:
         """Set an option to one of its choices, and append a marker if that is a change."""
         if option.get() != value:
             option.set(value)
-            self._session.log.append({"crow": {"kind": "option", "option": option.id, "value": value}})
+            self._log.append({"crow": {"kind": "option", "option": option.id, "value": value}})
         await self.collect()
 
     async def restore(self, id: str, value: str) -> None:
@@ -85,9 +85,9 @@ class SessionOptions:
             option.set(value)
             await self.collect()
 
-    def to_config_options(self) -> list[SessionConfigOption]:
+    def to_config_options(self, capabilities: ClientCapabilities) -> list[SessionConfigOption]:
         """Convert all options, with their values, to ACP's config options, as far as the client supports them."""
-        wanted = self._session.client.capabilities.session
+        wanted = capabilities.session
         booleans = bool(wanted and wanted.config_options and wanted.config_options.boolean)
         return [to_config_option(option, booleans=booleans) for option in self]
 

@@ -1,4 +1,4 @@
-"""A session: one conversation with its client, its tools, its log and its settings."""
+"""A session, one conversation with its client, its tools and its log; and the hooks by which extensions join it."""
 
 import asyncio
 import platform
@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,15 +32,18 @@ from crow_core.acp.schema import (
 )
 from crow_core.client import Client, User
 from crow_core.content import to_announcement, to_early_announcement
-from crow_core.hooks import Hooks
+from crow_core.errors import ModelError
+from crow_core.hooks import Collect, First, Hook, Observe, Pipe, Unwind
 from crow_core.log import SessionLog, new_id
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import Toolbox
 from crow_core.messages import Delta, Message, ToolUse, View, drop_rewound, settle
 from crow_core.models.chat import Model, ModelCall, Request
-from crow_core.options import SessionOptions
+from crow_core.options import Option, SessionOptions
 from crow_core.prompts import Prompt, SessionPrompts
-from crow_core.store import Record
+from crow_core.store import Page, Record
 from crow_core.trace import TRACE
 
 LONG_ARGUMENTS = 400
@@ -111,7 +115,7 @@ class Session:
 
     def __init__(
         self,
-        hooks: Hooks,
+        hooks: "Hooks",
         client: Client,
         id: str,
         folders: Folders,
@@ -128,10 +132,14 @@ class Session:
         self.folders = folders
         self.model = next(iter(models.values()))
         """The model that is asked now."""
-        self.log = SessionLog(self)
+        self.log = SessionLog(
+            on_message=partial(hooks.message.run, self) if hooks.message else None,
+            on_draft=partial(hooks.draft.run, self) if hooks.draft else None,
+            on_model_call=partial(hooks.model_call.run, self) if hooks.model_call else None,
+        )
         self.prompts = SessionPrompts(dict(prompts), self.log)
         self.toolbox = Toolbox()
-        self.options = SessionOptions(self)
+        self.options = SessionOptions(partial(hooks.options.run, self), self.log)
         self.commands: dict[str, Command] = {}
         """Slash commands, by name."""
         self.user = User(client, id, self.log)
@@ -188,7 +196,7 @@ class Session:
         """Tell the client that an option was changed by something else than the client."""
         if modes := self.options.to_modes():
             await self.update(CurrentModeUpdate(current_mode_id=modes.current_mode_id))
-        await self.update(ConfigOptionUpdate(config_options=self.options.to_config_options()))
+        await self.update(ConfigOptionUpdate(config_options=self.options.to_config_options(self.client.capabilities)))
 
     async def announce_commands(self) -> None:
         """Tell the client which slash commands there are."""
@@ -348,3 +356,216 @@ class ReplyStream:
             reply["crow"] = reply.get("crow", {}) | notes
             log.append(reply)
         log.record(model_call)
+
+
+class Hooks:
+    """Every hook of an app, with its contract and an example. `help(Crow.before_tool)` shows one of them."""
+
+    session_start: Observe[[Session]] = Observe("""
+        Called when a session has opened, while its MCP servers are starting.
+
+            @crow.session_start
+            def begin(session: Session) -> None:
+                session.state["turns"] = 0
+        """)
+
+    session_end: Unwind[[Session]] = Unwind("""
+        Called when a session closes.
+
+            @crow.session_end
+            async def finish(session: Session) -> None:
+                session.state.pop("turns")
+        """)
+
+    app_end: Unwind[[]] = Unwind("""
+        Called when the app shuts down, after its last session has closed.
+
+            @crow.app_end
+            async def disconnect() -> None: ...
+        """)
+
+    mcp_servers: Collect[[Session], Sequence[Server]] = Collect("""
+        Returns MCP servers to connect for a session.
+
+            @crow.mcp_servers
+            def weather(session: Session) -> list[Server]:
+                return [Server("weather", lambda: "http://localhost:9000/mcp")]
+        """)
+
+    tools: Pipe[list[dict[str, Any]], [Session]] = Pipe("""
+        Receives the tool list at the start of a turn, before it is frozen; may return another.
+
+        Tools that were sent once should stay, since a changed list makes the model read everything again.
+
+            @crow.tools
+            def leave_out(schemas: list[dict], session: Session) -> list[dict]:
+                return [schema for schema in schemas if schema["function"]["name"] != "terminal"]
+        """)
+
+    instructions: Collect[[Session], str] = Collect("""
+        Returns text for the system prompt; called once a session.
+
+            @crow.instructions
+            def style(session: Session) -> str:
+                return "Answer in British English."
+        """)
+
+    before_prompt: Pipe[Message, [Session]] = Pipe("""
+        Receives the user's message before it is appended to the log; may return another, or raise EndTurn.
+
+            @crow.before_prompt
+            def greet(message: Message, session: Session) -> None:
+                if message.get("content") == "ping":
+                    raise EndTurn("end_turn", "pong")
+        """)
+
+    before_model: Pipe[Request, [Session]] = Pipe("""
+        Receives the request to the model before it is sent; may return another, or raise EndTurn.
+
+            @crow.before_model
+            def cool_down(request: Request, session: Session) -> Request:
+                return {"temperature": 0, **request}
+        """)
+
+    after_model: Observe[[Session, ModelCall]] = Observe("""
+        Called when a reply is complete and its tool calls, if it has any, are answered. May raise EndTurn.
+
+            @crow.after_model
+            def count(session: Session, model_call: ModelCall) -> None:
+                print(model_call.usage)
+        """)
+
+    before_tool: First[[Session, ToolCall], ToolResult] = First("""
+        Called before a tool runs; a result that is returned here stands in for the tool's.
+
+            @crow.before_tool
+            async def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
+                return ToolResult.error("Reading only.") if tool_call.kind != "read" else None
+        """)
+
+    after_tool: Pipe[ToolResult, [Session, ToolCall]] = Pipe("""
+        Receives the result of a tool call before the client and the model do; may return another.
+
+            @crow.after_tool
+            def shorten(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult:
+                return ToolResult(result.content[:1], result.is_error, result.meta)
+        """)
+
+    message: Observe[[Session, Message]] = Observe("""
+        Called for each entry that was appended to the log, a message or a marker, in order.
+
+        The client is shown what follows only when all functions have returned: this is where a store writes.
+
+            @crow.message
+            async def write(session: Session, entry: Message) -> None:
+                print(session.id, entry.get("role", "marker"))
+        """)
+
+    draft: Observe[[Session, Message]] = Observe("""
+        Called with the part of a reply that has arrived, under the id that the reply will keep, while it streams.
+
+        Called at most once in `crow_core.log.DRAFT_INTERVAL` seconds, so that little of a reply is lost on a kill.
+
+            @crow.draft
+            async def write(session: Session, reply: Message) -> None: ...
+        """)
+
+    model_call: Observe[[Session, ModelCall]] = Observe("""
+        Called when a request to a model has been sent, and again when it has ended (`model_call.ended`), well or not.
+
+        Unlike `after_model`, it is also called for requests beside the conversation, such as a summary.
+
+            @crow.model_call
+            def log_call(session: Session, model_call: ModelCall) -> None:
+                print(model_call.purpose, model_call.error or model_call.finish_reason)
+        """)
+
+    model_error: First[[Session, ModelError], bool] = First("""
+        Called when a request of the loop failed; True makes the request anew and sends it once more.
+
+            @crow.model_error
+            async def shorten(session: Session, error: ModelError) -> bool | None:
+                return True if error.too_long else None
+        """)
+
+    before_end: First[[Session, StopReason], Message] = First("""
+        Called when the model is done; a user message that is returned here makes the turn go on.
+
+            @crow.before_end
+            def remind(session: Session, stop_reason: StopReason) -> Message | None:
+                return {"role": "user", "content": "Run the tests."} if not session.state.pop("tested", True) else None
+        """)
+
+    turn_end: Unwind[[Session, StopReason | Exception]] = Unwind("""
+        Called when a turn has ended, with its stop reason or with the exception that ended it.
+
+            @crow.turn_end
+            def report(session: Session, outcome: StopReason | Exception) -> None:
+                print("the turn ended:", outcome)
+        """)
+
+    commands: Collect[[Session], Sequence[Command]] = Collect("""
+        Returns slash commands of a session.
+
+            @crow.commands
+            def hello(session: Session) -> list[Command]:
+                async def run(session: Session, words: str) -> str:
+                    return f"Hello, {words}."
+
+                return [Command("hello", "Say hello", run, hint="[name]")]
+        """)
+
+    options: Collect[[Session], Option] = Collect("""
+        Returns a setting of a session that its user can change; the most important first.
+
+            @crow.options
+            def loudness(session: Session) -> Option:
+                def get() -> str:
+                    return session.state.get("loudness", "off")
+
+                def choose(value: str) -> None:
+                    session.state["loudness"] = value
+
+                return Option("loud", "Loud", "_loud", ON_OFF, get, choose, is_switch=True)
+        """)
+
+    load_session: First[[str], Record] = First("""
+        Returns the stored session with this id, which belongs to this process from now on; None if there is none.
+
+        Raises StoreError; SessionBusy if another process has the session open.
+
+            @crow.load_session
+            async def load(id: str) -> Record | None: ...
+        """)
+
+    fork_session: First[[str, str, str], Record] = First("""
+        Returns a new session, with the second id, that continues the stored session with the first id.
+
+        It continues at the entry whose id is the third argument, or at the end for "". None if there is no such
+        session. Raises StoreError.
+
+            @crow.fork_session
+            async def fork(id: str, new_id: str, at: str) -> Record | None: ...
+        """)
+
+    list_sessions: First[[str, str, int], Page] = First("""
+        Returns stored sessions of a folder ("" for all), from a cursor on ("" for the start), at most so many.
+
+        Raises StoreError; ValueError for an unknown cursor.
+
+            @crow.list_sessions
+            async def page(cwd: str, cursor: str, limit: int) -> Page | None: ...
+        """)
+
+    delete_session: Observe[[str]] = Observe("""
+        Deletes a stored session; does nothing for an unknown id. Raises StoreError.
+
+            @crow.delete_session
+            async def delete(id: str) -> None: ...
+        """)
+
+    def seal(self) -> None:
+        """Refuse further registrations: a function that is registered now would miss moments that have passed."""
+        for name, hook in vars(Hooks).items():
+            if isinstance(hook, Hook):
+                getattr(self, name).closed = True

@@ -1,7 +1,7 @@
-"""The tools an agent needs every day, for files, search, the shell and the web, as an MCP server.
+"""An MCP server with an agent's everyday tools: files, search, the shell and the web.
 
-Importing this package reads nothing and imports nothing heavy. `tools()` tells what the server offers from a generated
-file, so that a host can describe the tools before FastMCP is loaded; `create_server` loads it.
+Importing this package reads no file and imports nothing heavy. `tools()` reads the tool definitions from a generated
+file, so that a host can describe the tools without loading FastMCP. `create_server` loads FastMCP.
 """
 
 TYPE_CHECKING = False
@@ -14,7 +14,7 @@ __all__ = ["create_server", "tools"]
 
 
 def tools() -> "list[dict[str, Any]]":
-    """What `tools/list` of our server answers, without importing FastMCP: one dict a tool, in the names of MCP."""
+    """Return the server's answer to `tools/list`, one dict per tool with MCP's keys, without importing FastMCP."""
     import json  # not at the top: importing this package stays under a millisecond
 
     with open(f"{__path__[0]}/tools.json", encoding="utf-8") as file:
@@ -22,7 +22,7 @@ def tools() -> "list[dict[str, Any]]":
 
 
 def __getattr__(name: str) -> object:
-    if name == "create_server":  # not at the top: it imports FastMCP, two thirds of a second
+    if name == "create_server":  # not at the top: it imports FastMCP, which takes 0.7 seconds
         from crow_mcp_server.server import create_server
 
         return create_server

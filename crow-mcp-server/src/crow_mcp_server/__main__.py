@@ -1,4 +1,4 @@
-"""`crow-mcp-server` and `python -m crow_mcp_server`: the server over standard input and output, or over HTTP."""
+"""The command `crow-mcp-server`, also `python -m crow_mcp_server`: serve over standard input and output, or HTTP."""
 
 import argparse
 import os
@@ -9,12 +9,12 @@ from pathlib import Path
 from platformdirs import user_state_dir
 
 from crow_mcp_server import tools
-from crow_mcp_server.processes import SWITCHES
+from crow_mcp_server.terminal.processes import SERVER_ENVIRONMENT
 from crow_mcp_server.workspace import local_workspace
 
 
 def main() -> None:
-    """Serve until the client closes our input, or until told to end."""
+    """Parse the command line and serve until the client closes standard input or the process is told to end."""
     known = [tool["name"] for tool in tools()]
     parser = argparse.ArgumentParser(
         prog="crow-mcp-server",
@@ -36,14 +36,14 @@ def main() -> None:
         metavar="HOST[:PORT]",
         action="append",
         default=[],
-        help="let fetch reach this host though it is not public, such as localhost:8000; may be given again",
+        help="let fetch reach this host, such as localhost:8000, although it is not public; may be given again",
     )
-    parser.add_argument("--ignore-robots-txt", action="store_true", help="let fetch ask no robots.txt")
+    parser.add_argument("--ignore-robots-txt", action="store_true", help="let fetch ignore robots.txt")
     parser.add_argument(
-        "--http", metavar="HOST:PORT", help="serve over HTTP instead, to whoever has the token (127.0.0.1 without HOST)"
+        "--http", metavar="HOST:PORT", help="serve over HTTP instead, to clients with the token (HOST: 127.0.0.1)"
     )
     parser.add_argument(
-        "--token-file", metavar="FILE", help="the file with the token (default: a new one, told on standard error)"
+        "--token-file", metavar="FILE", help="file with the token (default: a new token, printed on standard error)"
     )
     parser.add_argument("--version", action="version", version=version("crow-mcp-server"))
     options = parser.parse_args()
@@ -59,8 +59,8 @@ def main() -> None:
         except OSError as error:
             parser.error(f"--root {root}: {error.strerror}")
     bounds = [*(roots or [os.getcwd()]), "/"] if options.allow_outside else roots
-    os.environ.update(SWITCHES)
-    from crow_mcp_server.server import create_server  # not at the top: the switches must be set before
+    os.environ.update(SERVER_ENVIRONMENT)
+    from crow_mcp_server.server import create_server  # not at the top: FastMCP reads the variables
 
     workspace_for = partial(local_workspace, bounds=bounds) if bounds else local_workspace
     server = create_server(
@@ -73,14 +73,14 @@ def main() -> None:
     if not options.http:
         server.run(transport="stdio", show_banner=False)
         return
-    from crow_mcp_server.http import bind, serve, token_from  # as above
+    from crow_mcp_server.http import load_token, open_listener, serve  # not at the top: as above
 
     try:
-        token = token_from(options.token_file)
+        token = load_token(options.token_file)
     except (OSError, ValueError) as error:
         parser.error(f"--token-file {options.token_file}: {error.strerror if isinstance(error, OSError) else error}")
     try:
-        listener = bind(options.http)
+        listener = open_listener(options.http)
     except (OSError, ValueError) as error:
         parser.error(f"--http {options.http}: {error.strerror if isinstance(error, OSError) else error}")
     serve(server, listener, token)

@@ -1,4 +1,4 @@
-"""The tool `ask_user`: the model asks the person, with choices or a form (MCP, elicitation)."""
+"""The tool `ask_user`: ask the user a question with choices or a form, by MCP elicitation."""
 
 import json
 from typing import Annotated, Any, Literal, NotRequired
@@ -11,22 +11,22 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from crow_mcp_server.host import Host
-from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.refusal import ToolRefusal
+from crow_mcp_server.tool_options import ToolOptions
 
 DESCRIPTION = """\
 Ask the user, and wait for the answer. Only for what you cannot find out yourself and would be wrong to guess.
 Never ask for passwords, keys or other secrets."""
-IN_TEXT = "This client shows no questions of tools. Ask in the text of your answer instead, and end your turn."
-SAID = {
+ASK_IN_TEXT = "This client cannot show questions. Ask in the text of your answer instead, and end your turn."
+WITHOUT_ANSWER = {
     "decline": "The user did not want to answer. Go on without it, or end your turn.",
-    "cancel": "The user put the question aside. Go on without an answer, or end your turn.",
+    "cancel": "The user dismissed the question. Go on without an answer, or end your turn.",
 }
 
 Choices = Annotated[list[str], Field(description="answers to choose from; without any, the user writes one")]
 
 
-class Question(TypedDict):
+class FormField(TypedDict):
     name: str
     type: NotRequired[Annotated[Literal["string", "number", "integer", "boolean"], Field(default="string")]]
     description: NotRequired[str]
@@ -34,13 +34,13 @@ class Question(TypedDict):
     optional: NotRequired[Annotated[bool, Field(default=False)]]
 
 
-class Answer(TypedDict):
+class UserAnswer(TypedDict):
     action: Literal["accept", "decline", "cancel"]
     content: dict[str, Any]
-    """What was filled in, by field; of a single question, `answer`."""
+    """The values by field name. A question without a form has the one field `answer`."""
 
 
-def add(server: FastMCP, host: Host) -> None:
+def register(server: FastMCP, options: ToolOptions) -> None:
     """Add the tool to a server."""
 
     @server.tool(
@@ -49,34 +49,35 @@ def add(server: FastMCP, host: Host) -> None:
             read_only_hint=True, destructive_hint=False, idempotent_hint=False, open_world_hint=False
         ),
         meta={"crow/kind": "think"},
-        output_schema=TypeAdapter(Answer).json_schema(),
+        output_schema=TypeAdapter(UserAnswer).json_schema(),
     )
     async def ask_user(
         context: Context,
         question: Annotated[str, Field(min_length=1)],
         choices: Choices = [],  # noqa: B006
         several: Annotated[bool, Field(description="whether more than one may be chosen")] = False,
-        fields: Annotated[list[Question], Field(description="a form to fill in, in place of choices")] = [],  # noqa: B006
+        fields: Annotated[list[FormField], Field(description="a form to fill in, in place of choices")] = [],  # noqa: B006
     ) -> ToolResult | InputRequiredResult:
-        form = form_of(fields) if fields else single(choices, several=several)
+        form = make_form(fields) if fields else make_single_form(choices, several=several)
         result = await elicit(context, question, form)
-        return result if isinstance(result, InputRequiredResult) else answer(result, single=not fields)
+        return result if isinstance(result, InputRequiredResult) else to_tool_result(result, single=not fields)
 
 
 async def elicit(context: Context, message: str, form: dict[str, Any]) -> ElicitResult | InputRequiredResult:
-    """Ask through the client; where the protocol has it so, as a result that makes the client call again.
+    """Ask the user through the client.
 
-    Raises Refusal when the client cannot ask.
+    In protocol versions without requests from the server, return an InputRequiredResult: the client then repeats the
+    tool call with the answer. Raises ToolRefusal when the client cannot ask.
     """
     capabilities = context.session.client_capabilities
     able = capabilities and capabilities.elicitation
     if not able or (able.form is None and able.url is not None):
-        raise Refusal(IN_TEXT)
+        raise ToolRefusal(ASK_IN_TEXT)
     if context.session.protocol_version not in MODERN_PROTOCOL_VERSIONS:
         try:
             return await context.session.elicit(message, form, related_request_id=context.request_id)
         except MCPError as error:
-            raise Refusal(f"The user was not asked: {str(error).rstrip('.')}. {IN_TEXT}") from None
+            raise ToolRefusal(f"The user was not asked: {str(error).rstrip('.')}. {ASK_IN_TEXT}") from None
     given = (context.input_responses or {}).get("question")
     if isinstance(given, ElicitResult):
         return given
@@ -84,39 +85,41 @@ async def elicit(context: Context, message: str, form: dict[str, Any]) -> Elicit
     return InputRequiredResult(input_requests={"question": ElicitRequest(params=params)})
 
 
-def single(choices: list[str], *, several: bool) -> dict[str, Any]:
-    """The form for one answer."""
-    words = distinct(choices)
-    answer: dict[str, Any] = {"type": "string", "title": "Answer", **({"enum": words} if words else {})}
-    if words and several:
-        answer = {"type": "array", "title": "Answer", "items": {"type": "string", "enum": words}}
+def make_single_form(choices: list[str], *, several: bool) -> dict[str, Any]:
+    """Return the JSON schema of a form with the one field `answer`."""
+    values = drop_duplicates(choices)
+    answer: dict[str, Any] = {"type": "string", "title": "Answer", **({"enum": values} if values else {})}
+    if values and several:
+        answer = {"type": "array", "title": "Answer", "items": {"type": "string", "enum": values}}
     return {"type": "object", "properties": {"answer": answer}, "required": ["answer"]}
 
 
-def form_of(fields: list[Question]) -> dict[str, Any]:
-    """The form that the model describes."""
+def make_form(fields: list[FormField]) -> dict[str, Any]:
+    """Return the JSON schema of the form that the model describes."""
     properties: dict[str, dict[str, Any]] = {}
     for field in fields:
-        words = distinct(field.get("choices", []))
+        values = drop_duplicates(field.get("choices", []))
         properties[field["name"]] = {
-            "type": "string" if words else field.get("type", "string"),
+            "type": "string" if values else field.get("type", "string"),
             **({"description": about} if (about := field.get("description")) else {}),
-            **({"enum": words} if words else {}),
+            **({"enum": values} if values else {}),
         }
     required = [field["name"] for field in fields if not field.get("optional")]
     return {"type": "object", "properties": properties, "required": required}
 
 
-def answer(result: ElicitResult, *, single: bool) -> ToolResult:
-    """What the model reads: the answer in words, or as JSON where it is more than one."""
+def to_tool_result(result: ElicitResult, *, single: bool) -> ToolResult:
+    """Convert the user's answer to a tool result. Anything but a single string becomes JSON in the text."""
     content = dict(result.content or {})
     if result.action != "accept":
-        return ToolResult(SAID[result.action], structured_content=Answer(action=result.action, content={}))
-    said = content.get("answer") if single else content
-    text = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
-    return ToolResult(text, structured_content=Answer(action="accept", content=content))
+        return ToolResult(
+            WITHOUT_ANSWER[result.action], structured_content=UserAnswer(action=result.action, content={})
+        )
+    value = content.get("answer") if single else content
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return ToolResult(text, structured_content=UserAnswer(action="accept", content=content))
 
 
-def distinct(choices: list[str]) -> list[str]:
-    """Each once, in order, and none empty."""
+def drop_duplicates(choices: list[str]) -> list[str]:
+    """Return the choices in order, without duplicates and empty strings."""
     return list(dict.fromkeys(filter(None, choices)))

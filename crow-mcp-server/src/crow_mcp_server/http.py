@@ -1,4 +1,4 @@
-"""The server over HTTP: for one who has the token, and asks for it by its own name."""
+"""Serve over HTTP, to clients that send the token."""
 
 import hmac
 import secrets
@@ -9,12 +9,12 @@ from ipaddress import ip_address
 from fastmcp import FastMCP
 from fastmcp.server.auth import AccessToken, TokenVerifier
 
-PATH = "/mcp"
-SHORTEST = 16  # characters of a token
+MCP_PATH = "/mcp"
+MIN_TOKEN_LENGTH = 16  # characters of a token
 
 
-class Bearer(TokenVerifier):
-    """Lets those pass who have the token."""
+class BearerTokenVerifier(TokenVerifier):
+    """Accepts one fixed token."""
 
     def __init__(self, token: str) -> None:
         super().__init__()
@@ -26,10 +26,10 @@ class Bearer(TokenVerifier):
         return None
 
 
-def token_from(file: str | None) -> str:
-    """The token in a file; without one, a new one, told on standard error.
+def load_token(file: str | None) -> str:
+    """Return the token in a file; without a file, make a token and print it on standard error.
 
-    Raises OSError, and ValueError for a file with no token to be relied on.
+    Raises OSError, and ValueError if the file holds no token or a weak one.
     """
     if file is None:
         token = secrets.token_urlsafe(32)
@@ -37,26 +37,28 @@ def token_from(file: str | None) -> str:
         return token
     with open(file, encoding="utf-8") as opened:
         token = opened.read().strip()
-    if len(token) < SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
-        raise ValueError(f"it needs one word of at least {SHORTEST} characters, such as `openssl rand -hex 32` gives")
+    if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(
+            f"it needs one word of at least {MIN_TOKEN_LENGTH} characters, such as the output of `openssl rand -hex 32`"
+        )
     return token
 
 
-def bind(address: str) -> socket.socket:
-    """A socket for `HOST:PORT`, `:PORT` or `PORT`; the host is this machine's own unless given, port 0 is any free one.
+def open_listener(address: str) -> socket.socket:
+    """Return a listening socket for `HOST:PORT`, `:PORT` or `PORT`.
 
-    Raises OSError, and ValueError for what is no address.
+    The default host is 127.0.0.1; port 0 means any free port. Raises OSError, and ValueError for an invalid address.
     """
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
-        raise ValueError("it is no HOST:PORT")
+        raise ValueError("it is not HOST:PORT")
     host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
     [(family, _, _, _, place), *_] = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(place)
-        listener.listen()  # so that who reads the address may come at once
+        listener.listen()  # before the address is printed: its readers may connect at once
     except OSError:
         listener.close()
         raise
@@ -64,18 +66,21 @@ def bind(address: str) -> socket.socket:
 
 
 def serve(server: FastMCP, listener: socket.socket, token: str) -> None:
-    """Serve until told to end. Who has no token, or another's name for us or a foreign page's origin, is refused."""
+    """Serve until the process is told to end.
+
+    Requests without the token, for another host name or from another origin are refused.
+    """
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    print(f"Serving MCP on http://{shown}:{port}{PATH}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"Serving MCP on http://{shown}:{port}{MCP_PATH}", file=sys.stderr, flush=True)  # noqa: T201
     if not ip_address(host).is_loopback:
         print("Others can connect, and nothing is encrypted: put a proxy with TLS in front.", file=sys.stderr)  # noqa: T201
-    server.auth = Bearer(token)
+    server.auth = BearerTokenVerifier(token)
     server.run(
         transport="http",
         host=host,
         port=port,
-        path=PATH,
+        path=MCP_PATH,
         sockets=[listener],
         show_banner=False,
         host_origin_protection=True,

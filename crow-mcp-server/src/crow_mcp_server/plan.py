@@ -1,4 +1,4 @@
-"""The tool `plan`: what the model is going to do, and how far it is."""
+"""The tool `plan`: show the user the model's plan and its progress."""
 
 from typing import Annotated, Literal, NotRequired
 
@@ -8,26 +8,26 @@ from mcp_types import ToolAnnotations
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from crow_mcp_server.host import Host
+from crow_mcp_server.tool_options import ToolOptions
 
 DESCRIPTION = """\
 Show the user your plan for work of several steps, and how far you are. Give the whole list each time.
-One step is in progress at a time; mark it completed before you go on. Not for what takes a step or two."""
-MARKS = {"pending": "[ ]", "in_progress": "[>]", "completed": "[x]"}
+One step is in progress at a time; mark it completed before you go on. Not for work of one or two steps."""
+STATUS_MARKS = {"pending": "[ ]", "in_progress": "[>]", "completed": "[x]"}
 
 
-class Entry(TypedDict):
+class PlanStep(TypedDict):
     content: Annotated[str, Field(description="the step, in a few words", min_length=1)]
     status: Literal["pending", "in_progress", "completed"]
     priority: NotRequired[Annotated[Literal["high", "medium", "low"], Field(default="medium")]]
 
 
-class Plan(TypedDict):
-    entries: list[Entry]
+class PlanResult(TypedDict):
+    entries: list[PlanStep]
     completed: int
 
 
-def add(server: FastMCP, host: Host) -> None:
+def register(server: FastMCP, options: ToolOptions) -> None:
     """Add the tool to a server."""
 
     @server.tool(
@@ -36,11 +36,13 @@ def add(server: FastMCP, host: Host) -> None:
             read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
         ),
         meta={"crow/kind": "think"},
-        output_schema=TypeAdapter(Plan).json_schema(),
+        output_schema=TypeAdapter(PlanResult).json_schema(),
     )
-    async def plan(entries: list[Entry]) -> ToolResult:
-        shown = [Entry(content=e["content"], status=e["status"], priority=e.get("priority", "medium")) for e in entries]
-        done = sum(entry["status"] == "completed" for entry in shown)
-        lines = [f"{MARKS[entry['status']]} {entry['content']}" for entry in shown]
-        text = "\n".join([f"{done} of {len(shown)} steps completed.", *lines])
-        return ToolResult(text, structured_content=Plan(entries=shown, completed=done), meta={"crow/plan": shown})
+    async def plan(entries: list[PlanStep]) -> ToolResult:
+        steps = [
+            PlanStep(content=e["content"], status=e["status"], priority=e.get("priority", "medium")) for e in entries
+        ]
+        done = sum(step["status"] == "completed" for step in steps)
+        lines = [f"{STATUS_MARKS[step['status']]} {step['content']}" for step in steps]
+        text = "\n".join([f"{done} of {len(steps)} steps completed.", *lines])
+        return ToolResult(text, structured_content=PlanResult(entries=steps, completed=done), meta={"crow/plan": steps})

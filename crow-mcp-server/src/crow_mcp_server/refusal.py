@@ -1,12 +1,15 @@
-"""What the model is told when a call cannot be done."""
+"""The error of a tool call that the server does not carry out."""
 
 import logging
 
 from fastmcp.exceptions import ToolError
 
 
-class Refusal(ToolError):
-    """Ends a call with an `isError` result that says what to do next. No fault of the server, so not logged as one."""
+class ToolRefusal(ToolError):
+    """Ends a tool call with an `isError` result whose text tells the model what to do next.
+
+    The server has not failed, so FastMCP logs it at level DEBUG.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, log_level=logging.DEBUG)

@@ -1,4 +1,4 @@
-"""The files of the workspace as resources, for clients that let a person choose what the model is given."""
+"""The workspace's files as MCP resources, for clients in which the user chooses what the model reads."""
 
 import logging
 import mimetypes
@@ -9,40 +9,40 @@ from fastmcp import Context, FastMCP
 from fastmcp.exceptions import ResourceError
 from fastmcp.resources import ResourceContent, ResourceResult
 
-from crow_mcp_server import disk
-from crow_mcp_server.document import decode
-from crow_mcp_server.host import Host
-from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.files import disk
+from crow_mcp_server.files.document import decode
+from crow_mcp_server.refusal import ToolRefusal
+from crow_mcp_server.tool_options import ToolOptions
 from crow_mcp_server.workspace import Workspace
 
 
-def add(server: FastMCP, host: Host) -> None:
-    """Add the resources to a server."""
+def register(server: FastMCP, options: ToolOptions) -> None:
+    """Add the resource template to a server."""
 
     @server.resource(
         "file:///{path*}",
         name="file",
-        description="A file of the workspace by its absolute path, or the files in a folder of it, as URIs.",
+        description="A file of the workspace by its absolute path; for a folder, the URIs of what it contains.",
     )
     async def file(path: str, context: Context) -> ResourceResult:
-        workspace = await host.workspace(context)
+        workspace = await options.find_workspace(context)
         try:
-            return ResourceResult([await to_thread.run_sync(read, f"/{path}", workspace)])
-        except (Refusal, OSError) as error:
+            return ResourceResult([await to_thread.run_sync(read_resource, f"/{path}", workspace)])
+        except (ToolRefusal, OSError) as error:
             raise ResourceError(str(error), log_level=logging.DEBUG) from None
 
 
-def read(path: str, workspace: Workspace) -> ResourceContent:
-    """A file as text or bytes. Raises Refusal, OSError."""
-    place = disk.locate(path, workspace)
+def read_resource(path: str, workspace: Workspace) -> ResourceContent:
+    """Return a file as text or bytes, or a folder as a list of URIs. Raises ToolRefusal and OSError."""
+    target = disk.resolve_path(path, workspace)
     try:
-        content = disk.read(place)
+        content = disk.read_file(target)
     except IsADirectoryError:
-        uris = [f"file://{quote(place.path.rstrip('/'))}/{quote(name)}" for name in disk.list_names(place)]
+        uris = [f"file://{quote(target.path.rstrip('/'))}/{quote(name)}" for name in disk.list_names(target)]
         return ResourceContent("\n".join(uris), "text/uri-list")
     if content is None:
-        raise Refusal(f"{place.path} does not exist.")
-    kind, _ = mimetypes.guess_type(place.path)
+        raise ToolRefusal(f"{target.path} does not exist.")
+    kind, _ = mimetypes.guess_type(target.path)
     document = decode(content.data)
     if document is None:
         return ResourceContent(content.data, kind or "application/octet-stream")

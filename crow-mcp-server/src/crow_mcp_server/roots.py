@@ -1,4 +1,4 @@
-"""The folders that a client opens to the server, in MCP's words its roots, asked for in either era of the protocol."""
+"""The client's roots (MCP `roots/list`), requested as the negotiated protocol version wants it."""
 
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -12,20 +12,20 @@ from fastmcp.tools.base import InputRequiredToolResult, ToolResult
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from crow_mcp_server.refusal import Refusal
+from crow_mcp_server.refusal import ToolRefusal
 
-TIMEOUT = 10.0  # seconds a client has to tell its roots
-KEY = "roots"
+ROOTS_TIMEOUT = 10.0  # seconds a client has to list its roots
+ROOTS_KEY = "roots"
 
 
 class RootsNeeded(FastMCPError):
-    """Ends a call that the client shall make again, telling its roots."""
+    """Ends a request that the client must repeat with its roots."""
 
-    asking = mcp_types.InputRequiredResult(input_requests={KEY: mcp_types.ListRootsRequest()})
+    request = mcp_types.InputRequiredResult(input_requests={ROOTS_KEY: mcp_types.ListRootsRequest()})
 
 
-class AskForRoots(Middleware):
-    """Turns `RootsNeeded` into the protocol's word for it."""
+class RootsMiddleware(Middleware):
+    """Converts RootsNeeded to the protocol's "input required" result."""
 
     async def on_call_tool(
         self,
@@ -35,7 +35,7 @@ class AskForRoots(Middleware):
         try:
             return await call_next(context)
         except RootsNeeded as needed:
-            return InputRequiredToolResult(needed.asking)
+            return InputRequiredToolResult(needed.request)
 
     async def on_read_resource(
         self,
@@ -45,29 +45,29 @@ class AskForRoots(Middleware):
         try:
             return await call_next(context)
         except RootsNeeded as needed:
-            return InputRequiredResourceResult(needed.asking)
+            return InputRequiredResourceResult(needed.request)
 
 
-async def client_roots(context: Context) -> list[str]:
-    """The folders that the client opens, none when it has no word for that.
+async def request_roots(context: Context) -> list[str]:
+    """Return the paths of the client's roots; empty if the client does not support roots.
 
-    Raises Refusal when it does not tell them, RootsNeeded when the call has to be made again with them.
+    Raises ToolRefusal when the client does not list them, RootsNeeded when it must repeat the call with them.
     """
     session = context.session
     if session.client_capabilities is None or session.client_capabilities.roots is None:
         return []
     if session.protocol_version in MODERN_PROTOCOL_VERSIONS:
-        told = (context.input_responses or {}).get(KEY)
-        if told is None:
+        answer = (context.input_responses or {}).get(ROOTS_KEY)
+        if answer is None:
             raise RootsNeeded
     else:
         try:
-            told = await session.send_request(mcp_types.ListRootsRequest(), mcp_types.ListRootsResult, TIMEOUT)
+            answer = await session.send_request(mcp_types.ListRootsRequest(), mcp_types.ListRootsResult, ROOTS_TIMEOUT)
         except MCPError as error:
-            raise Refusal(
-                f"The client has roots, and did not tell them: {error}. Nothing was done. "
-                "Whoever runs this server can name the folder with --root."
+            raise ToolRefusal(
+                f"The client did not list its roots: {error}. Nothing was done. "
+                "The person who runs this server can name the folder with --root."
             ) from None
-    if not isinstance(told, mcp_types.ListRootsResult):
-        raise Refusal("The client answered the question for its roots with something else. Nothing was done.")
-    return [url2pathname(urlsplit(str(root.uri)).path) for root in told.roots]
+    if not isinstance(answer, mcp_types.ListRootsResult):
+        raise ToolRefusal("The client answered the request for its roots with something else. Nothing was done.")
+    return [url2pathname(urlsplit(str(root.uri)).path) for root in answer.roots]

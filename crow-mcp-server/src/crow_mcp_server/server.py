@@ -1,4 +1,4 @@
-"""The MCP server: a list of tools, each added by the module it lives in."""
+"""The MCP server; each tool's module registers its tool."""
 
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -13,15 +13,19 @@ from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
 from fastmcp.tools.base import ToolResult
 from pydantic import ValidationError as PydanticValidationError
 
-from crow_mcp_server import ask_user, fetch, file_editor, glob, grep, plan, resources, terminal, tree, web_search
-from crow_mcp_server.host import Host
-from crow_mcp_server.refusal import Refusal
-from crow_mcp_server.results import KEYS
-from crow_mcp_server.roots import AskForRoots
+from crow_mcp_server import ask_user, plan, resources
+from crow_mcp_server.files import file_editor
+from crow_mcp_server.refusal import ToolRefusal
+from crow_mcp_server.roots import RootsMiddleware
+from crow_mcp_server.search import glob, grep, tree
+from crow_mcp_server.terminal import terminal
+from crow_mcp_server.tool_options import ToolOptions
+from crow_mcp_server.web import fetch, web_search
+from crow_mcp_server.web.search_results import PROVIDER_KEYS
 from crow_mcp_server.workspace import Workspace, local_workspace
 
 TOOLS = (ask_user, fetch, file_editor, glob, grep, plan, terminal, tree, web_search)
-"""Modules with `add(server: FastMCP, host: Host)`."""
+"""Modules with `register(server, options)`; the module's name is the tool's name."""
 
 
 def create_server(
@@ -31,28 +35,29 @@ def create_server(
     only: Collection[str] | None = None,
     allow_hosts: Collection[str] = (),
     ignore_robots: bool = False,
-    stays: bool = False,
+    stay_on_host: bool = False,
     env: Mapping[str, str] = os.environ,
     state: Path | None = None,
 ) -> FastMCP:
-    """The server with all its tools, or `only` those named; one serves any number of sessions.
+    """Return the server with all tools, or `only` those named. One server serves any number of sessions.
 
-    `workspace_for` turns the `_meta` of a call into the workspace it works on. `hidden_env` names environment variables
-    that commands never see. The others are told at `Host`.
+    ToolOptions describes the other arguments. Commands do not see the search providers' keys either.
     """
-    server = FastMCP("crow", version=version("crow-mcp-server"), middleware=[AskForRoots(), PlainErrors()])
-    hidden = {*hidden_env, *KEYS}
-    host = Host(workspace_for, hidden, allow_hosts, ignore_robots, stays, env, state)
+    server = FastMCP(
+        "crow", version=version("crow-mcp-server"), middleware=[RootsMiddleware(), ArgumentErrorMiddleware()]
+    )
+    hidden = {*hidden_env, *PROVIDER_KEYS}
+    options = ToolOptions(workspace_for, hidden, allow_hosts, ignore_robots, stay_on_host, env, state)
     for tool in TOOLS:
         if only is None or tool.__name__.rpartition(".")[2] in only:
-            tool.add(server, host)
+            tool.register(server, options)
     if only is None or "file_editor" in only:
-        resources.add(server, host)
+        resources.register(server, options)
     return server
 
 
-class PlainErrors(Middleware):
-    """Says what is wrong with a call's arguments in a line a model can act on."""
+class ArgumentErrorMiddleware(Middleware):
+    """Converts pydantic's error about a tool call's arguments to one line for the model."""
 
     async def on_call_tool(
         self,
@@ -68,6 +73,6 @@ class PlainErrors(Middleware):
             wrong = "; ".join(
                 f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in cause.errors(include_url=False)
             )
-            raise Refusal(
+            raise ToolRefusal(
                 f"{context.message.name} was not run. {wrong}. Correct the arguments and call again."
             ) from None

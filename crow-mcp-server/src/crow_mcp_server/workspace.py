@@ -1,4 +1,4 @@
-"""Whose files and terminals a tool call works on: the protocols a host may implement, and the local default."""
+"""The workspace of a tool call: its folders, and protocols by which a host supplies its own files and terminals."""
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -6,99 +6,101 @@ from dataclasses import dataclass
 from typing import Any, NotRequired, Protocol, TypedDict
 
 Watch = Callable[[str], Awaitable[None]]
-"""Is shown the last lines that a command has printed so far, now and then while it runs."""
+"""Receives the last lines of a running command's output, at intervals."""
 
 
 class Files(Protocol):
-    """A host's own view of text files, for instance an editor's buffers with changes not saved yet.
+    """A host's view of text files, for instance an editor's buffers with unsaved changes.
 
-    Only existing or new UTF-8 files without a byte order mark go through it; everything else stays on the disk, which
-    also says whether there is a file. Paths are absolute: a root as it was given, and below it no symbolic link. An
-    OSError that it raises becomes the tool's error.
+    It serves only UTF-8 files without a byte order mark. All others are read from and written to the disk, which also
+    decides whether a file exists. Paths are absolute: a root as it was given, followed by a path without symbolic
+    links. An OSError that a method raises becomes the tool's error.
     """
 
     @property
     def reads(self) -> bool:
-        """Whether it shows files; else they are read from the disk."""
+        """True if the host reads files; if not, the disk is read."""
         ...
 
     @property
     def writes(self) -> bool:
-        """Whether it writes files; else they are written to the disk."""
+        """True if the host writes files; if not, the disk is written."""
         ...
 
     async def read_text(self, path: str) -> str | None:
-        """What the host shows for a file; None when it does not show it, and the disk has it alone."""
+        """Return the text that the host shows for a file; None if only the disk has the file."""
         ...
 
     async def write_text(self, path: str, text: str) -> None:
-        """Write the whole file, in a folder that exists."""
+        """Write the whole file. Its folder exists."""
         ...
 
 
-class Outcome(TypedDict):
-    """How a command ended and what it printed."""
+class CommandOutcome(TypedDict):
+    """The end of a command and its output."""
 
     exit_code: int | None
-    """None when a signal ended it, or when nobody knows."""
+    """None when a signal ended the command, or when the code is unknown."""
     signal: str | None
-    """Such as "SIGSEGV"; None when it exited by itself."""
+    """A name such as "SIGSEGV"; None when the command exited by itself."""
     output: str
-    """Standard output and standard error in the order they came; when cut, it says where."""
+    """Standard output and standard error in order of arrival. A note marks the place where output was cut."""
     timed_out: NotRequired[bool]
     background: NotRequired[Sequence[int]]
-    """Process ids it left running."""
+    """Ids of processes that the command left running."""
     terminal: NotRequired[str]
-    """The host's own name for where it ran, which the host can show."""
+    """The host's id of the terminal in which the command ran."""
 
 
 class Terminals(Protocol):
-    """Where commands run."""
+    """A host's terminals, in which commands run."""
 
     async def run(
         self, command: str, *, cwd: str, env: Mapping[str, str], timeout: float, output_limit: int
-    ) -> Outcome:
-        """Run a shell command to its end and return what it printed.
+    ) -> CommandOutcome:
+        """Run a shell command to its end.
 
-        `env` is laid over the environment commands have anyway; `timeout` is in seconds, and running into it is an
-        outcome, not an exception; `output_limit` is in characters. Cancelling the call kills the command. An OSError
-        that it raises becomes the tool's error.
+        `env` is added to the environment that the host gives to commands. After `timeout` seconds the command is
+        killed, and the outcome has `timed_out`. `output_limit` is in characters. Cancelling kills the command. An
+        OSError that this raises becomes the tool's error.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """The surroundings of one tool call."""
+    """The session, folders and host services of one tool call."""
 
     session: str
-    """What was seen and edited is remembered per session."""
+    """Id of the session; seen files, edits and terminals belong to a session."""
     cwd: str
-    """Absolute; relative paths start here."""
+    """Absolute path of the working folder; relative paths start there."""
     roots: tuple[str, ...]
-    """Absolute folders that bound the file tools."""
+    """Absolute paths of the folders that the file tools may read and change."""
     readable: tuple[str, ...] = ()
-    """Absolute folders that they may look into besides, and not change."""
+    """Absolute paths of further folders that the file tools may only read."""
     files: Files | None = None
-    """None: the disk."""
+    """The host's files; None for the disk."""
     terminals: Terminals | None = None
-    """None: processes of this machine."""
+    """The host's terminals; None for processes of this machine."""
     watch: Watch | None = None
-    """Told of processes of this machine."""
+    """Receives the output of commands that run on this machine."""
     folder: str = ""
-    """Where a command begins; "": where the session's last one ended."""
+    """The folder in which a command starts; "" for the one in which the session's last command ended."""
     changes: Callable[[], Iterable[Mapping[str, Any]]] | None = None
-    """All that the session's edits changed so far, oldest first, as `crow/changes` told it: the way back for a server
-    that has seen none of it. None: that is in the server's own `state`, if it has any."""
+    """Returns the `crow/changes` of all results of the session, oldest first, so that a new server can undo its edits.
+    None: the server keeps the undo history itself, in ToolOptions.state."""
     at_end: Callable[[Callable[[], Awaitable[None]]], None] | None = None
-    """Is given what ends all that the session has running; None: that ends with the server."""
+    """Takes a function to call when the session ends; it ends the session's processes. None: they end with the
+    server."""
 
 
 def local_workspace(meta: dict[str, Any], bounds: Sequence[str] = ()) -> Workspace:
-    """The workspace a call's `_meta` describes (`crow/session`, `crow/cwd`, `crow/roots`, `crow/readable`,
-    `crow/folder`), else the process's folder.
+    """Return the workspace that a tool call's `_meta` describes.
 
-    `bounds` are roots that no `_meta` changes. Raises ValueError for a folder that is not absolute.
+    The keys are `crow/session`, `crow/cwd`, `crow/roots`, `crow/readable` and `crow/folder`; the default is the
+    process's working folder. `bounds` replace the roots that `_meta` names. Raises ValueError for a folder that is not
+    absolute.
     """
     given = [str(root) for root in bounds or meta.get("crow/roots") or ()]
     cwd = str(meta.get("crow/cwd") or (given[0] if given else os.getcwd()))

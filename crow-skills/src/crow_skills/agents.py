@@ -6,7 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from crow_core.app import Crow
-from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.tool import ToolCall
 from crow_core.prompts import Prompt
 from crow_core.session import Session
 

@@ -13,8 +13,9 @@ from crow_core.app import Crow
 from crow_core.content import attach_blocks, to_blocks, to_text
 from crow_core.extensions.resources import contents, every
 from crow_core.masking import mask
+from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
-from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message, marker_kind, select_entries
 from crow_core.prompts import Prompt
 from crow_core.session import Command, Session

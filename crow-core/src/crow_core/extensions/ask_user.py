@@ -21,8 +21,9 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.elicitation import can_ask
 from crow_core.errors import ElicitationError
+from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
-from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import decode_strings
 from crow_core.session import Session
 

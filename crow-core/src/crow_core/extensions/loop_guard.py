@@ -8,7 +8,8 @@ import msgspec
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.errors import EndTurn
-from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.tool import ToolCall
 from crow_core.models.chat import ModelCall
 from crow_core.session import Session
 

@@ -4,7 +4,8 @@ from collections.abc import Collection
 
 from crow_core.app import Crow
 from crow_core.masking import find_secrets, mask
-from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message
 from crow_core.models.chat import ChatModel
 from crow_core.session import Session

@@ -2,9 +2,9 @@
 
 An extension like any other: `crow.use(permissions, mode="ask", allow=["terminal:git status"], deny=["terminal:rm *"])`.
 
-`crow_core.rules` says what a rule is. The subject of a call of `terminal` is `cd FOLDER && COMMAND` if the command does
-not start in the working directory, and the text that is typed if it goes to a terminal session. Paths are relative to
-the working directory.
+`crow_core.settings.rules` says what a rule is. The subject of a call of `terminal` is `cd FOLDER && COMMAND` if the
+command does not start in the working directory, and the text that is typed if it goes to a terminal session. Paths are
+relative to the working directory.
 
 `*:PATH` that denies or asks covers every tool that names that path, or the folder it describes (`*:secrets/*`). It does
 not see what a command does with files, nor what a search from a folder above finds.
@@ -26,11 +26,12 @@ import msgspec
 from crow_core.acp.schema import ToolCallContent, ToolCallFields
 from crow_core.app import Crow
 from crow_core.content import path_from_uri, to_announcement, to_update
-from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.tool import ToolCall
 from crow_core.messages import ToolUse
 from crow_core.options import Choice, Option
-from crow_core.rules import Rules, Verdict, parse_rules
 from crow_core.session import Session
+from crow_core.settings.rules import Rules, Verdict, parse_rules
 from crow_core.text import to_line
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]

@@ -7,8 +7,9 @@ from msgspec import Struct, ValidationError
 from crow_core.acp.decoding import lenient
 from crow_core.acp.schema import PlanEntry, PlanUpdate
 from crow_core.app import Crow
+from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
-from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import decode_strings
 from crow_core.session import Session
 

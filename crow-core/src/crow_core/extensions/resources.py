@@ -15,8 +15,9 @@ from crow_core.acp.schema import ContentBlock, ResourceLinkBlock, TextBlock
 from crow_core.app import Crow
 from crow_core.content import attach_blocks, to_blocks
 from crow_core.masking import mask
+from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server, describe_error, list_or_empty
-from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message
 from crow_core.session import Session
 from crow_core.text import to_line

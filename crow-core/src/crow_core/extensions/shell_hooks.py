@@ -13,7 +13,8 @@ from crow_core.app import Crow
 from crow_core.content import find_first_text, to_text
 from crow_core.errors import EndTurn
 from crow_core.masking import mask
-from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message
 from crow_core.session import Session
 from crow_core.shell import run_command

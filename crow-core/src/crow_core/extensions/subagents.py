@@ -23,8 +23,9 @@ from crow_core.acp.schema import (
 from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
 from crow_core.errors import EndTurn, ModelError
+from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
-from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import decode_strings
 from crow_core.messages import Message
 from crow_core.session import Session

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
-from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message
 from crow_core.models.chat import ModelCall, Request
 from crow_core.session import Session

@@ -9,8 +9,9 @@ from msgspec import Struct, ValidationError
 
 from crow_core.acp.decoding import lenient
 from crow_core.app import Crow
+from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
-from crow_core.mcp.tool import Tool, ToolCall, ToolResult
+from crow_core.mcp.tool import Tool, ToolCall
 from crow_core.messages import PROXY_TOOL
 from crow_core.session import Session
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from crow_core.app import Crow
 from crow_core.content import to_text
-from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.tool import ToolCall
 from crow_core.session import Session
 from crow_core.text import to_line
 

@@ -7,7 +7,8 @@ from msgspec import Meta
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.masking import mask
-from crow_core.mcp.tool import ToolCall, ToolResult
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message
 from crow_core.options import ON_OFF, Option
 from crow_core.session import Session

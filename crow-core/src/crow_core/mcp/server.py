@@ -25,8 +25,8 @@ from msgspec import UNSET
 from crow_core import __version__
 from crow_core.acp.schema import McpServer
 from crow_core.masking import find_secrets, find_secrets_in_text, mask
+from crow_core.mcp.result import ToolResult
 from crow_core.mcp.schemas import is_tame
-from crow_core.mcp.tool import ToolResult
 from crow_core.mcp.watchdog import MARK, Watchdog
 from crow_core.text import to_line
 from crow_core.trace import KEYS

@@ -1,21 +1,17 @@
-"""A tool, a call of it, and the result of the call."""
+"""A tool of an MCP server, and a call of it."""
 
 import hashlib
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
 from crow_core.acp.schema import ToolKind
-from crow_core.masking import mask
 from crow_core.mcp.schemas import is_fit
+from crow_core.mcp.server import Server
 from crow_core.messages import ToolUse, parse_arguments, unwrap_proxy_call
 from crow_core.text import clean_lines, to_line
-
-if TYPE_CHECKING:
-    from crow_core.mcp.server import Server
 
 DESCRIPTION_LIMIT = 8_000
 """Characters of a tool's description that are sent to the model."""
@@ -26,37 +22,12 @@ NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 UNSHOWN = "(What it takes cannot be shown: its schema is too large, or none. Its answers to wrong arguments may tell.)"
 
 
-@dataclass
-class ToolResult:
-    """The result of a tool call, from the tool or from a hook that answered in its place."""
-
-    content: list[dict[str, Any]]
-    """MCP content blocks."""
-    is_error: bool = False
-    meta: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Facts that only built-in tools may report: `crow/changes` [{path, old, new}], `crow/locations` [{path, line}],
-    `crow/plan` [{content, priority, status}], `crow/terminal` (the id of the client's terminal with the output)."""
-
-    @classmethod
-    def text(cls, text: str, *, is_error: bool = False) -> "ToolResult":
-        return cls([{"type": "text", "text": text}], is_error)
-
-    @classmethod
-    def error(cls, text: str) -> "ToolResult":
-        """Make an error result that the model can act on."""
-        return cls.text(text, is_error=True)
-
-    def mask(self, secrets: Collection[str]) -> "ToolResult":
-        """Make a copy with the mask in place of every secret."""
-        return ToolResult(mask(self.content, secrets), self.is_error, mask(self.meta, secrets))
-
-
 @dataclass(eq=False)
 class Tool:
     """One tool under the name the model knows it by."""
 
     name: str
-    server: "Server | None"
+    server: Server | None
     """None for a tool of a stored session whose server is not connected."""
     definition: dict[str, Any]
     """The tool's entry in its server's answer to tools/list."""
@@ -160,7 +131,7 @@ class ToolCall:
         """The arguments for the client to show: parsed, or the text where it is not a JSON object."""
         return self.arguments if self.is_valid else self.use["function"]["arguments"]
 
-    def is_for(self, server: "Server") -> bool:
+    def is_for(self, server: Server) -> bool:
         """Whether the called tool is one of this server's."""
         return self.tool is not None and self.tool.server is server
 

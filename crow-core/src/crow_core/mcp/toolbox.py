@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
+from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Host, RunningCall, Server
-from crow_core.mcp.tool import Tool, ToolCall, ToolResult, parse_tool_call
+from crow_core.mcp.tool import Tool, ToolCall, parse_tool_call
 from crow_core.messages import ToolUse, make_unique
 
 NAMES_LIMIT = 100

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import msgspec
-from crow_core.messages import OBJECT
+from crow_core.messages import JSON_OBJECT
 
 MASK = "[redacted]"
 
@@ -112,7 +112,7 @@ def redacted(value: Any, name: str = "") -> Any:
 
 def as_object(text: str) -> dict[str, Any] | None:
     try:
-        return OBJECT.decode(text)
+        return JSON_OBJECT.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return None
 

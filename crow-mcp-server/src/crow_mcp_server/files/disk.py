@@ -1,0 +1,253 @@
+"""Access to files below the roots of a workspace, safe against links that are created between check and use."""
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from crow_mcp_server.refusal import ToolRefusal
+from crow_mcp_server.workspace import Workspace
+
+MAX_FILE_BYTES = 10 * 1024 * 1024  # of a file that is read
+MAX_ENTRIES = 400  # of a folder listing
+MAX_ENTRIES_BELOW = 50  # of each folder in it
+SKIPPED_FOLDERS = {"node_modules", "__pycache__"}  # named in a listing but not listed; so are hidden folders
+FOLDER_FLAGS = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
+
+
+@dataclass(frozen=True)
+class ResolvedPath:
+    """A path below one of the roots."""
+
+    path: str
+    """The absolute path, without symbolic links."""
+    root: str
+    """The root that contains it, without symbolic links."""
+    as_given: str
+    """The path below the root as the workspace names that root; hosts know files by this path."""
+
+    @property
+    def parts(self) -> list[str]:
+        """The names on the way from the root to the path; `["."]` for the root itself."""
+        return os.path.relpath(self.path, self.root).split(os.sep)
+
+
+@dataclass(frozen=True)
+class FileContent:
+    """The content of a file."""
+
+    data: bytes
+    stamp: tuple[int, ...]
+    """Device, inode, size and modification time; differs after the file has changed."""
+
+
+def resolve_path(path: str, workspace: Workspace) -> ResolvedPath:
+    """Resolve a path that the model gave. Raises ToolRefusal when it leads outside of all roots."""
+    try:
+        resolved = os.path.realpath(os.path.join(workspace.cwd, os.path.expanduser(path)))
+    except ValueError:  # a NUL, or half a surrogate pair
+        resolved = ""
+    if not path.strip() or not resolved:
+        raise ToolRefusal(f"{path!r} is not a path. Give one that is absolute or relative to {workspace.cwd}.")
+    for given in (*workspace.roots, *workspace.readable):
+        root = os.path.realpath(given)
+        if os.path.commonpath([root, resolved]) == root:
+            named = os.path.normpath(os.path.join(given, os.path.relpath(resolved, root)))
+            return ResolvedPath(resolved, root, named)
+    raise ToolRefusal(
+        f"{path} leads to {resolved}, outside of the folders open to this tool: {', '.join(workspace.roots)}. "
+        "Use a path inside one of them."
+    )
+
+
+def read_file(target: ResolvedPath) -> FileContent | None:
+    """Read a file; return None when it does not exist.
+
+    Raises IsADirectoryError for a folder, and ToolRefusal for a device, pipe or socket and for a file of more than
+    MAX_FILE_BYTES.
+    """
+    try:
+        opened = open_file(target)
+    except FileNotFoundError:
+        return None
+    with open(opened, "rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise ToolRefusal(
+                f"{target.path} has more than the {MAX_FILE_BYTES:,} bytes this tool opens. "
+                "Read parts of it in the terminal (sed -n '1,200p', grep -n, head, tail)."
+            )
+        return FileContent(data, _stamp(os.fstat(opened)))
+
+
+def open_file(target: ResolvedPath) -> int:
+    """Open a file for reading and return its descriptor.
+
+    Raises IsADirectoryError for a folder, and ToolRefusal for a device, pipe or socket.
+    """
+    with _open_parent(target) as (folder, name):
+        opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        status = os.fstat(opened)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), target.path)
+        if not stat.S_ISREG(status.st_mode):
+            raise ToolRefusal(f"{target.path} is a device, pipe or socket, not a file.")
+    except BaseException:
+        os.close(opened)
+        raise
+    return opened
+
+
+def open_folder(target: ResolvedPath) -> int:
+    """Open a folder for listing and return its descriptor. Raises NotADirectoryError for anything else."""
+    with _open_parent(target) as (above, name):
+        return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+
+
+def write_file(target: ResolvedPath, data: bytes, stamp: tuple[int, ...] | None) -> None:
+    """Replace the whole file atomically, keeping its mode; create the folders above it.
+
+    `stamp` is the one that `read_file` returned, None if the file did not exist. Raises ToolRefusal when the file has
+    changed since, or is read-only.
+    """
+    with _open_parent(target, make=True) as (folder, name):
+        before = _status(folder, name)
+        if (before and _stamp(before)) != stamp:
+            raise ToolRefusal(f"{target.path} changed at this very moment. View it again, then repeat the edit.")
+        if before and not os.access(name, os.W_OK, dir_fd=folder):
+            raise ToolRefusal(
+                f"{target.path} is read-only. If it should be edited, make it writable first (chmod u+w)."
+            )
+        temporary = f".{secrets.token_hex(8)}.tmp"
+        opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        try:
+            with open(opened, "wb") as file:
+                file.write(data)
+                if before:
+                    _keep_owner_and_mode(opened, before)
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            os.unlink(temporary, dir_fd=folder)
+            raise
+
+
+@contextmanager
+def create_parents(target: ResolvedPath) -> Generator[None]:
+    """Context manager: create the folders above a file, and remove those created when the block fails."""
+    made: list[str] = []
+    above = os.path.dirname(target.path)
+    while not os.path.lexists(above):
+        made.append(above)
+        above = os.path.dirname(above)
+    with _open_parent(target, make=True):
+        pass
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # they are no longer empty
+            for folder in made:
+                os.rmdir(folder)
+        raise
+
+
+def remove_file(target: ResolvedPath) -> None:
+    """Remove a file."""
+    with _open_parent(target) as (folder, name):
+        os.unlink(name, dir_fd=folder)
+
+
+def list_folder(target: ResolvedPath) -> list[str]:
+    """Return the sorted entries of a folder and of the folders in it, one line each, at most about MAX_ENTRIES."""
+    folder = open_folder(target)
+    try:
+        lines: list[str] = []
+        for entry in _list_entries(folder, MAX_ENTRIES):
+            lines.append(entry)
+            inner = entry.removesuffix("/")
+            if (
+                inner != entry
+                and not inner.startswith(".")
+                and inner not in SKIPPED_FOLDERS
+                and len(lines) < MAX_ENTRIES
+            ):
+                lines += [f"  {below}" for below in _list_entries_below(folder, inner)]
+        return lines
+    finally:
+        os.close(folder)
+
+
+def list_names(target: ResolvedPath) -> list[bytes]:
+    """Return the sorted names in a folder."""
+    folder = open_folder(target)
+    try:
+        return sorted(os.fsencode(name) for name in os.listdir(folder))
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def _open_parent(target: ResolvedPath, *, make: bool = False) -> Generator[tuple[int, str]]:
+    """Context manager: open the folder that contains a file; the value is its descriptor and the file's name.
+
+    It opens each folder on the way from the root without following links. `resolve_path` has resolved all links, so a
+    link found now was created since; opening it raises OSError.
+    """
+    *folders, name = target.parts
+    here = os.open(target.root, FOLDER_FLAGS)
+    try:
+        for step in folders:
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(step, dir_fd=here)
+            below = os.open(step, FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=here)
+            os.close(here)
+            here = below
+        yield here, name
+    finally:
+        os.close(here)
+
+
+def _status(folder: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _keep_owner_and_mode(file: int, before: os.stat_result) -> None:
+    with suppress(PermissionError):  # only root may change the owner, and only a member may set the group
+        os.fchown(file, before.st_uid, before.st_gid)
+    os.fchmod(file, stat.S_IMODE(before.st_mode))
+
+
+def _list_entries(folder: int, limit: int) -> list[str]:
+    """Return the sorted names in a folder; folders end with a slash and links with an at sign."""
+    with os.scandir(folder) as found:
+        marks = {entry.name: "@" if entry.is_symlink() else "/" if entry.is_dir() else "" for entry in found}
+    names = [make_printable(name) + marks[name] for name in sorted(marks)[:limit]]
+    return names if len(marks) <= limit else [*names, f"({len(marks) - limit:,} more)"]
+
+
+def _list_entries_below(folder: int, name: str) -> list[str]:
+    try:
+        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except OSError as error:
+        return [f"({error.strerror})"]
+    try:
+        return _list_entries(inner, MAX_ENTRIES_BELOW)
+    finally:
+        os.close(inner)
+
+
+def make_printable(name: str) -> str:
+    """Replace the bytes that are not UTF-8 and the unprintable characters of a file name."""
+    text = os.fsencode(name).decode("utf-8", "replace")
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)

@@ -1,0 +1,160 @@
+"""Run the program ripgrep (rg), on which the search tools are built."""
+
+import asyncio
+import os
+import shutil
+import signal
+import sysconfig
+from asyncio import StreamReader, subprocess
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from functools import cache
+
+from anyio import CancelScope, to_thread
+
+from crow_mcp_server.files import disk
+from crow_mcp_server.files.disk import ResolvedPath
+from crow_mcp_server.refusal import ToolRefusal
+from crow_mcp_server.workspace import Workspace
+
+SEARCH_TIMEOUT = 60.0  # seconds for one search
+DESCRIPTOR_PATH = "/proc/self/fd/{}" if os.path.isdir("/proc/self/fd") else ""
+STDIN_NAME = "<stdin>"
+"""The name that rg prints for its standard input, which is how a single file is searched."""
+COMMON_OPTIONS = (
+    *("--no-config", "--no-messages", "--color=never", "--null", "--sort=path"),
+    *("--hidden", "--no-require-git", "--glob=!.git"),  # searches .github but not .git
+)
+
+
+@cache
+def find_program() -> str:
+    """Return the path of rg, beside this Python or else on the PATH. Raises ToolRefusal when there is none."""
+    beside = os.path.join(sysconfig.get_path("scripts"), "rg")
+    if found := shutil.which(beside) or shutil.which("rg"):
+        return found
+    raise ToolRefusal("ripgrep is not installed, so nothing was searched. Use find and grep in the terminal.")
+
+
+@asynccontextmanager
+async def run_ripgrep(target: ResolvedPath, *options: str, only: str = "") -> AsyncGenerator[StreamReader]:
+    """Context manager: run rg on a file, named `<stdin>` in its output, or on a folder, whose files are named `./…`.
+
+    The value is rg's output. `only` is a glob of the files to search. Leaving the block kills rg. Raises ToolRefusal
+    with rg's error message, or after SEARCH_TIMEOUT seconds.
+    """
+    rules = _open_rules(only)
+    try:
+        is_file, opened = await to_thread.run_sync(_open_target, target)
+    except BaseException:
+        os.close(rules)
+        raise
+    with CancelScope(shield=True) as scope:  # shielded while rg starts and ends, so that its end is always awaited
+        try:
+            process = await subprocess.create_subprocess_exec(
+                *(
+                    find_program(),
+                    *COMMON_OPTIONS,
+                    f"--ignore-file=/dev/fd/{rules}",
+                    *options,
+                    "-" if is_file else "./",
+                ),
+                # Through the descriptor, so that no link can replace the folder before rg starts.
+                cwd=None if is_file else DESCRIPTOR_PATH.format(opened) if DESCRIPTOR_PATH else target.path,
+                stdin=opened if is_file else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(rules,),
+            )
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ToolRefusal(
+                f"ripgrep cannot search for that: {why}. Nothing was searched. Give something shorter and plainer."
+            ) from None
+        finally:
+            os.close(opened)
+            os.close(rules)
+        assert process.stdout
+        assert process.stderr
+        scope.shield = False
+        try:
+            async with asyncio.timeout(SEARCH_TIMEOUT):
+                yield process.stdout
+                if process.stdout.at_eof() and (complaint := await process.stderr.read()):
+                    text = complaint.decode(errors="replace").removeprefix("rg: ").strip()
+                    raise ToolRefusal(
+                        f"{text}\nNothing was searched. Correct that; a backslash makes a character literal."
+                    )
+        except TimeoutError:
+            raise ToolRefusal(
+                f"The search took more than {SEARCH_TIMEOUT:g} s. Search a folder further down."
+            ) from None
+        finally:
+            scope.shield = True
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)  # process.kill() would poll, and so reap the process itself
+            await process.communicate()  # wait() alone would never return if a pipe is full
+
+
+async def list_files(target: ResolvedPath, glob: str = "") -> list[str]:
+    """Return the sorted relative paths of the files below a folder that match the glob and are not ignored.
+
+    Raises ToolRefusal when the target is not a folder.
+    """
+    if not glob:
+        return await _list_names(target)
+    # The first list has too many files if .gitignore includes some again with `!`; the second one has ignored files.
+    not_ignored, named = await asyncio.gather(_list_names(target, only=glob), _list_names(target, f"--glob={glob}"))
+    wanted = set(named)
+    return [name for name in not_ignored if name in wanted]
+
+
+async def _list_names(target: ResolvedPath, *options: str, only: str = "") -> list[str]:
+    async with run_ripgrep(target, "--files", *options, only=only) as output:
+        printed = await output.read()
+    if printed == f"{STDIN_NAME}\0".encode():
+        raise ToolRefusal(f"{target.path} is a file. Give the path of a folder.")
+    return [os.fsdecode(name.removeprefix(b"./")) for name in printed.split(b"\0")[:-1]]
+
+
+def format_path(target: ResolvedPath, workspace: Workspace, name: str = "") -> str:
+    """Return the path of the file `name` below a target, relative to the working folder if it is inside of that."""
+    path, cwd = os.path.join(target.as_given, name) if name else target.as_given, workspace.cwd.rstrip(os.sep) + os.sep
+    return disk.make_printable(path.removeprefix(cwd) or ".")
+
+
+def to_relative_glob(glob: str, target: ResolvedPath) -> str:
+    """Make a glob relative to the target, as rg expects it."""
+    return glob.removeprefix(target.as_given.rstrip("/") + "/").removeprefix("./")
+
+
+def describe_page(count: int, offset: int, limit: int) -> list[str]:
+    """Return the note below a page of results, as no line or one."""
+    if offset and offset >= count:
+        return [f"[there are {count:,} in all; offset {offset} is beyond them]"]
+    if offset + limit >= count:
+        return []
+    return [f"[{offset + 1}-{offset + limit} of {count:,}; offset {offset + limit} shows more]"]
+
+
+def _open_rules(only: str) -> int:
+    """Return a descriptor with ignore rules that exclude other files than `only`.
+
+    Unlike --glob, such rules do not include files that .gitignore ignores.
+    """
+    rules = only[1:] if only.startswith("!") else f"*\n!*/\n!{only}" if only else ""
+    read, write = os.pipe()
+    with open(write, "wb") as file:
+        file.write(rules.encode(errors="replace")[:4_000])
+    return read
+
+
+def _open_target(target: ResolvedPath) -> tuple[bool, int]:
+    """Open a file or folder; return whether it is a file, and its descriptor."""
+    try:
+        return True, disk.open_file(target)
+    except IsADirectoryError:
+        return False, disk.open_folder(target)
+    except FileNotFoundError:
+        raise ToolRefusal(f"{target.path} does not exist. Look at the folder above it for the right name.") from None

@@ -1,0 +1,1 @@
+"""Shell commands and terminals, and the processes that run in them."""

@@ -1,0 +1,137 @@
+"""The output of a command: keep its beginning and end, and make it readable."""
+
+import codecs
+import re
+from typing import BinaryIO
+
+MAX_END_BYTES = 512 * 1024  # kept in memory of each end of the output
+MAX_UNSAVED_BYTES = 30_000  # longer output is also written to a file
+MAX_FILE_BYTES = 64 * 1024 * 1024
+CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a UTF-8 character after its first
+
+ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
+    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x90-\x9f]*(?:\x07|\x1b\\|\x9c)"  # OSC: titles, links, clipboard
+    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x90-\x9f]*(?:\x1b\\|\x9c)"  # DCS, SOS, PM, APC
+    r"|\x1b[ -/]*[0-~]"  # short sequences
+)
+OVERTYPED = re.compile(r"[^\n\x08]\x08")
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+LEFT_OUT_NOTE = "\n[… {:,} characters left out here; {} …]\n"
+NARROW_HINT = "narrow the output with grep, head or tail, or write it to a file"
+
+
+class OutputCapture:
+    """Keeps the beginning and the end of a stream of bytes, and counts the characters between them."""
+
+    def __init__(self, path: str = "") -> None:
+        """`path` names the file for a long output, up to MAX_FILE_BYTES of it; "" for no file."""
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._dropped = 0  # characters
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._room = MAX_FILE_BYTES  # bytes
+
+    def feed(self, data: bytes) -> None:
+        """Add output."""
+        if self._file:
+            self._write(data)
+        room = MAX_END_BYTES - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        if not self._file and len(self._head) > MAX_UNSAVED_BYTES:
+            self._open_file()
+        if len(self._tail) > 2 * MAX_END_BYTES:
+            self._drop(len(self._tail) - MAX_END_BYTES)
+
+    def get_text(self, limit: int) -> str:
+        """Return the output, cleaned, in at most `limit` characters."""
+        if not self._dropped:
+            return shorten(clean((self._head + self._tail).decode("utf-8", "replace")), limit, self._hint())
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        head = decoder.decode(self._head)
+        cut = 1 if decoder.getstate()[0] else 0  # one more character is incomplete because its end was dropped
+        tail = self._tail.lstrip(CONTINUATION_BYTES).decode("utf-8", "replace")
+        return _join(clean(head), clean(tail), self._dropped + cut, limit, self._hint())
+
+    def take_text(self, limit: int) -> str:
+        """Return the output like `get_text`, and forget it: the next call returns only newer output.
+
+        The file keeps all output.
+        """
+        text = self.get_text(limit)
+        if not self._file:
+            self._open_file()
+        self._head, self._tail, self._dropped = bytearray(), bytearray(), 0
+        return text
+
+    def get_end(self, limit: int) -> str:
+        """Return the last lines of the output, cleaned, in at most `limit` characters."""
+        data = (self._head[-4 * limit :] + self._tail[-4 * limit :])[-4 * limit :]
+        text = clean(data.decode("utf-8", "replace"))
+        if len(data) < 4 * limit and len(text) <= limit:
+            return text
+        return "…\n" + text[2 - limit :].partition("\n")[2]  # whole lines only, because crow masks secrets in them
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file:
+            self._file.close()
+
+    def _drop(self, size: int) -> None:
+        self._dropped += len(self._tail[:size].translate(None, CONTINUATION_BYTES))
+        del self._tail[:size]
+
+    def _open_file(self) -> None:
+        if self._path:
+            try:
+                self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115 - see close
+            except OSError:  # for instance because the folder was removed
+                self._path = ""
+                return
+            self._write(self._head)
+
+    def _write(self, data: bytes | bytearray) -> None:
+        assert self._file
+        if self._room > 0:
+            try:
+                self._room -= self._file.write(data[: self._room])
+            except OSError:  # for instance a full disk: the file stays incomplete
+                self._room = 0
+
+    def _hint(self) -> str:
+        if not self._file:
+            return NARROW_HINT
+        whole = "all of it is" if self._room > 0 else "its beginning is"
+        return f"{whole} in {self._path}: look there with grep, sed -n or tail"
+
+
+def clean(text: str) -> str:
+    """Return text without escape sequences, overwritten parts (progress bars) and control characters."""
+    text = ESCAPES.sub("", text).replace("\r\n", "\n")
+    for _ in range(8):  # bold by overtyping and spinners delete one or a few characters in a row
+        if "\b" not in text:
+            break
+        text = OVERTYPED.sub("", text)
+    if "\r" in text:
+        text = "\n".join(_last_written(line) for line in text.split("\n"))
+    return CONTROLS.sub("", text)
+
+
+def shorten(text: str, limit: int, hint: str = NARROW_HINT) -> str:
+    """Return the beginning and the end of a text of more than `limit` characters, with a note that has the hint."""
+    return text if len(text) <= limit else _join(text, "", 0, limit, hint)
+
+
+def _join(head: str, tail: str, dropped: int, limit: int, hint: str) -> str:
+    half = (limit - len(LEFT_OUT_NOTE) - len(hint) - 10) // 2
+    if not dropped:
+        head, tail = head[: len(head) // 2], head[len(head) // 2 :]
+    left_out = dropped + max(len(head) - half, 0) + max(len(tail) - half, 0)
+    return head[:half] + LEFT_OUT_NOTE.format(left_out, hint) + tail[-half:]
+
+
+def _last_written(line: str) -> str:
+    """Return the last part of a line whose parts overwrite each other."""
+    return next((part for part in reversed(line.split("\r")) if part.strip()), "")

@@ -1,0 +1,359 @@
+"""Commands as processes of this machine: each has a process group, bounded output and a mark to find its processes."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, suppress
+from threading import Thread
+
+import anyio
+from anyio import to_thread
+
+from crow_mcp_server.terminal.output import OutputCapture
+from crow_mcp_server.terminal.watchdog import CommandWatchdog
+from crow_mcp_server.workspace import CommandOutcome, Watch
+
+MARK_VARIABLE = "CROW_COMMAND"  # set for all processes of a command, to find those that leave its group
+SERVER_ENVIRONMENT = {
+    "FASTMCP_ENV_FILE": "/dev/null",  # otherwise FastMCP reads .env of the working folder
+    "FASTMCP_CHECK_FOR_UPDATES": "off",
+    "FASTMCP_LOG_ENABLED": "false",
+    "PY_KEY_VALUE_DISABLE_BEARTYPE": "true",  # a quarter of the import time
+}
+"""Variables for FastMCP, to set before it is imported; commands do not inherit them."""
+
+LINUX = sys.platform == "linux"
+SHELL = shutil.which("bash") or "/bin/sh"
+TERM_GRACE = 2.0  # seconds between asking a command to stop and killing it
+KILL_GRACE = 1.0  # seconds to wait for the exit code of a killed process
+LINGER = 0.1  # seconds to wait for more output after the shell has ended
+CHUNK_BYTES = 65536
+WATCH_INTERVAL = 0.5  # seconds between calls of a watch
+MAX_WATCHED_CHARACTERS = 4_000  # of output passed to a watch
+
+
+class ProcessTree:
+    """A process with all its descendants, and their output. It belongs to the event loop in which it is started."""
+
+    survives_timeout = False
+    """True if the process stays when its command has ended because of a timeout."""
+
+    def __init__(self, mark: str, capture: OutputCapture, watchdog: CommandWatchdog) -> None:
+        """`mark` is in the environment of the process and its descendants."""
+        self.mark = mark
+        self.capture = capture
+        self.group = -1
+        """The process group, which is also the process's id and its session's; -1 before the start."""
+        self.exit_code: int | None = None
+        """The process's return code; None while it runs."""
+        self.timeout = 0.0
+        """The last timeout in seconds."""
+        self.timed_out = False
+        self.exited = asyncio.Event()
+        """Set when the process has ended."""
+        self.command_over = asyncio.Event()
+        """Set when the command has ended, at the latest with the process."""
+        self.output_closed = asyncio.Event()
+        """Set when the output is closed: no more will come."""
+        self._watchdog = watchdog
+        self._watchdog_entries = ExitStack()
+        self.output_fd = -1
+        self._deadline: asyncio.TimerHandle | None = None
+        self._expiry: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """True while a command runs."""
+        return not self.command_over.is_set()
+
+    async def start(self, spawn: "Callable[[], subprocess.Popen[bytes]]", output: int) -> None:
+        """Start the process by `spawn`, and read its output from the descriptor `output` until that closes.
+
+        Raises OSError.
+        """
+        self.output_fd = output
+        os.set_blocking(output, False)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(output, self.read_output)
+        started: asyncio.Future[int] = loop.create_future()
+        Thread(target=self._run_in_thread, args=(spawn, loop, started), name="command", daemon=True).start()
+        try:
+            with anyio.CancelScope(shield=True):
+                self.group = await asyncio.shield(started)
+        except BaseException:
+            started.add_done_callback(self._kill_when_started)
+            raise
+
+    def _kill_when_started(self, started: "asyncio.Future[int]") -> None:
+        self._close()
+        if not started.cancelled() and not started.exception():
+            signal_members(started.result(), self.mark, signal.SIGKILL)
+
+    def _run_in_thread(
+        self,
+        spawn: "Callable[[], subprocess.Popen[bytes]]",
+        loop: asyncio.AbstractEventLoop,
+        started: "asyncio.Future[int]",
+    ) -> None:
+        """Start the process and wait for it, in a thread of its own so that commands do not wait for one another."""
+        try:
+            with self._watchdog.watch("", self.mark):  # before the start: the process may fork before its id is known
+                process = spawn()
+                self._watchdog_entries.enter_context(self._watchdog.watch(process.pid, self.mark))
+        except BaseException as error:
+            loop.call_soon_threadsafe(started.set_exception, error)
+            return
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(started.set_result, process.pid)
+            code = process.wait()
+            loop.call_soon_threadsafe(self._set_exit_code, code)
+
+    def _set_exit_code(self, code: int) -> None:
+        self.exit_code = code
+        self.exited.set()
+        self.set_command_over()
+
+    def read_output(self) -> bool:
+        """Read a chunk of the output without waiting; return whether there was one."""
+        try:
+            data = os.read(self.output_fd, CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:  # nobody has the terminal open any more, or this side is closed
+            data = b""
+        if data:
+            self.take_output(data)
+        else:
+            self._close()
+        return bool(data)
+
+    def _close(self) -> None:
+        if not self.output_closed.is_set():
+            asyncio.get_running_loop().remove_reader(self.output_fd)
+            os.close(self.output_fd)
+            self.output_fd = -1
+            self.output_closed.set()
+
+    def take_output(self, data: bytes) -> None:
+        """Handle a chunk of the output."""
+        self.capture.feed(data)
+
+    def set_command_over(self) -> None:
+        """Note that the command has ended."""
+        if self._deadline:
+            self._deadline.cancel()
+        self.command_over.set()
+
+    def seems_waiting(self) -> bool:
+        """Return whether the program seems to wait for input."""
+        return False
+
+    async def wait(self, seconds: float, watch: Watch | None = None, *, patient: bool = True) -> None:
+        """Wait until the command has ended, at most so many seconds; unless `patient`, until the program seems to wait
+        for input.
+
+        `watch` receives the last lines of the output meanwhile.
+        """
+        loop = asyncio.get_running_loop()
+        end, shown = loop.time() + seconds, ""
+        while self.is_running and (left := end - loop.time()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left, WATCH_INTERVAL if patient else WATCH_INTERVAL / 5)):
+                    await self.command_over.wait()
+            if watch and self.is_running and (text := self.capture.get_end(MAX_WATCHED_CHARACTERS)) != shown:
+                await watch(shown := text)
+            if not patient and self.seems_waiting():
+                break
+
+    def set_timeout(self, seconds: float) -> None:
+        """End the command after so many seconds."""
+        self.timeout, self.timed_out = seconds, False
+
+        def expire() -> None:
+            self.timed_out = True
+            self._expiry = asyncio.ensure_future(self._expire())
+
+        self._deadline = asyncio.get_running_loop().call_later(seconds, expire)
+
+    async def _expire(self) -> None:
+        await self.send_signal(signal.SIGTERM)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TERM_GRACE):
+                await self.command_over.wait()
+        if self.is_running or not self.survives_timeout:
+            await self.kill()
+
+    async def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to all processes of the tree."""
+        await to_thread.run_sync(signal_members, self.group, self.mark, number)
+
+    async def settle(self) -> None:
+        """After the end of the process, wait for its last output, and for the kill that a timeout has started."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER):  # a descendant may hold the output open
+                await self.output_closed.wait()
+        if self._expiry:
+            await asyncio.shield(self._expiry)
+
+    async def kill(self) -> None:
+        """Kill all processes of the tree, in up to 50 attempts: a process may fork, or wait in the kernel."""
+        with anyio.CancelScope(shield=True):
+            await to_thread.run_sync(self._kill)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(KILL_GRACE):
+                    await self.exited.wait()
+            self.release()
+
+    def _kill(self) -> None:
+        group = self.group if self.exit_code is None or not LINUX else -1  # the id may belong to another process by now
+        for _ in range(50):
+            if not signal_members(group, self.mark, signal.SIGKILL):
+                return
+            time.sleep(0.01)
+
+    def release(self) -> None:
+        """Close the output and stop watching the processes; those that are left keep running."""
+        self._close()
+        self.capture.close()
+        self._watchdog_entries.close()
+
+
+class PipedCommand(ProcessTree):
+    """A shell command without input, whose output is a pipe."""
+
+    def __init__(
+        self, mark: str, capture: OutputCapture, watchdog: CommandWatchdog, update_state: Callable[[], None]
+    ) -> None:
+        super().__init__(mark, capture, watchdog)
+        self.update_state = update_state
+        """Takes over the shell state; to be called when the command has ended."""
+        self._ignores_output = False
+        """True if the tool call is answered, so that the output of background processes is dropped."""
+
+    async def run(self, arguments: list[str], *, cwd: str, env: Mapping[str, str]) -> None:
+        """Start the shell with these arguments. Raises OSError and ValueError."""
+        output, shell_output = os.pipe()
+
+        def spawn() -> subprocess.Popen[bytes]:
+            try:
+                return subprocess.Popen(
+                    [os.path.basename(SHELL), *arguments],
+                    executable=SHELL,
+                    cwd=cwd,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=shell_output,
+                    stderr=shell_output,
+                    start_new_session=True,
+                )
+            finally:
+                os.close(shell_output)
+
+        await self.start(spawn, output)
+
+    def take_output(self, data: bytes) -> None:
+        if not self._ignores_output:  # not closed, because SIGPIPE would kill background processes
+            super().take_output(data)
+
+    async def collect_outcome(self, output_limit: int) -> CommandOutcome:
+        """Return the outcome of the command, which has ended. Background processes keep running unless it timed out."""
+        await self.settle()
+        background: list[int] = []
+        if not self.timed_out and self.has_survivors():
+            background = await to_thread.run_sync(list_members, self.group, self.mark)
+        code = self.exit_code
+        outcome = CommandOutcome(
+            exit_code=code if code is not None and code >= 0 else None,
+            signal=_name_signal(-code) if code is not None and code < 0 else None,
+            output=self.capture.get_text(output_limit),
+            timed_out=self.timed_out,
+            background=background,
+        )
+        self._ignores_output = True
+        self.capture.close()
+        if not background:
+            self.release()
+        return outcome
+
+    def has_survivors(self) -> bool:
+        """Return whether processes of the command, which has ended, are still running."""
+        try:
+            os.killpg(self.group, 0)
+        except (ProcessLookupError, PermissionError):
+            return not self.output_closed.is_set()
+        return True
+
+
+def inherit_environment(hidden: Collection[str]) -> dict[str, str]:
+    """Return this process's environment without hidden variables, SERVER_ENVIRONMENT and its virtual environment."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in hidden and SERVER_ENVIRONMENT.get(name) != value
+    }
+    if sys.prefix == sys.base_prefix:
+        return environment
+    prefix = os.path.realpath(sys.prefix)
+    if os.path.realpath(environment.get("VIRTUAL_ENV", "/")) == prefix:
+        for name in ("VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "PYTHONHOME"):
+            environment.pop(name, None)
+    folders = environment.get("PATH", os.defpath).split(os.pathsep)
+    folders = [folder for folder in folders if os.path.realpath(folder) != os.path.join(prefix, "bin")]
+    return {**environment, "PATH": os.pathsep.join(folders)}
+
+
+def signal_members(group: int, mark: str, number: signal.Signals) -> bool:
+    """Send a signal to a process group and to the processes that left it; return whether there were any."""
+    with suppress(ProcessLookupError, PermissionError):  # macOS: PermissionError when only zombies are left
+        if number == signal.SIGKILL and group > 0:  # reaches processes that start meanwhile, too
+            os.killpg(group, number)
+        elif group > 0:  # the leader first, so that a shell does not report the end of its children
+            os.kill(group, number)
+    members = list_members(group, mark)
+    for pid in members:
+        if pid != group or number == signal.SIGKILL:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+    return bool(members)
+
+
+def list_members(group: int, mark: str) -> list[int]:
+    """Return the ids of the living processes of a group and of its session.
+
+    On Linux, include those that left both but have the mark in their environment.
+    """
+    if not os.path.exists("/proc/self/environ"):
+        listed = subprocess.run(
+            ["ps", "-A", "-o", "pid=,pgid=,tty=,stat="], capture_output=True, text=True, check=False
+        )
+        rows = [line.split() for line in listed.stdout.splitlines()]
+        ttys = {tty for pid, _, tty, *_ in rows if int(pid) == group and "?" not in tty}
+        return [
+            int(pid)
+            for pid, its_group, tty, state, *_ in rows
+            if (int(its_group) == group or tty in ttys) and not state.startswith("Z")
+        ]
+    return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _is_member(pid, group, mark.encode())]
+
+
+def _is_member(pid: str, group: int, mark: bytes) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, _, its_group, session, *_ = file.read().rpartition(b")")[2].split()
+        if state in b"ZX":
+            return False
+        if group in (int(its_group), int(session)):
+            return True
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return mark in file.read()
+    except OSError:  # it has ended meanwhile, or belongs to another user
+        return False
+
+
+def _name_signal(number: int) -> str:
+    return next((known.name for known in signal.Signals if known == number), f"signal {number}")

@@ -1,0 +1,375 @@
+"""The running commands and terminals of one session, and the answers to calls of the tool `terminal`."""
+
+import asyncio
+import os
+import re
+import shlex
+import signal
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from crow_mcp_server.refusal import ToolRefusal
+from crow_mcp_server.terminal import processes
+from crow_mcp_server.terminal.processes import MARK_VARIABLE, TERM_GRACE, PipedCommand, ProcessTree, inherit_environment
+from crow_mcp_server.terminal.shell_state import ShellState
+from crow_mcp_server.terminal.tempfiles import TempFolders
+from crow_mcp_server.workspace import CommandOutcome, Terminals, Workspace
+
+if TYPE_CHECKING:
+    from crow_mcp_server.terminal.shell import Shell
+
+MAX_OUTPUT_CHARACTERS = 30_000  # of one answer
+COMMAND_WAIT = 120.0  # seconds after which a tool call is answered although its command still runs
+SESSION_WAIT = 30.0  # the same for a command or input in a named session
+POLL_WAIT = 10.0  # the same for a tool call that only names a session
+MAX_WAIT = 600.0  # seconds; the limit of the argument `wait`
+MAX_SESSIONS = 16
+SESSION_NAME = re.compile(r"[\w.-]{1,40}")
+
+COMMAND_ENVIRONMENT = {
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "MANPAGER": "cat",
+    "SYSTEMD_PAGER": "cat",
+    "AWS_PAGER": "",
+    "EDITOR": "false",  # fails at once; an editor would wait for a person
+    "VISUAL": "false",
+    "GIT_EDITOR": "false",
+    "GIT_SEQUENCE_EDITOR": "false",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GCM_INTERACTIVE": "never",
+    "SSH_ASKPASS_REQUIRE": "never",
+    "DEBIAN_FRONTEND": "noninteractive",
+    "PIP_NO_INPUT": "1",
+    "PYTHONUNBUFFERED": "1",
+    "TERM": "dumb",
+    "NO_COLOR": "1",
+}
+"""Variables of every command: programs do not wait for a person and print no colours."""
+TERMINAL_ENVIRONMENT = {"TERM": "xterm-256color", "VIRTUAL_ENV_DISABLE_PROMPT": "1"}
+"""Further variables of a command in a terminal, where escape sequences are interpreted."""
+
+
+@dataclass(frozen=True)
+class TerminalArguments:
+    """The arguments of a tool call; those not given are empty or None."""
+
+    command: str = ""
+    session: str = ""
+    input: str | None = None
+    keys: str = ""
+    wait: float | None = None
+    timeout: float | None = None
+    cwd: str = ""
+
+
+@dataclass(frozen=True)
+class TerminalAnswer:
+    """The answer to a tool call."""
+
+    text: str
+    folder: str = ""
+    """The folder in which the next command starts; "" if no command has ended."""
+    host_terminal: str = ""
+    """The host's id of the terminal in which the command ran."""
+
+
+class TerminalSessions:
+    """The running commands and named terminals ("sessions" of the tool) of one session of the host."""
+
+    def __init__(self, temp_folders: TempFolders, folder: str) -> None:
+        self.shell_state = ShellState(folder)
+        self._temp_folders = temp_folders
+        self._sessions: dict[str, PipedCommand | Shell] = {}
+        """The commands that still run and the terminals, by the names that the model uses."""
+        self._background: list[PipedCommand] = []
+        """Commands that have ended and left processes in the background."""
+        self._opening = asyncio.Lock()
+
+    async def close(self) -> None:
+        """Kill all processes."""
+        programs: list[ProcessTree] = [*self._sessions.values(), *self._background]
+        self._sessions, self._background = {}, []
+        await asyncio.gather(*(program.kill() for program in programs))
+
+    async def run(self, workspace: Workspace, arguments: TerminalArguments) -> TerminalAnswer:
+        """Answer a tool call. Raises ToolRefusal."""
+        if workspace.folder:
+            self.shell_state.folder = workspace.folder
+        if "\0" in arguments.command:
+            raise ToolRefusal("command has a NUL in it. Give the shell command to run.")
+        if arguments.session:
+            return TerminalAnswer(await self._use_session(workspace, arguments))
+        if arguments.keys or arguments.input is not None:
+            raise ToolRefusal(f"input and keys go to a session: name it. {self._list_sessions()}")
+        if not arguments.command.strip():
+            raise ToolRefusal("command is empty. Give the shell command to run.")
+        if workspace.terminals and arguments.wait is None:  # with `wait` it may outlive the call
+            return await self._run_at_host(workspace, workspace.terminals, arguments)
+        return await self._run_locally(workspace, arguments)
+
+    async def _run_locally(self, workspace: Workspace, arguments: TerminalArguments) -> TerminalAnswer:
+        """Run a command without input as a process of this machine."""
+        folder = await to_thread.run_sync(self._find_folder, workspace, arguments.cwd)
+        env = self._make_environment(folder, COMMAND_ENVIRONMENT)
+        command, update_state = self._track_state(arguments.command, env, folder)
+        program = PipedCommand(
+            env[MARK_VARIABLE], self._temp_folders.open_capture(), self._temp_folders.watchdog, update_state
+        )
+        try:
+            await program.run(["-c", command], cwd=folder, env=env)
+        except (OSError, ValueError) as error:
+            update_state()
+            reason = error.strerror if isinstance(error, OSError) else str(error)  # for instance because it is too long
+            raise ToolRefusal(
+                f"The command could not start: {reason}. Write a long script to a file, run that."
+            ) from None
+        if arguments.timeout:
+            program.set_timeout(arguments.timeout)
+        wait = arguments.timeout + 2 * TERM_GRACE if arguments.timeout else COMMAND_WAIT
+        wait = wait if arguments.wait is None else arguments.wait
+        try:
+            await program.wait(min(wait, MAX_WAIT), workspace.watch)
+        except BaseException:
+            await program.kill()
+            update_state()
+            raise
+        if not program.is_running or program.timed_out:
+            return await self._collect_answer(program)
+        name = next(name for name in map(str, range(1, 10**9)) if name not in self._sessions)
+        self._sessions[name] = program
+        return TerminalAnswer(join_parts(program.capture.take_text(MAX_OUTPUT_CHARACTERS), format_running(name)))
+
+    async def _collect_answer(self, program: PipedCommand) -> TerminalAnswer:
+        """Return the answer to a command that has ended, and take over its shell state."""
+        before = self.shell_state.folder
+        outcome = await program.collect_outcome(MAX_OUTPUT_CHARACTERS)
+        program.update_state()
+        for ended in [command for command in self._background if not command.has_survivors()]:
+            self._background.remove(ended)
+            ended.release()
+        if outcome.get("background"):
+            self._background.append(program)
+        return TerminalAnswer(
+            format_outcome(outcome, program.timeout, self._describe_move(before)), self.shell_state.folder
+        )
+
+    async def _run_at_host(
+        self, workspace: Workspace, terminals: Terminals, arguments: TerminalArguments
+    ) -> TerminalAnswer:
+        """Run a command in a terminal of the host."""
+        folder = await to_thread.run_sync(self._find_folder, workspace, arguments.cwd)
+        before, timeout = self.shell_state.folder, min(arguments.timeout or COMMAND_WAIT, MAX_WAIT)
+        env = self.shell_state.apply_to(dict.fromkeys(self._temp_folders.hidden_env, "") | COMMAND_ENVIRONMENT) | {
+            "PWD": folder
+        }
+        command, update_state = self._track_state(arguments.command, env, folder, env_is_unknown=True)
+        try:
+            outcome = await terminals.run(
+                command, cwd=folder, env=env, timeout=timeout, output_limit=MAX_OUTPUT_CHARACTERS
+            )
+        except OSError as error:
+            raise ToolRefusal(f"The end of the command was not seen: {error}. What it did until then stays.") from None
+        finally:
+            update_state()
+        capture = self._temp_folders.open_capture()
+        capture.feed(outcome["output"].encode(errors="replace"))
+        outcome["output"] = capture.get_text(MAX_OUTPUT_CHARACTERS)
+        capture.close()
+        text = format_outcome(outcome, timeout, self._describe_move(before))
+        return TerminalAnswer(text, self.shell_state.folder, outcome.get("terminal", ""))
+
+    async def _use_session(self, workspace: Workspace, arguments: TerminalArguments) -> str:
+        """Run a command in a named session, send input to it, or only report on it."""
+        name, program = arguments.session, self._sessions.get(arguments.session)
+        has_input = arguments.input is not None or bool(arguments.keys)
+        if arguments.command.strip():
+            if has_input:
+                raise ToolRefusal("Not run: give either a command, or input or keys for what runs already.")
+            async with self._opening:
+                program = await self._open_shell(workspace, arguments)
+                await program.run(arguments.command)
+            if arguments.timeout:
+                program.set_timeout(arguments.timeout)
+        elif program is None:
+            raise ToolRefusal(f"There is no session {name!r}. {self._list_sessions()}")
+        elif arguments.keys == "kill":
+            del self._sessions[name]
+            await program.kill()
+            return join_parts(program.capture.get_text(MAX_OUTPUT_CHARACTERS), "[killed]")
+        elif has_input:
+            await self._send_input(program, arguments)
+        wait = SESSION_WAIT if has_input or arguments.command else POLL_WAIT
+        wait = wait if arguments.wait is None else arguments.wait
+        try:
+            await program.wait(min(wait, MAX_WAIT), workspace.watch, patient=arguments.wait is not None)
+        except BaseException:
+            if arguments.command:
+                self._sessions.pop(name, None)
+                await program.kill()
+            raise
+        if not program.is_running and (isinstance(program, PipedCommand) or program.exit_code is not None):
+            self._sessions.pop(name, None)
+        if isinstance(program, PipedCommand) and not program.is_running:
+            return (await self._collect_answer(program)).text
+        return await report_session(name, program)
+
+    async def _open_shell(self, workspace: Workspace, arguments: TerminalArguments) -> "Shell":
+        """Return the idle terminal of the session that a command is for; open it if there is none."""
+        from crow_mcp_server.terminal.shell import Shell  # not at the top: Windows has no such terminals
+
+        name, program = arguments.session, self._sessions.get(arguments.session)
+        if program and program.is_running:
+            raise ToolRefusal(
+                f"Not run: in session {name!r} something else is running. Answer it with input or keys (C-c stops it), "
+                "or use another session."
+            )
+        if isinstance(program, Shell) and program.exit_code is None:
+            if arguments.cwd:
+                raise ToolRefusal(f"Not run: cwd is for a new session, and {name!r} is open. Use cd.")
+            return program
+        if not SESSION_NAME.fullmatch(name):
+            raise ToolRefusal(f"Not run: {name[:60]!r} is no name for a session. Use a word, such as 'server'.")
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise ToolRefusal(f'Not run: too many sessions. End one with keys "kill". {self._list_sessions()}')
+        folder = await to_thread.run_sync(self._find_folder, workspace, arguments.cwd)
+        env = self._make_environment(folder, COMMAND_ENVIRONMENT | TERMINAL_ENVIRONMENT)
+        shell = Shell(env[MARK_VARIABLE], self._temp_folders.open_capture(), self._temp_folders.watchdog)
+        try:
+            await shell.open(cwd=folder, env=env)
+        except OSError as error:
+            raise ToolRefusal(
+                f"No terminal could be opened: {error.strerror}. Run the command without session."
+            ) from None
+        except BaseException:
+            await shell.kill()
+            raise
+        self._sessions[name] = shell
+        return shell
+
+    async def _send_input(self, program: "PipedCommand | Shell", arguments: TerminalArguments) -> None:
+        """Send input or keys to a running program."""
+        name = arguments.session
+        if isinstance(program, PipedCommand):
+            if arguments.keys != "C-c":
+                raise ToolRefusal(
+                    f'{name!r} takes no input; only keys "C-c" or "kill". Start what asks with a session.'
+                )
+            await program.send_signal(signal.SIGINT)
+        elif not program.is_running:
+            raise ToolRefusal(f"Nothing runs in session {name!r} that could read that. Give a command.")
+        else:
+            try:
+                await program.type(arguments.input, arguments.keys)
+            except TimeoutError:
+                raise ToolRefusal(f"What runs in session {name!r} does not read its input. Wait, or stop it.") from None
+
+    def _find_folder(self, workspace: Workspace, cwd: str) -> str:
+        """Return the folder in which a command starts."""
+        folder = os.path.join(workspace.cwd, os.path.expanduser(cwd)) if cwd else self.shell_state.folder
+        if os.path.isdir(folder):
+            return folder
+        what = "is not a folder" if os.path.exists(folder) else "does not exist"
+        raise ToolRefusal(f"The folder {folder} {what}, so the command was not run. Give cwd, such as {workspace.cwd}.")
+
+    def _make_environment(self, folder: str, over: dict[str, str]) -> dict[str, str]:
+        """Return the environment of a command: the inherited one, `over`, the changes by commands, and a new mark."""
+        env = self.shell_state.apply_to(inherit_environment(self._temp_folders.hidden_env) | over)
+        marks = f"{os.environ.get(MARK_VARIABLE, '')}:{uuid.uuid4().hex}"  # this process may have a mark, too
+        return env | {"PWD": folder, MARK_VARIABLE: marks}
+
+    def _track_state(
+        self, command: str, env: dict[str, str], folder: str, *, env_is_unknown: bool = False
+    ) -> tuple[str, Callable[[], None]]:
+        """Make a command save its shell state.
+
+        Return the command to run, and a function that takes over the state after the command has ended. `env` is
+        changed so that bash reads the script that saves the state.
+        """
+        state, path = self.shell_state, os.path.join(self._temp_folders.state_folder, uuid.uuid4().hex)
+        script = f"{path}.sh"
+        with open(script, "w", encoding="utf-8") as file:
+            file.write(state.make_script(path, env.get("BASH_ENV", ""), env_is_unknown=env_is_unknown))
+        if os.path.basename(processes.SHELL) == "bash":
+            env["BASH_ENV"] = script
+        else:
+            command = f". {shlex.quote(script)}\n{command}"
+
+        def update_state() -> None:
+            state.update(path, None if env_is_unknown else env, folder)
+            with suppress(OSError):
+                os.unlink(script)
+
+        return command, update_state
+
+    def _describe_move(self, before: str) -> str:
+        folder = self.shell_state.folder
+        return f"[now in {folder}]" if folder != before else ""
+
+    def _list_sessions(self) -> str:
+        return f"Open are: {', '.join(self._sessions)}." if self._sessions else "None is open."
+
+
+async def report_session(name: str, shell: "PipedCommand | Shell") -> str:
+    """Return the text for the model about a session: its new output and its state."""
+    if shell.exit_code is not None:
+        await shell.settle()
+    parts = [shell.capture.take_text(MAX_OUTPUT_CHARACTERS)]
+    if not isinstance(shell, PipedCommand) and shell.screen.is_active:
+        parts.append(f"[screen]\n{shell.screen.get_text()}")
+    if shell.is_running:
+        parts.append(format_running(name))
+    elif shell.exit_code is not None:
+        await shell.kill()  # the processes that it left
+        parts.append("" if shell.timed_out else f"[the shell has ended, exit code {shell.exit_code}]")
+    elif not isinstance(shell, PipedCommand):
+        parts.append("" if shell.timed_out else format_status(shell.status))
+    parts.append(format_timeout(shell.timeout) if shell.timed_out and not shell.is_running else "")
+    return join_parts(*parts)
+
+
+def format_outcome(outcome: CommandOutcome, timeout: float, moved: str) -> str:
+    """Return the text for the model about a command that has ended: the output, then notes on what was unusual."""
+    pids = " ".join(map(str, outcome.get("background", ())))
+    left = f"[still running in the background: {pids}; their further output is lost unless redirected]" if pids else ""
+    if outcome.get("timed_out"):
+        end = format_timeout(timeout)
+    elif outcome["signal"]:
+        end = f"[killed by {outcome['signal']}]"
+    elif outcome["exit_code"] is None:
+        end = "[ended, but its exit code is not known]"
+    else:
+        end = format_status(outcome["exit_code"])
+    return join_parts(outcome["output"], left, end, moved)
+
+
+def join_parts(output: str, *notes: str) -> str:
+    """Return the output and the notes that are not empty, one below the other."""
+    return "\n".join(part for part in (output.rstrip(), *notes) if part) or "[no output]"
+
+
+def format_status(status: int) -> str:
+    """Return the note on an exit status; "" for 0."""
+    if status == 128 + signal.SIGTSTP:
+        return "[stopped: fg or bg lets it go on]"
+    return f"[exit code {status}]" if status else ""
+
+
+def format_timeout(timeout: float) -> str:
+    """Return the note on a command that was killed after a timeout."""
+    return (
+        f"[timed out after {timeout:g} s and was killed; the output so far is above. Give a longer timeout, "
+        "or start it in a session and look again later]"
+    )
+
+
+def format_running(name: str) -> str:
+    """Return the note on a session whose command still runs."""
+    return (
+        f'[still running in session "{name}": name it to look again, with input or keys to answer; keys "kill" ends it]'
+    )

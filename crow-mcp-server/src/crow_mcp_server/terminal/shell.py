@@ -1,0 +1,192 @@
+"""An interactive shell in a terminal of its own, for programs that ask for input or keep running."""
+
+import asyncio
+import fcntl
+import os
+import pty
+import re
+import shlex
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+from anyio import CancelScope, to_thread
+
+from crow_mcp_server.terminal import processes
+from crow_mcp_server.terminal.output import OutputCapture
+from crow_mcp_server.terminal.processes import ProcessTree
+from crow_mcp_server.terminal.screen import COLUMNS, ROWS, TerminalScreen
+from crow_mcp_server.terminal.shell_state import format_process_limit
+from crow_mcp_server.terminal.watchdog import CommandWatchdog
+
+PROMPT_SILENCE = 1.0  # seconds without output in the middle of a line after which a program seems to wait for input
+INPUT_SILENCE = 3.0  # seconds without output after which a program that has been given input seems to wait for more
+INPUT_TIMEOUT = 5.0  # seconds a program may take to read its input
+MAX_DRAINED_CHUNKS = 256  # of output that are read after a command has ended
+LAUNCHER = """
+import fcntl, os, signal, sys, termios
+fcntl.ioctl(1, termios.TIOCSCTTY, 0)
+os.dup2(int(sys.argv[1]), 8)
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+os.execv(sys.argv[2], sys.argv[3:])
+"""
+"""A Python program that makes standard output the controlling terminal, which shells cannot do portably, and runs the
+shell in its arguments. It passes the descriptor for reports on as number 8."""
+REPORT_COMMAND = r"""printf '%s %s\0' "$__crow" "$?" >&8"""
+"""Run by the shell when it is ready for a command: reports the number and the status of the last one. Descriptor 8 is
+closed for commands, so that they cannot write a report."""
+
+
+KEYSTROKES = {
+    "Enter": "\r", "Tab": "\t", "Escape": "\x1b", "Esc": "\x1b", "Space": " ", "Backspace": "\x7f", "BSpace": "\x7f",
+    "Up": "\x1b[A", "Down": "\x1b[B", "Right": "\x1b[C", "Left": "\x1b[D", "Home": "\x1b[H", "End": "\x1b[F",
+    "PageUp": "\x1b[5~", "PageDown": "\x1b[6~", "Insert": "\x1b[2~", "Delete": "\x1b[3~",
+}  # fmt: skip
+CONTROL_KEY = re.compile(r"(?:C-|Ctrl-|Ctrl\+|\^)([a-zA-Z@\[\\\]^_])\Z")
+
+
+class Shell(ProcessTree):
+    """An interactive shell that reads commands from a pipe, so that only the commands use its terminal."""
+
+    survives_timeout = True
+
+    def __init__(self, mark: str, capture: OutputCapture, watchdog: CommandWatchdog) -> None:
+        super().__init__(mark, capture, watchdog)
+        self.status = 0
+        """The exit status of the last command."""
+        self.screen = TerminalScreen()
+        self._command_number = 0
+        self._tty = ""
+        self._commands = self._reports = -1
+        self._partial_report = b""
+        self._last_activity = 0.0
+        self._is_mid_line = self._had_input = False
+
+    async def open(self, *, cwd: str, env: Mapping[str, str]) -> None:
+        """Start the shell. Raises OSError."""
+        arguments, setting = configure_shell(os.path.basename(processes.SHELL))
+        terminal, shell_side = pty.openpty()
+        fcntl.ioctl(shell_side, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        self._tty = shlex.quote(os.ttyname(shell_side))
+        commands, self._commands = os.pipe()
+        self._reports, reports = os.pipe()
+
+        def spawn() -> subprocess.Popen[bytes]:
+            try:
+                return subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", LAUNCHER, str(reports), processes.SHELL, *arguments],
+                    cwd=cwd,
+                    env=env,
+                    stdin=commands,
+                    stdout=shell_side,
+                    stderr=shell_side,
+                    pass_fds=(reports,),
+                    start_new_session=True,
+                )
+            finally:
+                for descriptor in (commands, shell_side, reports):
+                    os.close(descriptor)
+
+        os.set_blocking(self._reports, False)
+        asyncio.get_running_loop().add_reader(self._reports, self._read_reports)
+        try:
+            await self.start(spawn, terminal)
+        except OSError:
+            self.release()
+            raise
+        await self._write_command(f"{setting}; {format_process_limit()}")
+        await self.wait(INPUT_TIMEOUT)
+
+    async def run(self, command: str) -> None:
+        """Start a command in the shell."""
+        self._command_number += 1
+        self.timed_out = False
+        self._last_activity, self._is_mid_line, self._had_input = time.monotonic(), False, False
+        self.command_over.clear()
+        with CancelScope(shield=True):  # a command that was not written would never report its end
+            await self._write_command(
+                f"__crow {self._command_number} $?; eval {shlex.quote(command)} <>{self._tty} 8>&-"
+            )
+
+    async def type(self, line: str | None, keys: str) -> None:
+        """Type a line and then keys for the running program. Raises TimeoutError when it does not read them."""
+        self._last_activity, self._is_mid_line, self._had_input = time.monotonic(), False, True
+        text = "" if line is None else line.removesuffix("\n").replace("\n", "\r") + "\r"
+        data = (text + to_keystrokes(keys)).encode(errors="replace")
+        async with asyncio.timeout(INPUT_TIMEOUT):
+            while data and not self.output_closed.is_set():
+                try:
+                    data = data[os.write(self.output_fd, data) :]
+                except BlockingIOError:
+                    await asyncio.sleep(0.01)
+                except OSError:  # the terminal is closed
+                    return
+
+    def take_output(self, data: bytes) -> None:
+        self._last_activity = time.monotonic()
+        lines = self.screen.split(data)
+        if lines and self._command_number:  # what the shell prints before the first command is dropped
+            self._is_mid_line = not lines.endswith(b"\n")
+            super().take_output(lines)
+
+    def seems_waiting(self) -> bool:
+        silence = time.monotonic() - self._last_activity
+        has_prompt = self._is_mid_line or self.screen.is_active
+        return silence > (PROMPT_SILENCE if has_prompt else INPUT_SILENCE) and (has_prompt or self._had_input)
+
+    def release(self) -> None:
+        super().release()
+        for descriptor in (self._commands, self._reports):
+            if descriptor >= 0:
+                asyncio.get_running_loop().remove_reader(descriptor)
+                os.close(descriptor)
+        self._commands = self._reports = -1
+
+    async def _write_command(self, line: str) -> None:
+        def write() -> None:
+            data = line.encode(errors="surrogateescape") + b"\n"
+            with suppress(BrokenPipeError):  # the shell has ended
+                while data:
+                    data = data[os.write(self._commands, data) :]
+
+        await to_thread.run_sync(write)
+
+    def _read_reports(self) -> None:
+        data = os.read(self._reports, 65536)
+        if not data:  # the shell has ended, which the waiting thread handles
+            asyncio.get_running_loop().remove_reader(self._reports)
+            return
+        *reports, self._partial_report = (self._partial_report + data).split(b"\0")
+        for report in reports:
+            number, _, status = report.partition(b" ")
+            if number == b"%d" % self._command_number:  # else the report of an earlier, interrupted command
+                self.status = int(status)
+                for _ in range(MAX_DRAINED_CHUNKS):  # the command's output was written before the report
+                    if not self.read_output():
+                        break
+                self.set_command_over()
+
+
+def configure_shell(name: str) -> tuple[list[str], str]:
+    """Return a shell's arguments and its first command, which makes it report when it is ready and keep no history."""
+    common = "__crow=0; __crow() { __crow=$1; return $2; }; unset HISTFILE TMOUT; PS2="
+    if name == "bash":
+        setting = f"{common} PS1= PROMPT_COMMAND={shlex.quote(REPORT_COMMAND)}; set +H +o history"
+        return [name, "--noprofile", "--norc", "--noediting", "-i"], setting
+    return [name, "-i"], f"{common} PS1={shlex.quote(f'$({REPORT_COMMAND})')}"
+
+
+def to_keystrokes(keys: str) -> str:
+    """Convert names of keys such as "C-c", "Up" or "Enter" to the characters that a keyboard sends.
+
+    Other words stay as they are.
+    """
+    return "".join(
+        KEYSTROKES.get(key) or (chr(ord(control[1].upper()) & 31) if (control := CONTROL_KEY.match(key)) else key)
+        for key in keys.split()
+    )

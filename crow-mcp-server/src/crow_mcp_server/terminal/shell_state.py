@@ -1,0 +1,80 @@
+"""The shell state that one command passes on to the next: the working folder and the environment."""
+
+import os
+import resource
+import shlex
+import sys
+from contextlib import suppress
+
+SPARE_PROCESSES = 2_048  # that a command may start, where the system can limit that
+SHELL_VARIABLES = frozenset(("PWD", "SHLVL", "_", "BASH_ENV", "PS1", "PS2", "PROMPT_COMMAND"))
+"""Variables that every shell sets for itself; they are not passed on."""
+
+
+class ShellState:
+    """The state in which the next command starts."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.changes: dict[str, str | None] = {}
+        """The variables that commands have changed; None for an unset one. Exported functions are not passed on, so
+        that they do not change what later commands mean."""
+
+    def apply_to(self, environment: dict[str, str]) -> dict[str, str]:
+        """Return an environment with the changes applied."""
+        changed = environment | {name: value for name, value in self.changes.items() if value is not None}
+        return {name: value for name, value in changed.items() if self.changes.get(name, "") is not None}
+
+    def make_script(self, path: str, before: str, *, env_is_unknown: bool) -> str:
+        """Return a script that a shell reads before a command; it saves the environment at the end of the command.
+
+        The environment is saved in `path` + ".after". `before` is the file named by the command's own BASH_ENV, "" for
+        none. With `env_is_unknown`, the script also saves the first environment in `path` + ".before", and unsets the
+        variables that earlier commands unset.
+        """
+        lines = [
+            f'trap "exec 2>/dev/null; command -p env -0 > {shlex.quote(path + ".after")}" EXIT',
+            format_process_limit(),
+        ]
+        if env_is_unknown:
+            unset = [name for name, value in self.changes.items() if value is None and name.isidentifier()]
+            lines += [f"unset {' '.join(unset)}"] if unset else []
+            lines += [f"command -p env -0 > {shlex.quote(path + '.before')}"]
+        first = f"export BASH_ENV={shlex.quote(before)}; . {shlex.quote(before)}" if before else "unset BASH_ENV"
+        return "\n".join([first, *lines, ""])
+
+    def update(self, path: str, environment: dict[str, str] | None, start: str) -> None:
+        """Take over the state that a command's script saved.
+
+        `environment` is the one the command started with, None if the script saved that too; `start` is the folder the
+        command started in. Nothing changes if the script saved nothing, for instance because the command was killed.
+        """
+        after, before = _read_env(path + ".after"), environment or _read_env(path + ".before")
+        if not after or not before:
+            return
+        folder = after.get("PWD", "")
+        if os.path.isabs(folder) and (folder != start or not os.path.isdir(self.folder)):
+            self.folder = folder
+        names = {name for name in {*before, *after} - SHELL_VARIABLES if not name.startswith("BASH_FUNC_")}
+        self.changes |= {name: after.get(name) for name in names if before.get(name) != after.get(name)}
+
+
+def format_process_limit() -> str:
+    """Return a shell command that limits the number of processes, against fork bombs. It does not limit root."""
+    if sys.platform != "linux":  # macOS sets a limit by itself
+        return ":"
+    with open("/proc/loadavg", encoding="ascii") as file:
+        limit = int(file.read().split("/")[1].split()[0]) + SPARE_PROCESSES
+    now, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    return ":" if 0 <= now <= limit else f"{{ ulimit -S -u {limit} || ulimit -S -p {limit}; }} 2>/dev/null"
+
+
+def _read_env(path: str) -> dict[str, str]:
+    """Read an environment that a script saved, and remove the file; empty if there is none or it is incomplete."""
+    with suppress(OSError), open(path, "rb") as file:
+        data = file.read()
+        os.unlink(path)
+        if data.endswith(b"\0"):
+            parts = [item.partition("=") for item in os.fsdecode(data).split("\0")]
+            return {name: value for name, equals, value in parts if equals}
+    return {}

@@ -1,0 +1,54 @@
+"""Temporary folders for commands, and the watchdog that removes them when the server ends."""
+
+import os
+import tempfile
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+from crow_mcp_server.terminal.output import OutputCapture
+from crow_mcp_server.terminal.watchdog import CommandWatchdog
+
+MAX_OUTPUT_FILES = 16
+
+
+class TempFolders:
+    """The temporary folders and the watchdog that all commands of a server share.
+
+    They are created for the first command, and again if a folder has been removed. Only this user can read them.
+    """
+
+    def __init__(self, hidden_env: frozenset[str]) -> None:
+        self.hidden_env = hidden_env
+        """Names of environment variables that commands never see."""
+        self._cached: tuple[str, str, CommandWatchdog] | None = None
+
+    @property
+    def output_folder(self) -> str:
+        """Folder for long outputs."""
+        return self._current[0]
+
+    @property
+    def state_folder(self) -> str:
+        """Folder for the shell state between commands. It may hold secrets, so it is in memory where possible."""
+        return self._current[1]
+
+    @property
+    def watchdog(self) -> CommandWatchdog:
+        return self._current[2]
+
+    @property
+    def _current(self) -> tuple[str, str, CommandWatchdog]:
+        if not self._cached or not all(map(os.path.isdir, self._cached[:2])):
+            outputs, memory = tempfile.mkdtemp(prefix="crow-terminal-"), "/dev/shm"
+            states = tempfile.mkdtemp(prefix="crow-terminal-", dir=memory) if os.access(memory, os.W_OK) else outputs
+            self._cached = outputs, states, CommandWatchdog(outputs, states)
+        return self._cached
+
+    def open_capture(self) -> OutputCapture:
+        """Return a capture for a command's output, and remove all but the last MAX_OUTPUT_FILES output files."""
+        files = sorted(Path(self.output_folder).glob("*.txt"), key=lambda path: path.stat().st_mtime)
+        for old in files[:-MAX_OUTPUT_FILES]:
+            with suppress(OSError):
+                old.unlink()
+        return OutputCapture(os.path.join(self.output_folder, f"{uuid.uuid4().hex[:12]}.txt"))

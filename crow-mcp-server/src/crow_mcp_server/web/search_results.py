@@ -1,0 +1,22 @@
+"""The results of `web_search`, the same for all providers. Importing this module does not import HTTP."""
+
+from typing import NotRequired
+
+from typing_extensions import TypedDict
+
+PROVIDER_KEYS = ("BRAVE_API_KEY", "TAVILY_API_KEY", "EXA_API_KEY")
+"""Environment variables with the providers' keys; commands do not see them."""
+
+
+class WebSearchResult(TypedDict):
+    title: str
+    url: str
+    snippet: str
+    date: NotRequired[str]
+    """The date in the provider's format."""
+
+
+class WebSearchResults(TypedDict):
+    provider: str
+    """The name of the provider that found the results; "" when nothing was found."""
+    results: list[WebSearchResult]
