@@ -18,13 +18,17 @@ check:
     uv run ruff format --check
     uv run --group types pyright
 
-# all tests; arguments go to pytest
+# the tests but the slow ones (--slow runs them, too); arguments go to pytest
 test *args:
     uv run pytest {{args}}
 
 # kill it 200 times, and let 32 processes write at once, on both databases; CROW_TEST_POSTGRES names a server
 soak:
     CROW_SOAK=200 CROW_TEST_ALL=1 uv run pytest crow-persistence/tests/test_kill.py
+
+# change the code in many small ways, and list the changes that no test notices: hooks, react, messages, ...; hours for all
+mutate *names:
+    uv run --group mutation scripts/mutate.py {{names}}
 
 # compare, in one run each; nothing else should run on the machine
 bench:

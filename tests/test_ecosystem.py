@@ -74,6 +74,7 @@ def failures(report: dict[str, Any]) -> dict[str, str]:
     return {found["id"]: found["why"] for found in report["requirements"] if found["verdict"] in words}
 
 
+@pytest.mark.slow
 async def test_an_agent_made_with_the_python_sdk_is_conformant(tmp_path: Path) -> None:
     script = tmp_path / "agent.py"
     script.write_text(PYTHON_AGENT)

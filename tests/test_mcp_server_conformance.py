@@ -61,6 +61,7 @@ CALLS: dict[str, tuple[dict[str, str], str]] = {
 """The arguments of a call of each tool, and a part of the expected answer."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", [tool["name"] for tool in crow_mcp_server.tools()])
 async def test_inspector_calls_every_tool(node: "Node", tool: str):
     (node.project / "a.txt").write_text("one\n")
@@ -117,6 +118,7 @@ async def serving(node: "Node", token_file: Path) -> AsyncIterator[str]:
         await process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", SUITES)
 async def test_conformance_suite_passes_except_for_listed_scenarios(node: "Node", tmp_path: Path, suite: str):
     rows = "".join(re.findall(r"^\| (`.*?`) \|", NOTES.read_text(encoding="utf-8"), re.MULTILINE))

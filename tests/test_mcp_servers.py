@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvicorn
-from crow_core import app
 from crow_core.acp.schema import (
     BlockContent,
     ClientCapabilities,
@@ -43,11 +42,6 @@ pytestmark = pytest.mark.anyio
 EVERYTHING = "node_modules/@modelcontextprotocol/server-everything/dist/index.js"
 FILESYSTEM = "node_modules/@modelcontextprotocol/server-filesystem/dist/index.js"
 LOWLEVEL = Path(__file__).parent / "python" / "lowlevel.py"
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "SERVERS_WAIT", 200)
 
 
 @pytest.fixture

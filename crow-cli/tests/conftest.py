@@ -1,14 +1,18 @@
 """A machine of its own for every test: an empty home, a project, a clean environment, and the real command on it."""
 
 import asyncio
+import json
 import os
+import shutil
 import socket
+import subprocess
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,6 +22,8 @@ from crow_core.settings.discovery import LOCAL
 from crow_core.testing import Editor
 
 CROW = (sys.executable, "-m", "crow_cli")
+PREFORK = Path(__file__).with_name("prefork.py")
+TEST_ALL = os.environ.get("CROW_TEST_ALL") == "1"
 KEEPER = """
 import os, subprocess, sys
 held = os.open(sys.argv[1], os.O_WRONLY)
@@ -48,6 +54,51 @@ class Finished:
     err: str
 
 
+class Prefork:
+    """Runs commands by `prefork.py`, which takes a tenth of the time that a new process takes for its imports."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> str:
+        """Start `prefork.py`, unless it runs, and return the address of its socket."""
+        name = f"crow-prefork-{os.getpid()}"
+        if self.process is None:
+            env = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
+            command = [sys.executable, str(PREFORK), name]
+            pipe = subprocess.PIPE
+            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=PREFORK.parent, env=env)
+            assert self.process.stdout
+            assert self.process.stdout.readline() == b"ready\n"
+        return f"\0{name}"
+
+    def close(self) -> None:
+        if self.process:
+            self.process.communicate()
+
+    async def run(self, args: Sequence[str], env: dict[str, str], cwd: Path, stdin: bytes) -> Finished:
+        loop = asyncio.get_running_loop()
+        (stdin_read, stdin_write), (out_read, out_write), (err_read, err_write) = (os.pipe() for _ in range(3))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(self.start())
+            request = json.dumps([args, env, str(cwd)]).encode()
+            theirs = [stdin_read, out_write, err_write]
+            socket.send_fds(connection, [request], theirs)
+            for each in theirs:
+                os.close(each)
+            os.write(stdin_write, stdin)
+            os.close(stdin_write)
+            out, err = await asyncio.gather(*(asyncio.to_thread(read_all, each) for each in (out_read, err_read)))
+            connection.setblocking(False)
+            code = await loop.sock_recv(connection, 16)
+        return Finished(int(code), out.decode(), err.decode())
+
+
+def read_all(descriptor: int) -> bytes:
+    with open(descriptor, "rb") as file:
+        return file.read()
+
+
 @dataclass
 class Machine:
     """Where a command runs."""
@@ -58,6 +109,8 @@ class Machine:
     """All that the command finds in its environment."""
     stderr: Path
     """What `crow acp` said beside the protocol."""
+    prefork: Prefork | None = None
+    """Runs the commands that only have to come to their end; without it, each starts as a process of its own."""
 
     def ask(self, url: str, key: str = "key") -> None:
         """Let crow ask the model at this address, as a person sets it up."""
@@ -93,6 +146,8 @@ class Machine:
 
     async def crow(self, *args: str, stdin: str = "") -> Finished:
         """Run `crow` to its end."""
+        if self.prefork and "PYTHONPATH" not in self.env:  # which holds for what is imported first
+            return await self.prefork.run(args, self.env, self.project, stdin.encode())
         return await self.finish(await self.start(*args, stdin=PIPE), stdin.encode())
 
     async def finish(self, process: Process, stdin: bytes | None = None) -> Finished:
@@ -140,11 +195,19 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    home, project, scratch = (tmp_path / name for name in ("home", "project", "scratch"))
-    for folder in (home, project, scratch):
-        folder.mkdir()
+@pytest.fixture(scope="session")
+def prefork() -> Iterator[Prefork | None]:
+    """What runs commands quickly; None where all is tested, or where a fork needs an `exec` behind it."""
+    prefork = None if TEST_ALL or sys.platform != "linux" else Prefork()
+    yield prefork
+    if prefork:
+        prefork.close()
+
+
+def machine_in(folder: Path, prefork: Prefork | None) -> Machine:
+    home, project, scratch = (folder / name for name in ("home", "project", "scratch"))
+    for each in (home, project, scratch):
+        each.mkdir(exist_ok=True)
     env = {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
@@ -152,7 +215,34 @@ def machine(tmp_path: Path) -> Machine:
         "TMPDIR": str(scratch),
         "LANG": "C.UTF-8",
     }
-    return Machine(home, project, env, tmp_path / "stderr.txt")
+    return Machine(home, project, env, folder / "stderr.txt", prefork)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, prefork: Prefork | None) -> Machine:
+    return machine_in(tmp_path, prefork)
+
+
+@pytest.fixture(scope="module")
+def prepared(
+    tmp_path_factory: pytest.TempPathFactory, prefork: Prefork | None
+) -> Callable[[Callable[[Machine], Coroutine[Any, Any, None]]], Callable[[], Machine]]:
+    """Prepares a machine once, and returns a function that restores its files as they were prepared."""
+
+    def prepared(prepare: Callable[[Machine], Coroutine[Any, Any, None]]) -> Callable[[], Machine]:
+        folder = tmp_path_factory.mktemp("prepared")
+        saved = folder.with_name(f"{folder.name}-saved")
+        asyncio.run(prepare(machine_in(folder, prefork)))
+        shutil.copytree(folder, saved, symlinks=True)
+
+        def restore() -> Machine:
+            shutil.rmtree(folder)
+            shutil.copytree(saved, folder, symlinks=True)
+            return machine_in(folder, prefork)
+
+        return restore
+
+    return prepared
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import json
 import re
 import sqlite3
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,9 +15,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-async def decided(machine: "Machine") -> "Machine":
-    """A machine on which a command was allowed by a rule, and an edit denied as nobody was there."""
+async def decide(machine: "Machine") -> None:
+    """Run a turn in which a rule allows a command, and an edit is denied because no user can be asked."""
     edit = {"command": "create", "path": "a.txt", "file_text": "1"}
     uses = [
         {"name": "terminal", "arguments": {"command": "true"}},
@@ -26,7 +26,17 @@ async def decided(machine: "Machine") -> "Machine":
     async with ScriptedServer([*(Reply(tool_calls=[use]) for use in uses), Reply("Done.")]) as server:
         machine.ask(server.url)
         assert (await machine.crow("run", "go")).code == 0
-    return machine
+
+
+@pytest.fixture(scope="module")
+def after_decisions(prepared: Callable[..., Callable[[], "Machine"]]) -> Callable[[], "Machine"]:
+    return prepared(decide)
+
+
+@pytest.fixture
+def decided(after_decisions: Callable[[], "Machine"]) -> "Machine":
+    """A machine on which a command was allowed and an edit denied."""
+    return after_decisions()
 
 
 def tamper(machine: "Machine", statement: str) -> None:

@@ -1,6 +1,6 @@
 """`crow undo`, from a process of its own: the session was stored by one that has ended, or that still has it open."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,25 +20,37 @@ def undo_edit(path: str) -> ScriptedCall:
     return {"name": "file_editor", "arguments": {"command": "undo_edit", "path": path}}
 
 
-@pytest.fixture
-async def talked(machine: "Machine") -> AsyncIterator["Machine"]:
-    """A machine on which two turns made a file each; the model is still there."""
+def reply(request: dict[str, Any]) -> Reply:
+    last = request["messages"][-1]
+    match last["content"].split(), last["role"]:
+        case ["make", path], "user":
+            return Reply(tool_calls=[create(path, "made\n")])
+        case ["unmake", path], "user":
+            return Reply(tool_calls=[undo_edit(path)])
+        case _:
+            return Reply("; ".join(m["content"] for m in request["messages"] if m["role"] == "user"))
 
-    def reply(request: dict[str, Any]) -> Reply:
-        last = request["messages"][-1]
-        match last["content"].split(), last["role"]:
-            case ["make", path], "user":
-                return Reply(tool_calls=[create(path, "made\n")])
-            case ["unmake", path], "user":
-                return Reply(tool_calls=[undo_edit(path)])
-            case _:
-                return Reply("; ".join(m["content"] for m in request["messages"] if m["role"] == "user"))
 
+async def talk(machine: "Machine") -> None:
+    """Run two turns that create a file each."""
     machine.configure('[permissions]\nmode = "yolo"\n')
     async with ScriptedServer(reply) as server:
         machine.ask(server.url)
         for words in (["make a.txt"], ["-c", "make b.txt"]):
             assert (await machine.crow("run", *words)).code == 0
+
+
+@pytest.fixture(scope="module")
+def after_talk(prepared: Callable[..., Callable[[], "Machine"]]) -> Callable[[], "Machine"]:
+    return prepared(talk)
+
+
+@pytest.fixture
+async def talked(after_talk: Callable[[], "Machine"]) -> AsyncIterator["Machine"]:
+    """A machine on which two turns created a file each; the model still answers."""
+    machine = after_talk()
+    async with ScriptedServer(reply) as server:
+        machine.ask(server.url)
         yield machine
 
 

@@ -22,6 +22,7 @@ from crow_core.errors import ModelError
 from crow_core.extensions.commands import commands
 from crow_core.extensions.usage import usage
 from crow_core.mcp.server import Server
+from crow_core.mcp.tool import ToolCall
 from crow_core.messages import SUMMARY_TEMPLATE, marker_kind
 from crow_core.models.chat import ChatModel
 from crow_core.prompts import Prompt
@@ -190,6 +191,40 @@ async def test_old_outputs_shrink_first_and_the_model_can_read_them_back():
         text, _, where = page.rpartition("\n\n")
         assert text == str(whole)[8_000:16_000]
         assert where == f"[characters 8,000 to {8_000 + len(text):,} of {len(str(whole)):,}]" or "goes on" in where
+
+
+async def test_the_model_sums_up_where_shorter_outputs_would_not_suffice_for_long():
+    replies = [Reply("Yes."), Reply(tool_calls=[use("files_look", lines=195)]), Reply("Seen.")]
+    async with talking(Speaker(replies), threshold=2_400) as talk:
+        await talk.say(LONG * 3)
+        await talk.say("Look")
+        assert not talk.markers()
+        await talk.say(LONG[:800])
+        assert [marker["kind"] for marker in talk.markers()] == ["compaction"]
+        assert len(talk.summaries()) == 1
+
+
+async def test_a_message_that_comes_while_a_tool_runs_does_not_part_the_call_from_its_answer():
+    replies = [Reply("Yes."), Reply(tool_calls=[use("files_look", lines=300)]), Reply("Seen.")]
+    model = ScriptedModel(Speaker(replies), window=WINDOW)
+    server = Server("files", lambda: FILES, shared=True)
+    crow = Crow(model, servers=[server], system=Prompt("system", "You are crow."))
+    crow.use(commands).use(compact, threshold=2_000)
+
+    @crow.before_tool
+    def interject(session: Session, tool_call: ToolCall) -> None:
+        session.log.append({"role": "user", "content": "And be quick!"})
+
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, LONG * 3)
+        await editor.prompt(session.session_id, "Look")
+    assert any(map(is_compaction, model.requests))
+    last = model.requests[-1]["messages"]
+    calls = [call["id"] for message in last for call in message.get("tool_calls", [])]
+    assert len(calls) == 1
+    assert calls == [message["tool_call_id"] for message in last if message["role"] == "tool"]
+    assert last[-1]["content"] == "And be quick!"
 
 
 async def test_an_output_with_a_picture_is_read_back_with_it():

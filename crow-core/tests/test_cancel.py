@@ -30,6 +30,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages import INTERRUPTED, Message
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_core.testing.script import ToolCall as Use
 from crow_core.testing.wire import wired
 from fastmcp import FastMCP
 from hypothesis import given, settings
@@ -157,6 +158,32 @@ async def test_cancelled_before_the_tools_every_call_is_answered():
             await editor.cancel(id)
         assert list(editor.calls().values()) == [["pending", "failed"]] * 2
         assert [m.get("content") for m in log_of(crow)[-2:]] == [INTERRUPTED, INTERRUPTED]
+        assert [m.get("crow", {}).get("failed") for m in log_of(crow)[-2:]] == [True, True]
+        await assert_usable(editor, model, id)
+
+
+async def test_cancelled_before_a_call_that_was_shown_early_can_run_the_call_has_failed():
+    """A call with long arguments is shown while they still come. The user cancels while the reply is being written."""
+    long: Use = {"name": "demo_quick", "arguments": {"text": "word " * 100}}
+    model = ScriptedModel(after_tools(Reply(tool_calls=[long])))
+    crow = Crow(model, servers=[Waiting().server])
+    writing, release = asyncio.Event(), asyncio.Event()
+
+    @crow.message
+    async def write(session: Session, entry: Message) -> None:
+        if entry.get("tool_calls"):
+            writing.set()
+            await release.wait()
+
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        async with begun(editor, id):
+            await writing.wait()
+            assert list(editor.calls().values()) == [["pending"]]
+            await editor.cancel(id)
+            await wait_all_tasks_blocked()
+            release.set()
+        assert list(editor.calls().values()) == [["pending", "failed"]]
         await assert_usable(editor, model, id)
 
 
@@ -451,7 +478,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings.default.max_examples * 4 // 10, deadline=None)
 @given(STEPS)
 async def test_whatever_the_order_of_prompts_and_cancels_each_prompt_has_one_answer(
     steps: list[tuple[str, int, str]],

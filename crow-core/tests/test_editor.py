@@ -784,7 +784,7 @@ STEPS = st.one_of(
     read=st.booleans(),
     write=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings.default.max_examples * 4 // 10, deadline=None)
 def test_whatever_happens_a_diff_tells_what_was_and_what_is(
     files: tuple[str, str], steps: list[Any], read: bool, write: bool
 ):

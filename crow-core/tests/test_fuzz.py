@@ -177,7 +177,7 @@ async def survive(lines: list[bytes | tuple[str, Any]]) -> None:
 
 
 @settings(
-    max_examples=200,
+    max_examples=2 * settings.default.max_examples,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     derandomize=True,

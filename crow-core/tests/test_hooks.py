@@ -11,8 +11,9 @@ from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import AgentMessageChunk, StopReason, ToolCallUpdate
 from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
-from crow_core.errors import EndTurn
+from crow_core.errors import EndTurn, ModelError
 from crow_core.extensions.permissions import permissions
+from crow_core.hooks import Hook
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
@@ -200,6 +201,37 @@ async def test_every_answer_counts_where_answers_are_collected():
     assert 0 < system.index("First rule.") < system.index("Second rule.")
 
 
+@pytest.mark.parametrize("answer", [False, 0, "", {}, []])
+async def test_every_answer_but_none_counts_also_one_that_is_false(answer: Any):
+    """Whether the first answer settles it, all are collected, or each replaces a value."""
+    crow = Crow(ScriptedModel([]))
+    asked_in_vain: list[str] = []
+    for hook in (crow.model_error, crow.instructions, crow.before_prompt):
+        hook(lambda *_: None)
+        hook(lambda *_: answer)
+    crow.model_error(noting(asked_in_vain, "model_error"))
+    given: Any = object()
+    first = await crow.model_error.run(given, given)
+    collected = await crow.instructions.run(given)
+    value = await crow.before_prompt.run(given, given)
+    assert first is answer
+    assert asked_in_vain == []
+    assert [id(each) for each in collected] == [id(answer)]
+    assert value is answer
+
+
+async def test_an_extension_that_says_no_to_a_failed_model_call_ends_the_turn():
+    model = ScriptedModel([Reply(error=ModelError("Too long.", too_long=True)), Reply("Well.")])
+    crow = Crow(model)
+    crow.model_error(lambda session, error: False)
+    crow.model_error(lambda session, error: True)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        with pytest.raises(RpcError):
+            await editor.prompt(session.session_id, "hi")
+    assert len(model.requests) == 1
+
+
 async def test_what_ends_something_runs_in_reverse_and_a_failure_stops_nobody(caplog: pytest.LogCaptureFixture):
     crow = Crow(ScriptedModel([Reply("Hello.")]))
     order: list[str] = []
@@ -217,10 +249,28 @@ async def test_what_ends_something_runs_in_reverse_and_a_failure_stops_nobody(ca
         assert answer.stop_reason == "end_turn"
         assert order == ["registered last", "registered first"]
     assert order == ["registered last", "registered first"] * 2
-    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("ERROR", f"{failing!r} failed")
+    ] * 2
+    assert "ValueError: the disk of the diary is full" in caplog.text
 
 
-@pytest.mark.parametrize("moment", sorted(vars(Hooks())))
+async def test_what_is_no_error_passes_through_the_hooks_that_end_something():
+    """A cancellation, or the end of the process, is not logged and forgotten."""
+
+    class Halt(BaseException): ...
+
+    crow = Crow(ScriptedModel([]))
+
+    @crow.app_end
+    def halt() -> None:
+        raise Halt
+
+    with pytest.raises(Halt):
+        await crow.shut_down()
+
+
+@pytest.mark.parametrize("moment", sorted(name for name, hook in vars(Hooks).items() if isinstance(hook, Hook)))
 async def test_registering_after_the_first_session_has_opened_is_refused(moment: str):
     crow = Crow(ScriptedModel([]))
     async with connect(crow) as editor:

@@ -172,6 +172,19 @@ def test_name_repeated_on_every_fragment_starts_no_call(place: Fragment) -> None
     assert [call[1:] for call in folded(*pieces)] == [("f", '{"x": 1}')]
 
 
+@pytest.mark.parametrize("index", [{"index": 0}, {}])
+@pytest.mark.parametrize("again", [{"index": 0}, {}])
+def test_a_known_id_goes_on_with_its_call_though_its_arguments_seem_whole(index: Fragment, again: Fragment) -> None:
+    pieces = fragment("f", "{}", **index, id="a"), fragment("f", "\n!", **again, id="a")
+    told_apart = again and not index  # an index that comes late is another's
+    assert folded(*pieces) == ([("a", "f", "{}"), ("a_2", "f", "\n!")] if told_apart else [("a", "f", "{}\n!")])
+
+
+def test_two_calls_of_one_tool_without_arguments_are_told_apart_by_id() -> None:
+    pieces = fragment("f", "{}", index=0, id="a"), fragment("f", "", index=1, id="b")
+    assert folded(*pieces) == [("a", "f", "{}"), ("b", "f", "{}")]
+
+
 def test_name_may_come_in_pieces() -> None:
     assert folded(fragment("get_", index=0, id="a"), fragment("weather", "{}", index=0)) == [("a", "get_weather", "{}")]
 
@@ -346,6 +359,16 @@ def test_stray_and_second_answers_are_not_sent() -> None:
         answer_tool_call(a, "3"),
     ]
     assert complete_answers(log) == [asks(a), answer_tool_call(a, "1"), says("Yes")]
+
+
+def test_answer_behind_a_later_reply_is_not_that_of_an_earlier_call() -> None:
+    log = [asks(use("a")), user("Go on"), says("Yes"), answer_tool_call(use("a"), "late")]
+    assert complete_answers(log) == [
+        asks(use("a")),
+        answer_tool_call(use("a"), INTERRUPTED),
+        user("Go on"),
+        says("Yes"),
+    ]
 
 
 def test_ids_reused_in_a_later_turn_keep_their_own_answers() -> None:

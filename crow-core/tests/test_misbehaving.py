@@ -235,7 +235,6 @@ async def test_many_sessions_leave_nothing_behind(marked: Marked):
 
 DRIVER = """
 import asyncio, sys
-from crow_core import app
 from crow_core.acp.schema import EnvVariable
 from crow_core.app import Crow
 from crow_core.testing import Reply, ScriptedModel, connect
@@ -247,7 +246,6 @@ def server(fault):
     return config
 
 async def main():
-    app.SERVERS_WAIT = 200
     calls = [{"name": f"{name}_bad", "arguments": {}} for name in "lhs"]
     async with connect(Crow(ScriptedModel([Reply(tool_calls=calls)]))) as editor:
         faults = ["leaves children", "hangs in a call", "stops reading", "ignores signals"]
@@ -277,7 +275,6 @@ async def test_killed_with_kill_9_in_mid_call_it_takes_everything_with_it(marked
 PEAK = """
 import asyncio, sys
 from pathlib import Path
-from crow_core import app
 from crow_core.app import Crow
 from crow_core.extensions.truncate import truncate
 from crow_core.testing import Reply, ScriptedModel, connect
@@ -287,7 +284,6 @@ def peak():
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 
 async def main():
-    app.SERVERS_WAIT = 200
     replies = Reply(tool_calls=[{"name": "bad_bad", "arguments": {}}]), Reply("Done.")
     async with connect(Crow(ScriptedModel([*replies, *replies])).use(truncate)) as editor:
         for fault in ("prints junk", sys.argv[1]):
@@ -300,6 +296,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [*(fault for fault in FAULTS if "100 MB" in fault), "floods standard error", "floods with notifications"],

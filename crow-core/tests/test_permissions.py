@@ -364,6 +364,17 @@ async def test_a_simple_command_that_an_allow_rule_matches_is_not_asked_about(tm
     assert editor.questions == []
 
 
+async def test_an_allow_rule_without_a_pattern_allows_every_command(tmp_path: Path):
+    model = together(run("echo one; echo two"), run("echo three | cat"))
+    crow = crow_with(model, allow=["terminal"])
+    async with connect(crow, permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+        assert decisions(crow) == [("allow", "the rule 'terminal'")] * 2
+    assert editor.questions == []
+    assert answers(model) == ["one\ntwo", "three"]
+
+
 async def test_a_rule_without_a_wildcard_means_exactly_that_and_here(tmp_path: Path):
     twins = [
         "git status --short",
@@ -830,6 +841,17 @@ async def test_a_rule_does_not_hold_where_an_earlier_command_went(tmp_path: Path
             f"cd {tmp_path}/sub && pwd",
             f"cd {tmp_path}/sub && cd ..",
         ]
+
+
+async def test_nothing_is_kept_of_a_call_that_was_answered(tmp_path: Path):
+    model = together(run("true"), run("false"), view("."))
+    crow = crow_with(model, mode="yolo")
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+        (opened,) = crow.sessions.values()
+        assert len(editor.calls()) == 3
+        assert not [id for id in editor.calls() if id in repr((opened.state, opened.folders))]
 
 
 async def test_a_command_runs_where_it_was_judged_whatever_runs_beside_it(tmp_path: Path):

@@ -427,6 +427,20 @@ async def test_a_request_that_was_refused_is_made_anew_where_an_extension_says_s
     assert editor.text == "Well."
 
 
+async def test_a_passing_error_before_the_first_word_is_one_that_an_extension_may_answer():
+    """It is no reply that broke off: nothing of it is in the log, and no hook sees a reply."""
+    model = ScriptedModel([Reply(error=ModelError("Try again.", retry=True)), Reply("Well.")])
+    crow = crow_with(model)
+    seen: list[str] = []
+    crow.model_error(lambda session, error: seen.append(str(error)) or True)
+    crow.after_model(lambda session, call: seen.append(str(call.reply.get("content"))))
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        assert (await editor.prompt(session.session_id, "hi")).stop_reason == "end_turn"
+        assert [message.get("content") for message in log_of(crow)] == ["hi", "Well."]
+    assert seen == ["Try again.", "Well."]
+
+
 async def test_what_is_asked_beside_the_conversation_is_noted_but_neither_shown_nor_kept():
     crow = crow_with(ScriptedModel([Reply("Aside.", usage={"prompt_tokens": 7})]))
     noted: list[ModelCall] = []

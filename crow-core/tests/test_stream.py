@@ -226,7 +226,7 @@ def test_white_space_behind_a_thought_is_dropped_even_before_a_second_tag() -> N
 PIECES = ["<think>", "</think>", "<", "<thi", "nk>", "</", ">", " ", "\n", "a", "bc"]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=5 * settings.default.max_examples, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=12), st.data())
 def test_any_split_of_a_text_gives_the_same_thoughts_and_content(pieces: list[str], data: st.DataObject) -> None:
     text = "".join(pieces)

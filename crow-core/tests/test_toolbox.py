@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import uvicorn
-from crow_core import app
 from crow_core.acp.schema import (
     ClientCapabilities,
     ClientSessionCapabilities,
@@ -280,11 +279,10 @@ async def test_ten_servers_are_ready_when_the_slowest_is(stdio: Stdio):
 
 
 async def test_a_hanging_server_holds_the_first_prompt_only_so_long(stdio: Stdio, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(app, "SERVERS_WAIT", 1.0)
     monkeypatch.setattr(servers, "START_TIMEOUT", 200)
     model = one_by_one(use("good_pid"))
     crow = Crow(model)
-    async with connect(crow) as editor:
+    async with connect(crow, servers_wait=1) as editor:
         session = await editor.new_session("/", [stdio.config("hung", "hang"), stdio.config("good")])
         await server_of(crow, "good").list()
         await editor.prompt(session.session_id, "hi")
@@ -312,8 +310,7 @@ async def test_a_server_that_comes_up_late_joins_at_the_start_of_a_turn(stdio: S
 
     model = ScriptedModel(script)
     crow = Crow(model, servers=[Server("demo", lambda: server, shared=True)])
-    crow.servers_wait = 0.5
-    async with connect(crow) as editor:
+    async with connect(crow, servers_wait=0.5) as editor:
         session = await editor.new_session("/", [stdio.config("late", "after")])
         await server_of(crow, "demo").list()
         await editor.prompt(session.session_id, "hi")

@@ -10,10 +10,6 @@ from typing import Any
 import pytest
 from crow_mcp_server import create_server
 from fastmcp import Client
-from hypothesis import HealthCheck, settings
-
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
 
 
 @dataclass

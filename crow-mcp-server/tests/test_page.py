@@ -9,7 +9,7 @@ from crow_mcp_server.web.page_text import UnreadablePage, convert_feed, convert_
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-WILD = settings(max_examples=60)
+WILD = settings(max_examples=settings.default.max_examples * 6 // 10)
 HTML = (
     *("<p>", "</p>", "<a href='http://x[' >", "<a href='#x'>", "<a href='javascript:x'>", "<table>", "<tr>", "<td>"),
     *("<!--", "-->", "<![CDATA[", "<script>", "</script>", "<title>", "</title>", "&amp;", "&#0;", "&#xD800;", "\0"),

@@ -63,7 +63,10 @@ def outside(tmp_path: Path) -> dict[str, str]:
 @example(path="/proc/self/root{folder}/../a.txt", command={"command": "create", "file_text": "owned"})
 @example(path="to-root{folder}/../a.txt", command={"command": "create", "file_text": "owned"})
 @example(path="sub/../to-parent/new", command={"command": "create", "file_text": "owned"})
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=4 * settings.default.max_examples,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_no_path_makes_an_edit_leave_the_roots(tmp_path, call, path, command):
     before = outside(tmp_path)
     result = call("file_editor", command | {"path": path.replace("{folder}", str(tmp_path / "project"))})
@@ -72,7 +75,10 @@ def test_no_path_makes_an_edit_leave_the_roots(tmp_path, call, path, command):
 
 
 @given(path=PATHS, tool=st.sampled_from(["grep", "glob", "tree"]))
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=settings.default.max_examples * 3 // 2,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_no_path_makes_a_search_leave_the_roots(tmp_path, call, path, tool):
     arguments = {"grep": {"pattern": "secret|inside"}, "glob": {"pattern": "**"}, "tree": {}}[tool]
     result = call(tool, arguments | {"path": path.replace("{folder}", str(tmp_path / "project"))})

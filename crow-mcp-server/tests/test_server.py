@@ -22,6 +22,8 @@ from fastmcp.client.transports import StdioTransport
 
 pytestmark = pytest.mark.anyio
 
+WAYS = ({}, {"wait": 0.01}, {"session": "a"})
+"""The ways to run a command: until it ends, in the background, and in a session with a name."""
 GENERATOR = Path(__file__).parents[2] / "scripts" / "generate_tools.py"
 
 
@@ -303,32 +305,34 @@ async def test_over_stdio_it_serves_a_folder_and_ignores_the_env_file_there(fold
     assert (tmp_path / "log").read_text() == ""
 
 
-@pytest.mark.parametrize("how", [{}, {"wait": 0.01}, {"session": "a"}])
 @pytest.mark.parametrize("end", ["close", signal.SIGTERM, signal.SIGKILL])
-async def test_running_command_ends_with_the_server(folder, end, how):
+async def test_running_commands_end_with_the_server(folder, end):
+    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    command = "trap '' TERM; exec 9>running; echo started >&9; sleep 999"
+    calls = [{"name": "terminal", "arguments": {"command": command} | how} for how in WAYS]
+    os.mkfifo(folder / "running")  # at its end once every process that writes to it has ended
+    pipe = os.fdopen(os.open(folder / "running", os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
+    running = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(running), pipe)
     async with await anyio.open_process(
         [sys.executable, "-m", "crow_mcp_server"], cwd=folder, stderr=subprocess.DEVNULL
     ) as server:
         assert server.stdin
-        hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
-        command = "trap '' TERM; echo $$ > pid; mv pid ready; sleep 999"
         for message in (
             {"id": 1, "method": "initialize", "params": hello},
             {"method": "notifications/initialized"},
-            {"id": 2, "method": "tools/call", "params": {"name": "terminal", "arguments": {"command": command} | how}},
+            *({"id": id, "method": "tools/call", "params": call} for id, call in enumerate(calls, 2)),
         ):
             await server.stdin.send(json.dumps({"jsonrpc": "2.0"} | message).encode() + b"\n")
-        ready = anyio.Path(folder / "ready")
-        while not await ready.exists():
-            await asyncio.sleep(0.01)
-        pid = await ready.read_text()
+        for _ in calls:
+            assert await running.readline() == b"started\n"
         if end == "close":
             await server.stdin.aclose()
         else:
             server.send_signal(end)
         await server.wait()
-    while (await anyio.run_process(["ps", "-o", "stat=", "-p", pid.strip()], check=False)).stdout.strip(b" Z\n"):
-        await asyncio.sleep(0.01)
+    assert await running.read() == b""
 
 
 def test_version_and_a_wrong_root_are_reported(tmp_path):

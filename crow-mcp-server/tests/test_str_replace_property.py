@@ -88,7 +88,10 @@ def check_replaced(before: str, after: str, old: str, new: str, *, tolerant: boo
 @example(data="Привет, мир!\n".encode("cp1251"), old="мир", new="друг")
 @example(data="你好，世界\n".encode("gb18030"), old="世界", new="é")
 @example(data=b"x\n\ta\r\n\tb", old=" a\n b\n", new=" ab\n")
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=3 * settings.default.max_examples,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_any_file_gets_exactly_the_change_or_none(tmp_path, edit, data, old, new):
     path = tmp_path / uuid.uuid4().hex  # a new file for each example
     path.write_bytes(data)
@@ -105,7 +108,10 @@ def test_any_file_gets_exactly_the_change_or_none(tmp_path, edit, data, old, new
 
 
 @given(text=TEXTS, edits=st.lists(st.tuples(NEEDLES, TEXTS), max_size=4), mark=st.sampled_from(MARKS))
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=2 * settings.default.max_examples,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_several_edits_equal_single_edits_or_none_is_made(tmp_path, edit, text, edits, mark):
     together, apart = (tmp_path / f"{uuid.uuid4().hex}" for _ in range(2))
     for path in (together, apart):
@@ -121,7 +127,10 @@ def test_several_edits_equal_single_edits_or_none_is_made(tmp_path, edit, text, 
 
 
 @given(data=FILES, line=st.integers(-1, 6), new=TEXTS)
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=2 * settings.default.max_examples,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_insert_removes_nothing_and_undo_restores_every_byte(tmp_path, edit, data, line, new):
     path = tmp_path / uuid.uuid4().hex
     path.write_bytes(data)

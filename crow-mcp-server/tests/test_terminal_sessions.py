@@ -441,7 +441,7 @@ async def test_removed_output_folder_is_recreated(tools):
         max_size=40,
     )
 )
-@settings(max_examples=150)
+@settings(max_examples=settings.default.max_examples * 3 // 2)
 def test_no_output_leaves_escape_sequences_in_the_text(pieces):
     screen, capture = TerminalScreen(), OutputCapture()
     for piece in pieces:
@@ -451,7 +451,7 @@ def test_no_output_leaves_escape_sequences_in_the_text(pieces):
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=5))
-@settings(max_examples=150)
+@settings(max_examples=settings.default.max_examples * 3 // 2)
 def test_chunks_of_output_do_not_change_the_text(data, cuts):
     whole, pieces = TerminalScreen(), TerminalScreen()
     at = [0, *sorted(cuts), len(data)]
@@ -483,7 +483,7 @@ TYPED = st.one_of(
 
 @pytest.mark.timeout(600)
 @given(st.lists(TYPED, min_size=1, max_size=8))
-@settings(max_examples=15)
+@settings(max_examples=settings.default.max_examples * 15 // 100)
 def test_server_survives_any_input(calls):
     async def type_all() -> None:
         async with Client(create_server()) as client:

@@ -53,7 +53,7 @@ AT_ONCE = 4
 LATE = 0.25
 """Seconds after which text that was shown is committed before more of it is shown."""
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120 + 20 * KILLS)]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(120 + 20 * KILLS)]
 
 Request = dict[str, Any]
 Heard = tuple[float, Any]

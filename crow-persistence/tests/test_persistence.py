@@ -229,6 +229,7 @@ async def test_a_reply_that_ended_leaves_no_draft(database: Database):
         assert not drafted(database)
 
 
+@pytest.mark.slow
 async def test_four_processes_that_write_at_once_lose_nothing(database: Database):
     names = ["ada", "bob", "cyd", "dan"]
     with ExitStack() as stack:

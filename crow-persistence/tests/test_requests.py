@@ -225,7 +225,7 @@ def entry_of(kind: str, n: int) -> Message:
 
 
 @settings(
-    max_examples=60,
+    max_examples=settings.default.max_examples * 6 // 10,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

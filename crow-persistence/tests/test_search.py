@@ -172,7 +172,7 @@ def test_a_search_for_anything_at_all_is_answered(database: Database):
 
 
 @settings(
-    max_examples=60,
+    max_examples=settings.default.max_examples * 6 // 10,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -8,7 +8,6 @@ from typing import Any
 
 import crow_mcp_server
 import pytest
-from crow_core import app as crow_app
 from crow_core.acp.schema import ClientCapabilities, TextBlock, UserMessageChunk
 from crow_core.app import Crow
 from crow_core.content import replay
@@ -57,12 +56,6 @@ Talking = Callable[..., AbstractAsyncContextManager[Talk]]
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine may be busy: the first prompt waits until the servers are up."""
-    monkeypatch.setattr(crow_app, "SERVERS_WAIT", 60)
 
 
 @pytest.fixture

@@ -241,7 +241,11 @@ async def test_what_cannot_be_a_skill_is_left_out_and_harms_nobody(
         assert "is left out here: it has more than 100,000 characters" in it.told
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings.default.max_examples * 6 // 10,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     text=st.text(st.characters(codec="utf-8", exclude_characters="\r"), min_size=1).filter(
         lambda text: text == text.strip()
@@ -315,7 +319,11 @@ def test_our_verdict_is_that_of_the_specifications_own_validator(tmp_path: Path,
     assert bool(validate(folder)) == bool(judge(folder))
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings.default.max_examples * 8 // 10,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(name=st.text(st.characters(categories=["Ll", "Lu", "Nd", "Pd"]), min_size=1, max_size=70))
 def test_our_verdict_on_names_is_that_of_the_specifications_own_validator(tmp_path: Path, name: str):
     folder = tmp_path / "pdf"
@@ -324,7 +332,7 @@ def test_our_verdict_on_names_is_that_of_the_specifications_own_validator(tmp_pa
     assert bool(validate(folder)) == bool(judge(folder))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples, deadline=None)
 @given(st.text(st.characters(codec="utf-8")) | st.text("---\n: {}[]&*!|>'\"#ab\t"))
 def test_no_frontmatter_breaks_the_reader(text: str):
     for each in (text, f"---\n{text}\n---\n", f"---\ndescription: d\n{text}\n---\n"):

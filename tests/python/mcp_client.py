@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from crow_core import app
 from crow_core.acp.schema import (
     ClientCapabilities,
     CreateElicitationRequest,
@@ -86,7 +85,7 @@ class Errand:
         if self.scenario.startswith("auth/"):
             crow.mcp_servers(lambda session: [self.behind_oauth(session.folders.scratch())])
             servers = []
-        async with connect(crow, capabilities=can) as editor:
+        async with connect(crow, capabilities=can, servers_wait=200) as editor:
             editor.answer = accept
             session = await editor.new_session(os.getcwd(), servers)
             await editor.prompt(session.session_id, "Go.")
@@ -130,7 +129,6 @@ async def main() -> None:
             writer.write((await errand.run()).encode())
         writer.close()
 
-    app.SERVERS_WAIT = 200  # the machine may be busy
     few = asyncio.Semaphore(4)  # the suite asks for all at once, and looks at the clock
     fastmcp_client()
     server = await asyncio.start_server(take, "127.0.0.1", 0)

@@ -769,7 +769,7 @@ def is_request(line: bytes) -> bool:
     )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=5 * settings.default.max_examples, deadline=None)
 @given(st.lists(LINES, max_size=8))
 def test_no_line_ends_the_connection_and_each_request_gets_one_answer(lines: list[bytes]):
     async def run() -> None:

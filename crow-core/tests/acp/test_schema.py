@@ -150,7 +150,7 @@ def test_every_method_of_the_schema_is_in_its_table() -> None:
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=settings.default.max_examples * 3 // 10, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_message_the_schema_allows_comes_back_as_it_was_sent(name: str, data: st.DataObject) -> None:
     sent = data.draw(instances(DEFS[name]))

@@ -424,6 +424,7 @@ async def test_a_frame_against_the_rules_ends_its_connection_and_no_other(
     assert caplog.text == ""
 
 
+@pytest.mark.slow
 async def test_a_message_may_have_fifty_mebibytes_and_no_more():
     async with serving(echo) as url:
         client = await connect(url, TOKEN)
@@ -543,6 +544,7 @@ async def test_who_answers_no_ping_is_gone(monkeypatch: pytest.MonkeyPatch, read
         writer.transport.abort()
 
 
+@pytest.mark.slow
 async def test_a_message_in_a_hundred_thousand_pieces_takes_little_more_than_its_size(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(websocket, "PING", 3600)  # what comes back is taken as it comes
     async with serving(echo) as url:

@@ -289,9 +289,17 @@ class Editor(AcpClient):
 
 @asynccontextmanager
 async def connect(
-    crow: Crow, *, permit: str | None = "allow_once", capabilities: ClientCapabilities | None = None
+    crow: Crow,
+    *,
+    permit: str | None = "allow_once",
+    capabilities: ClientCapabilities | None = None,
+    servers_wait: float = 60.0,
 ) -> AsyncGenerator[Editor]:
-    """An editor in conversation with an agent of this app, in memory and past `initialize`."""
+    """Connect an editor to an agent of this app, in memory, and send `initialize`.
+
+    Sets `crow.servers_wait`, the seconds that the first prompt waits for MCP servers: long enough for a busy machine.
+    """
+    crow.servers_wait = servers_wait
     ours, theirs = memory_pair()
     agent = asyncio.ensure_future(Agent(theirs, crow).serve())
     editor = Editor(ours, permit=permit)

@@ -1,0 +1,33 @@
+"""Options and hooks for the tests of all packages.
+
+Tests that take long by nature are marked `slow` and skipped, unless `--slow` or the environment variable
+CROW_TEST_ALL=1 (set by `.ci/run`) asks for them. CROW_TEST_ALL=1 also turns skips for lack of a program into failures,
+and runs property tests with all their examples.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+TEST_ALL = os.environ.get("CROW_TEST_ALL") == "1"
+
+settings.register_profile("quick", settings.get_profile("ci"), max_examples=20)
+settings.load_profile("ci" if TEST_ALL else "quick")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", default=TEST_ALL, help="run the tests that are marked slow, too")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Run a single file in this process: workers take longer to start than most files take to run."""
+    if len(config.args) == 1 and Path(config.args[0].partition("::")[0]).is_file():
+        return 0
+    return None  # xdist counts the processors
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("slow") and not item.config.getoption("slow"):
+        pytest.skip("slow; `uv run pytest --slow` runs it, and so does .ci/run")
