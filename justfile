@@ -43,7 +43,8 @@ bench:
     uv run benchmarks/cancel.py
     uv run benchmarks/idle.py
 
-# regenerate what is generated: the ACP structs, and the tools' descriptions
+# regenerate what is generated: the ACP structs, the tools' descriptions, the table of hooks
 schema:
     uv run scripts/generate_acp_schema.py
     uv run scripts/generate_tools.py
+    uv run scripts/generate_hook_table.py

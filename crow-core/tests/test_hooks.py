@@ -1,11 +1,15 @@
 """The moments at which extensions join in, and what becomes of a turn when one of them fails."""
 
 import asyncio
+import pydoc
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
+import crow_core
 import pytest
 from anyio import wait_all_tasks_blocked
+from crow_core import api
 from crow_core import log as log_module
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import AgentMessageChunk, StopReason, ToolCallUpdate
@@ -93,6 +97,23 @@ def join(crow: Crow, moment: str, act: Any) -> None:
         act()
 
     getattr(crow, moment)(function)
+
+
+HOOKS = [name for name, hook in vars(Hooks).items() if isinstance(hook, Hook)]
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_help_shows_the_contract_of_a_hook_and_its_example_runs(name: str):
+    hook = getattr(Crow, name)
+    shown = pydoc.render_doc(hook, renderer=pydoc.plaintext)
+    assert all(line in shown for line in hook.contract.splitlines())
+    assert f"{type(hook).__name__}: {hook.kind}" in shown
+    _, at, example = hook.contract.partition(f"    @crow.{name}\n")
+    assert at, "no example"
+    crow = Crow(ScriptedModel([]))
+    names = {name: getattr(crow_core, name) for name in vars(api) if not name.startswith("_")}
+    exec(textwrap.dedent(at + example), {**names, "crow": crow})
+    assert len(getattr(crow, name).functions) == (2 if name == "options" else 1)  # the app has an option of its own
 
 
 async def test_plain_and_async_functions_pass_a_value_along_in_the_order_of_registration():

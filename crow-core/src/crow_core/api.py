@@ -20,8 +20,8 @@ from crow_core.models.chat import ChatModel as ChatModel
 from crow_core.models.chat import Model as Model
 from crow_core.models.chat import ModelCall as ModelCall
 from crow_core.models.chat import Request as Request
-from crow_core.options import Choice as Choice
 from crow_core.options import ON_OFF as ON_OFF
+from crow_core.options import Choice as Choice
 from crow_core.options import Option as Option
 from crow_core.prompts import Prompt as Prompt
 from crow_core.session import Command as Command
