@@ -4,6 +4,7 @@ import ast
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from crow_core.hooks import Collect, First, Hook, Observe, Pipe, Unwind
 from crow_core.session import Hooks
@@ -13,7 +14,7 @@ BEGIN = "<!-- The hooks: generated from class Hooks by scripts/generate_hook_tab
 END = "<!-- The end of the hooks. -->"
 
 
-def iterate_hooks() -> Iterator[tuple[Hook[..., object], list[str], str]]:
+def iterate_hooks() -> Iterator[tuple[Hook[..., Any], list[str], str]]:
     """Iterate over the hooks in order of declaration: each with what it receives, and what it may return or ""."""
     (declarations,) = ast.parse(inspect.getsource(Hooks)).body
     for node in ast.walk(declarations):

@@ -21,7 +21,7 @@ def greeter() -> Crow:
     return Crow(ScriptedModel(lambda request: Reply("Hello."))).use(commands)
 
 
-async def test_initialize_says_who_and_what_it_is():
+async def test_initialize_returns_name_version_and_capabilities():
     async with wired(greeter()) as wire:
         answer = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]
     assert answer["protocolVersion"] == 1
@@ -34,13 +34,13 @@ async def test_initialize_says_who_and_what_it_is():
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 65535])
-async def test_it_answers_with_the_version_it_speaks(version: int):
+async def test_initialize_returns_the_supported_protocol_version(version: int):
     async with wired(greeter()) as wire:
         answer = await wire.ask("initialize", {"protocolVersion": version})
         assert answer["result"]["protocolVersion"] == 1
 
 
-async def test_initialize_may_come_again_and_with_other_capabilities():
+async def test_initialize_can_be_repeated_with_other_capabilities():
     async with wired(greeter()) as wire:
         for known in ("{}", '{"session": {"notices": {}}}'):
             answer = await wire.ask(
@@ -59,7 +59,7 @@ async def test_initialize_may_come_again_and_with_other_capabilities():
         {"session": {"notices": True, "configOptions": {"boolean": {}}}},
     ],
 )
-async def test_capabilities_of_any_shape_are_no_error(capabilities: Any):
+async def test_malformed_capabilities_are_no_error(capabilities: Any):
     async with wired(greeter()) as wire:
         answer = await wire.ask("initialize", {"protocolVersion": 1, "clientCapabilities": capabilities})
         assert "result" in answer
@@ -72,14 +72,14 @@ async def test_capabilities_of_any_shape_are_no_error(capabilities: Any):
 @pytest.mark.parametrize(
     "servers", [None, "absent", [], [{"name": "half"}, 7, {"type": "carrier-pigeon", "name": "x", "url": "y"}]]
 )
-async def test_a_session_opens_whatever_the_list_of_servers_looks_like(servers: Any):
+async def test_a_session_opens_with_a_malformed_list_of_servers(servers: Any):
     params = {"cwd": "/"} if servers == "absent" else {"cwd": "/", "mcpServers": servers}
     async with wired(greeter()) as wire:
         answer = await wire.ask("session/new", params)
         assert answer["result"]["sessionId"]
 
 
-async def test_the_answer_to_session_new_comes_before_any_update_of_that_session():
+async def test_the_response_to_session_new_is_sent_before_updates_of_the_session():
     async with wired(greeter()) as wire:
         for _ in range(5):
             session = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
@@ -90,7 +90,7 @@ async def test_the_answer_to_session_new_comes_before_any_update_of_that_session
             assert update["params"]["update"]["sessionUpdate"] == "available_commands_update"
 
 
-async def test_all_updates_of_a_turn_come_before_its_answer_and_none_after():
+async def test_all_updates_of_a_turn_are_sent_before_its_response():
     async with wired(greeter()) as wire:
         session = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
         await wire.hear()
@@ -111,7 +111,7 @@ async def test_the_configured_model_is_the_only_way_to_authenticate():
         assert (await wire.ask("authenticate", {"methodId": "magic"}))["error"]["code"] == INVALID_PARAMS
 
 
-async def test_without_a_model_the_client_is_asked_to_log_in_and_may_try_again():
+async def test_the_client_is_asked_to_log_in_without_a_model_and_can_try_again():
     configured = False
 
     async def make() -> Crow:
@@ -129,7 +129,7 @@ async def test_without_a_model_the_client_is_asked_to_log_in_and_may_try_again()
         assert "result" in await wire.ask("session/new", {"cwd": "/"})
 
 
-async def test_a_configuration_that_cannot_be_used_is_said_in_its_own_words():
+async def test_a_configuration_error_is_sent_with_its_own_text():
     async def make() -> Crow:
         raise ConfigError("config.toml, line 3: unknown key 'modle'.")
 
@@ -139,7 +139,7 @@ async def test_a_configuration_that_cannot_be_used_is_said_in_its_own_words():
     assert error["data"] == {"details": "config.toml, line 3: unknown key 'modle'."}
 
 
-async def test_the_app_is_made_once_however_many_ask_for_it():
+async def test_the_app_is_made_once_for_concurrent_requests():
     made: list[Crow] = []
 
     async def make() -> Crow:
@@ -160,12 +160,12 @@ async def test_the_app_is_made_once_however_many_ask_for_it():
 @pytest.mark.parametrize(
     "method", ["session/load", "session/list", "session/fork", "session/resume", "nonsense", "_x/y"]
 )
-async def test_what_it_did_not_promise_it_does_not_know(method: str):
+async def test_methods_without_a_capability_are_unknown(method: str):
     async with wired(greeter()) as wire:
         assert (await wire.ask(method, {}))["error"]["code"] == METHOD_NOT_FOUND
 
 
-async def test_a_model_that_does_not_answer_is_an_error_with_its_own_words():
+async def test_a_model_error_is_sent_with_its_own_text():
     model = ScriptedModel([Reply("Hel", error=ModelError("Nothing answers at http://localhost:1/v1. Start it."))])
     async with wired(Crow(model)) as wire:
         session = (await wire.ask("session/new", {"cwd": "/"}))["result"]["sessionId"]

@@ -64,7 +64,7 @@ async def turn(
     return editor
 
 
-async def test_choices_become_a_form_tied_to_the_call():
+async def test_choices_become_a_form_that_names_the_tool_call():
     model = asking(**COLOUR)
     editor = await turn(model, accepted(answer="blue"))
     (form,) = editor.forms
@@ -93,16 +93,14 @@ async def test_choices_become_a_form_tied_to_the_call():
         ({"question": "How much?", "fields": '[{"name": "n", "type": "number"}]'}, {"n": 1.5}, '{"n":1.5}'),
     ],
 )
-async def test_what_the_person_says_is_what_the_model_reads(
-    question: dict[str, Any], content: dict[str, Any], read: str
-):
+async def test_the_model_receives_the_answer_of_the_user(question: dict[str, Any], content: dict[str, Any], read: str):
     model = asking(**question)
     await turn(model, accepted(**content))
     assert told(model) == read
 
 
 @pytest.mark.parametrize(("action", "words"), [("decline", "did not want"), ("cancel", "aside"), ("shrug", "aside")])
-async def test_no_answer_is_no_failure(action: str, words: str):
+async def test_a_question_without_an_answer_is_no_tool_error(action: str, words: str):
     model = asking(**COLOUR)
     editor = await turn(model, CreateElicitationResponse(action=action))
     assert words in told(model)
@@ -110,7 +108,7 @@ async def test_no_answer_is_no_failure(action: str, words: str):
 
 
 @pytest.mark.parametrize("content", [{}, {"answer": "green"}, {"answer": 7}, {"answer": ["red"]}])
-async def test_an_answer_that_was_not_on_offer_is_not_believed(content: dict[str, Any]):
+async def test_an_answer_that_does_not_fit_the_form_is_an_error(content: dict[str, Any]):
     model = asking(**COLOUR)
     editor = await turn(model, accepted(**content))
     assert told(model).startswith("The user was not asked: the answer")
@@ -127,21 +125,21 @@ async def test_an_answer_that_was_not_on_offer_is_not_believed(content: dict[str
         {"question": "Log in", "fields": [{"name": "user"}, {"name": "github_token"}]},
     ],
 )
-async def test_a_secret_is_never_asked_for_by_a_form(question: dict[str, Any]):
+async def test_a_form_that_asks_for_a_secret_is_refused(question: dict[str, Any]):
     model = asking(**question)
     editor = await turn(model, accepted(answer="hunter2"))
     assert editor.forms == []
     assert "must not ask for secrets" in told(model)
 
 
-async def test_a_question_about_secrets_may_be_asked():
+async def test_a_question_about_secrets_is_asked():
     model = asking(question="Where should the password be kept?", choices=["keyring", "file"])
     await turn(model, accepted(answer="file"))
     assert told(model) == "file"
 
 
 @pytest.mark.parametrize("capabilities", [ClientCapabilities(), NEITHER, PAGES])
-async def test_a_client_without_forms_is_asked_as_for_a_permission(capabilities: ClientCapabilities):
+async def test_a_client_without_forms_receives_the_question_as_a_permission_request(capabilities: ClientCapabilities):
     model = asking(**COLOUR)
     editor = await turn(model, None, capabilities)
     (question,) = editor.questions
@@ -154,7 +152,7 @@ async def test_a_client_without_forms_is_asked_as_for_a_permission(capabilities:
 
 
 @pytest.mark.parametrize(("permit", "words"), [("reject_once", "did not want"), ("allow_once", "red")])
-async def test_none_of_the_choices_is_an_answer_too(permit: str, words: str):
+async def test_the_user_can_choose_none_of_the_choices(permit: str, words: str):
     model = asking(**COLOUR)
     async with connect(Crow(model).use(ask_user), permit=permit) as editor:
         session = await editor.new_session("/")
@@ -163,7 +161,7 @@ async def test_none_of_the_choices_is_an_answer_too(permit: str, words: str):
 
 
 @pytest.mark.parametrize("question", [{"question": "Why?"}, {**COLOUR, "several": True}])
-async def test_what_such_a_client_cannot_ask_the_model_is_told_so(question: dict[str, Any]):
+async def test_a_question_that_the_client_cannot_ask_is_an_error_for_the_model(question: dict[str, Any]):
     model = asking(**question)
     editor = await turn(model, None, NEITHER)
     assert editor.questions == []
@@ -171,7 +169,7 @@ async def test_what_such_a_client_cannot_ask_the_model_is_told_so(question: dict
 
 
 @pytest.mark.parametrize("capabilities", [FORMS, NEITHER])
-async def test_a_cancelled_turn_withdraws_its_question(capabilities: ClientCapabilities):
+async def test_cancelling_a_turn_withdraws_its_question(capabilities: ClientCapabilities):
     async with connect(Crow(asking(**COLOUR)).use(ask_user), permit=None, capabilities=capabilities) as editor:
         session = await editor.new_session("/")
         prompting = asyncio.ensure_future(editor.prompt(session.session_id, "go"))
@@ -205,7 +203,7 @@ async def at_the_door(
     return outcome[0], editor
 
 
-async def test_a_person_is_sent_to_a_page_and_told_when_all_is_done():
+async def test_the_user_is_sent_to_a_page_and_the_client_learns_when_it_is_done():
     async def log_in(session: Session) -> FormAnswer:
         answer = await session.user.elicit("Log in there.", url="https://example.org/login")
         await session.user.complete(answer.id)
@@ -221,14 +219,14 @@ async def test_a_person_is_sent_to_a_page_and_told_when_all_is_done():
 @pytest.mark.parametrize(
     "url", ["http://example.org", "javascript:alert(1)", "file:///etc/passwd", "https", "http://["]
 )
-async def test_nobody_is_sent_to_an_unsafe_page(url: str):
+async def test_an_unsafe_page_is_not_offered(url: str):
     error, editor = await at_the_door(lambda session: session.user.elicit("Go.", url=url), None, PAGES)
     assert isinstance(error, ElicitationError)
     assert editor.forms == []
 
 
 @pytest.mark.parametrize("capabilities", [ClientCapabilities(), NEITHER, PAGES])
-async def test_a_form_is_not_sent_to_a_client_that_did_not_offer_it(capabilities: ClientCapabilities):
+async def test_a_form_is_not_sent_to_a_client_without_the_capability(capabilities: ClientCapabilities):
     form = ElicitationSchema(properties={"a": BooleanPropertySchema()})
     error, editor = await at_the_door(lambda session: session.user.elicit("?", form=form), None, capabilities)
     assert str(error) == "The client cannot show forms."
@@ -270,7 +268,7 @@ FORM = ElicitationSchema(
         ("more", [[], ["a"]], [["a", "a"], ["b"]]),
     ],
 )
-async def test_every_kind_of_field_is_checked_again(field: str, good: list[Any], bad: list[Any]):
+async def test_answers_are_checked_against_every_kind_of_field(field: str, good: list[Any], bad: list[Any]):
     for value in good:
         answer, _ = await at_the_door(
             lambda session: session.user.elicit("?", form=FORM), accepted(**{field: value}), FORMS

@@ -29,7 +29,7 @@ def said(session: str, text: str = "hi") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("capabilities", [{}, {"auth": {"terminal": True}}])
-async def test_every_way_to_log_in_is_the_agents_own_business(capabilities: dict[str, Any]):
+async def test_all_authentication_methods_are_agent_methods(capabilities: dict[str, Any]):
     """No terminal method: what it would do, a file and two variables do."""
     async with wired(greeter()) as wire:
         answer = await wire.ask("initialize", {"protocolVersion": 1, "clientCapabilities": capabilities})
@@ -39,14 +39,14 @@ async def test_every_way_to_log_in_is_the_agents_own_business(capabilities: dict
     assert answer["result"]["agentCapabilities"]["auth"] == {"logout": {}}
 
 
-async def test_a_client_that_logs_in_before_anything_else_succeeds_at_once():
+async def test_a_client_can_log_in_first():
     async with wired(greeter()) as wire:
         assert (await wire.ask("authenticate", LOGIN))["result"] == {}
         assert (await wire.ask("authenticate", LOGIN))["result"] == {}
         assert await opened(wire)
 
 
-async def test_after_logout_nothing_is_opened_or_asked_until_the_next_login():
+async def test_sessions_and_prompts_are_refused_after_logout_until_the_next_login():
     crow = greeter()
     async with wired(crow) as wire:
         session = await opened(wire)
@@ -60,7 +60,7 @@ async def test_after_logout_nothing_is_opened_or_asked_until_the_next_login():
         assert (await wire.ask("session/prompt", said(session)))["result"]["stopReason"] == "end_turn"
 
 
-async def test_logout_cancels_what_runs():
+async def test_logout_cancels_running_turns():
     asked = asyncio.Event()
 
     async def think(request: Any) -> Reply:
@@ -84,7 +84,7 @@ async def test_a_session_can_be_closed_after_logout():
         assert crow.sessions == {}
 
 
-async def test_logout_before_there_is_an_app_is_fine():
+async def test_logout_works_before_the_app_is_made():
     async def make() -> Crow:
         raise ModelError("No model is configured.")
 

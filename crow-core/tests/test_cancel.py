@@ -112,7 +112,7 @@ async def begun(editor: Editor, session_id: str) -> AsyncGenerator["asyncio.Task
     assert (await turn).stop_reason == "cancelled"
 
 
-async def test_cancelled_in_mid_stream_keeps_the_text_that_was_shown():
+async def test_cancelling_while_text_streams_keeps_the_text_that_was_shown():
     model = ScriptedModel(after_tools(Reply("Once upon a time", hang=True)))
     crow = Crow(model)
     async with connect(crow) as editor:
@@ -124,7 +124,7 @@ async def test_cancelled_in_mid_stream_keeps_the_text_that_was_shown():
         await assert_usable(editor, model, id)
 
 
-async def test_cancelled_in_the_midst_of_a_call_the_call_is_forgotten():
+async def test_cancelling_while_a_tool_call_streams_drops_the_call():
     """The client has not seen it yet, and half a call cannot be answered."""
     half = Reply("I will", tool_calls=[{"name": "demo_quick", "arguments": "{"}], hang=True)
     model = ScriptedModel(after_tools(half))
@@ -139,7 +139,7 @@ async def test_cancelled_in_the_midst_of_a_call_the_call_is_forgotten():
         await assert_usable(editor, model, id)
 
 
-async def test_cancelled_before_the_tools_every_call_is_answered():
+async def test_cancelling_before_tools_run_leaves_every_call_answered():
     asked = asyncio.Event()
     model = ScriptedModel(after_tools(calling("quick", "quick")))
     crow = Crow(model, servers=[Waiting().server])
@@ -162,7 +162,7 @@ async def test_cancelled_before_the_tools_every_call_is_answered():
         await assert_usable(editor, model, id)
 
 
-async def test_cancelled_before_a_call_that_was_shown_early_can_run_the_call_has_failed():
+async def test_cancelling_before_an_early_shown_call_runs_fails_the_call():
     """A call with long arguments is shown while they still come. The user cancels while the reply is being written."""
     long: Use = {"name": "demo_quick", "arguments": {"text": "word " * 100}}
     model = ScriptedModel(after_tools(Reply(tool_calls=[long])))
@@ -187,7 +187,7 @@ async def test_cancelled_before_a_call_that_was_shown_early_can_run_the_call_has
         await assert_usable(editor, model, id)
 
 
-async def test_cancelled_during_an_mcp_tool_the_server_hears_of_it():
+async def test_cancelling_during_a_tool_call_notifies_the_mcp_server():
     tool = Waiting()
     model = ScriptedModel(after_tools(calling("quick", "wait")))
     crow = Crow(model, servers=[tool.server])
@@ -204,7 +204,7 @@ async def test_cancelled_during_an_mcp_tool_the_server_hears_of_it():
         await assert_usable(editor, model, id)
 
 
-async def test_cancelled_during_a_question_the_question_is_taken_back():
+async def test_cancelling_during_a_permission_question_withdraws_it():
     model = ScriptedModel(after_tools(calling("quick", "quick")))
     crow = Crow(model, servers=[Waiting().server]).use(permissions)
     async with connect(crow, permit=None) as editor:
@@ -217,7 +217,7 @@ async def test_cancelled_during_a_question_the_question_is_taken_back():
         await assert_usable(editor, model, id)
 
 
-async def test_cancelled_while_the_client_does_not_read_every_call_it_will_see_has_ended():
+async def test_cancelling_while_the_client_does_not_read_ends_every_call_that_it_will_see():
     long = {"name": "demo_quick", "arguments": {"text": "a" * HIGH_WATER}, "id": "one"}
     calls = Reply(tool_calls=[long, long])  # type: ignore[list-item] - of one id, so that none is shown before it is whole
     crow, called = Crow(ScriptedModel([calls]), servers=[Waiting().server]), asyncio.Event()
@@ -242,7 +242,7 @@ async def test_cancelled_while_the_client_does_not_read_every_call_it_will_see_h
     assert states == {"one": "failed", "one_2": "failed"}
 
 
-async def test_cancelled_between_two_steps_the_answers_stay():
+async def test_cancelling_between_two_requests_keeps_the_answers():
     between = asyncio.Event()
     model = ScriptedModel(after_tools(calling("quick")))
     crow = Crow(model, servers=[Waiting().server])
@@ -262,7 +262,7 @@ async def test_cancelled_between_two_steps_the_answers_stay():
         await assert_usable(editor, model, id)
 
 
-async def test_cancelled_twice_and_more_the_clean_up_goes_on():
+async def test_cancelling_several_times_does_not_interrupt_the_clean_up():
     """However the client says it: by the session, by the request, and again."""
     tool = Waiting()
     model = ScriptedModel(after_tools(calling("wait")))
@@ -296,7 +296,7 @@ async def test_cancelled_twice_and_more_the_clean_up_goes_on():
         await assert_usable(editor, model, id)
 
 
-async def test_a_turn_whose_work_is_done_cannot_be_cancelled_any_more():
+async def test_a_turn_that_is_ending_cannot_be_cancelled():
     """What extensions do at its end runs to the end, all of it."""
     crow = Crow(ScriptedModel([Reply("Done.")]))
     ending, end = asyncio.Event(), asyncio.Event()
@@ -325,7 +325,7 @@ async def test_a_turn_whose_work_is_done_cannot_be_cancelled_any_more():
     assert told == ["first", "last"]
 
 
-async def test_cancelled_right_after_the_prompt():
+async def test_cancelling_right_after_the_prompt_cancels_the_turn():
     model = ScriptedModel([Reply("Hello.")])
     async with connect(Crow(model)) as editor:
         id = (await editor.new_session("/")).session_id
@@ -335,7 +335,7 @@ async def test_cancelled_right_after_the_prompt():
         await assert_usable(editor, model, id)
 
 
-async def test_cancelled_with_nothing_running_it_does_not_reach_the_next_prompt():
+async def test_cancelling_with_no_turn_running_does_not_affect_the_next_prompt():
     model = ScriptedModel([Reply("Hello."), Reply("Hello again.")])
     async with connect(Crow(model)) as editor:
         id = (await editor.new_session("/")).session_id
@@ -346,7 +346,7 @@ async def test_cancelled_with_nothing_running_it_does_not_reach_the_next_prompt(
         assert (await editor.prompt(id, "hi")).stop_reason == "end_turn"
 
 
-async def test_a_withdrawn_request_is_a_cancelled_prompt():
+async def test_cancelling_the_prompt_request_cancels_the_turn():
     model = ScriptedModel(after_tools(Reply("Once", hang=True)))
     async with connect(Crow(model)) as editor:
         id = (await editor.new_session("/")).session_id
@@ -356,7 +356,7 @@ async def test_a_withdrawn_request_is_a_cancelled_prompt():
         await assert_usable(editor, model, id)
 
 
-async def test_withdrawing_a_queued_prompt_leaves_the_running_one_alone():
+async def test_cancelling_a_queued_prompt_does_not_affect_the_running_turn():
     tool = Waiting()
     model = ScriptedModel(after_tools(calling("wait")))
     async with connect(Crow(model, servers=[tool.server])) as editor:
@@ -372,7 +372,7 @@ async def test_withdrawing_a_queued_prompt_leaves_the_running_one_alone():
     assert len(model.requests) == 2
 
 
-async def test_cancelling_a_session_cancels_the_prompts_that_wait_too():
+async def test_cancelling_a_session_cancels_its_queued_prompts():
     tool = Waiting()
     model = ScriptedModel(after_tools(calling("wait")))
     async with connect(Crow(model, servers=[tool.server])) as editor:
@@ -398,7 +398,7 @@ async def test_closing_a_session_cancels_its_turns():
         assert crow.sessions == {}
 
 
-async def test_a_client_that_hangs_up_cancels_what_it_had_begun():
+async def test_a_client_that_disconnects_cancels_its_turns():
     tool = Waiting()
     crow = Crow(ScriptedModel(after_tools(calling("wait"))), servers=[tool.server])
     logs: list[Sequence[Message]] = []
@@ -420,7 +420,7 @@ async def test_a_client_that_hangs_up_cancels_what_it_had_begun():
     await crow.shut_down()
 
 
-async def test_a_program_that_stops_waiting_ends_the_turn():
+async def test_cancelling_a_task_that_awaits_prompt_ends_the_turn():
     """Who awaits `Crow.prompt` and is cancelled gets its CancelledError once the turn has ended."""
     tool = Waiting()
     crow = Crow(ScriptedModel(after_tools(calling("wait"))), servers=[tool.server])
@@ -480,7 +480,7 @@ STEPS = st.lists(
 
 @settings(max_examples=settings.default.max_examples * 4 // 10, deadline=None)
 @given(STEPS)
-async def test_whatever_the_order_of_prompts_and_cancels_each_prompt_has_one_answer(
+async def test_each_prompt_has_one_answer_in_any_order_of_prompts_and_cancels(
     steps: list[tuple[str, int, str]],
 ):
     model = ScriptedModel(play)

@@ -183,12 +183,12 @@ async def survive(lines: list[bytes | tuple[str, Any]]) -> None:
     derandomize=True,
 )
 @given(LINES)
-def test_ten_thousand_lines_end_nothing_and_block_nobody(lines: list[bytes | tuple[str, Any]]):
+def test_malformed_lines_neither_end_the_agent_nor_block_it(lines: list[bytes | tuple[str, Any]]):
     asyncio.run(survive(lines))
 
 
 @pytest.mark.anyio
-async def test_a_client_that_stops_reading_pauses_the_model():
+async def test_a_client_that_stops_reading_pauses_the_model_stream():
     """Nothing piles up: a little waits unread, then the model is not listened to until somebody reads."""
     words, said = "word " * 200, 0
 

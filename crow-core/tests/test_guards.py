@@ -50,7 +50,7 @@ def looking(*, until: int) -> ScriptedModel:
     return ScriptedModel([*[Reply(tool_calls=[LOOK]) for _ in range(until)], Reply("I give up.")])
 
 
-async def test_a_model_that_repeats_itself_is_told_at_the_third_time():
+async def test_a_model_that_repeats_a_call_is_told_after_three_times():
     model = looking(until=4)
     async with connect(Crow(model, servers=[box()]).use(loop_guard)) as editor:
         session = await editor.new_session("/")
@@ -61,7 +61,7 @@ async def test_a_model_that_repeats_itself_is_told_at_the_third_time():
 
 
 @pytest.mark.parametrize(("permit", "ends"), [("allow_once", "I give up."), ("reject_once", "You stopped it.")])
-async def test_at_the_fifth_time_the_person_is_asked_whether_to_go_on(permit: str, ends: str):
+async def test_the_user_is_asked_after_five_equal_calls(permit: str, ends: str):
     model = looking(until=6)
     async with connect(Crow(model, servers=[box()]).use(loop_guard), permit=permit) as editor:
         session = await editor.new_session("/")
@@ -73,7 +73,7 @@ async def test_at_the_fifth_time_the_person_is_asked_whether_to_go_on(permit: st
     assert all(states[-1] == "completed" for states in editor.calls().values())
 
 
-async def test_two_calls_in_turn_are_a_loop_too():
+async def test_two_alternating_calls_are_a_loop():
     other: Use = {"name": "box_look", "arguments": {"at": "b"}}
     model = ScriptedModel([*[Reply(tool_calls=[use]) for use in [LOOK, other] * 3], Reply("Done.")])
     async with connect(Crow(model, servers=[box()]).use(loop_guard)) as editor:
@@ -82,7 +82,7 @@ async def test_two_calls_in_turn_are_a_loop_too():
     assert [("this very call" in result) for result in results(model)] == [False] * 4 + [True] * 2
 
 
-async def test_a_result_that_changes_is_progress():
+async def test_a_changed_result_starts_the_count_again():
     model = looking(until=9)
     answers = [f"{number}%" for number in range(9)]
     async with connect(Crow(model, servers=[box(answers)]).use(loop_guard)) as editor:
@@ -92,7 +92,7 @@ async def test_a_result_that_changes_is_progress():
     assert editor.questions == []
 
 
-async def test_each_turn_begins_anew():
+async def test_each_turn_starts_the_count_again():
     model = ScriptedModel([Reply(tool_calls=[LOOK]), Reply(tool_calls=[LOOK]), Reply("Empty.")] * 3)
     async with connect(Crow(model, servers=[box()]).use(loop_guard)) as editor:
         session = await editor.new_session("/")
@@ -111,7 +111,7 @@ async def spend(
     return editor, reasons
 
 
-async def test_a_budget_that_is_used_up_pauses_and_the_person_stops():
+async def test_a_turn_ends_if_the_user_refuses_more_budget():
     model = looking(until=9)
     editor, reasons = await spend(model, requests=3)
     assert len(model.requests) == 3
@@ -120,7 +120,7 @@ async def test_a_budget_that_is_used_up_pauses_and_the_person_stops():
     assert [message["role"] for message in model.requests[-1]["messages"]][-2:] == ["assistant", "tool"]
 
 
-async def test_who_goes_on_grants_as_much_again():
+async def test_going_on_grants_the_same_budget_again():
     model = looking(until=8)
     editor, reasons = await spend(model, permit="allow_once", requests=3)
     assert reasons == ["end_turn"]
@@ -130,7 +130,7 @@ async def test_who_goes_on_grants_as_much_again():
     ]
 
 
-async def test_a_budget_is_the_sessions_and_the_next_prompt_asks_again():
+async def test_a_budget_holds_for_the_session_so_the_next_prompt_asks_again():
     model = looking(until=9)
     editor, reasons = await spend(model, prompts=3, requests=2)
     assert reasons == ["max_turn_requests"] * 3
@@ -138,20 +138,20 @@ async def test_a_budget_is_the_sessions_and_the_next_prompt_asks_again():
     assert len(editor.questions) == 3
 
 
-async def test_tokens_count_in_and_out():
+async def test_input_and_output_tokens_count():
     counts = {"prompt_tokens": 900, "completion_tokens": 100}
     model = ScriptedModel([Reply(tool_calls=[LOOK], usage=counts)] * 3)
     editor, _ = await spend(model, tokens=2000)
     assert "2,000 of 2,000 tokens" in editor.text
 
 
-async def test_time_counts():
+async def test_minutes_of_turns_count():
     editor, reasons = await spend(ScriptedModel([]), minutes=1e-9)
     assert reasons == ["max_turn_requests"]
     assert "minutes" in editor.text
 
 
-async def test_money_counts_where_prices_are_known():
+async def test_money_counts_if_the_model_has_prices():
     usage = {"prompt_tokens": 1_000_000, "completion_tokens": 0}
     async with ScriptedServer([Reply(tool_calls=[LOOK], usage=usage)] * 2) as server:
         model = ChatModel(name="scripted", base_url=server.url, prices=Prices(input=3, output=9))
@@ -160,7 +160,7 @@ async def test_money_counts_where_prices_are_known():
     assert "6 of 5 money" in editor.text
 
 
-async def test_what_was_spent_is_known_when_the_session_is_loaded():
+async def test_a_loaded_session_knows_what_it_has_used():
     crow, log = Crow(looking(until=9), servers=[box()]).use(budgets, requests=2), list[Message]()
 
     @crow.session_end
@@ -184,7 +184,7 @@ async def test_what_was_spent_is_known_when_the_session_is_loaded():
 
 
 @pytest.mark.parametrize(("said", "requests"), [("Go on", 4), ("Stop", 2)])
-async def test_a_client_that_shows_forms_is_shown_one(said: str, requests: int):
+async def test_a_client_with_forms_is_asked_by_a_form(said: str, requests: int):
     model = looking(until=3)
     async with connect(Crow(model, servers=[box()]).use(budgets, requests=2), capabilities=FORMS) as editor:
         editor.answer = CreateElicitationResponse(action="accept", content={"answer": said})

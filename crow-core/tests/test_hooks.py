@@ -116,7 +116,7 @@ def test_help_shows_the_contract_of_a_hook_and_its_example_runs(name: str):
     assert len(getattr(crow, name).functions) == (2 if name == "options" else 1)  # the app has an option of its own
 
 
-async def test_plain_and_async_functions_pass_a_value_along_in_the_order_of_registration():
+async def test_pipe_calls_plain_and_async_functions_in_the_order_of_registration():
     model = ScriptedModel([Reply("Hello.")])
     crow = Crow(model)
 
@@ -139,7 +139,7 @@ async def test_plain_and_async_functions_pass_a_value_along_in_the_order_of_regi
     assert asked(model.requests[0]) == "zero one two"
 
 
-async def test_the_first_answer_settles_it_and_stands_in_for_the_tool():
+async def test_the_first_answer_of_before_tool_replaces_the_tool():
     model = ScriptedModel([USE_ECHO, Reply("Done.")])
     crow = crow_with(model)
     asked_in_vain: list[str] = []
@@ -163,7 +163,7 @@ async def test_the_first_answer_settles_it_and_stands_in_for_the_tool():
     assert list(editor.calls().values()) == [["pending", "completed"]]
 
 
-async def test_after_tool_may_replace_what_the_client_and_the_model_see():
+async def test_after_tool_can_replace_the_result_for_client_and_model():
     model = ScriptedModel([USE_ECHO, Reply("Done.")])
     crow = crow_with(model)
 
@@ -178,7 +178,7 @@ async def test_after_tool_may_replace_what_the_client_and_the_model_see():
     assert "AS ASKED" in repr(editor.of(ToolCallUpdate)[-1].content)
 
 
-async def test_before_model_may_change_the_request_but_not_the_log():
+async def test_before_model_can_change_the_request_but_not_the_log():
     model = ScriptedModel([Reply("Hello.")])
     crow = Crow(model)
 
@@ -193,7 +193,7 @@ async def test_before_model_may_change_the_request_but_not_the_log():
     assert model.requests[0]["temperature"] == 0
 
 
-async def test_before_end_goes_on_with_a_message_until_it_has_none():
+async def test_before_end_continues_the_turn_as_long_as_it_returns_a_message():
     model = ScriptedModel([Reply("Half."), Reply("Whole.")])
     crow = Crow(model)
 
@@ -209,7 +209,7 @@ async def test_before_end_goes_on_with_a_message_until_it_has_none():
     assert editor.text == "Half.Whole."
 
 
-async def test_every_answer_counts_where_answers_are_collected():
+async def test_collect_uses_every_answer():
     model = ScriptedModel([Reply("Hello.")])
     crow = Crow(model)
     crow.instructions(lambda session: "First rule.")
@@ -253,7 +253,7 @@ async def test_an_extension_that_says_no_to_a_failed_model_call_ends_the_turn():
     assert len(model.requests) == 1
 
 
-async def test_what_ends_something_runs_in_reverse_and_a_failure_stops_nobody(caplog: pytest.LogCaptureFixture):
+async def test_unwind_runs_in_reverse_and_continues_after_a_failure(caplog: pytest.LogCaptureFixture):
     crow = Crow(ScriptedModel([Reply("Hello.")]))
     order: list[str] = []
 
@@ -292,7 +292,7 @@ async def test_what_is_no_error_passes_through_the_hooks_that_end_something():
 
 
 @pytest.mark.parametrize("moment", sorted(name for name, hook in vars(Hooks).items() if isinstance(hook, Hook)))
-async def test_registering_after_the_first_session_has_opened_is_refused(moment: str):
+async def test_registration_is_refused_after_the_first_session_has_opened(moment: str):
     crow = Crow(ScriptedModel([]))
     async with connect(crow) as editor:
         await editor.new_session("/")
@@ -311,7 +311,7 @@ async def test_two_apps_in_one_process_do_not_share_their_hooks():
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-async def test_a_failing_hook_ends_the_turn_loudly_and_the_next_prompt_works(moment: str):
+async def test_an_exception_in_a_hook_ends_the_turn_with_an_error_and_the_next_prompt_works(moment: str):
     model = ScriptedModel(lambda request: Reply("Done.") if request["messages"][-1]["role"] == "tool" else USE_ECHO)
     crow = crow_with(model)
     broken = True
@@ -335,7 +335,7 @@ async def test_a_failing_hook_ends_the_turn_loudly_and_the_next_prompt_works(mom
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-async def test_any_hook_may_end_the_turn_in_good_order(moment: str):
+async def test_any_hook_of_a_turn_can_end_it_with_end_turn(moment: str):
     model = ScriptedModel(lambda request: Reply("Done.") if request["messages"][-1]["role"] == "tool" else USE_ECHO)
     crow = crow_with(model)
     enough = True
@@ -360,7 +360,7 @@ async def test_any_hook_may_end_the_turn_in_good_order(moment: str):
         assert_valid(request)
 
 
-async def test_turn_end_hears_how_the_turn_ended():
+async def test_turn_end_receives_the_outcome_of_the_turn():
     model = ScriptedModel([Reply("Hello."), Reply("Hel", error=ValueError("cut"))])
     crow = Crow(model)
     outcomes: list[object] = []
@@ -374,7 +374,7 @@ async def test_turn_end_hears_how_the_turn_ended():
     assert isinstance(outcomes[1], ValueError)
 
 
-async def test_after_model_comes_when_the_calls_have_been_answered():
+async def test_after_model_is_called_when_the_tool_calls_are_answered():
     model = ScriptedModel([USE_ECHO, Reply("Done.")])
     crow = crow_with(model)
     logs: list[list[str | None]] = []
@@ -389,7 +389,7 @@ async def test_after_model_comes_when_the_calls_have_been_answered():
     assert logs == [["user", "assistant", "tool"], ["user", "assistant", "tool", "assistant"]]
 
 
-async def test_the_model_is_asked_while_the_message_is_still_being_written():
+async def test_the_model_is_asked_while_the_message_hooks_still_run():
     asked_for_one = asyncio.Event()
 
     def script(request: dict[str, Any]) -> Reply:
@@ -409,7 +409,7 @@ async def test_the_model_is_asked_while_the_message_is_still_being_written():
     assert editor.text == "Hello."
 
 
-async def test_nothing_is_shown_before_all_that_precedes_it_is_written():
+async def test_updates_wait_until_the_entries_before_them_are_written():
     """The hooks of one entry after the other, and only then what follows them."""
     crow = crow_with(ScriptedModel([USE_ECHO, Reply("Done.")]))
     waiting: asyncio.Queue[tuple[Message, asyncio.Event]] = asyncio.Queue()
@@ -455,7 +455,7 @@ def shown(editor: Editor) -> int:
     return len([*editor.of(AgentMessageChunk), *editor.of(AcpToolCall), *editor.of(ToolCallUpdate)])
 
 
-async def test_what_a_turn_could_not_write_fails_the_turn_even_at_its_very_end():
+async def test_a_turn_fails_if_an_entry_cannot_be_written_even_at_its_end():
     """Also when an extension's last word is the first to run into it."""
     crow = Crow(ScriptedModel([Reply("Hello."), Reply("Welcome back.")]))
     broken = True
@@ -479,7 +479,7 @@ async def test_what_a_turn_could_not_write_fails_the_turn_even_at_its_very_end()
     assert answer.stop_reason == "end_turn"
 
 
-async def test_entries_that_follow_a_failed_one_are_still_handed_to_the_hooks():
+async def test_entries_after_a_failed_write_are_still_passed_to_the_hooks():
     """So that who writes them down can catch up."""
     crow = Crow(ScriptedModel([Reply("Hello.")]))
     seen: list[str] = []
@@ -498,7 +498,7 @@ async def test_entries_that_follow_a_failed_one_are_still_handed_to_the_hooks():
     assert seen[:2] == ["user", "render"]
 
 
-async def test_a_session_that_an_extension_refuses_leaves_nothing_behind():
+async def test_a_session_that_a_hook_refuses_leaves_nothing_behind():
     crow = Crow(ScriptedModel([]))
     ended: list[str] = []
 
@@ -515,7 +515,7 @@ async def test_a_session_that_an_extension_refuses_leaves_nothing_behind():
         assert len(ended) == 1
 
 
-async def test_a_hook_that_fails_for_one_call_ends_its_siblings_and_all_are_answered():
+async def test_a_hook_that_fails_for_one_tool_call_ends_the_others_and_all_are_answered():
     """Whichever was running is interrupted, whichever had ended keeps its result; the client sees each of them end."""
     one: Use = {"name": "demo_echo", "arguments": {"text": "as asked"}}
     two: Use = {"name": "demo_wait", "arguments": {"text": "for ever"}}
@@ -552,7 +552,7 @@ async def test_a_hook_that_fails_for_one_call_ends_its_siblings_and_all_are_answ
     assert sorted(said) == sorted(["as asked", INTERRUPTED, INTERRUPTED])
 
 
-async def test_calls_end_on_the_client_even_when_nothing_can_be_written_any_more():
+async def test_tool_calls_end_on_the_client_even_if_writing_fails():
     model = ScriptedModel([Reply(tool_calls=[USE_ECHO.tool_calls[0]] * 3), Reply("Done.")])
     crow = crow_with(model).use(permissions, mode="yolo")
     broken = True
@@ -577,7 +577,7 @@ async def test_calls_end_on_the_client_even_when_nothing_can_be_written_any_more
     assert_valid(model.requests[1])
 
 
-async def test_a_reply_that_still_streams_is_drafted_under_the_id_it_will_keep():
+async def test_a_streaming_reply_is_drafted_under_its_final_id():
     """What was shown is told of soon, although nothing more may come for long."""
     crow = Crow(ScriptedModel([Reply("Half a sent", reasoning="Hm.", hang=True)]))
     drafts: asyncio.Queue[Message] = asyncio.Queue()
@@ -600,7 +600,7 @@ async def test_a_reply_that_still_streams_is_drafted_under_the_id_it_will_keep()
     assert kept.get("content") == "Half a sent"
 
 
-async def test_a_reply_that_comes_at_once_needs_no_draft(monkeypatch: pytest.MonkeyPatch):
+async def test_a_fast_reply_needs_no_draft(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(log_module, "DRAFT_INTERVAL", 3600)  # it comes before that
     crow = Crow(ScriptedModel([Reply("All of it.")]))
     drafts: list[Message] = []
@@ -611,7 +611,7 @@ async def test_a_reply_that_comes_at_once_needs_no_draft(monkeypatch: pytest.Mon
     assert drafts == []
 
 
-async def test_every_request_is_told_of_when_it_leaves_and_when_it_has_ended():
+async def test_model_call_is_called_when_a_request_is_sent_and_when_it_has_ended():
     """With the body to the byte, between the entries it was made of and the one it brings; a failed one, too."""
     told: list[Any] = []
     async with ScriptedServer([Reply("Hello."), Failure(400, "no")]) as server:
@@ -635,7 +635,7 @@ async def test_every_request_is_told_of_when_it_leaves_and_when_it_has_ended():
     assert told == [*first, "user", ("sent", False), ("ended", True)]
 
 
-async def test_tools_that_run_together_are_answered_as_they_end():
+async def test_parallel_tool_calls_are_written_as_they_end():
     """What the client saw complete is in the log, whatever becomes of the call beside it; the model reads in order."""
     release = asyncio.Event()
     server = FastMCP("demo")

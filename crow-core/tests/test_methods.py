@@ -40,7 +40,7 @@ def code(answer: dict[str, Any]) -> int:
     return answer["error"]["code"]
 
 
-async def test_they_are_told_at_the_start():
+async def test_initialize_lists_the_extension_methods():
     async with wired(greeter().use(usage).use(undo)) as wire:
         capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
         assert capabilities["_meta"] == {"crow": {"methods": ["_crow/usage", "_crow/undo"]}}
@@ -49,7 +49,7 @@ async def test_they_are_told_at_the_start():
         assert "_meta" not in capabilities
 
 
-async def test_an_extension_answers_a_method_of_its_own():
+async def test_an_extension_can_add_a_method():
     crow = greeter()
 
     async def double(session: Session, params: dict[str, Any]) -> Any:
@@ -69,7 +69,7 @@ async def test_an_extension_answers_a_method_of_its_own():
         assert (await prompt(wire, session))["result"] == {"stopReason": "end_turn"}
 
 
-async def test_another_clients_session_is_nobody_elses():
+async def test_a_method_does_not_reach_the_session_of_another_client():
     crow = greeter().use(usage)
     async with wired(crow) as one, wired(crow) as other:
         session = await opened(one)
@@ -77,7 +77,7 @@ async def test_another_clients_session_is_nobody_elses():
         assert "result" in await one.ask("_crow/usage", {"sessionId": session})
 
 
-async def test_usage_is_told_in_numbers():
+async def test_the_method_usage_returns_numbers():
     counts = {"prompt_tokens": 1000, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 900}}
     model = ScriptedModel([Reply("Hello.", usage=counts)], window=8192)
     async with wired(Crow(model).use(usage)) as wire:
@@ -95,7 +95,7 @@ async def test_usage_is_told_in_numbers():
         }
 
 
-async def test_undo_tells_first_and_does_it_when_it_is_confirmed(tmp_path: Path):
+async def test_the_method_undo_returns_a_plan_and_carries_it_out_if_confirmed(tmp_path: Path):
     file = tmp_path / "new.txt"
     edit = Use(name="file_editor", arguments={"command": "create", "path": str(file), "file_text": "hello\n"})
     model = ScriptedModel([Reply(tool_calls=[edit]), Reply("Done.")])
@@ -117,7 +117,7 @@ async def test_undo_tells_first_and_does_it_when_it_is_confirmed(tmp_path: Path)
         assert code(await wire.ask("_crow/undo", {"sessionId": session})) == INVALID_REQUEST
 
 
-async def test_nothing_is_undone_under_a_running_turn():
+async def test_the_method_undo_is_refused_while_a_turn_runs():
     asked = asyncio.Event()
 
     async def think(request: Any) -> Reply:

@@ -66,7 +66,7 @@ def updates(wire: Wire, kind: str) -> list[dict[str, Any]]:
     return [update for update in heard if update["sessionUpdate"] == kind]
 
 
-async def test_a_client_that_knows_booleans_is_shown_one():
+async def test_a_client_with_boolean_options_receives_one():
     async with wired(Crow(talker()).use(verbosity)) as wire:
         session = await opened(wire, BOOLEANS)
         assert session["configOptions"][-1] == {
@@ -83,7 +83,7 @@ async def test_a_client_that_knows_booleans_is_shown_one():
 
 
 @pytest.mark.parametrize("capabilities", [{}, {"session": {"configOptions": {"boolean": None}}}, {"session": {}}])
-async def test_a_client_that_does_not_is_shown_two_choices(capabilities: dict[str, Any]):
+async def test_a_client_without_boolean_options_receives_two_choices(capabilities: dict[str, Any]):
     async with wired(Crow(talker()).use(verbosity)) as wire:
         session = await opened(wire, capabilities)
         option = session["configOptions"][-1]
@@ -95,7 +95,7 @@ async def test_a_client_that_does_not_is_shown_two_choices(capabilities: dict[st
         assert answer["error"]["code"] == INVALID_PARAMS
 
 
-async def test_a_mode_set_in_the_old_words_is_announced_in_the_new_ones_too():
+async def test_a_mode_set_with_set_mode_is_announced_as_a_config_option():
     async with wired(Crow(talker()).use(permissions)) as wire:
         session = await opened(wire)
         assert session["modes"]["currentModeId"] == values(session["configOptions"])["mode"] == "ask"
@@ -106,7 +106,7 @@ async def test_a_mode_set_in_the_old_words_is_announced_in_the_new_ones_too():
         assert [update["currentModeId"] for update in updates(wire, "current_mode_update")] == ["plan"]
 
 
-async def test_a_mode_set_in_the_new_words_is_announced_in_the_old_ones():
+async def test_a_mode_set_as_a_config_option_is_announced_as_a_mode():
     async with wired(Crow(talker()).use(permissions)) as wire:
         session = await opened(wire)
         answer = await choose(wire, session["sessionId"], "mode", "plan")
@@ -118,7 +118,7 @@ async def test_a_mode_set_in_the_new_words_is_announced_in_the_old_ones():
         assert updates(wire, "config_option_update") == []
 
 
-async def test_a_mode_set_by_a_command_is_announced_in_both():
+async def test_a_mode_set_by_a_slash_command_is_announced_in_both_ways():
     async with wired(Crow(talker()).use(permissions).use(commands)) as wire:
         session = await opened(wire)
         said = [{"type": "text", "text": "/mode plan"}]
@@ -129,7 +129,7 @@ async def test_a_mode_set_by_a_command_is_announced_in_both():
 
 
 @pytest.mark.parametrize("mode", ["god", "", "Plan"])
-async def test_a_mode_that_there_is_not_changes_nothing(mode: str):
+async def test_an_unknown_mode_changes_nothing(mode: str):
     async with wired(Crow(talker()).use(permissions)) as wire:
         session = await opened(wire)
         answer = await wire.ask("session/set_mode", {"sessionId": session["sessionId"], "modeId": mode})
@@ -138,7 +138,7 @@ async def test_a_mode_that_there_is_not_changes_nothing(mode: str):
         assert values(answer["result"]["configOptions"])["mode"] == "ask"
 
 
-async def test_an_option_that_moves_the_mode_is_announced_in_the_old_words_too():
+async def test_an_option_that_changes_the_mode_is_announced_as_a_mode_too():
     crow = Crow(talker())
 
     @crow.options
@@ -157,7 +157,7 @@ async def test_an_option_that_moves_the_mode_is_announced_in_the_old_words_too()
         assert [update["currentModeId"] for update in updates(wire, "current_mode_update")] == ["bold"]
 
 
-async def test_which_options_there_are_may_depend_on_another():
+async def test_the_list_of_options_can_depend_on_another_option():
     thinker = ChatModel(name="thinker", quirks=Quirks(effort="reasoning_effort"))
     async with wired(Crow({"plain": talker(), "thinker": thinker}).use(reasoning_effort)) as wire:
         session = await opened(wire)
@@ -172,7 +172,7 @@ async def test_which_options_there_are_may_depend_on_another():
         assert answer["error"]["code"] == INVALID_PARAMS
 
 
-async def test_an_option_chosen_while_a_turn_runs_counts_from_the_next_request_on():
+async def test_an_option_set_while_a_turn_runs_holds_from_the_next_request_on():
     asked, chosen = asyncio.Event(), asyncio.Event()
 
     async def first(request: dict[str, Any]) -> Reply:

@@ -36,7 +36,7 @@ def answer_of(model: ScriptedModel) -> str:
 
 
 @pytest.mark.parametrize("mode", ["ask", "plan"])
-async def test_the_client_is_shown_each_plan_whole_and_nobody_is_asked(mode: Any):
+async def test_each_plan_is_shown_whole_without_a_permission_question(mode: Any):
     model = planning({"entries": [LOOK, MEND]}, {"entries": [LOOK, {**MEND, "status": "completed"}]})
     editor = await turn(Crow(model).use(permissions, mode=mode).use(plan))
     first, second = editor.of(PlanUpdate)
@@ -50,7 +50,7 @@ async def test_the_client_is_shown_each_plan_whole_and_nobody_is_asked(mode: Any
     assert editor.of(ToolCall)[0].title == "plan(2 entries)"
 
 
-async def test_a_plan_sent_as_text_is_understood():
+async def test_a_plan_whose_entries_are_json_text_is_parsed():
     editor = await turn(Crow(planning({"entries": '[{"content": "Mend it", "status": "pending"}]'})).use(plan))
     assert [entry.content for update in editor.of(PlanUpdate) for entry in update.entries] == ["Mend it"]
 
@@ -66,7 +66,7 @@ async def test_a_plan_sent_as_text_is_understood():
         ({"entries": [{**LOOK, "content": 7}]}, "entries[0].content: expected str"),
     ],
 )
-async def test_a_plan_that_is_none_is_not_shown_and_the_model_learns_why(wrong: Any, why: str):
+async def test_an_invalid_plan_is_an_error_for_the_model_and_is_not_shown(wrong: Any, why: str):
     model = planning(wrong)
     editor = await turn(Crow(model).use(plan))
     assert editor.of(PlanUpdate) == []
@@ -74,7 +74,7 @@ async def test_a_plan_that_is_none_is_not_shown_and_the_model_learns_why(wrong: 
     assert editor.of(ToolCallUpdate)[-1].status == "failed"
 
 
-async def test_the_plan_is_shown_again_with_a_stored_session():
+async def test_a_loaded_session_shows_its_plans_again():
     crow = Crow(planning({"entries": [LOOK]}, {"entries": []}, {"entries": [MEND]})).use(plan)
     kept: list[Any] = []
 

@@ -45,7 +45,7 @@ def result(model: ScriptedModel) -> str:
     return model.requests[-1]["messages"][-1]["content"]
 
 
-async def test_a_hook_is_told_what_happens(tmp_path: Path):
+async def test_a_shell_hook_receives_what_happens_as_json(tmp_path: Path):
     moments = ["session_start", "before_prompt", "before_tool", "after_tool", "turn_end", "session_end"]
     write = [ShellHook(command="cat >> log; echo >> log")]
     await turn(tmp_path, **dict.fromkeys(moments, write))
@@ -65,7 +65,7 @@ async def test_a_hook_is_told_what_happens(tmp_path: Path):
     assert told[4]["outcome"] == "end_turn"
 
 
-async def test_exit_code_2_keeps_a_call_from_running_and_nobody_is_asked(tmp_path: Path):
+async def test_exit_code_2_refuses_a_tool_call_before_the_permission_question(tmp_path: Path):
     no = [ShellHook(command="echo 'No sums today.' >&2; exit 2"), ShellHook(command="touch second")]
     editor, model, ran = await turn(tmp_path, before_tool=no)
     assert ran == []
@@ -74,19 +74,19 @@ async def test_exit_code_2_keeps_a_call_from_running_and_nobody_is_asked(tmp_pat
     assert not (tmp_path / "second").exists()
 
 
-async def test_a_hook_may_be_a_program_with_arguments_and_for_some_tools_only(tmp_path: Path):
+async def test_a_shell_hook_can_be_a_program_with_arguments_for_some_tools(tmp_path: Path):
     hooks = [ShellHook(command=["touch", "$HOME"]), ShellHook(command=["touch", "other"], tool="terminal*")]
     await turn(tmp_path, before_tool=hooks)
     assert os.listdir(tmp_path) == ["$HOME"]
 
 
-async def test_exit_code_2_after_a_tool_is_told_to_the_model_with_the_result(tmp_path: Path):
+async def test_exit_code_2_after_a_tool_adds_to_its_result(tmp_path: Path):
     _, model, ran = await turn(tmp_path, after_tool=[ShellHook(command="echo 'Round it.' >&2; exit 2")])
     assert ran == [5]
     assert result(model) == "5\n\nRound it."
 
 
-async def test_a_secret_that_a_hook_says_is_masked(tmp_path: Path):
+async def test_a_secret_in_the_output_of_a_shell_hook_is_masked(tmp_path: Path):
     hooks = [ShellHook(command="echo 'canary-0123456789 is wrong.' >&2; exit 2")]
     model = ScriptedModel([Reply(tool_calls=[{"name": "maths_add", "arguments": {"a": 2, "b": 3}}]), Reply("Done.")])
     crow = Crow(model, servers=[add_server([])]).use(mask_secrets, known=["canary-0123456789"])
@@ -112,14 +112,14 @@ async def test_exit_code_2_before_a_prompt_ends_the_turn(tmp_path: Path):
         (ShellHook(command="kill -9 $$"), "failed: exit code -9"),
     ],
 )
-async def test_a_hook_that_fails_is_a_warning_and_nothing_more(tmp_path: Path, hook: ShellHook, says: str):
+async def test_a_shell_hook_that_fails_is_only_a_warning(tmp_path: Path, hook: ShellHook, says: str):
     editor, _, ran = await turn(tmp_path, before_tool=[hook], session_end=[hook], session_start=[hook])
     assert ran == [5]
     assert says in editor.thoughts
     assert editor.thoughts.count("failed") == 1
 
 
-async def test_a_hook_may_leave_something_running_and_need_not_listen(tmp_path: Path):
+async def test_a_shell_hook_can_leave_a_process_running_and_ignore_its_input(tmp_path: Path):
     editor, _, ran = await turn(tmp_path, after_tool=[ShellHook(command="exec < /dev/null; sleep 3 & exit 0")])
     assert ran == [5]
     assert editor.text == "Done."

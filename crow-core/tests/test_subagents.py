@@ -75,7 +75,7 @@ def tools(request: dict[str, Any]) -> list[str]:
     return [tool["function"]["name"] for tool in request.get("tools", [])]
 
 
-async def test_an_agent_works_apart_and_reports():
+async def test_a_sub_agent_works_in_its_own_session_and_returns_a_report():
     model = cast(
         [task(), Reply("It is empty.")],
         [Reply("Hm.", tool_calls=call("box_look", "one", at="a").tool_calls), Reply("Empty!")],
@@ -93,7 +93,7 @@ async def test_an_agent_works_apart_and_reports():
     assert editor.text == "It is empty."
 
 
-async def test_what_it_does_is_seen_below_the_call_and_its_questions_are_the_sessions():
+async def test_its_tool_calls_appear_below_the_call_and_its_questions_come_from_the_parent():
     model = cast([task(), Reply("Done.")], [call("box_look", "one", at="a"), Reply("x" * 900)])
     async with connect(Crow(model, servers=[box()]).use(permissions).use(subagents)) as editor:
         session = await editor.new_session("/")
@@ -107,7 +107,7 @@ async def test_what_it_does_is_seen_below_the_call_and_its_questions_are_the_ses
     assert len(progress) >= 3
 
 
-async def test_an_answer_for_the_whole_session_is_for_both():
+async def test_an_answer_for_the_session_holds_for_parent_and_sub_agent():
     model = cast([task(), call("box_look", at="b"), Reply("Done.")], [call("box_look", at="a"), Reply("Empty.")])
     crow = Crow(model, servers=[box()]).use(permissions).use(subagents)
     async with connect(crow, permit="allow_always") as editor:
@@ -116,7 +116,7 @@ async def test_an_answer_for_the_whole_session_is_for_both():
     assert len(editor.questions) == 1
 
 
-async def test_cancel_ends_the_agent_too():
+async def test_cancelling_the_turn_ends_the_sub_agent():
     started = asyncio.Event()
 
     def script(request: dict[str, Any]) -> Reply:
@@ -138,7 +138,7 @@ async def test_cancel_ends_the_agent_too():
     assert editor.calls()["one"][-1] == "failed"
 
 
-async def test_several_work_side_by_side():
+async def test_several_sub_agents_run_in_parallel():
     both = Reply(tool_calls=[*task("one").tool_calls, *task("two", prompt="Look into b.").tool_calls])
     here = asyncio.Barrier(2)
 
@@ -156,7 +156,7 @@ async def test_several_work_side_by_side():
     assert told == ["Look into a.", "Look into b."]
 
 
-async def test_it_may_have_another_model_and_fewer_tools():
+async def test_a_sub_agent_can_have_another_model_and_fewer_tools():
     large = cast([task(model="small", tools=["box_l*", "terminal"]), Reply("Done.")], [], "large-70b")
     small = cast([], [call("agent"), call("box_open"), Reply("No.")], "small-1b")
     two = FastMCP("box")
@@ -187,7 +187,7 @@ async def test_a_wrong_call_is_answered_with_what_to_do(reply: Reply, says: str)
     assert model.requests[-1]["messages"][-1]["content"] == says
 
 
-async def test_an_agent_that_fails_is_a_tool_that_fails():
+async def test_a_sub_agent_that_fails_is_a_failed_tool_call():
     model = cast([task(), Reply("Done.")], [Reply(error=ModelError("The endpoint is gone."))])
     async with connect(Crow(model).use(subagents)) as editor:
         session = await editor.new_session("/")
@@ -196,7 +196,7 @@ async def test_an_agent_that_fails_is_a_tool_that_fails():
     assert editor.calls()["one"][-1] == "failed"
 
 
-async def test_an_agent_that_does_not_stop_says_how_far_it_came():
+async def test_a_sub_agent_that_reaches_the_request_limit_returns_its_last_text():
     model = cast([task(), Reply("Done.")], [Reply("Again.", tool_calls=call("box_look", at="a").tool_calls)] * 5)
     async with connect(Crow(model, servers=[box()], max_requests=5).use(subagents)) as editor:
         session = await editor.new_session("/")
@@ -205,7 +205,7 @@ async def test_an_agent_that_does_not_stop_says_how_far_it_came():
     assert told == "The agent did not come to its end (max_turn_requests). Its last words:\n\n" + "Again." * 5
 
 
-async def test_one_that_the_person_stops_says_so():
+async def test_a_sub_agent_that_the_user_stops_reports_it():
     model = cast([task(), Reply("Done.")], [call("box_look", at="a")] * 5)
     async with connect(Crow(model, servers=[box()]).use(subagents).use(loop_guard), permit="reject_once") as editor:
         session = await editor.new_session("/")
@@ -215,7 +215,7 @@ async def test_one_that_the_person_stops_says_so():
     assert told.endswith("You stopped it.")
 
 
-async def test_a_task_is_no_command_of_a_persons():
+async def test_a_task_that_begins_with_a_slash_is_no_command():
     model = cast([task(prompt="/help"), Reply("Done.")], [Reply("Helped.")])
     async with connect(Crow(model).use(commands).use(subagents)) as editor:
         session = await editor.new_session("/")
@@ -223,7 +223,7 @@ async def test_a_task_is_no_command_of_a_persons():
     assert model.requests[-1]["messages"][-1]["content"] == "Helped."
 
 
-async def test_its_warnings_are_the_sessions():
+async def test_notices_of_a_sub_agent_are_shown_by_its_parent():
     crow = Crow(cast([task(), Reply("Done.")], [Reply("Empty.")])).use(subagents)
 
     @crow.after_model
@@ -237,7 +237,7 @@ async def test_its_warnings_are_the_sessions():
     assert editor.thoughts == "It is late.\n"
 
 
-async def test_it_uses_the_servers_that_the_client_brought_and_leaves_them_running(tmp_path: Path):
+async def test_a_sub_agent_uses_the_servers_of_the_client_and_leaves_them_running(tmp_path: Path):
     file = tmp_path / "count.py"
     file.write_text(COUNT)
     model = cast(
@@ -253,7 +253,7 @@ async def test_it_uses_the_servers_that_the_client_brought_and_leaves_them_runni
     assert (told[0], told[-1]) == ("1", "3")
 
 
-async def test_its_commands_start_where_those_of_its_parent_would(tmp_path: Path):
+async def test_commands_of_a_sub_agent_start_in_the_current_folder_of_its_parent(tmp_path: Path):
     (tmp_path / "below").mkdir()
     tools = Server("crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True)
     model = cast(
@@ -267,7 +267,7 @@ async def test_its_commands_start_where_those_of_its_parent_would(tmp_path: Path
     assert str(tmp_path / "below") in pwd
 
 
-async def test_a_budget_is_shared():
+async def test_a_sub_agent_shares_the_budget_of_its_parent():
     model = cast([task(), Reply("Done.")], [call("box_look", at="a")] * 5)
     crow = Crow(model, servers=[box()]).use(subagents).use(budgets, requests=3)
     async with connect(crow, permit="reject_once") as editor:
@@ -278,7 +278,7 @@ async def test_a_budget_is_shared():
     assert len(editor.questions) == 1
 
 
-async def test_hooks_hear_of_its_calls_and_not_of_its_turn(tmp_path: Path):
+async def test_shell_hooks_run_for_tool_calls_of_a_sub_agent_but_not_for_its_turn(tmp_path: Path):
     model = cast([task(), Reply("Done.")], [call("box_look", at="a"), Reply("Empty.")])
     write = [ShellHook(command="cat >> log; echo >> log")]
     crow = Crow(model, servers=[box()]).use(shell_hooks, before_tool=write, turn_end=write).use(subagents)
@@ -289,7 +289,7 @@ async def test_hooks_hear_of_its_calls_and_not_of_its_turn(tmp_path: Path):
     assert ["agent" in line or "box_look" in line for line in lines] == [True, True, False]
 
 
-async def test_what_it_used_counts_for_the_session():
+async def test_usage_of_a_sub_agent_counts_for_its_parent():
     model = cast([task(), Reply("Done.")], [Reply("Empty.")])
     async with connect(Crow(model).use(commands).use(usage).use(subagents)) as editor:
         session = await editor.new_session("/")

@@ -58,7 +58,7 @@ async def no_app(models: Any = None) -> Crow:
     return Crow(models).use(mask_secrets)
 
 
-async def test_without_the_flag_there_is_none_of_it():
+async def test_unstable_features_are_off_by_default():
     model = ScriptedModel(lambda request: Reply("Well.", usage=COUNTS))
     async with wired(remembering(model).use(usage)) as wire:
         capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
@@ -70,7 +70,7 @@ async def test_without_the_flag_there_is_none_of_it():
     assert "French" not in system_of(model)
 
 
-async def test_it_says_what_it_can_do():
+async def test_initialize_announces_unstable_capabilities():
     async with wired(remembering(talker()), unstable=True) as wire:
         capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
     assert capabilities["providers"] == {}
@@ -78,7 +78,7 @@ async def test_it_says_what_it_can_do():
     assert capabilities["sessionCapabilities"]["systemPrompt"] == {"mode": {"override": {}}}
 
 
-async def test_a_prompts_answer_counts_the_tokens_of_its_own_turn():
+async def test_the_response_to_a_prompt_has_the_tokens_of_its_turn():
     calls = [Use(name="nothing", arguments={})]
     model = ScriptedModel([Reply(tool_calls=calls, usage=COUNTS), Reply("A", usage=COUNTS), Reply("B", usage=COUNTS)])
     async with wired(Crow(model).use(usage), unstable=True) as wire:
@@ -93,7 +93,7 @@ async def test_a_prompts_answer_counts_the_tokens_of_its_own_turn():
         assert (await prompt(wire, session))["usage"]["totalTokens"] == 1020
 
 
-async def test_a_clients_instructions_follow_the_agents_own():
+async def test_instructions_of_the_client_are_appended_to_those_of_the_agent():
     model = talker()
     async with wired(Crow(model), unstable=True) as wire:
         await prompt(wire, await opened(wire, **instructions("Speak {{ cwd }} French.")))
@@ -101,7 +101,7 @@ async def test_a_clients_instructions_follow_the_agents_own():
     assert system_of(model).endswith("\n\nSpeak {{ cwd }} French.")
 
 
-async def test_a_clients_instructions_take_the_place_of_the_agents_own():
+async def test_instructions_of_the_client_can_replace_those_of_the_agent():
     model = talker()
     crow = Crow(model)
 
@@ -114,7 +114,7 @@ async def test_a_clients_instructions_take_the_place_of_the_agents_own():
     assert system_of(model) == "{% if %} Be a poet.\n\nThe project's own rules."
 
 
-async def test_a_clients_instructions_are_written_down_as_what_they_are():
+async def test_instructions_of_the_client_are_recorded_as_variables():
     crow = Crow(talker())
     async with wired(crow, unstable=True) as wire:
         session = await opened(wire, **instructions("Be brief."))
@@ -137,7 +137,7 @@ async def test_a_clients_instructions_are_written_down_as_what_they_are():
         "Be brief.",
     ],
 )
-async def test_instructions_that_are_not_understood_open_no_session(wrong: Any):
+async def test_invalid_instructions_open_no_session(wrong: Any):
     crow = Crow(talker())
     async with wired(crow, unstable=True) as wire:
         answer = await wire.ask("session/new", {"cwd": "/", "mcpServers": [], "systemPrompt": wrong})
@@ -168,7 +168,9 @@ def remembering(model: ScriptedModel) -> Crow:
     ],
 )
 @pytest.mark.parametrize("method", ["session/load", "session/resume"])
-async def test_a_stored_session_is_told_anew_only_what_is_new(method: str, given: dict[str, Any], told: str):
+async def test_a_loaded_session_gets_a_new_system_prompt_only_for_new_instructions(
+    method: str, given: dict[str, Any], told: str
+):
     model = talker()
     async with wired(remembering(model), unstable=True) as wire:
         await wire.ask(method, {"sessionId": "s", "cwd": "/", "mcpServers": [], **given})
@@ -177,7 +179,7 @@ async def test_a_stored_session_is_told_anew_only_what_is_new(method: str, given
     assert system_of(model).startswith("As it was") == told.startswith("As it was")
 
 
-async def test_the_client_brings_its_own_endpoint_where_none_is_configured():
+async def test_the_client_can_set_an_endpoint_if_none_is_configured():
     headers = {"Authorization": "Bearer sk-of-the-client-1234", "X-Route": "eu"}
     async with (
         ScriptedServer(lambda request: Reply("From afar.")) as server,
@@ -200,7 +202,7 @@ async def test_the_client_brings_its_own_endpoint_where_none_is_configured():
         assert (await wire.ask("session/new", new))["error"]["code"] == AUTH_REQUIRED
 
 
-async def test_an_endpoint_counts_from_the_next_session_on_and_until_it_is_disabled():
+async def test_an_endpoint_of_the_client_is_used_from_the_next_session_until_it_is_disabled():
     configured = ScriptedModel(lambda request: Reply("From here."))
     crow = Crow(configured)
     async with ScriptedServer(lambda request: Reply("From afar.")) as server, wired(crow, unstable=True) as wire:
@@ -215,7 +217,7 @@ async def test_an_endpoint_counts_from_the_next_session_on_and_until_it_is_disab
         assert (len(configured.requests), len(server.requests)) == (2, 1)
 
 
-async def test_what_the_client_sent_along_for_its_endpoint_is_a_secret():
+async def test_the_key_of_the_clients_endpoint_is_secret():
     key = "sk-of-the-client-1234"
 
     async def make(models: Any = None) -> Crow:
@@ -248,7 +250,7 @@ async def test_what_the_client_sent_along_for_its_endpoint_is_a_secret():
         {"headers": {"a": 1}},
     ],
 )
-async def test_an_endpoint_that_cannot_be_used_is_refused_and_changes_nothing(wrong: dict[str, Any]):
+async def test_an_invalid_endpoint_is_refused_and_changes_nothing(wrong: dict[str, Any]):
     async with wired(Crow(talker()), unstable=True) as wire:
         right = {"providerId": "main", "apiType": "openai", "baseUrl": "https://example.org/v1"}
         assert (await wire.ask("providers/set", {**right, **wrong}))["error"]["code"] == INVALID_PARAMS
@@ -256,7 +258,7 @@ async def test_an_endpoint_that_cannot_be_used_is_refused_and_changes_nothing(wr
         assert (await wire.ask("providers/disable", {"providerId": "unknown"}))["result"] == {}
 
 
-async def test_an_endpoint_that_lists_no_models_is_asked_for_those_that_are_configured():
+async def test_an_endpoint_without_a_model_list_serves_the_configured_models():
     pages = {"/v1/models": "nothing here"}
     async with ScriptedServer(well, pages=pages) as server, wired(Crow(talker()), unstable=True) as wire:
         await wire.ask("providers/set", {"providerId": "main", "apiType": "openai", "baseUrl": server.url})
@@ -268,5 +270,5 @@ async def test_an_endpoint_that_lists_no_models_is_asked_for_those_that_are_conf
         assert error["data"]["details"] == f"{server.url} does not list its models, and none is named. Set CROW_MODEL."
 
 
-def test_the_template_in_place_of_the_agents_own_holds_no_words():
+def test_the_template_for_client_instructions_has_no_text_of_its_own():
     assert Prompt.packaged("client").render(instructions=["a", "b"]) == "a\n\nb"
