@@ -1,4 +1,4 @@
-"""What MCP costs: a tool turn, ten servers that take their time to start, five hundred tools.
+"""Measure the cost of MCP: a turn with a tool call, ten slow servers, five hundred tools.
 
 Run with `uv run python benchmarks/mcp_servers.py`. Processor time is that of this process alone: the servers and the
 model's endpoint are others. Compare the ratios: absolute times are the machine's.
@@ -13,11 +13,11 @@ from typing import Any
 
 from crow_core.acp.schema import McpServer
 from crow_core.app import Crow
-from crow_core.mcp.server import Server, fastmcp_client
+from crow_core.mcp.server import Server, import_sdk
 from crow_core.models.chat import ChatModel
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import deltas
-from crow_core.testing.servers import misbehaving
+from crow_core.testing.script import to_deltas
+from crow_core.testing.servers import make_faulty_server
 
 TURNS = 200
 ROUNDS = 5
@@ -35,11 +35,11 @@ async def main():
 
 asyncio.run(main())
 """
-"""A model's endpoint as a process of its own."""
+"""A model endpoint that runs in a process of its own."""
 
 
 class Fixed:
-    """A model that answers the user with one reply, and a tool with another; it costs as good as nothing."""
+    """A model that answers a user message with one reply and a tool result with another, at hardly any cost."""
 
     name, window = "fixed", None
 
@@ -50,14 +50,14 @@ class Fixed:
     async def stream(self, request: dict[str, Any]) -> AsyncIterator[Any]:
         self.asked += 1
         answered = request["messages"][-1]["role"] == "tool"
-        for delta in deltas(Reply("Done.") if answered else self.reply, self.asked):
+        for delta in to_deltas(Reply("Done.") if answered else self.reply, self.asked):
             yield delta
         yield {"finish_reason": "stop" if answered or not self.reply.tool_calls else "tool_calls", "usage": None}
 
 
 def server(name: str, sleep: float = 0.0) -> McpServer:
-    """A server over stdio whose tool `pid` answers at once."""
-    good = misbehaving("hangs in a call", name)  # in a call of its other tool
+    """Return a server over stdio whose tool `pid` answers at once."""
+    good = make_faulty_server("hangs in a call", name)  # the fault shows in its other tool
     if not sleep:
         return good
     args = ["-c", f'sleep {sleep}; exec "$0" "$@"', str(good.command), *(good.args or ())]
@@ -65,7 +65,7 @@ def server(name: str, sleep: float = 0.0) -> McpServer:
 
 
 async def turns(servers: list[McpServer], reply: Reply) -> float:
-    """Processor seconds of a turn whose first reply is this one, and its last has no call."""
+    """Return the processor seconds of a turn with `reply` as its first reply."""
 
     async with connect(Crow(Fixed(reply))) as editor:
         session = await editor.new_session("/", servers)
@@ -79,7 +79,7 @@ async def turns(servers: list[McpServer], reply: Reply) -> float:
 
 
 async def starts() -> tuple[float, float]:
-    """Seconds until a session with ten servers can be used, and until all of them can."""
+    """Return the seconds until a session with ten servers can be used, and until all its servers can."""
     async with connect(crow := Crow(ScriptedModel([]))) as editor:
         begun = perf_counter()
         await editor.new_session("/", [server(f"s{number}", sleep) for number, sleep in enumerate(SLEEPS)])
@@ -90,7 +90,7 @@ async def starts() -> tuple[float, float]:
 
 
 async def request_cost(url: str, tools: int) -> float:
-    """Processor seconds of a turn that is one request with so many tools."""
+    """Return the processor seconds of a turn that is one request with this many tools."""
     schema = {
         "type": "object",
         "properties": {
@@ -117,7 +117,7 @@ async def request_cost(url: str, tools: int) -> float:
 
 
 async def main() -> None:
-    fastmcp_client()
+    import_sdk()
     call = Reply(tool_calls=[{"name": "s_pid", "arguments": {}}])
     plain, tool = [], []
     for _ in range(ROUNDS):

@@ -1,11 +1,11 @@
-"""What it costs that nothing is lost, compared in one run with the bare drivers sqlite3 and psycopg.
+"""Measure the cost of storing sessions, compared with the bare drivers sqlite3 and psycopg in the same run.
 
 uv run benchmarks/persistence.py
 
-Measured are: to append a message, to load a session of 5,000 messages, to list the latest among 10,000 sessions, how
-large the database is compared with its messages as JSON, and how much later the first request to a model leaves than
-without persistence. On SQLite in a temporary folder; also on PostgreSQL, in a database of its own, where
-CROW_TEST_POSTGRES names a server: postgresql+psycopg://postgres@127.0.0.1:5432/postgres.
+Measures appending a message, loading a session of 5,000 messages, listing the latest of 10,000 sessions, the size of
+the database compared with its messages as JSON, and the delay of the first model request compared with an app without a
+store. Runs on SQLite in a temporary folder; also on PostgreSQL, in a new database, if CROW_TEST_POSTGRES names a
+server: postgresql+psycopg://postgres@127.0.0.1:5432/postgres.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ from search import chance, database_on, sizes, some_entry, some_text
 from sqlalchemy import insert
 
 LONG = 5_000
-"""Messages of a long session."""
+"""Number of messages in a long session."""
 MANY = 10_000
-"""Sessions to list."""
+"""Number of sessions to list."""
 SESSIONS, TURNS = 20, 50
-"""Sessions with tools whose size is measured, and turns of each: a question, a call, its answer, a reply."""
+"""Number of sessions with tools whose size is measured, and of turns in each."""
 STARTS = 9
-"""Processes that are started to see when their first request leaves."""
+"""Number of processes started to measure the delay of the first request."""
 
 
 def url_of(database: Database) -> str:
@@ -51,7 +51,7 @@ def url_of(database: Database) -> str:
 
 @contextmanager
 def driver(database: Database) -> Generator[Any]:
-    """A bare connection to the same database, set up as ours are."""
+    """Yield a bare connection to the same database, with the store's settings."""
     if not database.file:
         with psycopg.connect(
             database.url.set(drivername="postgresql", query={}).render_as_string(hide_password=False)
@@ -65,7 +65,7 @@ def driver(database: Database) -> Generator[Any]:
 
 
 def milliseconds(work: Callable[[], Any], rounds: int) -> float:
-    """The median of some rounds, without the first."""
+    """Return the median time of some rounds, without the first."""
     times: list[float] = []
     for _ in range(rounds + 1):
         begun = perf_counter()
@@ -79,7 +79,7 @@ def show(what: str, ours: float, bare: float) -> None:
 
 
 async def append(database: Database, editor: Editor, crow: Crow) -> None:
-    """One message after the other: until it is committed, and until a bare INSERT of it is."""
+    """Append messages one by one and commit each: with the store, and with a bare INSERT."""
     session = crow.sessions[(await editor.new_session("/")).session_id]
     mark = "?" if database.file else "%s"
     bare_insert = f"INSERT INTO bare (session, parent, at, kind, body) VALUES ({', '.join([mark] * 5)})"
@@ -107,7 +107,7 @@ async def append(database: Database, editor: Editor, crow: Crow) -> None:
 
 
 async def load(database: Database, editor: Editor, crow: Crow, store: Store) -> None:
-    """A long session, as it is opened again: its log, prompt and tools; and its rows, decoded."""
+    """Load a long session with its log, prompt and tools; compared with decoding its rows."""
     id = (await editor.new_session("/")).session_id
     session = crow.sessions[id]
     for n in range(LONG):
@@ -116,7 +116,7 @@ async def load(database: Database, editor: Editor, crow: Crow, store: Store) -> 
     await crow.close(session)
 
     def ours() -> None:
-        row = store.take(id)
+        row = store.acquire(id)
         assert row is not None
         assert len(store.load(row).log) == LONG
         store.release(id)
@@ -132,12 +132,12 @@ async def load(database: Database, editor: Editor, crow: Crow, store: Store) -> 
 
 
 def listing(database: Database, store: Store) -> None:
-    """The latest 50 of many sessions, in one folder of 20 and in all."""
+    """List the latest 50 of many sessions, in one folder of 20 and in all."""
     rows = [
         {"id": uuid4().hex, "cwd": f"/folder{n % 20}", "title": some_text()[:60], "created": n, "updated": n}
         for n in range(MANY)
     ]
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         connection.execute(insert(sessions).values(roots="[]", options="{}"), rows)
     columns = "SELECT id, cwd, roots, title, created, updated FROM sessions WHERE deleted IS NULL"
     order = "ORDER BY updated DESC, number DESC LIMIT 50"
@@ -149,13 +149,13 @@ def listing(database: Database, store: Store) -> None:
                 connection.rollback()
 
             def ours(cwd: str = cwd) -> None:
-                assert len(store.listing(cwd, "", 50).sessions) == 50
+                assert len(store.list_sessions(cwd, "", 50).sessions) == 50
 
             show(f"list 50 of {MANY:,} sessions{where}", milliseconds(ours, 50), milliseconds(bare, 50))
 
 
 def reading_tool() -> Server:
-    """A tool that answers with some lines of Python's own library."""
+    """Return a server whose tool returns some lines of Python's standard library."""
     lines = [
         line for file in sorted(Path(asyncio.__file__).parent.glob("*.py")) for line in file.read_text().split("\n")
     ]
@@ -183,7 +183,7 @@ def reply(request: dict[str, Any]) -> Reply:
 
 
 async def growth(database: Database) -> None:
-    """Sessions of turns with tools: what the database grows by, and how long their messages are as JSON."""
+    """Run sessions with tools, and compare the growth of the database with the size of the messages as JSON."""
     before, _ = sizes(database)
     said: list[Message] = []
     for _ in range(SESSIONS):
@@ -194,12 +194,12 @@ async def growth(database: Database) -> None:
                 await editor.prompt(id, some_text())
             said += [entry for entry in crow.sessions[id].log if "role" in entry]
     size, (after, _) = sum(len(encode(entry).encode()) for entry in said), sizes(database)
-    what = f"{len(said):,} messages and {SESSIONS * TURNS * 2:,} calls"
+    what = f"{len(said):,} messages and {SESSIONS * TURNS * 2:,} model calls"
     print(f"{what:44} {(after - before) / 1e6:8.2f} MB {size / 1e6:8.2f} MB  {(after - before) / size:8.2f} times")
 
 
 def first_request(url: str) -> float:
-    """Milliseconds from a prompt to the first request, in a new process; without a URL, without persistence."""
+    """Return the milliseconds from a prompt to the first request in a new process; without a store if the URL is ""."""
     command = [sys.executable, __file__, "--start", url]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -220,7 +220,7 @@ async def start(url: str) -> None:
 
 
 async def report(database: Database) -> None:
-    with database.reading():
+    with database.begin_read():
         pass  # makes its tables
     print(f"{'':44} {'database':>11} {'JSON':>11}")
     await growth(database)

@@ -1,10 +1,10 @@
-"""How long a search takes among many messages, how large its index is, and what it adds to a commit.
+"""Measure the time of a search among many messages, the size of its index, and the time it adds to a commit.
 
 uv run benchmarks/search.py --rows 1000000
 
-Without --rows there are 200,000. On SQLite in a temporary folder; also on PostgreSQL, in a database of its own, where
-CROW_TEST_POSTGRES names a server: postgresql+psycopg://postgres@127.0.0.1:5432/postgres. The text is made up, of words
-as frequent as a language's, and some whose frequency is known.
+Without --rows, there are 200,000 messages. Runs on SQLite in a temporary folder; also on PostgreSQL, in a new database,
+if CROW_TEST_POSTGRES names a server: postgresql+psycopg://postgres@127.0.0.1:5432/postgres. The text is random, with
+the word frequencies of a natural language, and a few words of known frequency.
 """
 
 import argparse
@@ -29,9 +29,9 @@ from sqlalchemy import create_engine, insert, make_url, text
 
 SYLLABLES = "ka lo mi ne ra su ti vo en or ar un il es ban der con pre tion ment ing able com pro str tal ver ger man"
 KNOWN = {"everywhere": 0.9, "often": 0.2, "twentieth": 0.05, "hundredth": 0.01, "thousandth": 0.001, "seldom": 0.00002}
-"""Words, and in what part of the messages they are."""
+"""Words, and the share of messages that contain them."""
 LENGTH = 100
-"""Messages of a session."""
+"""Number of messages in a session."""
 FOLDERS = [f"/home/somebody/project{n}" for n in range(300)]
 
 chance = random.Random(4)
@@ -58,15 +58,15 @@ def some_text() -> str:
 
 
 def some_entry(n: int) -> Message:
-    """What comes n-th: a question, then tools that are called and answer, then the reply."""
+    """Return the n-th entry of a session: a prompt, tool calls with their results, then the reply."""
     said, notes = some_text(), {"id": f"{chance.getrandbits(128):032x}"}
     match n % 6:
         case 0:
             return {"role": "user", "content": said, "crow": notes}
         case 1 | 3:
-            call: Any = {"name": "terminal", "arguments": encode({"command": said})}
-            calls: Any = [{"id": f"call_{n}", "type": "function", "function": call}]
-            return {"role": "assistant", "content": "", "tool_calls": calls, "crow": notes}
+            function: Any = {"name": "terminal", "arguments": encode({"command": said})}
+            tool_calls: Any = [{"id": f"call_{n}", "type": "function", "function": function}]
+            return {"role": "assistant", "content": "", "tool_calls": tool_calls, "crow": notes}
         case 2 | 4:
             return {"role": "tool", "tool_call_id": f"call_{n - 1}", "content": said, "crow": notes}
         case _:
@@ -74,7 +74,8 @@ def some_entry(n: int) -> Message:
 
 
 def fill(database: Database, rows: int) -> int:
-    """Sessions of LENGTH messages each, in folders of which some hold many; gives the bytes of the messages' JSON."""
+    """Insert sessions of LENGTH messages each; some folders have many. Return the size of the messages' JSON in
+    bytes."""
     size, often = 0, list(accumulate(1 / (n + 1) for n in range(len(FOLDERS))))
     for number in range(1, rows // LENGTH + 1):
         cwd = chance.choices(FOLDERS, cum_weights=often)[0]
@@ -86,32 +87,32 @@ def fill(database: Database, rows: int) -> int:
             for id, entry in entries
         ]
         size += sum(len(encode(entry).encode()) for _, entry in entries)
-        with database.writing() as connection:
+        with database.begin_write() as connection:
             connection.execute(insert(sessions).values(**session, roots="[]", options="{}", created=number))
             connection.execute(insert(messages), bodies)
-            search.index(connection, number, cwd, entries)
+            search.index_entries(connection, number, cwd, entries)
     return size
 
 
 def sizes(database: Database) -> tuple[int, int]:
-    """Bytes of the whole database, and of the index in it."""
+    """Return the size of the database and of its index, in bytes."""
     if database.file:
-        with database.reading() as connection:
+        with database.begin_read() as connection:
             pages = text("SELECT sum(length(block)) FROM search_data")
             index = connection.execute(pages).scalar_one()
-        database.close()  # what is in the log beside it goes into the file
+        database.close()  # moves the write-ahead log into the file
         return database.file.stat().st_size, index
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         whole = connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one()
         return whole, connection.execute(text("SELECT pg_total_relation_size('search')")).scalar_one()
 
 
 def milliseconds(database: Database, words: str, **where: Any) -> tuple[float, int]:
-    """The median of some searches, without the first, and how many hits they had."""
+    """Return the median time of some searches without the first, and their number of hits."""
     times: list[float] = []
     hits = 0
     for _ in range(8):
-        with database.reading() as connection:
+        with database.begin_read() as connection:
             begun = perf_counter()
             hits = len(search.search(connection, words, **where))
             times.append((perf_counter() - begun) * 1e3)
@@ -119,18 +120,18 @@ def milliseconds(database: Database, words: str, **where: Any) -> tuple[float, i
 
 
 def commits(database: Database, rows: int) -> tuple[float, float]:
-    """Milliseconds to commit a message, the median: without the index, and with it."""
+    """Return the median time to commit a message, in milliseconds: without the index, and with it."""
     times: tuple[list[float], list[float]] = [], []
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         cwd: str = connection.execute(text("SELECT cwd FROM sessions WHERE number = 1")).scalar_one()
     for n in range(1000):
         entry, id = some_entry(n), rows + 1 + n
         row = {"id": id, "session": 1, "at": id, "kind": entry.get("role"), "body": encode(entry)}
         begun = perf_counter()
-        with database.writing() as connection:
+        with database.begin_write() as connection:
             connection.execute(insert(messages), row)
             if n % 2:
-                search.index(connection, 1, cwd, [(id, entry)])
+                search.index_entries(connection, 1, cwd, [(id, entry)])
         times[n % 2].append((perf_counter() - begun) * 1e3)
     return median(times[0]), median(times[1])
 
@@ -145,7 +146,7 @@ def report(database: Database, rows: int) -> None:
     print(f"{'the whole database':36} {whole / 1e6:8.1f} MB {whole / json:7.2f}")
     if not database.file:
         with create_engine(database.url, isolation_level="AUTOCOMMIT").connect() as connection:
-            connection.execute(text("ANALYZE"))  # as autovacuum does within a minute
+            connection.execute(text("ANALYZE"))  # as autovacuum does after a minute
     places = {"everywhere": "", "in the largest folder": FOLDERS[0], "in a small folder": FOLDERS[100]}
     print(f"{'milliseconds, and hits':36}" + "".join(f"{place:>24}" for place in places))
     several = ("twentieth hundredth", "everywhere twentieth", '"everywhere often"', "hundre*", "e*")
@@ -158,7 +159,7 @@ def report(database: Database, rows: int) -> None:
 
 @contextmanager
 def database_on(server: str) -> Generator[Database]:
-    """A database of its own: on a PostgreSQL server, or in a temporary folder."""
+    """Yield a new database: on a PostgreSQL server, or in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         if not server:
             database = Database(f"sqlite:///{folder}/crow.db", Path(folder))

@@ -1,7 +1,7 @@
-"""CPU time a streamed chunk costs: our reader and merge, our whole client, and the openai SDK's typed stream.
+"""Measure the CPU time of a streamed chunk: in the reader, in the whole client, and in the openai SDK's typed stream.
 
-Run with `uv run python benchmarks/stream.py`. All read the same 3,000 events from memory, one event a network chunk, so
-that no socket is counted. Compare the ratios: absolute times are the machine's.
+Run with `uv run python benchmarks/stream.py`. Each reads the same 3,000 events from memory, one event in a network
+chunk, so no socket is measured. Compare the ratios: the absolute times depend on the machine.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import httpx2
 import openai
 from crow_core.messages import Message, merge
 from crow_core.models.chat import ChatModel, ModelCall
-from crow_core.models.stream import Reader
+from crow_core.models.stream import EventStreamReader
 
 CHUNKS = 3_000
 ROUNDS = 7
@@ -40,42 +40,42 @@ EVENTS = [*(event({"content": " word"}) for _ in range(CHUNKS - 1)), event({}, "
 
 
 class Story(httpx2.AsyncByteStream):
-    """The events as an HTTP response's body."""
+    """The events as the body of an HTTP response."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for data in EVENTS:
             yield data
 
 
-def tell(request: httpx2.Request) -> httpx2.Response:
+def respond(request: httpx2.Request) -> httpx2.Response:
     return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=Story())
 
 
 async def read_and_merge(client: openai.AsyncOpenAI) -> str:
-    reader, reply = Reader("http://model/v1"), Message(role="assistant")
+    reader, reply = EventStreamReader("http://model/v1"), Message(role="assistant")
     for data in EVENTS:
         for delta in reader.feed(data):
             merge(reply, delta)
-    for delta in reader.end():
+    for delta in reader.finish():
         merge(reply, delta)
     return str(reply.get("content"))
 
 
-async def whole_client(client: openai.AsyncOpenAI) -> str:
-    call = ModelCall(ChatModel(name="m", client=client), {"messages": MESSAGES})
-    await call.listen()
-    return str(call.reply.get("content"))
+async def run_model_call(client: openai.AsyncOpenAI) -> str:
+    model_call = ModelCall(ChatModel(name="m", client=client), {"messages": MESSAGES})
+    await model_call.run()
+    return str(model_call.reply.get("content"))
 
 
-async def typed_stream(client: openai.AsyncOpenAI) -> str:
+async def read_typed_stream(client: openai.AsyncOpenAI) -> str:
     text: list[str] = []
     async for chunk in await client.chat.completions.create(model="m", messages=MESSAGES, stream=True):
         text.append(chunk.choices[0].delta.content or "")
     return "".join(text)
 
 
-async def cost(work: Callable[[openai.AsyncOpenAI], Awaitable[str]], client: openai.AsyncOpenAI) -> float:
-    """The least of some rounds, in microseconds of CPU a chunk; the first round is for warming up."""
+async def measure(work: Callable[[openai.AsyncOpenAI], Awaitable[str]], client: openai.AsyncOpenAI) -> float:
+    """Return the least CPU time of a chunk in several rounds, in microseconds. The first round is a warm-up."""
     costs: list[float] = []
     for _ in range(ROUNDS):
         started = process_time()
@@ -87,14 +87,14 @@ async def cost(work: Callable[[openai.AsyncOpenAI], Awaitable[str]], client: ope
 
 
 async def main() -> None:
-    http = httpx2.AsyncClient(transport=httpx2.MockTransport(tell))
+    http = httpx2.AsyncClient(transport=httpx2.MockTransport(respond))
     async with openai.AsyncOpenAI(base_url="http://model/v1", api_key="x", http_client=http) as client:
         for name, work in (
-            ("Reader + merge", read_and_merge),
-            ("ChatModel, over the SDK's connection", whole_client),
-            ("openai SDK, create(stream=True)", typed_stream),
+            ("EventStreamReader + merge", read_and_merge),
+            ("ChatModel, over the SDK's connection", run_model_call),
+            ("openai SDK, create(stream=True)", read_typed_stream),
         ):
-            sys.stdout.write(f"{name:38} {await cost(work, client):6.1f} µs a chunk\n")
+            sys.stdout.write(f"{name:38} {await measure(work, client):6.1f} µs a chunk\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What it costs to derive the request from a log of 2,000 messages: at once, and from one request to the next.
+"""Measure the time to derive the request from a log of 2,000 messages: at once, and from one request to the next.
 
 uv run benchmarks/view.py
 """
@@ -10,15 +10,20 @@ from crow_core.messages import Message, View, answer_tool_call, view
 
 
 def long_log(messages: int) -> list[Message]:
-    """A session of tool turns: prompt, reply with a call, its answer, a closing reply."""
+    """Return the log of a session with tools: a prompt, a reply with a tool call, its result, and a closing reply per
+    turn."""
     log: list[Message] = []
     for turn in range(messages // 4):
         arguments = '{"command": "view", "path": "src/module.py", "view_range": [1, 200]}'
-        call = {"id": f"call_{turn}", "type": "function", "function": {"name": "file_editor", "arguments": arguments}}
+        tool_call = {
+            "id": f"call_{turn}",
+            "type": "function",
+            "function": {"name": "file_editor", "arguments": arguments},
+        }
         log += [
             {"role": "user", "content": "Look at the module and say what it does."},
-            {"role": "assistant", "content": "I look.", "reasoning_content": "Hm. " * 50, "tool_calls": [call]},  # pyright: ignore[reportAssignmentType]
-            answer_tool_call(call, "def f(): ...\n" * 100),  # pyright: ignore[reportArgumentType]
+            {"role": "assistant", "content": "I look.", "reasoning_content": "Hm. " * 50, "tool_calls": [tool_call]},  # pyright: ignore[reportAssignmentType]
+            answer_tool_call(tool_call, "def f(): ...\n" * 100),  # pyright: ignore[reportArgumentType]
             {"role": "assistant", "content": "It defines a function. " * 10, "crow": {"id": str(turn)}},
         ]
     return log

@@ -1,4 +1,4 @@
-"""What the judges from outside need: programs that others wrote, on a machine of their own."""
+"""Fixtures for the tests with independent reference clients and servers."""
 
 import asyncio
 import os
@@ -15,8 +15,8 @@ NPM = Path(__file__).parent / "node"
 NODE = NPM / "node_modules" / "node" / "bin" / "node"
 
 
-def unable(reason: str) -> NoReturn:
-    """Skip a test that cannot run here; where CROW_TEST_ALL=1 says that all must run, fail it."""
+def skip_or_fail(reason: str) -> NoReturn:
+    """Skip a test that cannot run here; with CROW_TEST_ALL=1, fail it."""
     if os.environ.get("CROW_TEST_ALL") == "1":
         pytest.fail(reason)
     pytest.skip(reason)
@@ -24,7 +24,7 @@ def unable(reason: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class Finished:
-    """What a program left behind."""
+    """The exit code and the output of a program."""
 
     code: int
     out: str
@@ -33,20 +33,20 @@ class Finished:
 
 @dataclass(frozen=True)
 class Node:
-    """Runs a program from `tests/node` in a project and with an empty home."""
+    """Runs programs from `tests/node` in a project folder, with an empty home folder."""
 
     project: Path
     env: dict[str, str]
-    """All that the program, and the agent it starts, find in their environment."""
+    """The whole environment of the program and of the agent that it starts."""
     crow = (sys.executable, "-m", "crow_cli", "acp")
     """The command line of the agent."""
 
     def server(self, name: str, program: str, *args: str) -> McpServer:
-        """An MCP server from `tests/node`."""
+        """Return the settings of an MCP server from `tests/node`."""
         return McpServer(name=name, command=str(NODE), args=[str(NPM / program), *args], env=[])
 
     async def run(self, url: str, program: str, *args: str) -> Finished:
-        """Run a program to its end; crow's model is at this address."""
+        """Run a program to its end, with crow's model at `url`."""
         env = self.env | {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "key", "CROW_MODEL": "scripted"}
         process = await asyncio.create_subprocess_exec(
             NODE, NPM / program, *args, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=env, cwd=self.project
@@ -64,7 +64,7 @@ def anyio_backend() -> str:
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     if not NODE.exists():
-        unable("The clients from npm are not installed; `npm ci --prefix tests/node` installs them.")
+        skip_or_fail("The clients from npm are not installed; `npm ci --prefix tests/node` installs them.")
     home, project = tmp_path / "home", tmp_path / "project"
     home.mkdir()
     project.mkdir()
@@ -74,8 +74,10 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.fixture
 def next_sdk() -> str:
-    """A Python that has the next official SDK."""
+    """The path of a Python that has the next official SDK."""
     python = os.environ.get("CROW_TEST_NEXT_SDK", "")
     if not python:
-        unable("No next SDK to judge with; CROW_TEST_NEXT_SDK names a Python with agent-client-protocol==1.0.0rc3.")
+        skip_or_fail(
+            "The next SDK is not installed; CROW_TEST_NEXT_SDK names a Python with agent-client-protocol==1.0.0rc3."
+        )
     return python

@@ -1,4 +1,4 @@
-"""acpx, a client for the command line written by others, in conversation with `crow acp`."""
+"""Test `crow acp` with acpx, an independent client for the command line."""
 
 import shlex
 from typing import TYPE_CHECKING
@@ -13,11 +13,11 @@ pytestmark = pytest.mark.anyio
 
 ACPX = "node_modules/acpx/dist/cli.js"
 PERMISSION_DENIED = 5
-"""acpx's exit code where it gave none of the permissions it was asked for."""
+"""acpx's exit code after it has denied every permission."""
 CALL: ScriptedCall = {"name": "terminal", "arguments": {"command": "echo $((6 * 7)) | tee answer"}}
 
 
-async def test_exec_runs_a_permitted_command_and_prints_what_the_agent_says(node: "Node") -> None:
+async def test_exec_runs_a_permitted_command_and_prints_the_reply(node: "Node") -> None:
     async with ScriptedServer([Reply(tool_calls=[CALL]), Reply("It is 42.")]) as server:
         options = ["--agent", shlex.join(node.crow), "--approve-all", "--format", "quiet"]
         done = await node.run(server.url, ACPX, *options, "exec", "What is six times seven?")
@@ -28,7 +28,7 @@ async def test_exec_runs_a_permitted_command_and_prints_what_the_agent_says(node
     assert server.requests[1]["messages"][-1]["content"].strip() == "42"
 
 
-async def test_exec_that_denies_everything_runs_no_command_and_ends_the_turn(node: "Node") -> None:
+async def test_exec_that_denies_everything_runs_no_command(node: "Node") -> None:
     async with ScriptedServer([Reply(tool_calls=[CALL]), Reply("Then not.")]) as server:
         options = ["--agent", shlex.join(node.crow), "--deny-all", "--format", "quiet"]
         done = await node.run(server.url, ACPX, *options, "exec", "What is six times seven?")

@@ -1,4 +1,4 @@
-"""crow's tools for other agents and clients, tried on agents made with the official SDKs, and on acpx."""
+"""Test crow's commands for other agents and clients: with agents made with the official SDKs, and with acpx."""
 
 import asyncio
 import json
@@ -58,8 +58,8 @@ asyncio.run(acp.run_agent(Counter()))
 """
 
 
-async def checked(home: Path, *command: str) -> dict[str, Any]:
-    """The report on an agent."""
+async def check(home: Path, *command: str) -> dict[str, Any]:
+    """Return the report of `crow acp check` on an agent."""
     crow = (sys.executable, "-m", "crow_cli", "acp", "check", "--json", "--", *command)
     env = {"PATH": os.environ["PATH"], "HOME": str(home)}
     process = await asyncio.create_subprocess_exec(*crow, stdin=DEVNULL, stdout=PIPE, env=env)
@@ -70,52 +70,56 @@ async def checked(home: Path, *command: str) -> dict[str, Any]:
 
 
 def failures(report: dict[str, Any]) -> dict[str, str]:
-    words = ("fail", "not tested")
-    return {found["id"]: found["why"] for found in report["requirements"] if found["verdict"] in words}
+    """Return the requirements that failed or were not tested, with the reasons."""
+    verdicts = ("fail", "not tested")
+    return {found["id"]: found["why"] for found in report["requirements"] if found["verdict"] in verdicts}
 
 
 @pytest.mark.slow
-async def test_an_agent_made_with_the_python_sdk_is_conformant(tmp_path: Path) -> None:
+async def test_agent_made_with_the_python_sdk_is_conformant(tmp_path: Path) -> None:
     script = tmp_path / "agent.py"
     script.write_text(PYTHON_AGENT)
-    report = await checked(tmp_path, sys.executable, str(script))
+    report = await check(tmp_path, sys.executable, str(script))
 
-    assert failures(report) == {"JSONRPC-004": "the answer is not the error -32601"}  # the SDK's is an empty result
+    assert failures(report) == {
+        "JSONRPC-004": "the answer is not the error -32601"
+    }  # the SDK answers with an empty result
     assert report["conformant"]
     remarks = {found["id"]: found["why"] for found in report["requirements"]}
     assert remarks["INFO-PARSE-001"] == "not answered; the next request worked"  # the SDK drops the line
 
 
-async def test_an_agent_made_with_the_typescript_sdk_is_conformant(node: "Node", tmp_path: Path) -> None:
+async def test_agent_made_with_the_typescript_sdk_is_conformant(node: "Node", tmp_path: Path) -> None:
     program = Path(__file__).parent / "node"
-    report = await checked(tmp_path, str(program / "node_modules/node/bin/node"), str(program / "agent.mjs"))
+    report = await check(tmp_path, str(program / "node_modules/node/bin/node"), str(program / "agent.mjs"))
 
     assert failures(report) == {}
     assert report["conformant"]
 
 
-def put(config: bytes, file: Path) -> None:
+def write_config(config: bytes, file: Path) -> None:
+    """Write a configuration file in a new folder."""
     file.parent.mkdir()
     file.write_bytes(config)
 
 
-async def test_acpx_starts_crow_by_what_is_printed_for_it(node: "Node") -> None:
+async def test_acpx_starts_crow_with_the_printed_config(node: "Node") -> None:
     command = (*node.crow, "--print-config", "acpx")
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=DEVNULL, env=node.env)
     config, _ = await process.communicate()
-    put(config, Path(node.env["HOME"], ".acpx", "config.json"))
+    write_config(config, Path(node.env["HOME"], ".acpx", "config.json"))
     async with ScriptedServer([Reply("Here I am.")]) as server:
         done = await node.run(server.url, ACPX, "--format", "quiet", "crow", "exec", "Are you there?")
 
     assert (done.code, done.out, done.err) == (0, "Here I am.\n", "")
 
 
-async def test_the_conversation_of_acpx_with_crow_can_be_recorded(node: "Node", tmp_path: Path) -> None:
+async def test_conversation_of_acpx_with_crow_can_be_recorded(node: "Node", tmp_path: Path) -> None:
     recording = tmp_path / "wire.jsonl"
     agent = " ".join([*node.crow, "record", "-o", str(recording), "--", *node.crow])
     async with ScriptedServer([Reply("Here I am.")]) as server:
         done = await node.run(server.url, ACPX, "--agent", agent, "--format", "quiet", "exec", "Are you there?")
 
     assert (done.code, done.out, done.err) == (0, "Here I am.\n", "")
-    chunks = [at(said.message, "params", "update", "content", "text") for said in read(recording)]
+    chunks = [at(line.message, "params", "update", "content", "text") for line in read(recording)]
     assert "".join(filter(None, chunks)) == "Here I am."

@@ -1,4 +1,4 @@
-"""The suite that judges MCP clients, with crow as the client: a session, its toolbox, and a model that is scripted."""
+"""Run the MCP conformance suite for clients against crow with a scripted model."""
 
 import asyncio
 import re
@@ -19,24 +19,24 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
 LATEST = "node_modules/@modelcontextprotocol/conformance/dist/index.js"
 NEXT = "node_modules/conformance-next/dist/index.js"
 
-NO_PERSON = "It signs in without a person, for which crow has no setting."
-NO_EXTENSION = "It is of an extension of MCP that crow does not speak."
+NO_USER = "It signs in without a user, for which crow has no setting."
+NO_EXTENSION = "It belongs to an extension of MCP that crow does not support."
 NOT_SCORED = {
-    "auth/client-credentials-basic": NO_PERSON,
-    "auth/client-credentials-jwt": NO_PERSON,
-    "auth/cross-app-access-complete-flow": NO_PERSON,
-    "auth/enterprise-managed-authorization": NO_PERSON,
-    "auth/wif-jwt-bearer": NO_PERSON,
+    "auth/client-credentials-basic": NO_USER,
+    "auth/client-credentials-jwt": NO_USER,
+    "auth/cross-app-access-complete-flow": NO_USER,
+    "auth/enterprise-managed-authorization": NO_USER,
+    "auth/wif-jwt-bearer": NO_USER,
     "auth/dpop": NO_EXTENSION,
     "auth/dpop-nonce": NO_EXTENSION,
-    "auth/2025-03-26-oauth-metadata-backcompat": "Its issuer is another than it says, which clients refuse by now.",
+    "auth/2025-03-26-oauth-metadata-backcompat": "Its server names another issuer, which clients must refuse now.",
 }
-"""The scenarios that crow fails, and why; none is among those that a revision of MCP requires."""
+"""The scenarios that crow fails, and why. No version of MCP requires them."""
 
 
 @pytest.fixture
 async def client() -> AsyncGenerator[str]:
-    """The command that is a client, with the client behind it."""
+    """Start mcp_client.py, and return the command that makes it run a scenario."""
     python = Path(__file__).parent / "python"
     process = await asyncio.create_subprocess_exec(sys.executable, python / "mcp_client.py", stdout=PIPE)
     assert process.stdout
@@ -46,9 +46,13 @@ async def client() -> AsyncGenerator[str]:
     await process.communicate()
 
 
-async def failed(node: "Node", client: str, suite: str, choice: Sequence[str], one: Sequence[str] = ()) -> set[str]:
-    """The scenarios of which crow failed a check: when all ran at once and again when it ran alone, with the options
-    `one`, as some look at the clock."""
+async def find_failures(
+    node: "Node", client: str, suite: str, choice: Sequence[str], one: Sequence[str] = ()
+) -> set[str]:
+    """Return the scenarios that failed when all ran at once and again when they ran alone, with the options `one`.
+
+    Some depend on time.
+    """
     command = (suite, "client", "--command", client, "--timeout", "100000")
     done = await node.run("http://127.0.0.1:9", *command, *choice)
     found = dict(re.findall(r"^[✓✗] (\S+): \d+ passed, (\d+) failed", done.out, re.MULTILINE))
@@ -64,10 +68,10 @@ async def failed(node: "Node", client: str, suite: str, choice: Sequence[str], o
 
 
 @pytest.mark.parametrize("revision", ["2025-11-25", "2026-07-28"])
-async def test_crow_passes_all_that_a_revision_requires_of_a_client(revision: str, node: "Node", client: str):
-    found = await failed(node, client, NEXT, ["--requirements", revision], ["--spec-version", revision])
+async def test_crow_passes_the_scenarios_that_a_revision_requires(revision: str, node: "Node", client: str):
+    found = await find_failures(node, client, NEXT, ["--requirements", revision], ["--spec-version", revision])
     assert found <= NOT_SCORED.keys()
 
 
-async def test_crow_passes_the_suite_as_it_was_last_released(node: "Node", client: str):
-    assert await failed(node, client, LATEST, ["--suite", "all"]) <= NOT_SCORED.keys()
+async def test_crow_passes_the_latest_suite(node: "Node", client: str):
+    assert await find_failures(node, client, LATEST, ["--suite", "all"]) <= NOT_SCORED.keys()

@@ -1,4 +1,4 @@
-"""MCP servers that others wrote, through crow from end to end: an editor, a session, a model that is scripted."""
+"""End-to-end tests with MCP servers that others wrote, a client, and a scripted model."""
 
 import asyncio
 import base64
@@ -54,7 +54,7 @@ def use(name: str, **arguments: Any) -> Use:
 
 
 def one_by_one(*uses: Use) -> ScriptedModel:
-    """A model that makes one call a step."""
+    """A model that makes one tool call in each reply."""
     return ScriptedModel([*(Reply(tool_calls=[each]) for each in uses), Reply("Done.")])
 
 
@@ -62,14 +62,14 @@ def results(model: ScriptedModel) -> list[str]:
     return [message["content"] for message in model.requests[-1]["messages"] if message["role"] == "tool"]
 
 
-def shown(editor: Editor, kind: type) -> list[Any]:
-    """The content of one kind that the calls showed."""
+def find_content(editor: Editor, kind: type) -> list[Any]:
+    """Return the content of one kind that the client got in tool calls."""
     parts = [part for update in editor.of(ToolCallUpdate) for part in update.content or []]
     return [part.content for part in parts if isinstance(part, BlockContent) and isinstance(part.content, kind)]
 
 
-async def told(server: McpServer, *uses: Use, cwd: str = "/") -> list[str]:
-    """What the model reads of calls, one after the other."""
+async def call_tools(server: McpServer, *uses: Use, cwd: str = "/") -> list[str]:
+    """Return the results of tool calls, made one after the other, as the model reads them."""
     model = one_by_one(*uses)
     async with connect(Crow(model)) as editor:
         session = await editor.new_session(cwd, [server])
@@ -101,18 +101,18 @@ async def birds(transport: str, tmp_path: Path) -> AsyncGenerator[McpServer]:
 
 
 @pytest.mark.parametrize("transport", ["stdio", "http", "sse"])
-async def test_fastmcp_is_called_over_every_transport(transport: str, tmp_path: Path):
+async def test_fastmcp_server_is_called_over_every_transport(transport: str, tmp_path: Path):
     async with birds(transport, tmp_path) as server:
-        assert await told(server, use("birds_sing", times=2)) == ["caw caw "]
+        assert await call_tools(server, use("birds_sing", times=2)) == ["caw caw "]
 
 
-async def test_the_official_sdks_lowlevel_server_is_called():
+async def test_lowlevel_server_of_the_official_sdk_is_called():
     server = McpServer(name="birds", command=sys.executable, args=[str(LOWLEVEL)], env=[])
-    assert await told(server, use("birds_sing", times=2)) == ["caw caw"]
+    assert await call_tools(server, use("birds_sing", times=2)) == ["caw caw"]
 
 
-async def test_everything_says_what_it_is_asked(everything: McpServer):
-    texts = await told(
+async def test_everything_echoes(everything: McpServer):
+    texts = await call_tools(
         everything,
         use("every_echo", message="caw"),
         use("every_get-sum", a=2, b=3),
@@ -135,9 +135,9 @@ async def test_everything_shows_images_links_and_embedded_files(everything: McpS
     async with connect(Crow(model)) as editor:
         session = await editor.new_session("/", [everything])
         await editor.prompt(session.session_id, "go")
-        assert [base64.b64decode(image.data)[:4] for image in shown(editor, ImageBlock)] == [b"\x89PNG"] * 2
-        assert len(shown(editor, ResourceLinkBlock)) == 2
-        text, blob = shown(editor, ResourceBlock)
+        assert [base64.b64decode(image.data)[:4] for image in find_content(editor, ImageBlock)] == [b"\x89PNG"] * 2
+        assert len(find_content(editor, ResourceLinkBlock)) == 2
+        text, blob = find_content(editor, ResourceBlock)
         assert text.resource.text.startswith("Resource 1:")
         assert base64.b64decode(blob.resource.blob).startswith(b"Resource 2:")
     read = repr(model.requests[-1]["messages"])
@@ -145,7 +145,7 @@ async def test_everything_shows_images_links_and_embedded_files(everything: McpS
     assert "Resource 1:" in read
 
 
-async def test_everything_reports_progress_of_what_takes_long(everything: McpServer):
+async def test_everything_reports_progress(everything: McpServer):
     model = one_by_one(use("every_trigger-long-running-operation", duration=1, steps=4))
     async with connect(Crow(model)) as editor:
         session = await editor.new_session("/", [everything])
@@ -156,22 +156,20 @@ async def test_everything_reports_progress_of_what_takes_long(everything: McpSer
         assert "Long running operation completed" in results(model)[0]
 
 
-async def test_everything_learns_the_sessions_folders(everything: McpServer, tmp_path: Path):
-    (said,) = await told(everything, use("every_get-roots-list"), cwd=str(tmp_path))
+async def test_everything_gets_the_roots_of_the_session(everything: McpServer, tmp_path: Path):
+    (said,) = await call_tools(everything, use("every_get-roots-list"), cwd=str(tmp_path))
     assert tmp_path.as_uri() in said
 
 
-async def test_everything_is_given_no_more_of_the_environment_than_it_was_promised(
-    everything: McpServer, monkeypatch: pytest.MonkeyPatch
-):
+async def test_everything_gets_only_the_promised_environment(everything: McpServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CROW_API_KEY", "canary")
     everything.env = [EnvVariable(name="BIRD", value="crow")]
-    (said,) = await told(everything, use("every_get-env"))
+    (said,) = await call_tools(everything, use("every_get-env"))
     assert json.loads(said)["BIRD"] == "crow"
     assert "canary" not in said
 
 
-async def test_everything_has_the_model_asked_if_the_person_lets_it(everything: McpServer):
+async def test_everything_samples_with_a_permission(everything: McpServer):
     def script(request: dict[str, Any]) -> Reply:
         match request["messages"][-1]:
             case {"role": "user", "content": str(text)} if "context: Which bird?" in text:
@@ -190,7 +188,7 @@ async def test_everything_has_the_model_asked_if_the_person_lets_it(everything: 
         assert "A crow." in results(model)[0]
 
 
-async def test_everything_has_a_person_fill_in_a_form_of_all_kinds_of_fields(everything: McpServer):
+async def test_everything_shows_a_form_with_every_kind_of_field(everything: McpServer):
     def fill(form: CreateElicitationRequest) -> CreateElicitationResponse:
         fields: dict[str, Any] = to_builtins(form.requested_schema)["properties"]
         content = {name: field["default"] for name, field in fields.items() if "default" in field}
@@ -211,10 +209,10 @@ async def test_everything_has_a_person_fill_in_a_form_of_all_kinds_of_fields(eve
 
 @pytest.mark.parametrize(("transport", "path"), [("streamableHttp", "mcp"), ("sse", "sse")])
 async def test_everything_is_called_over_http(transport: str, path: str, node: "Node"):
-    kept = socket.socket()  # bound, nobody else is given its port; the server may listen there
-    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    kept.bind(("", 0))
-    port = kept.getsockname()[1]
+    reserved = socket.socket()  # bound: nobody else is given its port, and the server may still listen there
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("", 0))
+    port = reserved.getsockname()[1]
     command = node.server("every", EVERYTHING, transport)
     process = await asyncio.create_subprocess_exec(
         str(command.command), *command.args or (), env={"PORT": str(port)}, stdout=DEVNULL, stderr=PIPE
@@ -225,18 +223,18 @@ async def test_everything_is_called_over_http(transport: str, path: str, node: "
             assert line
         kind: Any = "sse" if transport == "sse" else "http"
         server = McpServer(name="every", type=kind, url=f"http://127.0.0.1:{port}/{path}", headers=[])
-        assert await told(server, use("every_echo", message="caw")) == ["Echo: caw"]
+        assert await call_tools(server, use("every_echo", message="caw")) == ["Echo: caw"]
     finally:
         process.kill()
         await process.communicate()
-        kept.close()
+        reserved.close()
 
 
-async def test_filesystem_works_in_the_sessions_folder_and_nowhere_else(node: "Node", tmp_path: Path):
+async def test_filesystem_works_only_in_the_folder_of_the_session(node: "Node", tmp_path: Path):
     (tmp_path / "in").mkdir()
     (tmp_path / "secret").write_text("canary")
     inside = tmp_path / "in" / "birds.txt"
-    texts = await told(
+    texts = await call_tools(
         node.server("files", FILESYSTEM, str(tmp_path / "in")),
         use("files_list_allowed_directories"),
         use("files_write_file", path=str(inside), content="A crow.\n"),

@@ -1,4 +1,4 @@
-"""The official Python SDK as judge: its client against `crow acp`, and our client against an agent made with it."""
+"""Test `crow acp` with the official Python SDK's client, and our client with an agent made with that SDK."""
 
 import asyncio
 import sys
@@ -96,17 +96,17 @@ asyncio.run(acp.run_agent(Echo()))
 
 
 class Client(acp.Client):
-    """Records what it is shown, and permits everything."""
+    """Records updates and permission requests, and gives every permission."""
 
     def __init__(self) -> None:
         self.updates: list[Any] = []
         self.questions: list[tuple[ToolCallUpdate, list[PermissionOption]]] = []
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
 
     async def session_update(self, session_id: str, update: Any, **kwargs: Any) -> None:
-        async with self._news:
+        async with self._changed:
             self.updates.append(update)
-            self._news.notify_all()
+            self._changed.notify_all()
 
     async def request_permission(
         self, session_id: str, tool_call: ToolCallUpdate, options: list[PermissionOption], **kwargs: Any
@@ -115,10 +115,10 @@ class Client(acp.Client):
         chosen = next(option for option in options if option.kind == "allow_once")
         return RequestPermissionResponse(outcome=AllowedOutcome(outcome="selected", option_id=chosen.option_id))
 
-    async def until(self, true: Callable[[], Any]) -> None:
-        """Wait until this holds; it is looked at after every update."""
-        async with self._news:
-            await self._news.wait_for(true)
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Wait until a condition holds; it is checked after every update."""
+        async with self._changed:
+            await self._changed.wait_for(condition)
 
     def of(self, *kinds: type[Any]) -> list[Any]:
         return [update for update in self.updates if isinstance(update, kinds)]
@@ -142,21 +142,21 @@ def project(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def conversation(client: Client, server: ScriptedServer, home: Path) -> AsyncIterator[Any]:
-    """The SDK's client with `crow acp`; in the end, it has understood every update that came."""
+    """Connect the SDK's client to `crow acp`; check at the end that it understood every update."""
     sent: list[Any] = []
 
     def observe(event: Any) -> None:
         if event.message.get("method") == "session/update":
             sent.append(event.message)
 
-    env = {  # the SDK hands on little of our own environment
+    env = {  # the SDK passes only a few variables of our environment
         "HOME": str(home),
         "CROW_HOME": str(home / "crow"),
         "OPENAI_BASE_URL": server.url,
         "OPENAI_API_KEY": "key",
         "CROW_MODEL": "scripted",
     }
-    with (home / "stderr.txt").open("wb") as stderr:  # its own pipe for it would never be read
+    with (home / "stderr.txt").open("wb") as stderr:  # the SDK's own pipe for it would never be read
         async with acp.spawn_agent_process(
             client,
             sys.executable,
@@ -176,9 +176,11 @@ def command(line: str) -> Reply:
     return Reply(tool_calls=[call])
 
 
-async def test_its_client_agrees_with_crow_on_the_protocol(tmp_path: Path) -> None:
+async def test_client_initializes(tmp_path: Path) -> None:
     async with ScriptedServer([]) as server, conversation(Client(), server, tmp_path) as crow:
-        agreed = await crow.initialize(protocol_version=1, client_info=Implementation(name="judge", version="1"))
+        agreed = await crow.initialize(
+            protocol_version=1, client_info=Implementation(name="reference client", version="1")
+        )
 
     assert agreed.protocol_version == 1
     assert agreed.agent_info.name == "crow"
@@ -186,7 +188,7 @@ async def test_its_client_agrees_with_crow_on_the_protocol(tmp_path: Path) -> No
     assert [method.id for method in agreed.auth_methods] == ["configured"]
 
 
-async def test_its_client_sees_a_tool_call_from_the_question_to_the_result(tmp_path: Path, project: Path) -> None:
+async def test_client_sees_a_tool_call_from_the_permission_to_the_result(tmp_path: Path, project: Path) -> None:
     client = Client()
     async with (
         ScriptedServer([command("echo 42 | tee answer"), Reply("It is 42.", "Easy.")]) as server,
@@ -209,8 +211,8 @@ async def test_its_client_sees_a_tool_call_from_the_question_to_the_result(tmp_p
     assert [command.name for command in client.of(AvailableCommandsUpdate)[0].available_commands]
 
 
-class Workshop(Client):
-    """Has files of its own, with changes not saved yet, and a terminal that runs one command after the other."""
+class EditorClient(Client):
+    """A client with open files that have unsaved changes, and with a terminal that runs commands one by one."""
 
     def __init__(self, buffers: dict[str, str]) -> None:
         super().__init__()
@@ -257,10 +259,10 @@ class Workshop(Client):
         self.released.set()
 
 
-async def test_its_client_lends_its_files_and_its_terminal(tmp_path: Path, project: Path) -> None:
+async def test_tools_use_the_files_and_terminals_of_the_client(tmp_path: Path, project: Path) -> None:
     path = project / "a.py"
     path.write_text("saved\n")
-    client = Workshop({str(path): "not saved\n"})
+    client = EditorClient({str(path): "not saved\n"})
     replace: ScriptedCall = {
         "name": "file_editor",
         "arguments": {"command": "str_replace", "path": "a.py", "old_str": "not saved", "new_str": "edited"},
@@ -291,7 +293,7 @@ async def test_its_client_lends_its_files_and_its_terminal(tmp_path: Path, proje
     assert not client.outputs
 
 
-async def test_its_client_cancels_a_command(tmp_path: Path, project: Path) -> None:
+async def test_client_cancels_a_command(tmp_path: Path, project: Path) -> None:
     client = Client()
     async with (
         ScriptedServer([command("sleep 600"), Reply("Still here.")]) as server,
@@ -310,7 +312,7 @@ async def test_its_client_cancels_a_command(tmp_path: Path, project: Path) -> No
         assert again.stop_reason == "end_turn"
 
 
-async def test_its_client_sets_the_mode_and_is_asked_no_more(tmp_path: Path, project: Path) -> None:
+async def test_client_sets_the_mode_and_gets_no_permission_requests(tmp_path: Path, project: Path) -> None:
     client = Client()
     async with (
         ScriptedServer([command("touch ran"), Reply("Done.")]) as server,
@@ -330,7 +332,7 @@ async def test_its_client_sets_the_mode_and_is_asked_no_more(tmp_path: Path, pro
     assert {option.id for option in client.of(ConfigOptionUpdate)[0].config_options} == {"mode", "model"}
 
 
-async def test_its_client_reads_why_the_model_did_not_answer(tmp_path: Path, project: Path) -> None:
+async def test_client_gets_the_reason_of_a_failed_model_call(tmp_path: Path, project: Path) -> None:
     async with (
         ScriptedServer([Failure(401, {"error": {"message": "Incorrect API key provided"}})]) as server,
         conversation(Client(), server, tmp_path) as crow,
@@ -344,11 +346,11 @@ async def test_its_client_reads_why_the_model_did_not_answer(tmp_path: Path, pro
 
 
 @asynccontextmanager
-async def editor_of_echo(tmp_path: Path) -> AsyncIterator[Editor]:
-    """Our client with an agent of the SDK."""
+async def connect_to_echo(tmp_path: Path) -> AsyncIterator[Editor]:
+    """Connect our client to an agent made with the SDK."""
     script = tmp_path / "echo.py"
     script.write_text(ECHO)
-    child = await spawn(sys.executable, [str(script)], grace=60)
+    child = await spawn(sys.executable, [str(script)], close_timeout=60)
     editor = Editor(child)
     async with editor.serving():
         agreed = await editor.initialize("crow", schema.ClientCapabilities())
@@ -358,8 +360,8 @@ async def editor_of_echo(tmp_path: Path) -> AsyncIterator[Editor]:
     assert child.process.returncode == 0
 
 
-async def test_our_client_permits_a_call_of_its_agent(tmp_path: Path) -> None:
-    async with editor_of_echo(tmp_path) as editor:
+async def test_our_client_permits_a_tool_call_of_the_agent(tmp_path: Path) -> None:
+    async with connect_to_echo(tmp_path) as editor:
         session = await editor.new_session(str(tmp_path))
         response = await editor.prompt(session.session_id, "hello")
 
@@ -373,8 +375,8 @@ async def test_our_client_permits_a_call_of_its_agent(tmp_path: Path) -> None:
     assert end.content == [schema.BlockContent(content=schema.TextBlock(text="hello"))]
 
 
-async def test_our_client_cancels_its_agent(tmp_path: Path) -> None:
-    async with editor_of_echo(tmp_path) as editor:
+async def test_our_client_cancels_a_turn(tmp_path: Path) -> None:
+    async with connect_to_echo(tmp_path) as editor:
         session = await editor.new_session(str(tmp_path))
         turn = asyncio.create_task(editor.prompt(session.session_id, "wait"))
         await editor.until(lambda editor: editor.text == "waiting")
@@ -384,8 +386,8 @@ async def test_our_client_cancels_its_agent(tmp_path: Path) -> None:
         assert (await turn).stop_reason == "cancelled"
 
 
-async def test_our_client_sets_a_mode_of_its_agent_and_reads_its_error(tmp_path: Path) -> None:
-    async with editor_of_echo(tmp_path) as editor:
+async def test_our_client_sets_a_mode_and_gets_an_error(tmp_path: Path) -> None:
+    async with connect_to_echo(tmp_path) as editor:
         session = await editor.new_session(str(tmp_path))
         assert session.modes
         await editor.set_mode(session.session_id, "loud")

@@ -1,4 +1,4 @@
-"""The next official Python SDK as judge. It cannot live beside the present one, so it has an environment of its own."""
+"""Test `crow acp` with the next official Python SDK, which has its own environment beside that of the current one."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 CANDIDATE = Path(__file__).parent / "python" / "candidate.py"
 
 
-async def test_its_client_talks_cancels_and_loads(tmp_path: Path, next_sdk: str) -> None:
+async def test_client_prompts_cancels_and_loads(tmp_path: Path, next_sdk: str) -> None:
     use = Reply("Look.", tool_calls=[{"name": "terminal", "arguments": {"command": "touch made"}}])
     async with ScriptedServer([use, Reply("Done."), Reply("hang", hang=True)]) as server:
         env = {
@@ -31,9 +31,10 @@ async def test_its_client_talks_cancels_and_loads(tmp_path: Path, next_sdk: str)
         out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
     found = json.loads(out)
-    assert (found["agent"], found["turn"], found["cancelled"], found["asked"]) == ("crow", "end_turn", "cancelled", 1)
+    assert (found["agent"], found["turn"], found["cancelled"]) == ("crow", "end_turn", "cancelled")
+    assert found["permissions"] == 1
     assert (tmp_path / "made").exists()
-    states = [shown for shown in found["shown"] if shown.startswith("tool_call")]
+    states = [update for update in found["updates"] if update.startswith("tool_call")]
     assert states == ["tool_call:pending", "tool_call_update:in_progress", "tool_call_update:completed"]
     assert found["listed"]
     assert found["loaded"] == [

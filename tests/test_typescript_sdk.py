@@ -1,4 +1,4 @@
-"""The protocol's official TypeScript client, in conversation with `crow acp`."""
+"""Test `crow acp` with the official TypeScript SDK's client."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -17,17 +17,17 @@ def command(line: str) -> ScriptedCall:
 
 
 def states(turn: dict[str, Any]) -> list[str]:
-    """What a turn's tool call went through."""
+    """Return the states of a turn's tool call."""
     return [update["status"] for update in turn["updates"] if update["sessionUpdate"].startswith("tool_call")]
 
 
 def text(turn: dict[str, Any]) -> str:
-    """What the agent said in a turn."""
+    """Return the agent's text in a turn."""
     chunks = [update for update in turn["updates"] if update["sessionUpdate"] == "agent_message_chunk"]
     return "".join(chunk["content"]["text"] for chunk in chunks)
 
 
-async def test_its_session_runs_a_permitted_command_and_cancels_another(node: "Node") -> None:
+async def test_session_runs_a_permitted_command_and_cancels_another(node: "Node") -> None:
     lines = ["echo $((6 * 7)) | tee answer", "sleep 600"]
     replies = [
         Reply("I look.", tool_calls=[command(lines[0])]),
@@ -38,14 +38,14 @@ async def test_its_session_runs_a_permitted_command_and_cancels_another(node: "N
         done = await node.run(server.url, "client.mjs", *node.crow)
 
     assert (done.code, done.err) == (0, "")
-    seen = json.loads(done.out)
-    assert seen["greeting"]["protocolVersion"] == 1
-    assert [question["toolCall"]["rawInput"]["command"] for question in seen["questions"]] == lines
-    assert seen["finished"]["response"]["stopReason"] == "end_turn"
-    assert text(seen["finished"]) == "I look.It is 42."
-    assert states(seen["finished"]) == ["pending", "in_progress", "completed"]
+    output = json.loads(done.out)
+    assert output["greeting"]["protocolVersion"] == 1
+    assert [question["toolCall"]["rawInput"]["command"] for question in output["questions"]] == lines
+    assert output["finished"]["response"]["stopReason"] == "end_turn"
+    assert text(output["finished"]) == "I look.It is 42."
+    assert states(output["finished"]) == ["pending", "in_progress", "completed"]
     assert (node.project / "answer").read_text() == "42\n"
     assert server.requests[1]["messages"][-1]["content"].strip() == "42"
-    assert seen["cancelled"]["response"]["stopReason"] == "cancelled"
-    assert states(seen["cancelled"]) == ["pending", "in_progress", "failed"]
-    assert seen["exit"] == 0  # the agent's own end, once its input had ended
+    assert output["cancelled"]["response"]["stopReason"] == "cancelled"
+    assert states(output["cancelled"]) == ["pending", "in_progress", "failed"]
+    assert output["exit"] == 0  # the agent exits by itself at the end of its input

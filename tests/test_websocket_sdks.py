@@ -1,4 +1,4 @@
-"""The official SDKs' WebSocket clients, in conversation with `crow serve`."""
+"""Test `crow serve` with the WebSocket clients of the official SDKs."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def serving(model: ScriptedServer, env: dict[str, str]) -> AsyncIterator[tuple[str, str]]:
-    """The address of a `crow serve`, and its token; it ends well and has nothing to say."""
+    """Run `crow serve` and yield its address and token; check that it exits cleanly and prints nothing else."""
     env = env | {"OPENAI_BASE_URL": model.url, "OPENAI_API_KEY": "key", "CROW_MODEL": "scripted"}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "crow_cli", "serve", "--port", "0"), stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=env
@@ -62,17 +62,17 @@ def project(tmp_path: Path) -> Path:
 
 
 class Client(acp.Client):
-    """Records what it is shown, and permits everything."""
+    """Records updates and permission requests, and gives every permission."""
 
     def __init__(self) -> None:
         self.updates: list[Any] = []
         self.questions: list[ToolCallUpdate] = []
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
 
     async def session_update(self, session_id: str, update: Any, **kwargs: Any) -> None:
-        async with self._news:
+        async with self._changed:
             self.updates.append(update)
-            self._news.notify_all()
+            self._changed.notify_all()
 
     async def request_permission(
         self, session_id: str, tool_call: ToolCallUpdate, options: list[PermissionOption], **kwargs: Any
@@ -81,10 +81,10 @@ class Client(acp.Client):
         chosen = next(option for option in options if option.kind == "allow_once")
         return RequestPermissionResponse(outcome=AllowedOutcome(outcome="selected", option_id=chosen.option_id))
 
-    async def until(self, true: Callable[[], Any]) -> None:
-        """Wait until this holds; it is looked at after every update."""
-        async with self._news:
-            await self._news.wait_for(true)
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Wait until a condition holds; it is checked after every update."""
+        async with self._changed:
+            await self._changed.wait_for(condition)
 
     def of(self, *kinds: type[Any]) -> list[Any]:
         return [update for update in self.updates if isinstance(update, kinds)]
@@ -100,7 +100,7 @@ class Client(acp.Client):
 
 @asynccontextmanager
 async def conversation(client: Client, url: str, token: str) -> AsyncIterator[Any]:
-    """The Python SDK's client, past `initialize`."""
+    """Connect the Python SDK's client and initialize the agent."""
     stream = await create_websocket_stream(url, headers={"Authorization": f"Bearer {token}"})
     connection = acp.connect_to_agent(client, stream)
     try:
@@ -119,7 +119,7 @@ def command(line: str) -> Reply:
 REPLIES = [command("echo 42 | tee answer"), Reply("It is 42."), command("sleep 600"), Reply("Still here.")]
 
 
-async def test_pythons_client_asks_permits_cancels_and_comes_back(env: dict[str, str], project: Path):
+async def test_python_client_prompts_permits_cancels_and_loads_again(env: dict[str, str], project: Path):
     async with ScriptedServer(REPLIES) as model, serving(model, env) as (url, token):
         client = Client()
         async with conversation(client, url, token) as crow:
@@ -142,11 +142,11 @@ async def test_pythons_client_asks_permits_cancels_and_comes_back(env: dict[str,
             response = await crow.prompt(session_id=id, prompt=[acp.text_block("And now?")])
             await client.until(lambda: client.text == "It is 42.Still here.")
             assert response.stop_reason == "end_turn"
-            said = [update.content.text for update in client.of(UserMessageChunk)]
-            assert said == ["What is six times seven?", "Wait for me."]
+            texts = [update.content.text for update in client.of(UserMessageChunk)]
+            assert texts == ["What is six times seven?", "Wait for me."]
 
 
-async def test_pythons_client_is_refused_without_the_token(env: dict[str, str]):
+async def test_python_client_is_refused_without_the_token(env: dict[str, str]):
     async with ScriptedServer([]) as model, serving(model, env) as (url, _):
         for headers in (None, {"Authorization": "Bearer wrong"}):
             with pytest.raises(InvalidStatus) as refusal:
@@ -155,36 +155,36 @@ async def test_pythons_client_is_refused_without_the_token(env: dict[str, str]):
 
 
 def states(updates: list[dict[str, Any]]) -> list[str]:
-    """What the tool calls went through."""
+    """Return the states of the tool calls."""
     return [update["status"] for update in updates if update["sessionUpdate"].startswith("tool_call")]
 
 
 def text(updates: list[dict[str, Any]], kind: str) -> str:
-    """What one side said."""
+    """Return the text of one side."""
     return "".join(update["content"]["text"] for update in updates if update["sessionUpdate"] == kind)
 
 
-async def test_typescripts_client_does_the_same_as_a_page_in_a_browser(node: "Node"):
+async def test_typescript_client_does_the_same_with_subprotocols(node: "Node"):
     async with ScriptedServer(REPLIES) as model, serving(model, node.env) as (url, token):
         done = await node.run(model.url, "remote.mjs", url, token)
 
     assert (done.code, done.err) == (0, "")
-    seen = json.loads(done.out)
-    assert seen["greeting"]["protocolVersion"] == 1
-    assert [question["toolCall"]["name"] for question in seen["questions"]] == ["terminal", "terminal"]
-    assert seen["finished"]["response"]["stopReason"] == "end_turn"
-    assert text(seen["finished"]["updates"], "agent_message_chunk") == "It is 42."
-    assert states(seen["finished"]["updates"]) == ["pending", "in_progress", "completed"]
+    output = json.loads(done.out)
+    assert output["greeting"]["protocolVersion"] == 1
+    assert [question["toolCall"]["name"] for question in output["questions"]] == ["terminal", "terminal"]
+    assert output["finished"]["response"]["stopReason"] == "end_turn"
+    assert text(output["finished"]["updates"], "agent_message_chunk") == "It is 42."
+    assert states(output["finished"]["updates"]) == ["pending", "in_progress", "completed"]
     assert (node.project / "answer").read_text() == "42\n"
-    assert seen["cancelled"]["response"]["stopReason"] == "cancelled"
-    assert states(seen["cancelled"]["updates"]) == ["pending", "in_progress", "failed"]
-    again = seen["second"]
+    assert output["cancelled"]["response"]["stopReason"] == "cancelled"
+    assert states(output["cancelled"]["updates"]) == ["pending", "in_progress", "failed"]
+    again = output["second"]
     assert text(again["replayed"], "user_message_chunk") == "What is six times seven?Wait for me."
     assert text(again["replayed"], "agent_message_chunk") == "It is 42."
     assert again["response"]["stopReason"] == "end_turn"
 
 
-async def test_typescripts_client_is_refused_with_a_wrong_token(node: "Node"):
+async def test_typescript_client_is_refused_with_a_wrong_token(node: "Node"):
     async with ScriptedServer([]) as model, serving(model, node.env) as (url, _):
         done = await node.run(model.url, "remote.mjs", url, "wrong")
 

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from crow_core.acp.schema import ClientCapabilities, McpServer
-from crow_core.acp.transports import Child, Transport, spawn
-from crow_core.settings.discovery import LOCAL
+from crow_core.acp.transports import ChildTransport, Transport, spawn
+from crow_core.settings.discovery import LOCAL_SERVERS
 from crow_core.testing import Editor
 
 CROW = (sys.executable, "-m", "crow_cli")
@@ -156,11 +156,11 @@ class Machine:
         assert process.returncode is not None
         return Finished(process.returncode, out.decode(), err.decode())
 
-    async def agent(self, *more: str) -> Child:
+    async def agent(self, *more: str) -> ChildTransport:
         """Start `crow acp`, away from the project: an editor does not start it there either."""
         with self.stderr.open("ab") as stderr:
             command, *args = CROW
-            return await spawn(command, [*args, "acp", *more], self.env, self.home, stderr, grace=PATIENCE)
+            return await spawn(command, [*args, "acp", *more], self.env, self.home, stderr, close_timeout=PATIENCE)
 
     @asynccontextmanager
     async def editor(self, transport: Transport | None = None, *, permit: str | None = None) -> AsyncGenerator[Editor]:
@@ -248,7 +248,7 @@ def prepared(
 @pytest.fixture
 def no_local_model() -> None:
     """For what happens where no model is found: crow looks for local servers at their usual ports."""
-    for name, url in LOCAL.items():
+    for name, url in LOCAL_SERVERS.items():
         address = urlsplit(url)
         with suppress(OSError), socket.create_connection((address.hostname, address.port), 1):
             pytest.skip(f"{name} seems to run on this machine, at {url}")

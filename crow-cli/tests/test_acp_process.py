@@ -26,9 +26,9 @@ from crow_core.acp.schema import (
     SetProviderRequest,
     ToolCallUpdate,
 )
-from crow_core.acp.transports import Child, spawn
+from crow_core.acp.transports import ChildTransport, spawn
 from crow_core.testing import Failure, Raw, Reply, ScriptedCall, ScriptedServer
-from crow_core.testing.wire import RUBBISH
+from crow_core.testing.wire import INVALID_LINES
 
 if TYPE_CHECKING:
     from conftest import Ear, Machine
@@ -61,7 +61,7 @@ class Patient:
         return self.process.returncode, (await self.process.stderr.read()).decode()
 
 
-async def ask(agent: Child, line: bytes) -> Any:
+async def ask(agent: ChildTransport, line: bytes) -> Any:
     """The answer to one line."""
     agent.write(line + b"\n")
     return json.loads(await agent.readline())
@@ -207,7 +207,7 @@ async def test_standard_output_carries_json_lines_only(machine: "Machine", liste
         machine.ask(server.url)
         with machine.stderr.open("wb") as stderr:
             line = f"{shlex.quote(sys.executable)} -m crow_cli acp | tee {log}"
-            agent = await spawn("/bin/sh", ["-c", line], machine.env, machine.home, stderr, grace=60)
+            agent = await spawn("/bin/sh", ["-c", line], machine.env, machine.home, stderr, close_timeout=60)
         async with machine.editor(agent, permit="allow_once") as editor:
             session = await editor.new_session(str(machine.project), [machine.keeper(ear)])
             assert await ear.line() == "started"
@@ -381,7 +381,7 @@ async def test_a_thousand_lines_of_rubbish_end_nothing(machine: "Machine"):
         agent = await machine.agent()
 
         async def spoil() -> None:
-            for line in RUBBISH * 40:
+            for line in INVALID_LINES * 40:
                 agent.write(line + b"\n")
                 await agent.drain()
 

@@ -42,7 +42,7 @@ async def test_a_url_of_no_use_is_told(machine: "Machine"):
     for command in ("path", "info", "check"):
         told = await machine.crow("db", command)
         assert (told.code, told.out) == (2, "")
-        assert "[database] url mysql://me:***@host/crow is of no use" in told.err
+        assert "[database] url mysql://me:***@host/crow cannot be used" in told.err
 
 
 async def test_info_says_how_much_there_is(used: "Machine"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from crow_cli.demo import script
 from crow_cli.demo.script import BUG, FAILING, FIX, TASK, TESTS, play
-from crow_core.testing.script import Reply, deltas
+from crow_core.testing.script import Reply, to_deltas
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("file_editor", "terminal")]
 
@@ -131,7 +131,7 @@ def test_the_project_as_shipped_is_fixed_by_what_the_model_asks_for(tmp_path: Pa
 
     assert "Now **all 4 pass**." in replies[-1].content
     assert FIX in (tmp_path / "pancakes.py").read_text()
-    assert sum(reply.pace for turn, reply in enumerate(replies) for _ in deltas(reply, turn)) < 4
+    assert sum(reply.pace for turn, reply in enumerate(replies) for _ in to_deltas(reply, turn)) < 4
 
 
 def use(arguments: Any, folder: Path) -> str:

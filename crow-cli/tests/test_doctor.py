@@ -15,7 +15,7 @@ from crow_cli.doctor import PROBES, RED, Patient, Report, append_table, examine,
 from crow_core.errors import ConfigError
 from crow_core.models.quirks import Quirks
 from crow_core.settings.config import ModelSettings
-from crow_core.settings.discovery import from_settings
+from crow_core.settings.discovery import to_chat_model
 from crow_core.testing import Reply, ScriptedServer
 from crow_core.testing.chaos import CHAOS
 
@@ -252,7 +252,7 @@ async def test_what_is_found_makes_the_next_examination_a_clean_one() -> None:
 
     first = await examined(strict)
     settings = tomllib.loads(table("local", first.quirks))["models"]["local"]["quirks"]
-    model = from_settings("local", ModelSettings(base_url="http://x/v1", model="m", quirks=settings))
+    model = to_chat_model("local", ModelSettings(base_url="http://x/v1", model="m", quirks=settings))
     assert isinstance(model.quirks, Quirks)
     second = await examined(strict, quirks=model.quirks)
     assert second.quirks == {}

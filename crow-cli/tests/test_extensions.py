@@ -170,7 +170,7 @@ async def test_a_sub_agent_is_a_stored_session_and_works_with_the_files_of_the_s
     links = {note["kind"]: note["session"] for log in logs.values() for e in log if "session" in (note := e["crow"])}
     assert links == {"child": titles["Write a"], "parent": session.session_id, "changes": titles["Write a"]}
     shown = await machine.crow("sessions", "show", session.session_id)
-    assert f"A sub-agent begins: session {titles['Write a']}" in shown.out
+    assert f"Started a sub-agent: session {titles['Write a']}" in shown.out
     await machine.crow("sessions", "delete", "--yes", session.session_id)
     assert msgspec.json.decode((await machine.crow("sessions", "list", "--agents", "--json")).out) == []
 

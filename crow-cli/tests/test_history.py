@@ -321,10 +321,13 @@ async def test_what_is_not_there_is_a_sentence(machine: "Machine"):
         (("sessions", "export", "nothing"), "There is no session 'nothing'."),
         (("sessions", "fork", "nothing"), "There is no session 'nothing'."),
         (("sessions", "delete", "nothing", "-y"), "There is no session 'nothing'."),
-        (("prompts", "show", "nothing"), "Known are: agents, command, compaction, nested, skill, skills, system."),
+        (("prompts", "show", "nothing"), "Known prompts: agents, command, compaction, nested, skill, skills, system."),
         (("prompts", "diff", "system", "system@7"), "has no version 7"),
-        (("prompts", "history", "nothing"), "Known are: agents, command, compaction, nested, skill, skills, system."),
-        (("calls", "show", "nothing"), "There is no call 'nothing'."),
+        (
+            ("prompts", "history", "nothing"),
+            "Known prompts: agents, command, compaction, nested, skill, skills, system.",
+        ),
+        (("calls", "show", "nothing"), "There is no model call 'nothing'."),
         (("calls", "list", "nothing"), "There is no session 'nothing'."),
     ]
     for done, words in [(await machine.crow(*args), words) for args, words in tried]:

@@ -163,6 +163,18 @@ async def test_a_server_that_does_not_start_says_its_last_words(machine: "Machin
     assert done.err == "crow: MCP server 'bad' did not start: Connection closed. It said: no ink left.\n"
 
 
+async def test_invalid_notifications_of_a_server_are_not_printed(machine: "Machine", tmp_path: Path):
+    file = tmp_path / "loud.py"
+    file.write_text(
+        "from crow_core.testing.servers import send, serve\n"
+        "send(method='notifications/message', params={'level': 'loud', 'data': '\\x1b[2J'})\n"
+        "serve()\n"
+    )
+    await machine.crow("mcp", "add", "loud", "--", sys.executable, str(file))
+    tried = await machine.crow("mcp", "test", "loud")
+    assert (tried.code, tried.err) == (0, "")
+
+
 async def test_a_tool_that_is_none_is_told_of_and_the_others_are_listed(machine: "Machine"):
     fault = "lists a tool that is none"
     await machine.crow("mcp", "add", "odd", "--", sys.executable, "-m", "crow_core.testing.servers", fault)

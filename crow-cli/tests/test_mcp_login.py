@@ -91,7 +91,7 @@ async def test_a_server_that_wants_a_login_that_is_not_configured_says_how_to(gu
     tried = await guarded.crow("mcp", "test", "plain")
     assert tried.code == 1
     assert tried.err == (
-        "crow: MCP server 'plain' did not start: it answers nobody whom it does not know (401); give it an "
+        "crow: MCP server 'plain' did not start: it requires authentication (401); give it an "
         'Authorization header, or auth = "oauth", then log in: crow mcp login NAME.\n'
     )
 

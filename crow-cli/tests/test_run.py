@@ -196,11 +196,17 @@ async def test_a_model_that_is_not_there_is_one_sentence(machine: "Machine") -> 
 async def test_the_limit_of_requests_ends_the_prompt(machine: "Machine") -> None:
     async with ScriptedServer(lambda _: Reply(tool_calls=[command("echo again")])) as server:
         machine.ask(server.url)
-        done = await machine.crow("run", "--yolo", "--max-turns", "2", "Go on.")
+        done = await machine.crow("run", "--yolo", "--max-requests", "2", "Go on.")
 
     assert done.code == 1
     assert len(server.requests) == 2
-    assert "as many model requests as allowed (--max-turns)" in done.err
+    assert "as many model requests as allowed (--max-requests)" in done.err
+
+
+async def test_former_option_max_turns_is_an_error_that_names_the_new_one(machine: "Machine") -> None:
+    done = await machine.crow("run", "--max-turns", "2", "Go on.")
+    assert done.code == 2
+    assert "--max-requests" in done.err
 
 
 async def test_where_nobody_can_be_asked_nothing_is_permitted(machine: "Machine") -> None:

@@ -47,7 +47,7 @@ async def test_what_is_wrong_with_a_skill_is_said(machine: "Machine"):
     assert "\x1b[2J" not in done.out
     write(folder, "SKILL.md", "---\nname: Odd\n---\n")
     done = await machine.crow("skills", "validate", str(folder))
-    assert "small letters" in done.out
+    assert "lowercase letters" in done.out
     assert "description is missing" in done.out
     assert (await machine.crow("skills", "new", "../x")).code == 2
     assert not (machine.project.parent / "x").exists()

@@ -1,4 +1,4 @@
-"""What all tests of crow-compact share."""
+"""Fixtures for all tests of crow-compact."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""When the context is made shorter, what is kept of it, and what happens where that does not work."""
+"""Test compaction: when it happens, what the model sees after it, and failures."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from crow_compact.compaction import find_cuts
 from crow_compact.extension import compact
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import (
@@ -22,8 +23,7 @@ from crow_core.errors import ModelError
 from crow_core.extensions.commands import commands
 from crow_core.extensions.usage import usage
 from crow_core.mcp.server import Server
-from crow_core.mcp.tool import ToolCall
-from crow_core.messages import SUMMARY_TEMPLATE, marker_kind
+from crow_core.messages import SUMMARY_TEMPLATE, Message, marker_kind
 from crow_core.models.chat import ChatModel
 from crow_core.prompts import Prompt
 from crow_core.session import Session
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.anyio
 Request = dict[str, Any]
 
 WINDOW = 4_000
-"""Tokens; the model counts four characters as one."""
+"""The model's window in tokens; it counts four characters as one."""
 LONG = "These are words that nobody needs to read. " * 40
 """About 430 tokens."""
 SEES_COMPACTIONS = ClientCapabilities(session=ClientSessionCapabilities(compaction=CompactionCapabilities()))
@@ -90,12 +90,12 @@ class Talk:
 
 @dataclass
 class Speaker:
-    """A model that answers with what it is given, in order, and then with a word; and sums up as it is told."""
+    """A script that gives `replies` in order and then "Well."; `summary` answers requests for a summary."""
 
     replies: list[Reply] = field(default_factory=list[Reply])
     summary: Callable[[Request], Reply] = lambda request: Reply("All went well.")
     limit: int = 1 << 30
-    """Tokens from which a request is refused."""
+    """Requests with more tokens are refused."""
 
     def __call__(self, request: Request) -> Reply:
         if tokens(request) > self.limit:
@@ -124,11 +124,11 @@ async def talking(
 
 
 def words(request: Request) -> list[str]:
-    """What is said in a request, each message cut after a few letters."""
+    """Return the first 12 characters of each message in a request."""
     return [str(message["content"])[:12] for message in request["messages"]]
 
 
-async def test_past_the_threshold_the_model_sums_up_and_goes_on_from_its_summary():
+async def test_past_the_threshold_the_model_summarizes_and_continues_from_its_summary():
     async with talking(Speaker()) as talk:
         for turn in range(9):
             await talk.say(f"Turn {turn}. {LONG}")
@@ -157,7 +157,7 @@ async def test_the_first_request_after_a_compaction_is_not_compared():
         assert "began like the one before" in talk.session.state["last_request"].describe()
 
 
-async def test_one_long_turn_is_cut_where_calls_are_answered_and_keeps_its_prompt():
+async def test_long_turn_is_cut_where_tool_calls_are_answered_and_keeps_its_prompt():
     looks = [Reply(tool_calls=[use("files_look", lines=40), use("files_look", lines=41)]) for _ in range(20)]
     async with talking(Speaker([Reply("Hello."), *looks])) as talk:
         await talk.say("The first words")
@@ -193,41 +193,32 @@ async def test_old_outputs_shrink_first_and_the_model_can_read_them_back():
         assert where == f"[characters 8,000 to {8_000 + len(text):,} of {len(str(whole)):,}]" or "goes on" in where
 
 
-async def test_the_model_sums_up_where_shorter_outputs_would_not_suffice_for_long():
-    replies = [Reply("Yes."), Reply(tool_calls=[use("files_look", lines=195)]), Reply("Seen.")]
-    async with talking(Speaker(replies), threshold=2_400) as talk:
-        await talk.say(LONG * 3)
-        await talk.say("Look")
+async def test_shrinking_that_frees_too_little_is_followed_by_a_summary():
+    replies = [Reply(tool_calls=[use("files_look", lines=400)]), Reply("Seen.")]
+    async with talking(Speaker(replies), window=100_000, threshold=6_000) as talk:
+        await talk.say(f"Look. {LONG * 8}")
         assert not talk.markers()
-        await talk.say(LONG[:800])
-        assert [marker["kind"] for marker in talk.markers()] == ["compaction"]
-        assert len(talk.summaries()) == 1
+        await talk.say(f"And now? {LONG * 3}")
+        (marker,) = talk.markers()
+        assert marker["kind"] == "compaction", "with cut outputs, more than three quarters of the limit would be used"
 
 
-async def test_a_message_that_comes_while_a_tool_runs_does_not_part_the_call_from_its_answer():
-    replies = [Reply("Yes."), Reply(tool_calls=[use("files_look", lines=300)]), Reply("Seen.")]
-    model = ScriptedModel(Speaker(replies), window=WINDOW)
-    server = Server("files", lambda: FILES, shared=True)
-    crow = Crow(model, servers=[server], system=Prompt("system", "You are crow."))
-    crow.use(commands).use(compact, threshold=2_000)
-
-    @crow.before_tool
-    def interject(session: Session, tool_call: ToolCall) -> None:
-        session.log.append({"role": "user", "content": "And be quick!"})
-
-    async with connect(crow) as editor:
-        session = await editor.new_session("/")
-        await editor.prompt(session.session_id, LONG * 3)
-        await editor.prompt(session.session_id, "Look")
-    assert any(map(is_compaction, model.requests))
-    last = model.requests[-1]["messages"]
-    calls = [call["id"] for message in last for call in message.get("tool_calls", [])]
-    assert len(calls) == 1
-    assert calls == [message["tool_call_id"] for message in last if message["role"] == "tool"]
-    assert last[-1]["content"] == "And be quick!"
+def test_conversation_is_cut_only_where_every_tool_call_is_answered():
+    calls: Any = [{"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}} for id in ("x", "y")]
+    entries: list[Message] = [
+        {"role": "user", "content": "Look"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "x", "content": "X"},
+        {"role": "user", "content": "Hurry"},
+        {"role": "tool", "tool_call_id": "y", "content": "Y"},
+        {"role": "assistant", "content": "Seen."},
+    ]
+    for at, entry in enumerate(entries):
+        entry["crow"] = {"id": str(at)}
+    assert find_cuts(entries) == [0, 1, 5]
 
 
-async def test_an_output_with_a_picture_is_read_back_with_it():
+async def test_output_with_an_image_is_read_back_with_the_image():
     replies = [Reply(tool_calls=[use("files_picture")]), Reply("A bird.")]
     async with talking(Speaker(replies)) as talk:
         await talk.say("Look")
@@ -239,7 +230,7 @@ async def test_an_output_with_a_picture_is_read_back_with_it():
 
 
 @pytest.mark.parametrize("arguments", [{"call": "nobody's"}, {"call": "", "offset": -1}, {"offset": 3}])
-async def test_what_cannot_be_read_back_says_what_to_do(arguments: dict[str, Any]):
+async def test_invalid_read_output_call_fails(arguments: dict[str, Any]):
     async with talking(Speaker([Reply(tool_calls=[use("read_output", **arguments)])])) as talk:
         await talk.say("Read it")
         *_, result = [entry for entry in talk.session.log if entry.get("role") == "tool"]
@@ -251,13 +242,13 @@ BAD: list[tuple[Reply, str]] = [
     (Reply("No.", finish_reason="content_filter"), "refused"),
     (Reply("Half", finish_reason="length"), "cut short"),
     (Reply("Let me look.", tool_calls=[use("files_look", lines=1)]), "called a tool"),
-    (Reply(LONG * 100), "no shorter"),
+    (Reply(LONG * 100), "not be shorter"),
     (Reply(error=ModelError("The server is gone.")), "The server is gone."),
 ]
 
 
 @pytest.mark.parametrize(("reply", "why"), BAD, ids=[why for _, why in BAD])
-async def test_a_summary_that_cannot_be_used_leaves_everything_as_it_was_and_says_so(reply: Reply, why: str):
+async def test_unusable_summary_leaves_the_view_unchanged_and_is_reported(reply: Reply, why: str):
     async with talking(Speaker(summary=lambda request: reply), capabilities=SEES_COMPACTIONS) as talk:
         for turn in range(7):
             assert await talk.say(f"Turn {turn}. {LONG}") == "end_turn"
@@ -269,7 +260,7 @@ async def test_a_summary_that_cannot_be_used_leaves_everything_as_it_was_and_say
         assert (last.status, why in str(last.error)) == ("failed", True)
 
 
-async def test_what_could_not_be_summed_up_is_not_tried_again_until_there_is_clearly_more():
+async def test_failed_compaction_is_not_tried_again_until_the_conversation_has_grown():
     async with talking(Speaker(summary=lambda request: Reply(""))) as talk:
         for _ in range(7):
             await talk.say(LONG)
@@ -281,17 +272,17 @@ async def test_what_could_not_be_summed_up_is_not_tried_again_until_there_is_cle
         assert len(talk.summaries()) == 2
 
 
-async def test_a_request_refused_as_too_long_is_made_shorter_and_sent_again_once():
+async def test_request_refused_as_too_long_is_compacted_and_sent_again_once():
     async with talking(Speaker(limit=2_500), window=100_000) as talk:
         for turn in range(12):
             assert await talk.say(f"Turn {turn}. {LONG}") == "end_turn"
         assert talk.editor.text == "Well." * 12
         refused = [request for request in talk.asked() if tokens(request) > 2_500]
-        assert len(refused) == 1, "from then on it is known what fits"
+        assert len(refused) == 1, "then the limit is known"
         assert talk.markers()
 
 
-async def test_a_prompt_that_leaves_no_room_for_what_was_said_before_is_foreseen():
+async def test_prompt_that_does_not_fit_is_compacted_before_it_is_sent():
     async with talking(Speaker(limit=WINDOW)) as talk:
         for turn in range(5):
             await talk.say(f"Turn {turn}. {LONG}")
@@ -305,7 +296,7 @@ async def test_a_prompt_that_leaves_no_room_for_what_was_said_before_is_foreseen
         assert last.endswith(f"Read this. {LONG * 6}")
 
 
-async def test_a_prompt_that_is_too_long_by_itself_is_asked_as_it_is():
+async def test_prompt_that_is_too_long_by_itself_is_sent_unchanged():
     async with talking(Speaker()) as talk:
         await talk.say("Hello")
         await talk.say(LONG)
@@ -313,7 +304,7 @@ async def test_a_prompt_that_is_too_long_by_itself_is_asked_as_it_is():
         assert not any(map(is_compaction, talk.model.requests[:3])), "nothing would help, and the estimate may be wrong"
 
 
-async def test_an_endpoint_that_refuses_a_request_as_too_long_is_sent_a_shorter_one():
+async def test_endpoint_that_refuses_a_long_request_gets_a_shorter_one():
     def answer(request: Request) -> Reply | Failure:
         if tokens(request) > 3_000:
             return Failure(400, {"error": {"message": "the request exceeds the available context size (3000 tokens)"}})
@@ -331,7 +322,7 @@ async def test_an_endpoint_that_refuses_a_request_as_too_long_is_sent_a_shorter_
         await model.close()
 
 
-async def test_a_request_that_stays_too_long_ends_the_turn_with_the_servers_words():
+async def test_request_that_stays_too_long_ends_the_turn_with_the_servers_message():
     async with talking(Speaker(limit=300)) as talk:
         await talk.say("Hello")
         with pytest.raises(RpcError, match="context length"):
@@ -340,7 +331,7 @@ async def test_a_request_that_stays_too_long_ends_the_turn_with_the_servers_word
         assert await talk.say("/compact") == "end_turn"
 
 
-async def test_a_request_for_a_summary_that_is_itself_too_long_is_made_in_parts():
+async def test_summary_request_that_is_too_long_is_made_in_parts():
     def sum_up(request: Request) -> Reply:
         said = "\n".join(str(message["content"]) for message in request["messages"])
         return Reply("Seen: " + " ".join(name for name in ("rouge", "bleu", "vert") if name in said))
@@ -356,7 +347,7 @@ async def test_a_request_for_a_summary_that_is_itself_too_long_is_made_in_parts(
         assert talk.editor.text == "Well." * 19
 
 
-async def test_parts_begin_with_the_summary_that_is_already_there():
+async def test_parts_begin_with_the_earlier_summary():
     def sum_up(request: Request) -> Reply:
         said = "\n".join(str(message["content"]) for message in request["messages"])
         return Reply("Seen: " + " ".join(name for name in ("rouge", "bleu", "vert") if name in said))
@@ -377,7 +368,7 @@ async def test_parts_begin_with_the_summary_that_is_already_there():
         assert len([request for request in talk.summaries()[1:] if tokens(request) <= 2_500]) > 1
 
 
-async def test_a_single_output_larger_than_the_window_is_shortened_before_the_model_reads_it():
+async def test_single_output_larger_than_the_window_is_cut_before_the_model_reads_it():
     replies = [Reply(tool_calls=[use("files_look", lines=2_000)]), Reply("Seen.")]
     async with talking(Speaker(replies, limit=WINDOW)) as talk:
         assert await talk.say("Look") == "end_turn"
@@ -385,7 +376,7 @@ async def test_a_single_output_larger_than_the_window_is_shortened_before_the_mo
         assert "read_output gives the whole" in str(talk.asked()[-1]["messages"][-1]["content"])
 
 
-async def test_a_cancel_in_the_middle_leaves_everything_as_it_was():
+async def test_cancelled_compaction_leaves_the_view_unchanged():
     asked = asyncio.Event()
 
     def begin(request: Request) -> Reply:
@@ -404,7 +395,7 @@ async def test_a_cancel_in_the_middle_leaves_everything_as_it_was():
         assert await talk.say("Go on") == "end_turn"
 
 
-async def test_compact_by_hand_takes_instructions_and_answers_with_a_report():
+async def test_compact_command_takes_instructions_and_answers_with_a_report():
     async with talking(Speaker()) as talk:
         for turn in range(3):
             await talk.say(f"Turn {turn}. {LONG}")
@@ -419,18 +410,18 @@ async def test_compact_by_hand_takes_instructions_and_answers_with_a_report():
         *_, used = talk.editor.of(UsageUpdate)
         assert used.used == marker["after"]
         await talk.say("/compact")
-        assert talk.editor.text.endswith("all there is, is what is being worked on.")
+        assert talk.editor.text.endswith("all messages belong to the current work.")
         assert len(talk.summaries()) == 1
 
 
-async def test_there_is_nothing_to_compact_in_a_session_that_has_not_begun():
+async def test_compact_command_in_a_new_session_does_nothing():
     async with talking(Speaker()) as talk:
         await talk.say("/compact")
         assert "Nothing was compacted. There is nothing yet to sum up" in talk.editor.text
         assert not talk.model.requests
 
 
-async def test_what_is_pinned_survives_word_for_word():
+async def test_pinned_messages_survive_word_for_word():
     replies = [Reply("Hello."), Reply(tool_calls=[use("files_look", lines=200)]), Reply("Seen: line 199.")]
     async with talking(Speaker(replies)) as talk:
         await talk.say("The first words")
@@ -440,7 +431,7 @@ async def test_what_is_pinned_survives_word_for_word():
         await talk.say("/pin of what was never said")
         assert "“Never touch the file x.”" in talk.editor.text
         assert "“Seen: line 199.”" in talk.editor.text
-        assert "No message holds 'of what was never said'." in talk.editor.text
+        assert "No message contains 'of what was never said'." in talk.editor.text
         while len(talk.summaries()) < 2:
             await talk.say(LONG)
         await talk.say("And?")
@@ -450,7 +441,7 @@ async def test_what_is_pinned_survives_word_for_word():
         assert view[3]["content"].startswith(SUMMARY_TEMPLATE.format("All went well."))
 
 
-async def test_a_pinned_output_does_not_shrink():
+async def test_pinned_output_does_not_shrink():
     replies = [Reply("I look.", tool_calls=[use("files_look", lines=400)]), Reply("Seen.")]
     async with talking(Speaker(replies)) as talk:
         await talk.say("Look")
@@ -471,16 +462,16 @@ async def test_a_pinned_output_does_not_shrink():
         ({"threshold": 0}, None),
     ],
 )
-async def test_the_threshold_is_a_share_of_the_window_or_a_number_for_each_model(options: Any, when: int | None):
+async def test_threshold_is_a_share_of_the_window_or_a_number_and_can_differ_by_model(options: Any, when: int | None):
     async with talking(Speaker(), **options) as talk:
-        turns = []
+        turns: list[int] = []
         for turn in range(1, 6):
             await talk.say(LONG)
             turns += [turn] if talk.markers() else []
         assert next(iter(turns), None) == when
 
 
-async def test_where_no_server_counts_it_is_estimated_and_where_one_does_its_count_is_taken():
+async def test_tokens_are_estimated_without_usage_and_learned_from_usage():
     uncounted = Speaker([Reply("Well.", usage={}) for _ in range(40)])
     dense = Speaker([Reply("Well.", usage={"prompt_tokens": 1 + 500 * n}) for n in range(40)])
     for speaker, at_most in ((uncounted, 12), (dense, 9)):
@@ -490,7 +481,7 @@ async def test_where_no_server_counts_it_is_estimated_and_where_one_does_its_cou
             assert 3 <= len(talk.asked()) <= at_most
 
 
-async def test_a_client_that_follows_compactions_is_shown_them_and_another_is_told():
+async def test_client_with_the_capability_gets_updates_and_others_get_notices():
     async with talking(Speaker(), capabilities=SEES_COMPACTIONS) as talk:
         while not talk.markers():
             await talk.say(LONG)
@@ -506,7 +497,7 @@ async def test_a_client_that_follows_compactions_is_shown_them_and_another_is_to
         assert "Compacted from about" in talk.editor.thoughts
 
 
-async def test_the_prompt_is_the_users_to_edit_and_its_renders_are_noted():
+async def test_prompt_can_be_replaced_and_its_renders_are_logged():
     async with talking(Speaker(summary=lambda request: Reply("Short."))) as talk:
         for _ in range(3):
             await talk.say(LONG)
@@ -517,7 +508,7 @@ async def test_the_prompt_is_the_users_to_edit_and_its_renders_are_noted():
         assert render["version"] == talk.session.prompts.templates["compaction"].version
 
 
-async def test_a_prompt_that_is_wrong_is_said_to_be_so_and_costs_no_turn():
+async def test_invalid_prompt_is_reported_and_does_not_end_the_turn():
     async with talking(Speaker()) as talk:
         talk.session.prompts.templates["compaction"] = Prompt("compaction", "{{ unknown }}")
         for _ in range(8):
@@ -526,7 +517,7 @@ async def test_a_prompt_that_is_wrong_is_said_to_be_so_and_costs_no_turn():
         assert not talk.markers()
 
 
-async def test_a_window_that_is_only_assumed_is_said_to_be():
+async def test_assumed_window_is_reported_as_assumed():
     async with talking(Speaker(), window=None) as talk:
         await talk.say("Hello")
         await talk.say(LONG * 90)
@@ -537,7 +528,7 @@ async def test_a_window_that_is_only_assumed_is_said_to_be():
         assert "of 32,768 (assumed: set the model's window): making room" in talk.editor.thoughts
 
 
-async def test_what_was_summed_up_comes_back_when_it_is_rewound():
+async def test_rewind_brings_back_what_was_compacted():
     async with talking(Speaker()) as talk:
         while not talk.markers():
             await talk.say(LONG)

@@ -1,4 +1,4 @@
-"""Sessions longer than their windows, with a model that counts tokens and refuses what is too long."""
+"""Test sessions longer than the window, with a model that refuses requests that are too long."""
 
 import json
 import re
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 WINDOW = 16_000
 TURNS = 200
 LONG_TURN = 120
-"""The turn that takes 60 tool calls by itself."""
+"""The number of the turn that makes 60 tool calls."""
 
 Request = dict[str, Any]
 
@@ -51,7 +51,7 @@ def is_compaction(request: Request) -> bool:
 
 
 class Worker:
-    """A model that looks into a file each turn, and sums up by what it reads: a fact that it cannot read is lost."""
+    """A script that reads a file each turn. Its summaries repeat the facts in the request, so unseen facts are lost."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -75,7 +75,7 @@ class Worker:
 
 
 def assert_valid(request: Request) -> None:
-    """Roles take turns, each call has its one answer right behind it, and no reply is empty."""
+    """Check that roles alternate, that each tool call is answered right after it, and that no reply is empty."""
     waiting: list[str] = []
     before = "system"
     for message in request["messages"][1:]:
@@ -94,11 +94,11 @@ def assert_valid(request: Request) -> None:
 
 
 def goes_on(before: Request, after: Request) -> bool:
-    """Whether a request begins like the one before it; its last message may have grown, as a server reads it anew."""
+    """Return whether a request begins with the messages of the one before it, except its last, which may have grown."""
     return after["messages"][: len(before["messages"]) - 1] == before["messages"][:-1]
 
 
-async def test_a_session_of_200_turns_goes_on_in_a_small_window_and_forgets_nothing_that_matters():
+async def test_session_of_200_turns_fits_a_small_window_and_keeps_its_facts():
     model = ScriptedModel(Worker(), window=WINDOW)
     crow = Crow(model, servers=[Server("files", lambda: FILES, shared=True)])
     crow.use(commands).use(compact)
@@ -129,7 +129,7 @@ async def test_a_session_of_200_turns_goes_on_in_a_small_window_and_forgets_noth
 
 
 TURN = st.tuples(st.integers(1, 4_000), st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=2), max_size=3))
-"""Characters of a prompt; then for each step the lines that are looked at."""
+"""The characters of a prompt, and for each of its replies the lines that its tool calls read."""
 SUMMARIES = [
     Reply("All went well."),
     Reply(""),
@@ -146,7 +146,7 @@ SUMMARIES = [
     st.lists(st.sampled_from(SUMMARIES), min_size=1, max_size=4),
     st.booleans(),
 )
-async def test_whatever_is_said_every_request_is_valid_and_what_fits_is_answered(
+async def test_every_request_is_valid_and_every_prompt_that_fits_is_answered(
     turns: list[tuple[int, list[list[int]]]], window: int, summaries: list[Reply], counts: bool
 ):
     steps: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""A session that was compacted is stored whole, and goes on in another process as if nothing had been between."""
+"""Test that a compacted session is stored completely and continues in another process."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ import pytest
 from crow_compact.extension import compact
 from crow_core.acp.connection import ConnectionClosed
 from crow_core.acp.schema import ClientCapabilities, LoadSessionRequest, TextBlock, UserMessageChunk
-from crow_core.acp.transports import Child, spawn
+from crow_core.acp.transports import ChildTransport, spawn
 from crow_core.app import Crow
 from crow_core.messages import SUMMARY_TEMPLATE, marker_kind
 from crow_core.testing import Editor, Raw, Reply, ScriptedModel, ScriptedServer, connect
@@ -29,12 +29,12 @@ def is_compaction(request: dict[str, Any]) -> bool:
     return "Write a summary that you will go on from" in str(request["messages"][-1]["content"])
 
 
-def heard(editor: Editor) -> list[str]:
-    """What the user is shown to have said."""
+def get_user_texts(editor: Editor) -> list[str]:
+    """Return the first six characters of each user message that the editor received."""
     return [c.content.text[:6] for c in editor.of(UserMessageChunk) if isinstance(c.content, TextBlock)]
 
 
-async def test_a_compacted_session_goes_on_in_another_process_and_shows_all_that_was_said(tmp_path: Path):
+async def test_compacted_session_continues_in_another_process_and_replays_everything(tmp_path: Path):
     def speak(request: dict[str, Any]) -> Reply:
         return Reply("All went well." if is_compaction(request) else "Well.")
 
@@ -51,7 +51,7 @@ async def test_a_compacted_session_goes_on_in_another_process_and_shows_all_that
         await editor.prompt(id, "And now?")
     async with connect(later := crow()) as editor:
         await editor.request("session/load", LoadSessionRequest(session_id=id, cwd="/", mcp_servers=[]))
-        assert heard(editor) == [*(f"Turn {turn}" for turn in range(turns)), "And no"]
+        assert get_user_texts(editor) == [*(f"Turn {turn}" for turn in range(turns)), "And no"]
         await editor.prompt(id, "Go on")
     model, before = later.models["scripted"], first.models["scripted"]
     assert isinstance(model, ScriptedModel)
@@ -63,14 +63,14 @@ async def test_a_compacted_session_goes_on_in_another_process_and_shows_all_that
 
 
 class Process:
-    """`crow acp`, as an editor starts it, in a home of its own."""
+    """Runs `crow acp` and other commands with `home` as the home folder."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.env = {"PATH": os.environ["PATH"], "HOME": str(home), "CROW_HOME": str(home), "LANG": "C.UTF-8"}
 
     @asynccontextmanager
-    async def acp(self) -> AsyncGenerator[tuple[Child, Editor]]:
+    async def acp(self) -> AsyncGenerator[tuple[ChildTransport, Editor]]:
         child = await spawn(sys.executable, ["-m", "crow_cli", "acp"], self.env, self.home)
         editor = Editor(child)
         try:
@@ -82,7 +82,7 @@ class Process:
                 child.process.kill()
 
     async def run(self, *args: str) -> str:
-        """What a command prints."""
+        """Run a command and return its output."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "crow_cli", *args, stdin=DEVNULL, stdout=PIPE, env=self.env, cwd=self.home
         )
@@ -91,7 +91,7 @@ class Process:
         return out.decode()
 
 
-async def test_a_kill_in_the_middle_of_a_compaction_leaves_the_old_view(tmp_path: Path):
+async def test_killed_process_leaves_the_view_before_the_compaction(tmp_path: Path):
     hangs = True
 
     def speak(request: dict[str, Any]) -> Reply | Raw:
@@ -118,7 +118,7 @@ async def test_a_kill_in_the_middle_of_a_compaction_leaves_the_old_view(tmp_path
         hangs = False
         async with process.acp() as (child, editor):
             await editor.request("session/load", LoadSessionRequest(session_id=id, cwd=str(tmp_path), mcp_servers=[]))
-            assert heard(editor) == ["Turn 0", "Turn 1", "Turn 2"]
+            assert get_user_texts(editor) == ["Turn 0", "Turn 1", "Turn 2"]
             await editor.prompt(id, "Go on")
             await editor.prompt(id, "/compact")
         old = next(request["messages"] for request in server.requests if request["messages"][-1]["content"] == "Go on")
@@ -129,6 +129,6 @@ async def test_a_kill_in_the_middle_of_a_compaction_leaves_the_old_view(tmp_path
     assert SUMMARY_TEMPLATE.format("All.") in view[1]["content"]
     told = await process.run("sessions", "show", id)
     assert told.count("Turn 2. These") == 1
-    assert "Summed up, from about" in told
+    assert "Compacted from about" in told
     calls = json.loads(await process.run("calls", "list", id, "--json"))
     assert calls[0]["purpose"] == "compaction"

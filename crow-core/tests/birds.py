@@ -1,4 +1,4 @@
-"""An MCP server that asks, reports and changes as its calls tell it to, in whichever revision its client speaks."""
+"""An MCP server whose tools ask the client, report progress and change the list of tools, in every version of MCP."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ REQUESTS: dict[str, Any] = {
 
 @server.tool
 async def ask(method: str, params: dict[str, Any], context: Context, times: int = 1) -> Any:
-    """Ask the client, and give its answer as JSON."""
+    """Ask the client, and return its answer as JSON."""
     kind, result = REQUESTS[method]
     request = kind.model_validate({"method": method, "params": params})
     assert context.request_context
@@ -45,7 +45,7 @@ async def count(words: list[str], context: Context, gate: str = "", total: float
 
 @server.tool
 async def tick(times: int, every: float, context: Context) -> str:
-    """Give a sign of life now and then."""
+    """Report progress at intervals."""
     for done in range(times):
         await context.report_progress(done)
         await asyncio.sleep(every)
@@ -54,7 +54,7 @@ async def tick(times: int, every: float, context: Context) -> str:
 
 @server.tool
 async def wait(started: str = "", ended: str = "") -> str:
-    """Wait to be cancelled, and write into pipes that this has begun and come to its end."""
+    """Wait to be cancelled, and write to pipes at the start and at the end."""
     try:
         if started:
             await asyncio.to_thread(Path(started).write_text, "started")
@@ -67,7 +67,7 @@ async def wait(started: str = "", ended: str = "") -> str:
 
 @server.tool
 async def say(level: mcp.LoggingLevel, data: Any, context: Context, times: int = 1) -> str:
-    """Write into the log."""
+    """Send log messages."""
     for _ in range(times):
         await context.session.send_notification(
             mcp.LoggingMessageNotification(params=mcp.LoggingMessageNotificationParams(level=level, data=data)),
@@ -78,7 +78,7 @@ async def say(level: mcp.LoggingLevel, data: Any, context: Context, times: int =
 
 @server.tool
 async def babble(context: Context) -> str:
-    """Send notifications that nobody defined, and some that break their definition."""
+    """Send unknown and invalid notifications."""
     session: Any = context.session
     for method, params in [
         ("notifications/message", {"level": "loud", "data": 1}),
@@ -92,7 +92,7 @@ async def babble(context: Context) -> str:
 
 @server.tool
 async def change(add: list[str], remove: list[str], context: Context, describe: str = "A bird.") -> str:
-    """Bring new tools, or the same otherwise described, and take others back."""
+    """Add tools, or replace their descriptions, and remove others."""
     for name in [*add, *remove]:
         if any(tool.name == name for tool in await server.list_tools()):
             server.local_provider.remove_tool(name)
@@ -104,21 +104,21 @@ async def change(add: list[str], remove: list[str], context: Context, describe: 
 
 @server.tool
 async def page_done(id: str, context: Context) -> str:
-    """Say that what a page was visited for is done."""
+    """Report that a page has been completed."""
     await context.session.send_elicit_complete(id)
     return "done"
 
 
 @server.tool
 async def meta(context: Context) -> str:
-    """What a call was told."""
+    """Return the metadata of the call."""
     assert context.request_context
     return json.dumps(dict(context.request_context.meta or {}), default=str)
 
 
 @server.tool
 def everything(structured: bool = False, fail: bool = False) -> ToolResult:
-    """Each kind of content there is."""
+    """Return content of every kind."""
     if structured:
         return ToolResult([], structured_content={"birds": 3}, is_error=fail)
     data = b64encode(b"pixels").decode()

@@ -12,7 +12,7 @@ from crow_core.app import Crow
 from crow_core.errors import ConfigError, ModelError
 from crow_core.extensions.commands import commands
 from crow_core.testing import Reply, ScriptedModel
-from crow_core.testing.wire import wired
+from crow_core.testing.wire import connect_raw
 
 pytestmark = pytest.mark.anyio
 
@@ -22,7 +22,7 @@ def greeter() -> Crow:
 
 
 async def test_initialize_returns_name_version_and_capabilities():
-    async with wired(greeter()) as wire:
+    async with connect_raw(greeter()) as wire:
         answer = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]
     assert answer["protocolVersion"] == 1
     assert answer["agentInfo"] == {"name": "crow", "title": "Crow", "version": __version__}
@@ -35,13 +35,13 @@ async def test_initialize_returns_name_version_and_capabilities():
 
 @pytest.mark.parametrize("version", [0, 1, 2, 65535])
 async def test_initialize_returns_the_supported_protocol_version(version: int):
-    async with wired(greeter()) as wire:
+    async with connect_raw(greeter()) as wire:
         answer = await wire.ask("initialize", {"protocolVersion": version})
         assert answer["result"]["protocolVersion"] == 1
 
 
 async def test_initialize_can_be_repeated_with_other_capabilities():
-    async with wired(greeter()) as wire:
+    async with connect_raw(greeter()) as wire:
         for known in ("{}", '{"session": {"notices": {}}}'):
             answer = await wire.ask(
                 "initialize", {"protocolVersion": 1, "clientCapabilities": msgspec.Raw(known.encode())}
@@ -60,7 +60,7 @@ async def test_initialize_can_be_repeated_with_other_capabilities():
     ],
 )
 async def test_malformed_capabilities_are_no_error(capabilities: Any):
-    async with wired(greeter()) as wire:
+    async with connect_raw(greeter()) as wire:
         answer = await wire.ask("initialize", {"protocolVersion": 1, "clientCapabilities": capabilities})
         assert "result" in answer
         session = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]
@@ -74,37 +74,37 @@ async def test_malformed_capabilities_are_no_error(capabilities: Any):
 )
 async def test_a_session_opens_with_a_malformed_list_of_servers(servers: Any):
     params = {"cwd": "/"} if servers == "absent" else {"cwd": "/", "mcpServers": servers}
-    async with wired(greeter()) as wire:
+    async with connect_raw(greeter()) as wire:
         answer = await wire.ask("session/new", params)
         assert answer["result"]["sessionId"]
 
 
 async def test_the_response_to_session_new_is_sent_before_updates_of_the_session():
-    async with wired(greeter()) as wire:
+    async with connect_raw(greeter()) as wire:
         for _ in range(5):
             session = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
-            assert session not in repr(wire.heard[:-1])
-            update = await wire.hear()
+            assert session not in repr(wire.received[:-1])
+            update = await wire.receive()
             assert update["method"] == "session/update"
             assert update["params"]["sessionId"] == session
             assert update["params"]["update"]["sessionUpdate"] == "available_commands_update"
 
 
 async def test_all_updates_of_a_turn_are_sent_before_its_response():
-    async with wired(greeter()) as wire:
+    async with connect_raw(greeter()) as wire:
         session = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
-        await wire.hear()
-        at = len(wire.heard)
+        await wire.receive()
+        at = len(wire.received)
         prompt = {"sessionId": session, "prompt": [{"type": "text", "text": "hi"}]}
         await wire.ask("session/prompt", prompt)
-        said = [message["params"]["update"]["content"]["text"] for message in wire.heard[at:-1]]
+        said = [message["params"]["update"]["content"]["text"] for message in wire.received[at:-1]]
         assert "".join(said) == "Hello."
         await wire.ask("session/set_config_option", {"sessionId": session, "configId": "model", "value": "scripted"})
-        assert len(wire.heard) == at + len(said) + 2
+        assert len(wire.received) == at + len(said) + 2
 
 
 async def test_the_configured_model_is_the_only_way_to_authenticate():
-    async with wired(greeter()) as wire:
+    async with connect_raw(greeter()) as wire:
         methods = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["authMethods"]
         assert [method["id"] for method in methods] == ["configured"]
         assert (await wire.ask("authenticate", {"methodId": "configured"}))["result"] == {}
@@ -119,7 +119,7 @@ async def test_the_client_is_asked_to_log_in_without_a_model_and_can_try_again()
             raise ModelError("No model is configured. Set CROW_MODEL.")
         return greeter()
 
-    async with wired(LazyApp(make)) as wire:
+    async with connect_raw(LazyApp(make)) as wire:
         assert "result" in await wire.ask("initialize", {"protocolVersion": 1})
         for method, params in (("session/new", {"cwd": "/"}), ("authenticate", {"methodId": "configured"})):
             error = (await wire.ask(method, params))["error"]
@@ -133,7 +133,7 @@ async def test_a_configuration_error_is_sent_with_its_own_text():
     async def make() -> Crow:
         raise ConfigError("config.toml, line 3: unknown key 'modle'.")
 
-    async with wired(LazyApp(make)) as wire:
+    async with connect_raw(LazyApp(make)) as wire:
         error = (await wire.ask("session/new", {"cwd": "/"}))["error"]
     assert error["code"] == INTERNAL_ERROR
     assert error["data"] == {"details": "config.toml, line 3: unknown key 'modle'."}
@@ -147,13 +147,13 @@ async def test_the_app_is_made_once_for_concurrent_requests():
         made.append(greeter())
         return made[-1]
 
-    async with wired(LazyApp(make)) as wire:
+    async with connect_raw(LazyApp(make)) as wire:
         for number in (1, 2):
             request = {"jsonrpc": "2.0", "id": f"new {number}", "method": "session/new", "params": {"cwd": "/"}}
             wire.transport.write(msgspec.json.encode(request) + b"\n")
         answers = 0
         while answers < 2:
-            answers += "result" in await wire.hear()
+            answers += "result" in await wire.receive()
     assert len(made) == 1
 
 
@@ -161,13 +161,13 @@ async def test_the_app_is_made_once_for_concurrent_requests():
     "method", ["session/load", "session/list", "session/fork", "session/resume", "nonsense", "_x/y"]
 )
 async def test_methods_without_a_capability_are_unknown(method: str):
-    async with wired(greeter()) as wire:
+    async with connect_raw(greeter()) as wire:
         assert (await wire.ask(method, {}))["error"]["code"] == METHOD_NOT_FOUND
 
 
 async def test_a_model_error_is_sent_with_its_own_text():
     model = ScriptedModel([Reply("Hel", error=ModelError("Nothing answers at http://localhost:1/v1. Start it."))])
-    async with wired(Crow(model)) as wire:
+    async with connect_raw(Crow(model)) as wire:
         session = (await wire.ask("session/new", {"cwd": "/"}))["result"]["sessionId"]
         prompt = {"sessionId": session, "prompt": [{"type": "text", "text": "hi"}]}
         error = (await wire.ask("session/prompt", prompt))["error"]
@@ -180,7 +180,7 @@ async def test_a_model_error_is_sent_with_its_own_text():
 
 async def test_a_client_that_leaves_right_after_opening_a_session_leaves_nothing_behind():
     crow = greeter()
-    async with wired(crow) as wire:
+    async with connect_raw(crow) as wire:
         wire.transport.write(b'{"jsonrpc": "2.0", "id": 1, "method": "session/new", "params": {"cwd": "/"}}\n')
         await asyncio.sleep(0)
     assert crow.sessions == {}
@@ -194,7 +194,7 @@ async def test_a_client_that_leaves_while_a_session_opens_leaves_nothing_behind(
         opening.set()
         await asyncio.Event().wait()
 
-    async with wired(crow) as wire:
+    async with connect_raw(crow) as wire:
         wire.transport.write(b'{"jsonrpc": "2.0", "id": 1, "method": "session/new", "params": {"cwd": "/"}}\n')
         await opening.wait()
     assert crow.sessions == {}

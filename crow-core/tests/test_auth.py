@@ -9,7 +9,7 @@ from crow_core.agent import LazyApp
 from crow_core.app import Crow
 from crow_core.errors import ModelError
 from crow_core.testing import Reply, ScriptedModel
-from crow_core.testing.wire import Wire, wired
+from crow_core.testing.wire import RawClient, connect_raw
 
 pytestmark = pytest.mark.anyio
 
@@ -20,7 +20,7 @@ def greeter() -> Crow:
     return Crow(ScriptedModel(lambda request: Reply("Hello.")))
 
 
-async def opened(wire: Wire) -> str:
+async def opened(wire: RawClient) -> str:
     return (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
 
 
@@ -31,7 +31,7 @@ def said(session: str, text: str = "hi") -> dict[str, Any]:
 @pytest.mark.parametrize("capabilities", [{}, {"auth": {"terminal": True}}])
 async def test_all_authentication_methods_are_agent_methods(capabilities: dict[str, Any]):
     """No terminal method: what it would do, a file and two variables do."""
-    async with wired(greeter()) as wire:
+    async with connect_raw(greeter()) as wire:
         answer = await wire.ask("initialize", {"protocolVersion": 1, "clientCapabilities": capabilities})
     (method,) = answer["result"]["authMethods"]
     assert method.get("type", "agent") == "agent"
@@ -40,7 +40,7 @@ async def test_all_authentication_methods_are_agent_methods(capabilities: dict[s
 
 
 async def test_a_client_can_log_in_first():
-    async with wired(greeter()) as wire:
+    async with connect_raw(greeter()) as wire:
         assert (await wire.ask("authenticate", LOGIN))["result"] == {}
         assert (await wire.ask("authenticate", LOGIN))["result"] == {}
         assert await opened(wire)
@@ -48,7 +48,7 @@ async def test_a_client_can_log_in_first():
 
 async def test_sessions_and_prompts_are_refused_after_logout_until_the_next_login():
     crow = greeter()
-    async with wired(crow) as wire:
+    async with connect_raw(crow) as wire:
         session = await opened(wire)
         assert (await wire.ask("logout", {}))["result"] == {}
         new: dict[str, Any] = {"cwd": "/", "mcpServers": []}
@@ -67,7 +67,7 @@ async def test_logout_cancels_running_turns():
         asked.set()
         return Reply(hang=True)
 
-    async with wired(Crow(ScriptedModel(think))) as wire:
+    async with connect_raw(Crow(ScriptedModel(think))) as wire:
         session = await opened(wire)
         prompting = asyncio.ensure_future(wire.ask("session/prompt", said(session)))
         await asked.wait()
@@ -77,7 +77,7 @@ async def test_logout_cancels_running_turns():
 
 async def test_a_session_can_be_closed_after_logout():
     crow = greeter()
-    async with wired(crow) as wire:
+    async with connect_raw(crow) as wire:
         session = await opened(wire)
         await wire.ask("logout", {})
         assert (await wire.ask("session/close", {"sessionId": session}))["result"] == {}
@@ -88,6 +88,6 @@ async def test_logout_works_before_the_app_is_made():
     async def make() -> Crow:
         raise ModelError("No model is configured.")
 
-    async with wired(LazyApp(make)) as wire:
+    async with connect_raw(LazyApp(make)) as wire:
         assert (await wire.ask("logout", {}))["result"] == {}
         assert (await wire.ask("authenticate", LOGIN))["error"]["data"] == {"details": "No model is configured."}

@@ -1,8 +1,9 @@
-"""The bridge between the two protocols: a real FastMCP server on one side, a recording editor on the other."""
+"""Tests of the bridge, with a real FastMCP server on one side and a recording client on the other."""
 
 import asyncio
 import importlib.util
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -46,7 +47,7 @@ from crow_core.messages import marker_kind
 from crow_core.models.chat import ModelCall
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Asked
-from crow_core.testing.wire import wired
+from crow_core.testing.wire import connect_raw
 from fastmcp import Context, FastMCP
 from fastmcp.tools import ToolResult
 from hypothesis import HealthCheck, given, settings
@@ -87,7 +88,7 @@ def over_stdio(mode: str, **more: Any) -> Server:
 
 @pytest.fixture(params=["auto", "legacy"], ids=["2026", "2025"])
 def mode(request: pytest.FixtureRequest) -> str:
-    """The two eras of MCP: before 2026 a server asks by requests of its own, since then by what it answers."""
+    """The version of MCP. Before 2026 a server asks with requests, since then with its answer to a tool call."""
     return request.param
 
 
@@ -129,7 +130,7 @@ def sample(text: str = "Is it a crow?", times: int = 1, **more: Any) -> Asked:
 
 
 def script(*uses: Asked, sampled: Reply | None = None) -> ScriptedModel:
-    """A model that makes one call a step; what it is asked for a server it answers as told."""
+    """A model that makes one tool call in each reply, and answers sampling requests with `sampled`."""
     steps = iter([*(Reply(tool_calls=[each]) for each in uses), Reply("Done.")])
     return ScriptedModel(lambda request: next(steps) if "tools" in request else (sampled or Reply("It is a crow.")))
 
@@ -162,7 +163,7 @@ def results(model: ScriptedModel) -> list[str]:
 
 
 def answered(model: ScriptedModel) -> Any:
-    """What the client answered to what the server asked."""
+    """Return the client's answer to the question of the server."""
     return json.loads(results(model)[-1])
 
 
@@ -171,7 +172,7 @@ def accepted(**content: Any) -> CreateElicitationResponse:
 
 
 def said(editor: Editor) -> list[str]:
-    """What was shown of calls while they ran."""
+    """Return the texts that were shown in tool calls while they ran."""
     return [
         part.content.text
         for update in editor.of(ToolCallUpdate)
@@ -184,9 +185,7 @@ def said(editor: Editor) -> list[str]:
 # progress
 
 
-async def test_what_a_server_says_of_its_progress_is_shown_at_the_call(
-    birds_anywhere: Birds, pipe: Callable[[str], str]
-):
+async def test_progress_is_shown_in_the_tool_call(birds_anywhere: Birds, pipe: Callable[[str], str]):
     gate = pipe("gate")
     model = script(use("count", words=["Counting crows"], gate=gate))
     async with connect(crow_with(model, birds_anywhere())) as editor:
@@ -200,15 +199,14 @@ async def test_what_a_server_says_of_its_progress_is_shown_at_the_call(
     assert results(model) == ["counted"]
 
 
-async def test_a_flood_of_progress_becomes_a_few_words(birds: Birds):
-    """At most four a second."""
+async def test_progress_is_shown_at_most_four_times_a_second(birds: Birds):
     model = script(use("count", words=[f"bird {n}" for n in range(2000)]))
     editor = await turn(model, birds())
     assert results(model) == ["counted"]
     assert len(said(editor)) < 400
 
 
-async def test_words_of_progress_command_no_screen_and_tell_no_secret(birds: Birds, pipe: Callable[[str], str]):
+async def test_progress_is_shown_without_control_characters_and_secrets(birds: Birds, pipe: Callable[[str], str]):
     gate = pipe("gate")
     model = script(use("count", words=[f"\x1b]52;c;aGk=\x07 {SECRET} \n" + "caw" * 1000], gate=gate, total=None))
     async with connect(crow_with(model, birds(secrets=[SECRET]))) as editor:
@@ -220,11 +218,11 @@ async def test_words_of_progress_command_no_screen_and_tell_no_secret(birds: Bir
     (text,) = said(editor)
     assert text.isprintable()
     assert SECRET not in text
-    assert len(text) <= bridge.LINE
+    assert len(text) <= bridge.LINE_LIMIT
 
 
-async def test_a_call_that_gives_signs_of_life_is_waited_for(mode: str, monkeypatch: pytest.MonkeyPatch):
-    """Its clock stands still where this process does; it is looked at each time that half a second has passed."""
+async def test_tool_call_with_progress_does_not_time_out(mode: str, monkeypatch: pytest.MonkeyPatch):
+    """The test's own clock advances with each progress notification, so that a busy machine does not matter."""
     passed = 0.0
     monkeypatch.setattr(servers, "monotonic", lambda: passed)
     server = FastMCP("birds")
@@ -243,22 +241,22 @@ async def test_a_call_that_gives_signs_of_life_is_waited_for(mode: str, monkeypa
     assert results(model) == ["ticked"]
 
 
-async def test_a_servers_own_patience_holds_for_its_calls(birds: Birds):
+async def test_timeout_of_a_server_applies_to_its_tool_calls(birds: Birds):
     model = script(use("wait"))
     await turn(model, birds(timeout=0.2))
     assert results(model) == ["The tool failed: it timed out: nothing was heard for 0.2 s."]
 
 
-async def test_no_call_lasts_for_ever_whatever_it_says(birds: Birds, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(servers, "LONGEST_CALL", 0.5)
+async def test_tool_call_with_progress_ends_at_the_limit(birds: Birds, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(servers, "CALL_LIMIT", 0.5)
     model = script(use("tick", times=100_000, every=0.02))
     await turn(model, birds(timeout=100))
     assert results(model) == ["The tool failed: it timed out: no call may take 0.5 s."]
 
 
-def test_while_a_person_is_asked_no_time_passes_for_the_call():
-    assert RunningCall(heard=0, end=0).left(5) < 0
-    assert RunningCall(heard=0, end=0, asking=1).left(5) == 5
+def test_tool_call_does_not_time_out_while_a_question_is_open():
+    assert RunningCall(last_activity=0, deadline=0).seconds_left(5) < 0
+    assert RunningCall(last_activity=0, deadline=0, open_questions=1).seconds_left(5) == 5
 
 
 # elicitation
@@ -267,31 +265,31 @@ def test_while_a_person_is_asked_no_time_passes_for_the_call():
 COLOUR = {"type": "string", "enum": ["red", "blue"], "title": "Colour\x1b[2J"}
 
 
-async def test_a_form_is_shown_as_the_servers_and_its_answer_goes_back(birds: Birds):
+async def test_form_is_shown_with_the_servers_name_and_answered(birds: Birds):
     model = script(form(colour=COLOUR))
     editor = await turn(model, birds(), capabilities=FORMS, answer=accepted(colour="blue", more="?"))
     assert answered(model) == {"action": "accept", "content": {"colour": "blue"}}
-    (shown,) = editor.forms
-    assert shown.message == "MCP server 'birds': Which one?"
-    assert shown.requested_schema
-    assert shown.requested_schema.properties["colour"].title == "Colour [2J"  # pyright: ignore
+    (form_request,) = editor.forms
+    assert form_request.message == "MCP server 'birds': Which one?"
+    assert form_request.requested_schema
+    assert form_request.requested_schema.properties["colour"].title == "Colour [2J"  # pyright: ignore
     assert editor.questions == []
 
 
-async def test_a_form_of_2026_stands_at_the_call_it_is_for():
+async def test_form_of_2026_names_its_tool_call():
     model = script(form(colour=COLOUR))
     editor = await turn(model, in_memory("auto"), capabilities=FORMS, answer=accepted(colour="blue"))
     assert editor.forms[0].tool_call_id == "call_1_0"
 
 
 @pytest.mark.parametrize("action", ["decline", "cancel"])
-async def test_a_form_can_be_refused_or_put_aside(action: str, birds: Birds):
+async def test_form_can_be_declined_or_cancelled(action: str, birds: Birds):
     model = script(form(colour=COLOUR))
     await turn(model, birds(), capabilities=FORMS, answer=CreateElicitationResponse(action=action))
     assert answered(model) == {"action": action}
 
 
-async def test_an_answer_that_does_not_fit_the_form_never_reaches_the_server(birds: Birds):
+async def test_answer_that_does_not_match_the_form_is_not_sent(birds: Birds):
     model = script(form(colour=COLOUR))
     editor = await turn(model, birds(), capabilities=FORMS, answer=accepted(colour="green"))
     assert answered(model) == {"action": "decline"}
@@ -306,7 +304,7 @@ async def test_an_answer_that_does_not_fit_the_form_never_reaches_the_server(bir
         ({"many": {"type": "string", "description": "caw" * 100_000}}, "its form is too long"),
     ],
 )
-async def test_a_form_that_nobody_should_fill_in_is_not_shown(properties: dict[str, Any], why: str):
+async def test_unsuitable_form_is_declined(properties: dict[str, Any], why: str):
     model = script(form(**properties))
     editor = await turn(model, in_memory("auto"), capabilities=FORMS, answer=accepted())
     assert answered(model) == {"action": "decline"}
@@ -314,7 +312,7 @@ async def test_a_form_that_nobody_should_fill_in_is_not_shown(properties: dict[s
     assert editor.forms == []
 
 
-async def test_a_pattern_that_takes_for_ever_is_left_to_the_server(birds: Birds):
+async def test_pattern_of_a_form_is_not_matched(birds: Birds):
     model = script(form(name={"type": "string", "pattern": "(a+)+$"}))
     await turn(model, birds(), capabilities=FORMS, answer=accepted(name="a" * 60 + "!"))
     assert answered(model)["action"] == "accept"
@@ -334,16 +332,16 @@ JSON = st.recursive(
 
 @CALMLY
 @given(schema=st.dictionaries(WORDS, JSON, max_size=4), fields=st.dictionaries(st.text(), JSON, max_size=3))
-def test_whatever_a_form_is_made_of_it_is_shown_or_refused(schema: dict[str, Any], fields: dict[str, Any]):
+def test_every_form_is_converted_or_refused(schema: dict[str, Any], fields: dict[str, Any]):
     for each in (schema, {"type": "object", "properties": fields}):
         with suppress(ElicitationError, ValidationError):
-            assert bridge.choices_of(bridge.form_of(each, str.upper))
+            assert bridge.find_choices(bridge.to_form(each, str.upper))
 
 
 @CALMLY
 @given(schema=JSON)
-def test_whatever_a_schema_is_made_of_it_is_judged(schema: Any):
-    assert schemas.is_fit(schema) >= schemas.is_tame(schema)
+def test_every_schema_is_measured(schema: Any):
+    assert schemas.is_small(schema) >= schemas.is_checkable(schema)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +362,7 @@ def test_whatever_a_schema_is_made_of_it_is_judged(schema: Any):
         ({}, ["Yes"], {}),
     ],
 )
-async def test_where_the_client_shows_no_forms_one_choice_is_a_permission(
+async def test_form_with_one_choice_is_a_permission_without_client_forms(
     properties: dict[str, Any], names: list[str], content: dict[str, Any], birds: Birds
 ):
     model = script(form("Shall it be?", **properties))
@@ -378,13 +376,13 @@ async def test_where_the_client_shows_no_forms_one_choice_is_a_permission(
     assert titles[0] == titles[-1] != question.tool_call.title  # the call looks again as it did
 
 
-async def test_none_of_the_choices_is_a_refusal(birds: Birds):
+async def test_rejected_choices_decline_the_form(birds: Birds):
     model = script(form(sure={"type": "boolean"}))
     await turn(model, birds(), permit="reject_once")
     assert answered(model) == {"action": "decline"}
 
 
-async def test_where_the_client_shows_no_forms_a_longer_one_is_declined(birds: Birds):
+async def test_longer_form_is_declined_without_client_forms(birds: Birds):
     model = script(form(name={"type": "string"}, age={"type": "integer"}))
     editor = await turn(model, birds())
     assert answered(model) == {"action": "decline"}
@@ -395,16 +393,17 @@ def page(url: str) -> Asked:
     return asking("elicitation/create", mode="url", message="Log in", url=url, elicitationId="page-1")
 
 
-async def test_a_person_is_sent_to_a_page_and_told_when_it_is_done():
+async def test_user_is_sent_to_a_page_and_its_completion_is_reported():
     model = script(page("https://example.org/login"), use("page_done", id="page-1"), use("page_done", id="page-1"))
     server = in_memory("legacy")
     editor = await turn(model, server, capabilities=PAGES, answer=CreateElicitationResponse(action="accept"))
-    (shown,) = editor.forms
-    assert (shown.mode, shown.url, shown.message) == ("url", "https://example.org/login", "MCP server 'birds': Log in")
-    assert editor.completed == [shown.elicitation_id]
+    (request,) = editor.forms
+    assert (request.mode, request.url) == ("url", "https://example.org/login")
+    assert request.message == "MCP server 'birds': Log in"
+    assert editor.completed == [request.elicitation_id]
 
 
-async def test_in_2026_a_page_is_part_of_the_answer():
+async def test_page_of_2026_is_part_of_the_answer():
     model = script(page("http://127.0.0.1:8123/login"))
     server = in_memory("auto")
     editor = await turn(model, server, capabilities=PAGES, answer=CreateElicitationResponse(action="accept"))
@@ -413,14 +412,14 @@ async def test_in_2026_a_page_is_part_of_the_answer():
 
 
 @pytest.mark.parametrize("url", ["http://example.org/", "javascript:alert(1)", "file:///etc/passwd", "https://[", ""])
-async def test_nobody_is_sent_to_a_page_that_is_not_safe(url: str, birds: Birds):
+async def test_unsafe_page_is_not_opened(url: str, birds: Birds):
     model = script(page(url))
     editor = await turn(model, birds(), capabilities=PAGES, answer=CreateElicitationResponse(action="accept"))
     assert answered(model) == {"action": "decline"}
     assert editor.forms == []
 
 
-async def test_a_client_that_opens_no_pages_declines_them(birds: Birds):
+async def test_page_is_declined_if_the_client_opens_none(birds: Birds):
     model = script(page("https://example.org/login"))
     editor = await turn(model, birds(), capabilities=FORMS)
     assert answered(model) == {"action": "decline"}
@@ -431,7 +430,7 @@ async def test_a_client_that_opens_no_pages_declines_them(birds: Birds):
     ("action", "words"),
     [("accept", "Call it again once they say that it is done."), ("decline", "they did not want to")],
 )
-async def test_a_page_that_a_call_needs_first_is_shown_and_the_model_told(action: str, words: str, mode: str):
+async def test_page_required_by_a_tool_call_is_opened_and_the_model_informed(action: str, words: str, mode: str):
     server = MCPServer("birds")
 
     @server.tool()
@@ -446,7 +445,7 @@ async def test_a_page_that_a_call_needs_first_is_shown_and_the_model_told(action
     assert words in results(model)[0]
 
 
-async def test_a_cancelled_turn_takes_the_question_back(birds: Birds):
+async def test_cancelled_turn_withdraws_the_question(birds: Birds):
     model = script(form(colour=COLOUR))
     async with connect(crow_with(model, birds()), capabilities=FORMS) as editor:
         session = await editor.new_session("/")
@@ -460,7 +459,7 @@ async def test_a_cancelled_turn_takes_the_question_back(birds: Birds):
 # sampling
 
 
-async def test_the_model_answers_a_server_that_the_person_lets_ask(birds: Birds):
+async def test_model_answers_a_server_that_the_user_allows(birds: Birds):
     calls: list[ModelCall] = []
     counted: list[int] = []
     model = script(sample(systemPrompt="You are a bird.", temperature=0.5, stopSequences=["!"]))
@@ -496,9 +495,7 @@ async def test_the_model_answers_a_server_that_the_person_lets_ask(birds: Birds)
     ("permit", "asked", "sampled"),
     [("allow_once", 3, 3), ("allow_always", 1, 3), ("reject_once", 3, 0), ("reject_always", 1, 0)],
 )
-async def test_the_person_is_asked_each_time_or_once_for_the_session(
-    permit: str, asked: int, sampled: int, birds: Birds
-):
+async def test_sampling_is_allowed_once_or_for_the_session(permit: str, asked: int, sampled: int, birds: Birds):
     model = script(sample(), sample(), sample())
     editor = await turn(model, birds(), permit=permit)
     assert len(editor.questions) == asked
@@ -506,7 +503,7 @@ async def test_the_person_is_asked_each_time_or_once_for_the_session(
     assert all(("It is a crow." in result) == (sampled > 0) for result in results(model))
 
 
-async def test_where_nobody_answers_no_server_has_the_model_asked(birds: Birds):
+async def test_sampling_is_denied_if_nobody_answers(birds: Birds):
     model = script(sample())
 
     async def ignore(_: Any) -> None: ...
@@ -525,7 +522,7 @@ async def test_where_nobody_answers_no_server_has_the_model_asked(birds: Birds):
     assert len(model.requests) == 2
 
 
-async def test_who_let_a_server_ask_is_in_the_log(birds: Birds):
+async def test_sampling_decision_is_in_the_log(birds: Birds):
     model = script(sample())
     crow = crow_with(model, birds())
     async with connect(crow) as editor:
@@ -542,26 +539,24 @@ async def test_who_let_a_server_ask_is_in_the_log(birds: Birds):
     }
 
 
-async def test_mode_yolo_asks_nothing_here_either(birds: Birds):
+async def test_mode_yolo_allows_sampling(birds: Birds):
     model = script(sample())
     editor = await turn(model, birds(), crow=crow_with(model, birds()).use(permissions, mode="yolo"))
     assert editor.questions == []
     assert answered(model)["content"]["text"] == "It is a crow."
 
 
-async def test_a_server_gets_only_so_many_answers_a_call_and_tokens_an_answer(
-    birds: Birds, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(bridge, "QUESTIONS", 2)
+async def test_questions_of_a_call_and_tokens_of_an_answer_are_limited(birds: Birds, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bridge, "QUESTIONS_LIMIT", 2)
     model = script(sample(maxTokens=10**9, times=2), sample(times=3))
     await turn(model, birds(), permit="allow_always")
     first, second = results(model)
     assert first.count("It is a crow.") == 2
     assert "A call may ask back at most 2 times." in second
-    assert model.requests[1]["max_tokens"] == bridge.SAMPLE_TOKENS
+    assert model.requests[1]["max_tokens"] == bridge.SAMPLE_TOKENS_LIMIT
 
 
-async def test_what_would_be_sent_is_shown_clean_and_bounded(birds: Birds):
+async def test_sampling_request_is_shown_without_control_characters_and_shortened(birds: Birds):
     model = script(sample(f"\x1b[2J```\u202e{SECRET}" + "caw " * 10_000))
     crow = crow_with(model, birds(secrets=[SECRET]))
     editor = await turn(model, birds(), crow=crow, permit="reject_once")
@@ -573,10 +568,10 @@ async def test_what_would_be_sent_is_shown_clean_and_bounded(birds: Birds):
     assert text.startswith("````\n")
     assert SECRET not in text
     assert "characters more]" in text
-    assert len(text) < bridge.SHOWN + 100
+    assert len(text) < bridge.TEXT_LIMIT + 100
 
 
-async def test_a_server_may_show_the_model_images_and_no_tools(birds: Birds):
+async def test_sampling_takes_images_and_no_tools(birds: Birds):
     image = {"role": "user", "content": {"type": "image", "data": "cGl4ZWxz", "mimeType": "image/png"}}
     lent = {"name": "fly", "inputSchema": {"type": "object"}}
     model = script(sample(messages=[image]), sample(tools=[lent]))
@@ -585,11 +580,11 @@ async def test_a_server_may_show_the_model_images_and_no_tools(birds: Birds):
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,cGl4ZWxz"}}]}
     ]
     assert "user: [image_url]" in str(editor.questions[0].tool_call.content)
-    assert "Tools are not lent to the model here" in results(model)[1]
+    assert "Sampling with tools is not supported here" in results(model)[1]
     assert len(model.requests) == 4
 
 
-async def test_why_the_model_did_not_answer_is_the_persons_business(birds: Birds):
+async def test_model_error_is_shown_to_the_user_and_not_to_the_server(birds: Birds):
     model = script(sample(), sampled=Reply(error=ModelError("http://10.0.0.7/v1 refused the key (401).")))
     editor = await turn(model, birds())
     assert "10.0.0.7" not in results(model)[0]
@@ -600,7 +595,7 @@ async def test_why_the_model_did_not_answer_is_the_persons_business(birds: Birds
 # roots
 
 
-async def test_a_server_works_in_the_sessions_folders(birds: Birds, tmp_path: Path):
+async def test_roots_are_the_folders_of_the_session(birds: Birds, tmp_path: Path):
     strange = tmp_path / "a b#c?d%e\u00e9"
     strange.mkdir()
     model = script(asking("roots/list"))
@@ -610,11 +605,11 @@ async def test_a_server_works_in_the_sessions_folders(birds: Birds, tmp_path: Pa
     assert [root["uri"] for root in answered(model)["roots"]] == [tmp_path.as_uri(), strange.as_uri()]
 
 
-async def test_a_server_of_before_2026_hears_that_the_folders_are_others_now(tmp_path: Path):
-    heard = asyncio.Event()
+async def test_server_of_2025_is_notified_of_changed_roots(tmp_path: Path):
+    changed = asyncio.Event()
 
     async def hear(context: Any, params: Any) -> None:
-        heard.set()
+        changed.set()
 
     server = in_memory("legacy")
     assert server.source
@@ -624,17 +619,17 @@ async def test_a_server_of_before_2026_hears_that_the_folders_are_others_now(tmp
         session = await editor.new_session("/")
         for _ in range(2):
             await editor.prompt(session.session_id, "hello")
-        assert not heard.is_set()
+        assert not changed.is_set()
         (opened,) = crow.sessions.values()
         opened.folders.roots.append(str(tmp_path))
         await editor.prompt(session.session_id, "hello again")
-        await heard.wait()
+        await changed.wait()
 
 
 # logging
 
 
-async def test_a_servers_warnings_are_notices_and_the_rest_is_silence(birds: Birds):
+async def test_warnings_of_a_server_become_notices(birds: Birds):
     model = script(use("say", level="info", data="all is well"), use("say", level="error", data={"egg": "cracked"}))
     async with connect(crow_with(model, birds()), capabilities=NOTICES) as editor:
         session = await editor.new_session("/")
@@ -644,7 +639,7 @@ async def test_a_servers_warnings_are_notices_and_the_rest_is_silence(birds: Bir
     assert (notice.severity, notice.title) == ("error", 'birds: {"egg":"cracked"}')
 
 
-async def test_a_flood_of_warnings_is_a_notice_a_second(birds: Birds):
+async def test_warnings_become_at_most_one_notice_a_second(birds: Birds):
     model = script(use("say", level="warning", data=f"\x1b[2J{SECRET}\n" + "rain " * 1000, times=500))
     async with connect(crow_with(model, birds(secrets=[SECRET])), capabilities=NOTICES) as editor:
         session = await editor.new_session("/")
@@ -654,21 +649,20 @@ async def test_a_flood_of_warnings_is_a_notice_a_second(birds: Birds):
     assert len(notices) < 100
     assert notices[0].title.isprintable()
     assert SECRET not in notices[0].title
-    assert len(notices[0].title) < 2 * bridge.LINE
+    assert len(notices[0].title) < 2 * bridge.LINE_LIMIT
 
 
-async def test_where_the_client_knows_no_notices_a_warning_goes_to_the_log(
-    birds: Birds, caplog: pytest.LogCaptureFixture
-):
+async def test_warning_is_logged_if_the_client_shows_no_notices(birds: Birds, caplog: pytest.LogCaptureFixture):
     model = script(use("say", level="warning", data="rain is coming"))
     editor = await turn(model, birds())
     assert "birds: rain is coming" in [record.getMessage() for record in caplog.records if record.name == "crow"]
     assert "rain" not in editor.thoughts
 
 
-async def test_notifications_that_make_no_sense_are_dropped_without_a_word(
+async def test_invalid_notifications_are_dropped_and_logged_by_the_sdk_alone(
     birds: Birds, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ):
+    caplog.set_level(logging.CRITICAL, "client")  # as the command crow does
     model = script(use("babble"))
     await turn(model, birds(), capabilities=NOTICES)
     assert results(model) == ["babbled"]
@@ -683,7 +677,7 @@ def offered(request: dict[str, Any]) -> set[str]:
     return {tool["function"]["name"].removeprefix("birds_") for tool in request["tools"]} & {"crow", "rook"}
 
 
-async def test_tools_change_at_the_next_turns_start_with_a_marker_and_a_word(birds_anywhere: Birds):
+async def test_changed_tools_are_offered_from_the_next_turn_with_a_marker_and_a_notice(birds_anywhere: Birds):
     model = ScriptedModel(
         [
             Reply(tool_calls=[use("change", add=["crow"], remove=[])]),
@@ -713,8 +707,7 @@ async def test_tools_change_at_the_next_turns_start_with_a_marker_and_a_word(bir
     assert gone.startswith("The tool 'birds_crow' is gone: its server took it back. The tools are: ")
 
 
-async def test_what_goes_on_being_sent_keeps_its_order(birds: Birds):
-    """So that a model's server reads anew as little as it can."""
+async def test_tools_that_stay_keep_their_order(birds: Birds):
     model = script(use("change", add=["crow"], remove=[]))
     crow = crow_with(model, birds())
     async with connect(crow) as editor:
@@ -729,8 +722,7 @@ async def test_what_goes_on_being_sent_keeps_its_order(birds: Birds):
         assert opened.toolbox.sent[: len(before)] == before
 
 
-async def test_an_answer_for_the_session_does_not_hold_for_a_tool_that_is_another_now(birds: Birds):
-    """Approved once, it cannot be exchanged for another."""
+async def test_permission_for_the_session_ends_when_the_tool_changes(birds: Birds):
     again = [Reply(tool_calls=[use("crow")]), Reply("Done.")]
     model = ScriptedModel(
         [
@@ -749,8 +741,8 @@ async def test_an_answer_for_the_session_does_not_hold_for_a_tool_that_is_anothe
     assert "The tools of 'birds' have changed (different: birds_crow)." in editor.thoughts
 
 
-async def test_a_server_of_2026_is_listened_to():
-    """It says what changes to those alone who listen."""
+async def test_changes_of_a_server_of_2026_are_subscribed_to():
+    """It sends changes only to clients that subscribed."""
     server = MCPServer("birds")
 
     @server.tool()
@@ -771,7 +763,7 @@ async def test_a_server_of_2026_is_listened_to():
 # cancelling
 
 
-async def test_a_cancelled_call_is_cancelled_at_the_server_too(birds_anywhere: Birds, pipe: Callable[[str], str]):
+async def test_cancelled_tool_call_is_cancelled_at_the_server(birds_anywhere: Birds, pipe: Callable[[str], str]):
     started, ended = pipe("started"), pipe("ended")
     model = ScriptedModel([Reply(tool_calls=[use("wait", started=started, ended=ended)])])
     async with connect(crow_with(model, birds_anywhere())) as editor:
@@ -784,21 +776,21 @@ async def test_a_cancelled_call_is_cancelled_at_the_server_too(birds_anywhere: B
         assert await end == "cancelled"
 
 
-# what is told with a call, and what comes back
+# the context of a tool call, and its result
 
 
-async def test_the_trace_context_goes_along(birds: Birds):
+async def test_trace_context_is_sent_with_the_tool_call(birds: Birds):
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b"}
     model = script(use("meta"))
-    async with wired(crow_with(model, birds())) as wire:
+    async with connect_raw(crow_with(model, birds())) as wire:
         id = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
         await wire.ask("session/prompt", {"sessionId": id, "prompt": [{"type": "text", "text": "go"}], "_meta": trace})
-    told = answered(model)
-    assert {key: told[key] for key in trace} == trace
-    assert not [key for key in told if key.startswith("crow/")]
+    sent = answered(model)
+    assert {key: sent[key] for key in trace} == trace
+    assert not [key for key in sent if key.startswith("crow/")]
 
 
-async def test_every_kind_of_content_reaches_the_person_and_the_model(birds: Birds):
+async def test_content_of_every_kind_reaches_user_and_model(birds: Birds):
     model = script(use("everything"))
     editor = await turn(model, birds())
     end = editor.of(ToolCallUpdate)[-1]
@@ -812,7 +804,7 @@ async def test_every_kind_of_content_reaches_the_person_and_the_model(birds: Bir
     assert blob.resource.uri == "memory://egg.bin"
     assert picture.resource.blob == "cGl4ZWxz"
     assert link == ResourceLinkBlock(uri="https://example.org/", name="site", description="All of them")
-    told = str(model.requests[-1]["messages"])
+    sent = str(model.requests[-1]["messages"])
     for words in (
         "words",
         "a page",
@@ -820,18 +812,18 @@ async def test_every_kind_of_content_reaches_the_person_and_the_model(birds: Bir
         "[memory://egg.bin: 6 bytes that are neither text nor an image]",
         "[site](https://example.org/): All of them",
     ):
-        assert words in told
-    assert told.count("data:image/png;base64,cGl4ZWxz") == 2
+        assert words in sent
+    assert sent.count("data:image/png;base64,cGl4ZWxz") == 2
 
 
-async def test_a_tools_error_is_a_failed_call(birds: Birds):
+async def test_error_of_a_tool_is_a_failed_tool_call(birds: Birds):
     model = script(use("everything", structured=True, fail=True))
     editor = await turn(model, birds())
     assert editor.calls()["call_1_0"][-1] == "failed"
     assert results(model) == ['{"birds":3}']
 
 
-async def test_a_process_asks_as_well_as_a_server_in_this_one(mode: str):
+async def test_server_over_stdio_asks_user_and_model(mode: str):
     model = script(
         asking("roots/list"),
         form(colour=COLOUR),
@@ -866,7 +858,7 @@ BOMB = {f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(6
     ],
     ids=["wrong", "pattern", "bomb", "reference"],
 )
-async def test_an_answer_is_checked_only_where_that_comes_to_an_end(schema: dict[str, Any], wanted: str):
+async def test_result_is_checked_only_if_the_check_ends(schema: dict[str, Any], wanted: str):
     server = FastMCP("birds")
     definitions = {**BOMB, "a60": {"type": "string"}} if "a0" in str(schema) else {"one": {"type": "integer"}}
     output = {"type": "object", "properties": {"caw": schema}, "$defs": definitions}
@@ -877,7 +869,7 @@ async def test_an_answer_is_checked_only_where_that_comes_to_an_end(schema: dict
     assert results(model)[0].startswith(wanted)
 
 
-# what tools say of themselves
+# hints of tools
 
 
 def hinted(*, trust: bool = False, title: str = "Sing a song", **hints: bool) -> Server:
@@ -897,14 +889,14 @@ def hinted(*, trust: bool = False, title: str = "Sing a song", **hints: bool) ->
     ],
     ids=["no hint", "not trusted", "trusted", "destructive", "idempotent"],
 )
-async def test_only_a_trusted_servers_word_loosens_a_permission(server: Server, asked: int):
+async def test_read_only_hint_of_a_trusted_server_alone_saves_a_permission(server: Server, asked: int):
     model = script(use("sing"), use("sing"))
     editor = await turn(model, server, crow=crow_with(model, server).use(permissions))
     assert len(editor.questions) == asked
     assert results(model) == ["caw", "caw"]
 
 
-async def test_what_destroys_is_asked_for_each_time():
+async def test_destructive_tool_needs_a_permission_each_time():
     model = script(use("sing"), use("sing"))
     server = hinted(destructiveHint=True)
     editor = await turn(model, server, crow=crow_with(model, server).use(permissions))
@@ -914,7 +906,7 @@ async def test_what_destroys_is_asked_for_each_time():
     ]
 
 
-async def test_a_rule_of_the_users_beats_what_a_tool_says_of_itself():
+async def test_rule_of_the_user_overrides_hints_of_a_tool():
     model = script(use("sing"))
     server = hinted(destructiveHint=True)
     editor = await turn(model, server, crow=crow_with(model, server).use(permissions, allow=["birds_*"]))
@@ -922,15 +914,15 @@ async def test_a_rule_of_the_users_beats_what_a_tool_says_of_itself():
     assert results(model) == ["caw"]
 
 
-async def test_in_plan_mode_a_trusted_server_may_be_read_from():
+async def test_plan_mode_allows_read_only_tools_of_a_trusted_server():
     model = script(use("sing"))
     server = hinted(readOnlyHint=True, trust=True)
     await turn(model, server, crow=crow_with(model, server).use(permissions, mode="plan"))
     assert results(model) == ["caw"]
 
 
-async def test_a_tools_title_stands_before_its_name():
-    """Never in its place: it says what it likes."""
+async def test_title_of_a_tool_is_shown_before_its_name():
+    """It does not replace the name, because the server can choose any title."""
     model = script(use("sing"))
     server = hinted(title="\x1b[2JRead a file\n" + "caw " * 100)
     editor = await turn(model, server, crow=crow_with(model, server).use(permissions))
@@ -941,10 +933,10 @@ async def test_a_tools_title_stands_before_its_name():
     assert editor.questions[0].tool_call.title == call.title
 
 
-# whom a server means that serves several sessions
+# shared servers
 
 
-async def test_a_shared_server_means_the_session_whose_call_is_in_flight(tmp_path: Path, birds: Birds):
+async def test_question_of_a_shared_server_goes_to_the_session_of_the_call(tmp_path: Path, birds: Birds):
     model = ScriptedModel(
         lambda request: (
             Reply("Done.") if request["messages"][-1]["role"] == "tool" else Reply(tool_calls=[asking("roots/list")])
@@ -957,7 +949,7 @@ async def test_a_shared_server_means_the_session_whose_call_is_in_flight(tmp_pat
             assert answered(model) == {"roots": [{"uri": Path(folder).as_uri()}]}
 
 
-async def test_in_2025_a_shared_process_asks_nobody_when_it_could_mean_either(pipe: Callable[[str], str]):
+async def test_ambiguous_question_of_a_shared_server_of_2025_is_refused(pipe: Callable[[str], str]):
     started = pipe("started")
     uses = iter([use("wait", started=started), form(colour=COLOUR)])
     model = ScriptedModel(

@@ -20,7 +20,7 @@ from crow_core.acp.schema import (
 from crow_core.acp.schema import (
     ToolCall as AcpToolCall,
 )
-from crow_core.acp.transports import HIGH_WATER, Memory, memory_pair
+from crow_core.acp.transports import HIGH_WATER_BYTES, MemoryTransport, memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.extensions.permissions import permissions
@@ -30,8 +30,8 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages import INTERRUPTED, Message
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_core.testing.script import ToolCall as Use
-from crow_core.testing.wire import wired
+from crow_core.testing.script import ScriptedCall as Use
+from crow_core.testing.wire import connect_raw
 from fastmcp import FastMCP
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -218,7 +218,7 @@ async def test_cancelling_during_a_permission_question_withdraws_it():
 
 
 async def test_cancelling_while_the_client_does_not_read_ends_every_call_that_it_will_see():
-    long = {"name": "demo_quick", "arguments": {"text": "a" * HIGH_WATER}, "id": "one"}
+    long = {"name": "demo_quick", "arguments": {"text": "a" * HIGH_WATER_BYTES}, "id": "one"}
     calls = Reply(tool_calls=[long, long])  # type: ignore[list-item] - of one id, so that none is shown before it is whole
     crow, called = Crow(ScriptedModel([calls]), servers=[Waiting().server]), asyncio.Event()
 
@@ -227,17 +227,17 @@ async def test_cancelling_while_the_client_does_not_read_ends_every_call_that_it
         if "tool_calls" in entry:
             called.set()
 
-    async with wired(crow) as wire:
+    async with connect_raw(crow) as wire:
         id = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
         wire.send("turn", "session/prompt", {"sessionId": id, "prompt": [{"type": "text", "text": "go"}]})
         await called.wait()
         await wait_all_tasks_blocked()  # the calls are on their way, and nobody takes them
-        wire.tell("session/cancel", {"sessionId": id})
+        wire.notify("session/cancel", {"sessionId": id})
         await wait_all_tasks_blocked()
-        while (message := await wire.hear()).get("id") != "turn":
+        while (message := await wire.receive()).get("id") != "turn":
             pass
     assert message["result"]["stopReason"] == "cancelled"
-    updates = [message["params"]["update"] for message in wire.heard if message.get("method") == "session/update"]
+    updates = [message["params"]["update"] for message in wire.received if message.get("method") == "session/update"]
     states = {update["toolCallId"]: update["status"] for update in updates if "toolCallId" in update}
     assert states == {"one": "failed", "one_2": "failed"}
 
@@ -439,7 +439,7 @@ async def test_cancelling_a_task_that_awaits_prompt_ends_the_turn():
 class Tapped:
     """A transport that keeps what came over it."""
 
-    def __init__(self, transport: Memory) -> None:
+    def __init__(self, transport: MemoryTransport) -> None:
         self.write, self.drain, self.close = transport.write, transport.drain, transport.close
         self._transport = transport
         self.lines: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Where settings come from, what is said of wrong ones, and whose count."""
+"""Settings: their files, their precedence, the errors about wrong ones, and trusted folders."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -16,13 +16,13 @@ from crow_core.settings.config import (
     ProjectConfig,
     ProjectPermissions,
     ServerSettings,
-    load,
-    load_project,
-    to_acp,
+    load_config,
+    load_environment,
+    load_project_config,
+    to_mcp_server,
     to_server,
-    variables,
 )
-from crow_core.settings.trust import Trust, settings_in
+from crow_core.settings.trust import TrustedFolders, list_project_files
 from msgspec import UNSET
 
 
@@ -44,11 +44,11 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def complaint(home: Home, toml: str, **env: str) -> str:
-    """What is said of this `config.toml`, without the file's name in front."""
+def read_fault(home: Home, toml: str, **env: str) -> str:
+    """Return the error about a `config.toml`, without the file's path at its beginning."""
     file = write(home.config / "config.toml", toml)
     with pytest.raises(ConfigError) as caught:
-        load(home, env)
+        load_config(home, env)
     assert str(caught.value).startswith(str(file))
     return str(caught.value).removeprefix(str(file))
 
@@ -71,18 +71,18 @@ def test_home_is_crow_home_or_the_xdg_folders(env: dict[str, str], config: str, 
     assert Home.find(env) == Home(Path(config), Path(data))
 
 
-def test_home_that_is_relative_is_below_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_relative_crow_home_is_below_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert Home.find({"CROW_HOME": "x"}).config == tmp_path / "x"
 
 
-def test_finding_home_makes_no_folder(tmp_path: Path) -> None:
+def test_finding_home_creates_no_folder(tmp_path: Path) -> None:
     Home.find({"HOME": str(tmp_path)})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_files_everything_has_its_default_and_nothing_is_made(home: Home) -> None:
-    assert load(home, {}) == Config()
+def test_without_files_all_settings_have_defaults_and_no_file_is_created(home: Home) -> None:
+    assert load_config(home, {}) == Config()
     assert not home.config.exists()
 
 
@@ -102,7 +102,7 @@ command = "files"
 timeoutt = 5  # of another program
 """,
     )
-    config = load(home, {})
+    config = load_config(home, {})
     settings = ModelSettings(base_url="http://localhost:8080/v1", model="qwen3:8b", parameters={"temperature": 0.2})
     assert config.models == {"local": settings}
     assert config.permissions.allow == ["terminal:git status"]
@@ -110,17 +110,17 @@ timeoutt = 5  # of another program
 
 
 def test_file_may_begin_with_a_byte_order_mark(home: Home) -> None:
-    write(home.config / "config.toml", "\ufeffmax_turns = 7\n")
-    assert load(home, {}).max_turns == 7
+    write(home.config / "config.toml", "\ufeffmax_requests = 7\n")
+    assert load_config(home, {}).max_requests == 7
 
 
-def test_variables_are_filled_in_wherever_they_stand(home: Home) -> None:
+def test_variables_are_expanded_in_all_texts(home: Home) -> None:
     write(
         home.config / "config.toml",
         '[models.a]\nbase_url = "http://${HOST}:${PORT}/v1"\nmodel = "m"\n'
         'headers = { X = "${KEY}" }\nparameters = { stop = ["${KEY}"], top_k = 3 }\n',
     )
-    model = load(home, {"HOST": "h", "PORT": "1", "KEY": "k"}).models["a"]
+    model = load_config(home, {"HOST": "h", "PORT": "1", "KEY": "k"}).models["a"]
     assert (model.base_url, model.headers, model.parameters) == (
         "http://h:1/v1",
         {"X": "k"},
@@ -131,7 +131,7 @@ def test_variables_are_filled_in_wherever_they_stand(home: Home) -> None:
 def test_variables_come_from_the_env_file_in_crows_home_and_the_environment_wins(home: Home) -> None:
     write(home.config / ".env", "A=file\nB='the file $A'\n# C=no\n")
     write(home.config / "config.toml", '[models.x]\nbase_url = "${A}"\nmodel = "${B}"\n')
-    model = load(home, {"A": "environment"}).models["x"]
+    model = load_config(home, {"A": "environment"}).models["x"]
     assert (model.base_url, model.model) == ("environment", "the file $A")
 
 
@@ -140,23 +140,23 @@ def test_env_file_of_the_working_directory_is_not_read(
 ) -> None:
     write(project / ".env", "A=stolen\n")
     monkeypatch.chdir(project)
-    assert "uses ${A}, which is not set" in complaint(home, 'model = "${A}"\n')
+    assert "uses ${A}, which is not set" in read_fault(home, 'model = "${A}"\n')
 
 
-def test_env_file_that_is_no_text_is_an_error_that_names_it(home: Home) -> None:
+def test_malformed_env_file_is_an_error_that_names_it(home: Home) -> None:
     write(home.config / "config.toml", "")
     (home.config / ".env").write_bytes(b"A=1\nB\n= 3\n")
     with pytest.raises(ConfigError, match=r"\.env, line 3, is not NAME=value"):
-        load(home, {})
+        load_config(home, {})
     (home.config / ".env").write_bytes(b"A=\xff\n")
     with pytest.raises(ConfigError, match=r"\.env cannot be read"):
-        load(home, {})
+        load_config(home, {})
 
 
 @pytest.mark.parametrize("env", [{}, {"KEY": ""}], ids=["missing", "empty"])
 def test_variable_that_is_not_set_is_an_error_with_file_line_and_name(home: Home, env: dict[str, str]) -> None:
     toml = '# api_key = "${KEY}"\n[models.a]\nbase_url = "x"\nmodel = "m"\napi_key = "${KEY}"\n'
-    assert complaint(home, toml, **env) == ", line 5, uses ${KEY}, which is not set. Set KEY or change the line."
+    assert read_fault(home, toml, **env) == ", line 5, uses ${KEY}, which is not set. Set KEY or change the line."
 
 
 UNKNOWN = "no such setting. Remove it, or correct its name."
@@ -174,7 +174,7 @@ UNKNOWN = "no such setting. Remove it, or correct its name."
     ],
 )
 def test_unknown_key_is_an_error_with_file_line_and_key(home: Home, toml: str, said: str) -> None:
-    assert complaint(home, toml) == said
+    assert read_fault(home, toml) == said
 
 
 MODEL = 'base_url = "http://x/v1"\nmodel = "m"\n'
@@ -183,8 +183,8 @@ MODEL = 'base_url = "http://x/v1"\nmodel = "m"\n'
 @pytest.mark.parametrize(
     ("toml", "said"),
     [
-        ('max_turns = "many"\n', ", line 1, max_turns: expected `int`, got `str`."),
-        ("max_turns = 0\n", ", line 1, max_turns: expected `int` >= 1."),
+        ('max_requests = "many"\n', ", line 1, max_requests: expected `int`, got `str`."),
+        ("max_requests = 0\n", ", line 1, max_requests: expected `int` >= 1."),
         (f"[models.a]\n{MODEL}window = -5\n", ", line 4, models.a.window: expected `int` >= 1."),
         ("[models]\nlocal = 3\n", ", line 2, models.local: expected `object`, got `int`."),
         ('[permissions]\nmode = "yes"\n', ", line 2, permissions.mode: invalid enum value 'yes'."),
@@ -197,6 +197,10 @@ MODEL = 'base_url = "http://x/v1"\nmodel = "m"\n'
             f'[models.a]\n{MODEL}window = 8\n# window = "x"\n[models."b:c"]\n{MODEL}window = "big"\n',
             ", line 9, models.b:c.window: expected `int | null`, got `str`.",
         ),
+        (
+            f"[models.a]\n{MODEL}prices = {{ input = '1', output = 2 }}\n",
+            ", line 4, models.a.prices.input: expected `float`, got `str`.",
+        ),
         ('[models.a]\nmodel = "m"\n', ", line 1, models.a: object missing required field `base_url`."),
         (
             '[mcp.servers.x]\nenv = { A = "1" }\n[mcp.servers.y.env]\nA = "2"\nB = 3\n',
@@ -206,30 +210,35 @@ MODEL = 'base_url = "http://x/v1"\nmodel = "m"\n'
     ],
 )
 def test_value_of_a_wrong_type_is_an_error_with_file_line_and_key(home: Home, toml: str, said: str) -> None:
-    assert complaint(home, toml) == said
+    assert read_fault(home, toml) == said
+
+
+def test_former_name_of_a_setting_is_an_error_that_says_the_new_one(home: Home) -> None:
+    said = read_fault(home, 'model = ""\nmax_turns = 7\n')
+    assert said == ", line 2, max_turns: this setting is called max_requests now. Rename it."
 
 
 def test_broken_toml_is_an_error_with_file_and_line(home: Home) -> None:
-    said = complaint(home, 'model = "a"\n[models.a\n')
+    said = read_fault(home, 'model = "a"\n[models.a\n')
     assert said.startswith(" is not valid TOML: ")
     assert "line 2" in said
 
 
-def test_file_that_is_no_text_is_an_error_that_names_it(home: Home) -> None:
+def test_file_that_is_not_utf_8_is_an_error_that_names_it(home: Home) -> None:
     home.config.mkdir()
     (home.config / "config.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"config\.toml cannot be read"):
-        load(home, {})
+        load_config(home, {})
 
 
-def test_folder_in_place_of_a_file_is_an_error_that_names_it(home: Home) -> None:
+def test_folder_instead_of_a_file_is_an_error_that_names_it(home: Home) -> None:
     (home.config / "config.toml").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"config\.toml cannot be read"):
-        load(home, {})
+        load_config(home, {})
 
 
-def test_default_model_that_is_not_configured_is_an_error_that_lists_those_that_are(home: Home) -> None:
-    said = complaint(home, f'model = "c"\n[models.a]\n{MODEL}[models.b]\n{MODEL}')
+def test_unknown_default_model_is_an_error_that_lists_the_configured_ones(home: Home) -> None:
+    said = read_fault(home, f'model = "c"\n[models.a]\n{MODEL}[models.b]\n{MODEL}')
     assert said == ": model = 'c' names no [models.c]. Configured are: a, b."
 
 
@@ -240,7 +249,7 @@ def test_servers_of_mcp_json_are_joined_and_config_toml_wins(home: Home) -> None
         '{"mcpServers": {"both": {"command": "json"}, "web": {"type": "http", "url": "http://x", "headers": '
         '{"Authorization": "Bearer ${KEY}"}, "alwaysAllow": []}}, "inputs": []}',
     )
-    assert load(home, {"KEY": "k"}).mcp.servers == {
+    assert load_config(home, {"KEY": "k"}).mcp.servers == {
         "both": ServerSettings(command="toml"),
         "web": ServerSettings(type="http", url="http://x", headers={"Authorization": "Bearer k"}),
     }
@@ -258,32 +267,32 @@ def test_servers_of_mcp_json_are_joined_and_config_toml_wins(home: Home) -> None
 def test_wrong_mcp_json_is_an_error_with_file_line_and_key(home: Home, text: str, said: str) -> None:
     file = write(home.config / "mcp.json", text)
     with pytest.raises(ConfigError) as caught:
-        load(home, {})
+        load_config(home, {})
     assert str(caught.value).startswith(f"{file}{said}")
 
 
 def test_broken_json_names_the_line(home: Home) -> None:
     write(home.config / "mcp.json", '{"mcpServers": {\n "a": x\n}}')
     with pytest.raises(ConfigError, match="line 2"):
-        load(home, {})
+        load_config(home, {})
 
 
-def test_configured_servers_are_told_in_the_clients_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_servers_are_converted_to_acp_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ann")
     local = ServerSettings(command="~/bin/x", args=["~", "-v"], env={"A": "1"})
-    assert to_acp("x", local) == McpServer(
+    assert to_mcp_server("x", local) == McpServer(
         name="x", command="/home/ann/bin/x", args=["~", "-v"], env=[EnvVariable(name="A", value="1")], type=UNSET
     )
-    assert to_acp("x", ServerSettings(command="./x")).command == "./x"
+    assert to_mcp_server("x", ServerSettings(command="./x")).command == "./x"
     web = ServerSettings(url="http://x", headers={"A": "1"})
-    assert to_acp("x", web) == McpServer(
+    assert to_mcp_server("x", web) == McpServer(
         name="x", type="http", url="http://x", headers=[HttpHeader(name="A", value="1")]
     )
-    assert to_acp("x", ServerSettings(url="http://x", type="sse")).type == "sse"
+    assert to_mcp_server("x", ServerSettings(url="http://x", type="sse")).type == "sse"
 
 
 async def start(name: str, settings: ServerSettings, cwd: Path) -> Server:
-    """What becomes of a configured server, when it is to start."""
+    """Start a configured server and close it again."""
     server = to_server(name, settings, str(cwd), tokens=cwd, visit=nowhere)
     await server.list()
     await server.close()
@@ -297,36 +306,48 @@ async def nowhere(url: str) -> AsyncGenerator[None]:
 
 
 @pytest.mark.anyio
-async def test_server_with_neither_command_nor_url_says_so_when_it_is_to_start(tmp_path: Path) -> None:
+async def test_server_without_command_and_url_reports_it_at_its_start(tmp_path: Path) -> None:
     server = await start("x", ServerSettings(), tmp_path)
     assert server.error == "MCP server 'x' did not start: It has neither command nor url. Give it one of them."
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", ["config.toml", "mcp.json"])
-async def test_variable_that_a_server_lacks_keeps_only_that_server_from_starting(
-    home: Home, tmp_path: Path, name: str
-) -> None:
+async def test_unset_variable_makes_only_its_server_unusable(home: Home, tmp_path: Path, name: str) -> None:
     texts = {
         "config.toml": '[mcp.servers.a]\nurl = "http://h/${NO}"\n[mcp.servers.b]\ncommand = "${YES}"\n',
         "mcp.json": '{"mcpServers": {\n"a": {"headers": {"A": "${env:NO}"}}, "b": {"command": "${YES}"}}}',
     }
     file = write(home.config / name, texts[name])
-    servers = load(home, {"YES": "yes"}).mcp.servers
+    servers = load_config(home, {"YES": "yes"}).mcp.servers
     assert servers["b"] == ServerSettings(command="yes")
     lacking = await start("a", servers["a"], tmp_path)
     sentence = f"{file}, line 2, uses ${{NO}}, which is not set. Set NO or change the line."
     assert lacking.error == f"MCP server 'a' did not start: {sentence}"
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.toml", '[mcp.servers.a]\ncommand = "true"\nerror = "surprise"\n'),
+        ("mcp.json", '{"mcpServers": {"a": {"command": "true", "error": "surprise"}}}'),
+    ],
+)
+def test_server_in_a_file_has_no_setting_called_error(home: Home, name: str, text: str) -> None:
+    write(home.config / name, text)
+    server = load_config(home, {}).mcp.servers["a"]
+    assert server == ServerSettings(command="true")
+    assert to_mcp_server("a", server).command == "true"
+
+
 def test_variable_may_have_a_default(home: Home) -> None:
     write(home.config / "config.toml", 'model = "${NO:-}"\n[mcp.servers.a]\nargs = ["${NO:-a b}", "${A:-no}"]\n')
-    config = load(home, {"A": "${B}"})
+    config = load_config(home, {"A": "${B}"})
     assert config.model == ""
-    assert config.mcp.servers["a"].args == ["a b", "${B}"]  # what a variable holds is not looked into again
+    assert config.mcp.servers["a"].args == ["a b", "${B}"]  # a variable's value is not expanded again
 
 
-def test_servers_as_other_programs_write_them_are_understood(home: Home) -> None:
+def test_servers_in_the_formats_of_other_programs_are_read(home: Home) -> None:
     write(
         home.config / "mcp.json",
         """{"inputs": [], "servers": {
@@ -340,7 +361,7 @@ def test_servers_as_other_programs_write_them_are_understood(home: Home) -> None
             "fastmcp": {"url": "http://x", "transport": "sse", "auth": "oauth"}
         }}""",
     )
-    assert load(home, {}).mcp.servers == {
+    assert load_config(home, {}).mcp.servers == {
         "vscode": ServerSettings(type="stdio", command="x", cwd="~/y"),
         "cursor": ServerSettings(url="http://x", headers={"A": "1"}),
         "claude": ServerSettings(type="http", url="http://x", timeout=60, oauth=OAuthSettings(client_id="c")),
@@ -352,7 +373,7 @@ def test_servers_as_other_programs_write_them_are_understood(home: Home) -> None
     }
 
 
-def test_what_is_set_of_a_server_reaches_it(tmp_path: Path) -> None:
+def test_settings_of_a_server_reach_it(tmp_path: Path) -> None:
     settings = ServerSettings(
         command="x", allow=["a*"], deny=["ab"], trust=True, timeout=7, start_timeout=8, env={"KEY": "secret-7f3a02c2"}
     )
@@ -362,22 +383,22 @@ def test_what_is_set_of_a_server_reaches_it(tmp_path: Path) -> None:
     assert server.secrets == {"secret-7f3a02c2"}
 
 
-def test_project_never_says_that_a_server_is_trusted(project: Path) -> None:
+def test_project_cannot_trust_a_server(project: Path) -> None:
     write(project / ".crow" / "config.toml", '[mcp.servers.a]\ncommand = "a"\ntrust = true\n')
     write(project / ".mcp.json", '{"mcpServers": {"b": {"command": "b", "trust": true}}}')
-    assert [server.trust for server in load_project(project, {}).mcp.servers.values()] == [False, False]
+    assert [server.trust for server in load_project_config(project, {}).mcp.servers.values()] == [False, False]
 
 
-def test_project_may_bring_servers_and_tighten_and_nothing_more(project: Path) -> None:
+def test_project_may_only_add_servers_and_tighten_permissions(project: Path) -> None:
     write(
         project / ".crow" / "config.toml",
-        'model = "evil"\nmax_turns = 9999\n[models.evil]\nbase_url = "http://evil"\nmodel = "m"\n'
+        'model = "evil"\nmax_requests = 9999\n[models.evil]\nbase_url = "http://evil"\nmodel = "m"\n'
         '[prompts]\nsystem = "x"\n'
         '[permissions]\nmode = "yolo"\nallow = ["*"]\nask = ["terminal"]\ndeny = ["fetch"]\n'
         '[mcp.servers.a]\ncommand = "a"\n',
     )
     write(project / ".mcp.json", '{"mcpServers": {"a": {"command": "no"}, "b": {"command": "${WHO}"}}}')
-    config = load_project(project, {"WHO": "me"})
+    config = load_project_config(project, {"WHO": "me"})
 
     assert config.permissions == ProjectPermissions(ask=["terminal"], deny=["fetch"])
     assert config.mcp.servers == {"a": ServerSettings(command="a"), "b": ServerSettings(command="me")}
@@ -388,98 +409,98 @@ def test_project_may_bring_servers_and_tighten_and_nothing_more(project: Path) -
 def test_wrong_project_file_is_an_error_with_file_line_and_key(project: Path) -> None:
     file = write(project / ".crow" / "config.toml", '[permissions]\ndeny = "fetch"\n')
     with pytest.raises(ConfigError) as caught:
-        load_project(project, {})
+        load_project_config(project, {})
     assert str(caught.value) == f"{file}, line 2, permissions.deny: expected `array`, got `str`."
 
 
-def test_folder_is_not_trusted_until_it_is_remembered(home: Home, project: Path) -> None:
+def test_folder_is_not_trusted_until_it_is_added(home: Home, project: Path) -> None:
     write(project / ".mcp.json", "{}")
-    assert settings_in(project) == [project / ".mcp.json"]
-    assert not Trust(home.data).trusts(project)
-    Trust(home.data).remember(project)
-    assert Trust(home.data).trusts(project)
-    assert not Trust(home.data).trusts(project.parent)
+    assert list_project_files(project) == [project / ".mcp.json"]
+    assert not TrustedFolders(home.data).is_trusted(project)
+    TrustedFolders(home.data).add(project)
+    assert TrustedFolders(home.data).is_trusted(project)
+    assert not TrustedFolders(home.data).is_trusted(project.parent)
 
 
 @pytest.mark.parametrize("name", [".mcp.json", ".crow/config.toml", ".claude/skills/pdf/scripts/deep/read.py"])
 @pytest.mark.parametrize("change", ["edited", "added", "removed"])
 def test_trust_is_lost_when_a_file_changes(home: Home, project: Path, name: str, change: str) -> None:
-    trust = Trust(home.data)
+    trust = TrustedFolders(home.data)
     file = project / name
     if change != "added":
         write(file, "before")
-    trust.remember(project)
-    assert trust.trusts(project)
+    trust.add(project)
+    assert trust.is_trusted(project)
 
     if change == "removed":
         file.unlink()
     else:
         write(file, "after")
-    assert not trust.trusts(project)
-    trust.remember(project)
-    assert trust.trusts(project)
+    assert not trust.is_trusted(project)
+    trust.add(project)
+    assert trust.is_trusted(project)
 
 
-def test_trust_outlives_what_running_a_skills_scripts_leaves_behind(home: Home, project: Path) -> None:
+def test_trust_ignores_the_caches_of_a_skills_scripts(home: Home, project: Path) -> None:
     skill = project / ".agents" / "skills" / "pdf"
     write(skill / "SKILL.md", "---\ndescription: d\n---\n")
-    trust = Trust(home.data)
-    trust.remember(project)
+    trust = TrustedFolders(home.data)
+    trust.add(project)
     write(skill / "scripts" / "__pycache__" / "read.cpython-311.pyc", "compiled")
-    assert trust.trusts(project)
+    assert trust.is_trusted(project)
 
 
-def test_content_moved_from_one_file_to_the_other_is_a_change(home: Home, project: Path) -> None:
+def test_trust_is_lost_when_content_moves_to_another_file(home: Home, project: Path) -> None:
     file = write(project / ".mcp.json", "{}")
-    Trust(home.data).remember(project)
+    TrustedFolders(home.data).add(project)
     (project / ".crow").mkdir()
     file.rename(project / ".crow" / "config.toml")
-    assert not Trust(home.data).trusts(project)
+    assert not TrustedFolders(home.data).is_trusted(project)
 
 
 def test_trusting_one_folder_keeps_the_others(home: Home, project: Path) -> None:
     other = project / "other"
     other.mkdir()
-    trust = Trust(home.data)
-    trust.remember(project)
-    trust.remember(other)
-    assert trust.trusts(project)
-    assert trust.trusts(other)
+    trust = TrustedFolders(home.data)
+    trust.add(project)
+    trust.add(other)
+    assert trust.is_trusted(project)
+    assert trust.is_trusted(other)
 
 
-def test_folder_is_trusted_by_its_real_place(home: Home, project: Path) -> None:
+def test_folder_is_trusted_by_its_real_path(home: Home, project: Path) -> None:
     link = project.parent / "link"
     link.symlink_to(project)
-    Trust(home.data).remember(link)
-    assert Trust(home.data).trusts(project)
+    TrustedFolders(home.data).add(link)
+    assert TrustedFolders(home.data).is_trusted(project)
 
 
-def test_list_of_trusted_folders_is_for_its_owner_alone(home: Home, project: Path) -> None:
-    trust = Trust(home.data)
-    trust.remember(project)
+def test_list_of_trusted_folders_is_readable_only_by_its_owner(home: Home, project: Path) -> None:
+    trust = TrustedFolders(home.data)
+    trust.add(project)
     assert trust.file.stat().st_mode & 0o777 == 0o600
     assert home.data.stat().st_mode & 0o777 == 0o700
     assert list(home.data.iterdir()) == [trust.file]
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"a": 1}', b'{"\xff": ""}'])
-def test_broken_list_of_trusted_folders_trusts_nobody(home: Home, project: Path, content: bytes) -> None:
+def test_broken_list_of_trusted_folders_trusts_none(home: Home, project: Path, content: bytes) -> None:
     home.data.mkdir()
-    Trust(home.data).file.write_bytes(content)
-    assert not Trust(home.data).trusts(project)
+    TrustedFolders(home.data).file.write_bytes(content)
+    assert not TrustedFolders(home.data).is_trusted(project)
 
 
 def test_file_that_cannot_be_read_is_not_trusted(home: Home, project: Path) -> None:
     file = write(project / ".mcp.json", "{}")
-    Trust(home.data).remember(project)
+    TrustedFolders(home.data).add(project)
     file.unlink()
     file.symlink_to("/proc/self/mem")
     if not file.is_file():
         pytest.skip("only Linux has a file that even root cannot read")
-    assert not Trust(home.data).trusts(project)
+    assert not TrustedFolders(home.data).is_trusted(project)
 
 
-def test_the_env_file_of_crows_home_counts_below_the_environment(tmp_path: Path) -> None:
+def test_environment_overrides_the_env_file_of_crows_home(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("CROW_MODEL=from-file\nOPENAI_BASE_URL=http://localhost:1/v1\n")
-    found = variables(Home(tmp_path, tmp_path), {"CROW_MODEL": "from-environment"})
+    found = load_environment(Home(tmp_path, tmp_path), {"CROW_MODEL": "from-environment"})
     assert found == {"CROW_MODEL": "from-environment", "OPENAI_BASE_URL": "http://localhost:1/v1"}

@@ -1,4 +1,4 @@
-"""Which model is asked, given the settings, the environment and what runs on this machine."""
+"""The choice of a model by the settings, the environment and the servers on this machine."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -10,7 +10,7 @@ from crow_core.models.chat import ChatModel, Model, ModelCall
 from crow_core.models.listing import list_models
 from crow_core.settings import discovery
 from crow_core.settings.config import Config, ModelSettings
-from crow_core.settings.discovery import NOTHING, find_models
+from crow_core.settings.discovery import NO_MODEL_MESSAGE, find_models
 from crow_core.testing import Reply, ScriptedServer
 
 pytestmark = pytest.mark.anyio
@@ -21,14 +21,14 @@ CONFIG = Config(models={"a": A, "b": B})
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, nowhere: str) -> None:
-    """Nothing listens where local servers usually do."""
-    monkeypatch.setattr(discovery, "LOCAL", {"Ollama": nowhere})
-    monkeypatch.setattr(discovery, "PATIENCE", 30.0)  # the machine may be busy
+    """Let no server listen at the local servers' default addresses."""
+    monkeypatch.setattr(discovery, "LOCAL_SERVERS", {"Ollama": nowhere})
+    monkeypatch.setattr(discovery, "LISTING_TIMEOUT", 30.0)  # the machine may be busy
 
 
 @asynccontextmanager
 async def listing(body: bytes, status: bytes = b"200 OK") -> AsyncGenerator[tuple[str, list[bytes]]]:
-    """A server that answers this to everybody, and the heads of the requests it got."""
+    """Serve one body for every request; yield the URL and the heads of the requests."""
     heads: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -41,8 +41,8 @@ async def listing(body: bytes, status: bytes = b"200 OK") -> AsyncGenerator[tupl
         yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1", heads
 
 
-def described(models: dict[str, Model]) -> list[tuple[str, str, str, str]]:
-    """Each choice: what it is called here, what the endpoint calls it, where it is, and its key."""
+def describe(models: dict[str, Model]) -> list[tuple[str, str, str, str]]:
+    """List each model's name, its name at the endpoint, its URL and its key."""
     found = [(name, model) for name, model in models.items() if isinstance(model, ChatModel)]
     assert len(found) == len(models)
     return [(name, model.name, model.base_url, model.api_key) for name, model in found]
@@ -76,7 +76,7 @@ OPENAI = "https://api.openai.com/v1"
 async def test_default_comes_from_the_command_line_then_the_environment_then_the_settings(
     config: Config, env: dict[str, str], wanted: str, found: list[tuple[str, str, str, str]]
 ) -> None:
-    assert described(await find_models(config, env, wanted)) == found
+    assert describe(await find_models(config, env, wanted)) == found
 
 
 async def test_settings_reach_the_model() -> None:
@@ -116,13 +116,13 @@ async def test_key_without_a_model_says_to_name_one() -> None:
 async def test_endpoint_without_a_name_is_asked_for_its_first_model() -> None:
     async with listing(b'{"data": [{"id": "one", "object": "model"}, {"id": "two"}]}') as (url, heads):
         found = await find_models(Config(), {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "k"})
-    assert described(found) == [("one", "one", url, "k")]
+    assert describe(found) == [("one", "one", url, "k")]
     assert heads[0].startswith(b"GET /v1/models HTTP/1.1\r\n")
     assert b"authorization: bearer k\r\n" in heads[0].lower()
 
 
 @pytest.mark.parametrize("tail", ["/", "/chat/completions"])
-async def test_models_are_listed_whatever_the_base_url_ends_in(tail: str) -> None:
+async def test_models_are_listed_for_any_end_of_the_base_url(tail: str) -> None:
     async with ScriptedServer([]) as server:
         assert await list_models(server.url + tail) == ["scripted"]
 
@@ -138,7 +138,7 @@ async def test_endpoint_that_lists_nothing_says_to_name_a_model(body: bytes) -> 
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://[::1/v1", ""])
-async def test_what_is_no_address_lists_nothing(url: str) -> None:
+async def test_invalid_url_lists_nothing(url: str) -> None:
     assert await list_models(url) == []
 
 
@@ -154,7 +154,7 @@ async def test_server_that_does_not_answer_in_time_lists_nothing() -> None:
 
     async with await asyncio.start_server(be_silent, "127.0.0.1", 0) as listener:
         port = listener.sockets[0].getsockname()[1]
-        assert await list_models(f"http://127.0.0.1:{port}/v1", patience=0.05) == []
+        assert await list_models(f"http://127.0.0.1:{port}/v1", timeout=0.05) == []
 
 
 Local = Callable[[str], None]
@@ -162,24 +162,24 @@ Local = Callable[[str], None]
 
 @pytest.fixture
 def second(monkeypatch: pytest.MonkeyPatch, nowhere: str) -> Local:
-    """Puts an address second among those where local servers usually listen."""
+    """Return a function that makes an address the second of the local servers' addresses."""
 
     def put(url: str) -> None:
-        monkeypatch.setattr(discovery, "LOCAL", {"Ollama": nowhere, "llama.cpp": url})
+        monkeypatch.setattr(discovery, "LOCAL_SERVERS", {"Ollama": nowhere, "llama.cpp": url})
 
     return put
 
 
-async def test_local_server_is_found_and_can_be_asked(second: Local) -> None:
+async def test_local_server_is_found_and_can_be_used(second: Local) -> None:
     async with ScriptedServer([Reply("Hi")]) as server:
         second(server.url)
         found = await find_models(Config(), {})
         call = ModelCall(found["scripted"], {"messages": [{"role": "user", "content": "Hi"}]})
-        await call.listen()
+        await call.run()
         for model in found.values():
             assert isinstance(model, ChatModel)
             await model.close()
-    assert described(found) == [("scripted", "scripted", server.url, "")]
+    assert describe(found) == [("scripted", "scripted", server.url, "")]
     assert call.reply.get("content") == "Hi"
 
 
@@ -187,10 +187,10 @@ async def test_named_model_of_a_local_server_comes_first(second: Local) -> None:
     async with listing(b'{"data": [{"id": "one"}, {"id": "two"}]}') as (url, _):
         second(url)
         found = await find_models(Config(), {"CROW_MODEL": "two"})
-    assert described(found) == [("two", "two", url, ""), ("one", "one", url, "")]
+    assert describe(found) == [("two", "two", url, ""), ("one", "one", url, "")]
 
 
-async def test_unknown_name_on_this_machine_is_an_error_that_lists_what_there_is(second: Local) -> None:
+async def test_unknown_name_is_an_error_that_lists_the_local_models(second: Local) -> None:
     async with listing(b'{"data": [{"id": "one"}, {"id": "two"}]}') as (url, _):
         second(url)
         with pytest.raises(ModelError) as caught:
@@ -198,7 +198,7 @@ async def test_unknown_name_on_this_machine_is_an_error_that_lists_what_there_is
     assert str(caught.value) == "No server on this machine offers the model 'three'. They offer: one, two."
 
 
-async def test_proxy_does_not_stand_between_us_and_this_machine(
+async def test_proxy_is_not_used_for_local_servers(
     second: Local, monkeypatch: pytest.MonkeyPatch, nowhere: str
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", nowhere)
@@ -208,17 +208,17 @@ async def test_proxy_does_not_stand_between_us_and_this_machine(
         assert list(await find_models(Config(), {})) == ["scripted"]
 
 
-async def test_nothing_found_says_in_four_lines_what_to_do() -> None:
+async def test_missing_model_is_an_error_that_says_what_to_do() -> None:
     with pytest.raises(ModelError) as caught:
         await find_models(Config(), {})
-    assert str(caught.value) == NOTHING
-    lines = NOTHING.splitlines()
+    assert str(caught.value) == NO_MODEL_MESSAGE
+    lines = NO_MODEL_MESSAGE.splitlines()
     assert len(lines) == 4
     for line, word in zip(lines, ("Ollama", "OPENAI_BASE_URL", "OPENAI_API_KEY", "crow demo"), strict=True):
         assert word in line
 
 
-async def test_named_model_that_nobody_serves_is_named_before_the_four_lines() -> None:
+async def test_error_about_a_missing_model_begins_with_its_name() -> None:
     with pytest.raises(ModelError) as caught:
         await find_models(Config(), {"CROW_MODEL": "m"})
-    assert str(caught.value) == f"There is no model 'm' to ask. {NOTHING}"
+    assert str(caught.value) == f"There is no model 'm' to ask. {NO_MODEL_MESSAGE}"

@@ -1,4 +1,4 @@
-"""Tools work in the client's files and terminals where it offers them, and tell the model the same either way."""
+"""Test that tools use the client's files and terminals, and that the model reads the same without them."""
 
 import asyncio
 import re
@@ -62,7 +62,7 @@ def run(command: str, **arguments: Any) -> Use:
 
 @dataclass
 class Talk:
-    """A session in a folder; every prompt makes its model ask for some calls."""
+    """A session in a folder; every prompt makes its model call tools."""
 
     editor: Editor
     crow: Crow
@@ -75,20 +75,20 @@ class Talk:
         return Reply(tool_calls=self.uses) if request["messages"][-1]["role"] == "user" else Reply("Done.")
 
     async def use(self, *uses: Use) -> str:
-        """Have calls made, together; gives what the model reads of the last one."""
+        """Let the model call tools in parallel; return the text of the last result."""
         self.uses = list(uses)
         response = await self.editor.prompt(self.id, "go")
         assert response.stop_reason == "end_turn"
         return self.model.requests[-1]["messages"][-1]["content"]
 
     @property
-    def shown(self) -> ToolCallUpdate:
-        """The last state of the last call."""
+    def last_update(self) -> ToolCallUpdate:
+        """The last update of the last tool call."""
         return self.editor.of(ToolCallUpdate)[-1]
 
     def diff(self) -> tuple[str | None, str]:
-        """What the last call is shown to have changed, before and after."""
-        (part,) = self.shown.content or []
+        """The texts before and after in the diff of the last tool call."""
+        (part,) = self.last_update.content or []
         assert isinstance(part, DiffContent)
         return part.old_text or None, part.new_text  # type: ignore[return-value]
 
@@ -114,28 +114,28 @@ async def talk(
         session = await editor.new_session(str(folder))
         it = Talk(editor, crow, session.session_id, folder, model)
         yield it
-    assert editor.lost == []
+    assert editor.missing_terminals == []
 
 
 # Files
 
 
-async def test_what_is_not_saved_yet_is_seen_and_edited_and_written_once(tmp_path: Path):
+async def test_unsaved_text_is_viewed_edited_and_written_once(tmp_path: Path):
     async with talk(tmp_path) as it:
         path = it.write("a.py", "saved\n")
         it.editor.buffers[str(path)] = "unsaved\n"
         assert "unsaved" in await it.use(edit("view", "a.py"))
-        told = await it.use(replace("a.py", "unsaved", "edited"))
-        assert told.startswith(f"Edited {path}:\n")
+        text = await it.use(replace("a.py", "unsaved", "edited"))
+        assert text.startswith(f"Edited {path}:\n")
         assert it.diff() == ("unsaved\n", "edited\n")
         assert path.read_text() == "edited\n"
-    assert it.editor.methods().count("fs/write_text_file") == 1
+    assert it.editor.list_requested_methods().count("fs/write_text_file") == 1
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("write", [True, False])
 @pytest.mark.parametrize("read", [True, False])
-async def test_only_what_a_client_offers_is_asked_of_it(tmp_path: Path, read: bool, write: bool, terminal: bool):
+async def test_only_capabilities_of_the_client_are_used(tmp_path: Path, read: bool, write: bool, terminal: bool):
     async with talk(tmp_path, offers(read=read, write=write, terminal=terminal)) as it:
         path = it.write("a.py", "one\n")
         it.editor.buffers[str(path)] = "one\nunsaved\n"
@@ -145,12 +145,12 @@ async def test_only_what_a_client_offers_is_asked_of_it(tmp_path: Path, read: bo
         await it.use(edit("create", "new.py", file_text="new\n"))
         assert (tmp_path / "new.py").read_text() == "new\n"
         assert await it.use(run("cat new.py")) == "new"
-    asked = {method.partition("_")[0] for method in it.editor.methods()}
+    asked = {method.partition("_")[0] for method in it.editor.list_requested_methods()}
     offered = [(read, {"fs/read"}), (write, {"fs/write"}), (terminal, {"terminal/create", "terminal/output"})]
     assert asked - {"terminal/wait", "terminal/release"} == set().union(*[names for yes, names in offered if yes])
 
 
-async def test_a_file_that_the_client_does_not_show_is_the_disks(tmp_path: Path):
+async def test_file_that_the_client_cannot_read_is_read_from_the_disk(tmp_path: Path):
     async with talk(tmp_path) as it:
         path = it.write("a.py", "one\n")
         it.editor.refuses.add("fs/read_text_file")
@@ -158,10 +158,10 @@ async def test_a_file_that_the_client_does_not_show_is_the_disks(tmp_path: Path)
         await it.use(replace("a.py", "one", "two"))
         assert it.diff() == ("one\n", "two\n")
         assert path.read_text() == "two\n"
-    assert "fs/write_text_file" not in it.editor.methods()
+    assert "fs/write_text_file" not in it.editor.list_requested_methods()
 
 
-async def test_a_client_that_calls_a_file_empty_that_is_not_loses_nothing(tmp_path: Path):
+async def test_client_that_reports_a_file_as_empty_does_not_lose_it(tmp_path: Path):
     async with talk(tmp_path) as it:
         path = it.write("a.py", "precious\n")
         it.editor.buffers[str(path)] = ""
@@ -170,7 +170,7 @@ async def test_a_client_that_calls_a_file_empty_that_is_not_loses_nothing(tmp_pa
         assert path.read_text() == "more\nprecious\n"
 
 
-async def test_the_disk_says_whether_a_file_exists(tmp_path: Path):
+async def test_disk_decides_whether_a_file_exists(tmp_path: Path):
     async with talk(tmp_path) as it:
         it.editor.buffers[str(tmp_path / "a.py")] = ""
         assert "does not exist" in await it.use(edit("view", "a.py"))
@@ -200,33 +200,33 @@ async def test_only_plain_text_in_the_roots_goes_through_the_client(tmp_path: Pa
     assert (project / "mark.txt").read_bytes() == b"\xef\xbb\xbftwo\n"
 
 
-async def test_a_rejected_edit_was_shown_from_the_buffer_and_never_written(tmp_path: Path):
+async def test_rejected_edit_is_shown_from_the_buffer_and_never_written(tmp_path: Path):
     async with talk(tmp_path, permit="reject_once") as it:
         path = it.write("a.py", "saved\n")
         it.editor.buffers[str(path)] = "unsaved\n"
         await it.use(replace("a.py", "unsaved", "edited"), edit("create", "deep/b.py", file_text="b\n"))
-        shown = [part for question in it.editor.questions for part in question.tool_call.content or []]
-        assert shown[0] == DiffContent(path=str(path), old_text="unsaved\n", new_text="edited\n")
+        contents = [part for question in it.editor.questions for part in question.tool_call.content or []]
+        assert contents[0] == DiffContent(path=str(path), old_text="unsaved\n", new_text="edited\n")
         assert path.read_text() == "saved\n"
         assert files_in(tmp_path) == ["a.py"]
-    assert set(it.editor.methods()) == {"fs/read_text_file"}
+    assert set(it.editor.list_requested_methods()) == {"fs/read_text_file"}
 
 
-async def test_a_client_that_formats_what_it_saves_is_believed(tmp_path: Path):
+async def test_text_that_the_client_formats_on_saving_is_accepted(tmp_path: Path):
     async with talk(tmp_path) as it:
         path = it.write("a.py", "x=1\ny=2\n")
         it.editor.on_save = lambda text: "# formatted\n" + text.replace("=", " = ")
-        told = await it.use(replace("a.py", "x=1", "x=3"))
+        text = await it.use(replace("a.py", "x=1", "x=3"))
         assert it.diff() == ("x=1\ny=2\n", path.read_text())
         assert path.read_text() == "# formatted\nx = 3\ny = 2\n"
-        assert "     2\tx = 3\n" in told
-        assert told.endswith("[the editor changed the text when it saved it; this is how it is now]")
+        assert "     2\tx = 3\n" in text
+        assert text.endswith("[the editor changed the text when it saved it; this is how it is now]")
         it.editor.on_save = str
-        assert "Edited" in await it.use(replace("a.py", "x = 3", "x = 4"))  # it was seen as it is
+        assert "Edited" in await it.use(replace("a.py", "x = 3", "x = 4"))  # the model has seen the formatted text
         assert "formatted" in await it.use(edit("undo_edit", "a.py"))
 
 
-async def test_line_endings_survive_a_client_that_shows_line_feeds_only(tmp_path: Path):
+async def test_line_endings_survive_a_client_that_sends_only_line_feeds(tmp_path: Path):
     async with talk(tmp_path) as it:
         path = it.write("a.txt", "one\r\ntwo\r\nthree\r\n")
         it.editor.buffers[str(path)] = "one\ntwo\nthree\n"
@@ -235,7 +235,7 @@ async def test_line_endings_survive_a_client_that_shows_line_feeds_only(tmp_path
         assert it.diff() == ("one\r\ntwo\r\nthree\r\n", "1\r\n2\r\nthree\r\n")
 
 
-async def test_a_folder_that_is_a_link_is_called_what_the_client_calls_it(tmp_path: Path):
+async def test_linked_folder_keeps_the_name_that_the_client_uses(tmp_path: Path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     async with talk(tmp_path / "link") as it:
@@ -245,46 +245,46 @@ async def test_a_folder_that_is_a_link_is_called_what_the_client_calls_it(tmp_pa
         assert (tmp_path / "real/a.py").read_text() == "edited\n"
 
 
-async def test_a_client_that_never_answers_a_read_is_an_error_that_names_it(
+async def test_client_that_does_not_answer_a_read_is_an_error_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(editors, "ANSWER_WITHIN", 0.05)
+    monkeypatch.setattr(editors, "ANSWER_TIMEOUT", 0.05)
     async with talk(tmp_path) as it:
         path = it.write("a.py", "one\n")
         it.editor.waits["fs/read_text_file"] = asyncio.Event()
-        told = await it.use(replace("a.py", "one", "two"))
-        assert "the editor did not answer fs/read_text_file within 0.05 s" in told
-        assert "Nothing was changed." in told
+        text = await it.use(replace("a.py", "one", "two"))
+        assert "the editor did not answer fs/read_text_file within 0.05 s" in text
+        assert "Nothing was changed." in text
         assert it.editor.cancelled
         assert path.read_text() == "one\n"
         it.editor.waits.clear()
-        monkeypatch.setattr(editors, "ANSWER_WITHIN", 30)
+        monkeypatch.setattr(editors, "ANSWER_TIMEOUT", 30)
         assert "Edited" in await it.use(replace("a.py", "one", "two"))
         assert it.diff() == ("one\n", "two\n")
 
 
 @pytest.mark.parametrize("deaf", [True, False])
-async def test_a_write_that_is_not_answered_or_refused_leaves_nothing_half_done(
+async def test_refused_or_unanswered_write_leaves_nothing_half_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaf: bool
 ):
     async with talk(tmp_path, offers(write=True)) as it:
         path = it.write("a.py", "one\n")
         if deaf:
-            monkeypatch.setattr(editors, "ANSWER_WITHIN", 0.05)
+            monkeypatch.setattr(editors, "ANSWER_TIMEOUT", 0.05)
             it.editor.waits["fs/write_text_file"] = asyncio.Event()
             why = "the editor did not answer fs/write_text_file within 0.05 s"
         else:
             it.editor.refuses.add("fs/write_text_file")
             why = "the editor refused fs/write_text_file: not today"
         for use in (replace("a.py", "one", "two"), edit("create", "deep/er/b.py", file_text="b\n")):
-            told = await it.use(use)
-            assert why in told
-            assert "View it before you edit it again." in told
-            assert it.shown.status == "failed"
+            text = await it.use(use)
+            assert why in text
+            assert "View it before you edit it again." in text
+            assert it.last_update.status == "failed"
         assert files_in(tmp_path) == ["a.py"]
         assert path.read_text() == "one\n"
         assert "no edit" in await it.use(edit("undo_edit", "a.py"))
-        monkeypatch.setattr(editors, "ANSWER_WITHIN", 30)
+        monkeypatch.setattr(editors, "ANSWER_TIMEOUT", 30)
         it.editor.waits.clear()
         it.editor.refuses.clear()
         await it.use(replace("a.py", "one", "two"))
@@ -292,17 +292,17 @@ async def test_a_write_that_is_not_answered_or_refused_leaves_nothing_half_done(
 
 
 @pytest.mark.parametrize("method", ["fs/read_text_file", "fs/write_text_file"])
-async def test_a_cancelled_turn_takes_the_question_back_and_ends(tmp_path: Path, method: str):
+async def test_cancelled_turn_cancels_its_request_and_ends(tmp_path: Path, method: str):
     async with talk(tmp_path) as it:
         path = it.write("a.py", "one\n")
         it.editor.waits[method] = asyncio.Event()
         it.uses = [replace("a.py", "one", "two")]
         turn = asyncio.ensure_future(it.editor.prompt(it.id, "go"))
-        await it.editor.until(lambda editor: method in editor.methods())
+        await it.editor.until(lambda editor: method in editor.list_requested_methods())
         await it.editor.cancel(it.id)
         assert (await turn).stop_reason == "cancelled"
         await it.editor.until(lambda editor: editor.cancelled == [method])
-        assert it.shown.status == "failed"
+        assert it.last_update.status == "failed"
         assert path.read_text() == "one\n"
         it.editor.waits.clear()
         assert "Edited" in await it.use(replace("a.py", "one", "two"))
@@ -317,7 +317,9 @@ async def test_a_cancelled_turn_takes_the_question_back_and_ends(tmp_path: Path,
         (run("sleep 600"), "terminal/wait_for_exit"),
     ],
 )
-async def test_a_client_that_hangs_up_in_a_call_leaves_an_answered_log(tmp_path: Path, use: Use, method: str):
+async def test_client_that_disconnects_during_a_tool_call_leaves_every_call_answered(
+    tmp_path: Path, use: Use, method: str
+):
     (tmp_path / "a.py").write_text("one\n")
     crow = Crow(ScriptedModel(lambda _: Reply(tool_calls=[use])))
     crow.servers.append(built_in_tools(crow))
@@ -332,7 +334,7 @@ async def test_a_client_that_hangs_up_in_a_call_leaves_an_answered_log(tmp_path:
         if method != "terminal/wait_for_exit":
             editor.waits[method] = asyncio.Event()
         turn = asyncio.ensure_future(editor.prompt(id, "go"))
-        await editor.until(lambda editor: method in editor.methods())
+        await editor.until(lambda editor: method in editor.list_requested_methods())
     with suppress(Exception):
         await turn
     await agent
@@ -343,7 +345,7 @@ async def test_a_client_that_hangs_up_in_a_call_leaves_an_answered_log(tmp_path:
     assert (tmp_path / "a.py").read_text() == "one\n"
 
 
-async def test_a_client_can_follow_along_line_by_line(tmp_path: Path):
+async def test_client_gets_the_lines_of_each_change(tmp_path: Path):
     async with talk(tmp_path) as it:
         it.write("a.py", "".join(f"line {n}\n" for n in range(1, 31)))
         seen: list[tuple[Any, Any]] = []
@@ -356,7 +358,7 @@ async def test_a_client_can_follow_along_line_by_line(tmp_path: Path):
         ):
             await it.use(use)
             call = it.editor.of(ToolCall)[-1]
-            (first,), (last,) = call.locations or [None], it.shown.locations or [None]
+            (first,), (last,) = call.locations or [None], it.last_update.locations or [None]
             assert first
             assert first.path == str(tmp_path / "a.py")
             seen.append((first.line or None, last and last.line))
@@ -367,14 +369,14 @@ async def test_a_client_can_follow_along_line_by_line(tmp_path: Path):
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be reaped does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in b"ZX"
     except FileNotFoundError:
         return False
 
 
-async def test_a_command_runs_in_a_terminal_of_the_client_that_stays_in_sight(tmp_path: Path):
+async def test_command_runs_in_a_terminal_of_the_client_that_stays_visible(tmp_path: Path):
     async with talk(tmp_path) as it:
         assert await it.use(run("echo out; echo err >&2; exit 3")) == "out\nerr\n[exit code 3]"
         await it.editor.until(lambda editor: not editor.terminals)
@@ -386,7 +388,7 @@ async def test_a_command_runs_in_a_terminal_of_the_client_that_stays_in_sight(tm
         embedded = [TerminalContent(terminal_id="terminal-1")]
         states = [(update.status or None, update.content or None) for update in it.editor.of(ToolCallUpdate)]
         assert states == [("in_progress", None), (None, embedded), ("completed", embedded)]
-    assert it.editor.methods() == [
+    assert it.editor.list_requested_methods() == [
         "terminal/create",
         "terminal/wait_for_exit",
         "terminal/output",
@@ -394,27 +396,27 @@ async def test_a_command_runs_in_a_terminal_of_the_client_that_stays_in_sight(tm
     ]
 
 
-async def test_commands_in_a_terminal_get_the_environment_they_get_elsewhere(
+async def test_command_in_a_terminal_gets_the_same_environment_as_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("CROW_TEST_KEY", "canary-4711")
     (tmp_path / "sub").mkdir()
     (tmp_path / "link").symlink_to("sub")
-    told: dict[bool, list[str]] = {}
+    results: dict[bool, list[str]] = {}
     for terminal in (True, False):
         async with talk(tmp_path, offers(terminal=terminal)) as it:
             names = ("PAGER", "GIT_PAGER", "EDITOR", "GIT_TERMINAL_PROMPT", "TERM", "NO_COLOR", "CROW_TEST_KEY")
-            shown = await it.use(run("echo " + " ".join(f"{name}=${name}" for name in names)))
-            told[terminal] = [shown, await it.use(run("pwd", cwd="link")), await it.use(run("cat; echo $?"))]
-    assert told[True] == told[False]
+            environment = await it.use(run("echo " + " ".join(f"{name}=${name}" for name in names)))
+            results[terminal] = [environment, await it.use(run("pwd", cwd="link")), await it.use(run("cat; echo $?"))]
+    assert results[True] == results[False]
     assert (
-        told[True][0]
+        results[True][0]
         == "PAGER=cat GIT_PAGER=cat EDITOR=false GIT_TERMINAL_PROMPT=0 TERM=dumb NO_COLOR=1 CROW_TEST_KEY="
     )
-    assert told[True][1] == f"{tmp_path}/link"
+    assert results[True][1] == f"{tmp_path}/link"
 
 
-async def test_a_loaded_session_shows_the_text_as_its_terminals_are_gone(tmp_path: Path):
+async def test_loaded_session_shows_text_instead_of_terminals(tmp_path: Path):
     async with talk(tmp_path) as it:
         await it.use(run("echo hello"))
         (session,) = it.crow.sessions.values()
@@ -423,61 +425,63 @@ async def test_a_loaded_session_shows_the_text_as_its_terminals_are_gone(tmp_pat
 
 
 async def overlong(it: Talk, command: str) -> tuple[str, str]:
-    """The first line a command printed, and the rest of what is told of it when its time was over."""
+    """Run a command over its timeout; return the first line of its output, and the rest of the result."""
     for timeout in (0.5, 5, 50):  # the machine may be busy
-        told = await it.use(run(command, timeout=timeout))
-        if not told.startswith("["):
+        text = await it.use(run(command, timeout=timeout))
+        if not text.startswith("["):
             break
-    first, rest = told.split("\n", 1)
+    first, rest = text.split("\n", 1)
     assert rest.startswith(f"[timed out after {timeout:g} s and was killed")
     return first, rest
 
 
-async def test_a_command_that_takes_too_long_is_killed_and_what_it_printed_is_told(tmp_path: Path):
+async def test_command_over_its_timeout_is_killed_and_its_output_returned(tmp_path: Path):
     async with talk(tmp_path) as it:
         pid, _ = await overlong(it, "echo $$; sleep 600")
-        assert it.shown.content == [TerminalContent(terminal_id=f"terminal-{it.editor.opened}")]
+        assert it.last_update.content == [TerminalContent(terminal_id=f"terminal-{it.editor.opened_terminals}")]
         await it.editor.until(lambda editor: not editor.terminals)
         assert not alive(int(pid))
-    assert it.editor.methods()[-4:] == [
+    assert it.editor.list_requested_methods()[-4:] == [
         "terminal/wait_for_exit",
         "terminal/kill",
         "terminal/output",
         "terminal/release",
     ]
-    assert it.editor.cancelled == ["terminal/wait_for_exit"] * it.editor.opened
+    assert it.editor.cancelled == ["terminal/wait_for_exit"] * it.editor.opened_terminals
 
 
-async def test_a_cancelled_command_is_dead_and_its_terminal_given_back(tmp_path: Path):
+async def test_cancelled_command_is_killed_and_its_terminal_released(tmp_path: Path):
     async with talk(tmp_path) as it:
         it.uses = [run("sleep 600 & sleep 600"), run("sleep 600")]
         turn = asyncio.ensure_future(it.editor.prompt(it.id, "go"))
-        await it.editor.until(lambda editor: editor.methods().count("terminal/wait_for_exit") == 2)
+        await it.editor.until(lambda editor: editor.list_requested_methods().count("terminal/wait_for_exit") == 2)
         processes = [terminal.process for terminal in it.editor.terminals.values()]
         await it.editor.cancel(it.id)
         assert (await turn).stop_reason == "cancelled"
         await it.editor.until(lambda editor: not editor.terminals)
         assert [process.returncode for process in processes] == [-9, -9]
-        assert "terminal/kill" not in it.editor.methods()  # a release kills
+        assert "terminal/kill" not in it.editor.list_requested_methods()  # the release kills it
         assert await it.use(run("echo next")) == "next"
 
 
-async def test_a_terminal_that_comes_after_the_turn_is_given_back_too(tmp_path: Path):
+async def test_terminal_created_after_the_turn_is_released(tmp_path: Path):
     async with talk(tmp_path) as it:
         it.editor.waits["terminal/create"] = asyncio.Event()
         it.uses = [run("sleep 600")]
         turn = asyncio.ensure_future(it.editor.prompt(it.id, "go"))
-        await it.editor.until(lambda editor: "terminal/create" in editor.methods())
+        await it.editor.until(lambda editor: "terminal/create" in editor.list_requested_methods())
         await it.editor.cancel(it.id)
         assert (await turn).stop_reason == "cancelled"
         it.editor.waits["terminal/create"].set()
-        await it.editor.until(lambda editor: "terminal/release" in editor.methods() and not editor.terminals)
-        assert it.editor.opened == 1
+        await it.editor.until(
+            lambda editor: "terminal/release" in editor.list_requested_methods() and not editor.terminals
+        )
+        assert it.editor.opened_terminals == 1
 
 
 @pytest.mark.parametrize("how", ["deaf", "refuses"])
 @pytest.mark.parametrize("method", ["terminal/create", "terminal/wait_for_exit", "terminal/output"])
-async def test_a_client_whose_terminals_fail_is_named_and_gets_back_what_it_gave(
+async def test_failing_terminal_is_an_error_and_is_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, how: str
 ):
     async with talk(tmp_path) as it:
@@ -490,42 +494,44 @@ async def test_a_client_whose_terminals_fail_is_named_and_gets_back_what_it_gave
         if (method, how) == ("terminal/wait_for_exit", "deaf"):
             use, why = run("sleep 600", timeout=0.5), "[timed out after 0.5 s"
         if (method, how) == ("terminal/create", "deaf"):
-            monkeypatch.setattr(editors, "ANSWER_WITHIN", 0.05)
+            monkeypatch.setattr(editors, "ANSWER_TIMEOUT", 0.05)
         using = asyncio.ensure_future(it.use(use))
         if (method, how) == ("terminal/output", "deaf"):
-            await it.editor.until(lambda editor: "terminal/wait_for_exit" in editor.methods())
-            monkeypatch.setattr(editors, "ANSWER_WITHIN", 0.05)  # not before: all else is answered, if slowly
+            await it.editor.until(lambda editor: "terminal/wait_for_exit" in editor.list_requested_methods())
+            monkeypatch.setattr(
+                editors, "ANSWER_TIMEOUT", 0.05
+            )  # only now: the other requests are answered, perhaps slowly
             ended.set()
         assert why in await using
         for event in it.editor.waits.values():
             event.set()
         await it.editor.until(lambda editor: not editor.terminals)
-        assert it.editor.methods().count("terminal/release") == it.editor.opened
-        monkeypatch.setattr(editors, "ANSWER_WITHIN", 30)
+        assert it.editor.list_requested_methods().count("terminal/release") == it.editor.opened_terminals
+        monkeypatch.setattr(editors, "ANSWER_TIMEOUT", 30)
         it.editor.refuses.clear()
         assert await it.use(run("echo again")) == "again"
 
 
-async def test_a_client_that_does_not_kill_still_has_the_command_told(tmp_path: Path):
+async def test_command_that_the_client_does_not_kill_is_still_reported(tmp_path: Path):
     async with talk(tmp_path) as it:
         it.editor.refuses.add("terminal/kill")
         assert (await overlong(it, "echo begun; sleep 600"))[0] == "begun"
         await it.editor.until(lambda editor: not editor.terminals)
 
 
-async def test_output_of_which_the_client_kept_only_the_end_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_output_cut_by_the_client_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with talk(tmp_path) as it:
-        told = await it.use(run("yes | head -c 2000000; echo the end"))
-        assert told.startswith("[… the beginning was left out here")
-        assert told.endswith("\ny\nthe end")
-        assert 29_000 < len(told) <= 30_000
-        monkeypatch.setattr(editors, "OUTPUT_BYTES", 20)
-        told = await it.use(run("seq 1000"))
-        assert told.startswith("[… the beginning was left out here")
-        assert told.endswith("\n999\n1000")
+        text = await it.use(run("yes | head -c 2000000; echo the end"))
+        assert text.startswith("[… the beginning was left out here")
+        assert text.endswith("\ny\nthe end")
+        assert 29_000 < len(text) <= 30_000
+        monkeypatch.setattr(editors, "MAX_OUTPUT_BYTES", 20)
+        text = await it.use(run("seq 1000"))
+        assert text.startswith("[… the beginning was left out here")
+        assert text.endswith("\n999\n1000")
 
 
-async def test_commands_and_edits_run_side_by_side(tmp_path: Path):
+async def test_commands_and_edits_run_in_parallel(tmp_path: Path):
     async with talk(tmp_path) as it:
         meet = "touch {0}; while [ ! -e {1} ]; do sleep 0.01; done; echo met"
         await it.use(run(meet.format("a", "b")), edit("create", "c", file_text="c\n"), run(meet.format("b", "a")))
@@ -611,8 +617,8 @@ EDITS = [
 ]
 
 
-async def test_the_model_reads_the_same_with_and_without_the_client(tmp_path: Path):
-    told: list[list[str]] = []
+async def test_model_reads_the_same_with_and_without_the_client(tmp_path: Path):
+    results: list[list[str]] = []
     diffs: list[list[Any]] = []
     for name, capabilities in (("local", NOTHING), ("editor", EVERYTHING)):
         folder = tmp_path / name
@@ -623,12 +629,12 @@ async def test_the_model_reads_the_same_with_and_without_the_client(tmp_path: Pa
         async with talk(folder, capabilities) as it:
             uses = [*EDITS, *map(run, COMMANDS), run("sleep 600", timeout=0.3), run("true", cwd="gone")]
             answers = [(await it.use(use)).replace(str(folder), "FOLDER") for use in uses]
-            told.append([re.sub(r"/\S*/crow-terminal-\S+", "FILE", answer) for answer in answers])
+            results.append([re.sub(r"/\S*/crow-terminal-\S+", "FILE", answer) for answer in answers])
             updates = [update for update in it.editor.of(ToolCallUpdate) if update.status != "in_progress"]
             diffs.append([part for update in updates for part in update.content or [] if isinstance(part, DiffContent)])
             diffs[-1] = [(part.path.replace(str(folder), ""), part.old_text, part.new_text) for part in diffs[-1]]
             assert bool(it.editor.requests) == (capabilities is EVERYTHING)
-    for local, editor in zip(*told, strict=True):
+    for local, editor in zip(*results, strict=True):
         assert editor == local
     assert diffs[0] == diffs[1]
     names = files_in(tmp_path / "local")
@@ -642,12 +648,12 @@ async def test_the_model_reads_the_same_with_and_without_the_client(tmp_path: Pa
 
 
 def beats(editor: Editor) -> list[str]:
-    """What was shown of commands while they ran."""
+    """Return the texts that were shown while commands ran."""
     running = [update for update in editor.of(ToolCallUpdate) if not update.status]
     return [part.content.text for update in running for part in update.content or []]  # type: ignore[union-attr]
 
 
-async def test_a_local_command_shows_what_it_prints_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_local_command_shows_its_output_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(processes, "WATCH_INTERVAL", 0.01)
     async with talk(tmp_path, FILES) as it:
         it.uses = [run("echo one; until [ -e go ]; do sleep 0.01; done; echo two")]
@@ -655,13 +661,11 @@ async def test_a_local_command_shows_what_it_prints_while_it_runs(tmp_path: Path
         await it.editor.until(lambda editor: beats(editor) == ["```\none\n\n```"])
         it.write("go", "")
         await turn
-        assert it.shown.content == [BlockContent(content=TextBlock(text="```\none\ntwo\n```"))]
+        assert it.last_update.content == [BlockContent(content=TextBlock(text="```\none\ntwo\n```"))]
         assert it.model.requests[-1]["messages"][-1]["content"] == "one\ntwo"
 
 
-async def test_what_is_shown_of_a_running_command_is_short_and_without_secrets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_shown_output_of_a_running_command_is_short_and_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(processes, "WATCH_INTERVAL", 0.01)
     async with talk(tmp_path, NOTHING, known=["canary-Zeisig"]) as it:
         lines = "for n in $(seq 1 30000); do echo $n canary-Zeisig; done"
@@ -675,7 +679,7 @@ async def test_what_is_shown_of_a_running_command_is_short_and_without_secrets(
         assert beats(it.editor)[-1].startswith("```\n…\n")
 
 
-async def test_a_quick_command_and_one_in_the_clients_terminal_show_nothing_between(
+async def test_quick_command_and_command_in_a_terminal_show_no_output_while_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(processes, "WATCH_INTERVAL", 3600)
@@ -689,7 +693,7 @@ async def test_a_quick_command_and_one_in_the_clients_terminal_show_nothing_betw
         assert update.content == [TerminalContent(terminal_id="terminal-1")]
 
 
-async def test_what_a_session_has_left_running_ends_with_it(tmp_path: Path):
+async def test_processes_of_a_session_end_with_it(tmp_path: Path):
     async with talk(tmp_path, NOTHING) as it:
         await it.use(
             run("echo $$ > one; mv one 1.pid; sleep 999", wait=0.1),
@@ -700,7 +704,7 @@ async def test_what_a_session_has_left_running_ends_with_it(tmp_path: Path):
             await asyncio.sleep(0.01)
         await it.crow.close(it.crow.sessions[it.id])
         while any(alive(int((tmp_path / name).read_text())) for name in files):
-            await asyncio.sleep(0.01)  # they have been killed, and the system takes its time
+            await asyncio.sleep(0.01)  # they are killed, but may need time to end
 
 
 # Whatever happens
@@ -708,14 +712,14 @@ async def test_what_a_session_has_left_running_ends_with_it(tmp_path: Path):
 
 @dataclass
 class Desk:
-    """Files with two hands on them: the model's, and the user's."""
+    """A state machine in which the model and the user edit the same files."""
 
     it: Talk
     read: bool
     write: bool
 
     def now(self, name: str) -> str | None:
-        """What the model should find."""
+        """Return the text that the model should read."""
         path = self.it.folder / name
         disk = path.read_bytes().decode() if path.exists() else None
         if not self.read or disk is None:
@@ -741,13 +745,15 @@ class Desk:
             case "model":
                 before = self.now(name)
                 await self.it.use({"name": "file_editor", "arguments": {"path": name, **what}})
-                if self.it.shown.status != "completed" or not isinstance(self.it.shown.content[0], DiffContent):  # type: ignore[index]
+                if self.it.last_update.status != "completed" or not isinstance(
+                    self.it.last_update.content[0], DiffContent
+                ):  # type: ignore[index]
                     assert self.now(name) == before
                     return
                 change = self.it.crow.sessions[self.it.id].log[-2]["crow"]["changes"][0]
                 assert change["old"] == before
                 if not self.write and path in buffers:
-                    buffers.pop(path)  # the disk has changed under it, and the user takes what is there
+                    buffers.pop(path)  # the disk has changed, and the user reloads it
                 assert change["new"] == self.now(name)
 
 
@@ -785,7 +791,7 @@ STEPS = st.one_of(
     write=st.booleans(),
 )
 @settings(max_examples=settings.default.max_examples * 4 // 10, deadline=None)
-def test_whatever_happens_a_diff_tells_what_was_and_what_is(
+def test_every_diff_is_of_the_real_states_before_and_after(
     files: tuple[str, str], steps: list[Any], read: bool, write: bool
 ):
     async def play(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What extensions make of an endpoint's ways: going on after a break, levels of thought, tokens, cost, the prefix."""
+"""The extensions for endpoints: resuming cut answers, reasoning effort, tokens, cost, and the cached prefix."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +27,7 @@ from crow_core.extensions.reasoning_effort import reasoning_effort
 from crow_core.extensions.usage import usage
 from crow_core.mcp.toolbox import Server
 from crow_core.messages import Message
-from crow_core.models.chat import ChatModel, Prices, Request
+from crow_core.models.chat import ChatModel, ModelRequest, Prices
 from crow_core.models.quirks import Quirks
 from crow_core.session import Session
 from crow_core.testing import Editor, Failure, Raw, Reply, ScriptedModel, ScriptedServer, connect
@@ -67,12 +67,12 @@ def log_of(crow: Crow) -> list[Message]:
     ]
 
 
-# Going on.
+# Resuming.
 
 CUT = ConnectionError("cut")
 
 
-async def test_an_answer_that_broke_off_is_gone_on_with_and_nothing_is_said_twice() -> None:
+async def test_cut_answer_is_resumed_and_no_text_is_repeated() -> None:
     async with ScriptedServer([Reply("It will be ", error=CUT), Reply("sunny.")]) as server:
         crow = Crow(ChatModel(name="m", base_url=server.url)).use(broken_replies).use(empty_replies)
         async with connect(crow, capabilities=NOTICES) as editor:
@@ -95,7 +95,7 @@ async def test_an_answer_that_broke_off_is_gone_on_with_and_nothing_is_said_twic
     ]
 
 
-async def test_it_is_gone_on_at_most_twice_and_then_the_error_is_told_and_the_next_prompt_begins_afresh() -> None:
+async def test_answer_is_resumed_at_most_twice_before_the_error_ends_the_turn() -> None:
     broken = [Reply(f"{n} ", error=CUT) for n in range(3)]
     async with ScriptedServer([*broken, Reply("4 ", error=CUT), Reply("5")]) as server:
         crow = Crow(ChatModel(name="m", base_url=server.url)).use(broken_replies)
@@ -111,7 +111,7 @@ async def test_it_is_gone_on_at_most_twice_and_then_the_error_is_told_and_the_ne
     assert len(server.requests) == 5
 
 
-async def test_calls_of_an_answer_that_broke_off_are_not_run_but_asked_for_again() -> None:
+async def test_tool_calls_of_a_cut_answer_are_not_run() -> None:
     half = Reply("I add. ", tool_calls=[{"name": "demo_add", "arguments": {"a": 1, "b": 1}}], error=CUT)
     whole = Reply("", tool_calls=[{"name": "demo_add", "arguments": {"a": 2, "b": 3}}])
     async with ScriptedServer([half, whole, Reply("Five.")]) as server:
@@ -124,7 +124,7 @@ async def test_calls_of_an_answer_that_broke_off_are_not_run_but_asked_for_again
     assert "tool_calls" not in server.requests[1]["messages"][2]
 
 
-# Levels of thought.
+# Reasoning effort.
 
 
 def thinking(url: str, parameter: str, **more: Any) -> ChatModel:
@@ -143,7 +143,7 @@ def levels(options: Any) -> dict[str, tuple[str, list[str]]]:
     ("parameter", "sent"),
     [("reasoning_effort", {"reasoning_effort": "high"}), ("reasoning.effort", {"reasoning": {"effort": "high"}})],
 )
-async def test_level_of_thought_is_sent_as_the_endpoint_calls_it(parameter: str, sent: dict[str, Any]) -> None:
+async def test_effort_is_sent_under_the_endpoints_parameter(parameter: str, sent: dict[str, Any]) -> None:
     async with (
         ScriptedServer(lambda request: Reply("Hi")) as server,
         connect(Crow(thinking(server.url, parameter)).use(reasoning_effort)) as editor,
@@ -160,7 +160,7 @@ async def test_level_of_thought_is_sent_as_the_endpoint_calls_it(parameter: str,
     assert list(second)[-1] == "messages"
 
 
-async def test_levels_are_offered_only_where_the_model_has_them_and_change_with_it() -> None:
+async def test_efforts_are_offered_only_for_models_that_have_them() -> None:
     async with ScriptedServer(lambda request: Reply("Hi")) as server:
         models = {
             "plain": ChatModel(name="plain", base_url=server.url),
@@ -179,8 +179,8 @@ async def test_levels_are_offered_only_where_the_model_has_them_and_change_with_
     assert [request.get("reasoning_effort") for request in server.requests] == ["minimal", None]
 
 
-async def test_level_of_thought_that_is_refused_is_not_offered_again() -> None:
-    def script(request: Request) -> Reply | Failure:
+async def test_refused_effort_is_not_offered_again() -> None:
+    def script(request: ModelRequest) -> Reply | Failure:
         refusal = {"error": {"message": "Unsupported parameter: 'reasoning_effort' is not supported with this model."}}
         return Failure(400, refusal) if "reasoning_effort" in request else Reply("Hi")
 
@@ -208,7 +208,7 @@ async def test_level_of_thought_that_is_refused_is_not_offered_again() -> None:
     ],
     ids=["OpenAI", "DeepSeek", "Moonshot", "Anthropic behind a gateway"],
 )
-async def test_cached_tokens_count_and_cost_less_under_all_their_names(cached: dict[str, Any]) -> None:
+async def test_cached_tokens_are_counted_and_cost_less_under_all_their_keys(cached: dict[str, Any]) -> None:
     counts = {"prompt_tokens": 1000, "completion_tokens": 100, **cached}
     async with ScriptedServer(lambda request: Reply("Hi", usage=counts)) as server:
         model = ChatModel(name="m", base_url=server.url, prices=Prices(input=4.0, output=10.0, cached=0.4))
@@ -223,7 +223,7 @@ async def test_cached_tokens_count_and_cost_less_under_all_their_names(cached: d
     assert "Cost: 0.0023 USD." in editor.text
 
 
-async def test_what_llama_cpp_had_read_before_is_in_its_timings() -> None:
+async def test_cached_tokens_of_llama_cpp_are_read_from_its_timings() -> None:
     chunk = b'data: {"choices": [{"delta": {"content": "Hi"}, "finish_reason": "stop"}]}\n\n'
     last = b'data: {"choices": [], "usage": {"prompt_tokens": 10}, "timings": {"cache_n": 8, "prompt_n": 2}}\n\n'
     async with ScriptedServer([Raw([chunk, last, b"data: [DONE]\n\n"])]) as server:
@@ -235,7 +235,7 @@ async def test_what_llama_cpp_had_read_before_is_in_its_timings() -> None:
     assert "10 tokens in (8 from the server's cache, 80%)" in editor.text
 
 
-async def test_without_prices_no_cost_is_told() -> None:
+async def test_without_prices_no_cost_is_reported() -> None:
     async with connect(Crow(ScriptedModel([Reply("Hi")])).use(commands).use(usage)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "hello")
@@ -244,7 +244,7 @@ async def test_without_prices_no_cost_is_told() -> None:
     assert "Cost" not in editor.text
 
 
-async def test_usage_says_that_the_prefix_was_kept() -> None:
+async def test_usage_says_that_the_prefix_is_unchanged() -> None:
     model = ScriptedModel(lambda request: Reply("Hi"))
     async with connect(Crow(model).use(commands).use(usage)) as editor:
         session = await editor.new_session("/")
@@ -257,10 +257,10 @@ async def test_usage_says_that_the_prefix_was_kept() -> None:
 
 
 @pytest.mark.parametrize("changed", ["message", "tools"])
-async def test_usage_names_what_broke_the_prefix(changed: str) -> None:
+async def test_usage_names_the_change_of_the_prefix(changed: str) -> None:
     def spoil(crow: Crow) -> None:
         @crow.before_model
-        def change(request: Request, session: Session) -> Request:
+        def change(request: ModelRequest, session: Session) -> ModelRequest:
             volatile = len(model.requests)
             if changed == "tools":
                 tool = {"type": "function", "function": {"name": f"f{volatile}", "parameters": {"type": "object"}}}
@@ -289,7 +289,7 @@ PRINTED = [
 
 
 @pytest.mark.parametrize("text", PRINTED)
-async def test_call_printed_as_text_names_the_missing_flag_once(text: str) -> None:
+async def test_tool_call_printed_as_text_is_reported_once_with_the_missing_flag(text: str) -> None:
     model = ScriptedModel([Reply(text), Reply(text)])
     crow = Crow(model, servers=[demo()]).use(printed_calls)
     async with connect(crow, capabilities=NOTICES) as editor:
@@ -304,7 +304,7 @@ async def test_call_printed_as_text_names_the_missing_flag_once(text: str) -> No
 
 
 @pytest.mark.parametrize("text", ["Such models say `<tool_call>` first.", "Fine.", "if a <function=b> c"])
-async def test_text_about_calls_is_no_call(text: str) -> None:
+async def test_text_about_tool_calls_is_not_reported(text: str) -> None:
     crow = Crow(ScriptedModel([Reply(text)]), servers=[demo()]).use(printed_calls)
     async with connect(crow, capabilities=NOTICES) as editor:
         session = await editor.new_session("/")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from crow_core.acp.transports import HIGH_WATER, memory_pair
+from crow_core.acp.transports import HIGH_WATER_BYTES, memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.extensions.ask_user import ask_user
@@ -22,7 +22,7 @@ from crow_core.extensions.usage import usage
 from crow_core.messages import Delta
 from crow_core.store import Page, Record
 from crow_core.testing import Reply, ScriptedModel
-from crow_core.testing.wire import RUBBISH, Wire
+from crow_core.testing.wire import INVALID_LINES, RawClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -105,7 +105,7 @@ def bent(draw: st.DrawFn) -> tuple[str, Any]:
     return method, params
 
 
-LINES = st.lists(bent() | st.sampled_from(RUBBISH), min_size=50, max_size=50)
+LINES = st.lists(bent() | st.sampled_from(INVALID_LINES), min_size=50, max_size=50)
 
 
 def everything() -> Crow:
@@ -140,7 +140,7 @@ def spoken(id: str, method: str, params: Any, session: str, twice: bool) -> byte
     return line.replace(HERE, session).encode()
 
 
-async def opened(wire: Wire) -> str:
+async def opened(wire: RawClient) -> str:
     return (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
 
 
@@ -148,7 +148,7 @@ async def survive(lines: list[bytes | tuple[str, Any]]) -> None:
     ours, theirs = memory_pair()
     crow = everything()
     serving = asyncio.ensure_future(Agent(theirs, crow, unstable=True).serve())
-    wire = Wire(ours)
+    wire = RawClient(ours)
     here, other = await opened(wire), await opened(wire)
     asked: set[str] = set()
     for number, line in enumerate(lines):
@@ -163,10 +163,10 @@ async def survive(lines: list[bytes | tuple[str, Any]]) -> None:
         assert answer["error"]["code"] == -32000  # somebody has logged out
         await wire.ask("authenticate", {"methodId": "configured"})
     assert answer["result"]["stopReason"] == "end_turn"
-    while asked - {message.get("id") for message in wire.heard}:
-        await wire.hear()
+    while asked - {message.get("id") for message in wire.received}:
+        await wire.receive()
     await wire.ask("_the/end", {})
-    answers = [message for message in wire.heard if "method" not in message]
+    answers = [message for message in wire.received if "method" not in message]
     counted = Counter(message["id"] for message in answers)
     assert {counted[id] for id in asked} <= {1}
     assert all(("result" in message) != ("error" in message) for message in answers)
@@ -206,7 +206,7 @@ async def test_a_client_that_stops_reading_pauses_the_model_stream():
     ours, theirs = memory_pair()
     crow = Crow(Talker())
     serving = asyncio.ensure_future(Agent(theirs, crow).serve())
-    wire = Wire(ours)
+    wire = RawClient(ours)
     session = await opened(wire)
     wire.send("p", "session/prompt", {"sessionId": session, "prompt": TEXT})
     before = -1
@@ -214,9 +214,9 @@ async def test_a_client_that_stops_reading_pauses_the_model_stream():
         before = said
         for _ in range(100):
             await asyncio.sleep(0)
-    assert said <= HIGH_WATER // len(words) + 2
+    assert said <= HIGH_WATER_BYTES // len(words) + 2
     heard = 0
-    while (message := await wire.hear()).get("id") != "p":
+    while (message := await wire.receive()).get("id") != "p":
         heard += message.get("method") == "session/update"
     assert message["result"] == {"stopReason": "end_turn"}
     assert said == 1000

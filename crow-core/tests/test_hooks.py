@@ -22,7 +22,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages import INTERRUPTED, Message
-from crow_core.models.chat import ChatModel, ModelCall, Request, encode
+from crow_core.models.chat import ChatModel, ModelCall, ModelRequest, encode_json
 from crow_core.session import Hooks, Session
 from crow_core.testing import Editor, Failure, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ScriptedCall as Use
@@ -183,7 +183,7 @@ async def test_before_model_can_change_the_request_but_not_the_log():
     crow = Crow(model)
 
     @crow.before_model
-    def cooler(request: Request, session: Session) -> Request:
+    def cooler(request: ModelRequest, session: Session) -> ModelRequest:
         return {"temperature": 0, **request}
 
     async with connect(crow) as editor:
@@ -564,7 +564,7 @@ async def test_tool_calls_end_on_the_client_even_if_writing_fails():
             raise OSError("no space left")
 
     ran: list[str] = []
-    crow.after_tool(lambda result, session, call: ran.append(call["id"]))
+    crow.after_tool(lambda result, session, tool_call: ran.append(tool_call.id))
     async with connect(crow) as editor:
         session = await editor.new_session("/")
         with pytest.raises(RpcError) as caught:
@@ -624,7 +624,7 @@ async def test_model_call_is_called_when_a_request_is_sent_and_when_it_has_ended
         @crow.model_call
         def call(session: Session, model_call: ModelCall) -> None:
             told.append(("ended" if model_call.ended else "sent", bool(model_call.error)))
-            assert server.bodies == [] or encode(model_call.sent) == server.bodies[-1]
+            assert server.bodies == [] or encode_json(model_call.sent) == server.bodies[-1]
 
         async with connect(crow) as editor:
             session = await editor.new_session("/")

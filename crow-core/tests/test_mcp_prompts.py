@@ -1,4 +1,4 @@
-"""MCP servers' prompts as slash commands, and `/mcp`."""
+"""Tests of the slash commands for prompts of MCP servers, and of `/mcp`."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.content import replay
 from crow_core.extensions.commands import commands
-from crow_core.extensions.mcp import arguments_in, mcp
+from crow_core.extensions.mcp import mcp, parse_prompt_arguments
 from crow_core.mcp.server import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from fastmcp import Context, FastMCP
@@ -59,10 +59,10 @@ def with_prompts(*functions: Any) -> FastMCP:
 
 
 def offered(editor: Editor) -> dict[str, Any]:
-    """The commands of MCP servers that the client was told of last, with what may follow them."""
+    """Return the commands of MCP servers in the client's last update, with their input."""
     updates = editor.of(AvailableCommandsUpdate)
-    told = updates[-1].available_commands if updates else []
-    return {command.name: command.input and command.input.hint for command in told if ":" in command.name}
+    commands = updates[-1].available_commands if updates else []
+    return {command.name: command.input and command.input.hint for command in commands if ":" in command.name}
 
 
 async def until_offered(editor: Editor, *names: str) -> None:
@@ -70,11 +70,11 @@ async def until_offered(editor: Editor, *names: str) -> None:
 
 
 def asked(model: ScriptedModel) -> Any:
-    """The last thing the user said, as the model read it."""
+    """Return the last user message of the last request."""
     return model.requests[-1]["messages"][-1]["content"]
 
 
-async def test_a_prompt_of_a_server_is_a_command_with_its_arguments():
+async def test_prompt_is_a_command_with_arguments():
     model = hello()
     async with connect(app(model, with_prompts(review))) as editor:
         session = await editor.new_session("/")
@@ -84,18 +84,18 @@ async def test_a_prompt_of_a_server_is_a_command_with_its_arguments():
     assert asked(model) == "Please review: x = 1 (long)"
 
 
-async def test_what_the_user_typed_is_what_a_replay_shows():
+async def test_replay_shows_the_typed_command():
     crow = app(hello(), with_prompts(review))
     async with connect(crow) as editor:
         session = await editor.new_session("/")
         await until_offered(editor, "demo:review")
         await editor.prompt(session.session_id, "/demo:review x")
         (opened,) = crow.sessions.values()
-        shown = [update for update in replay(opened.log, "/") if isinstance(update, UserMessageChunk)]
-    assert [update.content for update in shown] == [TextBlock(text="/demo:review x")]
+        messages = [update for update in replay(opened.log, "/") if isinstance(update, UserMessageChunk)]
+    assert [update.content for update in messages] == [TextBlock(text="/demo:review x")]
 
 
-async def test_what_a_prompt_lacks_is_asked_for_by_a_form():
+async def test_missing_arguments_are_asked_for_with_a_form():
     model = hello()
     async with connect(app(model, with_prompts(review)), capabilities=FORMS) as editor:
         editor.answer = CreateElicitationResponse(action="accept", content={"code": "y = 2"})
@@ -108,7 +108,7 @@ async def test_what_a_prompt_lacks_is_asked_for_by_a_form():
     assert asked(model) == "Please review: y = 2 (long)"
 
 
-async def test_a_form_that_is_declined_ends_the_turn_without_the_model():
+async def test_declined_form_ends_the_turn_without_a_model_call():
     model = hello()
     async with connect(app(model, with_prompts(review)), capabilities=FORMS) as editor:
         editor.answer = CreateElicitationResponse(action="decline")
@@ -119,7 +119,7 @@ async def test_a_form_that_is_declined_ends_the_turn_without_the_model():
     assert model.requests == []
 
 
-async def test_where_the_client_has_no_forms_the_usage_is_said():
+async def test_missing_arguments_show_the_usage_without_client_forms():
     model = hello()
     async with connect(app(model, with_prompts(review))) as editor:
         session = await editor.new_session("/")
@@ -131,7 +131,7 @@ async def test_where_the_client_has_no_forms_the_usage_is_said():
     assert model.requests == []
 
 
-async def test_images_and_resources_of_a_prompt_reach_the_model_and_roles_are_kept_as_text():
+async def test_prompt_keeps_images_and_resources_and_names_roles():
     def rich() -> list[Message]:
         contents = TextResourceContents(uri="note://1", text="a note", mime_type="text/plain")
         return [
@@ -154,7 +154,7 @@ async def test_images_and_resources_of_a_prompt_reach_the_model_and_roles_are_ke
     assert asked(model)[-1]["image_url"]["url"] == "data:image/png;base64,aW1n"
 
 
-async def test_what_is_attached_to_a_command_stays_attached():
+async def test_attachments_of_a_command_are_kept():
     model = hello()
     async with connect(app(model, with_prompts(review))) as editor:
         session = await editor.new_session("/")
@@ -164,7 +164,7 @@ async def test_what_is_attached_to_a_command_stays_attached():
     assert asked(model) == 'Please review: this (short)\n\n<resource uri="/a.py">\nx = 1\n</resource>'
 
 
-async def test_a_prompt_that_fails_is_a_sentence_and_the_session_lives():
+async def test_failed_prompt_is_a_message_and_the_session_goes_on():
     def broken() -> str:
         """Fails."""
         raise ValueError("no more ink")
@@ -180,7 +180,7 @@ async def test_a_prompt_that_fails_is_a_sentence_and_the_session_lives():
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_prompts_that_are_new_become_commands_at_once(mode: Literal["auto", "legacy"]):
+async def test_new_prompts_become_commands_at_once(mode: Literal["auto", "legacy"]):
     server = with_prompts(review)
 
     @server.tool
@@ -201,7 +201,7 @@ async def test_prompts_that_are_new_become_commands_at_once(mode: Literal["auto"
     assert asked(model) == "Later."
 
 
-async def test_a_prompt_may_ask_back():
+async def test_prompt_may_ask_the_user():
     server = FastMCP("demo")
 
     @server.prompt
@@ -252,7 +252,7 @@ for line in sys.stdin:
 """
 
 
-async def test_a_server_that_dies_again_and_again_is_not_started_for_its_prompts(tmp_path: Path):
+async def test_dying_server_is_not_restarted_for_its_prompts(tmp_path: Path):
     (tmp_path / "frail.py").write_text(FRAIL)
     command = [str(tmp_path / "frail.py"), str(tmp_path / "log")]
     poke = Reply(tool_calls=[{"name": "frail_poke", "arguments": {}}])
@@ -267,19 +267,19 @@ async def test_a_server_that_dies_again_and_again_is_not_started_for_its_prompts
     assert (tmp_path / "log").read_text().split() == ["started"] * 2
 
 
-async def test_names_that_a_client_could_not_type_are_made_typable_and_unique():
+async def test_command_names_are_typable_and_unique():
     server = FastMCP("demo")
     for name in ("a b", "a\nb", "\x1b[2J", "é" * 300):
         server.prompt(lambda: "x", name=name, description=f"about\x1b[2J {name}")
     async with connect(app(hello(), server, name="my server")) as editor:
         await editor.new_session("/")
         await until_offered(editor, "my_server:a_b", "my_server:a_b_2", "my_server:__2J")
-        told = editor.of(AvailableCommandsUpdate)[-1].available_commands
-    assert all(len(command.name) <= 102 for command in told)
-    assert not any("\x1b" in command.description for command in told)
+        commands = editor.of(AvailableCommandsUpdate)[-1].available_commands
+    assert all(len(command.name) <= 102 for command in commands)
+    assert not any("\x1b" in command.description for command in commands)
 
 
-async def test_a_server_without_prompts_announces_nothing_and_says_nothing(caplog: pytest.LogCaptureFixture):
+async def test_server_without_prompts_announces_and_logs_nothing(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.WARNING)
     async with connect(app(hello(), FastMCP("demo"))) as editor:
         session = await editor.new_session("/")
@@ -289,7 +289,7 @@ async def test_a_server_without_prompts_announces_nothing_and_says_nothing(caplo
     assert not caplog.records
 
 
-async def test_mcp_shows_each_server_in_a_line():
+async def test_mcp_command_shows_a_line_for_each_server():
     server = with_prompts(review)
     server.tool(lambda: "x", name="one")
     server.tool(lambda: "x", name="two")
@@ -307,7 +307,7 @@ async def test_mcp_shows_each_server_in_a_line():
     assert editor.text == ("- **demo**: 2 tools, 1 prompt\n- **dead**: MCP server 'dead' did not start: no such place.")
 
 
-async def test_mcp_says_so_where_there_are_no_servers():
+async def test_mcp_command_without_servers_says_how_to_add_one():
     async with connect(app(hello())) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "/mcp")
@@ -327,11 +327,11 @@ async def test_mcp_says_so_where_there_are_no_servers():
         ("a=1=2", {"a": "1=2"}),
     ],
 )
-def test_arguments_are_taken_by_name_and_in_order(words: str, expected: dict[str, str]):
-    assert arguments_in(words, ["a", "b"]) == expected
+def test_arguments_are_parsed_by_name_and_position(words: str, expected: dict[str, str]):
+    assert parse_prompt_arguments(words, ["a", "b"]) == expected
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(), st.lists(st.text(min_size=1), unique=True))
-def test_whatever_is_typed_fills_only_arguments_that_there_are(words: str, names: list[str]):
-    assert arguments_in(words, names).keys() <= set(names)
+def test_parsed_arguments_have_known_names(words: str, names: list[str]):
+    assert parse_prompt_arguments(words, names).keys() <= set(names)

@@ -15,7 +15,7 @@ from crow_core.mcp.server import Server
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel
 from crow_core.testing.script import ScriptedCall as Use
-from crow_core.testing.wire import Wire, wired
+from crow_core.testing.wire import RawClient, connect_raw
 
 pytestmark = pytest.mark.anyio
 
@@ -24,11 +24,11 @@ BUILT_IN = Server(
 )
 
 
-async def opened(wire: Wire, cwd: str = "/") -> str:
+async def opened(wire: RawClient, cwd: str = "/") -> str:
     return (await wire.ask("session/new", {"cwd": cwd, "mcpServers": []}))["result"]["sessionId"]
 
 
-async def prompt(wire: Wire, session: str) -> dict[str, Any]:
+async def prompt(wire: RawClient, session: str) -> dict[str, Any]:
     return await wire.ask("session/prompt", {"sessionId": session, "prompt": [{"type": "text", "text": "go"}]})
 
 
@@ -41,10 +41,10 @@ def code(answer: dict[str, Any]) -> int:
 
 
 async def test_initialize_lists_the_extension_methods():
-    async with wired(greeter().use(usage).use(undo)) as wire:
+    async with connect_raw(greeter().use(usage).use(undo)) as wire:
         capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
         assert capabilities["_meta"] == {"crow": {"methods": ["_crow/usage", "_crow/undo"]}}
-    async with wired(greeter()) as wire:
+    async with connect_raw(greeter()) as wire:
         capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
         assert "_meta" not in capabilities
 
@@ -56,7 +56,7 @@ async def test_an_extension_can_add_a_method():
         return {"twice": params["n"] * 2, "cwd": session.cwd}
 
     crow.methods["_mine/double"] = double
-    async with wired(crow) as wire:
+    async with connect_raw(crow) as wire:
         session = await opened(wire)
         assert (await wire.ask("_mine/double", {"sessionId": session, "n": 4}))["result"] == {"twice": 8, "cwd": "/"}
         assert code(await wire.ask("_mine/double", {"sessionId": session})) == INTERNAL_ERROR
@@ -64,14 +64,14 @@ async def test_an_extension_can_add_a_method():
         assert code(await wire.ask("_mine/double", {"n": 4})) == INVALID_PARAMS
         assert code(await wire.ask("_mine/double", [1])) == INVALID_PARAMS
         assert code(await wire.ask("_mine/treble", {"sessionId": session})) == METHOD_NOT_FOUND
-        wire.tell("_mine/double", {"sessionId": session, "n": 4})
-        wire.tell("_mine/treble", {})
+        wire.notify("_mine/double", {"sessionId": session, "n": 4})
+        wire.notify("_mine/treble", {})
         assert (await prompt(wire, session))["result"] == {"stopReason": "end_turn"}
 
 
 async def test_a_method_does_not_reach_the_session_of_another_client():
     crow = greeter().use(usage)
-    async with wired(crow) as one, wired(crow) as other:
+    async with connect_raw(crow) as one, connect_raw(crow) as other:
         session = await opened(one)
         assert code(await other.ask("_crow/usage", {"sessionId": session})) == NOT_FOUND
         assert "result" in await one.ask("_crow/usage", {"sessionId": session})
@@ -80,7 +80,7 @@ async def test_a_method_does_not_reach_the_session_of_another_client():
 async def test_the_method_usage_returns_numbers():
     counts = {"prompt_tokens": 1000, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 900}}
     model = ScriptedModel([Reply("Hello.", usage=counts)], window=8192)
-    async with wired(Crow(model).use(usage)) as wire:
+    async with connect_raw(Crow(model).use(usage)) as wire:
         session = await opened(wire)
         assert (await wire.ask("_crow/usage", {"sessionId": session}))["result"]["calls"] == 0
         await prompt(wire, session)
@@ -100,7 +100,7 @@ async def test_the_method_undo_returns_a_plan_and_carries_it_out_if_confirmed(tm
     edit = Use(name="file_editor", arguments={"command": "create", "path": str(file), "file_text": "hello\n"})
     model = ScriptedModel([Reply(tool_calls=[edit]), Reply("Done.")])
     crow = Crow(model, servers=[BUILT_IN]).use(permissions, mode="yolo").use(undo)
-    async with wired(crow) as wire:
+    async with connect_raw(crow) as wire:
         session = await opened(wire, str(tmp_path))
         assert code(await wire.ask("_crow/undo", {"sessionId": session})) == INVALID_REQUEST
         await prompt(wire, session)
@@ -124,7 +124,7 @@ async def test_the_method_undo_is_refused_while_a_turn_runs():
         asked.set()
         return Reply(hang=True)
 
-    async with wired(Crow(ScriptedModel(think)).use(undo)) as wire:
+    async with connect_raw(Crow(ScriptedModel(think)).use(undo)) as wire:
         session = await opened(wire)
         wire.send("p", "session/prompt", {"sessionId": session, "prompt": [{"type": "text", "text": "go"}]})
         await asked.wait()

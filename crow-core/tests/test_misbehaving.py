@@ -1,4 +1,4 @@
-"""MCP servers that misbehave: each has its own status and error, the session lives, and nothing is left of them."""
+"""Tests with MCP servers that misbehave: each has its own error, the session goes on, and no process is left."""
 
 import asyncio
 import gzip
@@ -31,7 +31,7 @@ from crow_core.mcp import stdio
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
-from crow_core.testing.servers import FAULTS, MISSING, WORDS, misbehaving
+from crow_core.testing.servers import DESCRIPTIONS, FAULTS, MISSING_COMMAND, make_faulty_server
 from fastmcp import FastMCP
 from mcp.shared import _httpx_utils
 from starlette.responses import Response
@@ -50,44 +50,46 @@ AT_LENGTH = r"(?s).*\[[\d,]+ of 1\d\d,[\d,]+ bytes left out; the first 67,108,86
 
 
 @dataclass(frozen=True)
-class Told:
-    """What becomes of a fault."""
+class Case:
+    """The expected outcome of a fault."""
 
     bad: str = ABSENT
-    """What a call of `bad` gives, as a pattern."""
+    """A pattern for the result of a call of `bad`."""
     pid: str = ABSENT
-    """What a call of `pid` gives after it."""
+    """A pattern for the result of a later call of `pid`."""
     notice: str = ""
-    """What the person is told, as a pattern."""
+    """A pattern for the notice that the user gets."""
 
 
 OUTCOMES = {
-    MISSING: Told(notice="MCP server 'bad' did not start: the command 'no-such-command-7' was not found; check .*"),
-    "hangs at start": Told(notice=r"MCP server 'bad' did not answer within 2 s\."),
-    "exits at once": Told(notice=r"MCP server 'bad' did not start: .* It said: ImportError: no module named 'birds'\."),
-    "prints junk": Told(CAW, NUMBER),
-    "prints 100 MB of junk": Told(CAW, NUMBER),
-    "ignores signals": Told(CAW, NUMBER),
-    "hangs at list": Told(notice=r"MCP server 'bad' did not answer within 2 s\."),
-    "dies at list": Told(notice=r"MCP server 'bad' did not start: Connection closed\."),
-    "lists 100 MB": Told(notice=r"MCP server 'bad' did not start: its answer of 100,0\d\d,\d\d\d bytes is too long\."),
-    "lists a tool that is none": Told(CAW, NUMBER, r"MCP server 'bad' has tools that were left out: 'odd': what .+\."),
-    "hangs in a call": Told(TIMED_OUT, NUMBER),
-    "stops reading": Told(TIMED_OUT, TIMED_OUT),
-    "dies in a call": Told(DIED, NUMBER),
-    "dies in an answer": Told(DIED, NUMBER),
-    "dies before its children": Told(DIED, NUMBER),
-    "leaves children": Told(r"\d+ \d+", NUMBER),
-    "answers with 100 MB": Told(AT_LENGTH, NUMBER),
-    "answers with one line of 100 MB": Told(AT_LENGTH, NUMBER),
-    "answers nonsense": Told(r"The tool failed: its answer is not valid\.", NUMBER),
-    "answers with half a character": Told("caw \N{REPLACEMENT CHARACTER}", NUMBER),
-    "answers what is no result": Told(r"The tool failed: what it sent does not keep to MCP \(.+\)\.", NUMBER),
-    "answers others": Told(CAW, NUMBER),
-    "answers in latin 1": Told("Kr\N{REPLACEMENT CHARACTER}he", NUMBER),
-    "floods with notifications": Told(CAW, NUMBER),
-    "floods standard error": Told(CAW, NUMBER),
-    "asks for secrets": Told(
+    MISSING_COMMAND: Case(
+        notice="MCP server 'bad' did not start: the command 'no-such-command-7' was not found; check .*"
+    ),
+    "hangs at start": Case(notice=r"MCP server 'bad' did not answer within 2 s\."),
+    "exits at once": Case(notice=r"MCP server 'bad' did not start: .* It said: ImportError: no module named 'birds'\."),
+    "prints junk": Case(CAW, NUMBER),
+    "prints 100 MB of junk": Case(CAW, NUMBER),
+    "ignores signals": Case(CAW, NUMBER),
+    "hangs at list": Case(notice=r"MCP server 'bad' did not answer within 2 s\."),
+    "dies at list": Case(notice=r"MCP server 'bad' did not start: Connection closed\."),
+    "lists 100 MB": Case(notice=r"MCP server 'bad' did not start: its answer of 100,0\d\d,\d\d\d bytes is too long\."),
+    "lists a tool that is none": Case(CAW, NUMBER, r"MCP server 'bad' has tools that were left out: 'odd': what .+\."),
+    "hangs in a call": Case(TIMED_OUT, NUMBER),
+    "stops reading": Case(TIMED_OUT, TIMED_OUT),
+    "dies in a call": Case(DIED, NUMBER),
+    "dies in an answer": Case(DIED, NUMBER),
+    "dies before its children": Case(DIED, NUMBER),
+    "leaves children": Case(r"\d+ \d+", NUMBER),
+    "answers with 100 MB": Case(AT_LENGTH, NUMBER),
+    "answers with one line of 100 MB": Case(AT_LENGTH, NUMBER),
+    "answers nonsense": Case(r"The tool failed: its answer is not valid\.", NUMBER),
+    "answers with half a character": Case("caw \N{REPLACEMENT CHARACTER}", NUMBER),
+    "answers what is no result": Case(r"The tool failed: what it sent does not keep to MCP \(.+\)\.", NUMBER),
+    "answers others": Case(CAW, NUMBER),
+    "answers in latin 1": Case("Kr\N{REPLACEMENT CHARACTER}he", NUMBER),
+    "floods with notifications": Case(CAW, NUMBER),
+    "floods standard error": Case(CAW, NUMBER),
+    "asks for secrets": Case(
         r'\[{"action": "decline"}, {"action": "decline"}\]', NUMBER, "(?s)A question of .* declined.*"
     ),
 }
@@ -95,12 +97,12 @@ OUTCOMES = {
 
 @dataclass(frozen=True)
 class Marked:
-    """Servers whose processes can be found, and all that those have started."""
+    """Makes servers with a mark in their environment, by which their processes are found."""
 
     mark: str = field(default_factory=lambda: uuid4().hex)
 
     def server(self, fault: str, name: str = "bad") -> McpServer:
-        config = misbehaving(fault, name)
+        config = make_faulty_server(fault, name)
         config.env = [EnvVariable(name="CROW_TEST", value=self.mark)]
         return config
 
@@ -108,7 +110,7 @@ class Marked:
         return list(self._alive())
 
     async def end(self) -> None:
-        """Wait until there are none: what was killed may take a moment to be gone."""
+        """Wait until no marked process is left."""
         while alive := self.alive():
             for pid in alive:
                 await end_of(pid)
@@ -116,14 +118,14 @@ class Marked:
     def _alive(self) -> Iterator[int]:
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
-                if self.mark.encode() in path.read_bytes():  # of a zombie, it is empty
+                if self.mark.encode() in path.read_bytes():  # empty for a zombie
                     yield int(path.parent.name)
             except OSError:
                 pass
 
 
 async def end_of(pid: int) -> None:
-    """Wait until a process that is not our child has ended."""
+    """Wait until a process that is not a child of this one has ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -148,24 +150,24 @@ def marked() -> Marked:
     return Marked()
 
 
-def test_every_fault_has_an_outcome_and_is_explained_to_who_asks():
-    assert set(OUTCOMES) == {*FAULTS, MISSING}
+def test_every_fault_has_an_outcome_and_an_explanation():
+    assert set(OUTCOMES) == {*FAULTS, MISSING_COMMAND}
     asked = subprocess.run(
         [sys.executable, "-m", "crow_core.testing.servers"], capture_output=True, text=True, check=False
     )
     assert asked.returncode == 1
-    assert all(f"{fault}: {WORDS[fault]}" in asked.stderr for fault in FAULTS)
+    assert all(f"{fault}: {DESCRIPTIONS[fault]}" in asked.stderr for fault in FAULTS)
 
 
 @pytest.mark.parametrize("fault", OUTCOMES)
-async def test_a_server_has_its_own_error_and_the_others_work(
+async def test_faulty_server_has_an_error_and_the_others_work(
     fault: str, marked: Marked, capfd: pytest.CaptureFixture[str]
 ):
-    """The session goes on, the next call finds the server again, nothing is left running, nothing of it was printed."""
-    told = OUTCOMES[fault]
+    """The session goes on, the next call reaches the server again, no process is left, and nothing was printed."""
+    outcome = OUTCOMES[fault]
     server = servers.from_acp(marked.server(fault), "/")
-    server.start_timeout = 2 if "within 2 s" in told.notice else None
-    steps = iter([("bad_bad", told.bad), ("bad_pid", told.pid)])
+    server.start_timeout = 2 if "within 2 s" in outcome.notice else None
+    steps = iter([("bad_bad", outcome.bad), ("bad_pid", outcome.pid)])
 
     def script(request: dict[str, Any]) -> Reply:
         name, outcome = next(steps, ("", ""))
@@ -180,18 +182,18 @@ async def test_a_server_has_its_own_error_and_the_others_work(
         answer = await editor.prompt(session.session_id, "go")
         assert answer.stop_reason == "end_turn"
         bad, good, pid, same = results(model.requests[-1])
-        assert re.fullmatch(told.bad, bad), bad[-1000:]
-        assert re.fullmatch(told.pid, pid), pid
+        assert re.fullmatch(outcome.bad, bad), bad[-1000:]
+        assert re.fullmatch(outcome.pid, pid), pid
         assert re.fullmatch(NUMBER, good)
         assert good == same
-        assert re.fullmatch(told.notice, editor.thoughts.strip()), editor.thoughts
+        assert re.fullmatch(outcome.notice, editor.thoughts.strip()), editor.thoughts
         assert editor.thoughts.replace("\n", "").isprintable()
         await editor.request("session/close", CloseSessionRequest(session_id=session.session_id))
         await marked.end()
     assert capfd.readouterr() == ("", "")
 
 
-async def test_a_server_that_died_is_another_one_afterwards(marked: Marked):
+async def test_dead_server_is_started_again(marked: Marked):
     model = ScriptedModel([use("bad_pid"), use("bad_bad"), use("bad_pid"), use("bad_pid"), Reply("Done.")])
     async with connect(Crow(model)) as editor:
         session = await editor.new_session("/", [marked.server("dies in a call")])
@@ -201,7 +203,7 @@ async def test_a_server_that_died_is_another_one_afterwards(marked: Marked):
         assert marked.alive() == [int(after)]
 
 
-async def test_a_call_can_be_cancelled_although_nobody_reads_that(marked: Marked):
+async def test_tool_call_of_a_server_that_stopped_reading_can_be_cancelled(marked: Marked):
     model = ScriptedModel([use("bad_bad"), use("good_pid"), Reply("Done.")])
     async with connect(Crow(model)) as editor:
         session = await editor.new_session("/", [marked.server("stops reading"), marked.server("prints junk", "good")])
@@ -213,7 +215,7 @@ async def test_a_call_can_be_cancelled_although_nobody_reads_that(marked: Marked
         assert re.fullmatch(NUMBER, results(model.requests[-1])[-1])
 
 
-async def test_nobody_is_shown_a_form_without_end_or_sent_to_a_script(marked: Marked):
+async def test_huge_form_and_script_page_are_declined(marked: Marked):
     can = ElicitationCapabilities(form=ElicitationFormCapabilities(), url=ElicitationUrlCapabilities())
     model = ScriptedModel([use("bad_bad"), Reply("Done.")])
     async with connect(Crow(model), capabilities=ClientCapabilities(elicitation=can)) as editor:
@@ -223,7 +225,7 @@ async def test_nobody_is_shown_a_form_without_end_or_sent_to_a_script(marked: Ma
         assert results(model.requests[-1]) == ['[{"action": "decline"}, {"action": "decline"}]']
 
 
-async def test_many_sessions_leave_nothing_behind(marked: Marked):
+async def test_many_sessions_leave_no_process(marked: Marked):
     async with connect(Crow(ScriptedModel(lambda request: Reply("Hello.")))) as editor:
         for _ in range(10):
             session = await editor.new_session(
@@ -238,10 +240,10 @@ import asyncio, sys
 from crow_core.acp.schema import EnvVariable
 from crow_core.app import Crow
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.servers import misbehaving
+from crow_core.testing.servers import make_faulty_server
 
 def server(fault):
-    config = misbehaving(fault, fault[0])
+    config = make_faulty_server(fault, fault[0])
     config.env = [EnvVariable(name="CROW_TEST", value=sys.argv[1])]
     return config
 
@@ -259,14 +261,14 @@ asyncio.run(main())
 """
 
 
-async def test_killed_with_kill_9_in_mid_call_it_takes_everything_with_it(marked: Marked):
+async def test_sigkill_during_a_tool_call_leaves_no_process(marked: Marked):
     ours = await asyncio.create_subprocess_exec(
         sys.executable, "-c", DRIVER, marked.mark, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
     assert ours.stdout
     assert await ours.stdout.readline() == b"now\n"
     others = [pid for pid in marked.alive() if pid != ours.pid]
-    assert len(others) >= 4 + 2  # the servers, and the children that one has left
+    assert len(others) >= 4 + 2  # the servers, and the children of one of them
     ours.kill()
     await ours.wait()
     await marked.end()
@@ -278,7 +280,7 @@ from pathlib import Path
 from crow_core.app import Crow
 from crow_core.extensions.truncate import truncate
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.servers import misbehaving
+from crow_core.testing.servers import make_faulty_server
 
 def peak():
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
@@ -288,7 +290,7 @@ async def main():
     async with connect(Crow(ScriptedModel([*replies, *replies])).use(truncate)) as editor:
         for fault in ("prints junk", sys.argv[1]):
             before = peak()
-            session = await editor.new_session("/", [misbehaving(fault)])
+            session = await editor.new_session("/", [make_faulty_server(fault)])
             await editor.prompt(session.session_id, "go")
         print((peak() - before) // 1024)
 
@@ -301,8 +303,8 @@ asyncio.run(main())
     "fault",
     [*(fault for fault in FAULTS if "100 MB" in fault), "floods standard error", "floods with notifications"],
 )
-async def test_100_MB_take_no_64_MB_of_memory(fault: str):
-    """Neither as junk nor as a result, in whatever lines."""
+async def test_message_of_100_MB_takes_less_than_64_MB_of_memory(fault: str):
+    """As junk or as a result, in one line or several."""
     ours = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PEAK, fault, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
@@ -310,10 +312,10 @@ async def test_100_MB_take_no_64_MB_of_memory(fault: str):
     assert int(out) < 64
 
 
-async def test_what_was_left_out_of_a_long_answer_is_in_a_file_that_the_model_may_read(
+async def test_long_answer_is_written_to_a_file_that_the_model_may_read(
     marked: Marked, monkeypatch: pytest.MonkeyPatch
 ):
-    """With the line breaks that were meant; it is gone with the session."""
+    """Its line breaks are unescaped, and it is deleted with the session."""
     monkeypatch.setattr(stdio, "LINE_LIMIT", 1_000_000)
     monkeypatch.setattr(stdio, "FILE_LIMIT", 200_000_000)
     model = ScriptedModel([use("bad_bad"), Reply("Done.")])
@@ -336,20 +338,20 @@ async def test_what_was_left_out_of_a_long_answer_is_in_a_file_that_the_model_ma
     assert not await asyncio.to_thread(path.exists)
 
 
-async def test_an_answer_that_cannot_be_kept_is_still_an_answer(marked: Marked, tmp_path: Path):
-    """As where the disk is full."""
+async def test_long_answer_without_a_file_still_is_an_answer(marked: Marked, tmp_path: Path):
+    """As when the disk is full."""
     server = servers.from_acp(marked.server("answers with 100 MB"), "/")
     server.folder = lambda: tmp_path / "gone"
     answer, after = await server.call("bad", {}, {}), await server.call("pid", {}, {})
     await server.close()
-    assert re.fullmatch(r"(?s).*bytes left out; it was not kept\].*the end.*", answer.content[0]["text"])
+    assert re.fullmatch(r"(?s).*bytes left out; it was not saved\].*the end.*", answer.content[0]["text"])
     assert not answer.is_error
     assert re.fullmatch(NUMBER, after.content[0]["text"])
 
 
 @asynccontextmanager
 async def served(web: Any, path: str = "mcp") -> AsyncGenerator[Server]:
-    """A server behind a URL, as a session has it."""
+    """Serve an app over HTTP, and connect a `Server` to it."""
     listener = socket.create_server(("127.0.0.1", 0))
     http = uvicorn.Server(uvicorn.Config(web, log_config=None, ws="none", timeout_graceful_shutdown=1))
     serving = asyncio.ensure_future(http.serve(sockets=[listener]))
@@ -364,10 +366,10 @@ async def served(web: Any, path: str = "mcp") -> AsyncGenerator[Server]:
 
 
 @pytest.mark.parametrize(("transport", "mode"), [("http", "auto"), ("http", "legacy"), ("sse", "auto")])
-async def test_over_http_too_a_long_answer_is_cut_and_the_whole_of_it_kept(
+async def test_long_answer_over_http_is_shortened_and_written_to_a_file(
     transport: Literal["http", "sse"], mode: Literal["auto", "legacy"], tmp_path: Path
 ):
-    """As one body, which it is since 2026, and as an event of a stream."""
+    """As one body, as in MCP since 2026, and as an event of a stream."""
     bad = FastMCP("bad")
 
     @bad.tool(name="bad")
@@ -377,7 +379,7 @@ async def test_over_http_too_a_long_answer_is_cut_and_the_whole_of_it_kept(
     path = "sse" if transport == "sse" else "mcp"
     async with served(bad.http_app(transport=transport), path) as server:
         server.mode, server.folder = mode, lambda: tmp_path
-        assert await server.list()  # now it is known what an answer has to be
+        assert await server.list()  # now the output schema is known
         short, long, too_long, after = [await server.call("bad", {"lines": n}, {}) for n in (1, 2_000, 120_000, 2)]
     assert (len(short.content[0]["text"]), len(long.content[0]["text"])) == (107, 200_007)
     text = too_long.content[0]["text"]
@@ -390,7 +392,7 @@ async def test_over_http_too_a_long_answer_is_cut_and_the_whole_of_it_kept(
     assert len(after.content[0]["text"]) == 207
 
 
-async def test_over_http_too_a_list_that_is_too_long_is_its_own_error():
+async def test_long_list_over_http_is_an_error_of_its_server():
     bad = FastMCP("bad")
     bad.tool(lambda: "caw", name="bad", description="x" * 10_000_000)
     async with served(bad.http_app()) as server:
@@ -398,7 +400,7 @@ async def test_over_http_too_a_list_that_is_too_long_is_its_own_error():
     assert re.fullmatch(r"MCP server 'bad' did not start: its answer of 10,[\d,]+ bytes is too long\.", server.error)
 
 
-async def test_nobody_is_sent_more_than_it_seems_by_an_answer_that_is_compressed():
+async def test_compressed_answer_is_refused():
     async def bomb(scope: Any, receive: Any, send: Any) -> None:
         headers = {"content-encoding": "gzip", "content-type": "application/json"}
         await Response(gzip.compress(b" " * 50_000_000), headers=headers)(scope, receive, send)
@@ -408,8 +410,8 @@ async def test_nobody_is_sent_more_than_it_seems_by_an_answer_that_is_compressed
     assert "it is compressed (gzip), which nobody asked for" in server.error
 
 
-async def test_over_http_a_call_may_be_silent_for_as_long_as_its_server_is_given(monkeypatch: pytest.MonkeyPatch):
-    """However soon the SDK would give it up."""
+async def test_tool_call_over_http_may_be_silent_until_its_timeout(monkeypatch: pytest.MonkeyPatch):
+    """The SDK's own limit does not apply."""
     monkeypatch.setattr(_httpx_utils, "MCP_DEFAULT_SSE_READ_TIMEOUT", 0.1)
     slow = FastMCP("slow")
 

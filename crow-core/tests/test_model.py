@@ -1,4 +1,4 @@
-"""The model client against real HTTP: what is sent, what comes back, and what a person reads when it does not."""
+"""The model client over real HTTP: requests, answers, retries, and the errors that a user reads."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ import stamina
 from crow_core.errors import ModelError
 from crow_core.messages import Delta, Message, answer_tool_call, settle, view
 from crow_core.models import chat as models
-from crow_core.models.chat import ChatModel, ModelCall, Request, seconds
+from crow_core.models.chat import ChatModel, ModelCall, ModelRequest, parse_retry_after
 from crow_core.testing import Failure, Raw, Reply, ScriptedServer
 from stamina.instrumentation import RetryDetails, set_on_retry_hooks
 
@@ -22,20 +22,20 @@ pytestmark = pytest.mark.anyio
 
 Make = Callable[..., ChatModel]
 
-ASK: Request = {"messages": [{"role": "user", "content": "Will it rain?"}]}
+ASK: ModelRequest = {"messages": [{"role": "user", "content": "Will it rain?"}]}
 BUSY = Failure(429, {"error": {"message": "Slow down."}}, {"Retry-After": "0"})
 
 
 @pytest.fixture(autouse=True)
 def no_waiting() -> Iterator[None]:
-    """Attempts as many as in earnest, without the time between."""
+    """Keep the number of attempts, without the waits between them."""
     with stamina.set_testing(True, attempts=100, cap=True):
         yield
 
 
 @pytest.fixture(params=["own client", "openai SDK"])
 async def make(request: pytest.FixtureRequest) -> AsyncGenerator[Make]:
-    """A model for a URL, asked over our own HTTP client and over the SDK's."""
+    """Make models that use crow's own HTTP client, then models that use the SDK's."""
     made: list[ChatModel] = []
 
     def model(url: str, **settings: Any) -> ChatModel:
@@ -54,8 +54,8 @@ async def make(request: pytest.FixtureRequest) -> AsyncGenerator[Make]:
 
 
 @asynccontextmanager
-async def own(url: str, **settings: Any) -> AsyncGenerator[ChatModel]:
-    """A model over our own client alone."""
+async def open_model(url: str, **settings: Any) -> AsyncGenerator[ChatModel]:
+    """Make a model that uses crow's own HTTP client."""
     model = ChatModel(name="m", base_url=url, **settings)
     try:
         yield model
@@ -63,20 +63,20 @@ async def own(url: str, **settings: Any) -> AsyncGenerator[ChatModel]:
         await model.close()
 
 
-async def asked(model: ChatModel, request: Request = ASK) -> tuple[ModelCall, list[str]]:
-    """A finished call, and the notices on its way."""
+async def run_call(model: ChatModel, request: ModelRequest = ASK) -> tuple[ModelCall, list[str]]:
+    """Run a model call; return it and its notices."""
     call, notices = ModelCall(model, request), list[str]()
 
     async def tell(delta: Delta) -> None:
         notices.extend([delta["notice"]] if "notice" in delta else [])
 
-    await call.listen(tell)
+    await call.run(tell)
     return call, notices
 
 
-async def error_of(model: ChatModel) -> str:
+async def read_error(model: ChatModel) -> str:
     with pytest.raises(ModelError) as caught:
-        await asked(model)
+        await run_call(model)
     return str(caught.value)
 
 
@@ -88,7 +88,7 @@ async def test_reply_is_streamed_with_reasoning_calls_finish_and_usage(make: Mak
         usage={"prompt_tokens": 7, "completion_tokens": 9},
     )
     async with ScriptedServer([reply]) as server:
-        call, notices = await asked(make(server.url))
+        call, notices = await run_call(make(server.url))
 
     assert settle(call.reply, used=set()) == {
         "role": "assistant",
@@ -100,10 +100,10 @@ async def test_reply_is_streamed_with_reasoning_calls_finish_and_usage(make: Mak
     }
     assert (call.finish_reason, call.usage) == ("tool_calls", {"prompt_tokens": 7, "completion_tokens": 9})
     assert notices == []
-    assert call.started <= call.first <= call.ended
+    assert call.started <= call.first_delta <= call.ended
 
 
-async def test_fragments_come_one_by_one_while_the_reply_is_being_made(make: Make) -> None:
+async def test_deltas_come_while_the_reply_is_being_made(make: Make) -> None:
     async with (
         ScriptedServer([Reply("four by four", hang=True)]) as server,
         aclosing(make(server.url).stream(ASK)) as deltas,
@@ -114,12 +114,12 @@ async def test_fragments_come_one_by_one_while_the_reply_is_being_made(make: Mak
 
 async def test_request_carries_tools_and_images_as_they_are(make: Make) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    request: Request = {
+    request: ModelRequest = {
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
         "messages": [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}],
     }
     async with ScriptedServer([Reply("A bird.")]) as server:
-        await asked(make(server.url), request)
+        await run_call(make(server.url), request)
     sent = server.requests[0]
     assert (sent["tools"], sent["messages"]) == (request["tools"], request["messages"])
     assert (sent["model"], sent["stream"], sent["stream_options"]) == ("m", True, {"include_usage": True})
@@ -128,42 +128,42 @@ async def test_request_carries_tools_and_images_as_they_are(make: Make) -> None:
 async def test_parameters_are_added_and_the_request_wins(make: Make) -> None:
     async with ScriptedServer([Reply("Hi")]) as server:
         model = make(server.url, parameters={"temperature": 0.5, "max_tokens": 9, "chat_template_kwargs": {"x": 1}})
-        await asked(model, {**ASK, "max_tokens": 5})
+        await run_call(model, {**ASK, "max_tokens": 5})
     sent = server.requests[0]
     assert (sent["temperature"], sent["max_tokens"], sent["chat_template_kwargs"]) == (0.5, 5, {"x": 1})
 
 
 async def test_messages_are_the_last_key_of_the_body() -> None:
-    async with ScriptedServer([Reply("Hi")]) as server, own(server.url, parameters={"temperature": 0}) as model:
-        await asked(model, {**ASK, "tools": [], "max_tokens": 5})
+    async with ScriptedServer([Reply("Hi")]) as server, open_model(server.url, parameters={"temperature": 0}) as model:
+        await run_call(model, {**ASK, "tools": [], "max_tokens": 5})
     assert list(json.loads(server.bodies[0]))[-1] == "messages"
 
 
-async def test_asking_leaves_the_request_as_it_is(make: Make) -> None:
-    request: Request = {"messages": list(ASK["messages"]), "tools": []}
+async def test_streaming_does_not_change_the_request(make: Make) -> None:
+    request: ModelRequest = {"messages": list(ASK["messages"]), "tools": []}
     async with ScriptedServer([Reply("Hi")]) as server:
-        await asked(make(server.url, parameters={"temperature": 0}), request)
+        await run_call(make(server.url, parameters={"temperature": 0}), request)
     assert request == {"messages": ASK["messages"], "tools": []}
 
 
-async def test_text_with_half_a_character_is_sent_all_the_same() -> None:
-    async with ScriptedServer([Reply("Hi")]) as server, own(server.url) as model:
-        await asked(model, {"messages": [{"role": "user", "content": "caf\udce9 ü"}]})
+async def test_text_with_half_a_character_is_sent_with_a_question_mark() -> None:
+    async with ScriptedServer([Reply("Hi")]) as server, open_model(server.url) as model:
+        await run_call(model, {"messages": [{"role": "user", "content": "caf\udce9 ü"}]})
     assert server.requests[0]["messages"][0]["content"] == "caf? ü"
 
 
 async def test_without_a_key_no_authorization_is_sent() -> None:
-    async with ScriptedServer([Reply("Hi")]) as server, own(server.url) as model:
-        await asked(model)
+    async with ScriptedServer([Reply("Hi")]) as server, open_model(server.url) as model:
+        await run_call(model)
     assert "authorization" not in server.headers[0]
 
 
 async def test_key_and_headers_are_sent() -> None:
     async with (
         ScriptedServer([Reply("Hi")]) as server,
-        own(server.url, api_key="k", headers={"X-Title": "crow"}) as model,
+        open_model(server.url, api_key="k", headers={"X-Title": "crow"}) as model,
     ):
-        await asked(model)
+        await run_call(model)
     assert server.headers[0]["authorization"] == "Bearer k"
     assert server.headers[0]["x-title"] == "crow"
     assert server.headers[0]["content-type"] == "application/json"
@@ -171,8 +171,8 @@ async def test_key_and_headers_are_sent() -> None:
 
 @pytest.mark.parametrize("tail", ["", "/", "/chat/completions", "/chat/completions/", "?a=b", "/chat/completions?a=b"])
 async def test_base_url_may_end_in_a_slash_or_be_the_whole_address(tail: str) -> None:
-    async with ScriptedServer([Reply("Hi")]) as server, own(server.url + tail) as model:
-        call, _ = await asked(model)
+    async with ScriptedServer([Reply("Hi")]) as server, open_model(server.url + tail) as model:
+        call, _ = await run_call(model)
     assert call.reply.get("content") == "Hi"
 
 
@@ -191,7 +191,7 @@ async def test_azure_client_reaches_its_deployment() -> None:
         http_client=httpx2.AsyncClient(transport=httpx2.MockTransport(azure)),
     )
     async with client:
-        call, _ = await asked(ChatModel(name="gpt", client=client))
+        call, _ = await run_call(ChatModel(name="gpt", client=client))
 
     assert call.reply.get("content") == "Hi"
     assert str(seen[0].url) == "https://house.example/openai/deployments/gpt/chat/completions?api-version=2026-01-01"
@@ -199,8 +199,8 @@ async def test_azure_client_reaches_its_deployment() -> None:
 
 
 @asynccontextmanager
-async def counted(url: str) -> AsyncGenerator[tuple[str, list[int]]]:
-    """The same server at another address, and a list that grows with each connection made to it."""
+async def count_connections(url: str) -> AsyncGenerator[tuple[str, list[int]]]:
+    """Forward to a server; yield the new URL and a list that grows with each connection."""
     connections: list[int] = []
     host, port = urlsplit(url).hostname, urlsplit(url).port
 
@@ -221,13 +221,13 @@ async def counted(url: str) -> AsyncGenerator[tuple[str, list[int]]]:
         yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1", connections
 
 
-async def test_connection_is_used_again_from_request_to_request(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "LINGER", 30)  # the server may be slow to end its response
+async def test_connection_is_reused_for_the_next_request(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "END_TIMEOUT", 30)  # the server may be slow to end its response
     replies = [Reply("one"), BUSY, Reply("two", tool_calls=[{"name": "f", "arguments": {}}]), Reply("three")]
-    async with ScriptedServer(replies) as server, counted(server.url) as (url, connections):
+    async with ScriptedServer(replies) as server, count_connections(server.url) as (url, connections):
         model = make(url)
         for _ in range(3):
-            await asked(model)
+            await run_call(model)
         await model.close()
         if model.client is not None:
             await model.client.close()
@@ -236,8 +236,8 @@ async def test_connection_is_used_again_from_request_to_request(make: Make, monk
 
 
 @asynccontextmanager
-async def endless(body: bytes) -> AsyncGenerator[str]:
-    """A server that answers with this and then says nothing, without ending its response."""
+async def serve_without_end(body: bytes) -> AsyncGenerator[str]:
+    """Serve a body without ever ending the response."""
     gone = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -255,15 +255,15 @@ async def endless(body: bytes) -> AsyncGenerator[str]:
         await gone.wait()
 
 
-async def test_answer_is_whole_at_done_even_where_the_response_never_ends() -> None:
+async def test_answer_is_complete_at_done_even_if_the_response_never_ends() -> None:
     chunk = b'data: {"choices": [{"delta": {"content": "Hi"}, "finish_reason": "stop"}]}\n\n'
-    async with endless(chunk + b"data: [DONE]\n\n") as url, own(url) as model:
-        call, notices = await asked(model)
+    async with serve_without_end(chunk + b"data: [DONE]\n\n") as url, open_model(url) as model:
+        call, notices = await run_call(model)
         await model.close()
     assert (call.reply.get("content"), notices) == ("Hi", [])
 
 
-async def test_an_error_page_without_an_end_is_read_only_for_a_while() -> None:
+async def test_error_page_without_an_end_is_cut() -> None:
     gone = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -276,12 +276,12 @@ async def test_an_error_page_without_an_end_is_read_only_for_a_while() -> None:
         gone.set()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
-        async with own(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1") as model:
-            assert "refused the request (418): short and stout, short" in await error_of(model)
+        async with open_model(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1") as model:
+            assert "refused the request (418): short and stout, short" in await read_error(model)
         await gone.wait()
 
 
-async def test_consumer_that_stops_hangs_up_at_the_server(make: Make) -> None:
+async def test_connection_is_closed_when_the_consumer_stops(make: Make) -> None:
     async with ScriptedServer([Reply("four by four", hang=True)]) as server:
         deltas = make(server.url).stream(ASK)
         assert [list(await anext(deltas)) for _ in range(2)] == [["sent"], ["content"]]
@@ -289,7 +289,7 @@ async def test_consumer_that_stops_hangs_up_at_the_server(make: Make) -> None:
         await server.until(lambda: server.hangups == 1)
 
 
-async def test_call_cancelled_in_mid_reply_hangs_up_and_keeps_what_was_told(make: Make) -> None:
+async def test_cancelled_model_call_closes_the_connection_and_keeps_the_reply_so_far(make: Make) -> None:
     told = asyncio.Event()
 
     async def tell(delta: Delta) -> None:
@@ -298,7 +298,7 @@ async def test_call_cancelled_in_mid_reply_hangs_up_and_keeps_what_was_told(make
 
     async with ScriptedServer([Reply("four", hang=True)]) as server:
         call = ModelCall(make(server.url), ASK)
-        listening = asyncio.create_task(call.listen(tell))
+        listening = asyncio.create_task(call.run(tell))
         await told.wait()
         listening.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -308,7 +308,7 @@ async def test_call_cancelled_in_mid_reply_hangs_up_and_keeps_what_was_told(make
     assert call.error == "CancelledError"
 
 
-async def test_call_whose_listener_fails_hangs_up(make: Make) -> None:
+async def test_connection_is_closed_when_on_delta_raises(make: Make) -> None:
     async def tell(delta: Delta) -> None:
         if "content" in delta:
             raise RuntimeError("the screen is gone")
@@ -316,15 +316,15 @@ async def test_call_whose_listener_fails_hangs_up(make: Make) -> None:
     async with ScriptedServer([Reply("four", hang=True)]) as server:
         call = ModelCall(make(server.url), ASK)
         with pytest.raises(RuntimeError) as caught:
-            await call.listen(tell)
+            await call.run(tell)
         await server.until(lambda: server.hangups == 1)
         del caught
     assert call.error == "the screen is gone"
 
 
-async def test_call_cancelled_before_the_first_fragment_hangs_up_and_is_not_sent_again(make: Make) -> None:
+async def test_model_call_cancelled_before_the_first_delta_is_not_sent_again(make: Make) -> None:
     async with ScriptedServer([Reply(hang=True), Reply("Hi")]) as server:
-        listening = asyncio.create_task(asked(make(server.url)))
+        listening = asyncio.create_task(run_call(make(server.url)))
         await server.until(lambda: len(server.requests) == 1)
         listening.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -333,7 +333,7 @@ async def test_call_cancelled_before_the_first_fragment_hangs_up_and_is_not_sent
         assert len(server.requests) == 1
 
 
-async def test_call_cancelled_while_it_waits_is_not_sent_again(make: Make) -> None:
+async def test_model_call_cancelled_during_a_wait_is_not_sent_again(make: Make) -> None:
     noticed = asyncio.Event()
 
     async def tell(delta: Delta) -> None:
@@ -342,7 +342,7 @@ async def test_call_cancelled_while_it_waits_is_not_sent_again(make: Make) -> No
 
     async with ScriptedServer([Failure(503, "down", {"Retry-After": "60"}), Reply("Hi")]) as server:
         with stamina.set_testing(False):
-            listening = asyncio.create_task(ModelCall(make(server.url), ASK).listen(tell))
+            listening = asyncio.create_task(ModelCall(make(server.url), ASK).run(tell))
             await noticed.wait()
             listening.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -350,7 +350,7 @@ async def test_call_cancelled_while_it_waits_is_not_sent_again(make: Make) -> No
         assert len(server.requests) == 1
 
 
-async def test_consumer_that_stops_at_a_notice_ends_the_asking(make: Make) -> None:
+async def test_consumer_that_stops_at_a_notice_ends_the_retries(make: Make) -> None:
     async with ScriptedServer([BUSY, Reply("Hi")]) as server:
         async with aclosing(make(server.url).stream(ASK)) as deltas:
             assert [list(await anext(deltas)) for _ in range(2)] == [["sent"], ["notice"]]
@@ -369,11 +369,11 @@ TRANSIENT = [
 
 
 @pytest.mark.parametrize("trouble", TRANSIENT, ids=lambda trouble: repr(trouble)[:60])
-async def test_trouble_before_the_first_fragment_is_told_and_the_third_try_works(
+async def test_failure_before_the_first_delta_is_reported_and_the_third_attempt_succeeds(
     make: Make, trouble: Failure | Raw
 ) -> None:
     async with ScriptedServer([trouble, trouble, Reply("Hi")]) as server:
-        call, notices = await asked(make(server.url))
+        call, notices = await run_call(make(server.url))
 
     assert call.reply == {"role": "assistant", "content": "Hi"}
     assert len(server.requests) == 3
@@ -382,26 +382,26 @@ async def test_trouble_before_the_first_fragment_is_told_and_the_third_try_works
     assert notices[0].endswith("Asking again now.")
 
 
-async def test_requests_sent_again_are_the_same(make: Make) -> None:
+async def test_retried_requests_are_identical(make: Make) -> None:
     async with ScriptedServer([BUSY, BUSY, Reply("Hi")]) as server:
-        await asked(make(server.url))
+        await run_call(make(server.url))
     assert server.bodies[0] == server.bodies[1] == server.bodies[2]
 
 
 @pytest.mark.parametrize("trouble", [Failure(500, "boom"), Raw([], abort=True)], ids=["500", "cut"])
-async def test_endpoint_that_stays_in_trouble_is_given_up_after_some_attempts(make: Make, trouble: Any) -> None:
+async def test_request_fails_after_the_last_attempt(make: Make, trouble: Any) -> None:
     async with ScriptedServer(lambda request: trouble) as server:
         model = make(server.url, attempts=3)
         call = ModelCall(model, ASK)
         with pytest.raises(ModelError) as caught:
-            await call.listen()
+            await call.run()
         assert len(server.requests) == 3
     assert str(caught.value).startswith(server.url)
     assert call.error == str(caught.value)
-    assert call.first == 0, "a notice is no fragment of the reply"
+    assert call.first_delta == 0, "a notice is no fragment of the reply"
 
 
-async def test_wait_is_as_long_as_the_endpoint_asks(make: Make) -> None:
+async def test_wait_before_a_retry_is_as_long_as_the_endpoint_asks(make: Make) -> None:
     waits: list[float] = []
 
     def note(details: RetryDetails) -> None:
@@ -411,16 +411,16 @@ async def test_wait_is_as_long_as_the_endpoint_asks(make: Make) -> None:
     try:
         async with ScriptedServer([Failure(429, "", {"Retry-After": "0.01"}), BUSY, Reply("Hi")]) as server:
             with stamina.set_testing(False):
-                _, notices = await asked(make(server.url))
+                _, notices = await run_call(make(server.url))
     finally:
         set_on_retry_hooks(None)
     assert waits == pytest.approx([0.01, 0])  # pyright: ignore[reportUnknownMemberType]
     assert [notice.rpartition(". ")[2] for notice in notices] == ["Asking again in 1 s.", "Asking again now."]
 
 
-async def test_wait_of_more_than_a_minute_is_left_to_the_person(make: Make) -> None:
+async def test_request_fails_if_the_endpoint_asks_for_a_wait_of_more_than_a_minute(make: Make) -> None:
     async with ScriptedServer([Failure(429, "", {"Retry-After": "3600"})]) as server:
-        assert await error_of(make(server.url)) == (
+        assert await read_error(make(server.url)) == (
             f"{server.url} is limiting requests (429): it sent nothing. Wait 3600 s, or choose another model."
         )
 
@@ -430,12 +430,12 @@ async def test_wait_of_more_than_a_minute_is_left_to_the_person(make: Make) -> N
     [("7", 7), ("0.5", 0.5), ("-1", 0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0), ("soon", None), ("", None), (None, None)],
 )
 def test_retry_after_is_seconds_or_a_date(header: str | None, wait: float | None) -> None:
-    assert seconds(header) == wait
+    assert parse_retry_after(header) == wait
 
 
 @pytest.mark.parametrize("header", ["nan", "inf", "1e400"])
-def test_retry_after_that_is_no_number_is_as_if_absent(header: str) -> None:
-    assert seconds(header) is None
+def test_retry_after_that_is_no_finite_number_is_ignored(header: str) -> None:
+    assert parse_retry_after(header) is None
 
 
 @pytest.mark.parametrize(
@@ -479,24 +479,27 @@ def test_retry_after_that_is_no_number_is_as_if_absent(header: str) -> None:
     ],
     ids=lambda value: str(value.status) if isinstance(value, Failure) else "",
 )
-async def test_refusal_is_one_sentence_of_what_and_where_and_what_to_do(
-    make: Make, failure: Failure, sentence: str
-) -> None:
+async def test_refusal_says_what_happened_where_and_what_to_do(make: Make, failure: Failure, sentence: str) -> None:
     async with ScriptedServer(lambda request: failure) as server:
-        error = await error_of(make(server.url))
+        error = await read_error(make(server.url))
         assert len(server.requests) == 1, "what was refused for good is not sent again"
     assert error == f"{server.url} {sentence}"
 
 
-async def test_endpoint_that_has_moved_says_where_to() -> None:
-    async with ScriptedServer([Failure(308, "", {"Location": "https://x.example/v1"})]) as server, own(server.url) as m:
-        assert await error_of(m) == (f"{server.url} has moved (308) to https://x.example/v1. Set base_url accordingly.")
+async def test_redirect_is_an_error_that_names_the_new_address() -> None:
+    async with (
+        ScriptedServer([Failure(308, "", {"Location": "https://x.example/v1"})]) as server,
+        open_model(server.url) as m,
+    ):
+        assert await read_error(m) == (
+            f"{server.url} has moved (308) to https://x.example/v1. Set base_url accordingly."
+        )
 
 
 async def test_web_page_with_200_is_an_error_that_is_not_sent_again(make: Make) -> None:
     page = Raw([b"<!DOCTYPE html>", b"<html>Welcome</html>"], {"content-type": "text/html"})
     async with ScriptedServer(lambda request: page) as server:
-        error = await error_of(make(server.url))
+        error = await read_error(make(server.url))
         assert len(server.requests) == 1
     assert "it sent a web page instead of JSON; base_url usually ends in /v1" in error
 
@@ -505,93 +508,93 @@ async def test_plain_json_completion_is_read_like_a_stream(make: Make) -> None:
     body = {"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 3}}
     plain = Raw([json.dumps(body, indent=2).encode()], {"content-type": "application/json"})
     async with ScriptedServer([plain]) as server:
-        call, _ = await asked(make(server.url))
+        call, _ = await run_call(make(server.url))
     assert (call.reply, call.usage) == ({"role": "assistant", "content": "Hi"}, {"prompt_tokens": 3})
 
 
 async def test_refused_connection_on_this_machine_says_to_start_the_server(make: Make, nowhere: str) -> None:
     model = make(nowhere)
-    assert await error_of(model) == (
-        f"Nothing answers at {model.where}. Start the model server, or set OPENAI_BASE_URL."
+    assert await read_error(model) == (
+        f"Nothing answers at {model.display_url}. Start the model server, or set OPENAI_BASE_URL."
     )
 
 
-async def test_host_without_an_address_is_tried_again_and_then_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_host_without_an_address_is_an_error_after_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
-    async with own("http://no-such-host.invalid/v1", attempts=2) as model:
+    async with open_model("http://no-such-host.invalid/v1", attempts=2) as model:
         with pytest.raises(
             ModelError, match=r"^http://no-such-host\.invalid/v1 cannot be reached \(.+\)\. Check base_url"
         ):
-            await asked(model)
+            await run_call(model)
 
 
 @pytest.mark.parametrize("url", ["localhost:11434/v1", "", "http://[::1/v1", "http:///v1"])
-async def test_base_url_that_is_none_says_what_one_looks_like(url: str) -> None:
-    async with own(url) as model:
-        assert await error_of(model) == (
+async def test_invalid_base_url_is_an_error_with_an_example(url: str) -> None:
+    async with open_model(url) as model:
+        assert await read_error(model) == (
             f"{url!r} is no web address. Set base_url, for example http://localhost:11434/v1."
         )
 
 
 async def test_white_space_around_a_key_is_dropped() -> None:
-    async with ScriptedServer([Reply("Hi")]) as server, own(server.url, api_key=" k\n") as model:
-        await asked(model)
+    async with ScriptedServer([Reply("Hi")]) as server, open_model(server.url, api_key=" k\n") as model:
+        await run_call(model)
     assert server.headers[0]["authorization"] == "Bearer k"
 
 
 @pytest.mark.parametrize("key", ["sk-…", "sk-123\n4567890"])
 async def test_key_that_no_header_can_hold_is_an_error_that_does_not_quote_it(key: str) -> None:
-    async with ScriptedServer([Reply("Hi")]) as server, own(server.url, api_key=key) as model:
-        error = await error_of(model)
+    async with ScriptedServer([Reply("Hi")]) as server, open_model(server.url, api_key=key) as model:
+        error = await read_error(model)
     assert "api_key" in error
     assert "sk-" not in error
 
 
-async def test_key_that_the_server_quotes_is_not_told(make: Make) -> None:
+async def test_key_that_the_server_quotes_is_masked(make: Make) -> None:
     async with ScriptedServer([Failure(401, {"error": "Wrong key: sk-1234567890!"})]) as server:
-        error = await error_of(make(server.url, api_key="sk-1234567890"))
+        error = await read_error(make(server.url, api_key="sk-1234567890"))
     assert "Wrong key: …!" in error
 
 
-async def test_secrets_in_an_address_are_not_told(nowhere: str) -> None:
+async def test_secrets_in_a_url_are_left_out_of_errors(nowhere: str) -> None:
     url = nowhere.replace("//", "//user:secret@") + "?key=secret"
-    async with own(url) as model:
-        error = await error_of(model)
+    async with open_model(url) as model:
+        error = await read_error(model)
     assert error.startswith("Nothing answers at http://127.0.0.1:")
     assert "secret" not in error
     assert "secret" not in repr(ChatModel(name="m", api_key="secret", headers={"X-Key": "secret"}))
 
 
-async def test_death_in_mid_stream_is_an_error_keeps_the_text_and_is_not_sent_again(make: Make) -> None:
+async def test_cut_stream_is_an_error_that_keeps_the_text_and_is_not_retried(make: Make) -> None:
     async with ScriptedServer([Reply("Half a sentence", error=ConnectionError()), Reply("Hi")]) as server:
         call = ModelCall(make(server.url), ASK)
         with pytest.raises(ModelError) as caught:
-            await call.listen()
+            await call.run()
         assert len(server.requests) == 1, "what was shown is not shown twice"
     assert call.reply == {"role": "assistant", "content": "Half a sentence"}
     assert str(caught.value).startswith(f"{server.url} broke off (")
     assert call.error == str(caught.value)
 
 
-async def test_death_after_the_finish_reason_is_no_error(make: Make) -> None:
+async def test_stream_cut_after_the_finish_reason_is_complete(make: Make) -> None:
     whole = b'data: {"choices": [{"delta": {"content": "Hi"}, "finish_reason": "stop"}]}\n\n'
     async with ScriptedServer([Raw([whole, b'data: {"usage": {"prompt_'], abort=True)]) as server:
-        call, notices = await asked(make(server.url))
+        call, notices = await run_call(make(server.url))
     assert (call.reply, call.finish_reason, notices) == ({"role": "assistant", "content": "Hi"}, "stop", [])
 
 
-async def test_error_object_in_mid_stream_keeps_the_text_and_is_not_sent_again(make: Make) -> None:
+async def test_error_object_in_a_stream_keeps_the_text_and_is_not_retried(make: Make) -> None:
     chunk = b'data: {"choices": [{"delta": {"content": "Half"}}]}\n\n'
     error = b'data: {"error": {"message": "overloaded", "code": 503}}\n\n'
     async with ScriptedServer([Raw([chunk, error]), Reply("Hi")]) as server:
         call = ModelCall(make(server.url), ASK)
         with pytest.raises(ModelError, match="reported an error: overloaded"):
-            await call.listen()
+            await call.run()
         assert len(server.requests) == 1
     assert call.reply == {"role": "assistant", "content": "Half"}
 
 
-async def test_silence_before_the_first_fragment_is_told_and_asked_again(make: Make) -> None:
+async def test_silence_before_the_first_delta_is_reported_and_retried(make: Make) -> None:
     silent = asyncio.Event()
 
     async def script(request: dict[str, Any]) -> Reply:
@@ -602,13 +605,13 @@ async def test_silence_before_the_first_fragment_is_told_and_asked_again(make: M
 
     async with ScriptedServer(script) as server:
         model = make(server.url, idle_timeout=1)
-        call, notices = await asked(model)
+        call, notices = await run_call(model)
     assert call.reply.get("content") == "Hi"
-    told = f"{model.where} sent nothing for 1 s. Set idle_timeout if it needs longer. Asking again now."
-    assert set(notices) == {told}  # once; more often where the machine itself is silent for a while
+    told = f"{model.display_url} sent nothing for 1 s. Set idle_timeout if it needs longer. Asking again now."
+    assert set(notices) == {told}  # one text; several times if the machine is busy
 
 
-async def test_silence_in_mid_stream_is_an_error_that_keeps_the_text(make: Make) -> None:
+async def test_silence_in_a_stream_is_an_error_that_keeps_the_text(make: Make) -> None:
     async with ScriptedServer(lambda request: Reply("Half", hang=True)) as server:
         heard: list[int] = []
 
@@ -618,16 +621,16 @@ async def test_silence_in_mid_stream_is_an_error_that_keeps_the_text(make: Make)
 
         call = ModelCall(make(server.url, idle_timeout=1), ASK)
         with pytest.raises(ModelError, match=r"sent nothing for 1 s\. Set idle_timeout if it needs longer\.$"):
-            await call.listen(tell)
+            await call.run(tell)
         await server.until(lambda: server.hangups == len(server.requests))
-        assert heard == [len(server.requests)], "what was shown is not asked for again"
+        assert heard == [len(server.requests)], "what was shown is not requested again"
     assert call.reply == {"role": "assistant", "content": "Half"}
 
 
-def test_server_on_this_machine_may_think_longer() -> None:
-    assert ChatModel(name="m", base_url="http://localhost:8080/v1").patience == 600
-    assert ChatModel(name="m", base_url="https://api.openai.com/v1").patience == 120
-    assert ChatModel(name="m", base_url="https://api.openai.com/v1", idle_timeout=5).patience == 5
+def test_server_on_this_machine_has_a_longer_read_timeout() -> None:
+    assert ChatModel(name="m", base_url="http://localhost:8080/v1").read_timeout == 600
+    assert ChatModel(name="m", base_url="https://api.openai.com/v1").read_timeout == 120
+    assert ChatModel(name="m", base_url="https://api.openai.com/v1", idle_timeout=5).read_timeout == 5
 
 
 @pytest.mark.parametrize(
@@ -638,19 +641,19 @@ def test_server_on_this_machine_may_think_longer() -> None:
     ],
     ids=["400", "422"],
 )
-async def test_stream_options_that_are_refused_are_dropped_and_remembered(make: Make, refusal: Failure) -> None:
+async def test_refused_stream_options_are_not_sent_again(make: Make, refusal: Failure) -> None:
     async with ScriptedServer(lambda request: refusal if "stream_options" in request else Reply("Hi")) as server:
         model = make(server.url)
-        first, _ = await asked(model)
-        second, notices = await asked(model)
+        first, _ = await run_call(model)
+        second, notices = await run_call(model)
         assert ["stream_options" in request for request in server.requests] == [True, False, False]
     assert first.reply == second.reply == {"role": "assistant", "content": "Hi"}
     assert notices == []
     assert not model.quirks.stream_usage
 
 
-async def test_bytes_of_a_request_up_to_its_last_message_begin_the_next_request(make: Make) -> None:
-    """What servers cache is the beginning of a request: it only ever grows."""
+async def test_next_request_begins_with_the_bytes_of_the_one_before(make: Make) -> None:
+    """Servers cache the beginning of a request, so requests only grow at their end."""
     weather = Reply(
         "Let me look.",
         reasoning="Hm.",
@@ -665,7 +668,7 @@ async def test_bytes_of_a_request_up_to_its_last_message_begin_the_next_request(
         model = make(server.url, parameters={"temperature": 0})
         for _ in replies:
             system: Message = {"role": "system", "content": "You are crow."}
-            call, _ = await asked(model, {"tools": tools, "messages": [system, *view(log)]})
+            call, _ = await run_call(model, {"tools": tools, "messages": [system, *view(log)]})
             reply = settle(call.reply, used=used)
             log.append(reply)
             calls = reply.get("tool_calls", [])
@@ -678,7 +681,7 @@ async def test_bytes_of_a_request_up_to_its_last_message_begin_the_next_request(
         assert body.rindex(last) > 60
 
 
-async def test_iterating_alone_is_enough_to_use_a_model(make: Make) -> None:
+async def test_model_can_be_used_by_iterating_alone(make: Make) -> None:
     async def words(deltas: AsyncIterator[Delta]) -> list[str]:
         return [delta["content"] async for delta in deltas if "content" in delta]
 

@@ -1,4 +1,4 @@
-"""Logging in to a remote MCP server: a real one, which answers nobody who has not."""
+"""Tests of logging in to a real remote MCP server that requires OAuth."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from crow_core.app import Crow
 from crow_core.extensions.mask_secrets import mask_secrets
-from crow_core.mcp.oauth import store
+from crow_core.mcp.oauth import open_token_store
 from crow_core.settings.config import OAuthSettings, ServerSettings, to_server
 from crow_core.testing import Reply, ScriptedModel, connect
 from fastmcp import FastMCP
@@ -35,11 +35,11 @@ Serve = Callable[[Any], "Guarded"]
 
 
 class Guarded:
-    """A server at an address, and who may come in."""
+    """A server behind a URL, with its OAuth provider."""
 
-    def __init__(self, url: str, door: InMemoryOAuthProvider) -> None:
+    def __init__(self, url: str, provider: InMemoryOAuthProvider) -> None:
         self.url = url
-        self.door = door
+        self.provider = provider
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def no_keyring() -> Iterator[None]:
 
 @asynccontextmanager
 async def listening(app: Callable[[str], Any]) -> AsyncGenerator[str]:
-    """Serves the app that is made for its address."""
+    """Serve the app that is made for its own URL."""
     with socket.create_server(("127.0.0.1", 0)) as at:
         url = f"http://127.0.0.1:{at.getsockname()[1]}"
         server = uvicorn.Server(uvicorn.Config(app(url), log_level="critical", ws="none"))
@@ -79,8 +79,8 @@ async def guarded() -> AsyncIterator[Guarded]:
         yield Guarded(f"{url}/mcp", doors[0])
 
 
-class Person:
-    """Logs in wherever they are sent."""
+class User:
+    """A user who logs in on every page."""
 
     def __init__(self) -> None:
         self.visited: list[str] = []
@@ -93,7 +93,7 @@ class Person:
 
 
 async def follow(url: str) -> None:
-    """What a browser does."""
+    """Open a URL and follow redirects, as a browser does."""
     async with httpx2.AsyncClient(follow_redirects=True) as browser:
         (await browser.get(url)).raise_for_status()
 
@@ -105,7 +105,7 @@ async def nobody(url: str) -> AsyncGenerator[None]:
 
 
 async def tools(url: str, tokens: Path, visit: Any, oauth: OAuthSettings | None = None) -> tuple[list[str], str]:
-    """What a server offers whoever may come in, or why it does not."""
+    """Return the names of the tools of a server and its error."""
     server = to_server("vault", ServerSettings(url=url, auth="oauth", oauth=oauth), "/", tokens=tokens, visit=visit)
     try:
         return [tool["name"] for tool in await server.list()], server.error
@@ -113,20 +113,20 @@ async def tools(url: str, tokens: Path, visit: Any, oauth: OAuthSettings | None 
         await server.close()
 
 
-async def test_a_person_logs_in_once_and_is_not_asked_again(guarded: Guarded, tmp_path: Path):
-    person, tokens = Person(), tmp_path / "oauth"
-    assert await tools(guarded.url, tokens, person.visit) == (["open"], "")
+async def test_user_logs_in_once(guarded: Guarded, tmp_path: Path):
+    user, tokens = User(), tmp_path / "oauth"
+    assert await tools(guarded.url, tokens, user.visit) == (["open"], "")
     assert await tools(guarded.url, tokens, nobody) == (["open"], "")
-    assert len(person.visited) == 1
+    assert len(user.visited) == 1
     files = [path for path in tokens.rglob("*") if path.is_file()]
     assert files
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
     assert tokens.stat().st_mode & 0o777 == 0o700
 
 
-async def test_what_a_login_gave_is_a_secret(guarded: Guarded, tmp_path: Path):
+async def test_tokens_are_secret(guarded: Guarded, tmp_path: Path):
     settings = ServerSettings(url=guarded.url, auth="oauth")
-    server = to_server("vault", settings, "/", tokens=tmp_path, visit=Person().visit)
+    server = to_server("vault", settings, "/", tokens=tmp_path, visit=User().visit)
     model = ScriptedModel([Reply(tool_calls=[{"name": "vault_open", "arguments": {}}]), Reply("Done.")])
     crow = Crow(model).use(mask_secrets)
     crow.mcp_servers(lambda session: [server])
@@ -134,33 +134,33 @@ async def test_what_a_login_gave_is_a_secret(guarded: Guarded, tmp_path: Path):
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
     assert model.requests[-1]["messages"][-1]["content"] == "Bearer [secret]"
-    (token,) = guarded.door.access_tokens
+    (token,) = guarded.provider.access_tokens
     assert token not in repr(editor.updates)
 
 
-async def test_whoever_is_thrown_out_logs_in_anew(guarded: Guarded, tmp_path: Path):
-    person = Person()
-    await tools(guarded.url, tmp_path, person.visit)
-    for kept in (guarded.door.access_tokens, guarded.door.refresh_tokens, guarded.door.clients):
-        kept.clear()
-    assert await tools(guarded.url, tmp_path, person.visit) == (["open"], "")
-    assert len(person.visited) == 2
+async def test_user_logs_in_again_after_the_server_forgot_the_login(guarded: Guarded, tmp_path: Path):
+    user = User()
+    await tools(guarded.url, tmp_path, user.visit)
+    for store in (guarded.provider.access_tokens, guarded.provider.refresh_tokens, guarded.provider.clients):
+        store.clear()
+    assert await tools(guarded.url, tmp_path, user.visit) == (["open"], "")
+    assert len(user.visited) == 2
 
 
-async def test_a_token_that_has_expired_is_renewed_without_the_person(guarded: Guarded, tmp_path: Path):
-    await tools(guarded.url, tmp_path, Person().visit)
+async def test_expired_token_is_refreshed_without_the_user(guarded: Guarded, tmp_path: Path):
+    await tools(guarded.url, tmp_path, User().visit)
     at = {"key": f"{guarded.url}/token_expiry", "collection": "mcp-oauth-token-expiry"}
-    await store(tmp_path).put(value={"expires_at": 1.0}, **at)
-    guarded.door.access_tokens.clear()
+    await open_token_store(tmp_path).put(value={"expires_at": 1.0}, **at)
+    guarded.provider.access_tokens.clear()
     assert await tools(guarded.url, tmp_path, nobody) == (["open"], "")
 
 
-async def test_a_client_that_is_known_beforehand_does_not_register(guarded: Guarded, tmp_path: Path):
-    kept = socket.socket()  # bound, nobody else is given its port; whoever asks for it may listen there
-    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    kept.bind(("127.0.0.1", 0))
-    port = kept.getsockname()[1]
-    await guarded.door.register_client(
+async def test_configured_client_does_not_register(guarded: Guarded, tmp_path: Path):
+    reserved = socket.socket()  # bound: nobody else is given its port, and a listener may still ask for it
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    port = reserved.getsockname()[1]
+    await guarded.provider.register_client(
         OAuthClientInformationFull(
             client_id="crow",
             client_secret="s3cret",
@@ -169,22 +169,23 @@ async def test_a_client_that_is_known_beforehand_does_not_register(guarded: Guar
         )
     )
     settings = OAuthSettings(client_id="crow", client_secret="s3cret", callback_port=port)
-    with kept:
-        assert await tools(guarded.url, tmp_path, Person().visit, settings) == (["open"], "")
-    assert [*guarded.door.clients] == ["crow"]
+    with reserved:
+        assert await tools(guarded.url, tmp_path, User().visit, settings) == (["open"], "")
+    assert [*guarded.provider.clients] == ["crow"]
 
 
-async def test_where_nobody_can_log_in_a_sentence_says_so_and_nothing_is_logged(
+async def test_login_without_a_user_fails_with_a_sentence_and_is_logged_by_the_sdk_alone(
     guarded: Guarded, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.WARNING)
-    said = "MCP server 'vault' did not start: there is nobody here."
-    assert await tools(guarded.url, tmp_path, nobody) == ([], said)
+    caplog.set_level(logging.CRITICAL, "mcp")  # as the command crow does
+    expected = "MCP server 'vault' did not start: there is nobody here."
+    assert await tools(guarded.url, tmp_path, nobody) == ([], expected)
     assert not caplog.records
 
 
 @pytest.mark.parametrize("page", ["http://evil.example/login", "http://127.0.0.1.evil.example/"])
-async def test_no_browser_is_sent_to_a_page_that_is_not_safe(page: str, tmp_path: Path):
+async def test_unsafe_login_page_is_not_opened(page: str, tmp_path: Path):
     def app(url: str) -> Any:
         metadata = {
             "issuer": url,
@@ -212,27 +213,27 @@ async def test_no_browser_is_sent_to_a_page_that_is_not_safe(page: str, tmp_path
             ]
         )
 
-    person = Person()
+    user = User()
     async with listening(app) as url:
-        found, error = await tools(f"{url}/mcp", tmp_path, person.visit)
+        found, error = await tools(f"{url}/mcp", tmp_path, user.visit)
     assert found == []
     assert error.startswith("MCP server 'vault' did not start: ")
-    assert person.visited == []
+    assert user.visited == []
 
 
 @pytest.mark.parametrize("name", ["me:s3cret@", ""])
-async def test_a_name_in_the_address_is_enough_where_the_server_says_so(name: str, tmp_path: Path):
+async def test_credentials_in_the_url_are_sent(name: str, tmp_path: Path):
     def app(url: str) -> Any:
         server = FastMCP("vault")
         server.tool(lambda: "gold", name="open")
         inner = server.http_app()
 
-        async def door(scope: Any, receive: Any, send: Any) -> None:
+        async def provider(scope: Any, receive: Any, send: Any) -> None:
             known = (b"authorization", b"Basic bWU6czNjcmV0") in scope.get("headers", [])
             answer = inner if known or scope["type"] == "lifespan" else Response(status_code=401)
             await answer(scope, receive, send)
 
-        return door
+        return provider
 
     async with listening(app) as url:
         settings = ServerSettings(url=f"{url.replace('//', f'//{name}')}/mcp")
@@ -240,30 +241,30 @@ async def test_a_name_in_the_address_is_enough_where_the_server_says_so(name: st
         found = await server.list()
         await server.close()
     assert bool(found) == bool(name)
-    assert ("it answers nobody whom it does not know (401)" in server.error) == (not name)
+    assert ("it requires authentication (401)" in server.error) == (not name)
 
 
-class Drawer(KeyringBackend):
-    """A keyring for as long as a test."""
+class MemoryKeyring(KeyringBackend):
+    """A keyring in memory."""
 
     priority = 5  # type: ignore[assignment]
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[str, str], str] = {}
+        self.passwords: dict[tuple[str, str], str] = {}
 
     def get_password(self, service: str, username: str) -> str | None:
-        return self.kept.get((service, username))
+        return self.passwords.get((service, username))
 
     def set_password(self, service: str, username: str, password: str) -> None:
-        self.kept[service, username] = password
+        self.passwords[service, username] = password
 
     def delete_password(self, service: str, username: str) -> None:
-        self.kept.pop((service, username))
+        self.passwords.pop((service, username))
 
 
-async def test_where_there_is_a_keyring_nothing_is_kept_in_files(guarded: Guarded, tmp_path: Path):
-    keyring.set_keyring(drawer := Drawer())
-    assert await tools(guarded.url, tmp_path / "oauth", Person().visit) == (["open"], "")
+async def test_tokens_are_stored_in_the_storedif_there_is_one(guarded: Guarded, tmp_path: Path):
+    keyring.set_keyring(stored := MemoryKeyring())
+    assert await tools(guarded.url, tmp_path / "oauth", User().visit) == (["open"], "")
     assert await tools(guarded.url, tmp_path / "oauth", nobody) == (["open"], "")
     assert not (tmp_path / "oauth").exists()
-    assert {service for service, _ in drawer.kept} == {"crow"}
+    assert {service for service, _ in stored.passwords} == {"crow"}

@@ -14,7 +14,7 @@ from crow_core.models.quirks import Quirks
 from crow_core.options import ON_OFF, Choice, Option
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel, ScriptedServer
-from crow_core.testing.wire import Wire, wired
+from crow_core.testing.wire import RawClient, connect_raw
 
 pytestmark = pytest.mark.anyio
 
@@ -45,13 +45,13 @@ def verbosity(crow: Crow) -> None:
         )
 
 
-async def opened(wire: Wire, capabilities: Any = None) -> dict[str, Any]:
+async def opened(wire: RawClient, capabilities: Any = None) -> dict[str, Any]:
     """What `session/new` answers to a client that can do so much."""
     await wire.ask("initialize", {"protocolVersion": 1, "clientCapabilities": capabilities or {}})
     return (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]
 
 
-async def choose(wire: Wire, session: str, option: str, value: Any, **more: Any) -> dict[str, Any]:
+async def choose(wire: RawClient, session: str, option: str, value: Any, **more: Any) -> dict[str, Any]:
     return await wire.ask(
         "session/set_config_option", {"sessionId": session, "configId": option, "value": value, **more}
     )
@@ -61,13 +61,13 @@ def values(options: list[dict[str, Any]]) -> dict[str, Any]:
     return {option["id"]: option["currentValue"] for option in options}
 
 
-def updates(wire: Wire, kind: str) -> list[dict[str, Any]]:
-    heard = (message["params"]["update"] for message in wire.heard if message.get("method") == "session/update")
+def updates(wire: RawClient, kind: str) -> list[dict[str, Any]]:
+    heard = (message["params"]["update"] for message in wire.received if message.get("method") == "session/update")
     return [update for update in heard if update["sessionUpdate"] == kind]
 
 
 async def test_a_client_with_boolean_options_receives_one():
-    async with wired(Crow(talker()).use(verbosity)) as wire:
+    async with connect_raw(Crow(talker()).use(verbosity)) as wire:
         session = await opened(wire, BOOLEANS)
         assert session["configOptions"][-1] == {
             "type": "boolean",
@@ -84,7 +84,7 @@ async def test_a_client_with_boolean_options_receives_one():
 
 @pytest.mark.parametrize("capabilities", [{}, {"session": {"configOptions": {"boolean": None}}}, {"session": {}}])
 async def test_a_client_without_boolean_options_receives_two_choices(capabilities: dict[str, Any]):
-    async with wired(Crow(talker()).use(verbosity)) as wire:
+    async with connect_raw(Crow(talker()).use(verbosity)) as wire:
         session = await opened(wire, capabilities)
         option = session["configOptions"][-1]
         assert (option["type"], option["currentValue"]) == ("select", "off")
@@ -96,7 +96,7 @@ async def test_a_client_without_boolean_options_receives_two_choices(capabilitie
 
 
 async def test_a_mode_set_with_set_mode_is_announced_as_a_config_option():
-    async with wired(Crow(talker()).use(permissions)) as wire:
+    async with connect_raw(Crow(talker()).use(permissions)) as wire:
         session = await opened(wire)
         assert session["modes"]["currentModeId"] == values(session["configOptions"])["mode"] == "ask"
         answer = await wire.ask("session/set_mode", {"sessionId": session["sessionId"], "modeId": "plan"})
@@ -107,7 +107,7 @@ async def test_a_mode_set_with_set_mode_is_announced_as_a_config_option():
 
 
 async def test_a_mode_set_as_a_config_option_is_announced_as_a_mode():
-    async with wired(Crow(talker()).use(permissions)) as wire:
+    async with connect_raw(Crow(talker()).use(permissions)) as wire:
         session = await opened(wire)
         answer = await choose(wire, session["sessionId"], "mode", "plan")
         assert values(answer["result"]["configOptions"]) == {"model": "scripted", "mode": "plan"}
@@ -119,7 +119,7 @@ async def test_a_mode_set_as_a_config_option_is_announced_as_a_mode():
 
 
 async def test_a_mode_set_by_a_slash_command_is_announced_in_both_ways():
-    async with wired(Crow(talker()).use(permissions).use(commands)) as wire:
+    async with connect_raw(Crow(talker()).use(permissions).use(commands)) as wire:
         session = await opened(wire)
         said = [{"type": "text", "text": "/mode plan"}]
         await wire.ask("session/prompt", {"sessionId": session["sessionId"], "prompt": said})
@@ -130,7 +130,7 @@ async def test_a_mode_set_by_a_slash_command_is_announced_in_both_ways():
 
 @pytest.mark.parametrize("mode", ["god", "", "Plan"])
 async def test_an_unknown_mode_changes_nothing(mode: str):
-    async with wired(Crow(talker()).use(permissions)) as wire:
+    async with connect_raw(Crow(talker()).use(permissions)) as wire:
         session = await opened(wire)
         answer = await wire.ask("session/set_mode", {"sessionId": session["sessionId"], "modeId": mode})
         assert answer["error"]["code"] == INVALID_PARAMS
@@ -151,7 +151,7 @@ async def test_an_option_that_changes_the_mode_is_announced_as_a_mode_too():
 
         return Option("mode", "Mode", "mode", [Choice("shy", "Shy"), Choice("bold", "Bold")], current, choose)
 
-    async with wired(crow.use(verbosity)) as wire:
+    async with connect_raw(crow.use(verbosity)) as wire:
         session = await opened(wire, BOOLEANS)
         await choose(wire, session["sessionId"], "verbose", True, type="boolean")
         assert [update["currentModeId"] for update in updates(wire, "current_mode_update")] == ["bold"]
@@ -159,7 +159,7 @@ async def test_an_option_that_changes_the_mode_is_announced_as_a_mode_too():
 
 async def test_the_list_of_options_can_depend_on_another_option():
     thinker = ChatModel(name="thinker", quirks=Quirks(effort="reasoning_effort"))
-    async with wired(Crow({"plain": talker(), "thinker": thinker}).use(reasoning_effort)) as wire:
+    async with connect_raw(Crow({"plain": talker(), "thinker": thinker}).use(reasoning_effort)) as wire:
         session = await opened(wire)
         assert list(values(session["configOptions"])) == ["model"]
         answer = await choose(wire, session["sessionId"], "model", "thinker")
@@ -182,7 +182,7 @@ async def test_an_option_set_while_a_turn_runs_holds_from_the_next_request_on():
 
     async with ScriptedServer([Reply("From the other.")]) as server:
         other = ChatModel(name="other", base_url=server.url)
-        async with wired(Crow({"one": ScriptedModel(first), "other": other}).use(permissions)) as wire:
+        async with connect_raw(Crow({"one": ScriptedModel(first), "other": other}).use(permissions)) as wire:
             session = (await opened(wire))["sessionId"]
             prompt = {"sessionId": session, "prompt": [{"type": "text", "text": "go"}]}
             prompting = asyncio.ensure_future(wire.ask("session/prompt", prompt))
@@ -192,7 +192,7 @@ async def test_an_option_set_while_a_turn_runs_holds_from_the_next_request_on():
                 ("b", {"configId": "mode", "value": "plan"}),
             ):
                 wire.send(id, "session/set_config_option", {"sessionId": session, **params})
-            while not {"a", "b"} <= {message.get("id") for message in wire.heard}:
+            while not {"a", "b"} <= {message.get("id") for message in wire.received}:
                 await asyncio.sleep(0)
             chosen.set()
             assert (await prompting)["result"] == {"stopReason": "end_turn"}

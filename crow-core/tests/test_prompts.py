@@ -72,15 +72,15 @@ def test_version_is_the_hash_of_the_template() -> None:
 
 
 def test_packaged_template_renders_the_same_every_time() -> None:
-    prompt = Prompt.packaged("system")
-    first, second = prompt.render(**SYSTEM), Prompt.packaged("system").render(**SYSTEM)
+    prompt = Prompt.from_package("system")
+    first, second = prompt.render(**SYSTEM), Prompt.from_package("system").render(**SYSTEM)
     assert first == second
     assert "Working directory: /p" in first
     assert prompt.name == "system"
 
 
 def test_system_prompt_names_further_folders_and_ends_with_the_instructions() -> None:
-    text = Prompt.packaged("system").render(**SYSTEM | {"roots": ["/p", "/q"], "instructions": ["Use {{ tabs }}."]})
+    text = Prompt.from_package("system").render(**SYSTEM | {"roots": ["/p", "/q"], "instructions": ["Use {{ tabs }}."]})
     assert "- Also open to you: /q" in text
     assert "open to you: /p" not in text
     assert text.endswith("Use {{ tabs }}.")
@@ -98,7 +98,7 @@ def test_a_missing_template_file_raises_os_error(tmp_path: Path) -> None:
 
 
 def test_system_prompt_names_only_tools_of_the_session() -> None:
-    prompt = Prompt.packaged("system")
+    prompt = Prompt.from_package("system")
     named = {"file_editor", "grep", "glob", "terminal", "ask_user"}
 
     def names(*tools: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""What endpoints do differently: known, configured, learned from a refusal; and what a request becomes by it."""
+"""Quirks: from the shipped rules, the configuration and refusals, and the requests that they change."""
 
 import copy
 import json
@@ -13,10 +13,10 @@ import pytest
 import stamina
 from crow_core.errors import ConfigError, ModelError
 from crow_core.messages import Delta
-from crow_core.models.chat import ChatModel, ModelCall, effective_window
-from crow_core.models.quirks import Body, Quirks, fit, known, learn, rules
+from crow_core.models.chat import ChatModel, ModelCall, get_window
+from crow_core.models.quirks import Body, Quirks, adapt_request, find_quirks, learn_from_refusal, load_rules
 from crow_core.settings.config import ModelSettings
-from crow_core.settings.discovery import from_settings
+from crow_core.settings.discovery import to_chat_model
 from crow_core.testing import Failure, Reply, ScriptedServer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +35,7 @@ TOOL = {"type": "function", "function": {"name": "weather", "description": "The 
 
 
 def conversation() -> list[dict[str, Any]]:
-    """What a log becomes before an endpoint's quirks: every kind of message."""
+    """Return messages of every kind, before they are adapted."""
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
     return [
         {"role": "system", "content": "You are crow."},
@@ -62,16 +62,16 @@ def body(**more: Any) -> Body:
     }
 
 
-def fitted(**quirks: Any) -> Body:
-    return fit(body(), Quirks(**quirks))
+def adapt(**quirks: Any) -> Body:
+    return adapt_request(body(), Quirks(**quirks))
 
 
 def said(messages: list[dict[str, Any]], key: str) -> list[Any]:
     return [message.get(key) for message in messages if message["role"] == "assistant"]
 
 
-def test_default_quirks_keep_all_but_the_reasoning() -> None:
-    sent = fitted()
+def test_default_quirks_remove_only_the_reasoning() -> None:
+    sent = adapt()
     assert said(sent["messages"], "reasoning_content") == [None, None]
     assert {key: value for key, value in sent.items() if key != "messages"} == {
         key: value for key, value in body().items() if key != "messages"
@@ -92,29 +92,29 @@ def test_default_quirks_keep_all_but_the_reasoning() -> None:
         ),
     ],
 )
-def test_reasoning_goes_back_as_the_endpoint_wants_it(quirks: Any, key: str, echoed: list[Any]) -> None:
-    assert said(fitted(**quirks)["messages"], key) == echoed
+def test_reasoning_is_sent_back_in_the_form_of_the_endpoint(quirks: Any, key: str, echoed: list[Any]) -> None:
+    assert said(adapt(**quirks)["messages"], key) == echoed
 
 
-def test_limit_of_a_reply_has_the_name_the_endpoint_knows() -> None:
-    sent = fitted(max_tokens="max_completion_tokens")
+def test_limit_of_a_reply_has_the_endpoints_name_for_it() -> None:
+    sent = adapt(max_tokens="max_completion_tokens")
     assert (sent["max_completion_tokens"], "max_tokens" in sent) == (99, False)
-    assert fit(body() | {"max_completion_tokens": 9, "max_tokens": None}, Quirks())["max_tokens"] == 9
-    assert "max_tokens" not in fit({"messages": []}, Quirks())
+    assert adapt_request(body() | {"max_completion_tokens": 9, "max_tokens": None}, Quirks())["max_tokens"] == 9
+    assert "max_tokens" not in adapt_request({"messages": []}, Quirks())
 
 
-def test_temperature_and_usage_are_left_out_where_they_are_refused() -> None:
-    sent = fitted(temperature=False, stream_usage=False)
+def test_temperature_and_usage_are_left_out_if_they_are_refused() -> None:
+    sent = adapt(temperature=False, stream_usage=False)
     assert not sent.keys() & {"temperature", "top_p", "stream_options"}
 
 
-def test_one_call_at_a_time_is_asked_for_only_with_tools() -> None:
-    assert fitted(parallel_calls=False)["parallel_tool_calls"] is False
-    assert "parallel_tool_calls" not in fit({"messages": []}, Quirks(parallel_calls=False))
+def test_parallel_tool_calls_are_switched_off_only_with_tools() -> None:
+    assert adapt(parallel_calls=False)["parallel_tool_calls"] is False
+    assert "parallel_tool_calls" not in adapt_request({"messages": []}, Quirks(parallel_calls=False))
 
 
 def test_plain_schemas_hold_no_references_and_no_choices() -> None:
-    (tool,) = fitted(schemas="plain")["tools"]
+    (tool,) = adapt(schemas="plain")["tools"]
     assert tool["function"]["parameters"] == {
         "type": "object",
         "properties": {
@@ -128,10 +128,12 @@ def test_plain_schemas_hold_no_references_and_no_choices() -> None:
 
 def parameters(schema: dict[str, Any]) -> Any:
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    return fit({"tools": [tool], "messages": []}, Quirks(schemas="plain"))["tools"][0]["function"]["parameters"]
+    return adapt_request({"tools": [tool], "messages": []}, Quirks(schemas="plain"))["tools"][0]["function"][
+        "parameters"
+    ]
 
 
-def test_plain_schema_joins_what_holds_together() -> None:
+def test_plain_schema_merges_all_of() -> None:
     parts = [{"properties": {"a": {"type": "string"}}, "required": ["a"]}, {"properties": {"b": {"const": 1}}}]
     assert parameters({"type": "object", "allOf": parts}) == {
         "type": "object",
@@ -145,12 +147,12 @@ def test_properties_named_like_keywords_stay() -> None:
     assert parameters({"type": "object", "properties": names})["properties"] == names
 
 
-def test_schema_that_refers_to_itself_ends() -> None:
+def test_schema_that_refers_to_itself_is_cut() -> None:
     tree = {"type": "object", "properties": {"left": {"$ref": "#/$defs/T"}, "right": {"$ref": "#/$defs/T"}}}
     assert "$ref" not in json.dumps(parameters({"$ref": "#/$defs/T", "$defs": {"T": tree}}))
 
 
-def test_schema_made_to_explode_stays_small() -> None:
+def test_schema_with_exponential_references_stays_small() -> None:
     bomb = {str(n): {"properties": {str(k): {"$ref": f"#/$defs/{n + 1}"} for k in range(50)}} for n in range(50)}
     assert len(json.dumps(parameters({"$ref": "#/$defs/0", "$defs": bomb}))) < 1_000_000
 
@@ -172,31 +174,34 @@ anything = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["properties", "anyOf", "allOf", "items", "type", "$ref"]), anything))
-def test_any_schema_at_all_becomes_a_plain_one(schema: dict[str, Any]) -> None:
+def test_any_schema_becomes_a_plain_one(schema: dict[str, Any]) -> None:
     plain = parameters(schema)
     assert isinstance(plain, dict)
     assert parameters(plain) == plain
 
 
-def test_content_takes_one_form() -> None:
-    messages = fitted(content="parts")["messages"]
+def test_content_gets_one_form() -> None:
+    messages = adapt(content="parts")["messages"]
     assert all(isinstance(message["content"], list) for message in messages if message["content"] is not None)
     assert messages[2]["content"] is None, "no empty text"
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert fit({"messages": [{"role": "user", "content": parts}]}, Quirks())["messages"][0]["content"] == "a\n\nb"
+    assert (
+        adapt_request({"messages": [{"role": "user", "content": parts}]}, Quirks())["messages"][0]["content"]
+        == "a\n\nb"
+    )
 
 
-def test_images_are_replaced_by_a_note_for_a_model_that_does_not_see() -> None:
-    assert fitted(images=False)["messages"][4]["content"] == ("the picture:\n\n[an image, which this model cannot see]")
-    assert fitted()["messages"][4]["content"][1] == IMAGE
+def test_images_are_replaced_by_a_note_for_a_model_that_does_not_take_them() -> None:
+    assert adapt(images=False)["messages"][4]["content"] == ("the picture:\n\n[an image, which this model cannot see]")
+    assert adapt()["messages"][4]["content"][1] == IMAGE
 
 
-def test_sounds_are_replaced_by_a_note_and_images_stay() -> None:
+def test_audio_is_replaced_by_a_note_and_images_stay() -> None:
     sound = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
     given = {"messages": [{"role": "user", "content": [sound, IMAGE]}]}
     note = {"type": "text", "text": "[a sound, which this model cannot hear]"}
-    assert fit(given, Quirks())["messages"][0]["content"] == [note, IMAGE]
-    assert fit(given, Quirks(audio=True))["messages"][0]["content"] == [sound, IMAGE]
+    assert adapt_request(given, Quirks())["messages"][0]["content"] == [note, IMAGE]
+    assert adapt_request(given, Quirks(audio=True))["messages"][0]["content"] == [sound, IMAGE]
 
 
 @pytest.mark.parametrize(
@@ -207,18 +212,18 @@ def test_sounds_are_replaced_by_a_note_and_images_stay() -> None:
         ("user", {"role": "user", "content": "You are crow.\n\nWill it rain?"}),
     ],
 )
-def test_system_prompt_is_sent_as_the_role_the_endpoint_knows(role: str, first: Any) -> None:
-    assert fitted(system_role=role)["messages"][0] == first
+def test_system_prompt_is_sent_in_the_role_that_the_endpoint_takes(role: str, first: Any) -> None:
+    assert adapt(system_role=role)["messages"][0] == first
 
 
-def test_system_prompt_before_a_picture_is_a_part_of_its_own() -> None:
+def test_system_prompt_before_an_image_is_a_separate_part() -> None:
     messages = [{"role": "system", "content": "You are crow."}, {"role": "user", "content": [IMAGE]}]
-    (only,) = fit({"messages": messages}, Quirks(system_role="user"))["messages"]
+    (only,) = adapt_request({"messages": messages}, Quirks(system_role="user"))["messages"]
     assert only["content"] == [{"type": "text", "text": "You are crow."}, IMAGE]
 
 
-def test_call_ids_of_nine_characters_still_belong_together() -> None:
-    messages = fitted(call_ids="nine")["messages"]
+def test_tool_call_ids_of_nine_characters_still_match_their_results() -> None:
+    messages = adapt(call_ids="nine")["messages"]
     id = messages[2]["tool_calls"][0]["id"]
     assert (len(id), id.isalnum(), messages[3]["tool_call_id"]) == (9, True, id)
 
@@ -241,36 +246,36 @@ every_quirk = st.builds(
 
 
 @given(every_quirk)
-def test_fitting_leaves_the_given_body_and_fitting_again_changes_nothing(quirks: Quirks) -> None:
+def test_adapting_copies_the_body_and_adapting_again_changes_nothing(quirks: Quirks) -> None:
     given_body, before = body(), copy.deepcopy(body())
-    sent = fit(given_body, quirks)
+    sent = adapt_request(given_body, quirks)
     assert given_body == before
-    assert fit(sent, quirks) == sent
+    assert adapt_request(sent, quirks) == sent
 
 
 @given(every_quirk, st.integers(2, 6))
-def test_bytes_up_to_the_last_message_begin_the_next_request_under_every_quirk(quirks: Quirks, length: int) -> None:
+def test_next_request_begins_with_the_bytes_of_the_one_before_under_every_quirk(quirks: Quirks, length: int) -> None:
     def sent(messages: list[dict[str, Any]]) -> tuple[str, Any]:
-        fitted = fit({**body(), "messages": messages}, quirks)
-        return json.dumps(fitted, ensure_ascii=False), fitted["messages"][-1]
+        adapted = adapt_request({**body(), "messages": messages}, quirks)
+        return json.dumps(adapted, ensure_ascii=False), adapted["messages"][-1]
 
     earlier, last = sent(conversation()[:length])
     later, _ = sent(conversation()[: length + 1])
     assert later.startswith(earlier[: earlier.rindex(json.dumps(last, ensure_ascii=False))])
 
 
-def test_every_shipped_rule_gives_quirks_that_exist() -> None:
-    assert rules()
-    for rule in rules():
+def test_every_shipped_rule_has_valid_quirks() -> None:
+    assert load_rules()
+    for rule in load_rules():
         assert msgspec.convert(rule.quirks, Quirks)
         assert (rule.host, rule.model) != ("*", "*")
 
 
-def test_later_rules_and_then_own_settings_win() -> None:
-    assert known("http://localhost:8080/v1", "gpt-5-mini").reasoning == "reasoning_content"
-    both = known("https://openrouter.ai/api/v1", "openai/gpt-5-mini")
+def test_later_rules_override_earlier_ones_and_settings_override_rules() -> None:
+    assert find_quirks("http://localhost:8080/v1", "gpt-5-mini").reasoning == "reasoning_content"
+    both = find_quirks("https://openrouter.ai/api/v1", "openai/gpt-5-mini")
     assert (both.max_tokens, both.effort) == ("max_completion_tokens", "reasoning.effort"), "family, then host"
-    own = known("https://openrouter.ai/api/v1", "openai/gpt-5-mini", {"effort": "", "window": 9})
+    own = find_quirks("https://openrouter.ai/api/v1", "openai/gpt-5-mini", {"effort": "", "window": 9})
     assert (own.effort, own.window, own.max_tokens) == ("", 9, "max_completion_tokens")
 
 
@@ -288,28 +293,28 @@ def test_later_rules_and_then_own_settings_win() -> None:
         ("http://localhost:8000/v1", "qwen3-coder", "echo", "never"),
     ],
 )
-def test_hosts_and_families_are_known(url: str, name: str, quirk: str, value: Any) -> None:
-    assert getattr(known(url, name), quirk) == value
+def test_rules_for_hosts_and_families_apply(url: str, name: str, quirk: str, value: Any) -> None:
+    assert getattr(find_quirks(url, name), quirk) == value
 
 
 @pytest.mark.parametrize("wrong", [{"echo": "sometimes"}, {"colour": "blue"}, {"window": "large"}])
-def test_quirk_that_is_none_is_an_error_that_names_the_model(wrong: dict[str, Any]) -> None:
+def test_unknown_quirk_is_an_error_that_names_the_model(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^config\.toml, \[models\.local\.quirks\]: .*(echo|colour|window)"):
-        from_settings("local", ModelSettings(base_url="http://localhost/v1", model="m", quirks=wrong))
+        to_chat_model("local", ModelSettings(base_url="http://localhost/v1", model="m", quirks=wrong))
 
 
-def test_known_window_counts_only_where_others_run_the_server() -> None:
+def test_window_of_the_quirks_does_not_count_for_a_local_server() -> None:
     far, near = "https://api.deepseek.com", "http://localhost:11434/v1"
     assert (
-        effective_window(ChatModel(name="deepseek-chat", base_url=far, quirks=known(far, "deepseek-chat"))) == 128_000
+        get_window(ChatModel(name="deepseek-chat", base_url=far, quirks=find_quirks(far, "deepseek-chat"))) == 128_000
     )
-    assert effective_window(ChatModel(name="deepseek-chat", base_url=near, quirks=known(near, "deepseek-chat"))) is None
-    assert effective_window(ChatModel(name="m", base_url=far, window=5, quirks=Quirks(window=9))) == 5
+    assert get_window(ChatModel(name="deepseek-chat", base_url=near, quirks=find_quirks(near, "deepseek-chat"))) is None
+    assert get_window(ChatModel(name="m", base_url=far, window=5, quirks=Quirks(window=9))) == 5
 
 
-# Refusals, in words as close to the servers' own as their public reports show them.
+# Refusals, quoted from public reports about the servers.
 
-LESSONS: list[tuple[str, int, Any, dict[str, Any], dict[str, Any]]] = [
+REFUSALS: list[tuple[str, int, Any, dict[str, Any], dict[str, Any]]] = [
     (
         "OpenAI: the limit has another name",
         400,
@@ -562,14 +567,14 @@ def no_waiting() -> Iterator[None]:
         yield
 
 
-async def asked(model: ChatModel, request: dict[str, Any]) -> tuple[ModelCall, list[str]]:
-    """A finished call, and the notices on its way."""
+async def run_call(model: ChatModel, request: dict[str, Any]) -> tuple[ModelCall, list[str]]:
+    """Run a model call; return it and its notices."""
     call, notices = ModelCall(model, request), list[str]()
 
     async def tell(delta: Delta) -> None:
         notices.extend([delta["notice"]] if "notice" in delta else [])
 
-    await call.listen(tell)
+    await call.run(tell)
     return call, notices
 
 
@@ -578,18 +583,18 @@ def request() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("status", "refusal", "before", "learned"), [case[1:] for case in LESSONS], ids=[case[0] for case in LESSONS]
+    ("status", "refusal", "before", "learned"), [case[1:] for case in REFUSALS], ids=[case[0] for case in REFUSALS]
 )
-async def test_refusal_teaches_once_is_said_and_remembered(
+async def test_refusal_changes_the_quirks_once_with_a_notice(
     status: int, refusal: Any, before: dict[str, Any], learned: dict[str, Any]
 ) -> None:
-    """The second request goes through; so does the next prompt's, at once."""
+    """The second request succeeds, and so does the next prompt's first one."""
     answers = [Failure(status, refusal), Reply("Hi"), Reply("Hi")]
     async with ScriptedServer(answers) as server:
         model = ChatModel(name="m", base_url=server.url, quirks=Quirks(**before))
         try:
-            _, notices = await asked(model, request())
-            _, later = await asked(model, request())
+            _, notices = await run_call(model, request())
+            _, later = await run_call(model, request())
         finally:
             await model.close()
         assert len(server.requests) == 3
@@ -609,7 +614,7 @@ async def test_parameter_that_is_refused_by_name_is_left_out() -> None:
 
     async with ScriptedServer(script) as server:
         model = ChatModel(name="m", base_url=server.url, parameters={"top_k": 5, "seed": 1})
-        _, notices = await asked(model, request())
+        _, notices = await run_call(model, request())
         await model.close()
     assert server.requests[1]["seed"] == 1
     assert notices == [f"{server.url} does not take top_k; it is left out from now on (400). Asking again now."]
@@ -620,18 +625,18 @@ async def test_same_refusal_again_is_an_error_and_not_a_loop() -> None:
     async with ScriptedServer(lambda asked: refusal) as server:
         model = ChatModel(name="m", base_url=server.url)
         with pytest.raises(ModelError, match="refused the request"):
-            await asked(model, request())
+            await run_call(model, request())
         await model.close()
         assert len(server.requests) == 2
 
 
-async def test_what_another_session_has_just_learned_is_no_error() -> None:
+async def test_refusal_that_another_session_has_learned_from_is_retried() -> None:
     refusal = Failure(400, {"error": {"message": "'temperature' is not supported"}})
     async with ScriptedServer(lambda asked: refusal if "temperature" in asked else Reply("Hi")) as server:
         model = ChatModel(name="m", base_url=server.url)
-        sent = model.body(request())
-        await asked(model, request())
-        assert "another session" in model.learn(json.dumps(refusal.body), sent)
+        sent = model.build_body(request())
+        await run_call(model, request())
+        assert "another session" in model.learn_from_refusal(json.dumps(refusal.body), sent)
         await model.close()
 
 
@@ -666,14 +671,14 @@ UNCLEAR: list[Any] = [
 
 
 @pytest.mark.parametrize("refusal", UNCLEAR, ids=lambda refusal: json.dumps(refusal)[:60])
-def test_refusal_that_is_not_clear_teaches_nothing(refusal: Any) -> None:
+def test_refusal_that_is_not_clear_changes_nothing(refusal: Any) -> None:
     text = refusal if isinstance(refusal, str) else json.dumps(refusal)
-    assert learn(text, {**body(user="me", stop=["x"]), "messages": conversation()}, Quirks()) is None
+    assert learn_from_refusal(text, {**body(user="me", stop=["x"]), "messages": conversation()}, Quirks()) is None
 
 
 @given(st.text(), every_quirk)
-def test_any_words_at_all_are_survived(words: str, quirks: Quirks) -> None:
-    learn(words, body(), quirks)
+def test_any_text_of_a_refusal_is_accepted(words: str, quirks: Quirks) -> None:
+    learn_from_refusal(words, body(), quirks)
 
 
 @pytest.mark.parametrize(
@@ -686,11 +691,11 @@ def test_any_words_at_all_are_survived(words: str, quirks: Quirks) -> None:
         (404, {"error": {"message": "No endpoints found that support tool use."}}),
     ],
 )
-async def test_server_without_tools_is_one_sentence_that_names_the_flags(status: int, refusal: Any) -> None:
+async def test_server_without_tools_is_an_error_that_names_the_flags(status: int, refusal: Any) -> None:
     async with ScriptedServer(lambda asked: Failure(status, refusal)) as server:
         model = ChatModel(name="m", base_url=server.url)
         with pytest.raises(ModelError, match=r"takes no tools \(\d+\): .+ Start llama\.cpp with --jinja, vLLM with "):
-            await asked(model, request())
+            await run_call(model, request())
         await model.close()
         assert len(server.requests) == 1
 
@@ -699,12 +704,12 @@ async def test_refused_schema_names_the_tool() -> None:
     refusal = Failure(400, {"error": {"message": "Invalid tools[0]: unrecognized schema"}})
     async with ScriptedServer([refusal, Reply("Hi")]) as server:
         model = ChatModel(name="m", base_url=server.url)
-        _, (notice,) = await asked(model, request())
+        _, (notice,) = await run_call(model, request())
         await model.close()
     assert "cannot read the schema of the tool 'weather'" in notice
 
 
-def test_quirks_in_the_readme_are_quirks() -> None:
+def test_quirks_in_the_readme_exist() -> None:
     text = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
     (block,) = re.findall(r"^```toml\n(\[models\.local\.quirks\].*?)^```", text, re.M | re.S)
     shown = tomllib.loads(block)["models"]["local"]["quirks"]

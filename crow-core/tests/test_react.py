@@ -174,7 +174,7 @@ async def test_a_call_whose_arguments_are_no_json_object_is_answered_with_an_err
     model = ScriptedModel([Reply(tool_calls=[use("demo_add", arguments)]), Reply("Sorry.")])
     crow = crow_with(model)
     ran: list[str] = []
-    crow.before_tool(lambda session, call: ran.append(call["id"]))
+    crow.before_tool(lambda session, tool_call: ran.append(tool_call.id))
     async with connect(crow) as editor:
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "add")

@@ -1,4 +1,4 @@
-"""What MCP servers have to read: mentioned, linked, and read by the model."""
+"""Tests of resources of MCP servers: mentioned, linked, and read by the model."""
 
 import sys
 from typing import Any
@@ -85,14 +85,14 @@ def reading(**arguments: Any) -> ScriptedModel:
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SOON", 200)
+    monkeypatch.setattr(module, "LIST_TIMEOUT", 200)
 
 
 README = '<resource uri="docs://readme">\nRead me.\n</resource>'
 
 
 @pytest.mark.parametrize("said", ["docs://readme", "readme", "docs://readme.", "readme),"])
-async def test_a_resource_that_is_mentioned_stands_behind_what_the_user_said(said: str):
+async def test_mentioned_resource_is_attached_to_the_prompt(said: str):
     model = hello()
     await say(app(model, library()), f"Explain @docs:{said} please")
     assert asked(model) == f"Explain @docs:{said} please\n\n{README}"
@@ -118,7 +118,7 @@ for line in sys.stdin:
 """
 
 
-async def test_a_server_without_tools_and_templates_and_with_a_resource_that_is_none_is_read_from(
+async def test_server_with_only_resources_and_an_invalid_one_is_read(
     caplog: pytest.LogCaptureFixture,
 ):
     model = hello()
@@ -131,24 +131,24 @@ async def test_a_server_without_tools_and_templates_and_with_a_resource_that_is_
     assert "MCP server 'docs' has resources that were left out: 'no address': " in caplog.text
 
 
-async def test_a_template_is_mentioned_by_a_uri_of_its_kind():
+async def test_template_is_mentioned_by_a_matching_uri():
     model = hello()
     await say(app(model, library()), "See @docs:page://7 and @docs:page://8")
     assert 'uri="page://7">\nPage 7.' in asked(model)
     assert 'uri="page://8">\nPage 8.' in asked(model)
 
 
-async def test_a_replay_shows_what_the_user_said_and_no_more():
+async def test_replay_shows_the_prompt_without_resources():
     crow = app(hello(), library())
     async with connect(crow) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "@docs:readme")
         (opened,) = crow.sessions.values()
-        shown = [update.content for update in replay(opened.log, "/") if isinstance(update, UserMessageChunk)]
-    assert shown == [TextBlock(text="@docs:readme")]
+        content = [update.content for update in replay(opened.log, "/") if isinstance(update, UserMessageChunk)]
+    assert content == [TextBlock(text="@docs:readme")]
 
 
-async def test_a_link_to_a_servers_resource_is_read_and_any_other_stays_a_link():
+async def test_link_to_a_resource_is_read_and_other_links_stay():
     model = hello()
     links = [ResourceLinkBlock(uri=uri, name="it") for uri in ("docs://readme", "page://3", "https://x/y")]
     await say(app(model, library()), "Explain", *links)
@@ -158,7 +158,7 @@ async def test_a_link_to_a_servers_resource_is_read_and_any_other_stays_a_link()
     assert asked(model).count("<resource") == 2
 
 
-async def test_an_image_that_is_mentioned_is_shown_to_the_model_and_a_blob_is_described():
+async def test_mentioned_image_is_sent_and_a_blob_is_described():
     model = hello()
     await say(app(model, library()), "@docs:docs://logo @docs:docs://blob")
     text, image, note = asked(model)
@@ -167,8 +167,8 @@ async def test_an_image_that_is_mentioned_is_shown_to_the_model_and_a_blob_is_de
     assert note["text"] == "[docs://blob: 6 bytes of application/zip, which cannot be shown]"
 
 
-async def test_resources_take_only_so_much_of_a_prompt(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "ROOM", 900)
+async def test_text_of_resources_in_a_prompt_is_limited(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "TEXT_LIMIT", 900)
     model = hello()
     await say(app(model, library()), "@docs:docs://long @docs:readme")
     assert "x" * 900 + "\n[100 characters left out]" in asked(model)
@@ -183,7 +183,7 @@ async def test_resources_take_only_so_much_of_a_prompt(monkeypatch: pytest.Monke
         ("@docs:docs://broken", "docs://broken was not read: "),
     ],
 )
-async def test_what_cannot_be_read_is_said_and_the_prompt_goes_on(said: str, sentence: str):
+async def test_unreadable_resource_is_a_notice_and_the_prompt_goes_on(said: str, sentence: str):
     model = hello()
     editor = await say(app(model, library()), said)
     (notice,) = editor.of(NoticeUpdate)
@@ -192,14 +192,14 @@ async def test_what_cannot_be_read_is_said_and_the_prompt_goes_on(said: str, sen
 
 
 @pytest.mark.parametrize("said", ["me@docs.example:80", "@someone: hi", "@other:readme", "a@docs:readme", "@docs: x"])
-async def test_what_only_looks_like_a_mention_is_left_alone(said: str):
+async def test_text_that_resembles_a_mention_is_left_alone(said: str):
     model = hello()
     editor = await say(app(model, library()), said)
     assert asked(model) == said
     assert not editor.of(NoticeUpdate)
 
 
-async def test_what_a_resource_says_of_a_secret_is_masked():
+async def test_secrets_in_a_resource_are_masked():
     server = FastMCP("docs")
     server.resource("docs://key")(lambda: "the key is canary-7f3a02c2")
     model = hello()
@@ -209,7 +209,7 @@ async def test_what_a_resource_says_of_a_secret_is_masked():
     assert "the key is [secret]" in asked(model)
 
 
-async def test_the_model_lists_and_reads_without_a_question():
+async def test_model_lists_and_reads_resources_without_a_permission():
     model = reading()
     editor = await say(app(model, library()), "go")
     assert "docs: docs://readme, readme: What it is\n" in result(model)
@@ -220,26 +220,26 @@ async def test_the_model_lists_and_reads_without_a_question():
 
 @pytest.mark.parametrize("server", ["", "docs"])
 @pytest.mark.parametrize(("uri", "text"), [("docs://readme", "Read me."), ("page://7", "Page 7.")])
-async def test_the_model_reads_a_resource(server: str, uri: str, text: str):
+async def test_model_reads_a_resource(server: str, uri: str, text: str):
     model = reading(uri=uri, server=server)
     await say(app(model, library()), "go")
     assert result(model) == text
 
 
-async def test_the_model_is_told_what_to_do_when_there_is_no_such_resource():
+async def test_unknown_resource_is_an_error_with_advice():
     model = reading(uri="docs://no")
     await say(app(model, library()), "go")
     assert result(model) == "No MCP server lists 'docs://no'. Call without a URI to see what there is."
 
 
-async def test_the_model_sees_an_image_that_it_reads():
+async def test_model_gets_an_image_that_it_reads():
     model = reading(uri="docs://logo")
     await say(app(model, library()), "go")
     parts = [part for message in model.requests[-1]["messages"][-2:] for part in message["content"]]
     assert any("image_url" in part for part in parts if isinstance(part, dict))
 
 
-async def test_the_tool_is_there_only_where_there_is_something_to_read():
+async def test_tool_is_offered_only_if_there_are_resources():
     with_some, without = hello(), hello()
     await say(app(with_some, library()), "go")
     assert offered(with_some) == ["mcp_resources"]

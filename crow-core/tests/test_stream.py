@@ -1,4 +1,4 @@
-"""What a provider's bytes become: the reader, and the message that its deltas fold into."""
+"""The conversion of a provider's bytes to deltas, and to the message into which they are merged."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from crow_core.errors import ModelError
 from crow_core.messages import Message, merge, settle
-from crow_core.models.stream import LONGEST, Reader, explain
+from crow_core.models.stream import MAX_EVENT_BYTES, EventStreamReader, describe_body
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
@@ -19,12 +19,12 @@ from openai.types.chat import ChatCompletionChunk
 
 FIELDS = ["content", "reasoning", "tool_calls", "id", "index", "function", "name", "arguments", "type", "text"]
 RECORDINGS = Path(__file__).parents[2].parent / "shared" / "recordings"
-"""Real streams, in a folder beside the checkout."""
+"""Recorded streams, in a folder beside the checkout."""
 
 
 @dataclass
 class Answer:
-    """All that a reader of a stream ends up with."""
+    """The result of reading a stream."""
 
     message: Message = field(default_factory=lambda: Message(role="assistant"))
     finish_reason: str = ""
@@ -47,8 +47,8 @@ class Answer:
 
 
 def read(*pieces: bytes) -> Answer:
-    """Fold a stream that arrives in these pieces; an error is kept beside what came before it."""
-    reader, answer = Reader("http://model/v1"), Answer()
+    """Read a stream that arrives in these pieces; the result holds an error and everything before it."""
+    reader, answer = EventStreamReader("http://model/v1"), Answer()
 
     def fold(deltas: Iterable[Any]) -> None:
         for delta in deltas:
@@ -60,7 +60,7 @@ def read(*pieces: bytes) -> Answer:
     try:
         for piece in pieces:
             fold(reader.feed(piece))
-        fold(reader.end())
+        fold(reader.finish())
     except ModelError as error:
         answer.error = str(error)
     settle(answer.message, used=set())
@@ -68,7 +68,7 @@ def read(*pieces: bytes) -> Answer:
 
 
 def event(delta: Any = None, **more: Any) -> bytes:
-    """A chunk whose only choice holds `delta`; `more` goes beside it, into the choice."""
+    """Make a chunk with one choice that holds `delta` and `more`."""
     return chunk(choices=[{"index": 0, "delta": delta or {}, **more}])
 
 
@@ -77,7 +77,7 @@ def chunk(**fields: Any) -> bytes:
 
 
 def call(name: str | None = None, arguments: Any = None, **more: Any) -> bytes:
-    """A chunk with one fragment of a tool call."""
+    """Make a chunk with one fragment of a tool call."""
     return event({"tool_calls": [{**more, "function": {"name": name, "arguments": arguments}}]})
 
 
@@ -85,7 +85,7 @@ STOP = event(finish_reason="stop") + b"data: [DONE]\n\n"
 CALLS = event(finish_reason="tool_calls") + b"data: [DONE]\n\n"
 
 
-def test_one_delta_may_hold_thought_text_and_tool_call_at_once() -> None:
+def test_one_delta_may_hold_reasoning_text_and_a_tool_call() -> None:
     fragment = {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}
     answer = read(event({"reasoning_content": "Hm.", "content": "So:", "tool_calls": [fragment]}), CALLS)
 
@@ -109,17 +109,17 @@ def test_content_that_is_null_does_not_hide_the_reasoning() -> None:
 
 
 @pytest.mark.parametrize("spelling", ["reasoning_content", "reasoning"])
-def test_reasoning_is_read_in_both_spellings(spelling: str) -> None:
+def test_reasoning_is_read_from_both_keys(spelling: str) -> None:
     answer = read(event({spelling: "Let "}), event({spelling: "me see."}), event({"content": "Yes"}), STOP)
     assert (answer.content, answer.thought) == ("Yes", "Let me see.")
 
 
-def test_reasoning_in_both_spellings_at_once_is_read_once() -> None:
+def test_reasoning_under_both_keys_at_once_is_read_once() -> None:
     answer = read(event({"reasoning_content": "Hm.", "reasoning": "Hm."}), event({"content": "Yes"}), STOP)
     assert answer.thought == "Hm."
 
 
-def test_content_as_a_list_of_parts_is_its_text_and_its_thoughts() -> None:
+def test_content_as_a_list_of_parts_is_split_into_text_and_reasoning() -> None:
     parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}, {"type": "text", "text": "Yes"}]
     answer = read(event({"content": parts}), event({"content": [{"type": "text", "text": "!"}]}), STOP)
     assert (answer.content, answer.thought) == ("Yes!", "Hm.")
@@ -145,7 +145,7 @@ def test_usage_comes_in_the_last_chunk_without_choices(missing: dict[str, Any]) 
     assert answer.usage == {"prompt_tokens": 3}
 
 
-def test_usage_on_every_chunk_means_the_last() -> None:
+def test_last_usage_counts() -> None:
     counts = [chunk(choices=[{"delta": {"content": "x"}}], usage={"completion_tokens": n}) for n in (1, 2, 3)]
     answer = read(*counts, STOP)
     assert (answer.content, answer.usage) == ("xxx", {"completion_tokens": 3})
@@ -157,11 +157,11 @@ def test_usage_without_numbers_does_not_replace_numbers() -> None:
     assert answer.usage == {"prompt_tokens": 3}
 
 
-def test_usage_may_stand_inside_the_choice() -> None:
+def test_usage_may_be_inside_the_choice() -> None:
     assert read(event({"content": "Hi"}, usage={"prompt_tokens": 3}), STOP).usage == {"prompt_tokens": 3}
 
 
-def test_usage_may_stand_in_x_groq() -> None:
+def test_usage_may_be_in_x_groq() -> None:
     answer = read(chunk(choices=[{"delta": {"content": "Hi"}}], x_groq={"id": "r"}), chunk(x_groq={"usage": {"a": 1}}))
     assert answer.usage == {"a": 1}
 
@@ -172,17 +172,17 @@ def test_stream_without_usage_reports_none() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
 @pytest.mark.parametrize("text", ["<think>Hm.\n</think>\n\nYes", "\n <think>Hm.\n</think>Yes", "Hm.\n</think>\n\nYes"])
-def test_think_tags_split_anywhere_are_split_off(text: str, size: int) -> None:
+def test_think_tags_are_recognized_wherever_they_are_split(text: str, size: int) -> None:
     answer = read(*(event({"content": text[at : at + size]}) for at in range(0, len(text), size)), STOP)
     assert (answer.content, answer.thought) == ("Yes", "Hm.\n")
 
 
-def test_closing_tag_without_an_opening_one_makes_a_thought_of_what_came_before() -> None:
+def test_text_before_a_closing_tag_without_an_opening_one_is_reasoning() -> None:
     answer = read(event({"content": "Let me "}), event({"content": "see.</thi"}), event({"content": "nk>Yes"}), STOP)
     assert (answer.content, answer.thought) == ("Yes", "Let me see.")
 
 
-def test_thought_that_is_never_closed_stays_a_thought() -> None:
+def test_reasoning_without_a_closing_tag_stays_reasoning() -> None:
     answer = read(event({"content": "<think>Hm"}), event({"content": " </thin"}), STOP)
     assert (answer.content, answer.thought) == (None, "Hm </thin")
 
@@ -203,22 +203,22 @@ def test_text_about_think_tags_stays_text(size: int) -> None:
     assert (answer.content, answer.thought) == (text, None)
 
 
-def test_tags_are_text_where_reasoning_came_in_its_own_field() -> None:
+def test_tags_are_text_if_reasoning_came_in_its_own_field() -> None:
     answer = read(event({"reasoning_content": "Hm."}), event({"content": "Use </think> to close."}), STOP)
     assert (answer.content, answer.thought) == ("Use </think> to close.", "Hm.")
 
 
-def test_reasoning_that_comes_between_two_pieces_of_text_does_not_reorder_them() -> None:
+def test_reasoning_between_two_pieces_of_text_does_not_reorder_them() -> None:
     answer = read(event({"content": "<"}), event({"reasoning": "Hm."}), event({"content": "b> is bold"}), STOP)
     assert (answer.content, answer.thought) == ("<b> is bold", "Hm.")
 
 
-def test_second_thought_in_one_reply_is_text() -> None:
+def test_second_pair_of_tags_in_a_reply_is_text() -> None:
     answer = read(event({"content": "<think>a</think>b<think>c</think>d"}), STOP)
     assert (answer.content, answer.thought) == ("b<think>c</think>d", "a")
 
 
-def test_white_space_behind_a_thought_is_dropped_even_before_a_second_tag() -> None:
+def test_white_space_after_reasoning_is_dropped_even_before_a_second_tag() -> None:
     answer = read(event({"content": "a</think>"}), event({"content": "\n<think>"}), STOP)
     assert (answer.content, answer.thought) == ("<think>", "a")
 
@@ -228,7 +228,7 @@ PIECES = ["<think>", "</think>", "<", "<thi", "nk>", "</", ">", " ", "\n", "a", 
 
 @settings(max_examples=5 * settings.default.max_examples, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=12), st.data())
-def test_any_split_of_a_text_gives_the_same_thoughts_and_content(pieces: list[str], data: st.DataObject) -> None:
+def test_any_split_of_a_text_gives_the_same_reasoning_and_content(pieces: list[str], data: st.DataObject) -> None:
     text = "".join(pieces)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
     split = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -239,11 +239,11 @@ def test_any_split_of_a_text_gives_the_same_thoughts_and_content(pieces: list[st
 
 
 def bare(text: Any) -> str:
-    """Without tags and white space."""
+    """Remove tags and white space."""
     return "".join(re.sub("</?think>", "", text or "").split())
 
 
-def test_error_object_in_the_middle_is_an_error_and_keeps_what_came_before() -> None:
+def test_error_object_in_a_stream_is_an_error_that_keeps_the_reply_so_far() -> None:
     answer = read(event({"content": "Hal"}), chunk(error={"message": "CUDA out of memory.", "code": 500}), STOP)
     assert answer.content == "Hal"
     assert answer.error == (
@@ -263,14 +263,14 @@ def test_error_object_in_the_middle_is_an_error_and_keeps_what_came_before() -> 
     ],
     ids=["text", "object", "choice", "field", "event", "no-event"],
 )
-def test_error_is_heard_in_whatever_shape_it_comes(data: bytes) -> None:
+def test_error_is_recognized_in_any_form(data: bytes) -> None:
     assert "reported an error: overloaded." in read(data).error
 
 
 @pytest.mark.parametrize(("code", "passing"), [(429, True), ("503", True), (400, False), (None, False)])
-def test_error_object_says_by_its_code_whether_it_passes(code: Any, passing: bool) -> None:
+def test_code_of_an_error_object_decides_whether_to_retry(code: Any, passing: bool) -> None:
     with pytest.raises(ModelError) as caught:
-        Reader("x").feed(chunk(error={"message": "no", "code": code}))
+        EventStreamReader("x").feed(chunk(error={"message": "no", "code": code}))
     assert caught.value.retry == passing
 
 
@@ -305,7 +305,7 @@ TOO_LONG = [
     "The total number of tokens in your request exceeds the model's limit",
     "context length exceeded",
 ]
-"""How servers and providers say that a request is longer than their window."""
+"""Messages of servers that refuse a request as longer than their window."""
 OTHERWISE = [
     "Invalid max_tokens value, the valid range of max_tokens is [1, 8192]",
     "max_tokens is too large: 100000. This model supports at most 4096 completion tokens",
@@ -331,40 +331,40 @@ OTHERWISE = [
 
 
 @pytest.mark.parametrize(("said", "too_long"), [*((said, True) for said in TOO_LONG), *((s, False) for s in OTHERWISE)])
-def test_error_says_whether_a_shorter_request_may_do(said: str, too_long: bool) -> None:
+def test_error_says_whether_the_request_was_too_long(said: str, too_long: bool) -> None:
     with pytest.raises(ModelError) as caught:
-        Reader("x").feed(chunk(error={"message": said, "code": 500}))
+        EventStreamReader("x").feed(chunk(error={"message": said, "code": 500}))
     assert caught.value.too_long == too_long
 
 
-def test_tool_call_that_died_halfway_is_an_error() -> None:
+def test_tool_call_that_is_cut_is_an_error() -> None:
     answer = read(call("rm", '{"path": "/ho', index=0, id="a"))
     assert answer.error.startswith("http://model/v1 broke off in the middle of its answer.")
 
 
-def test_tool_call_whose_end_nobody_confirmed_is_an_error_even_where_it_looks_whole() -> None:
+def test_tool_call_without_a_confirmed_end_is_an_error_even_if_it_looks_complete() -> None:
     assert "broke off" in read(call("rm", '{"path": "/home"}', index=0, id="a")).error
 
 
-def test_event_that_died_halfway_is_an_error() -> None:
+def test_event_that_is_cut_is_an_error() -> None:
     answer = read(event({"content": "Hal"}), b'data: {"choices": [{"delta": {"con')
     assert answer.content == "Hal"
     assert "broke off" in answer.error
 
 
-def test_text_whose_end_nobody_confirmed_is_kept_and_said_to_be_perhaps_incomplete() -> None:
+def test_text_without_a_confirmed_end_is_kept_with_a_notice() -> None:
     answer = read(event({"content": "Half a sen"}))
     assert (answer.content, answer.error) == ("Half a sen", "")
     assert answer.notices == ["http://model/v1 did not say that its answer is complete; it may be cut short."]
 
 
 @pytest.mark.parametrize("end", [event(finish_reason="stop"), b"data: [DONE]\n\n", b"data: [DONE]"])
-def test_finish_reason_or_done_alone_makes_an_answer_whole(end: bytes) -> None:
+def test_finish_reason_or_done_alone_completes_an_answer(end: bytes) -> None:
     answer = read(event({"content": "Hi"}), call("f", "{}", index=0, id="a"), end)
     assert (answer.content, answer.calls, answer.error, answer.notices) == ("Hi", [("a", "f", "{}")], "", [])
 
 
-def test_keep_alive_comments_and_other_fields_are_passed_over() -> None:
+def test_keep_alive_comments_and_other_fields_are_skipped() -> None:
     noise = (
         b": OPENROUTER PROCESSING\n\n",
         b"event: message\nid: 7\nretry: 10\n",
@@ -388,12 +388,12 @@ def test_events_may_come_without_blank_lines_between() -> None:
     assert read(stream.replace(b"\n\n", b"\n")).content == "Hi"
 
 
-def test_json_of_an_event_may_stretch_over_data_lines() -> None:
+def test_json_of_an_event_may_span_several_data_lines() -> None:
     body = json.dumps({"choices": [{"delta": {"content": "Hi"}}]}, indent=1)
     assert read(b"".join(b"data: " + line.encode() + b"\n" for line in body.splitlines()), b"\n", STOP).content == "Hi"
 
 
-def test_event_that_is_no_json_is_an_error_and_not_lost_silently() -> None:
+def test_event_that_is_not_json_is_an_error() -> None:
     answer = read(
         event({"content": "a"}), b'data: {"choices": [{"delta": {"content": "b}}]}\n\n', event({"content": "c"})
     )
@@ -413,8 +413,8 @@ def test_event_that_is_no_json_is_an_error_and_not_lost_silently() -> None:
         {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": "f"}]}}]},
     ],
 )
-def test_event_of_an_unknown_shape_is_an_error_that_shows_it(odd: dict[str, Any]) -> None:
-    """In a stream, and where it is all that came."""
+def test_event_of_an_unknown_form_is_an_error_that_quotes_it(odd: dict[str, Any]) -> None:
+    """The event comes in a stream, and alone."""
     for sent in (chunk(**odd), json.dumps(odd).encode()):
         assert read(sent).error.startswith('http://model/v1 sent something unknown: {"choices": ')
 
@@ -428,7 +428,7 @@ ANY = st.recursive(
 
 @settings(deadline=None)
 @given(st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, ANY)), max_size=4), ANY)
-def test_whatever_an_event_holds_it_is_read_or_refused(parts: list[Any], reason: Any) -> None:
+def test_any_event_is_read_or_refused(parts: list[Any], reason: Any) -> None:
     events = [chunk(choices=[{"delta": part}]) for part in parts]
     answer = read(*events, chunk(choices=[{"delta": {}, "finish_reason": reason}]))
     assert isinstance(answer.finish_reason, str)
@@ -436,7 +436,7 @@ def test_whatever_an_event_holds_it_is_read_or_refused(parts: list[Any], reason:
         assert all(isinstance(text, str) for text in (call["id"], *call["function"].values()))
 
 
-def test_character_split_between_two_pieces_is_whole_again() -> None:
+def test_character_split_between_two_pieces_is_joined() -> None:
     stream = event({"content": "Zürich 🐦"}) + STOP
     for cut in range(len(stream)):
         assert read(stream[:cut], stream[cut:]).content == "Zürich 🐦"
@@ -450,7 +450,7 @@ def test_half_a_character_inside_an_event_does_not_break_the_stream(half: bytes)
     str(answer.content).encode()
 
 
-def test_web_page_with_200_is_an_error_that_tells_what_to_check() -> None:
+def test_web_page_with_200_is_an_error_that_says_what_to_check() -> None:
     assert read(b"<!DOCTYPE html>\n<html>Hello</html>").error == (
         "http://model/v1 did not answer as a chat-completions endpoint: it sent a web page instead of JSON; base_url "
         "usually ends in /v1. Check base_url."
@@ -479,7 +479,7 @@ def test_empty_answer_with_200_is_an_error(data: bytes) -> None:
     )
 
 
-def test_reply_that_finished_without_a_word_is_no_broken_stream() -> None:
+def test_empty_reply_with_a_finish_reason_is_complete() -> None:
     answer = read(event({"role": "assistant", "content": ""}), STOP)
     assert (answer.message, answer.finish_reason, answer.error) == ({"role": "assistant"}, "stop", "")
 
@@ -505,16 +505,16 @@ def test_reply_that_finished_without_a_word_is_no_broken_stream() -> None:
         (b"<html>", "it sent a web page instead of JSON; base_url usually ends in /v1"),
     ],
 )
-def test_words_of_an_error_are_found_wherever_the_provider_put_them(body: bytes, sentence: str) -> None:
-    assert explain(body, "") == sentence
+def test_message_of_an_error_is_found_under_any_providers_keys(body: bytes, sentence: str) -> None:
+    assert describe_body(body, "") == sentence
 
 
 def test_long_error_body_is_cut() -> None:
-    assert len(explain(b"x" * 10_000, "")) == 300
+    assert len(describe_body(b"x" * 10_000, "")) == 300
 
 
 def recorded(kind: str) -> Sequence[Any]:
-    """The recordings of a kind, as parameters; a skipped one where there are none."""
+    """Return the recordings of a kind as parameters; a skipped one if there are none."""
     if not RECORDINGS.is_dir():
         reason = f"{RECORDINGS} is not there: recorded streams are compared only where they are"
         return [pytest.param({}, marks=pytest.mark.skip(reason=reason))]
@@ -524,7 +524,7 @@ def recorded(kind: str) -> Sequence[Any]:
 
 
 @pytest.mark.parametrize("recording", recorded("stream"))
-def test_recorded_stream_is_read_as_the_openai_sdk_does_where_it_copes(recording: dict[str, Any]) -> None:
+def test_recorded_stream_is_read_like_the_openai_sdk_if_that_can_read_it(recording: dict[str, Any]) -> None:
     body: bytes = recording["response_sse"].encode()
     state = ChatCompletionStreamState()
     try:
@@ -533,36 +533,36 @@ def test_recorded_stream_is_read_as_the_openai_sdk_does_where_it_copes(recording
                 state.handle_chunk(ChatCompletionChunk.model_validate_json(event.data))
         message = state.current_completion_snapshot.choices[0].message
     except (ValueError, AssertionError):
-        return  # the SDK refuses what this provider sends; the test below says what we make of it
+        return  # the SDK refuses this stream; the test below checks it
 
-    reader, reply = Reader("x", think_tags=False), Message(role="assistant")
-    for delta in [*reader.feed(body), *reader.end()]:
+    reader, reply = EventStreamReader("x", think_tags=False), Message(role="assistant")
+    for delta in [*reader.feed(body), *reader.finish()]:
         merge(reply, delta)
     calls = [call["function"] for call in settle(reply, used=set()).get("tool_calls", [])]
     assert reply.get("content", "") == (message.content or "") + (message.refusal or "")
     theirs = [(call.function.name, call.function.arguments or "{}") for call in message.tool_calls or []]
-    if theirs != [("llm_versionllm_version", "{}")]:  # a server that repeats the name: the SDK doubles it
+    if theirs != [("llm_versionllm_version", "{}")]:  # the server repeats the name, and the SDK doubles it
         assert [(call["name"], call["arguments"]) for call in calls] == theirs
 
 
 @pytest.mark.parametrize("recording", recorded("stream"))
-def test_recorded_stream_is_read_as_an_independent_reader_did(recording: dict[str, Any]) -> None:
+def test_recorded_stream_is_read_like_by_an_independent_reader(recording: dict[str, Any]) -> None:
     expected = recording["expected"]
     answer = read(recording["response_sse"].encode())
     content, reasoning = expected["content"], expected["reasoning"]
-    if content.startswith("<think>"):  # we split the tags off
+    if content.startswith("<think>"):  # crow removes the tags
         reasoning, _, content = content.removeprefix("<think>").partition("</think>")
-    if reasoning:  # we drop the white space between thought and answer
+    if reasoning:  # crow drops the white space between reasoning and answer
         content = content.lstrip()
-    if "I'm sorry, I can't assist" in str(answer.content):  # we show the text of a refusal
+    if "I'm sorry, I can't assist" in str(answer.content):  # crow shows the text of a refusal
         content = "I'm sorry, I can't assist with that request."
-    calls = [(c["id"] or "call", c["name"], c["arguments"] or "{}") for c in expected["calls"]]  # we make up both
+    calls = [(c["id"] or "call", c["name"], c["arguments"] or "{}") for c in expected["calls"]]  # crow generates both
 
     assert (answer.content or "", answer.thought or "") == (content, reasoning)
     assert answer.calls == calls
     assert answer.finish_reason == (expected["finish"] or "")
     usage: dict[str, Any] = expected["usage"] or {}
-    # llama.cpp tells beside the usage what it had read before: the only key we add
+    # the cached tokens of llama.cpp are not in its usage: crow adds only this key
     told = {name: count for name, count in answer.usage.items() if name != "cached_tokens" or name in usage}
     assert told == {name: count for name, count in usage.items() if count is not None}
     assert (answer.error, answer.notices) == ("", [])
@@ -586,7 +586,9 @@ def test_any_split_of_a_recorded_stream_gives_the_same_message(recording: dict[s
 @pytest.mark.parametrize("recording", recorded("stream"))
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_recorded_stream_cut_short_never_ends_in_a_half_call(recording: dict[str, Any], data: st.DataObject) -> None:
+def test_recorded_stream_that_is_cut_never_ends_in_a_partial_tool_call(
+    recording: dict[str, Any], data: st.DataObject
+) -> None:
     stream: bytes = recording["response_sse"].encode()
     whole = read(stream)
     answer = read(stream[: data.draw(st.integers(0, len(stream)))])
@@ -594,12 +596,12 @@ def test_recorded_stream_cut_short_never_ends_in_a_half_call(recording: dict[str
 
 
 @pytest.mark.parametrize("recording", recorded("error"))
-def test_recorded_error_is_told_in_words(recording: dict[str, Any]) -> None:
-    said = explain(recording["response_sse"].encode(), "")
+def test_recorded_error_is_described(recording: dict[str, Any]) -> None:
+    said = describe_body(recording["response_sse"].encode(), "")
     assert said
     assert said[0] not in "{[", "no JSON is left"
 
 
 @pytest.mark.parametrize("piece", [b"a" * 2**20, b'data: {"a": "' + b"a" * 2**20 + b"\n"], ids=["line", "event"])
-def test_an_event_without_an_end_is_given_up(piece: bytes) -> None:
-    assert "sent an event without an end" in read(*[piece] * (LONGEST // 2**20 + 1)).error
+def test_event_without_an_end_is_an_error(piece: bytes) -> None:
+    assert "sent an event without an end" in read(*[piece] * (MAX_EVENT_BYTES // 2**20 + 1)).error

@@ -24,7 +24,7 @@ from crow_core.mcp.server import Server
 from crow_core.models.chat import ModelCall
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.script import in_order
+from crow_core.testing.script import play_in_order
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio
@@ -63,7 +63,7 @@ def is_child(request: dict[str, Any]) -> bool:
 
 def cast(parent: Sequence[Reply], child: Sequence[Reply], name: str = "scripted") -> ScriptedModel:
     """A model that plays both parts."""
-    ours, theirs = in_order(parent), in_order(child)
+    ours, theirs = play_in_order(parent), play_in_order(child)
     return ScriptedModel(lambda request: theirs(request) if is_child(request) else ours(request), name)
 
 

@@ -629,10 +629,10 @@ async def test_known_tools_of_an_unavailable_server_are_offered():
 async def test_built_in_tools_are_preloaded_when_the_process_is_idle(monkeypatch: pytest.MonkeyPatch):
     """It is busy when it is looked at for the first five times."""
     spent = chain(range(10), repeat(10))  # at the beginning and at the end of each look
-    monkeypatch.setattr(servers, "WARM_AFTER", 0.01)
-    monkeypatch.setattr(servers, "process_time", lambda: next(spent) * servers.WARM_AFTER)
+    monkeypatch.setattr(servers, "PRELOAD_DELAY", 0.01)
+    monkeypatch.setattr(servers, "process_time", lambda: next(spent) * servers.PRELOAD_DELAY)
     server = Server("crow", lambda: FastMCP("workshop"), definitions=[], built_in=True, shared=True)
-    server.warm()
+    server.preload()
     while not server.connected:
         await asyncio.sleep(0)
     assert next(spent) == 10
@@ -909,10 +909,10 @@ print(fastmcp.settings.client_disconnect_timeout, sorted(name for name in os.env
 """
 
 
-def test_an_env_file_in_the_working_folder_does_not_switch_fastmcps_settings(tmp_path: Path):
+def test_env_file_of_the_working_folder_does_not_change_fastmcps_settings(tmp_path: Path):
     (tmp_path / ".env").write_text("FASTMCP_CLIENT_DISCONNECT_TIMEOUT=77\n")
-    ours = "from threading import Thread\nfrom crow_core.mcp.server import fastmcp_client\n"
-    ours += "threads = [Thread(target=fastmcp_client) for _ in range(4)]\n"
+    ours = "from threading import Thread\nfrom crow_core.mcp.server import import_sdk\n"
+    ours += "threads = [Thread(target=import_sdk) for _ in range(4)]\n"
     ours += "[thread.start() for thread in threads]\n[thread.join() for thread in threads]\n"
 
     def printed(script: str) -> str:

@@ -1,4 +1,4 @@
-"""One trace from the editor through the agent to its tools."""
+"""The trace context from the client through the agent to its tools."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -14,7 +14,7 @@ from crow_core.mcp.server import Server
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel
 from crow_core.testing.script import ScriptedCall as Use
-from crow_core.testing.wire import Wire, wired
+from crow_core.testing.wire import RawClient, connect_raw
 from fastmcp import Context, FastMCP
 from opentelemetry import context, trace
 
@@ -25,7 +25,7 @@ CONTEXT = {"traceparent": f"00-{ID}-{PARENT}-01", "tracestate": "vendor=x", "bag
 
 
 class Noted(trace.NonRecordingSpan):
-    """A span that remembers."""
+    """A span that records its attributes and its end."""
 
     def __init__(self, name: str, parent: Any, number: int, attributes: Any) -> None:
         super().__init__(trace.SpanContext(parent.trace_id or number, number, False, trace.TraceFlags(1)))
@@ -44,7 +44,7 @@ class Noted(trace.NonRecordingSpan):
 
 
 class Notes(trace.NoOpTracer):
-    """A tracer whose spans can be looked at."""
+    """A tracer that records its spans."""
 
     def __init__(self) -> None:
         self.spans: list[Noted] = []
@@ -59,7 +59,7 @@ class Notes(trace.NoOpTracer):
 
 
 class Tools:
-    """A server that notes with which `_meta` it was called."""
+    """A server that records the `_meta` of its calls."""
 
     def __init__(self) -> None:
         self.metas: list[dict[str, Any]] = []
@@ -84,18 +84,18 @@ def model(name: str) -> ScriptedModel:
 
 
 @asynccontextmanager
-async def session_of(crow: Crow) -> AsyncGenerator[tuple[Wire, str]]:
-    async with wired(crow) as wire:
+async def session_of(crow: Crow) -> AsyncGenerator[tuple[RawClient, str]]:
+    async with connect_raw(crow) as wire:
         yield wire, (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
 
 
-async def prompt(wire: Wire, session: str, meta: Any = None) -> dict[str, Any]:
+async def prompt(wire: RawClient, session: str, meta: Any = None) -> dict[str, Any]:
     said = [{"type": "text", "text": "go"}]
     return await wire.ask("session/prompt", {"sessionId": session, "prompt": said, "_meta": meta})
 
 
 @pytest.mark.parametrize(("built_in", "name"), [(True, "look"), (False, "tools_look")])
-async def test_every_server_learns_the_trace_and_only_our_own_learn_more(built_in: bool, name: str):
+async def test_every_server_gets_the_trace_and_only_built_in_ones_get_more(built_in: bool, name: str):
     tools = Tools()
     crow = Crow(model(name), servers=[tools.server(built_in=built_in)]).use(permissions, mode="yolo")
     async with session_of(crow) as (wire, session):
@@ -119,7 +119,7 @@ async def test_every_server_learns_the_trace_and_only_our_own_learn_more(built_i
         {"baggage": "a" * 10_000},
     ],
 )
-async def test_a_trace_that_is_none_goes_nowhere(meta: Any):
+async def test_malformed_trace_is_not_sent(meta: Any):
     tools = Tools()
     crow = Crow(model("tools_look"), servers=[tools.server(built_in=False)]).use(permissions, mode="yolo")
     async with session_of(crow) as (wire, session):
@@ -169,7 +169,7 @@ async def test_turn_model_calls_and_tool_calls_are_spans_of_the_clients_trace():
     assert trace.get_current_span(context.get_current()) is trace.INVALID_SPAN
 
 
-async def test_a_question_beside_the_conversation_ends_no_span_of_it():
+async def test_model_call_beside_the_turn_ends_no_span_of_the_turn():
     notes = Notes()
     replies = [Reply("A bird.", usage={"prompt_tokens": 1}), Reply("Done.", usage={"prompt_tokens": 2})]
     crow = Crow(ScriptedModel(replies)).use(telemetry, tracer=notes)
@@ -184,7 +184,7 @@ async def test_a_question_beside_the_conversation_ends_no_span_of_it():
     assert chat.attributes["gen_ai.usage.input_tokens"] == 2
 
 
-async def test_a_span_ends_however_its_turn_does():
+async def test_span_ends_with_every_end_of_a_turn():
     notes = Notes()
     broken = ScriptedModel([Reply("Hel", error=ModelError("It broke."))])
     async with session_of(Crow(broken).use(telemetry, tracer=notes)) as (wire, session):
@@ -195,7 +195,7 @@ async def test_a_span_ends_however_its_turn_does():
     ]
 
 
-async def test_a_tool_that_fails_is_a_span_that_failed():
+async def test_span_of_a_failed_tool_call_has_an_error():
     notes, tools = Notes(), Tools()
     crow = Crow(model("tools_look"), servers=[tools.server(built_in=False)]).use(telemetry, tracer=notes)
 
@@ -209,7 +209,7 @@ async def test_a_tool_that_fails_is_a_span_that_failed():
     assert (tool.name, tool.ended, tool.failed) == ("execute_tool tools_look", True, True)
 
 
-def test_no_file_of_ours_loads_opentelemetry_for_its_own_sake():
+def test_no_module_imports_opentelemetry_by_itself():
     import crow_core
 
     files = Path(str(crow_core.__file__)).parent.rglob("*.py")

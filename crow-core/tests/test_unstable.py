@@ -14,7 +14,7 @@ from crow_core.session import Session
 from crow_core.store import Record
 from crow_core.testing import Reply, ScriptedModel, ScriptedServer
 from crow_core.testing.script import ScriptedCall as Use
-from crow_core.testing.wire import Wire, wired
+from crow_core.testing.wire import RawClient, connect_raw
 
 pytestmark = pytest.mark.anyio
 
@@ -27,11 +27,11 @@ COUNTS = {
 }
 
 
-async def opened(wire: Wire, **params: Any) -> str:
+async def opened(wire: RawClient, **params: Any) -> str:
     return (await wire.ask("session/new", {"cwd": "/", "mcpServers": [], **params}))["result"]["sessionId"]
 
 
-async def prompt(wire: Wire, session: str) -> dict[str, Any]:
+async def prompt(wire: RawClient, session: str) -> dict[str, Any]:
     return (await wire.ask("session/prompt", {"sessionId": session, "prompt": HI}))["result"]
 
 
@@ -60,7 +60,7 @@ async def no_app(models: Any = None) -> Crow:
 
 async def test_unstable_features_are_off_by_default():
     model = ScriptedModel(lambda request: Reply("Well.", usage=COUNTS))
-    async with wired(remembering(model).use(usage)) as wire:
+    async with connect_raw(remembering(model).use(usage)) as wire:
         capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
         assert "providers" not in capabilities
         assert not {"fork", "systemPrompt"} & capabilities["sessionCapabilities"].keys()
@@ -71,7 +71,7 @@ async def test_unstable_features_are_off_by_default():
 
 
 async def test_initialize_announces_unstable_capabilities():
-    async with wired(remembering(talker()), unstable=True) as wire:
+    async with connect_raw(remembering(talker()), unstable=True) as wire:
         capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
     assert capabilities["providers"] == {}
     assert capabilities["sessionCapabilities"]["fork"] == {}
@@ -81,7 +81,7 @@ async def test_initialize_announces_unstable_capabilities():
 async def test_the_response_to_a_prompt_has_the_tokens_of_its_turn():
     calls = [Use(name="nothing", arguments={})]
     model = ScriptedModel([Reply(tool_calls=calls, usage=COUNTS), Reply("A", usage=COUNTS), Reply("B", usage=COUNTS)])
-    async with wired(Crow(model).use(usage), unstable=True) as wire:
+    async with connect_raw(Crow(model).use(usage), unstable=True) as wire:
         session = await opened(wire)
         assert (await prompt(wire, session))["usage"] == {
             "inputTokens": 2000,
@@ -95,7 +95,7 @@ async def test_the_response_to_a_prompt_has_the_tokens_of_its_turn():
 
 async def test_instructions_of_the_client_are_appended_to_those_of_the_agent():
     model = talker()
-    async with wired(Crow(model), unstable=True) as wire:
+    async with connect_raw(Crow(model), unstable=True) as wire:
         await prompt(wire, await opened(wire, **instructions("Speak {{ cwd }} French.")))
     assert system_of(model).startswith("You are crow")
     assert system_of(model).endswith("\n\nSpeak {{ cwd }} French.")
@@ -109,14 +109,14 @@ async def test_instructions_of_the_client_can_replace_those_of_the_agent():
     def more(session: Session) -> str:
         return "The project's own rules."
 
-    async with wired(crow, unstable=True) as wire:
+    async with connect_raw(crow, unstable=True) as wire:
         await prompt(wire, await opened(wire, **instructions("{% if %} Be a poet.", "override")))
     assert system_of(model) == "{% if %} Be a poet.\n\nThe project's own rules."
 
 
 async def test_instructions_of_the_client_are_recorded_as_variables():
     crow = Crow(talker())
-    async with wired(crow, unstable=True) as wire:
+    async with connect_raw(crow, unstable=True) as wire:
         session = await opened(wire, **instructions("Be brief."))
         await prompt(wire, session)
         notes = [entry.get("crow", {}) for entry in crow.sessions[session].log]
@@ -139,7 +139,7 @@ async def test_instructions_of_the_client_are_recorded_as_variables():
 )
 async def test_invalid_instructions_open_no_session(wrong: Any):
     crow = Crow(talker())
-    async with wired(crow, unstable=True) as wire:
+    async with connect_raw(crow, unstable=True) as wire:
         answer = await wire.ask("session/new", {"cwd": "/", "mcpServers": [], "systemPrompt": wrong})
         assert answer["error"]["code"] == INVALID_PARAMS
         assert crow.sessions == {}
@@ -172,7 +172,7 @@ async def test_a_loaded_session_gets_a_new_system_prompt_only_for_new_instructio
     method: str, given: dict[str, Any], told: str
 ):
     model = talker()
-    async with wired(remembering(model), unstable=True) as wire:
+    async with connect_raw(remembering(model), unstable=True) as wire:
         await wire.ask(method, {"sessionId": "s", "cwd": "/", "mcpServers": [], **given})
         await prompt(wire, "s")
     assert system_of(model).endswith(told)
@@ -183,7 +183,7 @@ async def test_the_client_can_set_an_endpoint_if_none_is_configured():
     headers = {"Authorization": "Bearer sk-of-the-client-1234", "X-Route": "eu"}
     async with (
         ScriptedServer(lambda request: Reply("From afar.")) as server,
-        wired(LazyApp(no_app), unstable=True) as wire,
+        connect_raw(LazyApp(no_app), unstable=True) as wire,
     ):
         new: dict[str, Any] = {"cwd": "/", "mcpServers": []}
         assert (await wire.ask("session/new", new))["error"]["code"] == AUTH_REQUIRED
@@ -205,7 +205,7 @@ async def test_the_client_can_set_an_endpoint_if_none_is_configured():
 async def test_an_endpoint_of_the_client_is_used_from_the_next_session_until_it_is_disabled():
     configured = ScriptedModel(lambda request: Reply("From here."))
     crow = Crow(configured)
-    async with ScriptedServer(lambda request: Reply("From afar.")) as server, wired(crow, unstable=True) as wire:
+    async with ScriptedServer(lambda request: Reply("From afar.")) as server, connect_raw(crow, unstable=True) as wire:
         before = await opened(wire)
         await wire.ask("providers/set", {"providerId": "main", "apiType": "openai", "baseUrl": server.url})
         during = await opened(wire)
@@ -224,7 +224,10 @@ async def test_the_key_of_the_clients_endpoint_is_secret():
         return made
 
     made = Crow(talker()).use(mask_secrets)
-    async with ScriptedServer(lambda request: Reply("Well.")) as server, wired(LazyApp(make), unstable=True) as wire:
+    async with (
+        ScriptedServer(lambda request: Reply("Well.")) as server,
+        connect_raw(LazyApp(make), unstable=True) as wire,
+    ):
         wanted = {"providerId": "main", "apiType": "openai", "baseUrl": server.url, "headers": {"X-Api-Key": key}}
         await wire.ask("providers/set", wanted)
         session = made.sessions[await opened(wire)]
@@ -251,7 +254,7 @@ async def test_the_key_of_the_clients_endpoint_is_secret():
     ],
 )
 async def test_an_invalid_endpoint_is_refused_and_changes_nothing(wrong: dict[str, Any]):
-    async with wired(Crow(talker()), unstable=True) as wire:
+    async with connect_raw(Crow(talker()), unstable=True) as wire:
         right = {"providerId": "main", "apiType": "openai", "baseUrl": "https://example.org/v1"}
         assert (await wire.ask("providers/set", {**right, **wrong}))["error"]["code"] == INVALID_PARAMS
         assert "current" not in (await wire.ask("providers/list", {}))["result"]["providers"][0]
@@ -260,15 +263,15 @@ async def test_an_invalid_endpoint_is_refused_and_changes_nothing(wrong: dict[st
 
 async def test_an_endpoint_without_a_model_list_serves_the_configured_models():
     pages = {"/v1/models": "nothing here"}
-    async with ScriptedServer(well, pages=pages) as server, wired(Crow(talker()), unstable=True) as wire:
+    async with ScriptedServer(well, pages=pages) as server, connect_raw(Crow(talker()), unstable=True) as wire:
         await wire.ask("providers/set", {"providerId": "main", "apiType": "openai", "baseUrl": server.url})
         await prompt(wire, await opened(wire))
         assert server.requests[0]["model"] == "scripted"
-    async with ScriptedServer(well, pages=pages) as server, wired(LazyApp(no_app), unstable=True) as wire:
+    async with ScriptedServer(well, pages=pages) as server, connect_raw(LazyApp(no_app), unstable=True) as wire:
         await wire.ask("providers/set", {"providerId": "main", "apiType": "openai", "baseUrl": server.url})
         error = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["error"]
         assert error["data"]["details"] == f"{server.url} does not list its models, and none is named. Set CROW_MODEL."
 
 
 def test_the_template_for_client_instructions_has_no_text_of_its_own():
-    assert Prompt.packaged("client").render(instructions=["a", "b"]) == "a\n\nb"
+    assert Prompt.from_package("client").render(instructions=["a", "b"]) == "a\n\nb"

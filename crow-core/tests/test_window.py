@@ -1,4 +1,4 @@
-"""How much fits: asked of the server in its own words, never more than configured; and told when the prompt was cut."""
+"""The window: asked of the server, never larger than configured; and the notice when a server cut the prompt."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ from crow_core.models import window as windows
 from crow_core.models.chat import ChatModel
 from crow_core.models.estimate import count_min_tokens
 from crow_core.models.quirks import Quirks
-from crow_core.models.window import find_window, is_near
+from crow_core.models.window import find_window, is_on_private_network
 from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "PATIENCE", 30.0)  # the machine may be busy
+    monkeypatch.setattr(windows, "ANSWER_TIMEOUT", 30.0)  # the machine may be busy
 
 
 NOTICES = ClientCapabilities(session=ClientSessionCapabilities(notices=NoticeCapabilities()))
@@ -57,7 +57,7 @@ def listing(**entry: Any) -> dict[str, Any]:
         "Groq", "Mistral", "llama.cpp listing", "trained with", "loaded beats listed", "web page", "nothing",
     ],
 )  # fmt: skip
-async def test_window_is_what_the_server_tells(pages: dict[str, Any], tokens: int | None) -> None:
+async def test_window_is_read_from_the_servers_answers(pages: dict[str, Any], tokens: int | None) -> None:
     async with ScriptedServer([], pages=pages) as server:
         assert await find_window(ChatModel(name="m", base_url=server.url)) == tokens
 
@@ -65,21 +65,21 @@ async def test_window_is_what_the_server_tells(pages: dict[str, Any], tokens: in
 @pytest.mark.parametrize(
     "strange", [[], {"data": 7}, {"data": [None, "m"]}, {"models": {"m": 1}}, {"data": [{"id": 5}]}]
 )
-async def test_strange_listings_tell_nothing(strange: Any) -> None:
+async def test_malformed_listings_give_no_window(strange: Any) -> None:
     paths = ("/props", "/api/ps", "/api/show", "/api/v0/models", "/v1/models")
     odd = {"/props": {"default_generation_settings": [1]}}
     async with ScriptedServer([], pages=dict.fromkeys(paths, strange) | odd) as server:
         assert await find_window(ChatModel(name="m", base_url=server.url)) is None
 
 
-async def test_server_that_is_not_there_tells_nothing(nowhere: str) -> None:
+async def test_unreachable_server_gives_no_window(nowhere: str) -> None:
     assert await find_window(ChatModel(name="m", base_url=nowhere)) is None
 
 
-def test_only_servers_nearby_are_asked_at_their_own_paths() -> None:
+def test_only_servers_on_private_networks_are_asked_at_their_own_paths() -> None:
     near = ["http://localhost:1/v1", "http://192.168.1.5:8080/v1", "http://box:8080/v1", "http://gpu.local/v1"]
-    assert all(map(is_near, near))
-    assert not any(map(is_near, ["https://api.openai.com/v1", "http://8.8.8.8/v1", "http://[::1"]))
+    assert all(map(is_on_private_network, near))
+    assert not any(map(is_on_private_network, ["https://api.openai.com/v1", "http://8.8.8.8/v1", "http://[::1"]))
 
 
 @pytest.mark.parametrize(("configured", "used"), [(None, 8192), (4096, 4096), (100_000, 8192)])
@@ -92,7 +92,7 @@ async def test_window_is_never_larger_than_configured(configured: int | None, us
             session = await editor.new_session("/")
             await editor.prompt(session.session_id, "hello")
             asking = [task for task in asyncio.all_tasks() if "window.<locals>.ask" in repr(task.get_coro())]
-            await asyncio.gather(*asking)  # those that have not heard from the server yet
+            await asyncio.gather(*asking)  # the requests that are not answered yet
             assert model.window == used
 
 
@@ -113,7 +113,7 @@ async def prompted(model: Any, *prompts: str) -> list[str]:
         return notices(editor)
 
 
-async def test_server_that_cut_the_prompt_is_told_loudly() -> None:
+async def test_server_that_cut_the_prompt_is_reported_as_an_error() -> None:
     counts = {"prompt_tokens": 2048, "completion_tokens": 5}
     async with ScriptedServer(lambda request: Reply("Hm.", usage=counts)) as server:
         model = ChatModel(name="m", base_url=server.url)
@@ -123,8 +123,8 @@ async def test_server_that_cut_the_prompt_is_told_loudly() -> None:
     assert "about 2,048 tokens" in notice
 
 
-async def test_cut_that_comes_with_growth_is_noticed_although_the_first_requests_were_whole() -> None:
-    """As Ollama does: the count stays at its window while the conversation grows."""
+async def test_cut_is_noticed_when_the_conversation_outgrows_the_window() -> None:
+    """Ollama's count stays at its window while the conversation grows."""
 
     def script(request: dict[str, Any]) -> Reply:
         whole = sum(len(message["content"]) for message in request["messages"]) // 4
@@ -135,7 +135,7 @@ async def test_cut_that_comes_with_growth_is_noticed_although_the_first_requests
     assert "The server read only 4,096" in first
 
 
-async def test_alarm_sounds_once_a_turn() -> None:
+async def test_alarm_is_shown_once_a_turn() -> None:
     counts = {"prompt_tokens": 1000, "completion_tokens": 5}
     model = ScriptedModel(lambda request: Reply("Hm.", usage=counts))
     assert len(await prompted(model, STORY * 400, "and?")) == 2
@@ -155,7 +155,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize(("text", "packed"), TEXTS.values(), ids=TEXTS)
-async def test_prompt_that_was_read_whole_raises_no_alarm_in_any_language(text: str, packed: float) -> None:
+async def test_complete_prompt_raises_no_alarm_in_any_language(text: str, packed: float) -> None:
     def script(request: dict[str, Any]) -> Reply:
         said = "".join(message["content"] for message in request["messages"])
         story = said.count(STORY)
@@ -169,7 +169,7 @@ async def test_prompt_that_was_read_whole_raises_no_alarm_in_any_language(text: 
     "counts",
     [{}, {"prompt_tokens": None}, {"prompt_tokens": "many"}, {"prompt_tokens": -5}, {"prompt_tokens_details": [1]}],
 )
-async def test_counts_that_say_nothing_raise_no_alarm(counts: Any) -> None:
+async def test_unusable_counts_raise_no_alarm(counts: Any) -> None:
     model = ScriptedModel(lambda request: Reply("Hm.", usage=counts))
     async with connect(Crow(model).use(cut_prompts).use(usage), capabilities=NOTICES) as editor:
         session = await editor.new_session("/")
@@ -177,13 +177,13 @@ async def test_counts_that_say_nothing_raise_no_alarm(counts: Any) -> None:
         assert notices(editor) == []
 
 
-async def test_gateway_that_counts_only_what_was_new_raises_no_alarm() -> None:
+async def test_gateway_that_counts_only_new_tokens_raises_no_alarm() -> None:
     counts = {"prompt_tokens": 20, "cache_read_input_tokens": 9000, "completion_tokens": 5}
     assert await prompted(ScriptedModel(lambda request: Reply("Hm.", usage=counts)), STORY * 400) == []
 
 
-async def test_reasoning_that_a_template_leaves_out_later_raises_no_alarm() -> None:
-    """Where reasoning is echoed, a request may well be shorter than the one before it."""
+async def test_reasoning_that_a_template_drops_later_raises_no_alarm() -> None:
+    """With reasoning sent back, a request may have fewer tokens than the one before it."""
     counts = iter([3000, 9000, 3500])
 
     def script(request: dict[str, Any]) -> Reply:

@@ -1,4 +1,4 @@
-"""What all tests of crow-persistence share: a fresh, empty database of either kind."""
+"""Fixtures for the tests of crow-persistence: an empty database of each kind."""
 
 import os
 import sqlite3
@@ -14,11 +14,11 @@ from sqlalchemy import create_engine, make_url, text
 
 DATABASES = Path(__file__).parent / "databases"
 POSTGRES = os.environ.get("CROW_TEST_POSTGRES", "")
-"""A server on which databases may be made: postgresql+psycopg://postgres@127.0.0.1:PORT/postgres"""
+"""A server on which databases may be created: postgresql+psycopg://postgres@127.0.0.1:PORT/postgres"""
 
 
 def unable(reason: str) -> NoReturn:
-    """Skip a test that cannot run here; where CROW_TEST_ALL=1 says that all must run, fail it."""
+    """Skip a test that cannot run here; fail it if CROW_TEST_ALL=1 requires all tests to run."""
     if os.environ.get("CROW_TEST_ALL") == "1":
         pytest.fail(reason)
     pytest.skip(reason)
@@ -26,7 +26,7 @@ def unable(reason: str) -> NoReturn:
 
 @pytest.fixture
 def earlier(database: Database) -> Callable[[str], None]:
-    """Puts into the empty database what a crow of an earlier revision had written."""
+    """Return a function that loads the dump of an earlier revision into the empty database."""
 
     def load(revision: str) -> None:
         kind = "sqlite" if database.file else "postgresql"
@@ -50,7 +50,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def postgres() -> Iterator[str]:
-    """The URL of a new, empty PostgreSQL database."""
+    """Yield the URL of a new, empty PostgreSQL database."""
     if not POSTGRES:
         unable("No PostgreSQL to test with; CROW_TEST_POSTGRES=postgresql+psycopg://USER@HOST:PORT/postgres names one.")
     server = create_engine(POSTGRES, isolation_level="AUTOCOMMIT")
@@ -65,7 +65,7 @@ def postgres() -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    """A fresh, empty database of each kind; its folder is `tmp_path`."""
+    """Yield an empty database of each kind; its folder is `tmp_path`."""
     kind: str = request.param
     url = f"sqlite:///{tmp_path / 'crow.db'}" if kind == "sqlite" else request.getfixturevalue("postgres")
     database = Database(url, tmp_path)

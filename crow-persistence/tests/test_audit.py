@@ -1,4 +1,4 @@
-"""Every decision is written down, and nothing can be done to what was written without `verify` naming it."""
+"""Every decision is recorded, and `verify` reports every change of the records."""
 
 import asyncio
 import codecs
@@ -18,7 +18,7 @@ from crow_core.mcp.server import Server
 from crow_core.messages import Message
 from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
 from crow_persistence import audit
-from crow_persistence.audit import anchor, announce, listing, record, verify
+from crow_persistence.audit import anchor, announce, list_decisions, record, verify
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.tables import decisions
@@ -35,15 +35,15 @@ def answer(call: str, content: Any = "done", **notes: Any) -> Message:
 
 
 def write(database: Database, entries: list[Message], session: str = "s" * 32, at: int = 1000) -> bool:
-    """As a session's entries are stored."""
+    """Store a session's entries as the store does."""
     wrote = begin(database, entries, session, at)
     anchor(database)
     return wrote
 
 
 def begin(database: Database, entries: list[Message], session: str = "s" * 32, at: int = 1000) -> bool:
-    """The same by a process that is killed when it is committed."""
-    with database.writing() as connection:
+    """Store a session's entries as a process that is killed right after the commit."""
+    with database.begin_write() as connection:
         before = record(connection, session, entries, at)
         if before:
             announce(connection, database, before)
@@ -51,21 +51,21 @@ def begin(database: Database, entries: list[Message], session: str = "s" * 32, a
 
 
 def rows(database: Database) -> list[dict[str, Any]]:
-    with database.reading() as connection:
-        return listing(connection)[::-1]
+    with database.begin_read() as connection:
+        return list_decisions(connection)[::-1]
 
 
-def forge(database: Database, number: int, **values: Any) -> None:
-    """Change a row, and its hash so that it fits."""
+def change_row(database: Database, number: int, **values: Any) -> None:
+    """Change a row, and its hash to match."""
     here = decisions.c.number == number
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         row = {**connection.execute(select(decisions).where(here)).mappings().one(), **values}
-        connection.execute(update(decisions).where(here).values({**row, "hash": audit.hash_of(row)}))
+        connection.execute(update(decisions).where(here).values({**row, "hash": audit.hash_row(row)}))
 
 
 @pytest.fixture
 def chain(database: Database) -> Database:
-    """A database with six rows: three calls, allowed and answered."""
+    """Return a database with six rows: three tool calls, each allowed and answered."""
     for n in range(3):
         write(database, [decision(f"call_{n}")])
         write(database, [answer(f"call_{n}", f"output {n}")])
@@ -73,7 +73,7 @@ def chain(database: Database) -> Database:
     return database
 
 
-def test_a_decision_and_its_result_say_who_allowed_what_and_what_it_did(database: Database):
+def test_decision_and_result_record_who_allowed_what_and_the_outcome(database: Database):
     change = {"path": "/p/a.py", "old": "1\n", "new": "2\n", "before": "b" * 64, "after": "a" * 64}
     write(database, [decision("call_1", "file_editor")], at=1000)
     write(database, [answer("call_1", "Edited.", changes=[change])], at=2000)
@@ -91,7 +91,7 @@ def test_a_decision_and_its_result_say_who_allowed_what_and_what_it_did(database
     assert verify(database) == []
 
 
-def test_a_failed_call_and_a_denied_one_have_their_results_too(database: Database):
+def test_failed_and_denied_tool_calls_have_results(database: Database):
     write(database, [decision("a"), decision("b", verdict="deny"), answer("b", "no", failed=True), answer("a")])
     assert [(row["call"], row["kind"], row["verdict"]) for row in rows(database)] == [
         ("a", "decision", "allow"),
@@ -101,15 +101,15 @@ def test_a_failed_call_and_a_denied_one_have_their_results_too(database: Databas
     ]
 
 
-def test_what_nobody_had_to_decide_is_not_in_it(database: Database):
+def test_tool_calls_without_a_decision_are_not_recorded(database: Database):
     others: list[Message] = [{"role": "user", "content": "hi"}, {"crow": {"kind": "title", "title": "Hi"}}]
     assert not write(database, [*others, answer("call_1")])
     assert write(database, [decision("call_1")], session="another")
-    assert not write(database, [answer("call_1")])  # the other session's call
+    assert not write(database, [answer("call_1")])  # a tool call of another session
     assert len(rows(database)) == 1
 
 
-def test_images_and_what_no_database_takes_are_recorded(database: Database):
+def test_images_and_invalid_text_are_recorded(database: Database):
     wild = "a\0b\ud83dc" + "\N{OK HAND SIGN}"
     image = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, {"type": "text", "text": wild}]
     write(database, [decision(wild, wild, wild[:4]), answer(wild, image, changes=[{"path": wild, "old": None}])])
@@ -119,48 +119,48 @@ def test_images_and_what_no_database_takes_are_recorded(database: Database):
     assert verify(database) == []
 
 
-def test_the_head_is_in_a_file_for_this_user_only(chain: Database, tmp_path: Path):
+def test_head_file_is_readable_by_its_owner_only(chain: Database, tmp_path: Path):
     file = tmp_path / "audit.head"
     assert file.stat().st_mode & 0o777 == 0o600
     (noted,) = json.loads(file.read_text()).values()
     assert noted == {"count": 6, "hash": rows(chain)[-1]["hash"]}
 
 
-def test_databases_in_one_folder_have_a_head_each(chain: Database, tmp_path: Path):
+def test_databases_in_one_folder_have_separate_heads(chain: Database, tmp_path: Path):
     other = Database(f"sqlite:///{tmp_path / 'other.db'}", tmp_path)
     write(other, [decision("call_1")])
     assert verify(other) == verify(chain) == []
     other.close()
 
 
-@pytest.mark.parametrize("column", [*audit.HASHED[1:], "hash"])
-def test_a_changed_value_is_found_whatever_the_column(chain: Database, column: str):
-    with chain.writing() as connection:
+@pytest.mark.parametrize("column", [*audit.HASHED_COLUMNS[1:], "hash"])
+def test_changed_value_is_found_in_every_column(chain: Database, column: str):
+    with chain.begin_write() as connection:
         changed: Any = 1 if column == "at" else "0"
         connection.execute(update(decisions).where(decisions.c.number == 3).values({column: changed}))
     assert "Decision 3 was changed or moved after it was written." in verify(chain)
 
 
-def test_a_changed_row_with_a_new_hash_does_not_fit_the_next(chain: Database):
-    forge(chain, 3, verdict="deny")
+def test_changed_row_with_a_new_hash_does_not_fit_the_next_row(chain: Database):
+    change_row(chain, 3, verdict="deny")
     assert verify(chain) == ["Decision 4 does not follow the one before: one of the two was replaced."]
 
 
-def test_a_changed_last_row_with_a_new_hash_does_not_fit_the_file(chain: Database, tmp_path: Path):
-    forge(chain, 6, verdict="failed")
+def test_changed_last_row_with_a_new_hash_does_not_fit_the_file(chain: Database, tmp_path: Path):
+    change_row(chain, 6, verdict="failed")
     assert verify(chain) == [
-        f"Decision 6 is not the one that {tmp_path / 'audit.head'} tells of: the chain was written anew."
+        f"Decision 6 is not the one recorded in {tmp_path / 'audit.head'}: the chain was rewritten."
     ]
 
 
-def test_a_chain_written_anew_does_not_fit_the_file(chain: Database):
+def test_rewritten_chain_does_not_fit_the_file(chain: Database):
     old = rows(chain)
-    with chain.writing() as connection:
+    with chain.begin_write() as connection:
         connection.execute(delete(decisions))
-        audit.lengthen(connection, [{**row, "by": "nobody"} for row in old])
+        audit.append_rows(connection, [{**row, "by": "nobody"} for row in old])
     (complaint,) = verify(chain)
-    assert complaint.startswith("Decision 6 is not the one that")
-    write(chain, [decision("more")])  # does not make it good
+    assert complaint.startswith("Decision 6 is not the one recorded in")
+    write(chain, [decision("more")])  # does not hide the damage
     assert complaint in verify(chain)
 
 
@@ -172,8 +172,8 @@ def test_a_chain_written_anew_does_not_fit_the_file(chain: Database):
         ([2, 3, 4], "Decisions 2 to 4 were removed."),
     ],
 )
-def test_removed_rows_are_named(chain: Database, gone: list[int], said: str):
-    with chain.writing() as connection:
+def test_removed_rows_are_reported(chain: Database, gone: list[int], said: str):
+    with chain.begin_write() as connection:
         connection.execute(delete(decisions).where(decisions.c.number.in_(gone)))
     assert verify(chain) == [said]
 
@@ -181,18 +181,18 @@ def test_removed_rows_are_named(chain: Database, gone: list[int], said: str):
 @pytest.mark.parametrize(
     ("left", "said"), [(5, "Decision 6 was"), (4, "Decisions 5 to 6 were"), (0, "Decisions 1 to 6 were")]
 )
-def test_a_tail_cut_off_is_named_by_the_file(chain: Database, tmp_path: Path, left: int, said: str):
-    with chain.writing() as connection:
+def test_rows_removed_from_the_end_are_found_by_the_file(chain: Database, tmp_path: Path, left: int, said: str):
+    with chain.begin_write() as connection:
         connection.execute(delete(decisions).where(decisions.c.number > left))
-    why = "a power cut or an older copy of the database does that, too"
-    complaint = f"{said} removed from the end, as {tmp_path / 'audit.head'} tells ({why})."
+    why = "a power failure or an older copy of the database has the same effect"
+    complaint = f"{said} removed from the end, as {tmp_path / 'audit.head'} shows ({why})."
     assert verify(chain) == [complaint]
-    anchor(chain)  # does not make it good
+    anchor(chain)  # does not hide the damage
     assert verify(chain) == [complaint]
 
 
-def test_a_removed_row_is_found_when_those_behind_it_move_up(chain: Database):
-    with chain.writing() as connection:
+def test_removed_row_is_found_when_later_rows_are_renumbered(chain: Database):
+    with chain.begin_write() as connection:
         connection.execute(delete(decisions).where(decisions.c.number == 3))
         for number in (4, 5, 6):
             connection.execute(update(decisions).where(decisions.c.number == number).values(number=number - 1))
@@ -201,63 +201,63 @@ def test_a_removed_row_is_found_when_those_behind_it_move_up(chain: Database):
     assert any(complaint.startswith("Decision 6 was removed from the end") for complaint in found)
 
 
-def test_rows_in_another_order_are_found(chain: Database):
-    with chain.writing() as connection:
+def test_reordered_rows_are_found(chain: Database):
+    with chain.begin_write() as connection:
         for old, new in ((2, 100), (5, 2), (100, 5)):
             connection.execute(update(decisions).where(decisions.c.number == old).values(number=new))
     found = verify(chain)
     assert [f"Decision {n} was changed or moved after it was written." in found for n in (1, 2, 5)] == [0, 1, 1]
 
 
-def test_a_row_put_in_between_is_found(chain: Database):
-    with chain.writing() as connection:
+def test_inserted_row_is_found(chain: Database):
+    with chain.begin_write() as connection:
         for number in (6, 5, 4):
             connection.execute(update(decisions).where(decisions.c.number == number).values(number=number + 1))
         row = dict(connection.execute(select(decisions).where(decisions.c.number == 3)).mappings().one())
         row |= {"number": 4, "call": "forged", "previous": row["hash"]}
-        connection.execute(insert(decisions), {**row, "hash": audit.hash_of(row)})
+        connection.execute(insert(decisions), {**row, "hash": audit.hash_row(row)})
     found = verify(chain)
     assert "Decision 5 does not follow the one before: one of the two was replaced." in found
     assert "Decision 5 was changed or moved after it was written." in found
 
 
-def test_a_row_put_before_the_first_is_found(chain: Database):
-    with chain.writing() as connection:
+def test_row_inserted_before_the_first_is_found(chain: Database):
+    with chain.begin_write() as connection:
         row = dict(connection.execute(select(decisions).where(decisions.c.number == 1)).mappings().one()) | {
             "number": 0
         }
-        connection.execute(insert(decisions), {**row, "hash": audit.hash_of(row)})
-    assert verify(chain) == ["Decision 0 was put in by hand: they count from 1."]
+        connection.execute(insert(decisions), {**row, "hash": audit.hash_row(row)})
+    assert verify(chain) == ["Decision 0 was inserted by hand: decisions are numbered from 1."]
 
 
-def test_a_row_put_at_the_end_is_found(chain: Database, tmp_path: Path):
-    with chain.writing() as connection:
+def test_row_appended_by_hand_is_found(chain: Database, tmp_path: Path):
+    with chain.begin_write() as connection:
         record(connection, "s" * 32, [decision("forged")], 3000)
-    why = "a crow that keeps another such file wrote them, or somebody put them in"
+    why = "a process with another such file wrote them, or they were inserted by hand"
     assert verify(chain) == [f"Decision 7 was not in {tmp_path / 'audit.head'}: {why}."]
 
 
-def test_a_file_that_is_behind_catches_up_with_the_next_decision(chain: Database):
-    with chain.writing() as connection:
-        record(connection, "s" * 32, [decision("call_8")], 3000)  # as on another machine
+def test_outdated_file_is_updated_by_the_next_decision(chain: Database):
+    with chain.begin_write() as connection:
+        record(connection, "s" * 32, [decision("call_8")], 3000)  # by a process with another file
     assert len(verify(chain)) == 1
     write(chain, [answer("call_8")])
     assert verify(chain) == []
 
 
-def test_a_process_that_is_killed_behind_the_commit_leaves_nothing_that_looks_forged(chain: Database):
+def test_process_killed_after_the_commit_leaves_a_valid_chain(chain: Database):
     begin(chain, [decision("call_8")])
     assert verify(chain) == []
-    begin(chain, [answer("call_8")])  # by another, killed as well
+    begin(chain, [answer("call_8")])  # by another process, also killed
     assert verify(chain) == []
-    with chain.writing() as connection:
+    with chain.begin_write() as connection:
         connection.execute(delete(decisions).where(decisions.c.number > 6))
     assert len(verify(chain)) == 1
 
 
-def test_a_process_that_is_killed_before_the_commit_leaves_nothing_that_looks_forged(chain: Database):
-    def be_killed() -> None:
-        with chain.writing() as connection:
+def test_process_killed_before_the_commit_leaves_a_valid_chain(chain: Database):
+    def kill_before_commit() -> None:
+        with chain.begin_write() as connection:
             before = record(connection, "s" * 32, [decision("call_8")], 3000)
             assert before
             announce(connection, chain, before)
@@ -265,45 +265,45 @@ def test_a_process_that_is_killed_before_the_commit_leaves_nothing_that_looks_fo
 
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            be_killed()
+            kill_before_commit()
         assert verify(chain) == []
     write(chain, [decision("call_9")])
     assert verify(chain) == []
 
 
-def test_what_was_not_announced_is_found_behind_what_was(chain: Database):
+def test_unannounced_row_is_found_after_an_announced_one(chain: Database):
     begin(chain, [decision("call_8")])
-    forge(chain, 7, verdict="deny")
+    change_row(chain, 7, verdict="deny")
     (complaint,) = verify(chain)
     assert complaint.startswith("Decision 7 was not in ")
 
 
-def test_who_notes_the_end_leaves_what_another_has_announced(chain: Database):
-    with chain.writing() as connection:
+def test_anchoring_keeps_the_head_that_another_process_announced(chain: Database):
+    with chain.begin_write() as connection:
         before = record(connection, "s" * 32, [decision("call_8")], 3000)
         assert before
         announce(connection, chain, before)
-        anchor(chain)  # of the process that wrote the one before
+        anchor(chain)  # by the process that wrote the row before
     assert verify(chain) == []
 
 
-def test_a_missing_file_is_told_and_begun_anew_with_the_next_decision(chain: Database, tmp_path: Path):
+def test_missing_file_is_reported_and_recreated_by_the_next_decision(chain: Database, tmp_path: Path):
     (tmp_path / "audit.head").unlink()
     (complaint,) = verify(chain)
-    assert complaint.startswith(f"{tmp_path / 'audit.head'} does not know ")
+    assert complaint.startswith(f"{tmp_path / 'audit.head'} has no record of ")
     assert complaint.endswith("whether decisions after 6 were removed is unknown.")
     write(chain, [decision("call_9")])
     assert verify(chain) == []
 
 
-def test_an_empty_database_without_a_file_is_well(database: Database):
+def test_empty_database_without_a_file_is_valid(database: Database):
     assert verify(database) == []
-    with database.reading() as connection:
-        assert listing(connection) == []
+    with database.begin_read() as connection:
+        assert list_decisions(connection) == []
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff", b"[1]", b'{"a": {"count": "x"}}'])
-def test_a_damaged_file_is_told_and_stops_nobody(chain: Database, tmp_path: Path, damage: bytes):
+def test_damaged_file_is_reported_and_does_not_block_decisions(chain: Database, tmp_path: Path, damage: bytes):
     file = tmp_path / "audit.head"
     file.write_bytes(damage)
     write(chain, [decision("call_9")])
@@ -312,7 +312,7 @@ def test_a_damaged_file_is_told_and_stops_nobody(chain: Database, tmp_path: Path
     assert complaint.startswith(f"{file} cannot be read")
 
 
-def test_a_file_that_cannot_be_written_is_one_sentence(database: Database, tmp_path: Path):
+def test_unwritable_file_raises_a_clear_error(database: Database, tmp_path: Path):
     (tmp_path / "audit.head").mkdir()
     with pytest.raises(StoreError, match=r"audit.head cannot be written \(Is a directory\)"):
         write(database, [decision("call_1")])
@@ -320,26 +320,26 @@ def test_a_file_that_cannot_be_written_is_one_sentence(database: Database, tmp_p
     assert "cannot be read" in complaint
 
 
-def test_bytes_where_text_belongs_are_a_change_like_any_other(tmp_path: Path):
-    database = Database(f"sqlite:///{tmp_path / 'crow.db'}", tmp_path)  # PostgreSQL keeps a column's type
+def test_bytes_in_a_text_column_are_reported_as_a_change(tmp_path: Path):
+    database = Database(f"sqlite:///{tmp_path / 'crow.db'}", tmp_path)  # PostgreSQL enforces column types
     write(database, [decision("call_1"), decision("call_2")])
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         connection.execute(text("UPDATE decisions SET by = x'ff00', at = 'noon' WHERE number = 1"))
     assert verify(database) == ["Decision 1 was changed or moved after it was written."]
     database.close()
 
 
-def test_the_list_is_newest_first_and_of_the_sessions_asked_for(database: Database):
+def test_list_is_newest_first_and_filtered_by_session(database: Database):
     for n in range(4):
         write(database, [decision(f"call_{n}")], session=f"{n % 2}_session")
-    with database.reading() as connection:
-        assert [row["call"] for row in listing(connection, limit=3)] == ["call_3", "call_2", "call_1"]
-        assert [row["call"] for row in listing(connection, "1")] == ["call_3", "call_1"]
-        assert listing(connection, "%") == listing(connection, "1session") == []
+    with database.begin_read() as connection:
+        assert [row["call"] for row in list_decisions(connection, limit=3)] == ["call_3", "call_2", "call_1"]
+        assert [row["call"] for row in list_decisions(connection, "1")] == ["call_3", "call_1"]
+        assert list_decisions(connection, "%") == list_decisions(connection, "1session") == []
 
 
 @pytest.mark.anyio
-async def test_an_edit_is_recorded_with_who_allowed_it_and_the_files_digests(database: Database, tmp_path: Path):
+async def test_edit_is_recorded_with_its_decision_and_file_digests(database: Database, tmp_path: Path):
     file = tmp_path / "project" / "a.txt"
     file.parent.mkdir()
     file.write_bytes(codecs.BOM_UTF16_LE + "one\r\n".encode("utf-16-le"))
@@ -387,7 +387,7 @@ for n in range(int(times)):
     call = f"{name}_{n}"
     notes = {"kind": "decision", "call": call, "tool": "terminal", "is": "allow", "by": "the user", "scope": "once"}
     for entry in ({"crow": notes}, {"role": "tool", "tool_call_id": call, "content": "done"}):
-        with database.writing() as connection:
+        with database.begin_write() as connection:
             announce(connection, database, record(connection, name, [entry], n))
         anchor(database)
 database.close()
@@ -395,14 +395,14 @@ database.close()
 
 
 @pytest.mark.anyio
-async def test_four_processes_write_one_chain(database: Database, tmp_path: Path):
+async def test_four_processes_append_to_one_chain(database: Database, tmp_path: Path):
     write(database, [decision("first")])
     url = database.url.render_as_string(hide_password=False)
     commands = [[sys.executable, "-c", PROCESS, url, str(tmp_path), f"process_{n}", "15"] for n in range(4)]
     processes = [await asyncio.create_subprocess_exec(*command, env=os.environ) for command in commands]
     assert [await process.wait() for process in processes] == [0] * 4
-    with database.reading() as connection:
-        found = listing(connection, limit=1000)
+    with database.begin_read() as connection:
+        found = list_decisions(connection, limit=1000)
     assert [row["number"] for row in found] == list(range(121, 0, -1))
     for n in range(4):
         kinds = [(row["call"], row["kind"]) for row in found[::-1] if row["session"] == f"process_{n}"]

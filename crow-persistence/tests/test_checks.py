@@ -1,4 +1,4 @@
-"""`crow db check` finds what was damaged, and nothing where nothing is."""
+"""`crow db check` reports all damage, and nothing for an intact database."""
 
 import hashlib
 import re
@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 from crow_persistence import audit
 from crow_persistence.checks import check
-from crow_persistence.database import HEAD, Database
+from crow_persistence.database import LATEST_REVISION, Database
 from sqlalchemy import create_engine, text
 
 HASH, ID = r"\w{64}", r"\w{32}"
@@ -40,9 +40,9 @@ DAMAGE = {
         ["UPDATE messages SET session = 99 WHERE id = 23"],
         [r"Row 23 of messages: its session 99 is not there\."],
     ),
-    "a tip that is not there": (
+    "a head that is not there": (
         ["UPDATE sessions SET head = 99 WHERE number = 1"],
-        [rf"Session {ID}: its tip, row 99 of messages, is not there\."],
+        [rf"Session {ID}: its head, row 99 of messages, is not there\."],
     ),
     "options that are no JSON": (
         ["UPDATE sessions SET options = '[]' WHERE number = 1"],
@@ -121,7 +121,7 @@ DAMAGE = {
     ),
     "a request like one that is not there": (
         [f"UPDATE calls SET before = 'gone' WHERE started = {LAST_CALL}"],
-        [rf"Row {ID} of calls: it begins like call gone, which is not there\."],
+        [rf"Row {ID} of calls: it begins like model call gone, which is not there\."],
     ),
     "a message that is not in the index": (
         [SAID],
@@ -136,15 +136,15 @@ DAMAGE = {
 
 @pytest.fixture
 def filled(database: Database, earlier: Callable[[str], None]) -> Database:
-    """A database with rows in every table."""
-    earlier(HEAD)
+    """Return a database with rows in every table."""
+    earlier(LATEST_REVISION)
     audit.anchor(database)
     database.close()
     return database
 
 
-def by_hand(database: Database, statements: list[str]) -> None:
-    """Change rows past every constraint."""
+def change_rows(database: Database, statements: list[str]) -> None:
+    """Change rows without any constraints."""
     engine = create_engine(database.url)
     with engine.begin() as connection:
         if not database.file:
@@ -154,18 +154,18 @@ def by_hand(database: Database, statements: list[str]) -> None:
     engine.dispose()
 
 
-def test_a_database_that_is_well_is_well(filled: Database) -> None:
+def test_intact_database_has_no_faults(filled: Database) -> None:
     assert check(filled) == []
 
 
-def test_a_new_database_is_well(database: Database) -> None:
+def test_new_database_has_no_faults(database: Database) -> None:
     assert check(database) == []
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_named(damage: str, filled: Database) -> None:
+def test_damage_is_reported(damage: str, filled: Database) -> None:
     statements, sentences = DAMAGE[damage]
-    by_hand(filled, statements)
+    change_rows(filled, statements)
     found = check(filled)
     assert len(found) == len(sentences), found
     for said, expected in zip(found, sentences, strict=True):
@@ -181,14 +181,14 @@ only_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
     ["messages.body", "messages.kind", "blobs.data", "prompts.template", "calls.head", "calls.messages", "drafts.body"],
 )
 @pytest.mark.parametrize("value", ["x'00ff'", "CAST(x'61ff' AS TEXT)", "-5", "'null'"])
-def test_a_value_that_was_never_written_is_named(place: str, value: str, filled: Database) -> None:
+def test_invalid_value_is_reported(place: str, value: str, filled: Database) -> None:
     table, column = place.split(".")
-    by_hand(filled, [f"UPDATE {table} SET {column} = {value} WHERE rowid = (SELECT max(rowid) FROM {table})"])
+    change_rows(filled, [f"UPDATE {table} SET {column} = {value} WHERE rowid = (SELECT max(rowid) FROM {table})"])
     assert check(filled)
 
 
 @only_sqlite
-def test_text_that_is_damaged_in_the_file_is_named(filled: Database) -> None:
+def test_text_damaged_in_the_file_is_reported(filled: Database) -> None:
     assert filled.file
     content = filled.file.read_bytes()
     assert content.count(b"Put eggs in") == 1
@@ -197,21 +197,21 @@ def test_text_that_is_damaged_in_the_file_is_named(filled: Database) -> None:
 
 
 @only_sqlite
-def test_pages_that_were_overwritten_are_named_and_the_rest_is_looked_at(filled: Database) -> None:
+def test_overwritten_pages_are_reported_and_the_rest_is_checked(filled: Database) -> None:
     assert filled.file
     with closing(sqlite3.connect(filled.file)) as connection:
         page = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'prompts'").fetchone()[0]
     with filled.file.open("r+b") as file:
         file.seek((page - 1) * 4096)
         file.write(b"x" * 4096)
-    by_hand(filled, ["UPDATE drafts SET body = 'x'"])
+    change_rows(filled, ["UPDATE drafts SET body = 'x'"])
     found = check(filled)
     assert found[0] == "The file is damaged where prompts is: database disk image is malformed."
     assert "Row 1 of drafts: the JSON of its body is damaged." in found
 
 
 @only_sqlite
-def test_a_file_that_is_no_database_is_named_once(database: Database) -> None:
+def test_file_that_is_not_a_database_is_reported_once(database: Database) -> None:
     assert database.file
     database.file.write_text("no database")
     (sentence,) = check(database)

@@ -1,4 +1,4 @@
-"""/fork and /export, as a client types them."""
+"""The commands /fork and /export, as a client sends them."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def app(database: Database, model: ScriptedModel) -> Crow:
     return Crow(model).use(persistence, url=url, folder=database.folder).use(commands)
 
 
-async def test_a_fork_goes_on_where_the_session_stood_and_both_go_their_ways(database: Database):
+async def test_fork_command_copies_the_session_and_both_continue(database: Database):
     model = ScriptedModel(lambda request: Reply("Well."))
     async with connect(app(database, model)) as editor:
         session = await editor.new_session("/")
@@ -35,7 +35,7 @@ async def test_a_fork_goes_on_where_the_session_stood_and_both_go_their_ways(dat
 
 
 @pytest.mark.parametrize(("words", "suffix"), [("", ".md"), ("html", ".html"), ("jsonl", ".jsonl"), ("atif", ".json")])
-async def test_an_export_is_a_file_in_the_sessions_folder_without_secrets(
+async def test_export_command_writes_a_file_without_secrets(
     database: Database, tmp_path: Path, words: str, suffix: str
 ):
     key = "sk-" + "a1B2c3D4" * 5
@@ -44,13 +44,13 @@ async def test_an_export_is_a_file_in_the_sessions_folder_without_secrets(
         await editor.prompt(session.session_id, f"My key is {key}")
         await editor.prompt(session.session_id, f"/export {words}")
     file = tmp_path / f"crow-{session.session_id[:8]}{suffix}"
-    assert f"Written to {file}. Masked " in editor.text
+    assert f"Written to {file}. Likely secrets masked: " in editor.text
     written = file.read_text()
     assert "I saw it." in written
     assert key not in written
 
 
-async def test_what_cannot_be_exported_is_said(database: Database, tmp_path: Path):
+async def test_export_command_reports_its_failures(database: Database, tmp_path: Path):
     async with connect(app(database, ScriptedModel([Reply("Hello.")]))) as editor:
         session = await editor.new_session(str(tmp_path))
         await editor.prompt(session.session_id, "/export")

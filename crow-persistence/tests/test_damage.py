@@ -1,4 +1,4 @@
-"""Whatever stands in a column: what can be read is read, the rest is a sentence, and nothing else comes of it."""
+"""Any value in any column: readable rows are read, others raise StoreError, and nothing else happens."""
 
 import sqlite3
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from crow_core.errors import StoreError
-from crow_persistence import reading, requests, search
+from crow_persistence import loader, requests, search
 from crow_persistence.checks import check
 from crow_persistence.database import Database
 from crow_persistence.tables import calls, metadata, sessions
@@ -21,32 +21,32 @@ QUICK = HARM[:2]
 
 @pytest.fixture
 def used(tmp_path: Path, earlier: Callable[[str], None], database: Database) -> Database:
-    """A database with rows in every table."""
+    """Return a database with rows in every table."""
     earlier("0001")
     return database
 
 
 def read_all(database: Database) -> None:
-    """Everything that anybody reads of it. Raises StoreError."""
-    with database.reading() as connection:
+    """Read everything in a database. Raises StoreError."""
+    with database.begin_read() as connection:
         for row in connection.execute(select(sessions)):
             with suppress(StoreError):
-                reading.load(connection, row)
+                loader.load_session(connection, row)
         for id in connection.scalars(select(calls.c.id)):
             with suppress(StoreError):
-                requests.body(connection, id)
-        reading.listing(connection, "", "", 100)
-        requests.listing(connection)
+                requests.rebuild_request(connection, id)
+        loader.list_sessions(connection, "", "", 100)
+        requests.list_model_calls(connection)
         search.search(connection, "the")
     check(database)
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # PostgreSQL keeps to the types of columns
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # PostgreSQL enforces column types
 @pytest.mark.parametrize(
     "harms", [QUICK, pytest.param(HARM[len(QUICK) :], marks=pytest.mark.slow)], ids=["quick", "rest"]
 )
 @pytest.mark.parametrize("table", sorted(metadata.tables))
-def test_any_value_in_any_column_is_damage_at_most(used: Database, table: str, harms: tuple[Any, ...]):
+def test_any_value_in_any_column_raises_nothing_but_store_error(used: Database, table: str, harms: tuple[Any, ...]):
     read_all(used)
     file = used.file
     assert file

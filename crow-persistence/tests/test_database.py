@@ -1,3 +1,5 @@
+"""A database is opened, shared and recovered; every fault is a StoreError with a clear message."""
+
 import os
 import sqlite3
 import stat
@@ -19,18 +21,18 @@ from sqlalchemy import create_engine, func, insert, make_url, select, text
 
 
 def write(database: Database, hash: str, data: bytes = b"data") -> None:
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         connection.execute(insert(blobs).values(hash=hash, data=data))
 
 
 def written(database: Database) -> list[str]:
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         return list(connection.scalars(select(blobs.c.hash).order_by(blobs.c.hash)))
 
 
 @pytest.fixture
 def sqlite(tmp_path: Path) -> Iterator[Callable[..., Database]]:
-    """Opens `crow.db` in a folder."""
+    """Return a function that opens `crow.db` in a folder."""
     opened: list[Database] = []
 
     def sqlite(folder: Path = tmp_path, query: str = "") -> Database:
@@ -44,7 +46,8 @@ def sqlite(tmp_path: Path) -> Iterator[Callable[..., Database]]:
 
 @pytest.fixture
 def unprivileged(sqlite: object) -> Iterator[Path]:
-    """A folder of a user for whom modes count, and the rights of that user: root may write everything."""
+    """Yield a folder of a user without root's rights, and run the test with that user's rights: root may write
+    everything."""
     folder = Path(tempfile.mkdtemp())
     before = os.geteuid()
     if before == 0:
@@ -55,14 +58,14 @@ def unprivileged(sqlite: object) -> Iterator[Path]:
     rmtree(folder)
 
 
-def test_what_is_written_is_read_back(database: Database) -> None:
+def test_written_rows_are_read_back(database: Database) -> None:
     write(database, "a")
     assert written(database) == ["a"]
 
 
-def test_a_block_that_fails_leaves_nothing_behind(database: Database) -> None:
+def test_failed_block_is_rolled_back(database: Database) -> None:
     def fail() -> None:
-        with database.writing() as connection:
+        with database.begin_write() as connection:
             connection.execute(insert(blobs).values(hash="a", data=b""))
             connection.execute(text("CREATE TABLE more (number INTEGER)"))
             raise ZeroDivisionError
@@ -71,21 +74,21 @@ def test_a_block_that_fails_leaves_nothing_behind(database: Database) -> None:
         fail()
     write(database, "b")
     assert written(database) == ["b"]
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         connection.execute(text("CREATE TABLE more (number INTEGER)"))
 
 
-def test_who_reads_sees_one_state_while_another_writes(database: Database) -> None:
+def test_reader_sees_one_snapshot_during_writes(database: Database) -> None:
     write(database, "a")
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         assert connection.scalar(select(func.count()).select_from(blobs)) == 1
         write(database, "b")
         assert connection.scalar(select(func.count()).select_from(blobs)) == 1
     assert written(database) == ["a", "b"]
 
 
-def test_a_row_that_points_nowhere_is_refused_in_a_sentence_that_quotes_nothing(database: Database) -> None:
-    with pytest.raises(StoreError, match=r"(?i)foreign key") as error, database.writing() as connection:
+def test_invalid_reference_is_refused_without_quoting_data(database: Database) -> None:
+    with pytest.raises(StoreError, match=r"(?i)foreign key") as error, database.begin_write() as connection:
         connection.execute(insert(drafts).values(session=987654, at=0, body="confidential"))
     assert "confidential" not in str(error.value)
     assert "987654" not in str(error.value)
@@ -117,7 +120,7 @@ database = Database(url, Path(folder))
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(10):
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         connection.execute(insert(blobs).values(hash=name + str(number), data=b""))
 print("alembic" in sys.modules)
 database.close()
@@ -125,13 +128,13 @@ database.close()
 
 
 def start(database: Database, name: str) -> "subprocess.Popen[str]":
-    """A process that waits for a line, opens the database and writes ten rows."""
+    """Start a process that waits for a line, opens the database and writes ten rows."""
     url = database.url.render_as_string(hide_password=False)
     arguments = [sys.executable, "-c", OPEN, url, str(database.folder), name]
     return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_processes_that_start_at_once_make_one_database(database: Database) -> None:
+def test_processes_starting_together_create_one_database(database: Database) -> None:
     processes = [start(database, name) for name in "abcd"]
     for process in processes:
         assert process.stdout
@@ -146,12 +149,12 @@ def test_processes_that_start_at_once_make_one_database(database: Database) -> N
     assert len(written(database)) == 40
 
 
-def test_a_database_that_is_up_to_date_is_opened_without_alembic(database: Database) -> None:
+def test_current_database_is_opened_without_alembic(database: Database) -> None:
     write(database, "z")
     assert start(database, "a").communicate("\n")[0].split() == ["ready", "False"]
 
 
-def test_only_its_owner_can_read_a_database(tmp_path: Path, sqlite: Callable[..., Database]) -> None:
+def test_new_database_is_readable_by_its_owner_only(tmp_path: Path, sqlite: Callable[..., Database]) -> None:
     database = sqlite(tmp_path / "new" / "folder")
     write(database, "a")
     assert stat.S_IMODE(database.folder.stat().st_mode) == 0o700
@@ -159,7 +162,7 @@ def test_only_its_owner_can_read_a_database(tmp_path: Path, sqlite: Callable[...
     assert files == {"crow.db": 0o600, "crow.db-shm": 0o600, "crow.db-wal": 0o600}
 
 
-def test_a_database_that_others_could_read_is_closed_to_them(tmp_path: Path, sqlite: Callable[..., Database]) -> None:
+def test_existing_database_is_made_private(tmp_path: Path, sqlite: Callable[..., Database]) -> None:
     file = tmp_path / "crow.db"
     file.touch(0o644)
     write(sqlite(), "a")
@@ -178,18 +181,18 @@ def test_a_database_that_others_could_read_is_closed_to_them(tmp_path: Path, sql
         "postgresql://me:hidden@host:port/crow",
     ],
 )
-def test_a_url_that_cannot_be_used_is_told_with_one_that_can(url: str) -> None:
+def test_unusable_url_is_reported_with_an_example(url: str) -> None:
     with pytest.raises(StoreError, match=r"\[database\] url.*sqlite:////.*postgresql\+psycopg://") as error:
         Database(url)
     assert "hidden" not in str(error.value)
 
 
-def test_a_file_may_be_named_from_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_folder_is_expanded_in_the_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert Database("sqlite:///~/crow.db").file == tmp_path / "crow.db"
 
 
-def test_without_psycopg_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_psycopg_is_reported_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     database = Database("postgresql://me:hidden@host/crow")
     with pytest.raises(StoreError, match=r"pip install 'crow-persistence\[postgres\]'") as error:
@@ -197,7 +200,7 @@ def test_without_psycopg_the_sentence_says_what_to_install(monkeypatch: pytest.M
     assert "hidden" not in str(error.value)
 
 
-def test_a_server_that_is_not_there_is_named_without_the_password(tmp_path: Path) -> None:
+def test_unreachable_server_is_reported_without_the_password(tmp_path: Path) -> None:
     database = Database("postgresql://me:hidden@127.0.0.1:1/crow?password=hidden", tmp_path)
     with pytest.raises(
         StoreError, match=r"cannot be reached .*127\.0\.0\.1:1/crow.*refused.*\[database\] url"
@@ -206,7 +209,7 @@ def test_a_server_that_is_not_there_is_named_without_the_password(tmp_path: Path
     assert "hidden" not in str(error.value)
 
 
-def test_a_database_that_the_server_does_not_know_works_as_soon_as_it_is_made(postgres: str, tmp_path: Path) -> None:
+def test_missing_database_works_once_it_is_created(postgres: str, tmp_path: Path) -> None:
     url = make_url(postgres)
     database = Database(url.set(database=f"{url.database}_x").render_as_string(hide_password=False), tmp_path)
     with pytest.raises(StoreError, match=r'"crow_\w+" does not exist'):
@@ -223,27 +226,27 @@ def test_a_database_that_the_server_does_not_know_works_as_soon_as_it_is_made(po
         server.dispose()
 
 
-def test_a_connection_that_broke_between_two_uses_is_made_anew(postgres: str, tmp_path: Path) -> None:
+def test_broken_connection_is_replaced(postgres: str, tmp_path: Path) -> None:
     database = Database(postgres, tmp_path)
     write(database, "a")
     disconnect(postgres)
     assert written(database) == ["a"]
 
-    def be_disconnected() -> None:
-        with database.writing() as connection:
+    def use_broken_connection() -> None:
+        with database.begin_write() as connection:
             connection.execute(insert(blobs).values(hash="b", data=b""))
             disconnect(postgres)
             connection.execute(insert(blobs).values(hash="c", data=b""))
 
     with pytest.raises(StoreError, match="PostgreSQL"):
-        be_disconnected()
+        use_broken_connection()
     write(database, "d")
     assert written(database) == ["a", "d"]
     database.close()
 
 
 def disconnect(postgres: str) -> None:
-    """End everyone's connections to a database."""
+    """End all connections to a database."""
     engine = create_engine(postgres)
     others = "datname = current_database() AND pid <> pg_backend_pid()"
     with engine.connect() as connection:
@@ -251,7 +254,7 @@ def disconnect(postgres: str) -> None:
     engine.dispose()
 
 
-def test_a_table_that_someone_holds_is_waited_for_only_so_long(postgres: str, tmp_path: Path) -> None:
+def test_wait_for_a_locked_table_is_limited(postgres: str, tmp_path: Path) -> None:
     database = Database(f"{postgres}?options=-c%20lock_timeout=20ms", tmp_path)
     write(database, "a")
     other = create_engine(postgres)
@@ -266,10 +269,10 @@ def test_a_table_that_someone_holds_is_waited_for_only_so_long(postgres: str, tm
 
 
 @pytest.mark.parametrize("kind", ["IMMEDIATE", "EXCLUSIVE"])
-def test_a_locked_file_is_waited_for_only_so_long(kind: str, tmp_path: Path, sqlite: Callable[..., Database]) -> None:
+def test_wait_for_a_locked_file_is_limited(kind: str, tmp_path: Path, sqlite: Callable[..., Database]) -> None:
     database = sqlite(query="?timeout=0.02")
     other = sqlite3.connect(tmp_path / "crow.db", isolation_level=None)
-    other.execute(f"BEGIN {kind}")  # before there is anything in it
+    other.execute(f"BEGIN {kind}")  # while the file is empty
     with pytest.raises(StoreError, match=r"crow\.db is held by another program"):
         write(database, "a")
     other.execute("ROLLBACK")
@@ -284,27 +287,25 @@ def test_a_locked_file_is_waited_for_only_so_long(kind: str, tmp_path: Path, sql
     assert written(database) == ["b", "d"]
 
 
-def test_who_waited_in_vain_has_waited_for_all_that_is_written_at_once(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "LONG", 0.0)
-    monkeypatch.setattr(module, "SOON", 3600.0)
+def test_writes_soon_after_a_slow_failure_do_not_wait(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLOW_FAILURE", 0.0)
+    monkeypatch.setattr(module, "FAIL_FAST_PERIOD", 3600.0)
 
-    def patience() -> str:
+    def read_lock_timeout() -> str:
         asked = "PRAGMA busy_timeout" if database.file else "SELECT current_setting('lock_timeout')"
-        with database.writing() as connection:
+        with database.begin_write() as connection:
             return str(connection.exec_driver_sql(asked).scalar_one())
 
-    before = patience()
-    with pytest.raises(StoreError), database.writing() as connection:
-        connection.execute(text("INSERT INTO nothing VALUES (1)"))  # as if a lock had been waited for
-    assert [patience(), patience()] == ["0" if database.file else "1ms", before]
+    before = read_lock_timeout()
+    with pytest.raises(StoreError), database.begin_write() as connection:
+        connection.execute(text("INSERT INTO nothing VALUES (1)"))  # fails like a write that waited for a lock
+    assert [read_lock_timeout(), read_lock_timeout()] == ["0" if database.file else "1ms", before]
 
 
-def test_a_full_disk_is_told_and_it_works_again_when_there_is_room(sqlite: Callable[..., Database]) -> None:
+def test_full_disk_is_reported_until_there_is_room(sqlite: Callable[..., Database]) -> None:
     database = sqlite()
     write(database, "a")
-    with database.writing() as connection:  # this connection may not let the file grow any more
+    with database.begin_write() as connection:  # limits the size of the file
         connection.exec_driver_sql("PRAGMA max_page_count = 1")
     with pytest.raises(StoreError, match=r"crow\.db cannot grow"):
         write(database, "b", bytes(100_000))
@@ -313,7 +314,7 @@ def test_a_full_disk_is_told_and_it_works_again_when_there_is_room(sqlite: Calla
 
 
 @pytest.mark.parametrize("mode", [0o400, 0o000])
-def test_a_file_that_may_not_be_written_is_told_and_it_works_again_when_it_may(
+def test_read_only_file_is_reported_until_it_is_writable(
     mode: int, unprivileged: Path, sqlite: Callable[..., Database]
 ) -> None:
     first, file = sqlite(unprivileged), unprivileged / "crow.db"
@@ -329,7 +330,7 @@ def test_a_file_that_may_not_be_written_is_told_and_it_works_again_when_it_may(
 
 
 @pytest.mark.parametrize("mode", [0o500, 0o000])
-def test_a_folder_that_is_closed_is_told_and_it_works_again_when_it_is_open(
+def test_inaccessible_folder_is_reported_until_it_is_accessible(
     mode: int, unprivileged: Path, sqlite: Callable[..., Database]
 ) -> None:
     database = sqlite(unprivileged)
@@ -345,7 +346,7 @@ def test_a_folder_that_is_closed_is_told_and_it_works_again_when_it_is_open(
     assert written(sqlite(unprivileged)) == ["a"]
 
 
-def test_a_folder_in_the_files_place_is_told(tmp_path: Path, sqlite: Callable[..., Database]) -> None:
+def test_folder_in_place_of_the_file_is_reported(tmp_path: Path, sqlite: Callable[..., Database]) -> None:
     (tmp_path / "crow.db").mkdir()
     database = sqlite()
     with pytest.raises(StoreError, match=r"crow\.db cannot be opened"):
@@ -355,7 +356,7 @@ def test_a_folder_in_the_files_place_is_told(tmp_path: Path, sqlite: Callable[..
 
 
 @pytest.mark.parametrize("content", [b"{}", b"not a database, but long enough to be one" * 100])
-def test_a_file_of_another_kind_is_told_and_left_as_it_is(
+def test_foreign_file_is_reported_and_not_changed(
     content: bytes, tmp_path: Path, sqlite: Callable[..., Database]
 ) -> None:
     file = tmp_path / "crow.db"
@@ -368,7 +369,7 @@ def test_a_file_of_another_kind_is_told_and_left_as_it_is(
     assert written(database) == []
 
 
-def test_a_truncated_file_is_told_and_left_as_it_is(tmp_path: Path, sqlite: Callable[..., Database]) -> None:
+def test_truncated_file_is_reported_and_not_changed(tmp_path: Path, sqlite: Callable[..., Database]) -> None:
     first = sqlite()
     write(first, "a", bytes(100_000))
     first.close()
@@ -383,7 +384,7 @@ def test_a_truncated_file_is_told_and_left_as_it_is(tmp_path: Path, sqlite: Call
     assert written(database) == ["a"]
 
 
-def test_another_programs_database_is_told_and_left_as_it_is(database: Database, tmp_path: Path) -> None:
+def test_database_of_another_program_is_reported_and_not_changed(database: Database, tmp_path: Path) -> None:
     other = create_engine(database.url)
     with other.begin() as connection:
         connection.execute(text("CREATE TABLE bookmarks (url TEXT)"))
@@ -401,9 +402,9 @@ def test_another_programs_database_is_told_and_left_as_it_is(database: Database,
     assert written(database) == []
 
 
-def test_a_newer_crows_database_is_told_and_left_as_it_is(database: Database) -> None:
+def test_database_of_a_newer_crow_is_reported_and_not_changed(database: Database) -> None:
     write(database, "a")
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         revision = connection.scalar(text("SELECT version_num FROM alembic_version"))
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     database.close()
@@ -416,23 +417,21 @@ def test_a_newer_crows_database_is_told_and_left_as_it_is(database: Database) ->
     assert written(database) == ["a"]
 
 
-def test_a_deleted_file_is_told_once_and_a_new_one_is_begun(tmp_path: Path, sqlite: Callable[..., Database]) -> None:
+def test_deleted_file_is_reported_once_and_recreated(tmp_path: Path, sqlite: Callable[..., Database]) -> None:
     database = sqlite()
     write(database, "a")
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         engine = connection.engine
     (tmp_path / "crow.db").unlink()
     with pytest.raises(StoreError, match=r"crow\.db was moved, deleted or replaced.*Nothing was written"):
         write(database, "b")
     write(database, "c")
     assert written(database) == ["c"]
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         assert connection.engine is not engine
 
 
-def test_a_file_in_anothers_place_is_never_opened_with_the_journal_of_that(
-    tmp_path: Path, sqlite: Callable[..., Database]
-) -> None:
+def test_replaced_file_is_not_opened_with_the_old_journal(tmp_path: Path, sqlite: Callable[..., Database]) -> None:
     database, other = sqlite(), sqlite(tmp_path / "other")
     write(database, "a")
     write(other, "b")
@@ -448,9 +447,7 @@ def test_a_file_in_anothers_place_is_never_opened_with_the_journal_of_that(
     assert written(database) == ["b"]
 
 
-def test_two_processes_that_find_the_file_deleted_begin_one_new_one(
-    tmp_path: Path, sqlite: Callable[..., Database]
-) -> None:
+def test_two_processes_recreate_a_deleted_file_once(tmp_path: Path, sqlite: Callable[..., Database]) -> None:
     first, second = sqlite(), sqlite()
     write(first, "a")
     assert written(second) == ["a"]
@@ -462,8 +459,8 @@ def test_two_processes_that_find_the_file_deleted_begin_one_new_one(
     assert written(first) == ["c", "d"]
 
 
-def test_text_that_was_damaged_can_still_be_read(sqlite: Callable[..., Database]) -> None:
+def test_damaged_text_can_still_be_read(sqlite: Callable[..., Database]) -> None:
     database = sqlite()
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         connection.execute(text("INSERT INTO blobs VALUES (CAST(x'61ff62' AS TEXT), x'')"))
     assert written(database) == ["a\udcffb"]

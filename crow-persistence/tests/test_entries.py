@@ -1,19 +1,19 @@
-"""An entry comes back from its row as it was, whatever is in it; what is large in it is kept once."""
+"""Every entry is unpacked from its row unchanged; large strings in it are stored once."""
 
 import json
 from typing import Any
 
 import pytest
 from crow_core.messages import Message
-from crow_persistence.entries import BLOB, LARGE, Damaged, names, pack, unpack
+from crow_persistence.entries import BLOB_PREFIX, MIN_BLOB_LENGTH, DamagedEntry, find_blobs, pack, unpack
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-any_text = st.text(st.characters(exclude_categories=[]))  # also halves of surrogate pairs
+any_text = st.text(st.characters(exclude_categories=[]))  # includes unpaired surrogates
 odd_text = st.one_of(
     any_text,
     st.sampled_from(["", "blob:", "blob:" + "0" * 64, '"blob:', "\0", "\udc80", "\\", '"']),
-    any_text.map(lambda text: (text or "x") * LARGE),
+    any_text.map(lambda text: (text or "x") * MIN_BLOB_LENGTH),
 )
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), odd_text)
 values = st.recursive(
@@ -47,21 +47,25 @@ markers = st.builds(
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.one_of(messages, markers))
-def test_every_entry_comes_back_as_it_was(entry: Any):
+def test_every_entry_is_unpacked_unchanged(entry: Any):
     row = pack(entry)
     assert unpack(row.kind, row.body, row.blobs) == entry
-    assert set(row.blobs) <= names(row.body)
-    row.body.encode()  # every database takes it
+    assert set(row.blobs) <= find_blobs(row.body)
+    row.body.encode()  # raises if a database could not store it
     assert "\0" not in row.body
 
 
-def test_what_is_large_and_not_said_is_kept_apart():
-    image, old, base64 = "data:image/png;base64," + "A" * LARGE, "old\n" * LARGE, "B" * LARGE
+def test_large_strings_other_than_text_become_blobs():
+    image, old, base64 = (
+        "data:image/png;base64," + "A" * MIN_BLOB_LENGTH,
+        "old\n" * MIN_BLOB_LENGTH,
+        "B" * MIN_BLOB_LENGTH,
+    )
     entries: list[Message] = [
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": image}}]},
         {"role": "user", "content": "[attached]", "crow": {"blocks": [{"type": "audio", "data": base64}]}},
         {"role": "tool", "content": "ok", "crow": {"changes": [{"path": "/a", "old": old, "new": "short"}]}},
-        {"crow": {"kind": "tools", "schemas": [{"function": {"description": "x" * LARGE}}]}},
+        {"crow": {"kind": "tools", "schemas": [{"function": {"description": "x" * MIN_BLOB_LENGTH}}]}},
     ]
     rows = [pack(entry) for entry in entries]
     assert [row.kind for row in rows] == ["user", "user", "tool", "tools"]
@@ -72,14 +76,14 @@ def test_what_is_large_and_not_said_is_kept_apart():
     assert '"short"' in rows[2].body
 
 
-def test_what_was_said_stays_in_the_body_however_long():
-    said = "word " * LARGE
+def test_message_text_stays_in_the_body_at_any_length():
+    said = "word " * MIN_BLOB_LENGTH
     row = pack({"role": "user", "content": [{"type": "text", "text": said}]})
     assert said in row.body
     assert not row.blobs
 
 
-def test_of_a_render_the_body_keeps_what_names_it():
+def test_body_of_a_render_keeps_its_prompt_and_purpose():
     notes = {"kind": "render", "purpose": "system", "prompt": "system", "version": "0" * 12, "id": "1"}
     row = pack({"crow": {**notes, "template": "{{ a }}", "variables": {"a": 1}, "text": "1"}})
     assert unpack(row.kind, row.body, {}) == {"crow": notes}
@@ -88,21 +92,21 @@ def test_of_a_render_the_body_keeps_what_names_it():
 @pytest.mark.parametrize(
     "body", ["", "{", "[]", "null", '"text"', '{"crow": {"schemas": "{"}}', '{"crow": []}', "[" * 100_000]
 )
-def test_a_body_that_is_no_entry_is_named_damaged(body: str):
-    with pytest.raises(Damaged) as caught:
+def test_invalid_body_is_damaged(body: str):
+    with pytest.raises(DamagedEntry) as caught:
         unpack("tools", body, {})
     assert caught.value.rest is None
 
 
-def test_where_an_attachment_is_lost_the_rest_of_its_message_is_not():
-    image, name = "data:image/png;base64," + "A" * LARGE, "b" * LARGE
+def test_message_with_a_lost_attachment_keeps_the_rest():
+    image, name = "data:image/png;base64," + "A" * MIN_BLOB_LENGTH, "b" * MIN_BLOB_LENGTH
     parts = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": image}}]
     row = pack({"role": "user", "content": parts, "crow": {"id": "1", "blocks": [{"data": name}]}})
-    with pytest.raises(Damaged) as caught:
+    with pytest.raises(DamagedEntry) as caught:
         unpack(row.kind, row.body, {})
     rest = caught.value.rest
     assert rest is not None
     assert [part["type"] for part in rest.get("content") or [] if isinstance(part, dict)] == ["text", "text"]
     assert "Look:" in json.dumps(rest)
-    assert BLOB not in json.dumps(rest)
+    assert BLOB_PREFIX not in json.dumps(rest)
     assert rest.get("crow") == {"id": "1"}

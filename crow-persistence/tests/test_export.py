@@ -1,4 +1,4 @@
-"""Exports: everything is in them, nothing in them can do harm, and no secret is given away."""
+"""Exports are complete, harmless and free of secrets."""
 
 import json
 import re
@@ -11,14 +11,14 @@ import pytest
 from crow_core.messages import Message
 from crow_core.store import Record, Summary
 from crow_persistence.export import Format, export
-from crow_persistence.export.redaction import MASK, redact, redacted
-from crow_persistence.export.story import Story
+from crow_persistence.export.redaction import MASK, redact_data, redact_text
+from crow_persistence.export.transcript import Transcript
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 CALMLY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 KEY = "Zq3vT9xLm2Rk8WpYc5Hd7NbJ4sGf6Ua1"
-"""What a key looks like: 32 letters and digits."""
+"""An example key: 32 letters and digits."""
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
 PEM = f"-----BEGIN OPENSSH PRIVATE KEY-----\n{KEY * 2}\n{KEY}==\n-----END OPENSSH PRIVATE KEY-----"
 PIXEL = (
@@ -98,22 +98,22 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize(("text", "secret"), SECRETS)
-def test_what_looks_like_a_secret_is_masked(text: str, secret: str):
-    masked = redact(text)
+def test_likely_secret_is_masked(text: str, secret: str):
+    masked = redact_text(text)
     assert secret not in masked
     assert MASK in masked
-    assert redact(masked) == masked
+    assert redact_text(masked) == masked
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_only_speaks_of_secrets_stays_as_it_is(text: str):
-    assert redact(text) == text
+def test_text_about_secrets_is_not_masked(text: str):
+    assert redact_text(text) == text
 
 
-def test_source_code_stays_as_it_is():
+def test_source_code_is_not_masked():
     for path in Path(crow_core.__file__).parent.rglob("*.py"):
         text = path.read_text()
-        assert redact(text) == text, path
+        assert redact_text(text) == text, path
 
 
 noise = st.text(st.characters() | st.sampled_from("\"'\\\n`=: -_./@{}[]()&?+"), max_size=40)
@@ -121,16 +121,16 @@ noise = st.text(st.characters() | st.sampled_from("\"'\\\n`=: -_./@{}[]()&?+"), 
 
 @CALMLY
 @given(noise, st.sampled_from(SECRETS), noise)
-def test_a_secret_is_masked_wherever_it_stands(before: str, example: tuple[str, str], after: str):
+def test_secret_is_masked_in_any_context(before: str, example: tuple[str, str], after: str):
     text, secret = example
-    masked = redact(f"{before}\n{text}\n{after}")
+    masked = redact_text(f"{before}\n{text}\n{after}")
     assert secret not in masked
-    assert redact(masked) == masked
+    assert redact_text(masked) == masked
 
 
 @CALMLY
 @given(st.recursive(noise | st.integers(), lambda some: st.lists(some) | st.dictionaries(noise, some)), noise)
-def test_data_keep_their_shape_and_a_text_its_lines(value: Any, text: str):
+def test_masking_keeps_the_structure_of_data_and_the_lines_of_text(value: Any, text: str):
     def shape(value: Any) -> Any:
         match value:
             case dict():
@@ -140,43 +140,45 @@ def test_data_keep_their_shape_and_a_text_its_lines(value: Any, text: str):
             case _:
                 return type(value)
 
-    assert shape(redacted(value)) == shape(value)
+    assert shape(redact_data(value)) == shape(value)
     if "PRIVATE KEY" not in text:
-        assert redact(text).count("\n") == text.count("\n")
+        assert redact_text(text).count("\n") == text.count("\n")
 
 
-def test_the_arguments_of_a_call_stay_json_and_keys_say_what_is_secret():
+def test_masked_arguments_are_json_and_keys_mark_secrets():
     arguments = json.dumps({"command": 'login "a\\b"', "options": {"password": 'a"b\\', "token": KEY, "size": 3}})
-    masked = json.loads(redacted({"arguments": arguments})["arguments"])
+    masked = json.loads(redact_data({"arguments": arguments})["arguments"])
     assert masked == {"command": 'login "a\\b"', "options": {"password": MASK, "token": MASK, "size": 3}}
-    assert redacted({"arguments": '{ "a": 1 }'}) == {"arguments": '{ "a": 1 }'}
-    assert redacted({"arguments": f'{{"token": "{KEY}'}) != {"arguments": f'{{"token": "{KEY}'}
-    assert redacted({"image_url": {"url": PIXEL}}) == {"image_url": {"url": PIXEL}}
+    assert redact_data({"arguments": '{ "a": 1 }'}) == {"arguments": '{ "a": 1 }'}
+    assert redact_data({"arguments": f'{{"token": "{KEY}'}) != {"arguments": f'{{"token": "{KEY}'}
+    assert redact_data({"image_url": {"url": PIXEL}}) == {"image_url": {"url": PIXEL}}
 
 
 def call(id: str, name: str, arguments: str) -> Any:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def story(*log: Message, title: str = "A title", calls: list[dict[str, Any]] | None = None, **more: Any) -> Story:
+def make_transcript(
+    *log: Message, title: str = "A title", calls: list[dict[str, Any]] | None = None, **more: Any
+) -> Transcript:
     for n, entry in enumerate(log):
         entry.setdefault("crow", {}).setdefault("id", f"{n:032x}")
     summary = Summary("5e55", "/home/me/project", ["/home/me/project"], title, 1_795_000_000_000, 1_795_000_060_000)
     record = Record("5e55", list(log), **{"options": {"model": "m"}, "system": "You are a crow.", **more})
-    return Story(summary, record, calls or [], {f"{0:032x}": 1_795_000_000_000})
+    return Transcript(summary, record, calls or [], {f"{0:032x}": 1_795_000_000_000})
 
 
 def asked(id: str, **more: Any) -> dict[str, Any]:
-    """A call, as `told` tells it."""
+    """Return a model call, as from `model_call_to_dict`."""
     numbers = {"input": 100, "output": 10, "cached": 60, "cost": 0.5, "currency": "USD", "first": 5.123, "total": 9.0}
     words = {"purpose": "turn", "model": "m", "crow": "0.1.0", "stop_reason": "stop", "error": None, "usage": {"x": 1}}
     return {"id": id, "started": 1_795_000_001_000, **numbers, **words, **more}
 
 
-def worked() -> Story:
-    """A session with everything in it."""
+def make_full_transcript() -> Transcript:
+    """Return a transcript with every kind of entry."""
     change = {"path": "/home/me/project/a.py", "old": "one\ntwo\n", "new": "one\n2\n", "before": "0", "after": "1"}
-    return story(
+    return make_transcript(
         {"crow": {"kind": "tools", "schemas": [{"type": "function", "function": {"name": "look"}}]}},
         {
             "role": "user",
@@ -204,11 +206,11 @@ def worked() -> Story:
     )
 
 
-def test_json_lines_are_the_log_again():
-    told = worked()
-    head, *lines = [json.loads(line) for line in export(told, "jsonl").text.splitlines()]
-    assert lines[: len(told.record.log)] == told.record.log
-    assert [line["crow"]["id"] for line in lines[len(told.record.log) :]] == ["reply1", "title1", "reply2"]
+def test_json_lines_contain_the_log():
+    transcript = make_full_transcript()
+    head, *lines = [json.loads(line) for line in export(transcript, "jsonl").text.splitlines()]
+    assert lines[: len(transcript.record.log)] == transcript.record.log
+    assert [line["crow"]["id"] for line in lines[len(transcript.record.log) :]] == ["reply1", "title1", "reply2"]
     assert head["crow"] == {
         "kind": "session",
         "version": 1,
@@ -223,8 +225,8 @@ def test_json_lines_are_the_log_again():
     }
 
 
-def test_markdown_tells_what_was_said_and_done():
-    assert export(worked(), "markdown").text == (Path(__file__).parent / "export.md").read_text()
+def test_markdown_shows_messages_and_tool_calls():
+    assert export(make_full_transcript(), "markdown").text == (Path(__file__).parent / "export.md").read_text()
 
 
 TRAJECTORY: dict[str, Any] = {
@@ -262,7 +264,7 @@ TRAJECTORY: dict[str, Any] = {
     },
     "extra?": dict,
 }
-"""What RFC 0001 of Harbor says of ATIF-v1.8, as far as crow writes it: no other keys, and no nulls."""
+"""The part of ATIF-v1.8 (RFC 0001 of Harbor) that crow writes: no other keys, and no nulls."""
 AGENT_ONLY = {"model_name", "reasoning_content", "tool_calls", "metrics"}
 
 
@@ -282,7 +284,7 @@ def fits(value: Any, form: Any, where: str = "") -> None:
 
 
 def is_trajectory(trajectory: dict[str, Any], files: dict[str, bytes]) -> None:
-    """Whether it is what the format wants, also beyond the types."""
+    """Check that a trajectory follows the format, including rules beyond the types."""
     fits(trajectory, TRAJECTORY)
     assert trajectory["schema_version"] == "ATIF-v1.8"
     assert [step["step_id"] for step in trajectory["steps"]] == list(range(1, len(trajectory["steps"]) + 1)) != []
@@ -301,14 +303,14 @@ def is_trajectory(trajectory: dict[str, Any], files: dict[str, bytes]) -> None:
                     fits(part, {"type": str, "text": str})
 
 
-def test_a_trajectory_is_as_the_format_wants_it():
-    told = export(worked(), "atif")
-    trajectory = json.loads(told.text)
-    is_trajectory(trajectory, told.files)
+def test_trajectory_follows_the_format():
+    transcript = export(make_full_transcript(), "atif")
+    trajectory = json.loads(transcript.text)
+    is_trajectory(trajectory, transcript.files)
     system, user, first, second = trajectory["steps"]
     assert (system["source"], system["message"]) == ("system", "You are a crow.")
-    [path] = told.files
-    assert told.files[path].startswith(b"\x89PNG")
+    [path] = transcript.files
+    assert transcript.files[path].startswith(b"\x89PNG")
     image = {"type": "image", "source": {"media_type": "image/png", "path": path}}
     assert user["message"] == [{"type": "text", "text": "Look:"}, image]
     uses = [(use["tool_call_id"], use["arguments"]) for use in first["tool_calls"]]
@@ -339,7 +341,7 @@ def test_a_trajectory_is_as_the_format_wants_it():
 
 
 class Page(HTMLParser):
-    """What a browser would find in a page."""
+    """The elements and texts of an HTML page."""
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -373,7 +375,7 @@ ATTRIBUTES = {"lang", "charset", "name", "content", "http-equiv", "class", "id",
 
 
 def is_harmless(page: str) -> Page:
-    """A page that is whole, runs nothing and loads nothing."""
+    """Check that a page is well-formed, runs nothing and loads nothing. Return it."""
     found = Page(page)
     assert not found.open
     assert found.tags <= TAGS
@@ -385,8 +387,8 @@ def is_harmless(page: str) -> Page:
     return found
 
 
-def test_a_page_shows_everything_and_asks_nobody():
-    page = is_harmless(export(worked(), "html").text)
+def test_page_shows_everything_and_loads_nothing():
+    page = is_harmless(export(make_full_transcript(), "html").text)
     for said in (
         "A title",
         "/home/me/project",
@@ -402,7 +404,7 @@ def test_a_page_shows_everything_and_asks_nobody():
         assert said in page.text
     for said in (
         "model is now other",
-        "Broke off: interrupted",
+        "Cut off: interrupted",
         "Tools: look",
         "System prompt",
         "0.7500 USD, 0.5000 EUR",
@@ -411,14 +413,14 @@ def test_a_page_shows_everything_and_asks_nobody():
     assert page.addresses.count(PIXEL) == 1
 
 
-def test_a_sound_is_in_every_export():
+def test_sound_is_in_every_export():
     sound = {"type": "input_audio", "input_audio": {"data": BEEP, "format": "wav"}}
-    told = story({"role": "user", "content": [{"type": "text", "text": "Listen:"}, sound]})
-    page = is_harmless(export(told, "html").text)
+    transcript = make_transcript({"role": "user", "content": [{"type": "text", "text": "Listen:"}, sound]})
+    page = is_harmless(export(transcript, "html").text)
     assert page.addresses.count(f"data:audio/wav;base64,{BEEP}") == 1
-    assert "[audio: audio/wav, 44 bytes]" in export(told, "markdown").text
-    assert BEEP in export(told.redacted(), "jsonl").text
-    trajectory = json.loads(export(told, "atif").text)
+    assert "[audio: audio/wav, 44 bytes]" in export(transcript, "markdown").text
+    assert BEEP in export(transcript.redact(), "jsonl").text
+    trajectory = json.loads(export(transcript, "atif").text)
     assert trajectory["steps"][-1]["message"] == "Listen:\n\n[audio: audio/wav, 44 bytes]"
 
 
@@ -447,7 +449,7 @@ texts = st.sampled_from(NAUGHTY) | st.text(max_size=30)
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Message]:
-    """Any log: every text in it is a naughty one."""
+    """Draw any log; every text in it is a naughty one."""
     log: list[Any] = []
     for n in range(draw(st.integers(0, 5))):
         text, other = draw(texts), draw(texts)
@@ -478,24 +480,24 @@ def logs(draw: st.DrawFn) -> list[Message]:
 
 @CALMLY
 @given(logs(), texts, st.none() | texts, st.booleans())
-def test_whatever_was_said_every_export_is_sound(log: list[Message], title: str, system: str | None, masks: bool):
-    told = story(*log, title=title, system=system)
-    told = told.redacted() if masks else told
-    exports = {format: export(told, format) for format in FORMATS}
+def test_every_export_of_any_log_is_valid(log: list[Message], title: str, system: str | None, masks: bool):
+    transcript = make_transcript(*log, title=title, system=system)
+    transcript = transcript.redact() if masks else transcript
+    exports = {format: export(transcript, format) for format in FORMATS}
     for one in exports.values():
         one.text.encode()
     is_harmless(exports["html"].text)
     is_trajectory(json.loads(exports["atif"].text), exports["atif"].files)
     lines = [json.loads(line) for line in exports["jsonl"].text.splitlines()]
-    assert lines[1:] == told.record.log
+    assert lines[1:] == transcript.record.log
     assert exports["markdown"].text.startswith("# ")
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_no_export_gives_a_secret_away_unless_it_is_told_to(format: Format):
+def test_exports_mask_secrets_unless_redaction_is_off(format: Format):
     secret = f"sk-ant-{KEY}"
     change = {"path": "/a", "old": f"KEY={secret}", "new": f"KEY = '{secret}'"}
-    told = story(
+    transcript = make_transcript(
         {"role": "user", "content": f"My key is {secret}."},
         {
             "role": "assistant",
@@ -514,18 +516,21 @@ def test_no_export_gives_a_secret_away_unless_it_is_told_to(format: Format):
         system=secret,
         calls=[asked("x", error=f"{secret} was refused")],
     )
-    assert KEY in export(told, format).text
-    assert KEY not in export(told.redacted(), format).text
+    assert KEY in export(transcript, format).text
+    assert KEY not in export(transcript.redact(), format).text
 
 
-def test_what_a_tool_printed_cannot_leave_its_fence():
+def test_tool_output_cannot_leave_its_fence():
     from markdown_it import MarkdownIt
 
     printed = "```\n````\n# not a heading\n<script>"
-    told = story({"role": "assistant", "content": "```python\nunclosed", "tool_calls": [call("a", "run", "{}")]},
-                 {"role": "tool", "tool_call_id": "a", "content": printed}, {"role": "user", "content": "<!-- open"},
-                 {"role": "user", "content": "The end"})  # fmt: skip
-    tokens = MarkdownIt().parse(export(told, "markdown").text)
+    transcript = make_transcript(
+        {"role": "assistant", "content": "```python\nunclosed", "tool_calls": [call("a", "run", "{}")]},
+        {"role": "tool", "tool_call_id": "a", "content": printed},
+        {"role": "user", "content": "<!-- open"},
+        {"role": "user", "content": "The end"},
+    )
+    tokens = MarkdownIt().parse(export(transcript, "markdown").text)
     assert [token.content for token in tokens if token.type == "fence"][-1].strip() == printed
     headings = [tokens[at + 1].content for at, token in enumerate(tokens) if token.type == "heading_open"]
     assert headings == ["A title", "Assistant", "run: `run()`", "User", "User"]

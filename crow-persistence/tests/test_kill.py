@@ -1,7 +1,7 @@
-"""crow is killed at any moment, and nothing that it had shown is lost.
+"""crow can be killed at any moment without losing anything it has shown.
 
-Each session is a chain of processes: one talks and is killed, the next one loads what there is, answers a plain
-question, talks on and is killed. CROW_SOAK is the number of kills, CROW_SEED repeats the moments of an earlier run.
+Each session is continued by a chain of processes: one runs turns and is killed; the next loads the session, answers a
+plain question, runs turns and is killed. CROW_SOAK is the number of kills, CROW_SEED repeats an earlier run.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ from crow_core.acp.schema import (
     UsageUpdate,
     UserMessageChunk,
 )
-from crow_core.acp.transports import Child, spawn
+from crow_core.acp.transports import ChildTransport, spawn
 from crow_core.messages import INTERRUPTED
 from crow_core.testing import Editor, Raw, Reply, ScriptedServer
-from crow_core.testing.chaos import body
-from crow_core.testing.script import PIECE
+from crow_core.testing.chaos import to_body
+from crow_core.testing.script import FRAGMENT_LENGTH
 from crow_persistence.checks import check
 from crow_persistence.database import Database
 from msgspec import to_builtins
@@ -47,28 +47,28 @@ from msgspec import to_builtins
 SOAK = int(os.environ.get("CROW_SOAK") or 0)
 KILLS = SOAK or 20
 LINKS = 5
-"""Kills that one session meets."""
+"""Number of kills of one session."""
 AT_ONCE = 4
-"""Sessions that are in the database at the same time."""
+"""Number of concurrent sessions."""
 LATE = 0.25
-"""Seconds after which text that was shown is committed before more of it is shown."""
+"""Seconds after which shown text is committed before more of it is shown."""
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(120 + 20 * KILLS)]
 
 Request = dict[str, Any]
-Heard = tuple[float, Any]
-"""When it was, and what: an update, a prompt's text when it was sent, None when its turn had ended."""
+Event = tuple[float, Any]
+"""Time and event: an update, the text of a prompt when it was sent, None when its turn ended."""
 Item = tuple[str, str, Any]
-"""What a client shows as one thing: user, reply or call; its id; what it says."""
+"""One item that a client shows: kind (user, reply or call), id, content."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """When to kill: so many seconds after the n-th of something; at the latest when three turns have ended."""
+    """Time of a kill: `after` seconds after the n-th event of a kind; at the latest after three turns."""
 
     what: str
-    """byte of the model's stream (which then falls silent), update that is shown, word on a tool call, prompt, load of
-    the session. Of nothing: never."""
+    """Kind of event: byte of the model's stream (which then stops), update, update of a tool call (call), prompt, load.
+    "" for never."""
     n: int = 1
     after: float = 0.0
     pace: float = 0.0
@@ -79,7 +79,7 @@ NEVER = Moment("")
 
 
 def moments(random: Random, count: int) -> list[Moment]:
-    """As many of each kind, in any order."""
+    """Return kills of all kinds, equally often and in random order."""
     found: list[Moment] = []
     while len(found) < count:
         pace = random.choice((0.0, 0.01))
@@ -95,24 +95,24 @@ def moments(random: Random, count: int) -> list[Moment]:
 
 
 class Witness(Editor):
-    """An editor that kills its agent when the moment comes, and remembers what it had been shown."""
+    """An editor that kills its agent at a moment, and records what it was shown."""
 
-    def __init__(self, child: Child, moment: Moment) -> None:
+    def __init__(self, child: ChildTransport, moment: Moment) -> None:
         super().__init__(child)
         self.child, self.moment = child, moment
-        self.heard: list[Heard] = []
+        self.events: list[Event] = []
         self.counted = Counter[str]()
         self.killed = False
 
     async def on_update(self, notification: SessionNotification) -> None:
-        self.heard.append((monotonic(), notification.update))
+        self.events.append((monotonic(), notification.update))
         self.count("update")
         if isinstance(notification.update, ToolCall | ToolCallUpdate):
             self.count("call")
         await super().on_update(notification)
 
     def count(self, what: str, n: int = 1) -> None:
-        """So many more of what the moment may wait for."""
+        """Count events of a kind, and kill the agent when the moment has come."""
         before, self.counted[what] = self.counted[what], self.counted[what] + n
         if what == self.moment.what and before < self.moment.n <= self.counted[what]:
             asyncio.get_running_loop().call_later(self.moment.after, self.kill)
@@ -122,17 +122,17 @@ class Witness(Editor):
         self.child.process.kill()
 
     async def say(self, id: str, text: str) -> None:
-        """A turn, to its end. Raises ConnectionClosed when it is killed."""
-        self.heard.append((monotonic(), text))
+        """Run a turn to its end. Raises ConnectionClosed when the agent is killed."""
+        self.events.append((monotonic(), text))
         turn = asyncio.ensure_future(self.prompt(id, text))
-        self.count("prompt")  # the prompt is written before what this sets off
+        self.count("prompt")  # the task has sent the prompt by the time of a scheduled kill
         assert (await turn).stop_reason == "end_turn"
-        self.heard.append((monotonic(), None))
+        self.events.append((monotonic(), None))
 
 
 @asynccontextmanager
 async def process(home: Path, folder: Path, url: str, model: str, moment: Moment = NEVER) -> AsyncGenerator[Witness]:
-    """The real thing. It is killed at its moment, or at the end of the block; one that never is leaves in peace."""
+    """Run the real agent. It is killed at its moment, or at the end of the block; with NEVER it ends normally."""
     env = {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
@@ -156,13 +156,13 @@ async def process(home: Path, folder: Path, url: str, model: str, moment: Moment
         assert witness.killed == (moment != NEVER), "it ended by itself"
     finally:
         witness.child.process.kill()
-        await serving  # until the last line that it wrote
+        await serving  # until its last line was read
 
 
-def items(heard: Sequence[Heard]) -> list[Item]:
-    """What the client shows, in order: each reply in one piece, each call as it stood last."""
+def items(events: Sequence[Event]) -> list[Item]:
+    """Return what the client shows, in order: each reply joined, each tool call in its last state."""
     found: dict[Any, Item] = {}
-    for at, (_, update) in enumerate(heard):
+    for at, (_, update) in enumerate(events):
         match update:
             case str(text):
                 found[at] = ("user", "", text)
@@ -182,14 +182,14 @@ def items(heard: Sequence[Heard]) -> list[Item]:
     return list(found.values())
 
 
-def chunks(heard: Sequence[Heard], id: str) -> list[int]:
-    """Where the pieces of a reply are."""
-    return [at for at, (_, update) in enumerate(heard) if getattr(update, "message_id", "") == id]
+def chunks(events: Sequence[Event], id: str) -> list[int]:
+    """Return the indexes of a reply's chunks."""
+    return [at for at, (_, update) in enumerate(events) if getattr(update, "message_id", "") == id]
 
 
-def is_over(heard: Sequence[Heard], id: str) -> bool:
-    """Whether something was shown that comes after a whole reply."""
-    rest = heard[chunks(heard, id)[-1] + 1 :]
+def is_over(events: Sequence[Event], id: str) -> bool:
+    """Test whether anything was shown after the complete reply."""
+    rest = events[chunks(events, id)[-1] + 1 :]
     return any(update is None or isinstance(update, ToolCall | UsageUpdate) for _, update in rest)
 
 
@@ -199,7 +199,7 @@ def is_interrupted(call: dict[str, Any]) -> bool:
 
 @dataclass
 class Chain:
-    """One session, as it is known from outside."""
+    """One session as seen from outside."""
 
     home: Path
     folder: Path
@@ -207,19 +207,19 @@ class Chain:
     id: str = ""
     turns: int = 0
     known: list[Item] = field(default_factory=list[Item])
-    """What was replayed last."""
+    """The items of the last replay."""
     requests: list[Request] = field(default_factory=list[Request])
-    """Those to the model, without one whose prompt was lost before anything was shown of its turn."""
+    """Requests to the model, without those whose prompt was lost before anything of its turn was shown."""
     said: set[str] = field(default_factory=set[str])
-    """All that the model has said: thoughts, then words."""
+    """Everything the model has said: thoughts, then texts."""
     asked: float = 0.0
-    """When the latest of the requests came."""
+    """Time of the latest request."""
     now: Witness | None = None
     last: Witness | None = None
-    """Of the last process that had it open, until what was shown there has been compared."""
+    """The editor of the last process, until its items were compared."""
 
     async def live(self, moment: Moment) -> None:
-        """A process that goes on with the session; three turns without a kill are enough."""
+        """Continue the session in a new process, for three turns if it is not killed earlier."""
         async with process(self.home, self.folder, self.url, self.folder.name, moment) as self.now:
             await self.open(self.now)
             await self.now.say(self.id, "And now?")
@@ -228,34 +228,34 @@ class Chain:
                 await self.now.say(self.id, f"turn {self.turns}")
 
     async def open(self, witness: Witness) -> None:
-        """Load the session, and see that all is there which was shown of it; begin a new one when nothing was."""
+        """Load the session and check that everything shown is there; start a new one when nothing was shown."""
         listed = await witness.request("session/list", ListSessionsRequest(cwd=str(self.folder)))
         titles = {found.session_id: found.title for found in listed.sessions}
         if self.id in titles:
             witness.count("load")
             request = LoadSessionRequest(session_id=self.id, cwd=str(self.folder), mcp_servers=[])
             await witness.request("session/load", request)
-            self.compare(items(witness.heard))
+            self.compare(items(witness.events))
             named = [update.title for update in (self.last.of(SessionInfoUpdate) if self.last else [])]
             assert named in ([], [titles[self.id]])
         else:
             self.compare([])
             self.id = (await witness.new_session(str(self.folder))).session_id
-        witness.heard.clear()
+        witness.events.clear()
         self.last = witness
 
     def compare(self, replayed: list[Item]) -> None:
-        """What is replayed is what was replayed before, and what was shown since."""
+        """Check that the replay repeats the last replay and everything shown since."""
         before, self.known = self.known, replayed
         assert replayed[: len(before)] == before
-        heard = self.last.heard if self.last else []
-        shown, there = items(heard), replayed[len(before) :]
-        if len(there) < len(shown) and shown[-1][0] == "user":  # nothing of its turn was shown
+        events = self.last.events if self.last else []
+        shown, there = items(events), replayed[len(before) :]
+        if len(there) < len(shown) and shown[-1][0] == "user":  # nothing of the turn was shown
             _, _, prompt = shown.pop()
             self.requests = [request for request in self.requests if prompt not in str(request["messages"])]
         for mine, theirs in zip_longest(shown, there):
             match mine, theirs:
-                case ("reply", id, (thought, words)), (None | (_, _, _)) if not is_over(heard, id):
+                case ("reply", id, (thought, words)), (None | (_, _, _)) if not is_over(events, id):
                     assert theirs is None or theirs[1] == id
                     kept = "".join(theirs[2]) if theirs else ""
                     assert (thought + words).startswith(kept) or kept in self.said
@@ -265,7 +265,7 @@ class Chain:
                 case ("call", id, {"status": "pending" | "in_progress"}), ("call", same, call):
                     assert id == same
                     assert call["status"] == "completed" or is_interrupted(call)
-                case None, ("call", _, call):  # asked for in the last reply, and not shown yet
+                case None, ("call", _, call):  # requested in the last reply, but not shown
                     assert call["status"] == "completed" or is_interrupted(call)
                 case None, ("reply", id, said):
                     assert id == f"{shown[-1][1]}-cut"
@@ -274,16 +274,18 @@ class Chain:
                     assert theirs == mine
 
     def due(self, id: str) -> str:
-        """What had been shown of a reply so long before the model sent what was shown last that it must be there,
-        however slow the machine is: the model lets so much time pass before each fragment, and crow cannot show one
-        before it was sent."""
+        """Return the text of a reply that must be stored: all of it that was shown more than LATE seconds before the
+        model sent what was shown last. The time of sending follows from the model's pace, so this holds on slow
+        machines, too."""
         assert self.last is not None
-        pieces = [self.last.heard[at] for at in chunks(self.last.heard, id)]
-        sent = self.asked + self.last.moment.pace * sum(len(piece.content.text) for _, piece in pieces) / PIECE
+        pieces = [self.last.events[at] for at in chunks(self.last.events, id)]
+        sent = (
+            self.asked + self.last.moment.pace * sum(len(piece.content.text) for _, piece in pieces) / FRAGMENT_LENGTH
+        )
         return "".join(piece.content.text for at, piece in pieces if at < sent - LATE)
 
     def answer(self, request: Request) -> Reply | Raw:
-        """The model: it takes three steps for a turn. Each of its calls leaves a mark behind."""
+        """Reply as the model: three steps for a turn. Each tool call leaves a mark in a file."""
         assert self.now is not None
         self.asked = monotonic()
         self.requests.append(request)
@@ -294,13 +296,13 @@ class Chain:
         self.said.add(reply.reasoning + reply.content)
         if self.now.moment.what != "byte":
             return reply
-        stream = body(reply, request)
+        stream = to_body(reply, request)
         rest = self.now.moment.n - self.now.counted["byte"]
         self.now.count("byte", len(stream))
         return Raw([stream[:rest]], hang=rest < len(stream))
 
     async def end(self) -> None:
-        """A process that is not killed, and a last look at everything."""
+        """Run a process that is not killed, then check everything."""
         await self.live(NEVER)
         async with process(self.home, self.folder, self.url, self.folder.name) as witness:
             await self.open(witness)
@@ -314,7 +316,7 @@ class Chain:
 
 
 def scripted(turn: str, steps: int, pace: float) -> Reply:
-    """What the model says: no more than a word to what is no numbered turn."""
+    """Return the model's reply; a short one unless the prompt is a numbered turn."""
     here = f"{turn}.{steps}"
     words = " ".join(f"{here}.{n}–ü🪶" for n in range(20))
     edit = {"command": "insert", "path": "edits", "insert_line": 0, "new_str": f"mark.{here}.2\n"}
@@ -331,7 +333,8 @@ def scripted(turn: str, steps: int, pace: float) -> Reply:
 
 
 def assert_valid(request: Request) -> None:
-    """Any provider takes this request: every call has one answer, nobody speaks out of turn, nothing is empty."""
+    """Check that any provider accepts a request: each tool call has one result, roles alternate, and no message is
+    empty."""
     follows = {
         "": {"system"},
         "system": {"user"},
@@ -362,40 +365,41 @@ def assert_valid(request: Request) -> None:
 
 
 def begins(later: Request, earlier: Request) -> bool:
-    """Whether a server can use again what it has read. Two prompts in a row are sent as one, so the last may grow."""
+    """Test whether a server can reuse the cached prefix. Two prompts in a row are sent as one, so the last message may
+    grow."""
     *before, last = earlier["messages"]
     *same, then = later["messages"][: len(before) + 1]
     grown = last["role"] == then["role"] == "user" and then["content"].startswith(f"{last['content']}\n\n")
     return same == before and (then == last or grown) and later["tools"] == earlier["tools"]
 
 
-def use(database: Database, home: Path) -> None:
-    """Have crow keep its sessions there."""
+def configure(database: Database, home: Path) -> None:
+    """Configure crow to use this database."""
     url = database.url.render_as_string(hide_password=False)
     (home / "config.toml").write_text(f"[database]\nurl = {json.dumps(url)}\n")
 
 
-async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Have it all done; when something fails, the rest ends, too."""
+async def run_all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines concurrently; a failure cancels the others."""
     async with asyncio.TaskGroup() as group:
         for one in work:
             group.create_task(one)
 
 
-async def test_nothing_is_lost_by_kills_at_any_moment(database: Database, tmp_path: Path):
-    use(database, tmp_path)
+async def test_kill_at_any_moment_loses_nothing(database: Database, tmp_path: Path):
+    configure(database, tmp_path)
     seed = int(os.environ.get("CROW_SEED") or randrange(2**32))
     plan = moments(Random(seed), KILLS)
     chains: dict[str, Chain] = {}
-    room = asyncio.Semaphore(AT_ONCE)
+    limit = asyncio.Semaphore(AT_ONCE)
 
     async def forge(chain: Chain, plan: Sequence[Moment]) -> None:
-        async with room:
+        async with limit:
             for moment in plan:
                 await chain.live(moment)
 
     async def end(chain: Chain) -> None:
-        async with room:
+        async with limit:
             await chain.end()
 
     async with ScriptedServer(lambda request: chains[request["model"]].answer(request)) as server:
@@ -406,9 +410,9 @@ async def test_nothing_is_lost_by_kills_at_any_moment(database: Database, tmp_pa
             (folder / "ran").touch()
             chains[folder.name] = Chain(tmp_path, folder, server.url)
         try:
-            await together(forge(chain, plan[n * LINKS :][:LINKS]) for n, chain in enumerate(chains.values()))
+            await run_all(forge(chain, plan[n * LINKS :][:LINKS]) for n, chain in enumerate(chains.values()))
             assert check(database) == []
-            await together(map(end, chains.values()))
+            await run_all(map(end, chains.values()))
             for request in server.requests:
                 assert_valid(request)
             assert check(database) == []
@@ -418,8 +422,8 @@ async def test_nothing_is_lost_by_kills_at_any_moment(database: Database, tmp_pa
             raise
 
 
-async def test_processes_that_write_at_once_lose_nothing(database: Database, tmp_path: Path):
-    use(database, tmp_path)
+async def test_concurrent_processes_lose_nothing(database: Database, tmp_path: Path):
+    configure(database, tmp_path)
     writers, turns = (32, 50) if SOAK else (4, 5)
     ids: dict[str, str] = {}
 
@@ -430,15 +434,15 @@ async def test_processes_that_write_at_once_lose_nothing(database: Database, tmp
                 await witness.say(ids[name], f"{name} says {n}")
 
     async with ScriptedServer(lambda request: Reply(f"To {request['messages'][-1]['content']}.")) as server:
-        await together(write(server.url, f"writer {n}") for n in range(writers))
+        await run_all(write(server.url, f"writer {n}") for n in range(writers))
         async with process(tmp_path, tmp_path, server.url, "reader") as witness:
             for name, id in ids.items():
-                witness.heard.clear()
+                witness.events.clear()
                 await witness.request(
                     "session/load", LoadSessionRequest(session_id=id, cwd=str(tmp_path), mcp_servers=[])
                 )
                 prompts = [f"{name} says {n}" for n in range(turns)]
-                said = [what for _, _, what in items(witness.heard)]
+                said = [what for _, _, what in items(witness.events)]
                 assert said == [words for prompt in prompts for words in (prompt, ("", f"To {prompt}."))]
     assert check(database) == []
     assert (tmp_path / "stderr").read_text() == ""

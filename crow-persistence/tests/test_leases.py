@@ -1,4 +1,5 @@
-"""A session is open in one process at a time; for one that is gone nobody waits, and it writes no more."""
+"""A session is open in one process at a time. Leases of ended processes expire, and such processes write nothing
+more."""
 
 import asyncio
 import os
@@ -18,7 +19,7 @@ from crow_core.errors import ModelError, SessionBusy, StoreError
 from crow_core.messages import view
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel
-from crow_persistence import extension, leases, reading
+from crow_persistence import extension, leases, loader
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.store import Store
@@ -28,8 +29,8 @@ from sqlalchemy import Engine, event, select, update
 pytestmark = pytest.mark.anyio
 
 
-class Nobody:
-    """A client that looks on and says nothing."""
+class SilentClient:
+    """A client that ignores updates and answers nothing."""
 
     capabilities = ClientCapabilities()
 
@@ -41,7 +42,7 @@ class Nobody:
 
 @asynccontextmanager
 async def app(database: Database) -> AsyncGenerator[Crow]:
-    """An app that remembers in this database, as another process would; its model echoes."""
+    """Yield an app on this database, as in another process; its model echoes."""
     model = ScriptedModel(lambda request: Reply(f"To {request['messages'][-1]['content']}."))
     url = database.url.render_as_string(hide_password=False)
     crow = Crow(model).use(persistence, url=url, folder=database.folder)
@@ -56,42 +57,42 @@ async def say(crow: Crow, session: Session, words: str) -> None:
 
 
 async def talk(crow: Crow, words: str) -> Session:
-    """A new session in which this was said."""
-    session = await crow.open(Nobody(), "/")
+    """Return a new session with one turn."""
+    session = await crow.open(SilentClient(), "/")
     await say(crow, session, words)
     return session
 
 
 async def load(crow: Crow, id: str) -> Session:
-    session = await crow.load(Nobody(), id, "/")
+    session = await crow.load(SilentClient(), id, "/")
     assert session is not None
     return session
 
 
 def said(database: Database, id: str) -> list[Any]:
-    with database.reading() as connection:
-        record = reading.load(connection, reading.find(connection, id))
+    with database.begin_read() as connection:
+        record = loader.load_session(connection, loader.find_session(connection, id))
     return [message["content"] for message in view(record.log) if message["role"] == "user"]
 
 
 def change(database: Database, **values: Any) -> None:
-    """Write into the only session's row."""
-    with database.writing() as connection:
+    """Update the only session's row."""
+    with database.begin_write() as connection:
         connection.execute(update(sessions).values(**values))
 
 
 def row(database: Database) -> Any:
-    """The only session's."""
-    with database.reading() as connection:
+    """Return the only session's row."""
+    with database.begin_read() as connection:
         return connection.execute(select(sessions)).one()
 
 
-async def test_the_second_to_open_a_session_is_offered_a_fork(database: Database):
+async def test_second_process_is_offered_a_fork(database: Database):
     async with app(database) as first, app(database) as second:
         session = await talk(first, "one")
         with pytest.raises(SessionBusy, match=f"Session {session.id} is open in process {os.getpid()}.*fork it"):
             await load(second, session.id)
-        fork = await second.fork(Nobody(), session.id, "/")
+        fork = await second.fork(SilentClient(), session.id, "/")
         assert fork is not None
         await say(second, fork, "two")
         await say(first, session, "three")
@@ -99,7 +100,7 @@ async def test_the_second_to_open_a_session_is_offered_a_fork(database: Database
         assert said(database, session.id) == ["one", "three"]
 
 
-async def test_a_closed_session_is_free_for_others(database: Database):
+async def test_closed_session_can_be_opened_elsewhere(database: Database):
     async with app(database) as first, app(database) as second:
         session = await talk(first, "one")
         await first.close(session)
@@ -114,14 +115,14 @@ async def test_a_closed_session_is_free_for_others(database: Database):
 
 @pytest.fixture
 def process() -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that runs until it is killed."""
+    """Yield a process that runs until it is killed."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         yield process
         process.kill()
 
 
-async def test_a_process_that_was_killed_is_not_waited_for(database: Database, process: "subprocess.Popen[bytes]"):
-    owner = f"{leases.machine()}:{process.pid}:{leases.started(process.pid)}:0"
+async def test_lease_of_a_killed_process_expires_at_once(database: Database, process: "subprocess.Popen[bytes]"):
+    owner = f"{leases.machine_id()}:{process.pid}:{leases.process_start(process.pid)}:0"
     async with app(database) as crow:
         id = (await talk(crow, "one")).id
     async with app(database) as crow:
@@ -129,27 +130,25 @@ async def test_a_process_that_was_killed_is_not_waited_for(database: Database, p
         with pytest.raises(SessionBusy):
             await load(crow, id)
         process.kill()
-        while leases.started(process.pid) is not None:
-            await asyncio.sleep(0)  # nobody has asked for its exit code yet: it is a zombie
+        while leases.process_start(process.pid) is not None:
+            await asyncio.sleep(0)  # the process is a zombie: its exit code was not collected
         await load(crow, id)
 
 
 @pytest.mark.parametrize("owner", ["else/0/0:1:2:3", "", "nonsense", ":::::", "else:x:y:z"])
-async def test_an_owner_that_cannot_be_asked_counts_as_gone_after_a_while(database: Database, owner: str):
+async def test_lease_of_an_unreachable_owner_expires_after_the_timeout(database: Database, owner: str):
     async with app(database) as crow:
         id = (await talk(crow, "one")).id
     async with app(database) as crow:
         change(database, owner=owner, beat=leases.now())
         with pytest.raises(SessionBusy, match=f"Session {id} is open in process"):
             await load(crow, id)
-        change(database, beat=leases.now() - 2 * leases.STALE)
+        change(database, beat=leases.now() - 2 * leases.LEASE_TIMEOUT)
         await load(crow, id)
 
 
 @pytest.mark.parametrize("ahead", [-(10**9), 10**9])
-async def test_a_machine_whose_clock_is_wrong_neither_takes_a_lease_over_nor_loses_its_own(
-    database: Database, monkeypatch: pytest.MonkeyPatch, ahead: int
-):
+async def test_wrong_clock_does_not_affect_leases(database: Database, monkeypatch: pytest.MonkeyPatch, ahead: int):
     async with app(database) as first, app(database) as second:
         session = await talk(first, "one")
         change(database, owner="else/0/0:1:2:3")
@@ -157,17 +156,17 @@ async def test_a_machine_whose_clock_is_wrong_neither_takes_a_lease_over_nor_los
         with pytest.raises(SessionBusy):
             await load(second, session.id)
         mine = await talk(second, "two")
-        fork = await second.fork(Nobody(), mine.id, "/")
+        fork = await second.fork(SilentClient(), mine.id, "/")
         assert fork is not None
-        with database.reading() as connection:
-            now = connection.execute(select(leases.Clock())).scalar_one()
+        with database.begin_read() as connection:
+            now = connection.execute(select(leases.DatabaseClock())).scalar_one()
             beats = connection.scalars(select(sessions.c.beat)).all()
         assert len(beats) == 3
         assert all(abs(now - beat) < 10**8 for beat in beats if beat)
 
 
-async def test_whose_lease_was_taken_over_writes_nothing_and_hears_of_it(database: Database):
-    """A laptop that slept, say."""
+async def test_owner_that_lost_its_lease_writes_nothing_and_gets_an_error(database: Database):
+    """This happens to a laptop that sleeps."""
     async with app(database) as asleep, app(database) as awake:
         session = await talk(asleep, "one")
         change(database, owner=row(database).owner.replace(str(os.getpid()), "1", 1), beat=0)
@@ -182,7 +181,7 @@ async def test_whose_lease_was_taken_over_writes_nothing_and_hears_of_it(databas
         assert said(database, session.id) == ["one", "two"]
 
 
-async def test_a_load_that_is_cancelled_while_it_takes_the_session_keeps_nobody_from_it(database: Database):
+async def test_cancelled_load_releases_the_lease(database: Database):
     async with app(database) as crow:
         id = (await talk(crow, "one")).id
     taking, go = Event(), Event()
@@ -207,32 +206,32 @@ async def test_a_load_that_is_cancelled_while_it_takes_the_session_keeps_nobody_
         event.remove(Engine, "before_cursor_execute", wait)
 
 
-async def test_a_load_without_a_model_keeps_nobody_from_the_session(database: Database):
+async def test_failed_load_releases_the_lease(database: Database):
     async with app(database) as crow:
         id = (await talk(crow, "one")).id
     async with app(database) as crow:
         models, crow.models = crow.models, {}
         for open_ in (crow.load, crow.fork):
             with pytest.raises(ModelError, match="No model is configured"):
-                await open_(Nobody(), id, "/")
+                await open_(SilentClient(), id, "/")
         crow.models = models
         assert row(database).owner is None
         await load(crow, id)
 
 
-async def test_a_draft_is_not_written_under_a_lost_lease(database: Database):
+async def test_draft_is_not_written_under_a_lost_lease(database: Database):
     store = Store(database.url.render_as_string(hide_password=False), database.folder)
     async with app(database) as crow:
         session = await talk(crow, "one")
         change(database, owner="another", beat=leases.now())
         with pytest.raises(StoreError, match="taken over"):
-            store.draft(session, {"role": "assistant", "content": "half a"})
-    with database.reading() as connection:
+            store.write_draft(session, {"role": "assistant", "content": "half a"})
+    with database.begin_read() as connection:
         assert connection.scalar(select(drafts.c.session)) is None
     store.database.close()
 
 
-async def test_whoever_has_a_deleted_session_open_hears_of_it(database: Database):
+async def test_turn_in_a_deleted_session_gets_an_error(database: Database):
     async with app(database) as crow, app(database) as other:
         session = await talk(crow, "one")
         with pytest.raises(SessionBusy, match=f"{session.id} is open in .* Close it there"):
@@ -243,25 +242,25 @@ async def test_whoever_has_a_deleted_session_open_hears_of_it(database: Database
             await say(crow, session, "two")
 
 
-async def test_a_beating_heart_keeps_a_lease(database: Database):
+async def test_heartbeat_keeps_a_lease(database: Database):
     store, other = (Store(database.url.render_as_string(hide_password=False), database.folder) for _ in range(2))
     async with app(database) as crow:
         id = (await talk(crow, "one")).id
-    assert store.take(id)
+    assert store.acquire(id)
     change(database, beat=0)
-    store.beat()
+    store.send_heartbeat()
     with pytest.raises(SessionBusy):
-        other.take(id)
+        other.acquire(id)
     change(database, beat=0)
-    assert other.take(id)
-    store.beat()
+    assert other.acquire(id)
+    store.send_heartbeat()
     assert row(database).beat == 0 or row(database).owner == other.owner
     for each in (store, other):
         each.database.close()
 
 
-async def test_a_heart_beats_as_long_as_a_session_is_open(database: Database, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(extension, "BEAT", 0.01)
+async def test_heartbeats_are_sent_while_a_session_is_open(database: Database, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(extension, "HEARTBEAT_INTERVAL", 0.01)
     async with app(database) as crow:
         await talk(crow, "one")
         change(database, beat=0)
@@ -270,20 +269,21 @@ async def test_a_heart_beats_as_long_as_a_session_is_open(database: Database, mo
     assert row(database).beat is None
 
 
-def test_an_owner_that_hides_from_others_is_not_gone(monkeypatch: pytest.MonkeyPatch):
-    owner = leases.new_owner()
+def test_owner_whose_process_cannot_be_inspected_has_not_ended(monkeypatch: pytest.MonkeyPatch):
+    owner = leases.make_owner()
 
     def closed(path: Path) -> NoReturn:
         raise PermissionError
 
     monkeypatch.setattr(Path, "read_text", closed)
-    assert not leases.is_gone(owner)
+    assert not leases.has_ended(owner)
 
 
-def test_an_owner_is_this_process_and_no_other():
-    owner = leases.new_owner()
-    assert owner != leases.new_owner()
-    assert not leases.is_gone(owner)
-    assert leases.is_gone(owner.replace(f":{leases.started(os.getpid())}:", ":1:"))  # its id was given to another
-    assert leases.is_gone(f"{leases.machine()}:4194305:1:0")  # more than there can be
-    assert not leases.is_gone("elsewhere:4194305:1:0")
+def test_owner_identifies_this_process():
+    owner = leases.make_owner()
+    assert owner != leases.make_owner()
+    assert not leases.has_ended(owner)
+    reused = owner.replace(f":{leases.process_start(os.getpid())}:", ":1:")
+    assert leases.has_ended(reused)
+    assert leases.has_ended(f"{leases.machine_id()}:4194305:1:0")  # above the largest process id
+    assert not leases.has_ended("elsewhere:4194305:1:0")

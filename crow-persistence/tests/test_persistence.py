@@ -1,4 +1,4 @@
-"""What was said is in the database, whatever happens, and comes back as it was."""
+"""Sessions are stored whatever happens, and restored unchanged."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ from crow_core.messages import Message, view
 from crow_core.models.chat import ModelCall
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_persistence import extension, reading
+from crow_persistence import extension, loader
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.store import Store
@@ -42,7 +42,7 @@ IMAGE = ImageBlock(data="iVBORw0KGgo" * 500, mime_type="image/png")
 
 
 def app(database: Database, *replies: Reply, **options: Any) -> Crow:
-    """An app that remembers in this database, as another process would; its model plays the replies, or echoes."""
+    """Return an app on this database, as in another process; its model plays the replies, or echoes."""
     model = ScriptedModel(replies or (lambda request: Reply(f"To {request['messages'][-1]['content']}.")))
     return Crow(model).use(persistence, url=url_of(database), folder=database.folder, **options)
 
@@ -52,7 +52,7 @@ def url_of(database: Database) -> str:
 
 
 def asked(crow: Crow) -> list[dict[str, Any]]:
-    """The requests to its model."""
+    """Return the requests to the app's model."""
     model = crow.models["scripted"]
     assert isinstance(model, ScriptedModel)
     return model.requests
@@ -63,21 +63,21 @@ async def load(editor: Editor, id: str) -> None:
 
 
 def stored(database: Database, id: str) -> list[Message]:
-    """The log as anybody can read it."""
-    with database.reading() as connection:
-        record = reading.load(connection, reading.find(connection, id))
+    """Return the stored log of a session."""
+    with database.begin_read() as connection:
+        record = loader.load_session(connection, loader.find_session(connection, id))
     assert not record.damage
     return record.log
 
 
-def everything(database: Database) -> str:
-    """All that is in all tables."""
-    with database.reading() as connection:
+def dump_tables(database: Database) -> str:
+    """Return the contents of all tables."""
+    with database.begin_read() as connection:
         rows = [tuple(row) for table in metadata.sorted_tables for row in connection.execute(select(table))]
     return str(rows)
 
 
-async def test_what_was_said_comes_back_in_another_process(database: Database):
+async def test_session_is_restored_in_another_process(database: Database):
     async with connect(first := app(database)) as editor:
         id = (await editor.new_session("/")).session_id
         await editor.prompt(id, "one")
@@ -96,7 +96,7 @@ async def test_what_was_said_comes_back_in_another_process(database: Database):
     assert after[len(before)]["role"] == "assistant"
 
 
-async def test_what_was_chosen_comes_back(database: Database):
+async def test_chosen_options_are_restored(database: Database):
     models = {name: ScriptedModel([Reply("Hello.")], name) for name in ("small", "large")}
 
     def crow() -> Crow:
@@ -123,18 +123,18 @@ def asked_system(models: dict[str, ScriptedModel]) -> str:
     return models["large"].requests[0]["messages"][0]["content"]
 
 
-async def test_a_session_is_listed_once_something_was_said(database: Database):
+async def test_session_is_listed_after_its_first_message(database: Database):
     async with connect(crow := app(database)) as editor:
         id = (await editor.new_session("/")).session_id
-        crow.sessions[id].append({"crow": {"kind": "title", "title": "Nothing yet"}})
-        await crow.sessions[id].written()
+        crow.sessions[id].log.append({"crow": {"kind": "title", "title": "Nothing yet"}})
+        await crow.sessions[id].log.written()
         assert (await editor.request("session/list", ListSessionsRequest())).sessions == []
         await editor.prompt(id, "hi")
         listed = await editor.request("session/list", ListSessionsRequest())
         assert [found.title for found in listed.sessions] == ["Nothing yet"]
 
 
-async def test_of_many_prompts_the_last_begins_when_the_first_is_written(database: Database):
+async def test_concurrent_prompts_begin_one_after_another(database: Database):
     crow, moments = app(database), list[str]()
     crow.before_model(lambda request, session: moments.append("asked"))
     crow.message(lambda session, entry: moments.append("written") if entry.get("role") == "user" else None)
@@ -145,7 +145,7 @@ async def test_of_many_prompts_the_last_begins_when_the_first_is_written(databas
     assert moments.count("asked") == moments.count("written") == 10
 
 
-async def test_nothing_is_shown_before_what_it_answers_is_committed(database: Database):
+async def test_update_is_sent_after_earlier_messages_are_committed(database: Database):
     async with connect(crow := app(database, Reply("Hello.", hang=True))) as editor:
         id = (await editor.new_session("/")).session_id
         turn = asyncio.ensure_future(editor.prompt(id, "hi"))
@@ -155,7 +155,7 @@ async def test_nothing_is_shown_before_what_it_answers_is_committed(database: Da
         await turn
 
 
-TALKER = """
+PROCESS = """
 import asyncio, os, sys
 from crow_core.app import Crow
 from crow_core.testing import Reply, ScriptedModel, connect
@@ -175,12 +175,12 @@ async def main(url, name, turns, last):
 
 asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]))
 """
-"""A process that talks so many turns, and then starts one that never ends, if there is something to say in it."""
+"""A process that runs some turns and then, if `last` is given, starts one that never ends."""
 
 
 @contextmanager
-def talker(database: Database, name: str, turns: int, last: str = "") -> Generator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", TALKER, url_of(database), name, str(turns), last]
+def run_process(database: Database, name: str, turns: int, last: str = "") -> Generator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", PROCESS, url_of(database), name, str(turns), last]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -188,16 +188,17 @@ def talker(database: Database, name: str, turns: int, last: str = "") -> Generat
             process.kill()
 
 
-def id_told_by(process: "subprocess.Popen[str]") -> str:
+def read_id(process: "subprocess.Popen[str]") -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
-async def test_a_killed_process_leaves_a_session_that_goes_on(database: Database):
-    """What it had streamed is there, shown as interrupted; the next request is valid, and nobody has to wait."""
-    with talker(database, "crow", 2, "word " * 100) as process:
-        id = await asyncio.to_thread(id_told_by, process)
-        while "word word" not in drafted(database):
+async def test_session_of_a_killed_process_can_continue(database: Database):
+    """The streamed text is restored and marked as interrupted; the next request is valid, and no lease has to
+    expire."""
+    with run_process(database, "crow", 2, "word " * 100) as process:
+        id = await asyncio.to_thread(read_id, process)
+        while "word word" not in read_draft(database):
             await asyncio.sleep(0)
         process.kill()
     async with connect(crow := app(database)) as editor:
@@ -209,32 +210,32 @@ async def test_a_killed_process_leaves_a_session_that_goes_on(database: Database
         await editor.prompt(id, "and now?")
         roles = [message["role"] for message in asked(crow)[0]["messages"]]
         assert roles == ["system", *["user", "assistant"] * 3, "user"]
-        assert not drafted(database)
+        assert not read_draft(database)
         assert stored(database, id) == crow.sessions[id].log
 
 
-def drafted(database: Database) -> str:
-    """The reply that is being written down, as JSON."""
-    with database.reading() as connection:
+def read_draft(database: Database) -> str:
+    """Return the body of the only draft; "" if there is none."""
+    with database.begin_read() as connection:
         return connection.scalar(select(drafts.c.body)) or ""
 
 
-async def test_a_reply_that_ended_leaves_no_draft(database: Database):
+async def test_complete_reply_leaves_no_draft(database: Database):
     async with connect(app(database, Reply("word " * 30, pace=0.01))) as editor:
         id = (await editor.new_session("/")).session_id
         turn = asyncio.ensure_future(editor.prompt(id, "hi"))
-        while "word word" not in drafted(database):
+        while "word word" not in read_draft(database):
             await asyncio.sleep(0)
         await turn
-        assert not drafted(database)
+        assert not read_draft(database)
 
 
 @pytest.mark.slow
-async def test_four_processes_that_write_at_once_lose_nothing(database: Database):
+async def test_four_concurrent_processes_lose_nothing(database: Database):
     names = ["ada", "bob", "cyd", "dan"]
     with ExitStack() as stack:
-        processes = [stack.enter_context(talker(database, name, 25)) for name in names]
-        ids = [await asyncio.to_thread(id_told_by, process) for process in processes]
+        processes = [stack.enter_context(run_process(database, name, 25)) for name in names]
+        ids = [await asyncio.to_thread(read_id, process) for process in processes]
         assert [await asyncio.to_thread(process.wait) for process in processes] == [0] * 4
     for name, id in zip(names, ids, strict=True):
         said = [message["content"] for message in view(stored(database, id))]
@@ -252,7 +253,7 @@ FAULT = {
 MEND = {"sqlite": "DROP TRIGGER fault", "postgresql": "DROP TRIGGER fault ON messages"}
 
 
-async def test_a_turn_that_cannot_be_written_ends_and_is_written_when_it_can_be(database: Database):
+async def test_turn_that_cannot_be_written_fails_and_is_written_later(database: Database):
     async with connect(crow := app(database)) as editor:
         id = (await editor.new_session("/")).session_id
         await editor.prompt(id, "one")
@@ -269,12 +270,12 @@ async def test_a_turn_that_cannot_be_written_ends_and_is_written_when_it_can_be(
 
 
 def execute(database: Database, statements: dict[str, list[str]]) -> None:
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         for statement in statements[connection.dialect.name]:
             connection.exec_driver_sql(statement)
 
 
-async def test_a_database_that_another_holds_ends_the_turn_with_its_name(tmp_path: Path):
+async def test_locked_database_ends_the_turn_with_the_file_name(tmp_path: Path):
     file = tmp_path / "crow.db"
     database = Database(f"sqlite:///{file}?timeout=0.05")
     async with connect(crow := app(database)) as editor:
@@ -290,8 +291,8 @@ async def test_a_database_that_another_holds_ends_the_turn_with_its_name(tmp_pat
     database.close()
 
 
-async def test_a_session_whose_database_was_deleted_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(extension, "BEAT", 3600)  # or a heartbeat could be the first to find out
+async def test_session_is_rewritten_after_its_database_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(extension, "HEARTBEAT_INTERVAL", 3600)  # a heartbeat must not be the first to fail
     database = Database(f"sqlite:///{tmp_path / 'crow.db'}")
     async with connect(crow := app(database)) as editor:
         id = (await editor.new_session("/")).session_id
@@ -305,143 +306,143 @@ async def test_a_session_whose_database_was_deleted_is_written_anew(tmp_path: Pa
     database.close()
 
 
-async def test_a_call_is_never_written_down_as_that_of_a_session_in_another_file(tmp_path: Path):
+async def test_model_call_is_not_written_to_a_session_in_another_file(tmp_path: Path):
     store, other = (Store(f"sqlite:///{tmp_path / name}.db", tmp_path) for name in ("crow", "other"))
-    async with forgetful() as mine, forgetful() as foreign:
+    async with unstored_session() as mine, unstored_session() as foreign:
         for each, session in ((store, mine), (other, foreign)):
             session.log.append({"role": "user", "content": "one"})
-            each.append(session)
+            each.write_entries(session)
         other.database.close()
         for name in ("crow.db-wal", "crow.db-shm"):
             os.unlink(tmp_path / name)
         (tmp_path / "other.db").replace(tmp_path / "crow.db")
         with pytest.raises(StoreError, match="replaced"):
-            store.beat()  # hears of it, and nobody else does
+            store.send_heartbeat()  # is the first to notice
         call = ModelCall(mine.model, {"messages": []})
-        store.call(mine, call)
-        with store.database.reading() as connection:
+        store.write_model_call(mine, call)
+        with store.database.begin_read() as connection:
             assert connection.scalars(select(calls.c.id)).all() == []
-        mine.append({"role": "user", "content": "two"})
-        store.append(mine)
-        store.call(mine, call)
-        with store.database.reading() as connection:
+        mine.log.append({"role": "user", "content": "two"})
+        store.write_entries(mine)
+        store.write_model_call(mine, call)
+        with store.database.begin_read() as connection:
             assert connection.scalar(select(sessions.c.id).join(calls)) == mine.id
     store.database.close()
 
 
-class Deaf(Database):
-    """One that does what it is told, and whose answer is lost once."""
+class LostReplyDatabase(Database):
+    """A database whose next commit succeeds and is then reported as failed."""
 
-    deaf = False
+    lose_reply = False
 
     @contextmanager
-    def writing(self) -> Generator[Connection]:
-        with super().writing() as connection:
+    def begin_write(self) -> Generator[Connection]:
+        with super().begin_write() as connection:
             yield connection
-        if self.deaf:
-            self.deaf = False
+        if self.lose_reply:
+            self.lose_reply = False
             raise StoreError("The connection was lost.")
 
 
 @asynccontextmanager
-async def forgetful() -> AsyncGenerator[Session]:
-    """A session of an app that does not write down anything."""
+async def unstored_session() -> AsyncGenerator[Session]:
+    """Yield a session of an app without a store."""
     async with connect(crow := Crow(ScriptedModel([]))) as editor:
         yield crow.sessions[(await editor.new_session("/")).session_id]
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_what_was_committed_is_not_written_twice_although_the_answer_was_lost(database: Database, first: bool):
+async def test_committed_rows_are_not_written_twice_after_a_lost_reply(database: Database, first: bool):
     store = Store(url_of(database), database.folder)
-    store.database = deaf = Deaf(url_of(database), database.folder)
-    async with forgetful() as session:
+    store.database = lossy = LostReplyDatabase(url_of(database), database.folder)
+    async with unstored_session() as session:
         if not first:
             session.log.append({"role": "user", "content": "zero"})
-            store.append(session)
-        deaf.deaf = True
+            store.write_entries(session)
+        lossy.lose_reply = True
         session.log.append({"role": "user", "content": "one"})
         with pytest.raises(StoreError):
-            store.append(session)
+            store.write_entries(session)
         session.log.append({"role": "user", "content": "two"})
-        store.append(session)
-        assert stored(database, session.id) == session.log
-    deaf.close()
+        store.write_entries(session)
+        assert stored(database, session.id) == session.log.entries
+    lossy.close()
 
 
-async def test_a_session_that_was_opened_although_the_answer_was_lost_can_be_opened(database: Database):
+async def test_session_acquired_with_a_lost_reply_can_be_acquired_again(database: Database):
     async with connect(app(database)) as editor:
         id = (await editor.new_session("/")).session_id
         await editor.prompt(id, "one")
     store = Store(url_of(database), database.folder)
-    store.database = deaf = Deaf(url_of(database), database.folder)
-    deaf.deaf = True
+    store.database = lossy = LostReplyDatabase(url_of(database), database.folder)
+    lossy.lose_reply = True
     with pytest.raises(StoreError):
-        store.take(id)
-    assert store.take(id)
-    deaf.close()
+        store.acquire(id)
+    assert store.acquire(id)
+    lossy.close()
 
 
-async def test_five_thousand_messages_come_back(database: Database):
+async def test_five_thousand_messages_are_restored(database: Database):
     store = Store(url_of(database), database.folder)
-    async with forgetful() as session:
+    async with unstored_session() as session:
         for n in range(2500):
             session.log.append({"role": "user", "content": f"prompt {n}"})
             session.log.append({"role": "assistant", "content": f"reply {n}"})
-        store.append(session)
-        assert stored(database, session.id) == session.log
+        store.write_entries(session)
+        assert stored(database, session.id) == session.log.entries
     store.database.close()
 
 
-async def test_a_secret_is_nowhere_in_the_database(database: Database):
+async def test_secret_is_nowhere_in_the_database(database: Database):
     crow = app(database, Reply(f"It is {CANARY}. " * 9, pace=0.03), secrets=lambda session: [CANARY])
     crow.instructions(lambda session: f"The key is {CANARY}.")
     async with connect(crow) as editor:
         id = (await editor.new_session("/")).session_id
         turn = asyncio.ensure_future(editor.prompt(id, f"Tell {CANARY}"))
-        while "It is [secret]" not in everything(database):
+        while "It is [secret]" not in dump_tables(database):
             await asyncio.sleep(0)
         await turn
         await crow.sessions[id].set_title(CANARY)
-    assert CANARY not in everything(database)
+    assert CANARY not in dump_tables(database)
     for file in database.folder.iterdir():
         assert CANARY.encode() not in file.read_bytes()
 
 
-async def test_an_image_is_stored_once(database: Database):
+async def test_image_is_stored_once(database: Database):
     async with connect(app(database)) as editor:
         for _ in range(2):
             id = (await editor.new_session("/")).session_id
             await editor.prompt(id, [IMAGE])
             await editor.prompt(id, [IMAGE])
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         images = [data for data in connection.scalars(select(blobs.c.data)) if IMAGE.data.encode() in data]
     assert len(images) == 1
 
 
-HARM: dict[str, tuple[int, int, str]] = {
+DAMAGE: dict[str, tuple[int, int, str]] = {
     "a body that is no JSON": (-1, 0, "UPDATE messages SET body = '{' WHERE id = {user}"),
     "a body that is no entry": (-1, 0, """UPDATE messages SET body = '{"role": [1]}' WHERE id = {user}"""),
     "a parent that is itself": (-1, 0, "UPDATE messages SET parent = id WHERE id = {user}"),
     "a parent that comes later": (-1, 0, "UPDATE messages SET parent = id + 1 WHERE id = {user}"),
     "a parent that is gone": (-1, 0, "DELETE FROM messages WHERE id = {user}"),
-    "a tip that is gone": (0, 1, "UPDATE sessions SET head = 4711"),
+    "a head that is gone": (0, 1, "UPDATE sessions SET head = 4711"),
     "an image that is gone": (-1, 0, "DELETE FROM blobs WHERE hash IN (SELECT blob FROM links WHERE message = {user})"),
     "a render that is gone": (-1, 0, "DELETE FROM renders"),
     "options that are no JSON": (0, 0, "UPDATE sessions SET options = '{', roots = 'x'"),
     "a draft that is no JSON": (0, 0, "INSERT INTO drafts SELECT number, 0, '{' FROM sessions"),
 }
-"""What can be done to a session by hand, how many more of how many more messages are restored, and how it is done."""
+"""Damage by name: change of the restored and of the total number of messages, and the statement that does it."""
 
 
-@pytest.mark.parametrize("harm", HARM)
-async def test_what_is_left_of_a_damaged_session_is_restored_and_counted(database: Database, harm: str):
+@pytest.mark.parametrize("name", DAMAGE)
+async def test_rest_of_a_damaged_session_is_restored_and_counted(database: Database, name: str):
     async with connect(first := app(database)) as editor:
         id = (await editor.new_session("/")).session_id
         for words in ("one", [TextBlock(text="two"), IMAGE], "three"):
             await editor.prompt(id, words)
         log = first.sessions[id].log
-    restored, total, statement = HARM[harm]
-    with database.reading() as connection:
+    restored, total, statement = DAMAGE[name]
+    with database.begin_read() as connection:
         user = connection.scalars(select(messages.c.id).where(messages.c.kind == "user")).all()[1]
     damage(database, statement.replace("{user}", str(user)))
     async with connect(crow := app(database)) as editor:
@@ -458,40 +459,40 @@ async def test_what_is_left_of_a_damaged_session_is_restored_and_counted(databas
 
 
 def damage(database: Database, statement: str) -> None:
-    """Do something to the database that its constraints would not let happen."""
+    """Run a statement without constraints."""
     if database.file:
         with closing(sqlite3.connect(database.file, isolation_level=None)) as connection:
             connection.execute(statement)
         return
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
         connection.execute(text(statement.replace(":", "\\:")))
 
 
 def add_sessions(database: Database, times: list[int], cwd: str = "/") -> list[str]:
-    """Sessions that were last heard of then; gives their ids."""
+    """Insert sessions with these update times. Return their ids."""
     ids = [f"{time:08}{new_id()}" for time in times]
     nothing = {"cwd": cwd, "roots": "[]", "options": "{}", "created": 0}
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         rows = [{**nothing, "id": id, "updated": time} for id, time in zip(ids, times, strict=True)]
         connection.execute(sessions.insert(), rows)
     return ids
 
 
 def pages(database: Database, cwd: str, limit: int, between: Callable[[], Any] = lambda: None) -> list[list[str]]:
-    """The ids on each page of the list; something may happen between them."""
+    """Return the ids on each page of the list; `between` is called after each page."""
     found: list[list[str]] = []
     cursor: str | None = ""
     while cursor is not None:
-        with database.reading() as connection:
-            page = reading.listing(connection, cwd, cursor, limit)
+        with database.begin_read() as connection:
+            page = loader.list_sessions(connection, cwd, cursor, limit)
         found.append([session.id for session in page.sessions])
         cursor = page.cursor
         between()
     return found
 
 
-def test_the_list_comes_in_pages_the_latest_first(database: Database):
+def test_list_has_pages_with_the_latest_first(database: Database):
     ids = add_sessions(database, [1, 2, 2, 2, 3])
     add_sessions(database, [9], cwd="/elsewhere")
     assert pages(database, "/", 2) == [ids[:2:-1], ids[2:0:-1], ids[:1]]
@@ -500,7 +501,7 @@ def test_the_list_comes_in_pages_the_latest_first(database: Database):
     assert sum(map(len, pages(database, "", 2))) == 6
 
 
-def test_sessions_that_are_added_meanwhile_shift_no_page(database: Database):
+def test_sessions_added_meanwhile_do_not_shift_pages(database: Database):
     ids = add_sessions(database, [1, 2, 3, 4, 5])
     assert pages(database, "/", 2, lambda: add_sessions(database, [6])) == [ids[:2:-1], ids[2:0:-1], ids[:1]]
 
@@ -508,17 +509,17 @@ def test_sessions_that_are_added_meanwhile_shift_no_page(database: Database):
 @pytest.mark.parametrize(
     "cursor", ["x", "4", "eA==", "MQ==", "é", "LTEgeA==", "OTk5OTk5OTk5OTk5OTk5OTk5OTkgMQ==", "\0"]
 )
-def test_a_cursor_that_no_list_gave_is_refused(database: Database, cursor: str):
-    with database.reading() as connection, pytest.raises(ValueError, match="cursor"):
-        reading.listing(connection, "", cursor, 5)
+def test_invalid_cursor_is_refused(database: Database, cursor: str):
+    with database.begin_read() as connection, pytest.raises(ValueError, match="cursor"):
+        loader.list_sessions(connection, "", cursor, 5)
 
 
-def test_a_session_is_found_by_the_beginning_of_its_id(database: Database):
+def test_session_is_found_by_id_prefix(database: Database):
     one, two = add_sessions(database, [1, 2])
 
     def found(prefix: str) -> str:
-        with database.reading() as connection:
-            return reading.find(connection, prefix).id
+        with database.begin_read() as connection:
+            return loader.find_session(connection, prefix).id
 
     assert found(one) == one
     assert found(two[:8]) == two
@@ -529,7 +530,7 @@ def test_a_session_is_found_by_the_beginning_of_its_id(database: Database):
             found(nothing)
 
 
-async def test_an_unknown_session_is_unknown(database: Database):
+async def test_unknown_session_is_an_error(database: Database):
     async with connect(app(database)) as editor:
         for id in ("nobody", "", "\0", "%"):
             with pytest.raises(RpcError) as caught:
@@ -537,7 +538,7 @@ async def test_an_unknown_session_is_unknown(database: Database):
             assert caught.value.data["sessionId"] == id
 
 
-async def test_the_agent_can_search_its_own_past(database: Database):
+async def test_agent_can_search_earlier_sessions(database: Database):
     async with connect(app(database)) as editor:
         id = (await editor.new_session("/")).session_id
         await editor.prompt(id, "The port is 4711.")
@@ -550,7 +551,7 @@ async def test_the_agent_can_search_its_own_past(database: Database):
     assert "The ⟦port⟧ is 4711." in answer["content"]
 
 
-async def test_an_app_that_ended_leaves_no_thread(database: Database):
+async def test_ended_app_leaves_no_thread(database: Database):
     async with connect(app(database)) as editor:
         id = (await editor.new_session("/")).session_id
         await editor.prompt(id, "hi")
@@ -558,8 +559,8 @@ async def test_an_app_that_ended_leaves_no_thread(database: Database):
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("crow-")]
 
 
-def test_the_extension_is_light():
-    """What it needs of a database is loaded when the first request is on its way."""
+def test_extension_imports_no_database_modules():
+    """Database modules are imported after the first request was sent."""
     code = "import sys, crow_persistence.extension; print(*{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"sqlalchemy", "alembic", "jinja2", "sqlite3", "psycopg"} & set(done.stdout.split())

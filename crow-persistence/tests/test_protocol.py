@@ -1,4 +1,4 @@
-"""What a client sees of sessions that are remembered: load, resume, fork, list, delete, as the protocol wants them."""
+"""Stored sessions over the protocol: load, resume, fork, list and delete."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,11 +51,11 @@ SAID: list[ContentBlock] = [
     ResourceBlock(resource=ResourceContents(uri="file:///project/a.py", text="a = 1\n", mime_type="text/x-python")),
     TextBlock(text="And tell me."),
 ]
-"""A prompt with everything that may be attached."""
+"""A prompt with every kind of attachment."""
 
 
 def app(database: Database, *replies: Reply) -> Crow:
-    """An app as another process would have it, with the built-in tools."""
+    """Return an app as in another process, with the built-in tools."""
     model = ScriptedModel(replies or (lambda request: Reply("Well.")))
     tools = Server(
         "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True, shared=True
@@ -80,7 +80,7 @@ async def listed(editor: Editor, **filters: Any) -> ListSessionsResponse:
 
 
 def seen(editor: Editor) -> list[Any]:
-    """What a person has before them at the end: messages put together from their chunks, calls in their last state."""
+    """Return what a client shows at the end: messages joined from their chunks, tool calls in their last state."""
     found: dict[Any, Any] = {}
     for update in editor.updates:
         match update:
@@ -119,8 +119,8 @@ WORK = (
 )
 
 
-async def test_a_loaded_session_shows_what_was_shown(database: Database, tmp_path: Path):
-    """Thoughts, texts, calls with their diffs and places, in order, before the answer."""
+async def test_loaded_session_replays_its_updates(database: Database, tmp_path: Path):
+    """Thoughts, texts and tool calls with diffs and locations are replayed in order, before the answer to the load."""
     async with connect(app(database, *WORK)) as editor:
         id = (await editor.new_session(str(tmp_path))).session_id
         await editor.prompt(id, SAID)
@@ -135,8 +135,8 @@ async def test_a_loaded_session_shows_what_was_shown(database: Database, tmp_pat
     assert said == SAID
 
 
-async def test_the_model_reads_on_where_it_stopped(database: Database, tmp_path: Path):
-    """Its requests begin, to the byte, as the last one before."""
+async def test_requests_after_a_load_begin_like_those_before(database: Database, tmp_path: Path):
+    """Requests begin with the bytes of the last one before the load."""
     first = app(database, *WORK)
     async with connect(first) as editor:
         id = (await editor.new_session(str(tmp_path))).session_id
@@ -151,7 +151,7 @@ async def test_the_model_reads_on_where_it_stopped(database: Database, tmp_path:
     assert request["messages"][-1] == {"role": "user", "content": "And now?"}
 
 
-async def test_a_resumed_session_shows_nothing_of_the_past(database: Database, tmp_path: Path):
+async def test_resumed_session_replays_nothing(database: Database, tmp_path: Path):
     async with connect(app(database, Reply("Hello."))) as editor:
         id = (await editor.new_session(str(tmp_path))).session_id
         await editor.prompt(id, "hi")
@@ -164,14 +164,14 @@ async def test_a_resumed_session_shows_nothing_of_the_past(database: Database, t
     assert [m["content"] for m in model_of(crow).requests[0]["messages"][1:]] == ["hi", "Hello.", "again"]
 
 
-async def test_the_list_tells_each_folders_sessions(database: Database, tmp_path: Path):
+async def test_list_shows_the_sessions_of_each_folder(database: Database, tmp_path: Path):
     other = tmp_path / "other"
     other.mkdir()
     async with connect(app(database)) as editor:
         for cwd in (tmp_path, tmp_path, other):
             id = (await editor.new_session(str(cwd))).session_id
             await editor.prompt(id, f"What is in {cwd.name}?")
-        await editor.new_session(str(other))  # in which nothing is said
+        await editor.new_session(str(other))  # without a message
         assert len((await listed(editor)).sessions) == 3
         (info,) = (await listed(editor, cwd=str(other))).sessions
         assert (info.session_id, info.cwd, info.title) == (id, str(other), "What is in other?")
@@ -180,7 +180,7 @@ async def test_the_list_tells_each_folders_sessions(database: Database, tmp_path
         assert (await listed(editor, cwd="/nowhere")).sessions == []
 
 
-async def test_the_list_comes_in_pages(database: Database, tmp_path: Path):
+async def test_client_receives_the_list_in_pages(database: Database, tmp_path: Path):
     async with connect(app(database)) as editor:
         ids: list[str] = []
         for _ in range(55):
@@ -196,7 +196,7 @@ async def test_the_list_comes_in_pages(database: Database, tmp_path: Path):
     assert caught.value.code == INVALID_PARAMS
 
 
-async def test_a_deleted_session_is_gone_and_may_be_deleted_again(database: Database, tmp_path: Path):
+async def test_deleted_session_is_gone_and_may_be_deleted_again(database: Database, tmp_path: Path):
     async with connect(app(database)) as editor:
         id = (await editor.new_session(str(tmp_path))).session_id
         await editor.prompt(id, "hi")
@@ -210,8 +210,8 @@ async def test_a_deleted_session_is_gone_and_may_be_deleted_again(database: Data
         assert caught.value.data["sessionId"] == id
 
 
-async def test_a_fork_goes_its_own_way(database: Database, tmp_path: Path):
-    """While the first session is still open; what is said in one is not heard in the other."""
+async def test_fork_is_independent_of_its_origin(database: Database, tmp_path: Path):
+    """The first session stays open; prompts in one session do not appear in the other."""
     crow = app(database)
     async with connect(crow) as editor:
         id = (await editor.new_session(str(tmp_path))).session_id
@@ -227,7 +227,7 @@ async def test_a_fork_goes_its_own_way(database: Database, tmp_path: Path):
         assert [u.content for u in editor.of(UserMessageChunk)] == [TextBlock(text="one"), TextBlock(text="two")]
 
 
-async def test_a_session_that_another_process_has_open_can_only_be_forked(database: Database, tmp_path: Path):
+async def test_session_open_in_another_process_can_only_be_forked(database: Database, tmp_path: Path):
     async with connect(app(database)) as first, connect(app(database)) as second:
         id = (await first.new_session(str(tmp_path))).session_id
         await first.prompt(id, "mine")
@@ -243,7 +243,7 @@ async def test_a_session_that_another_process_has_open_can_only_be_forked(databa
         await load(second, id, tmp_path)
 
 
-async def test_a_session_that_is_open_here_begins_anew_when_it_is_loaded(database: Database, tmp_path: Path):
+async def test_session_open_in_this_process_is_reopened_by_a_load(database: Database, tmp_path: Path):
     async with connect(app(database)) as editor:
         id = (await editor.new_session(str(tmp_path))).session_id
         await editor.prompt(id, "hi")
@@ -253,7 +253,7 @@ async def test_a_session_that_is_open_here_begins_anew_when_it_is_loaded(databas
         assert (await editor.prompt(id, "again")).stop_reason == "end_turn"
 
 
-async def test_a_loaded_session_has_its_name_its_mode_and_its_options(database: Database, tmp_path: Path):
+async def test_loaded_session_has_its_title_mode_and_options(database: Database, tmp_path: Path):
     async with connect(app(database)) as editor:
         id = (await editor.new_session(str(tmp_path))).session_id
         await editor.set_mode(id, "plan")
@@ -266,7 +266,7 @@ async def test_a_loaded_session_has_its_name_its_mode_and_its_options(database: 
     assert editor.of(SessionInfoUpdate)[0].title == "What a day"
 
 
-async def test_a_mode_that_asks_nothing_has_to_be_chosen_anew(database: Database, tmp_path: Path):
+async def test_mode_that_allows_everything_is_not_restored(database: Database, tmp_path: Path):
     crow = app(database)
     async with connect(crow) as editor:
         id = (await editor.new_session(str(tmp_path))).session_id
@@ -281,9 +281,7 @@ async def test_a_mode_that_asks_nothing_has_to_be_chosen_anew(database: Database
     assert answer.modes.current_mode_id == "ask"
 
 
-async def test_a_tool_of_earlier_days_stays_in_the_list_and_says_that_it_is_not_connected(
-    database: Database, tmp_path: Path
-):
+async def test_disconnected_tool_stays_in_the_list_and_fails(database: Database, tmp_path: Path):
     first = app(database)
     async with connect(first) as editor:
         id = (await editor.new_session(str(tmp_path))).session_id
@@ -297,7 +295,7 @@ async def test_a_tool_of_earlier_days_stays_in_the_list_and_says_that_it_is_not_
     assert "not connected" in model.requests[1]["messages"][-1]["content"]
 
 
-async def test_what_was_hidden_from_the_user_stays_hidden(database: Database, tmp_path: Path):
+async def test_hidden_messages_are_not_replayed(database: Database, tmp_path: Path):
     crow = app(database, Reply("One."), Reply("Two."))
     more = iter(["Go on."])
 
@@ -315,7 +313,7 @@ async def test_what_was_hidden_from_the_user_stays_hidden(database: Database, tm
     assert editor.text == "One.Two."
 
 
-async def test_without_a_store_nothing_of_it_is_promised_or_answered():
+async def test_without_a_store_its_capabilities_and_methods_are_absent():
     async with connect(Crow(ScriptedModel([]))) as editor:
         for method, params in (
             ("session/load", LoadSessionRequest(session_id="x", cwd="/", mcp_servers=[])),
@@ -327,7 +325,7 @@ async def test_without_a_store_nothing_of_it_is_promised_or_answered():
             assert caught.value.code == METHOD_NOT_FOUND
 
 
-async def test_a_client_searches_what_was_said_in_a_folder_or_anywhere(database: Database, tmp_path: Path):
+async def test_client_can_search_one_folder_or_all(database: Database, tmp_path: Path):
     async with connect(app(database, Reply("It is teal."))) as editor:
         old = await editor.new_session(str(tmp_path))
         await editor.prompt(old.session_id, "Which colour has the heron?")
@@ -353,7 +351,7 @@ async def test_a_client_searches_what_was_said_in_a_folder_or_anywhere(database:
 
 
 @pytest.mark.parametrize("wrong", [{}, {"words": ["a"]}, {"words": "a", "everywhere": 1}, {"words": "a", "limit": "9"}])
-async def test_a_search_that_is_none_is_refused(database: Database, wrong: dict[str, Any]):
+async def test_invalid_search_is_refused(database: Database, wrong: dict[str, Any]):
     async with connect(app(database)) as editor:
         session = await editor.new_session("/")
         with pytest.raises(RpcError) as refused:

@@ -1,4 +1,4 @@
-"""Requests: what is stored of them is little, and they can be made again to the byte."""
+"""Requests take little space, and are rebuilt byte for byte."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import pytest
 from crow_core.errors import StoreError
 from crow_core.masking import mask
 from crow_core.messages import Message, ToolUse, View
-from crow_core.models.chat import ChatModel, Model, ModelCall, Prices, encode
+from crow_core.models.chat import ChatModel, Model, ModelCall, Prices, encode_json
 from crow_core.models.quirks import Quirks
 from crow_core.testing import ScriptedModel
 from crow_persistence import blobs, prompts, requests
@@ -28,7 +28,7 @@ SYSTEM = "You are a crow. " * 400
 
 @dataclass
 class Talk:
-    """A session whose entries and calls are written down as they come."""
+    """A session whose entries and model calls are stored at once."""
 
     connection: Connection
     model: Model = field(default_factory=lambda: ChatModel(name="m", base_url="http://me:pw@127.0.0.1:1/v1?k=v"))
@@ -43,49 +43,49 @@ class Talk:
         count = self.connection.scalar(select(func.count()).select_from(sessions))
         row = {"id": f"session{count}", "cwd": "/", "roots": "[]", "options": "{}", "created": 1, "updated": 1}
         self.number = self.connection.execute(insert(sessions), row).inserted_primary_key[0]
-        self.trail = requests.Trail(self.log, self.rows, self.secrets)
+        self.encoder = requests.RequestEncoder(self.log, self.rows, self.secrets)
         self.view = View()
 
     def say(self, *entries: Message) -> None:
-        """Append entries and write them down."""
+        """Append entries and store them."""
         for entry in entries:
             entry.setdefault("crow", {})["id"] = f"{len(self.log):032x}"
             self.log.append(entry)
             packed = pack(mask(entry, self.secrets))
             row = {"session": self.number, "at": 1, "kind": packed.kind, "body": packed.body}
             message = self.connection.execute(insert(messages), row).inserted_primary_key[0]
-            blobs.keep(self.connection, packed.blobs)
+            blobs.store(self.connection, packed.blobs)
             for hash in packed.blobs:
                 self.connection.execute(insert(links), {"message": message, "blob": hash})
             if packed.kind == "render":
-                prompts.record(self.connection, message, self.number, entry, 1)
+                prompts.store_render(self.connection, message, self.number, entry, 1)
             self.rows.append(message)
 
     def ask(self, purpose: str = "turn", write: bool = True, **more: Any) -> ModelCall:
-        """Send a request, and write it down."""
+        """Make a model call and store its request."""
         asked: list[Any] = [{"role": "system", "content": self.system}, *self.view.messages(self.log)]
         request = {**({"tools": self.tools} if self.tools else {}), **more, "messages": asked}
-        call = ModelCall(self.model, request, purpose, started=monotonic())
+        model_call = ModelCall(self.model, request, purpose, started=monotonic())
         if isinstance(self.model, ChatModel):
-            call.sent = self.model.body(request)
+            model_call.sent = self.model.build_body(request)
         if write:
-            self.write(call)
-        return call
+            self.write(model_call)
+        return model_call
 
     def write(self, model_call: ModelCall) -> None:
-        requests.write(self.connection, self.number, model_call, self.trail)
+        requests.write_model_call(self.connection, self.number, model_call, self.encoder)
 
-    def end(self, model_call: ModelCall, **told: Any) -> None:
+    def end(self, model_call: ModelCall, **values: Any) -> None:
         model_call.ended = model_call.started + 2
-        for name, value in told.items():
+        for name, value in values.items():
             setattr(model_call, name, value)
         self.write(model_call)
 
     def again(self, model_call: ModelCall) -> bytes:
-        """The body as it can be made again; it says of itself whether it is the one that was sent."""
-        body, exact = requests.body(self.connection, model_call.id)
-        assert exact == (encode(body) == encode(model_call.sent or model_call.request))
-        return encode(body)
+        """Return the rebuilt body, after checking that it is reported as exact."""
+        body, exact = requests.rebuild_request(self.connection, model_call.id)
+        assert exact == (encode_json(body) == encode_json(model_call.sent or model_call.request))
+        return encode_json(body)
 
     def row(self, model_call: ModelCall) -> Any:
         return self.connection.execute(select(calls).where(calls.c.id == model_call.id)).one()
@@ -100,13 +100,13 @@ def use(id: str, arguments: str = "{}") -> ToolUse:
 
 
 def sees(id: str) -> Message:
-    """A tool's answer with an image, which goes to the model as the user's."""
+    """Return a tool result with an image, which is sent to the model as the user's."""
     parts: list[dict[str, Any]] = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": PNG}}]
     return {"role": "tool", "tool_call_id": id, "content": parts}
 
 
 def turn(n: int) -> list[Message]:
-    """A question, a call, its answer, and the reply."""
+    """Return a prompt, a tool model_call, its result, and a reply."""
     return [
         user(f"Question {n}"),
         {"role": "assistant", "reasoning_content": f"Thought {n}", "content": "", "tool_calls": [use(f"c{n}")]},
@@ -117,22 +117,22 @@ def turn(n: int) -> list[Message]:
 
 @pytest.fixture
 def talk(database: Database) -> Any:
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         yield Talk(connection)
 
 
-def test_a_body_can_be_made_again_to_the_byte(talk: Talk):
+def test_body_is_rebuilt_byte_for_byte(talk: Talk):
     asked: list[ModelCall] = []
     for n in range(5):
         for entry in turn(n):
             talk.say(entry)
             asked.append(talk.ask())
-    for call in asked:
-        assert talk.again(call) == encode(call.sent)
-        assert talk.row(call).digest == hashlib.sha256(encode(call.sent)).hexdigest()
+    for model_call in asked:
+        assert talk.again(model_call) == encode_json(model_call.sent)
+        assert talk.row(model_call).digest == hashlib.sha256(encode_json(model_call.sent)).hexdigest()
 
 
-def test_a_call_costs_only_what_is_new_since_the_last_one(talk: Talk):
+def test_model_call_stores_only_new_messages(talk: Talk):
     sizes: list[int] = []
     for n in range(30):
         talk.say(*turn(n))
@@ -143,16 +143,16 @@ def test_a_call_costs_only_what_is_new_since_the_last_one(talk: Talk):
     assert talk.connection.scalar(select(func.count(calls.c.head.distinct()))) == 1
 
 
-def test_a_session_that_is_opened_again_refers_to_its_rows(talk: Talk):
+def test_reopened_session_refers_to_its_rows(talk: Talk):
     for n in range(30):
         talk.say(*turn(n))
     talk.ask()
-    talk.trail = requests.Trail(talk.log, talk.rows)
-    call = talk.ask()
-    row = talk.row(call)
+    talk.encoder = requests.RequestEncoder(talk.log, talk.rows)
+    model_call = talk.ask()
+    row = talk.row(model_call)
     assert row.before is None
     assert len(row.messages) < 12 * len(talk.log)
-    assert talk.again(call) == encode(call.sent)
+    assert talk.again(model_call) == encode_json(model_call.sent)
 
 
 QUIRKS = [
@@ -167,7 +167,7 @@ QUIRKS = [
 
 
 @pytest.mark.parametrize("quirks", QUIRKS, ids=range(len(QUIRKS)))
-def test_what_an_endpoint_takes_in_its_own_way_is_kept_in_that_way(talk: Talk, quirks: Quirks):
+def test_body_adapted_by_quirks_is_rebuilt(talk: Talk, quirks: Quirks):
     talk.model = ChatModel(
         name="m", base_url="http://x", quirks=quirks, parameters={"temperature": 0.1, "max_tokens": 9}
     )
@@ -175,18 +175,21 @@ def test_what_an_endpoint_takes_in_its_own_way_is_kept_in_that_way(talk: Talk, q
     first = talk.ask()
     talk.say(*turn(2))
     second = talk.ask()
-    for call in (first, second):
-        assert talk.again(call) == encode(call.sent)
-        assert PNG not in talk.row(call).messages
+    for model_call in (first, second):
+        assert talk.again(model_call) == encode_json(model_call.sent)
+        assert PNG not in talk.row(model_call).messages
     assert "Answer 1 Answer 1" not in talk.row(first).messages
 
 
-def test_a_model_that_does_not_tell_what_it_sent_is_taken_at_its_request(talk: Talk):
+def test_request_is_stored_for_a_model_that_does_not_report_its_body(talk: Talk):
     talk.model = ScriptedModel([])
     talk.say(*turn(1))
-    call = talk.ask()
-    assert talk.again(call) == encode(call.request)
-    assert talk.row(call).messages == encode([0, {"role": "system", "content": blob(SYSTEM)}, *refs(talk)]).decode()
+    model_call = talk.ask()
+    assert talk.again(model_call) == encode_json(model_call.request)
+    assert (
+        talk.row(model_call).messages
+        == encode_json([0, {"role": "system", "content": blob(SYSTEM)}, *refs(talk)]).decode()
+    )
 
 
 def blob(text: str) -> str:
@@ -230,30 +233,28 @@ def entry_of(kind: str, n: int) -> Message:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(st.tuples(entries, st.booleans()), max_size=12), st.sampled_from(QUIRKS), st.data())
-def test_whatever_is_in_a_log_its_requests_can_be_made_again(
-    talk: Talk, told: Any, quirks: Quirks, data: st.DataObject
-):
+def test_requests_of_any_log_can_be_rebuilt(talk: Talk, kinds: Any, quirks: Quirks, data: st.DataObject):
     fresh = Talk(talk.connection, ChatModel(name="m", base_url="http://x", quirks=quirks), system="S" * 1500)
     asked: list[ModelCall] = []
-    for n, (kind, asks) in enumerate(told):
+    for n, (kind, asks) in enumerate(kinds):
         fresh.say(entry_of(kind, n))
         if asks:
             purpose = data.draw(st.sampled_from(["turn", "turn", "title"]))
-            call = fresh.ask(purpose, **({"seed": 2**70} if n % 5 == 4 else {}))
+            model_call = fresh.ask(purpose, **({"seed": 2**70} if n % 5 == 4 else {}))
             if data.draw(st.booleans()):
-                fresh.end(call)
-            asked.append(call)
-    for call in asked:
-        assert fresh.again(call) == encode(call.sent)
-        assert fresh.row(call).digest == hashlib.sha256(encode(call.sent)).hexdigest()
+                fresh.end(model_call)
+            asked.append(model_call)
+    for model_call in asked:
+        assert fresh.again(model_call) == encode_json(model_call.sent)
+        assert fresh.row(model_call).digest == hashlib.sha256(encode_json(model_call.sent)).hexdigest()
 
 
-def test_what_came_of_a_call_is_added_when_it_has_ended(talk: Talk):
+def test_outcome_is_stored_when_the_model_call_ends(talk: Talk):
     talk.model = ChatModel(name="m", base_url="http://me:pw@127.0.0.1:1/v1?k=v", prices=Prices(1, 2, 0.5, "EUR"))
     template = {"prompt": "system", "version": "", "template": "T", "variables": {}, "text": SYSTEM}
     talk.say({"crow": {"kind": "render", "purpose": "system", **template}}, user("Hi"))
-    call = talk.ask(temperature=0.5)
-    row = talk.row(call)
+    model_call = talk.ask(temperature=0.5)
+    row = talk.row(model_call)
     assert (row.purpose, row.model, row.render, row.endpoint) == ("turn", "m", talk.rows[0], "http://127.0.0.1:1/v1")
     assert msgspec.json.decode(row.sampling) == {
         "stream": True,
@@ -263,63 +264,63 @@ def test_what_came_of_a_call_is_added_when_it_has_ended(talk: Talk):
     assert row.tools == hashlib.sha256(msgspec.json.encode(TOOLS)).hexdigest()
     assert (row.total, row.usage, row.cost) == (None, None, None)
     usage = {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 60}}
-    talk.end(call, first=call.started + 0.5, finish_reason="stop", usage=usage)
-    row = talk.row(call)
+    talk.end(model_call, first=model_call.started + 0.5, finish_reason="stop", usage=usage)
+    row = talk.row(model_call)
     assert (round(row.first), round(row.total), row.stop_reason, row.error) == (500, 2000, "stop", None)
     assert (row.input, row.output, row.cached) == (100, 10, 60)
     assert (round(row.cost * 1e6), row.currency) == (40 + 30 + 20, "EUR")
-    found = requests.find(talk.connection, call.id[:6])
+    found = requests.find_model_call(talk.connection, model_call.id[:6])
     assert (found.of, found.prompt, found.version) == ("session0", "system", 1)
-    assert talk.again(call) == encode(call.sent)
+    assert talk.again(model_call) == encode_json(model_call.sent)
 
 
-def test_a_call_that_failed_says_why_and_counts_nothing(talk: Talk):
+def test_failed_model_call_stores_its_error_and_no_tokens(talk: Talk):
     talk.say(user("Hi"))
-    call = talk.ask()
-    talk.end(call, error="The endpoint\0broke off.")
-    row = talk.row(call)
+    model_call = talk.ask()
+    talk.end(model_call, error="The endpoint\0broke off.")
+    row = talk.row(model_call)
     assert (row.error, row.input, row.cost, row.stop_reason) == ("The endpoint broke off.", None, None, None)
 
 
-def test_a_call_whose_beginning_could_not_be_written_is_written_at_its_end(talk: Talk):
+def test_model_call_is_inserted_at_its_end_if_its_start_was_not_written(talk: Talk):
     talk.say(user("Hi"))
-    call = talk.ask(write=False)
-    talk.end(call, finish_reason="stop")
-    assert talk.row(call).stop_reason == "stop"
-    assert talk.again(call) == encode(call.sent)
+    model_call = talk.ask(write=False)
+    talk.end(model_call, finish_reason="stop")
+    assert talk.row(model_call).stop_reason == "stop"
+    assert talk.again(model_call) == encode_json(model_call.sent)
 
 
-def test_after_a_transaction_that_failed_no_request_refers_to_what_is_not_there(database: Database):
-    with database.writing() as connection:
+def test_request_does_not_refer_to_rows_of_a_failed_transaction(database: Database):
+    with database.begin_write() as connection:
         talk = Talk(connection)
         talk.say(*turn(1))
         before = connection.begin_nested()
         lost = talk.ask()
         before.rollback()
         talk.say(*turn(2))
-        call = talk.ask()
-        assert talk.row(call).before is None
-        assert talk.again(call) == encode(call.sent)
+        model_call = talk.ask()
+        assert talk.row(model_call).before is None
+        assert talk.again(model_call) == encode_json(model_call.sent)
         talk.end(lost, finish_reason="stop")
-        assert talk.again(lost) == encode(lost.sent)
+        assert talk.again(lost) == encode_json(lost.sent)
 
 
-def test_a_request_that_is_sent_again_in_another_form_is_kept_in_that_form(talk: Talk):
+def test_retried_request_is_stored_as_last_sent(talk: Talk):
     talk.say(user("Hi"))
-    call = talk.ask(temperature=1)
-    call.sent = {key: value for key, value in call.sent.items() if key != "temperature"}
-    talk.write(call)
-    talk.end(call, finish_reason="stop")
-    assert talk.again(call) == encode(call.sent)
-    assert "temperature" not in talk.row(call).sampling
+    model_call = talk.ask(temperature=1)
+    model_call.sent = {key: value for key, value in model_call.sent.items() if key != "temperature"}
+    talk.write(model_call)
+    talk.end(model_call, finish_reason="stop")
+    assert talk.again(model_call) == encode_json(model_call.sent)
+    assert "temperature" not in talk.row(model_call).sampling
 
 
-def test_what_crow_itself_holds_secret_is_in_no_request(talk: Talk):
+def test_crows_own_secrets_are_in_no_request(talk: Talk):
     secret = "s3cr3t" * 4
     other = Talk(talk.connection, system=f"Key: {secret}", secrets=(secret,))
     other.say(user(f"My key is {secret}"), {"role": "assistant", "content": "", "tool_calls": [use("c", f'"{secret}')]})
-    call = other.ask(user=secret)
-    body, exact = requests.body(other.connection, call.id)
+    model_call = other.ask(user=secret)
+    body, exact = requests.rebuild_request(other.connection, model_call.id)
     assert not exact
     assert [message["content"] for message in body["messages"]][:2] == ["Key: [secret]", "My key is [secret]"]
     stored = [str(tuple(row)) for table in (calls, messages) for row in talk.connection.execute(select(table))]
@@ -327,19 +328,19 @@ def test_what_crow_itself_holds_secret_is_in_no_request(talk: Talk):
     assert not [text for text in stored if secret in text]
 
 
-def test_blobs_of_a_request_are_not_swept_away(talk: Talk):
+def test_blobs_of_a_request_are_not_deleted(talk: Talk):
     talk.say(user("Hi"))
-    call = talk.ask()
-    blobs.sweep(talk.connection, [blob(SYSTEM)[5:], talk.row(call).head])
-    assert talk.again(call) == encode(call.sent)
+    model_call = talk.ask()
+    blobs.delete_unused(talk.connection, [blob(SYSTEM)[5:], talk.row(model_call).head])
+    assert talk.again(model_call) == encode_json(model_call.sent)
 
 
 @pytest.mark.parametrize("damage", ["row", "body", "blob", "before", "head", "messages"])
-def test_damage_is_named_and_what_is_left_is_shown(talk: Talk, damage: Literal["row", "body", "blob", "head"]):
+def test_damaged_request_is_reported_and_the_rest_rebuilt(talk: Talk, damage: Literal["row", "body", "blob", "head"]):
     talk.say(*turn(1))
     first = talk.ask()
     talk.say(*turn(2))
-    call = talk.ask()
+    model_call = talk.ask()
     match damage:
         case "row":
             talk.connection.execute(delete(messages).where(messages.c.id == talk.rows[3]))
@@ -350,31 +351,35 @@ def test_damage_is_named_and_what_is_left_is_shown(talk: Talk, damage: Literal["
         case "before":
             talk.connection.execute(delete(calls).where(calls.c.id == first.id))
         case "head":
-            row = update(blobs.blobs).where(blobs.blobs.c.hash == talk.row(call).head)
+            row = update(blobs.blobs).where(blobs.blobs.c.hash == talk.row(model_call).head)
             talk.connection.execute(row.values(data=b"{"))
         case "messages":
-            talk.connection.execute(update(calls).where(calls.c.id == call.id).values(messages="[0, {"))
+            talk.connection.execute(update(calls).where(calls.c.id == model_call.id).values(messages="[0, {"))
     if damage in ("head", "messages"):
         with pytest.raises(StoreError, match="is damaged"):
-            requests.body(talk.connection, call.id)
+            requests.rebuild_request(talk.connection, model_call.id)
         return
-    body, exact = requests.body(talk.connection, call.id)
+    body, exact = requests.rebuild_request(talk.connection, model_call.id)
     assert not exact
     left = {"row": 8, "body": 8, "blob": 8, "before": 4}
     assert len(body["messages"]) == left[damage]
 
 
-def test_calls_are_found_by_the_beginning_of_their_ids(talk: Talk):
+def test_model_calls_are_found_by_id_prefix(talk: Talk):
     talk.say(user("Hi"))
     asked = [talk.ask() for _ in range(20)]
-    assert requests.find(talk.connection, asked[3].id).id == asked[3].id
-    assert [row.id for row in requests.listing(talk.connection, talk.number, 3)] != []
-    assert requests.listing(talk.connection, talk.number + 1) == []
-    for prefix, said in [("", "There is no call"), ("x", "There is no call"), ("%", "There is no call")]:
+    assert requests.find_model_call(talk.connection, asked[3].id).id == asked[3].id
+    assert [row.id for row in requests.list_model_calls(talk.connection, talk.number, 3)] != []
+    assert requests.list_model_calls(talk.connection, talk.number + 1) == []
+    for prefix, said in [
+        ("", "There is no model call"),
+        ("x", "There is no model call"),
+        ("%", "There is no model call"),
+    ]:
         with pytest.raises(StoreError, match=said):
-            requests.find(talk.connection, prefix)
-    shortest = min(range(16), key=lambda n: -sum(call.id.startswith(f"{n:x}") for call in asked))
-    with pytest.raises(StoreError, match="More than one call"):
-        requests.find(talk.connection, f"{shortest:x}")
-    with pytest.raises(StoreError, match="There is no call"):
-        requests.body(talk.connection, "x")
+            requests.find_model_call(talk.connection, prefix)
+    shortest = min(range(16), key=lambda n: -sum(model_call.id.startswith(f"{n:x}") for model_call in asked))
+    with pytest.raises(StoreError, match="More than one model call"):
+        requests.find_model_call(talk.connection, f"{shortest:x}")
+    with pytest.raises(StoreError, match="There is no model call"):
+        requests.rebuild_request(talk.connection, "x")

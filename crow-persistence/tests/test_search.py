@@ -1,4 +1,4 @@
-"""What was said is found again by its words, on both databases alike."""
+"""Messages are found by their words, with the same results on both databases."""
 
 import json
 from pathlib import Path
@@ -8,11 +8,11 @@ from uuid import uuid4
 import pytest
 from crow_core.content import to_content
 from crow_core.messages import Message, ToolUse
-from crow_persistence import search, trees
+from crow_persistence import forks, search
 from crow_persistence.database import Database
-from crow_persistence.entries import encode, kind_of, plain
-from crow_persistence.search import CLOSE, OPEN, Hit
-from crow_persistence.search_tool import DEFINITION, mcp_server, server
+from crow_persistence.entries import clean_text, encode, entry_kind
+from crow_persistence.search import MATCH_END, MATCH_START, SearchHit
+from crow_persistence.search_tool import DEFINITION, make_mcp_server, make_server
 from crow_persistence.tables import messages, sessions
 from fastmcp import Client
 from hypothesis import HealthCheck, given, settings
@@ -30,55 +30,57 @@ def use(tool: str, arguments: Any, id: str = "call") -> ToolUse:
 
 
 def begin(database: Database, *entries: Message, cwd: str = "/project", title: str | None = None) -> int:
-    """A new session with entries in it; gives its number."""
+    """Insert a new session with these entries. Return its number."""
     row = {
         "id": uuid4().hex,
-        "cwd": plain(cwd),
+        "cwd": clean_text(cwd),
         "title": title,
         "roots": "[]",
         "options": "{}",
         "created": 1,
         "updated": 1,
     }
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         number = connection.execute(insert(sessions).values(**row).returning(sessions.c.number)).scalar_one()
     say(database, number, *entries, cwd=cwd)
     return number
 
 
 def say(database: Database, number: int, *entries: Message, cwd: str = "/project") -> None:
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         rows: list[tuple[int, Message]] = []
         for entry in entries:
-            row = {"session": number, "at": 1, "kind": kind_of(entry), "body": encode(entry)}
+            row = {"session": number, "at": 1, "kind": entry_kind(entry), "body": encode(entry)}
             id = connection.execute(insert(messages).values(**row).returning(messages.c.id)).scalar_one()
             rows.append((id, entry))
-        search.index(connection, number, cwd, rows)
-        connection.execute(update(sessions).where(sessions.c.number == number).values(cwd=plain(cwd), head=rows[-1][0]))
+        search.index_entries(connection, number, cwd, rows)
+        connection.execute(
+            update(sessions).where(sessions.c.number == number).values(cwd=clean_text(cwd), head=rows[-1][0])
+        )
 
 
-def find(database: Database, words: str, **where: Any) -> list[Hit]:
-    with database.reading() as connection:
+def find(database: Database, words: str, **where: Any) -> list[SearchHit]:
+    with database.begin_read() as connection:
         return search.search(connection, words, **where)
 
 
 def found(database: Database, words: str, **where: Any) -> list[str]:
-    """The snippets, without marks."""
-    return [hit.snippet.replace(OPEN, "").replace(CLOSE, "") for hit in find(database, words, **where)]
+    """Return the snippets without marks."""
+    return [hit.snippet.replace(MATCH_START, "").replace(MATCH_END, "") for hit in find(database, words, **where)]
 
 
 def count(database: Database) -> int:
-    with database.reading() as connection:
-        return search.count(connection)
+    with database.begin_read() as connection:
+        return search.count_indexed(connection)
 
 
 def gather_statistics(database: Database) -> None:
-    """As PostgreSQL does by itself after a while."""
-    with database.writing() as connection:
+    """Update PostgreSQL's statistics, as autovacuum does after a while."""
+    with database.begin_write() as connection:
         connection.execute(text("ANALYZE"))
 
 
-def test_all_that_was_said_is_found_with_who_said_it(database: Database):
+def test_messages_are_found_with_their_role(database: Database):
     begin(
         database,
         user("Does the container start?"),
@@ -105,7 +107,7 @@ def test_all_that_was_said_is_found_with_who_said_it(database: Database):
     assert count(database) == 3
 
 
-def test_a_message_must_hold_all_words_and_a_phrase_in_its_order(database: Database):
+def test_hit_has_all_words_and_phrases_in_order(database: Database):
     begin(database, user("docker needs compose"), user("docker compose up"), user("composed"))
     assert found(database, "compose docker") == ["docker compose up", "docker needs compose"]
     assert found(database, '"docker compose"') == ["docker compose up"]
@@ -139,7 +141,7 @@ def test_a_message_must_hold_all_words_and_a_phrase_in_its_order(database: Datab
         ("😀 smile", "smile 😀"),
     ],
 )
-def test_a_name_is_found_however_it_is_written(database: Database, words: str, said: str):
+def test_name_is_found_in_every_spelling(database: Database, words: str, said: str):
     begin(database, user(said), user("and something else"))
     assert found(database, words) == [said]
 
@@ -157,12 +159,12 @@ def test_a_name_is_found_however_it_is_written(database: Database, words: str, s
         "*",
     ],
 )
-def test_nothing_in_a_search_is_syntax(database: Database, words: str):
+def test_query_has_no_other_syntax(database: Database, words: str):
     begin(database, user("docker compose"), user(f"it says {words}!"))
     assert found(database, words) == ([] if words == "*" else [f"it says {words}!"])
 
 
-def test_a_search_for_anything_at_all_is_answered(database: Database):
+def test_any_query_is_answered(database: Database):
     begin(database, user("docker compose"))
     for words in ("", '"', '""', '"docker', "' OR 1=1 --", "a\0b", "\ud800", ":x %s %(y)s", "/s1", "\\", "&|!<->"):
         assert found(database, words) == (["docker compose"] if words == '"docker' else [])
@@ -177,14 +179,14 @@ def test_a_search_for_anything_at_all_is_answered(database: Database):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.text(st.characters(exclude_categories=[]), max_size=60), st.integers(0, 20))
-def test_a_text_is_found_by_itself(database: Database, said: str, start: int):
+def test_text_is_found_by_its_own_words(database: Database, said: str, start: int):
     said = f"{said} {uuid4().hex}"
     begin(database, user(f"before {said} behind"))
     assert len(find(database, '"' + said.replace('"', " ") + '"')) == 1
     find(database, said[start:])
 
 
-def test_a_folder_or_a_session_narrows_a_search(database: Database):
+def test_search_can_be_limited_to_a_folder_or_a_session(database: Database):
     one = begin(database, user("docker in one"), cwd="/one")
     begin(database, user("docker in two"), cwd="/two")
     assert found(database, "docker", cwd="/one") == ["docker in one"]
@@ -195,7 +197,7 @@ def test_a_folder_or_a_session_narrows_a_search(database: Database):
     assert found(database, "docker", limit=0) == []
 
 
-def test_what_was_said_moves_with_its_session(database: Database):
+def test_indexed_messages_move_with_their_session(database: Database):
     number = begin(database, user("docker at first"), cwd="/old/\udcff")
     assert found(database, "docker", cwd="/old/\udcff") == ["docker at first"]
     say(database, number, user("docker later"), cwd="/new")
@@ -204,24 +206,24 @@ def test_what_was_said_moves_with_its_session(database: Database):
     assert count(database) == 2
 
 
-def test_a_deleted_session_is_not_found_and_a_fork_of_it_is(database: Database):
+def test_deleted_session_is_not_found_but_its_fork_is(database: Database):
     number = begin(database, user("docker before the fork"), {"role": "assistant", "content": "docker, too"})
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         id = connection.execute(select(sessions.c.id).where(sessions.c.number == number)).scalar_one()
-        trees.fork(connection, id, "fork")
+        forks.fork(connection, id, "fork")
         fork = connection.execute(select(sessions.c.number).where(sessions.c.id == "fork")).scalar_one()
     say(database, number, user("docker behind the fork"))
     say(database, fork, user("docker in the fork"))
-    with database.writing() as connection:
-        trees.delete(connection, id)
+    with database.begin_write() as connection:
+        forks.delete(connection, id)
     assert found(database, "docker") == ["docker in the fork"]
-    with database.writing() as connection:
-        trees.delete(connection, "fork")
+    with database.begin_write() as connection:
+        forks.delete(connection, "fork")
     assert found(database, "docker") == []
     assert count(database) == 0
 
 
-def test_the_best_come_first(database: Database):
+def test_best_hits_come_first(database: Database):
     long = "and then something else happened " * 20
     begin(
         database,
@@ -239,23 +241,25 @@ def test_the_best_come_first(database: Database):
     assert found(database, "the rare")[0].startswith("rare, rare")
 
 
-@pytest.mark.parametrize("walk", [0, search.WALK])
-def test_of_very_many_the_newest_come_first(database: Database, monkeypatch: pytest.MonkeyPatch, walk: int):
-    monkeypatch.setattr(search, "RANKED", 20)
-    monkeypatch.setattr(search, "WALK", walk)
+@pytest.mark.parametrize("walk", [0, search.MAX_SCAN])
+def test_newest_hits_come_first_when_there_are_too_many_to_rank(
+    database: Database, monkeypatch: pytest.MonkeyPatch, walk: int
+):
+    monkeypatch.setattr(search, "MAX_RANKED", 20)
+    monkeypatch.setattr(search, "MAX_SCAN", walk)
     begin(database, *(user(f"docker {n} {'docker ' * (n % 3)}".strip()) for n in range(40)), cwd="/one")
     begin(database, *(user(f"compose {n}") for n in range(200)), cwd="/one")
     begin(database, *(user(f"something {n}") for n in range(40)), cwd="/two")
     gather_statistics(database)
-    # PostgreSQL looks at the newest messages first, where there is none of these.
+    # None of these is among the newest messages, which PostgreSQL reads first.
     assert [said.split()[1] for said in found(database, "docker", limit=4)] == ["39", "38", "37", "36"]
     assert [said.split()[1] for said in found(database, "docker", limit=4, cwd="/one")] == ["39", "38", "37", "36"]
     assert found(database, "compose", limit=2, cwd="/one") == ["compose 199", "compose 198"]
     assert found(database, "compose", limit=2, cwd="/two") == []
 
 
-def test_of_many_postgresql_ranks_the_newest(database: Database, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(search, "CANDIDATES", 10)
+def test_postgresql_ranks_the_newest_matches(database: Database, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(search, "MAX_CANDIDATES", 10)
     begin(database, user("docker"), *(user(f"docker {'and so on ' * (n + 1)}") for n in range(30)))
     begin(database, *(user(f"compose {n}") for n in range(300)))
     gather_statistics(database)
@@ -263,12 +267,12 @@ def test_of_many_postgresql_ranks_the_newest(database: Database, monkeypatch: py
     assert best.row == (1 if database.file else 22)
 
 
-def test_what_is_new_is_found_before_there_are_statistics(database: Database):
+def test_new_messages_are_found_without_statistics(database: Database):
     begin(database, *(user(f"docker {n}") for n in range(500)))
     assert len(found(database, "docker", limit=600)) == 500
 
 
-def test_a_snippet_is_the_place_where_most_of_it_stands(database: Database):
+def test_snippet_shows_the_part_with_most_terms(database: Database):
     around = "nothing of that kind " * 50
     begin(database, user(f"docker {around}\n\n docker needs its\tcompose file {around} compose"))
     [hit] = find(database, "compose docker")
@@ -278,26 +282,26 @@ def test_a_snippet_is_the_place_where_most_of_it_stands(database: Database):
     assert len(hit.snippet) < 300
 
 
-def test_a_snippet_of_a_phrase_marks_all_of_it(database: Database):
+def test_snippet_marks_a_whole_phrase(database: Database):
     begin(database, user("see docker-compose.yml, and composers"))
     assert find(database, "docker-compose.yml")[0].snippet == "see ⟦docker-compose.yml⟧, and composers"
     assert find(database, "compos*")[0].snippet == "see docker-⟦compose⟧.yml, and ⟦composers⟧"
 
 
-def test_a_snippet_is_text_that_can_be_sent(database: Database):
+def test_snippet_is_valid_text(database: Database):
     begin(database, user("docker \ud800\0 compose"))
     [hit] = find(database, "docker compose")
     assert "⟦compose⟧" in hit.snippet
     assert b"\0" not in hit.snippet.encode()
 
 
-def test_what_the_search_itself_was_asked_is_not_what_was_said(database: Database):
+def test_inputs_of_the_search_tool_are_not_indexed(database: Database):
     begin(database, {"role": "assistant", "content": "", "tool_calls": [use("search_sessions", {"words": "docker"})]})
     assert found(database, "docker") == []
     assert count(database) == 1
 
 
-def test_odd_arguments_of_a_tool_are_words_like_any(database: Database):
+def test_unusual_tool_arguments_are_indexed(database: Database):
     deep: Any = "docker"
     for _ in range(400):
         deep = [deep]
@@ -312,13 +316,13 @@ def test_odd_arguments_of_a_tool_are_words_like_any(database: Database):
 
 
 @pytest.mark.parametrize("body", ["{", "[]", '{"role": 5}', '{"role": "user", "content": 5}'])
-def test_a_damaged_row_is_found_without_a_snippet_and_can_be_forgotten(database: Database, body: str):
+def test_damaged_row_is_found_without_a_snippet_and_can_be_deleted(database: Database, body: str):
     number = begin(database, user("docker"), user("compose"))
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         connection.execute(update(messages).where(messages.c.id == 1).values(body=body))
     assert [(hit.row, hit.snippet) for hit in find(database, "docker")] == [(1, "")]
-    with database.writing() as connection:
-        trees.delete(
+    with database.begin_write() as connection:
+        forks.delete(
             connection, connection.execute(select(sessions.c.id).where(sessions.c.number == number)).scalar_one()
         )
     assert found(database, "docker") == found(database, "compose") == []
@@ -326,26 +330,26 @@ def test_a_damaged_row_is_found_without_a_snippet_and_can_be_forgotten(database:
 
 
 async def ask(database: Database, words: str, session: int = 0, **arguments: Any) -> str:
-    """What the tool answers in /project."""
-    with database.reading() as connection:
+    """Return the tool's answer in /project."""
+    with database.begin_read() as connection:
         id = connection.scalar(select(sessions.c.id).where(sessions.c.number == session))
-    tool = server(lambda: database)
+    tool = make_server(lambda: database)
     meta = {"crow/cwd": "/project", "crow/session": id or "new"}
-    result = await tool.call(search.OWN_TOOL, {"words": words, **arguments}, meta)
+    result = await tool.call(search.SEARCH_TOOL, {"words": words, **arguments}, meta)
     await tool.close()
     assert not result.is_error
     return str(to_content(result))
 
 
 @pytest.mark.anyio
-async def test_an_agent_looks_up_its_own_past(database: Database):
+async def test_search_tool_finds_earlier_sessions(database: Database):
     number = begin(
         database,
         user("docker in this folder"),
         {"role": "assistant", "content": "", "tool_calls": [use("terminal", {"command": "docker ps"})]},
     )
     begin(database, user("docker elsewhere"), cwd="/other")
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         id = connection.execute(select(sessions.c.id).where(sessions.c.number == number)).scalar_one()
     answer = (await ask(database, "docker")).splitlines()
     assert [line.split(maxsplit=3)[0] for line in answer] == [id[:8]] * 2
@@ -359,7 +363,7 @@ async def test_an_agent_looks_up_its_own_past(database: Database):
 
 
 @pytest.mark.anyio
-async def test_an_agent_does_not_find_the_very_question_it_was_asked(database: Database):
+async def test_search_tool_leaves_out_the_current_turn(database: Database):
     number = begin(database, user("docker before"))
     say(database, number, user("what was it about docker?"), {"role": "assistant", "content": "I look docker up."})
     assert (await ask(database, "docker", number)).endswith("user: ⟦docker⟧ before")
@@ -367,20 +371,20 @@ async def test_an_agent_does_not_find_the_very_question_it_was_asked(database: D
 
 
 @pytest.mark.anyio
-async def test_an_agent_is_told_why_it_cannot_search(tmp_path: Path):
+async def test_search_tool_reports_an_unusable_database(tmp_path: Path):
     file = tmp_path / "crow.db"
     file.write_text("no database" * 1000)
-    tool = server(lambda: Database(f"sqlite:///{file}", tmp_path))
-    result = await tool.call(search.OWN_TOOL, {"words": "docker"}, {})
+    tool = make_server(lambda: Database(f"sqlite:///{file}", tmp_path))
+    result = await tool.call(search.SEARCH_TOOL, {"words": "docker"}, {})
     await tool.close()
     assert result.is_error
     assert f"{file} is no SQLite database" in str(to_content(result))
 
 
 @pytest.mark.anyio
-async def test_the_tool_is_described_as_its_server_would():
-    async with Client(mcp_server(lambda: pytest.fail("nothing was asked for"))) as client:
+async def test_tool_definition_equals_the_generated_one():
+    async with Client(make_mcp_server(lambda: pytest.fail("nothing was asked for"))) as client:
         [tool] = await client.list_tools()
     listed = tool.model_dump(mode="json", by_alias=True, exclude_none=True)
     assert {name: listed[name] for name in DEFINITION} == DEFINITION
-    assert DEFINITION["name"] == search.OWN_TOOL
+    assert DEFINITION["name"] == search.SEARCH_TOOL

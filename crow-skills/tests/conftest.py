@@ -1,4 +1,4 @@
-"""What all tests of crow-skills share."""
+"""Fixtures for all tests of crow-skills."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -35,17 +35,18 @@ class Talk:
         return self.model.requests[-1]["messages"][0]["content"]
 
     @property
-    def told(self) -> Any:
-        """The last message of the last request."""
+    def last_content(self) -> Any:
+        """The content of the last message of the last request."""
         return self.model.requests[-1]["messages"][-1]["content"]
 
     @property
     def replayed(self) -> list[str]:
-        """What the user said, as a client would be shown it anew."""
-        shown = [update.content for update in replay(self.session.log, "/") if isinstance(update, UserMessageChunk)]
-        return [block.text for block in shown if isinstance(block, TextBlock)]
+        """The text of the user's messages in a replay of the session."""
+        contents = [update.content for update in replay(self.session.log, "/") if isinstance(update, UserMessageChunk)]
+        return [block.text for block in contents if isinstance(block, TextBlock)]
 
     def renders(self, purpose: str) -> list[dict[str, Any]]:
+        """Return the renders in the log for a purpose."""
         notes = [entry.get("crow", {}) for entry in self.session.log if marker_kind(entry) == "render"]
         return [render for render in notes if render["purpose"] == purpose]
 
@@ -67,7 +68,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def app() -> Callable[..., Crow]:
-    """An app with crow's own tools, whose model says what it is told to, or always the same."""
+    """Makes an app with crow's own tools whose model gives the scripted replies, or always \"Good.\"."""
 
     def make(*replies: Reply) -> Crow:
         server = Server(

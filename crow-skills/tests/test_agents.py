@@ -1,4 +1,4 @@
-"""AGENTS.md: in the system prompt from the project's root down, deeper ones when work gets there."""
+"""Test AGENTS.md in the system prompt and, for nested folders, in tool results."""
 
 import os
 from collections.abc import Callable
@@ -27,9 +27,7 @@ def results(request: dict[str, Any]) -> list[str]:
     return [message["content"] for message in request["messages"] if message["role"] == "tool"]
 
 
-async def test_the_users_file_comes_first_and_the_nearest_last(
-    app: App, talk: "Talking", project: Path, tmp_path: Path
-):
+async def test_user_file_comes_first_and_nearest_file_last(app: App, talk: "Talking", project: Path, tmp_path: Path):
     user, deep = tmp_path / "home", project / "a" / "b"
     user.mkdir()
     deep.mkdir(parents=True)
@@ -51,7 +49,7 @@ async def test_the_users_file_comes_first_and_the_nearest_last(
         assert len(it.renders("agents")) == 1
 
 
-async def test_without_names_there_are_none(app: App, talk: "Talking", project: Path):
+async def test_without_names_nothing_is_added(app: App, talk: "Talking", project: Path):
     (project / "AGENTS.md").write_text("Use tabs.")
     (project / "a").mkdir()
     (project / "a" / "AGENTS.md").write_text("Use spaces.")
@@ -63,9 +61,7 @@ async def test_without_names_there_are_none(app: App, talk: "Talking", project: 
         assert "Use" not in "".join(results(it.model.requests[-1]))
 
 
-async def test_a_deeper_one_comes_with_the_first_result_that_concerns_a_file_below_it(
-    app: App, talk: "Talking", project: Path
-):
+async def test_nested_file_follows_first_result_about_a_file_below_it(app: App, talk: "Talking", project: Path):
     folder = project / "a" / "b"
     folder.mkdir(parents=True)
     (project / "AGENTS.md").write_text("For all.")
@@ -97,7 +93,7 @@ async def test_a_deeper_one_comes_with_the_first_result_that_concerns_a_file_bel
         assert "For b." in results(it.model.requests[-1])[-1]
 
 
-async def test_another_root_brings_its_own_with_the_first_file(
+async def test_file_of_another_root_follows_first_result_about_a_file_there(
     app: App, talk: "Talking", project: Path, tmp_path: Path
 ):
     other = tmp_path / "other"
@@ -110,7 +106,7 @@ async def test_another_root_brings_its_own_with_the_first_file(
         assert "For the other." in results(it.model.requests[-1])[0]
 
 
-async def test_no_link_leads_out_of_the_project_and_no_file_is_too_long(
+async def test_links_out_of_the_project_are_not_followed_and_long_files_are_cut(
     app: App, talk: "Talking", project: Path, tmp_path: Path
 ):
     (tmp_path / "secret").write_text("A private key.")
@@ -130,7 +126,7 @@ async def test_no_link_leads_out_of_the_project_and_no_file_is_too_long(
         assert "Past the pipe." in it.system
 
 
-async def test_where_there_is_no_repository_the_folders_above_count_as_far_as_they_are_the_users_own(
+async def test_without_a_repository_only_folders_that_nobody_else_can_write_to_are_read(
     app: App, talk: "Talking", tmp_path: Path
 ):
     open_to_all, own, cwd = tmp_path / "tmp", tmp_path / "tmp" / "own", tmp_path / "tmp" / "own" / "work"

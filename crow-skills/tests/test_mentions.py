@@ -1,4 +1,4 @@
-"""`@path` in a prompt, for clients that send only text."""
+"""Test mentions, `@path` in a prompt."""
 
 import asyncio
 import base64
@@ -43,7 +43,7 @@ def files(project: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "brought"),
+    ("words", "attached"),
     [
         ("Look at @src/a.py:2-3, please.", '#L2-L3">\nline 2\nline 3\n</resource>'),
         ("Look at @src/a.py#L30", '#L30">\nline 30\n</resource>'),
@@ -53,20 +53,20 @@ def files(project: Path) -> Path:
         ("Read @blob.bin", "blob.bin: 300 bytes that are not text]"),
     ],
 )
-async def test_what_is_mentioned_comes_behind_the_words(
-    app: App, talk: "Talking", files: Path, words: str, brought: str
+async def test_mentioned_content_follows_the_users_text(
+    app: App, talk: "Talking", files: Path, words: str, attached: str
 ):
     async with talk(app().use(mentions)) as it:
         await it.say(words)
-        assert it.told.startswith(f"{words}\n\n")
-        assert brought in it.told
+        assert it.last_content.startswith(f"{words}\n\n")
+        assert attached in it.last_content
         assert it.replayed == [words]
 
 
-async def test_an_image_is_shown(app: App, talk: "Talking", files: Path):
+async def test_mentioned_image_is_attached(app: App, talk: "Talking", files: Path):
     async with talk(app().use(mentions)) as it:
         await it.say("See @dot.png")
-        words, image = it.told
+        words, image = it.last_content
         assert words["text"] == "See @dot.png"
         assert image["image_url"]["url"] == f"data:image/png;base64,{base64.b64encode(DOT).decode()}"
 
@@ -88,33 +88,33 @@ async def test_an_image_is_shown(app: App, talk: "Talking", files: Path):
         "@a\0b",
     ],
 )
-async def test_what_is_not_there_or_not_inside_the_roots_stays_as_it_was_typed(
+async def test_mention_that_does_not_exist_or_is_outside_of_the_roots_stays_as_typed(
     app: App, talk: "Talking", files: Path, tmp_path: Path, words: str
 ):
     (tmp_path / "secret.txt").write_text("A private key.")
     (files / "link").symlink_to(tmp_path / "secret.txt")
     async with talk(app().use(mentions)) as it:
         await it.say(words)
-        assert it.told == words
+        assert it.last_content == words
 
 
-async def test_the_editors_buffer_goes_before_the_disk(app: App, talk: "Talking", files: Path):
+async def test_editor_buffer_is_read_instead_of_the_disk(app: App, talk: "Talking", files: Path):
     reads = ClientCapabilities(fs=FileSystemCapabilities(read_text_file=True))
     async with talk(app().use(mentions), capabilities=reads) as it:
         it.editor.buffers[str(files / "src" / "a.py")] = "not saved yet"
         await it.say("Look at @src/a.py")
-        assert "not saved yet" in it.told
+        assert "not saved yet" in it.last_content
 
 
-async def test_what_a_client_has_sent_itself_is_not_sent_twice(app: App, talk: "Talking", files: Path):
+async def test_file_that_the_client_attached_is_not_attached_twice(app: App, talk: "Talking", files: Path):
     resource = ResourceContents(uri=f"file://{files}/src/a.py", text="from the client")
     async with talk(app().use(mentions)) as it:
         await it.editor.prompt(it.session.id, [TextBlock(text="See @src/a.py"), ResourceBlock(resource=resource)])
-        assert it.told.count("<resource") == 1
-        assert "line 1" not in it.told
+        assert it.last_content.count("<resource") == 1
+        assert "line 1" not in it.last_content
 
 
-async def test_however_much_is_mentioned_there_is_a_bound(app: App, talk: "Talking", files: Path):
+async def test_mentions_and_their_text_are_limited(app: App, talk: "Talking", files: Path):
     for n in range(60):
         (files / f"{n}.txt").write_text("x" * 10_000)
     os.mkfifo(files / "pipe")
@@ -123,10 +123,10 @@ async def test_however_much_is_mentioned_there_is_a_bound(app: App, talk: "Talki
         (files / "many" / f"{n}").touch()
     async with talk(app().use(mentions)) as it:
         await it.say("@pipe @many " + " ".join(f"@{n}.txt" for n in range(60)))
-        assert "pipe: a device, pipe or socket]" in it.told
-        assert "(100 more)" in it.told
-        assert len(it.told) < 220_000
-        assert it.told.count("<resource uri=") == 49
+        assert "pipe: a device, pipe or socket]" in it.last_content
+        assert "(100 more)" in it.last_content
+        assert len(it.last_content) < 220_000
+        assert it.last_content.count("<resource uri=") == 49
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -134,15 +134,17 @@ async def test_however_much_is_mentioned_there_is_a_bound(app: App, talk: "Talki
     st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
     | st.text("@./:#~L\"' 0-9asrc\n", min_size=1).filter(str.strip)
 )
-def test_no_mention_reaches_outside_or_breaks_a_prompt(app: App, talk: "Talking", project: Path, words: str):
+def test_no_mention_reaches_outside_of_the_project_or_breaks_a_prompt(
+    app: App, talk: "Talking", project: Path, words: str
+):
     (project / "src").mkdir(exist_ok=True)
 
-    async def told() -> str:
+    async def ask() -> str:
         async with talk(app().use(mentions)) as it:
             assert await it.say(f"@{words}") == "end_turn"
-            return it.told
+            return it.last_content
 
-    said = asyncio.run(told())
-    assert said.startswith(f"@{words}")
-    for line in said.removeprefix(f"@{words}").splitlines():
+    content = asyncio.run(ask())
+    assert content.startswith(f"@{words}")
+    for line in content.removeprefix(f"@{words}").splitlines():
         assert not line.startswith("<resource") or f'uri="{project}' in line

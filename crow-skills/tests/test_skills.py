@@ -1,4 +1,4 @@
-"""Skills: which there are, when the model is told of one, and what hostile ones can do: nothing."""
+"""Test skills: finding and validating them, adding them to prompts, and hostile skill files."""
 
 import asyncio
 import os
@@ -14,14 +14,14 @@ from crow_core.extensions.commands import commands
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply
 from crow_core.testing.script import ScriptedCall as Use
-from crow_skills.extension import skills
-from crow_skills.files import Unreadable
-from crow_skills.skill import parse, validate
+from crow_skills.files import UnusableFile
+from crow_skills.skill_file import parse_skill, validate_skill
+from crow_skills.skills import skills
 from fastmcp import FastMCP
 from fastmcp.server.providers.skills import SkillsDirectoryProvider
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from skills_ref import validate as judge
+from skills_ref import validate as reference_validate
 
 if TYPE_CHECKING:
     from conftest import Talking
@@ -42,7 +42,7 @@ Run scripts/read.py. {{ 7*7 }}
 """
 
 
-def everybody(folder: Path) -> bool:
+def trust_all(folder: Path) -> bool:
     return True
 
 
@@ -56,9 +56,9 @@ def view(path: Path) -> Use:
     return {"name": "file_editor", "arguments": {"command": "view", "path": str(path)}}
 
 
-async def test_names_and_descriptions_stand_once_in_the_system_prompt(app: App, talk: "Talking", project: Path):
+async def test_names_and_descriptions_are_once_in_the_system_prompt(app: App, talk: "Talking", project: Path):
     file = make(project / ".crow/skills") / "SKILL.md"
-    async with talk(app().use(skills, trusted=everybody)) as it:
+    async with talk(app().use(skills, trusted=trust_all)) as it:
         await it.say("Hi!")
         await it.say("Hi again!")
         assert it.system.count("- pdf: Reads PDF files. Use when the user has one.") == 1
@@ -77,57 +77,54 @@ async def test_names_and_descriptions_stand_once_in_the_system_prompt(app: App, 
         ("Please use /skill:pdf here", "/skill:pdf"),
     ],
 )
-async def test_the_body_comes_after_the_words_that_call_for_it(
+async def test_body_follows_a_prompt_that_names_the_skill(
     app: App, talk: "Talking", project: Path, words: str, trigger: str
 ):
     folder = make(project / ".agents/skills")
-    async with talk(app().use(commands).use(skills, trusted=everybody)) as it:
+    async with talk(app().use(commands).use(skills, trusted=trust_all)) as it:
         await it.say(words)
-        assert it.told.startswith(f'{words}\n\n<skill name="pdf">\nThe request above has {trigger} in it')
+        assert it.last_content.startswith(f'{words}\n\n<skill name="pdf">\nThe request above has {trigger} in it')
         assert (
-            f"Paths in it are relative to {folder}\n\n# PDF\n\nRun scripts/read.py. {{{{ 7*7 }}}}\n</skill>" in it.told
+            f"Paths in it are relative to {folder}\n\n# PDF\n\nRun scripts/read.py. {{{{ 7*7 }}}}\n</skill>"
+            in it.last_content
         )
         (render,) = it.renders("skill")
-        assert render["text"] in it.told
+        assert render["text"] in it.last_content
         assert it.replayed == [words]
 
 
-async def test_a_trigger_in_a_script_without_spaces_is_found_inside_a_sentence(
-    app: App, talk: "Talking", project: Path
-):
+async def test_trigger_in_a_script_without_spaces_is_found_inside_a_sentence(app: App, talk: "Talking", project: Path):
     make(project / ".crow/skills", PDF.replace("invoice", "発票"))
-    async with talk(app().use(skills, trusted=everybody)) as it:
+    async with talk(app().use(skills, trusted=trust_all)) as it:
         await it.say("请看这张発票吧")
-        assert "# PDF" in it.told
+        assert "# PDF" in it.last_content
 
 
 @pytest.mark.parametrize("words", ["What are pdfs?", "a.pdf-x", "Look at invoices", "skill:PDFx"])
-async def test_a_part_of_a_word_calls_for_nothing(app: App, talk: "Talking", project: Path, words: str):
+async def test_part_of_a_word_does_not_select_a_skill(app: App, talk: "Talking", project: Path, words: str):
     make(project / ".claude/skills")
-    async with talk(app().use(skills, trusted=everybody)) as it:
+    async with talk(app().use(skills, trusted=trust_all)) as it:
         await it.say(words)
-        assert it.told == words
+        assert it.last_content == words
 
 
-async def test_a_skill_is_told_once_and_again_when_the_model_no_longer_reads_it(
-    app: App, talk: "Talking", project: Path
-):
+async def test_body_is_added_once_and_again_when_the_model_no_longer_sees_it(app: App, talk: "Talking", project: Path):
     make(project / ".crow/skills")
-    async with talk(app().use(skills, trusted=everybody)) as it:
+    async with talk(app().use(skills, trusted=trust_all)) as it:
         await it.say("Hi!")
         await it.say("A pdf.")
         await it.say("Another pdf.")
-        assert it.told == "Another pdf."
+        assert it.last_content == "Another pdf."
         it.session.log.append({"crow": {"kind": "compaction", "from": "", "summary": "They have PDFs."}})
         await it.say("One more pdf.")
-        assert "# PDF" in it.told
+        assert "# PDF" in it.last_content
         it.session.rewind("")
         await it.say("The first pdf.")
-        assert "# PDF" in it.told
+        assert "# PDF" in it.last_content
         assert len(it.renders("skill")) == 3
 
 
-async def test_a_projects_skill_goes_before_the_users_and_only_where_it_is_trusted(
+async def test_project_skill_replaces_user_skill_only_if_trusted(
     app: App, talk: "Talking", project: Path, tmp_path: Path
 ):
     make(project / ".crow/skills", PDF.replace("Reads PDF", "The project's way with PDF"))
@@ -137,11 +134,11 @@ async def test_a_projects_skill_goes_before_the_users_and_only_where_it_is_trust
     options: dict[str, Any] = {"folders": [str(tmp_path / "given")], "user": [tmp_path / "user"]}
     seen: list[Path] = []
 
-    def never(folder: Path) -> bool:
+    def trust_none(folder: Path) -> bool:
         seen.append(folder)
         return False
 
-    for trusted, words in ((everybody, "The project's way"), (never, "The configured way")):
+    for trusted, words in ((trust_all, "The project's way"), (trust_none, "The configured way")):
         async with talk(app().use(skills, trusted=trusted, **options), project / "deep") as it:
             await it.say("Hi!")
             assert words in it.system
@@ -149,11 +146,11 @@ async def test_a_projects_skill_goes_before_the_users_and_only_where_it_is_trust
     assert seen == [project / "deep", project]
 
 
-async def test_with_a_tool_the_system_prompt_names_none(app: App, talk: "Talking", project: Path):
+async def test_with_the_tool_the_system_prompt_lists_no_skills(app: App, talk: "Talking", project: Path):
     make(project / ".crow/skills")
     uses = [Use(name="skills", arguments=arguments) for arguments in ({}, {"name": "pdf"}, {"name": ["no"]})]
     replies = (Reply(tool_calls=uses), Reply("Good."))
-    async with talk(app(*replies).use(skills, trusted=everybody, tool=True)) as it:
+    async with talk(app(*replies).use(skills, trusted=trust_all, tool=True)) as it:
         await it.say("Hi!")
         assert "Reads PDF" not in it.system
         listed, body, unknown = (m["content"] for m in it.model.requests[-1]["messages"] if m["role"] == "tool")
@@ -162,10 +159,10 @@ async def test_with_a_tool_the_system_prompt_names_none(app: App, talk: "Talking
         assert unknown == "There is no skill \"['no']\". There are: pdf."
 
 
-async def test_the_skills_are_listed_for_people_with_what_is_wrong(app: App, talk: "Talking", project: Path):
+async def test_skills_command_lists_skills_with_their_problems(app: App, talk: "Talking", project: Path):
     make(project / ".crow/skills", "---\nname: Other\ndescription: d\nhooks: x\n---\n", "odd")
     make(project / ".crow/skills", "no frontmatter", "plain")
-    async with talk(app().use(commands).use(skills, trusted=everybody)) as it:
+    async with talk(app().use(commands).use(skills, trusted=trust_all)) as it:
         await it.say("/skills")
         (update,) = it.editor.of(AvailableCommandsUpdate)
         assert {"skills", "skill:Other"} <= {command.name for command in update.available_commands}
@@ -176,7 +173,7 @@ async def test_the_skills_are_listed_for_people_with_what_is_wrong(app: App, tal
         assert not it.model.requests
 
 
-async def test_the_folder_of_a_users_skill_can_be_read_and_not_changed(app: App, talk: "Talking", tmp_path: Path):
+async def test_folder_of_a_user_skill_can_be_read_but_not_changed(app: App, talk: "Talking", tmp_path: Path):
     folder = make(tmp_path / "user")
     (folder / "references").mkdir()
     page, outside = folder / "references" / "forms.md", tmp_path / "outside.md"
@@ -196,7 +193,7 @@ async def test_the_folder_of_a_users_skill_can_be_read_and_not_changed(app: App,
         assert page.read_text() == "All about forms."
 
 
-async def test_skills_that_an_mcp_server_has_are_skills(app: App, talk: "Talking", tmp_path: Path):
+async def test_skill_resources_of_mcp_servers_are_skills(app: App, talk: "Talking", tmp_path: Path):
     make(tmp_path / "served", PDF.replace("Run scripts", "Served: run scripts"))
     served = FastMCP("library", providers=[SkillsDirectoryProvider(tmp_path / "served")])
     crow = app().use(skills)
@@ -204,10 +201,10 @@ async def test_skills_that_an_mcp_server_has_are_skills(app: App, talk: "Talking
     async with talk(crow) as it:
         await it.say("A pdf, please.")
         assert "- pdf: Reads PDF files. Use when the user has one.\n  Read: skill://pdf/SKILL.md" in it.system
-        assert "Paths in it are relative to skill://pdf\n\n# PDF\n\nServed: run scripts" in it.told
+        assert "Paths in it are relative to skill://pdf\n\n# PDF\n\nServed: run scripts" in it.last_content
 
 
-async def test_what_cannot_be_a_skill_is_left_out_and_harms_nobody(
+async def test_unusable_skill_is_left_out_without_harm_to_others(
     app: App, talk: "Talking", project: Path, tmp_path: Path
 ):
     folder, secret = project / ".crow/skills", tmp_path / "secret"
@@ -229,7 +226,7 @@ async def test_what_cannot_be_a_skill_is_left_out_and_harms_nobody(
     os.mkfifo(folder / "pipe" / "SKILL.md")
     (folder / "bytes").mkdir()
     (folder / "bytes" / "SKILL.md").write_bytes(bytes(range(256)))
-    async with talk(app().use(commands).use(skills, trusted=everybody)) as it:
+    async with talk(app().use(commands).use(skills, trusted=trust_all)) as it:
         await it.say("Hi!")
         assert "Left out, /skills has the rest: " in it.editor.thoughts
         await it.say("/skills")
@@ -237,8 +234,8 @@ async def test_what_cannot_be_a_skill_is_left_out_and_harms_nobody(
         assert "broken/SKILL.md has frontmatter that is not YAML" in it.editor.text
         assert sorted(it.session.state["skills"].skills) == ["bomb", "huge", "pdf"]
         await it.say("Use /skill:huge")
-        assert len(it.told) < 110_000
-        assert "is left out here: it has more than 100,000 characters" in it.told
+        assert len(it.last_content) < 110_000
+        assert "is left out here: it has more than 100,000 characters" in it.last_content
 
 
 @settings(
@@ -251,18 +248,18 @@ async def test_what_cannot_be_a_skill_is_left_out_and_harms_nobody(
         lambda text: text == text.strip()
     )
 )
-def test_whatever_a_skill_says_is_told_as_it_is(app: App, talk: "Talking", project: Path, text: str):
+def test_skill_body_is_added_word_for_word(app: App, talk: "Talking", project: Path, text: str):
     file = project / ".crow/skills/pdf/SKILL.md"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
     file.write_bytes(f"---\nname: pdf\ndescription: d\n---\n{text}".encode())
 
-    async def told() -> str:
-        async with talk(app().use(skills, trusted=everybody)) as it:
+    async def ask() -> str:
+        async with talk(app().use(skills, trusted=trust_all)) as it:
             await it.say("pdf")
-            return it.told
+            return it.last_content
 
-    assert f"\n\n{text}\n</skill>" in asyncio.run(told())
+    assert f"\n\n{text}\n</skill>" in asyncio.run(ask())
 
 
 NAUGHTY = (
@@ -279,12 +276,12 @@ NAUGHTY = (
 
 
 @pytest.mark.parametrize("text", NAUGHTY)
-async def test_a_template_in_a_description_or_a_folders_name_is_only_text(
+async def test_template_in_a_description_or_folder_name_is_only_text(
     app: App, talk: "Talking", project: Path, text: str
 ):
     written = "''".join(text.split("'")) if text.isprintable() else "plain"
     make(project / ".crow/skills", f"---\ndescription: '{written}'\n---\nBody", name := text.replace("/", "_"))
-    async with talk(app().use(skills, trusted=everybody)) as it:
+    async with talk(app().use(skills, trusted=trust_all)) as it:
         await it.say("Hi!")
         assert f": {written}\n  Read: {project}/.crow/skills/{name}/SKILL.md" in it.system
 
@@ -314,9 +311,9 @@ async def test_a_template_in_a_description_or_a_folders_name_is_only_text(
         "- pdf",
     ],
 )
-def test_our_verdict_is_that_of_the_specifications_own_validator(tmp_path: Path, fields: str):
+def test_validation_agrees_with_the_reference_validator(tmp_path: Path, fields: str):
     folder = make(tmp_path, f"---\n{fields}\n---\nBody")
-    assert bool(validate(folder)) == bool(judge(folder))
+    assert bool(validate_skill(folder)) == bool(reference_validate(folder))
 
 
 @settings(
@@ -325,21 +322,21 @@ def test_our_verdict_is_that_of_the_specifications_own_validator(tmp_path: Path,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(name=st.text(st.characters(categories=["Ll", "Lu", "Nd", "Pd"]), min_size=1, max_size=70))
-def test_our_verdict_on_names_is_that_of_the_specifications_own_validator(tmp_path: Path, name: str):
+def test_validation_of_names_agrees_with_the_reference_validator(tmp_path: Path, name: str):
     folder = tmp_path / "pdf"
     folder.mkdir(exist_ok=True)
     (folder / "SKILL.md").write_text(f"---\nname: '{name}'\ndescription: d\n---\n")
-    assert bool(validate(folder)) == bool(judge(folder))
+    assert bool(validate_skill(folder)) == bool(reference_validate(folder))
 
 
 @settings(max_examples=3 * settings.default.max_examples, deadline=None)
 @given(st.text(st.characters(codec="utf-8")) | st.text("---\n: {}[]&*!|>'\"#ab\t"))
-def test_no_frontmatter_breaks_the_reader(text: str):
+def test_no_frontmatter_breaks_the_parser(text: str):
     for each in (text, f"---\n{text}\n---\n", f"---\ndescription: d\n{text}\n---\n"):
-        with suppress(Unreadable):
-            assert parse(each, "/skills/a/SKILL.md", "user").description
+        with suppress(UnusableFile):
+            assert parse_skill(each, "/skills/a/SKILL.md", "user").description
 
 
-def test_a_colon_that_people_do_not_quote_is_read_all_the_same():
-    skill = parse("---\nname: a\ndescription: Use when: it rains # or snows\n---\n", "/skills/a/SKILL.md", "user")
+def test_unquoted_colon_in_frontmatter_is_accepted():
+    skill = parse_skill("---\nname: a\ndescription: Use when: it rains # or snows\n---\n", "/skills/a/SKILL.md", "user")
     assert skill.description == "Use when: it rains # or snows"

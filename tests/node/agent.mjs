@@ -1,5 +1,5 @@
-// A small agent made with the official TypeScript SDK: `node agent.mjs`. Counts until it is cancelled, if that is what
-// it is asked for; says what it was told otherwise.
+// A small agent made with the official TypeScript SDK: `node agent.mjs`. A prompt that begins with "Count" runs until it
+// is cancelled; any other prompt is repeated.
 import { Readable, Writable } from "node:stream";
 import * as acp from "@agentclientprotocol/sdk";
 

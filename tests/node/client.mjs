@@ -1,10 +1,10 @@
-// The official TypeScript client in conversation with an agent: `node client.mjs COMMAND ARGUMENT...`.
-// Converses as judge.mjs says. Prints what it was answered, shown and asked as JSON.
+// The official TypeScript client of an agent: `node client.mjs COMMAND ARGUMENT...`.
+// Runs the conversation of conversation.mjs and prints the answers, updates and permission requests as JSON.
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { Readable, Writable } from "node:stream";
 import * as acp from "@agentclientprotocol/sdk";
-import { client, converse, questions } from "./judge.mjs";
+import { client, converse, questions } from "./conversation.mjs";
 
 const [command, ...args] = process.argv.slice(2);
 const child = spawn(command, args, { stdio: ["pipe", "pipe", "inherit"] });

@@ -1,6 +1,6 @@
-"""What the next official Python SDK, as a client, sees of an agent: run in an environment that has it.
+"""Run an agent with the next official Python SDK as the client, and print what the client got as a JSON object.
 
-python candidate.py FOLDER COMMAND ARGUMENT...; prints one JSON object.
+Usage: python candidate.py FOLDER COMMAND ARGUMENT..., in an environment with that SDK.
 """
 
 import asyncio
@@ -14,50 +14,50 @@ from acp import schema
 
 
 class Client(acp.Client):
-    """Allows what is asked, and writes down what is shown."""
+    """A client that allows each permission and records the updates."""
 
     def __init__(self) -> None:
-        self.shown: list[str] = []
-        self.asked = 0
-        self.begun = asyncio.Event()
+        self.updates: list[str] = []
+        self.permissions = 0
+        self.started = asyncio.Event()
 
     async def request_permission(
         self, session_id: str, tool_call: Any, options: list[Any], **kwargs: Any
     ) -> acp.RequestPermissionResponse:
-        self.asked += 1
-        chosen = next(option.option_id for option in options if option.kind == "allow_once")
-        return acp.RequestPermissionResponse(outcome=schema.AllowedOutcome(option_id=chosen, outcome="selected"))
+        self.permissions += 1
+        option_id = next(option.option_id for option in options if option.kind == "allow_once")
+        return acp.RequestPermissionResponse(outcome=schema.AllowedOutcome(option_id=option_id, outcome="selected"))
 
     async def session_update(self, session_id: str, update: Any, **kwargs: Any) -> None:
         text = getattr(getattr(update, "content", None), "text", "")
         status = getattr(update, "status", None)
-        self.shown.append(":".join(str(part) for part in (update.session_update, status or text) if part))
+        self.updates.append(":".join(str(part) for part in (update.session_update, status or text) if part))
         if "hang" in text:
-            self.begun.set()
+            self.started.set()
 
 
 async def main(folder: str, command: str, *arguments: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    said = [schema.TextContentBlock(type="text", text="go")]
+    report: dict[str, Any] = {}
+    prompt = [schema.TextContentBlock(type="text", text="go")]
     client = Client()
     async with acp.spawn_agent_process(client, command, *arguments, env=dict(os.environ)) as (crow, _):
         initialized = await crow.initialize(protocol_version=1)
-        found["agent"] = initialized.agent_info.name
+        report["agent"] = initialized.agent_info.name
         session = await crow.new_session(cwd=folder, mcp_servers=[])
-        found["turn"] = (await crow.prompt(session_id=session.session_id, prompt=said)).stop_reason
-        turn = asyncio.ensure_future(crow.prompt(session_id=session.session_id, prompt=said))
-        await client.begun.wait()
+        report["turn"] = (await crow.prompt(session_id=session.session_id, prompt=prompt)).stop_reason
+        turn = asyncio.ensure_future(crow.prompt(session_id=session.session_id, prompt=prompt))
+        await client.started.wait()
         await crow.cancel(session_id=session.session_id)
-        found["cancelled"] = (await turn).stop_reason
-        found["asked"], found["shown"] = client.asked, client.shown
+        report["cancelled"] = (await turn).stop_reason
+        report["permissions"], report["updates"] = client.permissions, client.updates
     again = Client()
     async with acp.spawn_agent_process(again, command, *arguments, env=dict(os.environ)) as (crow, _):
         await crow.initialize(protocol_version=1)
         await crow.load_session(session_id=session.session_id, cwd=folder, mcp_servers=[])
-        found["loaded"] = list(again.shown)
+        report["loaded"] = list(again.updates)
         listed = await crow.list_sessions(cwd=folder)
-        found["listed"] = [info.session_id for info in listed.sessions] == [session.session_id]
-    return found
+        report["listed"] = [info.session_id for info in listed.sessions] == [session.session_id]
+    return report
 
 
 print(json.dumps(asyncio.run(main(*sys.argv[1:]))))

@@ -1,4 +1,4 @@
-"""The command that the MCP conformance suite runs: `python errand.py PORT URL` has mcp_client.py do a scenario."""
+"""The command that the MCP conformance suite runs: `python errand.py PORT URL` makes mcp_client.py run a scenario."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""An MCP server as the official Python SDK builds them, one floor below FastMCP."""
+"""An MCP server on the low-level server of the official Python SDK."""
 
 import asyncio
 from typing import Any

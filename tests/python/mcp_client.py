@@ -1,7 +1,7 @@
-"""crow as the client that the MCP conformance suite judges: takes errands (errand.py) on a port that it prints.
+"""crow as a client for the MCP conformance suite: runs the scenarios that errand.py sends to a port that it prints.
 
-For each, an editor opens a session with a server, and a scripted model calls the tools that the scenario wants called.
-It is one process for all scenarios because FastMCP takes a second to load.
+For each scenario, a client opens a session with a server, and a scripted model calls the tools of the scenario. All
+scenarios run in one process because importing FastMCP takes a second.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from crow_core.acp.schema import (
     McpServer,
 )
 from crow_core.app import Crow
-from crow_core.mcp.server import Server, fastmcp_client
+from crow_core.mcp.server import Server, import_sdk
 from crow_core.settings.config import OAuthSettings, ServerSettings, to_server
 from crow_core.testing import Reply, ScriptedModel, connect
 from msgspec import to_builtins
@@ -44,7 +44,7 @@ CALLS: dict[str, Calls] = {
         (f"test_mrtr_{name}", {}) for name in ("echo_state", "unrelated", "no_state", "no_result_type")
     ],
 }
-"""The calls that a scenario asks for; where it is not here, every tool is called."""
+"""The tool calls of each scenario; in others, every tool is called."""
 
 
 @dataclass
@@ -54,11 +54,11 @@ class Errand:
     url: str
     scenario: str
     context: dict[str, Any]
-    """What the scenario tells its client beside."""
+    """The scenario's further data for its client."""
 
     def calls(self, tools: list[dict[str, Any]]) -> Calls:
-        """What the model calls, by the server's own names."""
-        schemas = {tool["function"]["name"].removeprefix("judge_"): tool["function"]["parameters"] for tool in tools}
+        """Return the tool calls of the model, with the server's own names."""
+        schemas = {tool["function"]["name"].removeprefix("suite_"): tool["function"]["parameters"] for tool in tools}
         match self.scenario:
             case "json-schema-2020-12-preservation":
                 return [("json_schema_echo", {"schema": schemas["json_schema_2020_12_tool"]})]
@@ -69,19 +69,19 @@ class Errand:
         return [(name, arguments) for name, arguments in wanted if name in schemas]
 
     def script(self, request: dict[str, Any]) -> Reply:
-        """A model that makes one call a step."""
+        """Return the reply of the model: the next tool call, or the end."""
         todo = self.calls(request.get("tools", []))
         done = sum(message["role"] == "tool" for message in request["messages"])
         if done == len(todo):
             return Reply("Done.")
         name, arguments = todo[done]
-        return Reply(tool_calls=[{"name": f"judge_{name}", "arguments": arguments}])
+        return Reply(tool_calls=[{"name": f"suite_{name}", "arguments": arguments}])
 
     async def run(self) -> str:
-        """Do it; gives what there is to see of it, for who looks for the reason of a failure."""
+        """Run the scenario. Returns the thoughts and the messages as JSON, to explain a failure."""
         can = ClientCapabilities(elicitation=ElicitationCapabilities(form=ElicitationFormCapabilities()))
         crow = Crow(model := ScriptedModel(self.script))
-        servers = [McpServer(name="judge", type="http", url=self.url, headers=[])]
+        servers = [McpServer(name="suite", type="http", url=self.url, headers=[])]
         if self.scenario.startswith("auth/"):
             crow.mcp_servers(lambda session: [self.behind_oauth(session.folders.scratch())])
             servers = []
@@ -92,31 +92,31 @@ class Errand:
         return json.dumps([editor.thoughts, model.requests[-1]["messages"]])
 
     def behind_oauth(self, tokens: Path) -> Server:
-        """The server, as the configuration names one that wants a login."""
+        """Return the server as the configuration describes one with a login."""
         page = "https://conformance-test.local/client-metadata.json"
         secret = self.context.get("client_secret", "")
         oauth = OAuthSettings(client_id=self.context.get("client_id", page), client_secret=secret)
         settings = ServerSettings(url=self.url, auth="oauth", oauth=oauth)
-        return to_server("judge", settings, os.getcwd(), tokens=tokens, visit=consent)
+        return to_server("suite", settings, os.getcwd(), tokens=tokens, visit=consent)
 
 
 @asynccontextmanager
 async def consent(page: str) -> AsyncGenerator[None]:
-    """A person who agrees at once."""
+    """A user who agrees on the login page."""
     async with httpx2.AsyncClient(follow_redirects=True) as browser:
         await browser.get(page)
     yield
 
 
 def least(schema: dict[str, Any]) -> dict[str, Any]:
-    """The fewest arguments that a tool takes."""
+    """Return values for the required arguments of a tool."""
     samples = {"string": "x", "integer": 0, "number": 0, "boolean": False, "object": {}, "array": []}
     properties = schema.get("properties", {})
     return {name: samples.get(properties.get(name, {}).get("type"), "x") for name in schema.get("required", [])}
 
 
 def accept(form: CreateElicitationRequest) -> CreateElicitationResponse:
-    """A person who leaves everything as it is, and says yes."""
+    """A user who accepts a form with its defaults."""
     schema = to_builtins(form.requested_schema)
     content = {name: field.get("default", True) for name, field in schema["properties"].items()}
     return CreateElicitationResponse(action="accept", content=content)
@@ -129,8 +129,8 @@ async def main() -> None:
             writer.write((await errand.run()).encode())
         writer.close()
 
-    few = asyncio.Semaphore(4)  # the suite asks for all at once, and looks at the clock
-    fastmcp_client()
+    few = asyncio.Semaphore(4)  # the suite starts all scenarios at once, and some depend on time
+    import_sdk()
     server = await asyncio.start_server(take, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()

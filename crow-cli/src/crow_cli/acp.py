@@ -11,7 +11,7 @@ from crow_core.agent import Agent, Announced, LazyApp, announce
 from crow_core.app import Crow
 from crow_core.errors import ConfigError, ModelError
 from crow_core.models.chat import Model
-from crow_core.settings.config import Home, load, variables
+from crow_core.settings.config import Home, load_config, load_environment
 from crow_core.settings.discovery import takes_audio
 
 from crow_cli.ending import complete
@@ -50,7 +50,7 @@ class ConfiguredApp(LazyApp):
         """Read the settings. If they name an extension that is not crow's, make the app: it may bring methods."""
         try:
             home = Home.find(os.environ)
-            config, env = load(home, os.environ), variables(home, os.environ)
+            config, env = load_config(home, os.environ), load_environment(home, os.environ)
             self.announced = replace(self.announced, audio=takes_audio(config, env, self._model))
             if config.extensions:
                 from crow_cli.house import ALWAYS, LAST, NAMED  # imported here: most people name none

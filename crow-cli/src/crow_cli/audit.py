@@ -21,13 +21,13 @@ def audit() -> None:
 @audit.command()
 def verify() -> None:
     """Find what was changed, removed, put in or moved. Exit codes: 0 nothing was, 1 something was."""
-    from crow_persistence.audit import last, verify
+    from crow_persistence.audit import read_head, verify
 
     try:
         database = open_database(os.environ)
         complaints = verify(database)
-        with database.reading() as connection:
-            count = last(connection).count
+        with database.begin_read() as connection:
+            count = read_head(connection).count
     except StoreError as error:
         wrong(spelled_out(str(error)))
     for complaint in complaints:
@@ -43,10 +43,10 @@ def verify() -> None:
 @AS_JSON
 def list_(session: str, limit: int, as_json: bool) -> None:
     """Who allowed what, and what came of it, the latest first."""
-    from crow_persistence.audit import listing
+    from crow_persistence.audit import list_decisions
 
     with reading() as connection:
-        rows = listing(connection, session, limit)
+        rows = list_decisions(connection, session, limit)
     if as_json:
         for row in rows:
             with suppress(ValueError):  # damaged by hand

@@ -20,11 +20,11 @@ def calls() -> None:
 @AS_JSON
 def list_(session: str | None, limit: int, as_json: bool) -> None:
     """The calls of a SESSION, or of all, the latest first."""
-    from crow_persistence.reading import find
-    from crow_persistence.requests import listing
+    from crow_persistence.loader import find_session
+    from crow_persistence.requests import list_model_calls
 
     with reading() as connection:
-        found = listing(connection, find(connection, session).number if session else None, limit)
+        found = list_model_calls(connection, find_session(connection, session).number if session else None, limit)
     if as_json:
         print_json([told(call) for call in found])
     elif found:
@@ -52,16 +52,16 @@ def show(call: str, request: bool, as_json: bool) -> None:
 
     With --request: exit code 1 when the body can no longer be made again as it was sent.
     """
-    from crow_core.models.chat import encode
-    from crow_persistence.requests import body, find
+    from crow_core.models.chat import encode_json
+    from crow_persistence.requests import find_model_call, rebuild_request
 
     with reading() as connection:
-        found = find(connection, call)
-        asked, exact = body(connection, found.id) if request else ({}, True)
+        found = find_model_call(connection, call)
+        asked, exact = rebuild_request(connection, found.id) if request else ({}, True)
     if as_json and not request:
         print_json(told(found))
     elif request:
-        text = encode(asked).decode()
+        text = encode_json(asked).decode()
         click.echo(spelled_out(text) if prints_to_terminal() else text)
     else:
         for name, value in facts(found):
@@ -99,6 +99,6 @@ def facts(call: Any) -> list[tuple[str, str]]:
 
 def told(call: Any) -> dict[str, Any]:
     """A call for programs."""
-    from crow_persistence.export.story import told
+    from crow_persistence.export.transcript import model_call_to_dict
 
-    return {**told(call), "session": call.of}
+    return {**model_call_to_dict(call), "session": call.of}

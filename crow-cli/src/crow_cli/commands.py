@@ -10,7 +10,7 @@ import click
 from crow_core import __version__
 from crow_core.errors import ConfigError, ModelError, StoreError
 from crow_core.settings.config import Home
-from crow_core.settings.trust import Trust, settings_in
+from crow_core.settings.trust import TrustedFolders, list_project_files
 
 from crow_cli.audit import audit
 from crow_cli.calls import calls
@@ -94,7 +94,7 @@ def serve(**options: Any) -> None:
 @click.option("--yolo", is_flag=True, help="Ask for no permission.")
 @click.option("--mode", type=click.Choice(["ask", "accept-edits", "plan", "yolo"]), help="What is asked for.")
 @click.option("--output-format", type=click.Choice(["text", "json", "stream-json"]), default="text", show_default=True)
-@click.option("--max-turns", type=click.IntRange(min=1), help="Model requests the prompt may take.")
+@click.option("--max-requests", type=click.IntRange(min=1), help="Model requests the prompt may take.")
 @click.option("-c", "--continue", "go_on", is_flag=True, help="Go on with the last session in this folder.")
 @click.option("-r", "--resume", metavar="ID", default="", help="Go on with a session; the beginning of its id will do.")
 def run(
@@ -104,7 +104,7 @@ def run(
     yolo: bool,
     mode: Any,
     output_format: Any,
-    max_turns: int | None,
+    max_requests: int | None,
     go_on: bool,
     resume: str,
 ) -> None:
@@ -119,16 +119,16 @@ def run(
     if go_on and resume:
         wrong("-c goes on with the last session, -r with the one you name: give one of them.")
     mode = "yolo" if yolo else mode
-    leave(run_prompt(words, str(folder), model, mode, output_format, max_turns, "last" if go_on else resume))
+    leave(run_prompt(words, str(folder), model, mode, output_format, max_requests, "last" if go_on else resume))
 
 
 async def run_prompt(
-    words: str, cwd: str, model: str, mode: Any, style: Any, max_turns: int | None, resume: str
+    words: str, cwd: str, model: str, mode: Any, style: Any, max_requests: int | None, resume: str
 ) -> int:
     from crow_cli.house import build
     from crow_cli.run import LAST, is_interactive, run
 
-    crow = await build(os.environ, model=model, mode=mode, max_turns=max_turns, asks=False)
+    crow = await build(os.environ, model=model, mode=mode, max_requests=max_requests, asks=False)
     if resume and resume != LAST:
         from crow_cli.history import whole_id
 
@@ -170,7 +170,7 @@ def trust(folder: Path) -> None:
 
     folder = folder.absolute()
     try:
-        files = settings_in(folder)
+        files = list_project_files(folder)
         for file in files:
             data = file.read_bytes()
             text = f"({len(data):,} bytes that are not text)" if b"\0" in data else data.decode("utf-8", "replace")
@@ -179,7 +179,7 @@ def trust(folder: Path) -> None:
             wrong(
                 f"{folder} has no .mcp.json, .crow/config.toml, prompts, skills or commands: there is nothing to trust."
             )
-        Trust(Home.find(os.environ).data).remember(folder)
+        TrustedFolders(Home.find(os.environ).data).add(folder)
     except OSError as error:
         wrong(spelled_out(f"{error.filename}: {error.strerror}. Nothing was trusted."))
     click.echo(spelled_out(f"Trusted as they are now; after a change you are asked again: {folder}"))

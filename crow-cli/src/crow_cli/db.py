@@ -5,7 +5,7 @@ import sys
 
 import click
 from crow_core.errors import ConfigError, StoreError
-from crow_core.settings.config import Home, database_url, load
+from crow_core.settings.config import Home, get_database_url, load_config
 
 from crow_cli.ending import wrong
 from crow_cli.history import AS_JSON, open_database, print_json
@@ -24,7 +24,7 @@ def path() -> None:
 
     home = Home.find(os.environ)
     try:
-        database = Database(database_url(load(home, os.environ), home), home.data)
+        database = Database(get_database_url(load_config(home, os.environ), home), home.data)
     except (ConfigError, StoreError) as error:
         wrong(spelled_out(str(error)))
     click.echo(spelled_out(database.name))
@@ -34,14 +34,18 @@ def path() -> None:
 @AS_JSON
 def info(as_json: bool) -> None:
     """Print where it is, its revision and its size, and how much is in it."""
-    from crow_persistence.checks import counts, size
-    from crow_persistence.database import revision
+    from crow_persistence.checks import count_rows, measure_size
+    from crow_persistence.database import read_revision
 
     try:
         database = open_database(os.environ)
-        with database.reading() as connection:
-            rows = counts(connection)
-            about = {"path": database.name, "revision": revision(connection), "bytes": size(connection, database)}
+        with database.begin_read() as connection:
+            rows = count_rows(connection)
+            about = {
+                "path": database.name,
+                "revision": read_revision(connection),
+                "bytes": measure_size(connection, database),
+            }
     except StoreError as error:
         wrong(spelled_out(str(error)))
     if as_json:
@@ -55,15 +59,15 @@ def info(as_json: bool) -> None:
 @db.command()
 def check() -> None:
     """Look whether all is as it was written. Exit codes: 0 it is, 1 something is not."""
-    from crow_persistence.checks import check, counts
+    from crow_persistence.checks import check, count_rows
 
     try:
         database = open_database(os.environ)
         if complaints := check(database):
             click.echo("\n".join(map(spelled_out, complaints)))
             sys.exit(1)
-        with database.reading() as connection:
-            held = ", ".join(f"{count:,} {name}" for name, count in counts(connection).items() if count)
+        with database.begin_read() as connection:
+            held = ", ".join(f"{count:,} {name}" for name, count in count_rows(connection).items() if count)
     except StoreError as error:
         wrong(spelled_out(str(error)))
     click.echo(f"{spelled_out(database.name)} is well: {held or 'there is nothing in it yet'}.")

@@ -18,14 +18,14 @@ import msgspec
 from crow_core.errors import ConfigError, ModelError
 from crow_core.extensions.printed_calls import is_printed_call
 from crow_core.messages import Delta, Message, answer_tool_call, parse_arguments, settle, view
-from crow_core.models.chat import TOOL_FLAGS, ChatModel, ModelCall, Request
-from crow_core.models.endpoint import CONNECT, endpoint, http_client
+from crow_core.models.chat import TOOL_ADVICE, ChatModel, ModelCall, ModelRequest
+from crow_core.models.endpoint import CONNECT_TIMEOUT, create_http_client, join_url
 from crow_core.models.estimate import count_min_tokens
 from crow_core.models.quirks import Quirks
-from crow_core.models.stream import one_line, parse
+from crow_core.models.stream import parse_object, shorten_text
 from crow_core.models.usage import count_cached_tokens, to_count
-from crow_core.models.window import find_window, objects
-from crow_core.settings.config import Config, Home, load, variables
+from crow_core.models.window import filter_objects, find_window
+from crow_core.settings.config import Config, Home, load_config, load_environment
 from crow_core.settings.discovery import find_models
 from msgspec import structs
 
@@ -62,7 +62,7 @@ class Patient(ChatModel):
     """The answer to a long prompt, to be asked once more."""
 
     @asynccontextmanager
-    async def post(self, body: Request) -> AsyncGenerator[AsyncIterator[bytes]]:
+    async def post(self, body: ModelRequest) -> AsyncGenerator[AsyncIterator[bytes]]:
         self.tape.clear()
         async with super().post(body) as chunks:
             yield self.taped(chunks)
@@ -81,14 +81,14 @@ class Patient(ChatModel):
             if "notice" in delta:
                 self.notices.append(delta["notice"].replace(" Asking again now.", ""))
 
-        await call.listen(tell)
+        await call.run(tell)
         call.reply = settle(call.reply, used=set())
         return call
 
     def events(self) -> list[dict[str, Any]]:
         """The events on the tape."""
         lines = (line[5:].strip() for line in bytes(self.tape).splitlines() if line.startswith(b"data:"))
-        return [chunk for line in lines if (chunk := parse(line))]
+        return [chunk for line in lines if (chunk := parse_object(line))]
 
 
 def said(model_call: ModelCall) -> str:
@@ -148,10 +148,10 @@ async def address(patient: Patient) -> Finding:
     import httpx2  # as in model.py
 
     try:
-        async with http_client(patient.base_url, patient.api_key, CONNECT, patient.headers) as http:
-            response = await http.get(endpoint(patient.base_url, "models"))
+        async with create_http_client(patient.base_url, patient.api_key, CONNECT_TIMEOUT, patient.headers) as http:
+            response = await http.get(join_url(patient.base_url, "models"))
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        return Finding("no", str(patient.fault(error)))
+        return Finding("no", str(patient.to_model_error(error)))
     except UnicodeEncodeError:
         return Finding("no", "The api_key or a header holds characters that no header can hold.")
     names = listed(response.content)
@@ -164,7 +164,7 @@ async def address(patient: Patient) -> Finding:
 
 def listed(listing: bytes) -> list[str]:
     """The names in a list of models."""
-    entries = objects((parse(listing) or {}).get("data"))
+    entries = filter_objects((parse_object(listing) or {}).get("data"))
     return [entry["id"] for entry in entries if isinstance(entry.get("id"), str)]
 
 
@@ -174,7 +174,7 @@ async def answers(patient: Patient) -> Finding:
     if not said(call):
         return Finding("no", f"It takes the request and says nothing (finish_reason {call.finish_reason!r}).")
     with_key = "takes the key" if patient.api_key else "asks for no key"
-    return Finding("ok", f"It {with_key}, knows the model, and says {one_line(said(call))[:40]!r}.")
+    return Finding("ok", f"It {with_key}, knows the model, and says {shorten_text(said(call))[:40]!r}.")
 
 
 async def streaming(patient: Patient) -> Finding:
@@ -206,7 +206,7 @@ async def instructions(patient: Patient) -> Finding:
     call = await patient.say([system, Message(role="user", content="How are you?")])
     if "PELICAN" in said(call).upper():
         return Finding("ok", f"Instructions are followed, as the role {patient.quirks.system_role!r}.")
-    return Finding("partly", f"Instructions were not followed: it said {one_line(said(call))[:40]!r}.")
+    return Finding("partly", f"Instructions were not followed: it said {shorten_text(said(call))[:40]!r}.")
 
 
 async def length(patient: Patient) -> Finding:
@@ -225,14 +225,16 @@ async def tools(patient: Patient) -> Finding:
     if not (made := arguments(call)):
         return uncalled(call)
     if made[0] is None or not isinstance(made[0].get("city"), str):
-        return Finding("partly", f"Tools are called, with arguments that do not fit: {one_line(str(made[0]))[:60]}.")
+        return Finding(
+            "partly", f"Tools are called, with arguments that do not fit: {shorten_text(str(made[0]))[:60]}."
+        )
     return Finding("ok", "Tools are called.")
 
 
 def uncalled(model_call: ModelCall) -> Finding:
     if is_printed_call(model_call):
-        return Finding("no", f"Calls are printed as text. {TOOL_FLAGS}")
-    return Finding("no", f"The tool was not called; it said {one_line(said(model_call))[:60]!r}. {TOOL_FLAGS}")
+        return Finding("no", f"Calls are printed as text. {TOOL_ADVICE}")
+    return Finding("no", f"The tool was not called; it said {shorten_text(said(model_call))[:60]!r}. {TOOL_ADVICE}")
 
 
 async def parallel(patient: Patient) -> Finding:
@@ -248,7 +250,9 @@ async def parallel(patient: Patient) -> Finding:
 async def ids(patient: Patient) -> Finding:
     """Whether the calls of the last reply can be told apart."""
     begun = [
-        part for part in fragments(patient.events()) if any(f.get("name") for f in objects([part.get("function")]))
+        part
+        for part in fragments(patient.events())
+        if any(f.get("name") for f in filter_objects([part.get("function")]))
     ]
     if not begun:
         return Finding("partly", "There was no streamed call to look at.")
@@ -262,12 +266,12 @@ async def ids(patient: Patient) -> Finding:
 
 def fragments(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The fragments of tool calls inside events."""
-    return [part for delta in deltas(events) for part in objects(delta.get("tool_calls"))]
+    return [part for delta in deltas(events) for part in filter_objects(delta.get("tool_calls"))]
 
 
 def deltas(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    choices = [choice for event in events for choice in objects(event.get("choices"))]
-    return objects([choice.get("delta") or choice.get("message") for choice in choices])
+    choices = [choice for event in events for choice in filter_objects(event.get("choices"))]
+    return filter_objects([choice.get("delta") or choice.get("message") for choice in choices])
 
 
 async def reasoning(patient: Patient) -> Finding:
@@ -319,7 +323,7 @@ async def images(patient: Patient) -> Finding:
         return Finding("partly", "Images are refused.")
     if "red" in said(call).lower():
         return Finding("ok", "The model sees.")
-    told = one_line(said(call))[:40]
+    told = shorten_text(said(call))[:40]
     return Finding("partly", f"Images are taken but not seen: of a red one it said {told!r}.", {"images": False})
 
 
@@ -362,7 +366,7 @@ async def cache(patient: Patient) -> Finding:
     call = await patient.say(before.request["messages"])
     if cached := count_cached_tokens(call.usage):
         return Finding("ok", f"{cached:,} of {to_count(call.usage.get('prompt_tokens')):,} tokens came from the cache.")
-    first, second = before.first - before.started, call.first - call.started
+    first, second = before.first_delta - before.started, call.first_delta - call.started
     if first > 1 and second < first / 3:
         return Finding("ok", f"The same prompt was answered after {second:.1f} s in place of {first:.1f} s.")
     return Finding("partly", "The server does not tell of a cache: long sessions may be slow.")
@@ -454,7 +458,7 @@ async def doctor(env: Mapping[str, str], wanted: str, *, as_json: bool, save: bo
     """
     logging.getLogger("stamina").setLevel(logging.ERROR)  # what was asked again is part of the finding
     home = Home.find(env)
-    config, env = load(home, env), variables(home, env)
+    config, env = load_config(home, env), load_environment(home, env)
     name, patient = await choose(config, env, wanted)
     path = home.config / "config.toml"
     if save:
@@ -497,7 +501,13 @@ def row(name: str, finding: Finding) -> None:
 def as_text(name: str, patient: Patient, report: Report) -> str:
     """A report as JSON."""
     found = [{"probe": probe, **msgspec.to_builtins(finding)} for probe, finding in report.findings.items()]
-    whole = {"model": name, "endpoint": patient.where, "date": today(), "findings": found, "quirks": report.quirks}
+    whole = {
+        "model": name,
+        "endpoint": patient.display_url,
+        "date": today(),
+        "findings": found,
+        "quirks": report.quirks,
+    }
     return json.dumps(whole, ensure_ascii=False)
 
 

@@ -13,7 +13,7 @@ from unicodedata import combining, east_asian_width
 
 import click
 from crow_core.errors import ConfigError, StoreError
-from crow_core.settings.config import Home, database_url, load
+from crow_core.settings.config import Home, get_database_url, load_config
 
 from crow_cli.ending import wrong
 from crow_cli.screen import spelled_out
@@ -37,7 +37,7 @@ def open_database(env: Mapping[str, str]) -> "Database":
 
     home = Home.find(env)
     try:
-        database = Database(database_url(load(home, env), home), home.data)
+        database = Database(get_database_url(load_config(home, env), home), home.data)
     except ConfigError as error:
         raise StoreError(str(error)) from error
     if database.file and not database.file.exists():
@@ -47,10 +47,10 @@ def open_database(env: Mapping[str, str]) -> "Database":
 
 def whole_id(env: Mapping[str, str], prefix: str) -> str:
     """The id of the session that begins so. Raises StoreError."""
-    from crow_persistence.reading import find
+    from crow_persistence.loader import find_session
 
-    with open_database(env).reading() as connection:
-        return find(connection, prefix).id
+    with open_database(env).begin_read() as connection:
+        return find_session(connection, prefix).id
 
 
 def reading() -> "AbstractContextManager[Connection]":
@@ -67,7 +67,7 @@ def writing() -> "AbstractContextManager[Connection]":
 def connected(*, writes: bool) -> "Generator[Connection]":
     try:
         database = open_database(os.environ)
-        with database.writing() if writes else database.reading() as connection:
+        with database.begin_write() if writes else database.begin_read() as connection:
             yield connection
     except StoreError as error:
         wrong(spelled_out(str(error)))

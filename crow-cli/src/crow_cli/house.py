@@ -13,7 +13,7 @@ from typing import Any, Literal
 import crow_mcp_server
 from crow_compact.extension import compact
 from crow_core.app import Crow
-from crow_core.editor import Editor, terminals
+from crow_core.editor import ClientWorkspace, terminals
 from crow_core.errors import ConfigError, ElicitationError
 from crow_core.extensions.ask_user import ask_user
 from crow_core.extensions.broken_replies import broken_replies
@@ -48,29 +48,29 @@ from crow_core.models.chat import Model
 from crow_core.prompts import Prompt
 from crow_core.session import Session
 from crow_core.settings.config import (
-    TOKENS,
+    TOKENS_FOLDER,
     Config,
     Home,
     ServerSettings,
-    database_url,
-    load,
-    load_project,
-    login_first,
-    options_of,
+    describe_missing_login,
+    get_database_url,
+    load_config,
+    load_environment,
+    load_project_config,
+    parse_options,
+    to_read_error,
     to_server,
-    unreadable,
-    variables,
 )
 from crow_core.settings.discovery import find_models
-from crow_core.settings.trust import Trust, settings_in
+from crow_core.settings.trust import TrustedFolders, list_project_files
 from crow_core.text import to_line
 from crow_mcp_server.workspace import Workspace, local_workspace
 from crow_persistence.extension import persistence
 from crow_skills.agents import agents
-from crow_skills.commands import command_files
-from crow_skills.extension import skills
-from crow_skills.files import user_folders
+from crow_skills.command_files import command_files
+from crow_skills.files import get_user_folders
 from crow_skills.mentions import mentions
+from crow_skills.skills import skills
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 THROUGH_ACP = ("plan", "ask_user")
@@ -97,7 +97,7 @@ async def build(
     *,
     model: str = "",
     mode: Mode | None = None,
-    max_turns: int | None = None,
+    max_requests: int | None = None,
     models: Mapping[str, Model] | None = None,
     remember: bool = True,
     asks: bool = True,
@@ -110,23 +110,23 @@ async def build(
     """
     logging.getLogger("stamina").setLevel(logging.ERROR)  # each wait is shown to the user as it is
     home = Home.find(env)
-    config, env = load(home, env), variables(home, env)
+    config, env = load_config(home, env), load_environment(home, env)
     crow = Crow(
         await find_models(config, env, model) if models is None else models,
         system=system_prompt(config, home),
-        max_requests=max_turns or config.max_turns,
+        max_requests=max_requests or config.max_requests,
     )
     if config.servers_wait is not None:
         crow.servers_wait = config.servers_wait
     crow.servers.append(built_in_tools(crow, hidden(env, config), env, config.fetch.allow_hosts))
     rules = config.permissions
-    trust = Trust(home.data)
+    trust = TrustedFolders(home.data)
     if remember:  # before all others: so it hears last that a session ends, and what they say then is stored
-        crow.use(persistence, url=database_url(config, home), folder=home.data)
+        crow.use(persistence, url=get_database_url(config, home), folder=home.data)
     crow.use(telemetry)
     crow.use(mask_secrets, known=[*find_secrets(config, env), *known])
     crow.use(templates, files=lambda session: prompt_files(config, home, trust, session.cwd))
-    crow.use(shell_hooks, **options_of(partial(shell_hooks), config.hooks, ["hooks"], home))
+    crow.use(shell_hooks, **parse_options(partial(shell_hooks), config.hooks, ["hooks"], home))
     crow.use(
         permissions,
         mode=mode or rules.mode,
@@ -141,15 +141,17 @@ async def build(
     crow.use(project_servers, trust=trust, env=env, home=home)
     user = Path(env.get("HOME") or Path.home())
     told: dict[str, dict[str, Any]] = {
-        "command_files": {"user": user_folders(home.config, user, "commands"), "trusted": trust.trusts},
+        "command_files": {"user": get_user_folders(home.config, user, "commands"), "trusted": trust.is_trusted},
         "agents": {"user": [home.config]},
-        "skills": {"user": user_folders(home.config, user, "skills"), "trusted": trust.trusts},
+        "skills": {"user": get_user_folders(home.config, user, "skills"), "trusted": trust.is_trusted},
     }
     for name in {**ALWAYS, **dict.fromkeys(name for name in config.extensions if name not in LAST), **LAST}:
         if (table := config.extensions.get(name, {})) is not False:
             extension = partial(find_extension(name, home), **told.get(name, {}))
             try:
-                crow.use(extension, **options_of(extension, {} if table is True else table, ["extensions", name], home))
+                crow.use(
+                    extension, **parse_options(extension, {} if table is True else table, ["extensions", name], home)
+                )
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"[extensions.{name}] cannot be used: {error}.") from error
     if asks:
@@ -202,12 +204,12 @@ def workspace_for(crow: Crow, meta: dict[str, Any]) -> Workspace:
     here = local_workspace(meta)
     if (session := crow.sessions.get(here.session)) is None:
         return here
-    editor = Editor(session, str(meta.get("crow/call")))
+    editor = ClientWorkspace(session, str(meta.get("crow/call")))
     return replace(
         here,
         files=editor,
         terminals=editor if editor.runs else None,
-        watch=editor.watch,
+        watch=editor.show_output,
         changes=lambda: changes_in(session.log),
         at_end=session.state.setdefault("at_end", []).append,
     )
@@ -233,21 +235,21 @@ def hidden(env: Mapping[str, str], config: Config) -> list[str]:
 def system_prompt(config: Config, home: Home) -> Prompt:
     """The user's own template if there is one. Raises ConfigError."""
     if not config.prompts.system:
-        return Prompt.packaged("system")
+        return Prompt.from_package("system")
     path = home.config / Path(config.prompts.system).expanduser()
     try:
         return Prompt.from_file("system", path)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"prompts.system: {unreadable(path, error)}") from error
+        raise ConfigError(f"prompts.system: {to_read_error(path, error)}") from error
 
 
-def prompt_files(config: Config, home: Home, trust: Trust, cwd: str) -> dict[str, Path]:
+def prompt_files(config: Config, home: Home, trust: TrustedFolders, cwd: str) -> dict[str, Path]:
     """The templates that stand in for crow's own: the user's, and a trusted project's."""
     files = prompts_below(home.config / "prompts")
     if config.prompts.system:
         files["system"] = home.config / Path(config.prompts.system).expanduser()
     project = Path(cwd)
-    if trust.trusts(project):
+    if trust.is_trusted(project):
         files |= prompts_below(project / ".crow" / "prompts")
     return files
 
@@ -268,7 +270,7 @@ def configured_servers(crow: Crow, *, config: Config, home: Home) -> None:
 def for_session(session: Session, wanted: Mapping[str, ServerSettings], home: Home) -> list[Server]:
     """Configured servers as a session connects them."""
     return [
-        to_server(name, settings, session.cwd, tokens=home.data / TOKENS, visit=partial(sent, session, name))
+        to_server(name, settings, session.cwd, tokens=home.data / TOKENS_FOLDER, visit=partial(sent, session, name))
         for name, settings in wanted.items()
         if not settings.disabled
     ]
@@ -281,26 +283,26 @@ async def sent(session: Session, name: str, url: str) -> AsyncGenerator[None]:
     try:
         answer = await session.user.elicit(f"The MCP server {to_line(name)} wants you to log in.", url=url)
     except ElicitationError as error:
-        raise ConnectionError(login_first(name)) from error
+        raise ConnectionError(describe_missing_login(name)) from error
     if answer.action != "accept":
-        raise ConnectionError(login_first(name))
+        raise ConnectionError(describe_missing_login(name))
     yield
     await session.user.complete(answer.id)
 
 
-def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str], home: Home) -> None:
+def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str], home: Home) -> None:
     """Connect a trusted folder's MCP servers, and say so where a folder is not trusted."""
 
     @crow.mcp_servers
     def servers(session: Session) -> Sequence[Server]:
         folder = Path(session.cwd)
-        files = settings_in(folder)
-        if files and not trust.trusts(folder):
+        files = list_project_files(folder)
+        if files and not trust.is_trusted(folder):
             names = " and ".join(dict.fromkeys("/".join(file.relative_to(folder).parts[:2]) for file in files))
             command = f"crow trust {shlex.quote(session.cwd)}"
             session.state["untrusted"] = f"{names} in {folder} ignored until you trust it: {command}"
             return []
-        return for_session(session, load_project(folder, env).mcp.servers, home)
+        return for_session(session, load_project_config(folder, env).mcp.servers, home)
 
     @crow.before_prompt
     async def say(message: Any, session: Session) -> None:
@@ -308,10 +310,10 @@ def project_servers(crow: Crow, *, trust: Trust, env: Mapping[str, str], home: H
             await session.notice(text, "warning")
 
 
-def project_rules(trust: Trust, cwd: str, env: Mapping[str, str]) -> tuple[Sequence[str], Sequence[str]]:
+def project_rules(trust: TrustedFolders, cwd: str, env: Mapping[str, str]) -> tuple[Sequence[str], Sequence[str]]:
     """A trusted folder's own rules; they can only tighten."""
     folder = Path(cwd)
-    if not trust.trusts(folder):
+    if not trust.is_trusted(folder):
         return (), ()
-    rules = load_project(folder, env).permissions
+    rules = load_project_config(folder, env).permissions
     return rules.ask, rules.deny

@@ -18,20 +18,21 @@ from typing import TYPE_CHECKING, Any
 import click
 from crow_core.errors import ConfigError
 from crow_core.masking import find_secrets, mask
-from crow_core.mcp.server import aside, describe_error, fastmcp_client, list_or_empty
+from crow_core.mcp.server import describe_error, import_sdk, list_or_empty, run_in_thread
 from crow_core.settings.config import (
-    TOKENS,
+    TOKENS_FOLDER,
     Config,
     Home,
     ProjectConfig,
     ServerSettings,
-    login_first,
+    UnusableServer,
+    describe_missing_login,
+    load_environment,
     read_servers,
     read_toml,
     to_server,
-    variables,
 )
-from crow_core.settings.trust import Trust
+from crow_core.settings.trust import TrustedFolders
 
 from crow_cli.ending import complete, wrong
 from crow_cli.history import AS_JSON, one_line, print_json, print_table, say, tail
@@ -65,11 +66,11 @@ class Entry:
         """The command line or the address, without its secrets."""
         settings = self.settings
         text = settings.url or " ".join([settings.command, *settings.args])
-        return mask(text, find_secrets(settings, variables(Home.find(os.environ), os.environ)))
+        return mask(text, find_secrets(settings, load_environment(Home.find(os.environ), os.environ)))
 
     def server(self, visit: "Visit") -> "Server":
         home = Home.find(os.environ)
-        return to_server(self.name, self.settings, os.getcwd(), tokens=home.data / TOKENS, visit=visit)
+        return to_server(self.name, self.settings, os.getcwd(), tokens=home.data / TOKENS_FOLDER, visit=visit)
 
 
 @click.group()
@@ -104,7 +105,8 @@ def list_(check: bool, as_json: bool) -> None:
         print_table(heads, rows)
         for entry in found:
             state = states.get(entry, {})
-            if error := entry.settings.error or state.get("error") or state.get("warning"):
+            fault = entry.settings.error if isinstance(entry.settings, UnusableServer) else ""
+            if error := fault or state.get("error") or state.get("warning"):
                 say(one_line(f"{entry.name}: {error}"))
             elif not entry.trusted:
                 say(one_line(f"{entry.name} does not count until you trust its folder: crow trust"))
@@ -226,8 +228,8 @@ def entries() -> list[Entry]:
     """All servers, the strongest first where several have one name; ends the command where a file is wrong."""
     home, folder = Home.find(os.environ), Path.cwd()
     try:
-        env = variables(home, os.environ)
-        trusted = Trust(home.data).trusts(folder)
+        env = load_environment(home, os.environ)
+        trusted = TrustedFolders(home.data).is_trusted(folder)
         files = {
             home.config / "config.toml": (read_toml(home.config / "config.toml", Config, env) or Config()).mcp.servers,
             home.config / "mcp.json": read_servers(home.config / "mcp.json", env),
@@ -351,7 +353,7 @@ async def examine(entry: Entry) -> dict[str, Any]:
 
     @asynccontextmanager
     async def refuse(url: str) -> AsyncGenerator[None]:
-        raise ConnectionError(login_first(entry.name))
+        raise ConnectionError(describe_missing_login(entry.name))
         yield
 
     server, since = entry.server(refuse), monotonic()
@@ -362,7 +364,7 @@ async def examine(entry: Entry) -> dict[str, Any]:
         client = await server.client()
         took, can, about = monotonic() - since, client.server_capabilities, client.server_info
         protocol = client.protocol_version
-        async with asyncio.timeout(server.patience):
+        async with asyncio.timeout(server.effective_start_timeout):
             resources = await client.list_resources() if can and can.resources else []
             templates = await list_or_empty(client.list_resource_templates()) if can and can.resources else []
             prompts = await client.list_prompts() if can and can.prompts else []
@@ -392,10 +394,10 @@ async def browse(url: str) -> AsyncGenerator[None]:
 
 async def forget(entry: Entry) -> None:
     """Forget what a login gave, and how crow was registered for it."""
-    await aside(fastmcp_client)
+    await run_in_thread(import_sdk)
     from crow_core.mcp.oauth import Login  # not above, as it needs FastMCP
 
-    await Login(entry.settings.url, Home.find(os.environ).data / TOKENS, browse).token_storage_adapter.clear()
+    await Login(entry.settings.url, Home.find(os.environ).data / TOKENS_FOLDER, browse).token_storage_adapter.clear()
 
 
 def work(task: Coroutine[Any, Any, Any]) -> Any:

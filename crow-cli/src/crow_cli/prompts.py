@@ -31,10 +31,10 @@ def prompts() -> None:
 @AS_JSON
 def list_(as_json: bool) -> None:
     """The prompts that were ever used, with their versions."""
-    from crow_persistence.prompts import versions
+    from crow_persistence.prompts import list_versions
 
     with reading() as connection:
-        found = versions(connection)
+        found = list_versions(connection)
     if as_json:
         print_json([told(version) for version in found])
     elif found:
@@ -49,10 +49,10 @@ def list_(as_json: bool) -> None:
 @AS_JSON
 def show(prompt: str, as_json: bool) -> None:
     """The template of a prompt."""
-    from crow_persistence.prompts import find
+    from crow_persistence.prompts import find_version
 
     with reading() as connection:
-        version = find(connection, prompt)
+        version = find_version(connection, prompt)
     if as_json:
         print_json({**told(version), "template": version.template})
         return
@@ -66,10 +66,10 @@ def show(prompt: str, as_json: bool) -> None:
 @click.argument("second", metavar="B")
 def diff(first: str, second: str) -> None:
     """What changed from one version to another: crow prompts diff system@1 system@3"""
-    from crow_persistence.prompts import diff
+    from crow_persistence.prompts import diff_versions
 
     with reading() as connection:
-        changed = diff(connection, first, second)
+        changed = diff_versions(connection, first, second)
     print_diff(changed)
     if not changed:
         say("They are the same.")
@@ -82,11 +82,11 @@ def diff(first: str, second: str) -> None:
 @AS_JSON
 def history(prompt: str, limit: int, with_text: bool, as_json: bool) -> None:
     """When, where and for what a prompt was rendered, the latest first."""
-    from crow_persistence.prompts import history, text
+    from crow_persistence.prompts import list_renders, load_text
 
     with reading() as connection:
-        found = history(connection, prompt, limit)
-        texts = [text(connection, one.message) if with_text else "" for one in found]
+        found = list_renders(connection, prompt, limit)
+        texts = [load_text(connection, one.message) if with_text else "" for one in found]
     if as_json:
         names = ("at", "session", "purpose", "name", "number")
         rows = [{name: getattr(one, name) for name in names} for one in found]

@@ -116,7 +116,7 @@ def report(client: Screen, outcome: dict[str, Any], style: Format) -> None:
         return
     sentences = {
         "max_tokens": "The model's answer was cut at its length limit.",
-        "max_turn_requests": "Stopped: the prompt took as many model requests as allowed (--max-turns).",
+        "max_turn_requests": "Stopped: the prompt took as many model requests as allowed (--max-requests).",
         "refusal": "The model refused.",
         "cancelled": "Cancelled.",
     }

@@ -13,7 +13,7 @@ from pathlib import Path
 from secrets import token_urlsafe
 
 import click
-from crow_core.acp.websocket import PATH, Gate, Server
+from crow_core.acp.websocket import PATH, AccessPolicy, WebSocketServer
 from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.errors import ConfigError
@@ -49,8 +49,8 @@ async def serve(
         if not address.is_loopback:
             click.echo(REMOTE.format(url=url), err=True)
             names.add(socket.gethostname().lower())
-        gate = Gate(secret, names, pages, any_address=address.is_unspecified)
-        server = Server(gate, lambda transport: Agent(transport, crow).serve(), max_connections)
+        gate = AccessPolicy(secret, names, pages, accepts_any_address=address.is_unspecified)
+        server = WebSocketServer(gate, lambda transport: Agent(transport, crow).serve(), max_connections)
         try:
             await warm_up(crow)
             await server.listen(listener)

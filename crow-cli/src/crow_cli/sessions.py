@@ -29,7 +29,7 @@ from crow_cli.screen import LINES, spelled_out
 
 if TYPE_CHECKING:
     from crow_core.messages import Message
-    from crow_persistence.export.story import Part, Story, Use
+    from crow_persistence.export.transcript import Transcript, TranscriptPart, TranscriptToolCall
 
 FORMATS = ("markdown", "jsonl", "html", "atif")
 HEADS = ("ID", "UPDATED", "TITLE")
@@ -49,10 +49,10 @@ def sessions() -> None:
 @AS_JSON
 def list_(everywhere: bool, agents: bool, limit: int, as_json: bool) -> None:
     """The sessions of this folder, the latest first."""
-    from crow_persistence.reading import listing
+    from crow_persistence.loader import list_sessions
 
     with reading() as connection:
-        page = listing(connection, "" if everywhere else os.getcwd(), "", limit, agents=agents)
+        page = list_sessions(connection, "" if everywhere else os.getcwd(), "", limit, agents=agents)
     if as_json:
         print_json([{name: getattr(one, name) for name in one.__dataclass_fields__} for one in page.sessions])
         return
@@ -76,12 +76,12 @@ def show(session: str, view: bool, as_json: bool) -> None:
     """What was said and done in a session. Nothing is masked."""
     from crow_core.messages import drop_markers
     from crow_core.messages import view as view_of
-    from crow_persistence.export.jsonl import lines
-    from crow_persistence.export.story import Story
-    from crow_persistence.reading import find
+    from crow_persistence.export.jsonl import to_records
+    from crow_persistence.export.transcript import Transcript
+    from crow_persistence.loader import find_session
 
     with reading() as connection:
-        story = Story.of(connection, find(connection, session))
+        story = Transcript.load(connection, find_session(connection, session))
     if story.record.damage:
         say(one_line(story.record.damage))
     if view:
@@ -97,7 +97,7 @@ def show(session: str, view: bool, as_json: bool) -> None:
             for message in request:
                 print_message(message)
     elif as_json:
-        print_json(lines(story))
+        print_json(to_records(story))
     else:
         print_story(story)
 
@@ -105,19 +105,19 @@ def show(session: str, view: bool, as_json: bool) -> None:
 def print_message(message: "Message") -> None:
     """A message as it goes to the model."""
     from crow_core.messages import to_parts
-    from crow_persistence.export.story import address_of, caption
+    from crow_persistence.export.transcript import describe_media, find_url
 
     answers = f" {message['tool_call_id']}" if "tool_call_id" in message else ""
     click.secho(one_line(f"{message.get('role')}{answers}"), bold=True)
     for part in to_parts(message.get("content")):
-        click.echo(indented(f"[{caption(url)}]" if (url := address_of(part)) else str(part.get("text", ""))))
+        click.echo(indented(f"[{describe_media(url)}]" if (url := find_url(part)) else str(part.get("text", ""))))
     for call in message.get("tool_calls", []):
         function = call["function"]
         click.secho(one_line(f"● {call['id']} {function['name']} {function['arguments']}"), fg="cyan")
     click.echo()
 
 
-def print_story(story: "Story") -> None:
+def print_story(story: "Transcript") -> None:
     click.secho(one_line(story.summary.title or UNTITLED), bold=True)
     for name, value in story.facts():
         click.secho(f"{name:8} {one_line(value)}", dim=True)
@@ -126,8 +126,8 @@ def print_story(story: "Story") -> None:
         print_part(part)
 
 
-def print_part(part: "Part") -> None:
-    from crow_persistence.export.story import caption
+def print_part(part: "TranscriptPart") -> None:
+    from crow_persistence.export.transcript import describe_media
 
     if part.who == "note":
         click.secho(one_line(part.title), dim=True)
@@ -140,14 +140,14 @@ def print_part(part: "Part") -> None:
     if part.text:
         click.echo(indented(part.text))
     for url in part.media:
-        click.secho(indented(f"[{caption(url)}]"), dim=True)
+        click.secho(indented(f"[{describe_media(url)}]"), dim=True)
     if part.cut:
         click.secho(one_line(f"! {part.cut}"), fg="red")
-    for use in part.uses:
+    for use in part.tool_calls:
         print_use(use)
 
 
-def print_use(use: "Use") -> None:
+def print_use(use: "TranscriptToolCall") -> None:
     """A tool call: the end of what it answered, or what it changed."""
     click.secho(one_line(f"● {use.title}"), fg="red" if use.failed else "cyan")
     if use.decision:
@@ -173,7 +173,7 @@ def search(words: tuple[str, ...], everywhere: bool, limit: int, as_json: bool) 
 
     Exit codes: 0 something was found, 1 nothing was.
     """
-    from crow_persistence.search import CLOSE, OPEN, search
+    from crow_persistence.search import MATCH_END, MATCH_START, search
 
     with reading() as connection:
         hits = search(connection, " ".join(words), cwd="" if everywhere else os.getcwd(), limit=limit)
@@ -184,9 +184,9 @@ def search(words: tuple[str, ...], everywhere: bool, limit: int, as_json: bool) 
         folder = f"  {tail(hit.cwd, 24)}" if everywhere else ""
         head = f"{hit.session[:8]}  {when(hit.at)}{folder}  {who}  {hit.title}"
         click.secho(cut(one_line(head), 80), dim=True)
-        before, *matches = spelled_out(hit.snippet).split(OPEN)
+        before, *matches = spelled_out(hit.snippet).split(MATCH_START)
         marked = [
-            click.style(found, bold=True) + rest for found, _, rest in (match.partition(CLOSE) for match in matches)
+            click.style(found, bold=True) + rest for found, _, rest in (match.partition(MATCH_END) for match in matches)
         ]
         click.echo(f"  {before}{''.join(marked)}")
     if not hits:
@@ -205,12 +205,12 @@ def export(session: str, format: Any, output: Path | None, no_redact: bool) -> N
     """Write a session down, to be given away. What looks like a secret is masked."""
     from crow_persistence.export import export
     from crow_persistence.export.redaction import MASK
-    from crow_persistence.export.story import Story
-    from crow_persistence.reading import find
+    from crow_persistence.export.transcript import Transcript
+    from crow_persistence.loader import find_session
 
     with reading() as connection:
-        story = Story.of(connection, find(connection, session))
-    made = export(story if no_redact else story.redacted(), format)
+        story = Transcript.load(connection, find_session(connection, session))
+    made = export(story if no_redact else story.redact(), format)
     if output is None:
         click.echo(spelled_out(made.text) if prints_to_terminal() else made.text, nl=False)
         if made.files:
@@ -232,14 +232,14 @@ def export(session: str, format: Any, output: Path | None, no_redact: bool) -> N
 def fork(session: str, at: str) -> None:
     """Begin a new session where another one stands; prints its id."""
     from crow_core.log import new_id
-    from crow_persistence import trees
-    from crow_persistence.reading import find, load
+    from crow_persistence import forks
+    from crow_persistence.loader import find_session, load_session
 
     with writing() as connection:
-        row = find(connection, session)
-        entry = entry_of(load(connection, row).log, at) if at else ""
+        row = find_session(connection, session)
+        entry = entry_of(load_session(connection, row).log, at) if at else ""
         id = new_id()
-        trees.fork(connection, row.id, id, entry)
+        forks.fork(connection, row.id, id, entry)
     click.echo(id)
     say(f"crow run -r {id[:8]} goes on with it.")
 
@@ -258,15 +258,15 @@ def entry_of(log: "list[Message]", prefix: str) -> str:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def delete(ids: tuple[str, ...], yes: bool) -> None:
     """Forget sessions for good, but for what their forks use and for the decisions, which stay."""
-    from crow_persistence import trees
-    from crow_persistence.reading import find
+    from crow_persistence import forks
+    from crow_persistence.loader import find_session
 
     with reading() as connection:
-        rows = list({row.id: row for row in (find(connection, id) for id in ids)}.values())
+        rows = list({row.id: row for row in (find_session(connection, id) for id in ids)}.values())
     if not yes:
         print_table(HEADS, [(row.id[:8], when(row.updated), row.title or UNTITLED) for row in rows])
         click.confirm("Delete for good?", abort=True, err=True)
     for row in rows:
         with writing() as connection:
-            trees.delete(connection, row.id)
+            forks.delete(connection, row.id)
     say(f"Deleted {len(rows)} session{'s' if len(rows) > 1 else ''}.")

@@ -8,8 +8,8 @@ from shlex import quote
 
 import click
 from crow_core.errors import ConfigError
-from crow_core.settings.config import Home, load, options_of
-from crow_core.settings.trust import Trust
+from crow_core.settings.config import Home, load_config, parse_options
+from crow_core.settings.trust import TrustedFolders
 
 from crow_cli.ending import wrong
 from crow_cli.history import AS_JSON, one_line, print_json, print_table, say, tail
@@ -39,25 +39,26 @@ def skills() -> None:
 @AS_JSON
 def list_(as_json: bool) -> None:
     """The skills of this folder, and what is wrong with them. Those of MCP servers join them in a session."""
-    from crow_skills.extension import places  # not above: for these commands alone
-    from crow_skills.extension import skills as extension
-    from crow_skills.files import project, user_folders
-    from crow_skills.skill import FOLDERS, Place, files_in, find
+    from crow_skills.files import find_project_folders, get_user_folders
+    from crow_skills.skill_file import SKILL_FOLDERS, SkillFolder, find_skill_files, find_skills
+    from crow_skills.skills import list_skill_folders  # not above: for these commands alone
+    from crow_skills.skills import skills as extension
 
     home, cwd = Home.find(os.environ), Path.cwd()
-    trust, user = Trust(home.data), user_folders(home.config, Path.home(), "skills")
+    trust, user = TrustedFolders(home.data), get_user_folders(home.config, Path.home(), "skills")
     try:
-        unset = partial(extension, user=user, trusted=trust.trusts)
-        table = load(home, os.environ).extensions.get("skills")
+        unset = partial(extension, user=user, trusted=trust.is_trusted)
+        table = load_config(home, os.environ).extensions.get("skills")
         told = table if isinstance(table, dict) else {}
-        folders = options_of(unset, told, ["extensions", "skills"], home).get("folders", ())
+        folders = parse_options(unset, told, ["extensions", "skills"], home).get("folders", ())
     except ConfigError as error:
         wrong(str(error))
-    found = find(places(cwd, folders, user, trust.trusts))
+    found = find_skills(list_skill_folders(cwd, folders, user, trust.is_trusted))
     untrusted = [
         folder
-        for folder in project(cwd)
-        if not trust.trusts(folder) and any(files_in(Place(folder / name, "").folder) for name in FOLDERS)
+        for folder in find_project_folders(cwd)
+        if not trust.is_trusted(folder)
+        and any(find_skill_files(SkillFolder(folder / name, "").folder) for name in SKILL_FOLDERS)
     ]
     if as_json:
         keys = ("name", "description", "source", "origin", "triggers", "problems")
@@ -82,9 +83,9 @@ def list_(as_json: bool) -> None:
 @click.argument("folders", nargs=-1, required=True, metavar="FOLDER...", type=click.Path(exists=True, path_type=Path))
 def validate(folders: tuple[Path, ...]) -> None:
     """Check skills by the specification. Exit code 1 if one is not as it should be."""
-    from crow_skills.skill import validate
+    from crow_skills.skill_file import validate_skill
 
-    faults = {folder: validate(folder if folder.is_dir() else folder.parent) for folder in folders}
+    faults = {folder: validate_skill(folder if folder.is_dir() else folder.parent) for folder in folders}
     for folder, found in faults.items():
         click.echo(one_line(f"{folder}: {'not valid' if found else 'valid'}"))
         for fault in found:
@@ -98,20 +99,20 @@ def validate(folders: tuple[Path, ...]) -> None:
 @click.option("--description", default=WHEN, help="What it does, and when to use it.")
 def new(name: str, user: bool, description: str) -> None:
     """Make a skill, to be filled in: crow skills new release-notes"""
-    from crow_skills.files import quoted
-    from crow_skills.skill import faults
+    from crow_skills.files import quote_yaml
+    from crow_skills.skill_file import check_fields
 
     description = " ".join(description.split())
-    if found := faults({"name": name, "description": description}, name):
+    if found := check_fields({"name": name, "description": description}, name):
         wrong(spelled_out(" ".join(found)))
     home = Home.find(os.environ)
     project = Path.cwd()
     file = (home.config / "skills" if user else project / ".crow" / "skills") / name / "SKILL.md"
-    trusted = Trust(home.data).trusts(project)
+    trusted = TrustedFolders(home.data).is_trusted(project)
     try:
         file.parent.mkdir(parents=True)
         title = name.replace("-", " ").capitalize()
-        file.write_text(NEW.format(name=name, description=quoted(description), title=title), "utf-8")
+        file.write_text(NEW.format(name=name, description=quote_yaml(description), title=title), "utf-8")
     except FileExistsError:
         wrong(spelled_out(f"{file.parent} is there already. Change it there, or take another name."))
     except OSError as error:

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 @click.option("--yes", is_flag=True, help="Do it without asking.")
 def undo(session: str, turns: int, yes: bool) -> None:
     """Take back the last turn: its edits, and what was said. Without an ID, of the last session in this folder."""
-    from crow_persistence.reading import find, listing, summary
+    from crow_persistence.loader import find_session, list_sessions, to_summary
 
     with reading() as connection:
         if session:
-            found = summary(find(connection, session))
-        elif sessions := listing(connection, os.getcwd(), "", 1).sessions:
+            found = to_summary(find_session(connection, session))
+        elif sessions := list_sessions(connection, os.getcwd(), "", 1).sessions:
             found = sessions[0]
         else:
             wrong(f"There is no session of {os.getcwd()}. Name one; crow sessions list --all shows them.")
@@ -58,12 +58,12 @@ async def take_back(found: "Summary", turns: int, yes: bool) -> int:
     from crow_core.app import Crow
     from crow_core.extensions.undo import UndoError, plan_undo, take_back
     from crow_core.models.chat import ChatModel
-    from crow_core.settings.config import Home, database_url, load
+    from crow_core.settings.config import Home, get_database_url, load_config
     from crow_persistence.extension import persistence
 
     home = Home.find(os.environ)
     crow = Crow(ChatModel(name="none"))
-    crow.use(persistence, url=database_url(load(home, os.environ), home), folder=home.data)
+    crow.use(persistence, url=get_database_url(load_config(home, os.environ), home), folder=home.data)
     try:
         session = await crow.load(Nobody(), found.id, found.cwd, roots=found.roots[1:])
         if session is None:

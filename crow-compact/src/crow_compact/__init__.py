@@ -1,1 +1,1 @@
-"""Long sessions in small windows: old tool outputs shrink, then the model sums up; `extension` lets a `Crow` use it."""
+"""Compaction: shorten the context of long sessions by cutting old tool outputs and asking for summaries."""

@@ -1,6 +1,6 @@
-"""How a conversation becomes shorter: old tool outputs shrink; where that is not enough, the model sums up.
+"""Shorten a conversation: cut old tool outputs and, if that is not enough, ask the model for a summary.
 
-Both are markers in the log, appended when all is done: whatever goes wrong before leaves the conversation as it was.
+Both append a marker to the log after everything else has succeeded, so a failure leaves the conversation as it was.
 """
 
 from bisect import bisect_right
@@ -18,28 +18,28 @@ from crow_core.messages import (
     select_entries,
     view,
 )
-from crow_core.models.chat import Request
+from crow_core.models.chat import ModelRequest
 from crow_core.session import Session
 
-from crow_compact.gauge import Gauge
-from crow_compact.outputs import TOOL
+from crow_compact.read_output import TOOL
+from crow_compact.tokens import TokenEstimator
 
-ENOUGH = 0.75
-"""The share of the limit below which shrinking alone is enough: less gain would not last."""
-KEEP = 0.25
-"""The share of the limit that the latest messages, which stay as they are, may take."""
-FILL = 0.9
+SHRINK_SHARE = 0.75
+"""The share of the limit that cutting tool outputs alone must reach; with less gain it would soon be full again."""
+LATEST_SHARE = 0.25
+"""The share of the limit that the latest messages may take, which stay unchanged."""
+SUMMARY_REQUEST_SHARE = 0.9
 """The share of the window that a request for a summary may take; the rest is for the summary."""
-SHORT = 2_000
-"""Characters that are left of an old tool output."""
-TRIES = 6
-"""How often a summary is asked for when the request for it is itself too long."""
-LESS = 0.6
-"""The share of it that is tried next."""
+SHRUNK_CHARACTERS = 2_000
+"""Characters that remain of an old tool output."""
+MAX_ATTEMPTS = 6
+"""Requests for a summary that are tried when they are refused as too long."""
+RETRY_SHARE = 0.6
+"""The share of a refused request's size that the next attempt may have."""
 
 
-class Unable(Exception):
-    """Why a conversation stays as it is, as a sentence for a person."""
+class CannotCompact(Exception):
+    """A conversation cannot be made shorter. The text is a sentence for the user."""
 
 
 @dataclass
@@ -47,184 +47,210 @@ class Compaction:
     """One attempt to make a session's requests shorter."""
 
     session: Session
-    gauge: Gauge
+    estimator: TokenEstimator
     window: int
     """Tokens that fit into a request and its reply."""
     limit: int
     """Tokens that a request should have at most."""
     instructions: str = ""
-    """What the user asks of the summary."""
+    """The user's wishes for the summary."""
     summary: str = ""
-    """What it became; empty where old outputs only shrank."""
+    """The summary after `run`; empty if only tool outputs were cut."""
 
     async def run(self, *, shrink: bool = True) -> str:
-        """Make the view shorter; gives what was done. With `shrink` it may be enough that old outputs do.
+        """Shorten what the model sees of the log, and return a report for the user.
 
-        Raises Unable; then all is as it was.
+        With `shrink`, only cut old tool outputs if that is enough. Raises CannotCompact, with the log unchanged.
         """
         session, request = self.session, await self.session.request()
-        before = self.gauge.tokens(request)
-        self.gauge.tried = before
-        entries, pins = select_entries(session.log), pinned(session.log)
-        begin = start_of(entries)
-        places = [at for at in cuts(entries) if at > begin]
-        if not places:
-            raise Unable("There is nothing yet to sum up: the conversation has only begun.")
-        place = self.place(entries, places)
+        before = self.estimator.estimate(request)
+        self.estimator.tried = before
+        entries, pins = select_entries(session.log), find_pinned(session.log)
+        begin = find_start(entries)
+        cuts = [at for at in find_cuts(entries) if at > begin]
+        if not cuts:
+            raise CannotCompact("There is nothing yet to sum up: the conversation has only begun.")
+        cut = self.choose_cut(entries, cuts)
         if shrink:
-            old = shrinking(id_of(entries[place]), pins)
-            if (after := self.tokens(request, old)) <= min(ENOUGH * self.limit, before - 1):
-                return self.done([old], before, after, "Old tool outputs were shortened; the model can read them back.")
+            shrink_old = make_shrink_marker(get_id(entries[cut]), pins)
+            if (after := self.estimate_with(request, shrink_old)) <= min(SHRINK_SHARE * self.limit, before - 1):
+                outcome = "Old tool outputs were shortened; the model can read them back."
+                return self.append_markers([shrink_old], before, after, outcome)
         markers: list[Message] = []
-        if any("role" in entry for entry in entries[begin + 1 : place]):
-            self.summary = await self.ask_in_parts(request, entries, [at for at in places if at <= place])
-            kept = [*pins, *self.prompt(entries, place)]
-            markers.append(compacting(self.summary, id_of(entries[place]), kept))
-        after = self.tokens(request, *markers)
-        if after > self.limit and (less := self.tokens(request, *markers, shrinking("", pins))) < after:
-            markers.append(shrinking("", pins))
+        if any("role" in entry for entry in entries[begin + 1 : cut]):
+            self.summary = await self.summarize(request, entries, [at for at in cuts if at <= cut])
+            kept_ids = [*pins, *self.find_current_prompt(entries, cut)]
+            markers.append(make_compaction_marker(self.summary, get_id(entries[cut]), kept_ids))
+        after = self.estimate_with(request, *markers)
+        shrink_all = make_shrink_marker("", pins)
+        if after > self.limit and (less := self.estimate_with(request, *markers, shrink_all)) < after:
+            markers.append(shrink_all)
             after = less
         if not markers:
-            raise Unable("There is nothing to sum up: all there is, is what is being worked on.")
+            raise CannotCompact("There is nothing to sum up: all messages belong to the current work.")
         if after >= before:
-            raise Unable("What it would become is no shorter than what it is.")
-        latest = sum("role" in entry for entry in entries[place:])
-        held = f", {len(pins)} pinned" if pins else ""
-        return self.done(markers, before, after, f"Kept word for word: the first message{held}, the last {latest}.")
+            raise CannotCompact("The summary would not be shorter than the conversation.")
+        latest = sum("role" in entry for entry in entries[cut:])
+        pinned = f", {len(pins)} pinned" if pins else ""
+        outcome = f"Kept word for word: the first message{pinned}, the last {latest}."
+        return self.append_markers(markers, before, after, outcome)
 
-    def done(self, markers: Sequence[Message], before: int, after: int, what: str) -> str:
+    def append_markers(self, markers: Sequence[Message], before: int, after: int, outcome: str) -> str:
+        """Append the markers to the log with both token counts, and return the report."""
         for marker in markers:
             marker["crow"] = {**marker.get("crow", {}), "before": before, "after": after}
             self.session.log.append(marker)
-        self.gauge.tried = after
-        return f"Compacted from about {before:,} to {after:,} tokens. {what}"
+        self.estimator.tried = after
+        return f"Compacted from about {before:,} to {after:,} tokens. {outcome}"
 
-    def tokens(self, request: Request, *markers: Message) -> int:
-        """What the request would be with these markers at the log's end."""
-        return self.gauge.tokens(with_messages(request, view([*self.session.log, *markers])))
+    def estimate_with(self, request: ModelRequest, *markers: Message) -> int:
+        """Return the estimated tokens of the request if these markers were at the end of the log."""
+        return self.estimator.estimate(replace_messages(request, view([*self.session.log, *markers])))
 
-    def place(self, entries: Sequence[Message], places: Sequence[int]) -> int:
-        """Where what is kept begins: at the last prompt, or as early after it as there is room."""
-        place, room = places[-1], KEEP * self.limit
+    def choose_cut(self, entries: Sequence[Message], cuts: Sequence[int]) -> int:
+        """Return the cut that messages are kept from: the last, or the earliest after the last prompt that fits.
+
+        The messages from such an earlier cut on take at most LATEST_SHARE of the limit.
+        """
+        cut, room = cuts[-1], LATEST_SHARE * self.limit
         for at in range(len(entries) - 1, find_prompts(entries)[-1] - 1, -1):
-            room -= self.weigh(entries[at])
+            room -= self.estimate_entry(entries[at])
             if room < 0:
                 break
-            place = at if at in places else place
-        return place
+            cut = at if at in cuts else cut
+        return cut
 
-    def weigh(self, entry: Message) -> int:
-        return self.gauge.tokens({"messages": [entry]}) if "role" in entry else 0
+    def estimate_entry(self, entry: Message) -> int:
+        """Return the estimated tokens of an entry; 0 for a marker."""
+        return self.estimator.estimate({"messages": [entry]}) if "role" in entry else 0
 
-    def prompt(self, entries: Sequence[Message], place: int) -> list[str]:
-        """The prompt that is being worked on, where the cut would take it away and it is not too long."""
-        turn = find_prompts(entries)[-1]
-        return [id_of(entries[turn])] if turn < place and self.weigh(entries[turn]) <= KEEP * self.limit else []
+    def find_current_prompt(self, entries: Sequence[Message], cut: int) -> list[str]:
+        """Return the id of the current turn's prompt if it is before the cut and short enough to keep, in a list."""
+        prompt = find_prompts(entries)[-1]
+        is_short = prompt < cut and self.estimate_entry(entries[prompt]) <= LATEST_SHARE * self.limit
+        return [get_id(entries[prompt])] if is_short else []
 
-    async def ask_in_parts(self, request: Request, entries: Sequence[Message], places: Sequence[int]) -> str:
-        """A summary of what comes before the last of these places: at once where the request for it fits, else part by
-        part, each from the summary of those before. Raises Unable."""
-        kept = sum("role" in entry for entry in entries[places[-1] :])
-        for _ in range(TRIES):
+    async def summarize(self, request: ModelRequest, entries: Sequence[Message], cuts: Sequence[int]) -> str:
+        """Return a summary of the entries before the last of `cuts`, made in parts if the request does not fit at once.
+
+        Raises CannotCompact.
+        """
+        latest = sum("role" in entry for entry in entries[cuts[-1] :])
+        for _ in range(MAX_ATTEMPTS):
             try:
-                if self.gauge.tokens(request) <= FILL * self.window:
-                    return await self.ask(request, kept)
-                return await self.ask_for_each(request, entries, places)
+                if self.estimator.estimate(request) <= SUMMARY_REQUEST_SHARE * self.window:
+                    return await self.ask_for_summary(request, latest)
+                return await self.summarize_in_parts(request, entries, cuts)
             except ModelError as error:
                 if not error.too_long:
-                    raise Unable(str(error)) from error
-                self.window = int(min(self.window, self.gauge.tokens(request)) * LESS)
-        raise Unable("Even a part of it is too long for the model to sum up.")
+                    raise CannotCompact(str(error)) from error
+                self.window = int(min(self.window, self.estimator.estimate(request)) * RETRY_SHARE)
+        raise CannotCompact("Even a part of the conversation is too long for the model to sum up.")
 
-    async def ask_for_each(self, request: Request, entries: Sequence[Message], places: Sequence[int]) -> str:
+    async def summarize_in_parts(self, request: ModelRequest, entries: Sequence[Message], cuts: Sequence[int]) -> str:
+        """Return a summary of the entries before the last of `cuts`, each part from the summary of those before it.
+
+        Begin with the last compaction's summary, if there is one. Raises CannotCompact and ModelError.
+        """
         earlier = next(find_markers(drop_rewound(self.session.log), "compaction", "from"), None)
         summary, start = (str(earlier[0][key]) for key in ("summary", "from")) if earlier else ("", "")
-        places = [at for at in places if id_of(entries[at]) != start]
-        while places:
+        cuts = [at for at in cuts if get_id(entries[at]) != start]
+        while cuts:
 
-            def part(at: int, start: str = start, summary: str = summary) -> Request:
-                """What stands before a place: the summary so far, and what came after it."""
-                end = next(n for n, entry in enumerate(self.session.log) if id_of(entry) == id_of(entries[at]))
-                markers = [shrinking("", []), *([compacting(summary, start, [])] if start else [])]
-                return with_messages(request, view([*self.session.log[:end], *markers]))
+            def make_part(cut: int, start: str = start, summary: str = summary) -> ModelRequest:
+                """Return the request with the summary so far and the messages between it and a cut."""
+                end = next(n for n, entry in enumerate(self.session.log) if get_id(entry) == get_id(entries[cut]))
+                earlier = [make_compaction_marker(summary, start, [])] if start else []
+                markers = [make_shrink_marker("", []), *earlier]
+                return replace_messages(request, view([*self.session.log[:end], *markers]))
 
-            fitting = bisect_right(places, FILL * self.window, key=lambda at: self.gauge.tokens(part(at)))
+            limit = SUMMARY_REQUEST_SHARE * self.window
+            fitting = bisect_right(cuts, limit, key=lambda cut: self.estimator.estimate(make_part(cut)))
             if not fitting:
-                raise Unable("A single message is too long for the model's window; /undo takes it back.")
-            summary = await self.ask(part(places[fitting - 1]), 0)
-            start, places = id_of(entries[places[fitting - 1]]), places[fitting:]
+                raise CannotCompact("A single message is too long for the model's window; /undo takes it back.")
+            summary = await self.ask_for_summary(make_part(cuts[fitting - 1]), 0)
+            start, cuts = get_id(entries[cuts[fitting - 1]]), cuts[fitting:]
         return summary
 
-    async def ask(self, request: Request, kept: int) -> str:
-        """A summary of what a request holds but for its last messages, `kept` in number; asked behind them, so that the
-        server need not read them anew. Raises Unable and ModelError."""
-        prompt, words = self.session.prompts.templates["compaction"], max(100, int(self.limit * KEEP * 0.6))
+    async def ask_for_summary(self, request: ModelRequest, latest: int) -> str:
+        """Return the model's summary of a request's messages, except the last `latest` ones.
+
+        Ask for it behind those messages, so that the server can use its cache. Raises CannotCompact and ModelError.
+        """
+        prompt, words = self.session.prompts.templates["compaction"], max(100, int(self.limit * LATEST_SHARE * 0.6))
         try:
             text = self.session.prompts.render(
-                prompt, "compaction", kept=kept, instructions=self.instructions, words=words
+                prompt, "compaction", kept=latest, instructions=self.instructions, words=words
             )
         except PromptError as error:
-            raise Unable(str(error)) from error
+            raise CannotCompact(str(error)) from error
         messages = join_user_messages([*request["messages"], {"role": "user", "content": text}])
-        call = await self.session.ask_model({**request, "messages": messages}, "compaction")
-        summary = str(call.reply.get("content") or "").strip()
-        if call.reply.get("tool_calls"):
-            raise Unable("The model called a tool instead of summing up.")
-        match call.finish_reason:
+        model_call = await self.session.ask_model({**request, "messages": messages}, "compaction")
+        summary = str(model_call.reply.get("content") or "").strip()
+        if model_call.reply.get("tool_calls"):
+            raise CannotCompact("The model called a tool instead of summing up.")
+        match model_call.finish_reason:
             case "content_filter":
-                raise Unable("The model refused to sum up.")
+                raise CannotCompact("The model refused to sum up.")
             case "length":
-                raise Unable("The model's summary was cut short; a larger max_tokens may help.")
+                raise CannotCompact("The model's summary was cut short; a larger max_tokens may help.")
             case _ if not summary:
-                raise Unable("The model's summary was empty.")
+                raise CannotCompact("The model's summary was empty.")
             case _:
                 return summary
 
 
-def with_messages(request: Request, messages: Sequence[Message]) -> Request:
-    """A request with the same beginning, its system prompt too, and other messages."""
+def replace_messages(request: ModelRequest, messages: Sequence[Message]) -> ModelRequest:
+    """Return a copy of a request with its system prompt and other messages."""
     return {**request, "messages": [request["messages"][0], *messages]}
 
 
-def compacting(summary: str, start: str, pins: Sequence[str]) -> Message:
+def make_compaction_marker(summary: str, start: str, pins: Sequence[str]) -> Message:
+    """Return a marker that puts a summary in the place of the entries before the id `start`, except the pinned ids."""
     return {"crow": {"kind": "compaction", "summary": summary, "from": start, "pinned": list(pins)}}
 
 
-def shrinking(upto: str, pins: Sequence[str]) -> Message:
-    return {"crow": {"kind": "shrink", "upto": upto, "limit": SHORT, "tool": TOOL, "pinned": list(pins)}}
+def make_shrink_marker(upto: str, pins: Sequence[str]) -> Message:
+    """Return a marker that cuts the tool results before the id `upto` (all before it if ""), except the pinned ids."""
+    limit = SHRUNK_CHARACTERS
+    return {"crow": {"kind": "shrink", "upto": upto, "limit": limit, "tool": TOOL, "pinned": list(pins)}}
 
 
-def id_of(entry: Message) -> str:
+def get_id(entry: Message) -> str:
+    """Return the id of an entry, or "" if it has none."""
     return str(entry.get("crow", {}).get("id", ""))
 
 
-def start_of(entries: Sequence[Message]) -> int:
-    """Behind which entry there is something to sum up: the last summary, which alone has no id, or the first prompt."""
-    said = [at for at, entry in enumerate(entries) if entry.get("role") == "user"]
-    return next((at for at in said if not id_of(entries[at])), said[0] if said else len(entries))
+def find_start(entries: Sequence[Message]) -> int:
+    """Return the index of the entry that a summary would follow: the last summary or, without one, the first prompt."""
+    prompts = [at for at, entry in enumerate(entries) if entry.get("role") == "user"]
+    first = prompts[0] if prompts else len(entries)
+    return next((at for at in prompts if not get_id(entries[at])), first)  # only a summary has no id
 
 
-def cuts(entries: Sequence[Message]) -> list[int]:
-    """Where a conversation can be cut: before what the user or the model said, when every call before is answered."""
-    places: list[int] = []
+def find_cuts(entries: Sequence[Message]) -> list[int]:
+    """Return the indexes of the user's and the model's messages before which every tool call is answered."""
+    cuts: list[int] = []
     waiting: set[str] = set()
     for at, entry in enumerate(entries):
-        if entry.get("role") in ("user", "assistant") and not waiting and id_of(entry):
-            places.append(at)
-        waiting |= {call["id"] for call in entry.get("tool_calls", ())}
+        if entry.get("role") in ("user", "assistant") and not waiting and get_id(entry):
+            cuts.append(at)
+        waiting |= {tool_call["id"] for tool_call in entry.get("tool_calls", ())}
         waiting.discard(entry.get("tool_call_id", ""))
-    return places
+    return cuts
 
 
-def pinned(log: Sequence[Message]) -> list[str]:
-    """The ids of what is to be kept word for word: entries that were pinned, and what tools answered to them."""
+def find_pinned(log: Sequence[Message]) -> list[str]:
+    """Return the ids of the pinned entries, and of the results of their tool calls."""
     entries = drop_rewound(log)
     ids = {str(entry.get("crow", {}).get("entry")) for entry in entries if marker_kind(entry) == "pin"}
-    calls = {call["id"] for entry in entries if id_of(entry) in ids for call in entry.get("tool_calls", ())}
-    return [id_of(e) for e in entries if "role" in e and (id_of(e) in ids or e.get("tool_call_id") in calls)]
+    tool_calls = {
+        tool_call["id"] for entry in entries if get_id(entry) in ids for tool_call in entry.get("tool_calls", ())
+    }
+    return [get_id(e) for e in entries if "role" in e and (get_id(e) in ids or e.get("tool_call_id") in tool_calls)]
 
 
-def since(log: Sequence[Message], id: str) -> list[Message]:
-    """The reply with this id and what followed it."""
-    at = next((at for at in range(len(log) - 1, -1, -1) if id_of(log[at]) == id), len(log))
+def view_since(log: Sequence[Message], id: str) -> list[Message]:
+    """Return the view of the entry with this id and of those after it."""
+    at = next((at for at in range(len(log) - 1, -1, -1) if get_id(log[at]) == id), len(log))
     return view(log[at:])

@@ -1,4 +1,4 @@
-"""`crow.use(compact)`: when the context fills up, it becomes a shorter view of the same log."""
+"""Compact a session before its context is full, on /compact, and after a refusal: `crow.use(compact)`."""
 
 import asyncio
 from collections.abc import Mapping
@@ -12,160 +12,168 @@ from crow_core.log import new_id
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message, drop_rewound
-from crow_core.models.chat import ModelCall, Request, effective_window
+from crow_core.models.chat import ModelCall, ModelRequest, get_window
 from crow_core.models.usage import ASSUMED_WINDOW
 from crow_core.prompts import Prompt
 from crow_core.session import Command, Session
 from msgspec import Meta
 
-from crow_compact import outputs
-from crow_compact.compaction import Compaction, Unable, id_of, since, with_messages
-from crow_compact.gauge import Gauge
+from crow_compact.compaction import CannotCompact, Compaction, get_id, replace_messages, view_since
+from crow_compact.read_output import make_server, read_output
+from crow_compact.tokens import TokenEstimator
 
-GROWTH = 1.1
-"""How much longer a conversation must have become before it is tried again where it is still too long."""
-
+RETRY_GROWTH = 1.1
+"""How many times longer a request must be than after the last attempt before the next one."""
 
 AtLeastZero = Annotated[float, Meta(ge=0)]
 
 
 def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, AtLeastZero] | None = None) -> None:
-    """Make the context shorter when the next request would pass `threshold`: up to 1 a share of the model's window,
-    above it a number of tokens, 0 for never by itself. `models` has others, by the name a user picks.
+    """Compact a session when its next request would have more tokens than `threshold`.
 
-    Brings /compact and /pin, and the tool `read_output`.
+    Up to 1 it is a share of the model's window, above 1 a number of tokens; with 0, compact only on the command and
+    after a refusal. `models` has other thresholds by the name of a model. Define the commands /compact and /pin and
+    the tool `read_output`.
     """
-    crow.prompts["compaction"] = Prompt.packaged("compaction", "crow_compact")
-    crow.servers.append(tools := outputs.server())
+    crow.prompts["compaction"] = Prompt.from_package("compaction", "crow_compact")
+    crow.servers.append(tools := make_server())
 
-    def limit_of(session: Session, window: int) -> int:
+    def get_limit(session: Session, window: int) -> int:
         name = next((name for name, model in session.models.items() if model is session.model), "")
-        share = (models or {}).get(name, threshold)
-        return int(share if share > 1 else share * window)
+        limit = (models or {}).get(name, threshold)
+        return int(limit if limit > 1 else limit * window)
 
     def plan(session: Session, instructions: str = "") -> Compaction:
-        gauge = gauge_of(session)
-        window = min(effective_window(session.model) or ASSUMED_WINDOW, gauge.refused or 1 << 62)
-        return Compaction(session, gauge, window, limit_of(session, window), instructions)
+        estimator = get_estimator(session)
+        window = min(get_window(session.model) or ASSUMED_WINDOW, estimator.refused or 1 << 62)
+        return Compaction(session, estimator, window, get_limit(session, window), instructions)
 
     @crow.after_model
-    async def watch(session: Session, model_call: ModelCall) -> None:
+    async def compact_after_reply(session: Session, model_call: ModelCall) -> None:
         planned = plan(session)
-        gauge = planned.gauge
-        gauge.full = False
-        next_one = gauge.learn(model_call) + gauge.tokens({"messages": since(session.log, model_call.id)})
-        if planned.limit and next_one > max(planned.limit, gauge.tried * GROWTH):
-            await attempt(planned, next_one)
+        estimator = planned.estimator
+        estimator.is_full = False
+        since_request = {"messages": view_since(session.log, model_call.id)}
+        tokens = estimator.learn(model_call) + estimator.estimate(since_request)
+        if planned.limit and tokens > max(planned.limit, estimator.tried * RETRY_GROWTH):
+            await attempt(planned, tokens)
 
     @crow.before_model
-    async def foresee(request: Request, session: Session) -> Request | None:
+    async def compact_before_request(request: ModelRequest, session: Session) -> ModelRequest | None:
         planned = plan(session)
-        gauge, tokens = planned.gauge, planned.gauge.tokens(request)
-        if not planned.limit or not gauge.rate or tokens <= max(planned.window, gauge.tried * GROWTH):
+        estimator, tokens = planned.estimator, planned.estimator.estimate(request)
+        if not planned.limit or not estimator.rate or tokens <= max(planned.window, estimator.tried * RETRY_GROWTH):
             return None
-        if gauge.tokens(with_messages(request, request["messages"][-1:])) > planned.window:
-            return None  # what was said last is too long by itself
-        gauge.tried = tokens
+        if estimator.estimate(replace_messages(request, request["messages"][-1:])) > planned.window:
+            return None  # the last message alone is too long
+        estimator.tried = tokens
         return await session.request() if await attempt(planned, tokens) else None
 
     @crow.model_error
-    async def make_room(session: Session, error: ModelError) -> bool | None:
-        gauge = gauge_of(session)
-        if not error.too_long or gauge.full:
+    async def compact_after_refusal(session: Session, error: ModelError) -> bool | None:
+        estimator = get_estimator(session)
+        if not error.too_long or estimator.is_full:
             return None
-        gauge.full = True
-        gauge.refused = gauge.tokens(await session.request())
+        estimator.is_full = True
+        estimator.refused = estimator.estimate(await session.request())
         planned = plan(session)
         planned.limit = planned.limit or planned.window // 2
-        return await attempt(planned, gauge.refused)
+        return await attempt(planned, estimator.refused)
 
     @crow.turn_end
-    def forget(session: Session, outcome: StopReason | Exception) -> None:
-        gauge_of(session).full = False
+    def reset(session: Session, outcome: StopReason | Exception) -> None:
+        get_estimator(session).is_full = False
 
     @crow.before_tool
-    async def read(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        return outputs.read(session, tool_call) if tool_call.is_for(tools) else None
+    async def answer_tool_call(session: Session, tool_call: ToolCall) -> ToolResult | None:
+        return read_output(session, tool_call) if tool_call.is_for(tools) else None
 
     @crow.commands
     def commands(session: Session) -> list[Command]:
         return [
-            Command("compact", "Sum up the conversation to make room", by_hand, hint="[what to keep in mind]"),
-            Command("pin", "Keep a message word for word when the conversation is summed up", pin, hint="[its words]"),
+            Command("compact", "Sum up the conversation to make room", run_command, hint="[what to keep in mind]"),
+            Command(
+                "pin",
+                "Keep a message word for word when the conversation is summed up",
+                pin_message,
+                hint="[its words]",
+            ),
         ]
 
-    async def by_hand(session: Session, words: str) -> str:
+    async def run_command(session: Session, words: str) -> str:
         planned = plan(session, words)
         planned.limit = planned.limit or planned.window // 2
         try:
-            return await told(planned, shrink=False)
-        except Unable as why:
-            return f"Nothing was compacted. {why}"
+            return await run_compaction(planned, shrink=False)
+        except CannotCompact as error:
+            return f"Nothing was compacted. {error}"
 
 
-def gauge_of(session: Session) -> Gauge:
-    """What is known of a session with the model it has now."""
-    gauges: dict[str, Gauge] = session.state.setdefault("compact", {})
-    return gauges.setdefault(session.model.name, Gauge())
+def get_estimator(session: Session) -> TokenEstimator:
+    """Return the token estimator of a session and its current model."""
+    estimators: dict[str, TokenEstimator] = session.state.setdefault("compact", {})
+    return estimators.setdefault(session.model.name, TokenEstimator())
 
 
 async def attempt(planned: Compaction, tokens: int) -> bool:
-    """Compact, and tell the person what came of it; gives whether it did."""
+    """Compact a session whose request has about `tokens` tokens, and notify the user; return whether it worked."""
     session = planned.session
-    known = effective_window(session.model) or planned.window != ASSUMED_WINDOW
-    assumed = "" if known else " (assumed: set the model's window)"
+    is_known = get_window(session.model) or planned.window != ASSUMED_WINDOW
+    assumed = "" if is_known else " (assumed: set the model's window)"
     await session.notice(f"About {tokens:,} tokens of {planned.window:,}{assumed}: making room.")
     try:
-        report = await told(planned)
-    except Unable as why:
-        await session.notice(f"The conversation could not be made shorter. {why}", "warning")
+        report = await run_compaction(planned)
+    except CannotCompact as error:
+        await session.notice(f"The conversation could not be made shorter. {error}", "warning")
         return False
-    if not shows_compactions(session):
+    if not client_shows_compactions(session):
         await session.notice(report)
     return True
 
 
-async def told(planned: Compaction, *, shrink: bool = True) -> str:
-    """Compact under the eyes of a client that follows it; gives the report. Raises Unable."""
+async def run_compaction(planned: Compaction, *, shrink: bool = True) -> str:
+    """Compact with progress updates for a client that shows them; return the report. Raises CannotCompact."""
     session, id = planned.session, new_id()
-    shows = shows_compactions(session)
-    if shows:
+    shows_progress = client_shows_compactions(session)
+    if shows_progress:
         await session.update(CompactionUpdate(compaction_id=id, status="in_progress"))
     try:
         report = await planned.run(shrink=shrink)
-    except Unable as why:
-        if shows:
-            await session.update(CompactionUpdate(compaction_id=id, status="failed", error=str(why)))
+    except CannotCompact as error:
+        if shows_progress:
+            await session.update(CompactionUpdate(compaction_id=id, status="failed", error=str(error)))
         raise
     except asyncio.CancelledError:
-        if shows:
+        if shows_progress:
             await session.send(CompactionUpdate(compaction_id=id, status="cancelled"))
         raise
-    if shows:
+    if shows_progress:
         summary: list[ContentBlock] = [TextBlock(text=text) for text in (report, planned.summary) if text]
         await session.update(CompactionUpdate(compaction_id=id, status="completed", summary=summary))
-    size = effective_window(session.model) or ASSUMED_WINDOW
-    await session.update(UsageUpdate(used=planned.gauge.tried, size=size))
+    size = get_window(session.model) or ASSUMED_WINDOW
+    await session.update(UsageUpdate(used=planned.estimator.tried, size=size))
     return report
 
 
-def shows_compactions(session: Session) -> bool:
-    wanted = session.client.capabilities.session
-    return bool(wanted and wanted.compaction)
+def client_shows_compactions(session: Session) -> bool:
+    """Return whether the client has the capability for compaction updates."""
+    capabilities = session.client.capabilities.session
+    return bool(capabilities and capabilities.compaction)
 
 
-async def pin(session: Session, words: str) -> str:
-    """The command: pins the latest message that holds these words, or the last prompt."""
-    said = [entry for entry in drop_rewound(session.log) if entry.get("role") in ("user", "assistant")]
-    found = next((entry for entry in reversed(said) if is_meant(entry, words)), None)
-    if found is None:
-        return f"No message holds {words!r}." if words else "You have not said anything yet."
-    session.log.append({"crow": {"kind": "pin", "entry": id_of(found)}})
-    text = " ".join(find_first_text(found).split())
+async def pin_message(session: Session, words: str) -> str:
+    """Run /pin: pin the latest message that contains these words or, without words, the last prompt."""
+    messages = [entry for entry in drop_rewound(session.log) if entry.get("role") in ("user", "assistant")]
+    message = next((entry for entry in reversed(messages) if is_selected(entry, words)), None)
+    if message is None:
+        return f"No message contains {words!r}." if words else "You have not said anything yet."
+    session.log.append({"crow": {"kind": "pin", "entry": get_id(message)}})
+    text = " ".join(find_first_text(message).split())
     return f"Kept word for word from now on: “{text if len(text) <= 60 else f'{text[:59]}…'}”"
 
 
-def is_meant(entry: Message, words: str) -> bool:
+def is_selected(entry: Message, words: str) -> bool:
+    """Return whether a message contains these words or, without words, whether it is a prompt of the user."""
     if words:
         return words.casefold() in find_first_text(entry).casefold()
     return entry.get("role") == "user" and not entry.get("crow", {}).get("hidden")

@@ -89,12 +89,12 @@ from crow_core.errors import ConfigError, ModelError, PromptError, SessionBusy, 
 from crow_core.hooks import call_function
 from crow_core.mcp.server import from_acp
 from crow_core.models.chat import ChatModel, Model
-from crow_core.models.usage import TURN_TOTALS, Totals
+from crow_core.models.usage import TURN_TOTALS, TokenTotals
 from crow_core.options import Option
-from crow_core.providers import API, MAIN, Provider, is_endpoint
+from crow_core.providers import PROTOCOL, PROVIDER_ID, ClientProvider, is_shareable_url
 from crow_core.session import Session
 from crow_core.store import Page
-from crow_core.trace import TRACE, find_trace
+from crow_core.trace import TRACE, extract_trace
 
 PAGE_SIZE = 50
 """Sessions in one answer to `session/list`."""
@@ -189,9 +189,9 @@ class Agent:
         self.logged_out = False
         """Whether the client has called `logout`, and not `authenticate` since."""
         self.sessions: dict[str, Session] = {}
-        self.provider: Provider | None = None
+        self.provider: ClientProvider | None = None
         """The client's own endpoint, for the sessions that it opens from now on."""
-        self.providers: list[Provider] = []
+        self.providers: list[ClientProvider] = []
         """Every endpoint that the client has set."""
         storing = {
             "session/load": self.load_session,
@@ -222,7 +222,7 @@ class Agent:
                 **(storing if self.source.announced.stored else {}),
                 **(trying if unstable else {}),
             },
-            others=self.call_method,
+            fallback=self.call_method,
         )
         self._opening = 0
         """The number of sessions that are being opened."""
@@ -245,7 +245,7 @@ class Agent:
         try:
             await self.connection.notify(method, params)
         except ConnectionClosed:
-            if not self.connection.ending:  # else everything is being closed already
+            if not self.connection.is_closing:  # else everything is being closed already
                 raise
 
     async def crow(self) -> Crow:
@@ -375,7 +375,7 @@ class Agent:
     def is_used_elsewhere(self, session: Session) -> bool:
         """Whether an open session belongs to another client that is still connected."""
         client = session.client
-        return client is not self and not (isinstance(client, Agent) and client.connection.ending)
+        return client is not self and not (isinstance(client, Agent) and client.connection.is_closing)
 
     async def fork_session(self, params: ForkSessionRequest) -> ForkSessionResponse:
         crow, id = await self.crow(), params.session_id
@@ -434,8 +434,8 @@ class Agent:
 
     async def prompt(self, params: PromptRequest) -> PromptResponse:
         session, crow = self.session(params.session_id), await self.crow()
-        TURN_TOTALS.set(spent := Totals())
-        TRACE.set(find_trace(params.meta or {}))
+        TURN_TOTALS.set(spent := TokenTotals())
+        TRACE.set(extract_trace(params.meta or {}))
         try:
             stop_reason = await crow.prompt(session, to_user_message(params.prompt))
             return PromptResponse(stop_reason=stop_reason, usage=to_usage(spent) if self.unstable else UNSET)
@@ -476,25 +476,25 @@ class Agent:
 
     async def list_providers(self, params: ListProvidersRequest) -> ListProvidersResponse:
         provider = self.provider
-        current = ProviderCurrentConfig(api_type=API, base_url=provider.base_url) if provider else UNSET
-        info = ProviderInfo(provider_id=MAIN, supported=[API], required=False, current=current)
+        current = ProviderCurrentConfig(api_type=PROTOCOL, base_url=provider.base_url) if provider else UNSET
+        info = ProviderInfo(provider_id=PROVIDER_ID, supported=[PROTOCOL], required=False, current=current)
         return ListProvidersResponse(providers=[info])
 
     async def set_provider(self, params: SetProviderRequest) -> SetProviderResponse:
-        if params.provider_id != MAIN:
-            raise RpcError(INVALID_PARAMS, "Unknown provider", details=f"The only provider is {MAIN!r}.")
-        if params.api_type != API:
-            raise RpcError(INVALID_PARAMS, "Unknown API type", details=f"Crow speaks {API!r} with models.")
-        if not is_endpoint(params.base_url):
+        if params.provider_id != PROVIDER_ID:
+            raise RpcError(INVALID_PARAMS, "Unknown provider", details=f"The only provider is {PROVIDER_ID!r}.")
+        if params.api_type != PROTOCOL:
+            raise RpcError(INVALID_PARAMS, "Unknown PROTOCOL type", details=f"Crow speaks {PROTOCOL!r} with models.")
+        if not is_shareable_url(params.base_url):
             why = "It takes an http or https address without a password or a query: a key belongs into the headers."
             raise RpcError(INVALID_PARAMS, "Unusable base URL", details=why)
-        self.provider = Provider(params.base_url, dict(params.headers or {}))
+        self.provider = ClientProvider(params.base_url, dict(params.headers or {}))
         self.providers.append(self.provider)
         return SetProviderResponse()
 
     async def disable_provider(self, params: DisableProviderRequest) -> DisableProviderResponse:
         """Use the configured models again; does nothing if no provider was set."""
-        if params.provider_id == MAIN:
+        if params.provider_id == PROVIDER_ID:
             self.provider = None
         return DisableProviderResponse()
 
@@ -511,7 +511,7 @@ class Agent:
     async def models(self) -> Mapping[str, Model] | None:
         """Return the models of the client's own endpoint; None if it has set none. Raises ModelError."""
         configured = crow.models.values() if (crow := self.source.made) else ()
-        return self.provider and await self.provider.models([model.name for model in configured])
+        return self.provider and await self.provider.load_models([model.name for model in configured])
 
     def session(self, id: str) -> Session:
         try:
@@ -547,7 +547,7 @@ def parse_instructions(params: OpenRequest) -> tuple[str, str] | None:
     return prompt.mode, "\n\n".join(texts)
 
 
-def to_usage(spent: Totals) -> Usage | UnsetType:
+def to_usage(spent: TokenTotals) -> Usage | UnsetType:
     """Convert the tokens of a turn to ACP's usage; UNSET if the model was not asked, or no tokens were counted."""
     if not spent.calls:
         return UNSET

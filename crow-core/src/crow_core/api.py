@@ -19,7 +19,7 @@ from crow_core.messages import view as view
 from crow_core.models.chat import ChatModel as ChatModel
 from crow_core.models.chat import Model as Model
 from crow_core.models.chat import ModelCall as ModelCall
-from crow_core.models.chat import Request as Request
+from crow_core.models.chat import ModelRequest as ModelRequest
 from crow_core.options import ON_OFF as ON_OFF
 from crow_core.options import Choice as Choice
 from crow_core.options import Option as Option

@@ -48,7 +48,7 @@ class Crow(Hooks):
         self.servers_wait = SERVERS_WAIT
         """Seconds that the first prompt waits for MCP servers that are still starting; the tools of a server that takes
         longer join at the start of a later turn."""
-        self.prompts = {"system": system or Prompt.packaged("system")}
+        self.prompts = {"system": system or Prompt.from_package("system")}
         """The templates by name; each session starts with a copy."""
         self.max_requests = max_requests
         """Requests to the model that one turn may take."""
@@ -208,7 +208,7 @@ class Crow(Hooks):
             outcome: StopReason | Exception = "cancelled"
             try:
                 await self.update_tools(session)
-                session.toolbox.warm()
+                session.toolbox.preload()
                 stop_reason = await react(session, await self.before_prompt.run(message, session))
                 await session.log.written()
                 outcome = stop_reason

@@ -1,4 +1,4 @@
-"""The bridge between the two protocols: what MCP servers ask, say and report, in the words of ACP."""
+"""Pass the requests, log messages and progress of MCP servers on to the ACP client of a session."""
 
 import asyncio
 import hashlib
@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, ValidationError
 
 from crow_core.acp.connection import ConnectionClosed
-from crow_core.acp.decoding import lenient
+from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import (
     BlockContent,
     BooleanPropertySchema,
@@ -35,7 +35,7 @@ from crow_core.log import new_id
 from crow_core.masking import mask
 from crow_core.mcp.server import RunningCall, Server
 from crow_core.messages import Message, to_parts
-from crow_core.models.chat import Request
+from crow_core.models.chat import ModelRequest
 from crow_core.session import Session
 from crow_core.text import clean_lines, fence, to_line
 
@@ -53,74 +53,76 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("crow")
 
-PROGRESS_EVERY = 0.25
-"""Seconds between two words on the progress of a call; of those that come between, the last is shown."""
-LOG_EVERY = 1.0
-"""Seconds between two messages of one server's log that a person is shown; what comes between is left out."""
-LINE = 300
-"""Characters of a message that is one line."""
-SHOWN = 4000
-"""Characters of a longer text that a person is shown."""
+PROGRESS_INTERVAL = 0.25
+"""Seconds between two updates of a tool call's progress; only the latest progress is shown."""
+LOG_INTERVAL = 1.0
+"""Seconds between two log messages of one server that are shown; others in between are dropped."""
+LINE_LIMIT = 300
+"""Characters of a text on one line."""
+TEXT_LIMIT = 4000
+"""Characters of a text on several lines."""
 FORM_LIMIT = 100_000
 """Bytes of a form, as JSON."""
-CHOICES = 20
-"""Answers among which a person can choose without a form."""
-QUESTIONS = 20
-"""How often a server may ask back during one call, and how often in a session where no call can be told."""
-SAMPLE_TOKENS = 8192
-"""Tokens of an answer, at most, however many a server asks for."""
+CHOICES_LIMIT = 20
+"""Choices of a permission that replaces a form."""
+QUESTIONS_LIMIT = 20
+"""Questions that a server may ask during one tool call, and in a session outside of all known tool calls."""
+SAMPLE_TOKENS_LIMIT = 8192
+"""Tokens of the model's answer to a server."""
 SAMPLE_LIMIT = 10_000_000
-"""Bytes of what the model may be asked, as JSON."""
-URGENT = {"warning": "warning", "error": "error", "critical": "error", "alert": "error", "emergency": "error"}
-"""The levels of a server's log that a person is to hear of."""
+"""Bytes of a server's request to the model, as JSON."""
+SEVERITIES = {"warning": "warning", "error": "error", "critical": "error", "alert": "error", "emergency": "error"}
+"""The levels of log messages that are shown, with the severity of the notice."""
 STOP_REASONS = {"stop": "endTurn", "length": "maxTokens"}
 
 
 @dataclass(eq=False)
 class Bridge:
-    """A session, as its MCP servers see it: a `Host`."""
+    """The `Host` of a session: answers the requests of its MCP servers by asking the client or the model."""
 
     session: Session
     _allowed: dict[Server, bool] = field(default_factory=dict[Server, bool])
-    """Which servers may have the model asked for the rest of the session, and which may not."""
+    """The user's answers for the rest of the session: whether a server may ask the model."""
     _pages: dict[tuple[Server, str], str] = field(default_factory=dict[tuple[Server, str], str])
-    """The client's id of a page that a person was sent to, by the server's."""
-    _asked: "WeakKeyDictionary[Server | RunningCall, int]" = field(
+    """The ACP elicitation id of each page that the user was sent to, by server and MCP elicitation id."""
+    _question_counts: "WeakKeyDictionary[Server | RunningCall, int]" = field(
         default_factory=WeakKeyDictionary["Server | RunningCall", int]
     )
-    """How often a server has asked back, for each call."""
-    _logged: dict[Server, float] = field(default_factory=dict[Server, float])
-    """When a server's log was last shown, in seconds of the monotonic clock."""
-    _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a person decides what a server may: the answer may hold for the next question, too."""
+    """The number of questions asked during a tool call, or by a server outside of all known tool calls."""
+    _last_logs: dict[Server, float] = field(default_factory=dict[Server, float])
+    """The time at which a server's log was last shown, in seconds of the monotonic clock."""
+    _permission_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the user decides, because the answer may apply to the next question too."""
 
     def roots(self) -> list[str]:
         return [Path(root).as_uri() for root in self.session.folders.roots]
 
-    async def progress(self, server: Server, done: float, total: float | None, message: str, use: RunningCall) -> None:
-        use.progress = progress_text(done, total, self.tidy(message[:SHOWN])[:LINE])
-        if "progress" not in use.beside:
-            use.beside["progress"] = showing = asyncio.ensure_future(self._show_progress(use))
-            showing.add_done_callback(lambda task: task.cancelled() or task.exception())  # the call's end says it, too
+    async def progress(
+        self, server: Server, done: float, total: float | None, message: str, running: RunningCall
+    ) -> None:
+        running.progress = describe_progress(done, total, self.tidy(message[:TEXT_LIMIT])[:LINE_LIMIT])
+        if "progress" not in running.tasks:
+            running.tasks["progress"] = showing = asyncio.ensure_future(self._show_progress(running))
+            showing.add_done_callback(lambda task: task.cancelled() or task.exception())  # the result shows it
 
-    async def _show_progress(self, use: RunningCall) -> None:
-        """Show what was last said of a call, until nothing more is said or the call ends."""
-        while text := use.progress:
-            use.progress = ""
-            update = ToolCallUpdate(tool_call_id=use.id, status="in_progress", content=block(text))
+    async def _show_progress(self, running: RunningCall) -> None:
+        """Send the latest progress of a tool call at intervals, until there is none."""
+        while text := running.progress:
+            running.progress = ""
+            update = ToolCallUpdate(tool_call_id=running.id, status="in_progress", content=to_content(text))
             await self.session.update(update)
-            await asyncio.sleep(PROGRESS_EVERY)
-        use.beside.pop("progress", None)
+            await asyncio.sleep(PROGRESS_INTERVAL)
+        running.tasks.pop("progress", None)
 
-    async def log(self, server: Server, said: "LoggingMessageNotificationParams") -> None:
-        severity, now = URGENT.get(said.level), monotonic()
-        if severity is None or now - self._logged.get(server, -LOG_EVERY) < LOG_EVERY:
+    async def log(self, server: Server, params: "LoggingMessageNotificationParams") -> None:
+        severity, now = SEVERITIES.get(params.level), monotonic()
+        if severity is None or now - self._last_logs.get(server, -LOG_INTERVAL) < LOG_INTERVAL:
             return
-        self._logged[server] = now
-        text = said.data if isinstance(said.data, str) else msgspec.json.encode(said.data).decode()
-        line = self.tidy(f"{server.name}: {text[:SHOWN]}")[:LINE]
-        wanted = self.session.client.capabilities.session
-        if wanted and wanted.notices:
+        self._last_logs[server] = now
+        text = params.data if isinstance(params.data, str) else msgspec.json.encode(params.data).decode()
+        line = self.tidy(f"{server.name}: {text[:TEXT_LIMIT]}")[:LINE_LIMIT]
+        capabilities = self.session.client.capabilities.session
+        if capabilities and capabilities.notices:
             with suppress(ConnectionClosed):
                 await self.session.notice(line, "error" if severity == "error" else "warning")
         else:
@@ -131,246 +133,261 @@ class Bridge:
             with suppress(ConnectionClosed):
                 await self.session.user.complete(page)
 
-    async def elicit(self, server: Server, asked: "ElicitRequestParams", use: RunningCall | None) -> "ElicitResult":
-        from mcp_types import ElicitResult  # loaded: a server is connected
+    async def elicit(
+        self, server: Server, params: "ElicitRequestParams", running: RunningCall | None
+    ) -> "ElicitResult":
+        from mcp_types import ElicitResult  # imported already: a server is connected
 
-        self._count(server, use)
+        self._count_question(server, running)
         try:
-            answer = await (self._send(server, asked, use) if asked.mode == "url" else self._ask(server, asked, use))
+            answer = await (
+                self._send_to_page(server, params, running)
+                if params.mode == "url"
+                else self._ask_form(server, params, running)
+            )
         except (ElicitationError, ValidationError) as error:
             why = str(error).rstrip(".")
-            await self.session.notice(f"A question of {self.name(server)} was declined: {why}.", "warning")
+            await self.session.notice(f"A question of {self.label(server)} was declined: {why}.", "warning")
             answer = FormAnswer("decline")
         except EndTurn:
             answer = FormAnswer("cancel")
-        filled_in = answer.action == "accept" and asked.mode == "form"
+        filled_in = answer.action == "accept" and params.mode == "form"
         return ElicitResult(action=answer.action, content=answer.content if filled_in else None)
 
-    def _count(self, server: Server, use: RunningCall | None) -> None:
-        """Raise ValueError when a server has asked often enough."""
-        whose = use or server
-        self._asked[whose] = self._asked.get(whose, 0) + 1
-        if self._asked[whose] > QUESTIONS:
-            raise ValueError(f"A call may ask back at most {QUESTIONS} times.")
+    def _count_question(self, server: Server, running: RunningCall | None) -> None:
+        """Count a question. Raises ValueError if there have been too many."""
+        source = running or server
+        self._question_counts[source] = self._question_counts.get(source, 0) + 1
+        if self._question_counts[source] > QUESTIONS_LIMIT:
+            raise ValueError(f"A call may ask back at most {QUESTIONS_LIMIT} times.")
 
-    async def _send(self, server: Server, asked: "ElicitRequestURLParams", use: RunningCall | None) -> FormAnswer:
-        """Send the person to a page. Raises ElicitationError."""
-        words = self.words(server, asked.message)
-        answer = await self.session.user.elicit(words, url=asked.url, tool_call_id=use.id if use else "")
-        if asked.elicitation_id and answer.action == "accept":
-            self._pages[server, asked.elicitation_id] = answer.id
+    async def _send_to_page(
+        self, server: Server, params: "ElicitRequestURLParams", running: RunningCall | None
+    ) -> FormAnswer:
+        """Ask the user to visit a page. Raises ElicitationError."""
+        text = self.to_labelled_text(server, params.message)
+        answer = await self.session.user.elicit(text, url=params.url, tool_call_id=running.id if running else "")
+        if params.elicitation_id and answer.action == "accept":
+            self._pages[server, params.elicitation_id] = answer.id
         return answer
 
-    async def _ask(self, server: Server, asked: "ElicitRequestFormParams", use: RunningCall | None) -> FormAnswer:
-        """Have the person fill in a form, or choose where the client shows none. Raises ElicitationError."""
-        if len(msgspec.json.encode(asked.requested_schema)) > FORM_LIMIT:
+    async def _ask_form(
+        self, server: Server, params: "ElicitRequestFormParams", running: RunningCall | None
+    ) -> FormAnswer:
+        """Show a form, or a permission with its choices if the client has no forms. Raises ElicitationError."""
+        if len(msgspec.json.encode(params.requested_schema)) > FORM_LIMIT:
             raise ElicitationError("its form is too long")
-        form = form_of(asked.requested_schema, lambda text: self.tidy(text, lines=True)[:SHOWN])
-        words = self.words(server, asked.message)
+        form = to_form(params.requested_schema, lambda text: self.tidy(text, lines=True)[:TEXT_LIMIT])
+        text = self.to_labelled_text(server, params.message)
         if can_ask(self.session.client.capabilities, "form"):
-            return await self.session.user.elicit(words, form=form, tool_call_id=use.id if use else "")
-        check_form(words, form)
-        choices = choices_of(form)
-        names = [self.tidy(name)[:LINE] for name, _ in choices]
-        chosen = await self.session.user.ask_choice(about(use, words), names)
-        await self._restore(use)
+            return await self.session.user.elicit(text, form=form, tool_call_id=running.id if running else "")
+        check_form(text, form)
+        choices = find_choices(form)
+        names = [self.tidy(name)[:LINE_LIMIT] for name, _ in choices]
+        chosen = await self.session.user.ask_choice(to_question(running, text), names)
+        await self._restore_tool_call(running)
         return FormAnswer("decline") if chosen is None else FormAnswer("accept", choices[chosen][1])
 
     async def sample(
-        self, server: Server, asked: "CreateMessageRequestParams", use: RunningCall | None
+        self, server: Server, params: "CreateMessageRequestParams", running: RunningCall | None
     ) -> "CreateMessageResult":
-        from mcp_types import CreateMessageResult, TextContent  # loaded: a server is connected
+        from mcp_types import CreateMessageResult, TextContent  # imported already: a server is connected
 
-        self._count(server, use)
-        request = sampled(asked)
-        if not await self._may_sample(server, request, use):
+        self._count_question(server, running)
+        request = to_model_request(params)
+        if not await self._may_sample(server, request, running):
             raise PermissionError("The user did not allow it.")
         try:
-            call = await self.session.ask_model(request, "sampling")
-        except ModelError as error:  # it names the endpoint, which is no business of the server's
-            await self.session.notice(f"{self.name(server)} got no answer of the model: {error}", "warning")
+            model_call = await self.session.ask_model(request, "sampling")
+        except ModelError as error:  # its message names the endpoint, which the server must not learn
+            await self.session.notice(f"{self.label(server)} got no answer of the model: {error}", "warning")
             raise ValueError("The model did not answer.") from error
         return CreateMessageResult(
             role="assistant",
-            content=TextContent(type="text", text=str(call.reply.get("content") or "")),
-            model=call.model.name,
-            stop_reason=STOP_REASONS.get(call.finish_reason, call.finish_reason or None),
+            content=TextContent(type="text", text=str(model_call.reply.get("content") or "")),
+            model=model_call.model.name,
+            stop_reason=STOP_REASONS.get(model_call.finish_reason, model_call.finish_reason or None),
         )
 
-    async def _may_sample(self, server: Server, request: Request, use: RunningCall | None) -> bool:
-        """Whether the person lets a server have the model asked; where nobody is there, nobody does."""
-        async with self._asking:
+    async def _may_sample(self, server: Server, request: ModelRequest, running: RunningCall | None) -> bool:
+        """Decide whether a server may ask the model, and append the decision to the log."""
+        async with self._permission_lock:
             mode = self.session.options.find("mode")
             if (answered := self._allowed.get(server)) is not None:
                 allowed, by, lasts = answered, "the user answered so for this session", True
             elif mode is not None and mode.get() == "yolo":
                 allowed, by, lasts = True, "mode yolo", False
             else:
-                allowed, by, lasts = await self._question(server, request, use)
+                allowed, by, lasts = await self._question(server, request, running)
         decision = {
             "kind": "decision",
             "is": "allow" if allowed else "deny",
             "by": by,
-            "scope": f"session: {self.name(server)}" if lasts else "once",
-            "call": f"{use.id if use else new_id()}/sampling",  # the call itself was decided on before
-            "tool": f"{self.name(server)}: sampling/createMessage",
+            "scope": f"session: {self.label(server)}" if lasts else "once",
+            "call": f"{running.id if running else new_id()}/sampling",  # the tool call has a decision of its own
+            "tool": f"{self.label(server)}: sampling/createMessage",
             "arguments": hashlib.sha256(msgspec.json.encode(request)).hexdigest(),
         }
         self.session.log.append({"crow": decision})
         return allowed
 
-    async def _question(self, server: Server, request: Request, use: RunningCall | None) -> tuple[bool, str, bool]:
-        """Show the person what would be sent; gives whether it may be, who says so, and whether for good."""
-        name = self.name(server)
-        whole = self.tidy("\n\n".join(map(in_words, request["messages"])), lines=True)
-        more = f"\n[{len(whole) - SHOWN:,} characters more]" if len(whole) > SHOWN else ""
+    async def _question(
+        self, server: Server, request: ModelRequest, running: RunningCall | None
+    ) -> tuple[bool, str, bool]:
+        """Show the user what would be sent. Returns whether it may be, who decided, and whether for the session."""
+        name = self.label(server)
+        whole = self.tidy("\n\n".join(map(to_text, request["messages"])), lines=True)
+        more = f"\n[{len(whole) - TEXT_LIMIT:,} characters more]" if len(whole) > TEXT_LIMIT else ""
         options = [
             PermissionOption(option_id="allow", name="Allow", kind="allow_once"),
             PermissionOption(option_id="always", name=f"Allow {name} for this session", kind="allow_always"),
             PermissionOption(option_id="reject", name="Reject", kind="reject_once"),
             PermissionOption(option_id="never", name=f"Reject {name} for this session", kind="reject_always"),
         ]
-        question = about(use, f"{name} wants to ask the model", fence(whole[:SHOWN] + more))
+        question = to_question(running, f"{name} wants to ask the model", fence(whole[:TEXT_LIMIT] + more))
         try:
             answer = await self.session.user.ask_permission(question, options)
         except ElicitationError:
             return False, "it needs a permission, and nobody is there to give it", False
         except EndTurn:
             return False, "the turn was cancelled", False
-        await self._restore(use)
+        await self._restore_tool_call(running)
         if lasts := answer in ("always", "never"):
             self._allowed[server] = answer == "always"
         return answer in ("allow", "always"), "the user", lasts
 
-    async def _restore(self, use: RunningCall | None) -> None:
-        """Let a call look again as it did before a question stood in its place."""
-        if use is not None:
-            await self.session.send(ToolCallUpdate(tool_call_id=use.id, title=use.title, content=[]))
+    async def _restore_tool_call(self, running: RunningCall | None) -> None:
+        """Show a tool call again as it was before a question replaced its title."""
+        if running is not None:
+            await self.session.send(ToolCallUpdate(tool_call_id=running.id, title=running.title, content=[]))
 
-    def name(self, server: Server) -> str:
-        """A server's name, for a person."""
-        return f"MCP server {self.tidy(server.name)[:LINE]!r}"
+    def label(self, server: Server) -> str:
+        """Return the name of a server for the user."""
+        return f"MCP server {self.tidy(server.name)[:LINE_LIMIT]!r}"
 
-    def words(self, server: Server, text: str) -> str:
-        """What a server says to a person, and that it is the server that says so."""
-        return self.tidy(f"{self.name(server)}: {text}", lines=True)[:SHOWN]
+    def to_labelled_text(self, server: Server, text: str) -> str:
+        """Put the name of the server before its text for the user."""
+        return self.tidy(f"{self.label(server)}: {text}", lines=True)[:TEXT_LIMIT]
 
     def tidy(self, text: str, *, lines: bool = False) -> str:
-        """A server's text without secrets, and without what a screen might obey; on one line, or on several. To be cut
-        afterwards: half a secret is not found."""
+        """Mask secrets and remove control characters; keep line breaks if `lines`.
+
+        Shorten the text afterwards, not before: a part of a secret is not found.
+        """
         text = mask(text, self.session.secrets)
         return clean_lines(text) if lines else to_line(text)
 
 
-def block(text: str) -> list[ToolCallContent]:
+def to_content(text: str) -> list[ToolCallContent]:
+    """Return a text as the content of a tool call."""
     return [BlockContent(content=TextBlock(text=text))]
 
 
-def about(use: RunningCall | None, title: str, text: str = "") -> ToolCallFields:
-    """A question to the person, which stands in the place of the call that it is for."""
-    content = block(text) if text else UNSET
-    if use is None:
+def to_question(running: RunningCall | None, title: str, text: str = "") -> ToolCallFields:
+    """Return a question to the user as a tool call. It replaces the title of the tool call that it belongs to."""
+    content = to_content(text) if text else UNSET
+    if running is None:
         return ToolCallFields(tool_call_id=new_id(), title=title, kind="think", status="pending", content=content)
-    return ToolCallFields(tool_call_id=use.id, title=title, content=content)
+    return ToolCallFields(tool_call_id=running.id, title=title, content=content)
 
 
-def progress_text(done: float, total: float | None, message: str) -> str:
-    """How far something has come, in a few words."""
+def describe_progress(done: float, total: float | None, message: str) -> str:
+    """Return the progress of a tool call as a short text."""
     count = f"{done:g}" if total is None else f"{done:g} of {total:g}"
     if not message:
         return count
     return message if total is None else f"{message} ({count})"
 
 
-def form_of(schema: dict[str, Any], tidy: Callable[[str], str]) -> ElicitationSchema:
-    """A server's form in the words of ACP. Raises ElicitationError, ValidationError."""
+def to_form(schema: dict[str, Any], tidy: Callable[[str], str]) -> ElicitationSchema:
+    """Convert a form of MCP to one of ACP. Raises ElicitationError, ValidationError."""
     fields: Any = schema.get("properties", {})
     if not isinstance(fields, dict):
         raise ElicitationError("its form has no fields")
-    properties = {name: field_of(each, tidy) for name, each in cast("dict[str, Any]", fields).items()}
-    form = lenient({**readable(schema, tidy), "properties": properties}, ElicitationSchema)
+    properties = {name: to_field(each, tidy) for name, each in cast("dict[str, Any]", fields).items()}
+    form = convert_leniently({**tidy_texts(schema, tidy), "properties": properties}, ElicitationSchema)
     if any(isinstance(each, Unknown) for each in form.properties.values()):
         raise ElicitationError("its form has a field of a kind that clients do not know")
     return form
 
 
-def field_of(schema: Any, tidy: Callable[[str], str]) -> Any:
-    """One of its fields; without a pattern, which could keep us busy for ever: the server checks it anyway."""
+def to_field(schema: Any, tidy: Callable[[str], str]) -> Any:
+    """Convert a field of a form. Its pattern is dropped, because matching may not end; the server checks it anyway."""
     if not isinstance(schema, dict):
         return schema
-    field = readable(cast("dict[str, Any]", schema), tidy)
+    field = tidy_texts(cast("dict[str, Any]", schema), tidy)
     field.pop("pattern", None)
     match field:
-        case {"enum": [*values], "enumNames": [*names]} if len(values) == len(names):  # as it was until 2025
+        case {"enum": [*values], "enumNames": [*names]} if len(values) == len(names):  # MCP before 2025-11-25
             field["oneOf"] = [
                 {"const": value, "title": tidy(str(name))} for value, name in zip(values, names, strict=True)
             ]
         case {"oneOf": [*options]}:
             named = [cast("dict[str, Any]", option) for option in options if isinstance(option, dict)]
-            field["oneOf"] = [readable(option, tidy) for option in named]
+            field["oneOf"] = [tidy_texts(option, tidy) for option in named]
         case _:
             pass
     return field
 
 
-def readable(schema: dict[str, Any], tidy: Callable[[str], str]) -> dict[str, Any]:
-    """A schema whose texts for people are tidy."""
+def tidy_texts(schema: dict[str, Any], tidy: Callable[[str], str]) -> dict[str, Any]:
+    """Return a schema with `tidy` applied to its title and description."""
     texts = {key: tidy(text) for key in ("title", "description") if isinstance(text := schema.get(key), str)}
     return {**schema, **texts}
 
 
-def choices_of(form: ElicitationSchema) -> list[tuple[str, dict[str, Any]]]:
-    """The answers to a form that is only one choice, each with the content it stands for. Raises ElicitationError."""
+def find_choices(form: ElicitationSchema) -> list[tuple[str, dict[str, Any]]]:
+    """Return the choices of a form that has only one, each with its label and content. Raises ElicitationError."""
     match [*form.properties.items()]:
         case []:
             return [("Yes", {})]
         case [(name, BooleanPropertySchema())]:
             return [("Yes", {name: True}), ("No", {name: False})]
-        case [(name, StringPropertySchema(one_of=[*options]))] if len(options) <= CHOICES:
+        case [(name, StringPropertySchema(one_of=[*options]))] if len(options) <= CHOICES_LIMIT:
             return [(option.title or option.const, {name: option.const}) for option in options]
-        case [(name, StringPropertySchema(enum=[*values]))] if len(values) <= CHOICES:
+        case [(name, StringPropertySchema(enum=[*values]))] if len(values) <= CHOICES_LIMIT:
             return [(value, {name: value}) for value in values]
         case _:
             raise ElicitationError("the client shows no forms, and can only offer a few choices of which one is taken")
 
 
-def sampled(asked: "CreateMessageRequestParams") -> Request:
-    """A request to the model as a server wants it. Raises ValueError for one that is not answered."""
-    if asked.tools:
-        raise ValueError("Tools are not lent to the model here; ask without them.")
-    if asked.max_tokens < 1 or not asked.messages:
-        raise ValueError("There is nothing to answer: it takes messages, and maxTokens above 0.")
-    system: list[Message] = [{"role": "system", "content": asked.system_prompt}] if asked.system_prompt else []
-    request: Request = {"max_tokens": min(asked.max_tokens, SAMPLE_TOKENS)}
-    if asked.temperature is not None:
-        request["temperature"] = asked.temperature
-    if asked.stop_sequences:
-        request["stop"] = asked.stop_sequences
-    request["messages"] = [*system, *map(as_message, asked.messages)]
+def to_model_request(params: "CreateMessageRequestParams") -> ModelRequest:
+    """Convert a sampling request of MCP to a request to the model. Raises ValueError if it is not supported."""
+    if params.tools:
+        raise ValueError("Sampling with tools is not supported here; ask without them.")
+    if params.max_tokens < 1 or not params.messages:
+        raise ValueError("Sampling needs messages, and maxTokens above 0.")
+    system: list[Message] = [{"role": "system", "content": params.system_prompt}] if params.system_prompt else []
+    request: ModelRequest = {"max_tokens": min(params.max_tokens, SAMPLE_TOKENS_LIMIT)}
+    if params.temperature is not None:
+        request["temperature"] = params.temperature
+    if params.stop_sequences:
+        request["stop"] = params.stop_sequences
+    request["messages"] = [*system, *map(to_message, params.messages)]
     if len(msgspec.json.encode(request)) > SAMPLE_LIMIT:
-        raise ValueError("That is too much to ask of the model; ask less.")
+        raise ValueError("The request to the model is too long; ask less.")
     return request
 
 
-def as_message(said: "SamplingMessage") -> Message:
-    """What a server has somebody say, as a message. Raises ValueError."""
-    found: list[dict[str, Any]] = []
-    for content in said.content_as_list:
+def to_message(message: "SamplingMessage") -> Message:
+    """Convert a sampling message of MCP. Raises ValueError if it has content for tools."""
+    parts: list[dict[str, Any]] = []
+    for content in message.content_as_list:
         match content.type:
             case "text":
-                found.append(to_text_part(content.text))
+                parts.append(to_text_part(content.text))
             case "image":
-                found.append(to_image_part(content.data, content.mime_type))
+                parts.append(to_image_part(content.data, content.mime_type))
             case "audio":
-                found.append(to_audio_part(content.data, content.mime_type))
+                parts.append(to_audio_part(content.data, content.mime_type))
             case _:
-                raise ValueError("Tools are not lent to the model here; ask without them.")
-    if said.role == "assistant" or all(part["type"] == "text" for part in found):
-        return {"role": said.role, "content": "\n\n".join(part.get("text", "") for part in found)}
-    return {"role": said.role, "content": found}
+                raise ValueError("Sampling with tools is not supported here; ask without them.")
+    if message.role == "assistant" or all(part["type"] == "text" for part in parts):
+        return {"role": message.role, "content": "\n\n".join(part.get("text", "") for part in parts)}
+    return {"role": message.role, "content": parts}
 
 
-def in_words(message: Message) -> str:
-    """A message for a person to read."""
-    said = (part.get("text") or f"[{part['type']}]" for part in to_parts(message.get("content")))
-    return f"{message.get('role')}: " + "\n".join(said)
+def to_text(message: Message) -> str:
+    """Return a message as text for the user."""
+    texts = (part.get("text") or f"[{part['type']}]" for part in to_parts(message.get("content")))
+    return f"{message.get('role')}: " + "\n".join(texts)

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from msgspec import UNSET, UnsetType, ValidationError, to_builtins
 
 from crow_core.acp import schema
-from crow_core.acp.decoding import as_it_came, lenient
+from crow_core.acp.decoding import convert_leniently, to_raw
 from crow_core.acp.schema import (
     AgentMessageChunk,
     AgentThoughtChunk,
@@ -208,7 +208,9 @@ def to_block(block: dict[str, Any], kind: ToolKind) -> ContentBlock:
             return AudioBlock(data=data, mime_type=mime_type)
         case {"type": "resource_link", "uri": str(), "name": str()} | {"type": "resource", "resource": {"uri": str()}}:
             try:
-                return lenient(block, ResourceLinkBlock if block["type"] == "resource_link" else ResourceBlock)
+                return convert_leniently(
+                    block, ResourceLinkBlock if block["type"] == "resource_link" else ResourceBlock
+                )
             except ValidationError:
                 return TextBlock(text=to_text(block))
         case _:
@@ -272,7 +274,7 @@ def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
                     yield to_announcement(tool_call, cwd)
                     yield to_update(to_result(message), tool_call)
                     if (plan := message.get("crow", {}).get("plan")) is not None:
-                        yield PlanUpdate(entries=lenient(plan, list[PlanEntry]))
+                        yield PlanUpdate(entries=convert_leniently(plan, list[PlanEntry]))
             case _:
                 pass
 
@@ -293,7 +295,7 @@ def to_blocks(message: Message) -> list[ContentBlock]:
                 filled.append({**block, "resource": {**resource, "blob": blob}})
             case _:
                 filled.append(block)
-    return lenient(filled, list[ContentBlock])
+    return convert_leniently(filled, list[ContentBlock])
 
 
 def find_data(part: dict[str, Any]) -> str | None:
@@ -309,7 +311,7 @@ def find_data(part: dict[str, Any]) -> str | None:
 
 def to_note(block: ContentBlock) -> dict[str, Any]:
     """Convert a block to the form that a message's notes keep: without data, which the message itself holds."""
-    known: dict[str, Any] = to_builtins(block, enc_hook=as_it_came)
+    known: dict[str, Any] = to_builtins(block, enc_hook=to_raw)
     match known:
         case {"resource": {"blob": _, **resource}}:
             return {**known, "resource": resource}

@@ -1,4 +1,4 @@
-"""A session's client as the place where tools work: its files, with changes not saved yet, and its terminals."""
+"""Let the built-in tools use the client's files, including unsaved changes, and its terminals."""
 
 import asyncio
 import shutil
@@ -36,19 +36,21 @@ from crow_core.text import fence, to_line
 
 T = TypeVar("T")
 
-ANSWER_WITHIN = 30.0
-"""Seconds a client may take for an answer."""
-OUTPUT_BYTES = 1024 * 1024
-"""Of what a command prints, how much a client is asked to keep."""
-LEFT_OUT = "[… the beginning was left out here; narrow the output with grep, head or tail, or write it to a file …]\n"
+ANSWER_TIMEOUT = 30.0
+"""Seconds to wait for an answer of the client."""
+MAX_OUTPUT_BYTES = 1024 * 1024
+"""Bytes of a command's output that the client is asked to keep."""
+TRUNCATION_NOTICE = (
+    "[… the beginning was left out here; narrow the output with grep, head or tail, or write it to a file …]\n"
+)
 
 
-class Refused(OSError):
-    """The client answered with an error."""
+class RequestRefused(OSError):
+    """The client answered a request with an error."""
 
 
-class Outcome(TypedDict):
-    """How a command ended and what it printed, in the words of crow_mcp_server.workspace."""
+class TerminalOutcome(TypedDict):
+    """The exit status and the output of a command; has the keys that crow_mcp_server.workspace expects."""
 
     exit_code: int | None
     signal: str | None
@@ -57,15 +59,15 @@ class Outcome(TypedDict):
     terminal: NotRequired[str]
 
 
-class Editor:
-    """What a client offers to one tool call; fits `Files`, `Terminals` and `Watch` of crow_mcp_server.workspace.
+class ClientWorkspace:
+    """The files and terminals of a session's client, for one tool call.
 
-    What it raises is an OSError whose text is for the model.
+    Implements the protocols of crow_mcp_server.workspace. Its methods raise OSError with a text for the model.
     """
 
-    def __init__(self, session: Session, call: str) -> None:
+    def __init__(self, session: Session, tool_call_id: str) -> None:
         self.session = session
-        self.call = call
+        self.tool_call_id = tool_call_id
         """The id of the tool call."""
         capabilities = session.client.capabilities
         self.reads = capabilities.fs.read_text_file
@@ -74,23 +76,23 @@ class Editor:
         self._turn = session.turns.tasks[0] if session.turns.tasks else None
 
     async def read_text(self, path: str) -> str | None:
-        """A file as the client has it; None when it does not say."""
+        """Return the text of a file as the client has it; None if the client refuses."""
         try:
             request = ReadTextFileRequest(session_id=self.session.id, path=path)
-            answer: ReadTextFileResponse = await self.ask("fs/read_text_file", request)
-        except Refused:
+            answer: ReadTextFileResponse = await self.request("fs/read_text_file", request)
+        except RequestRefused:
             return None
         return answer.content
 
     async def write_text(self, path: str, text: str) -> None:
-        """Have the client write a file."""
+        """Let the client write a file."""
         request = WriteTextFileRequest(session_id=self.session.id, path=path, content=text)
-        await self.ask("fs/write_text_file", request)
+        await self.request("fs/write_text_file", request)
 
     async def run(
         self, command: str, *, cwd: str, env: Mapping[str, str], timeout: float, output_limit: int
-    ) -> Outcome:
-        """Run a shell command in a terminal of the client's, and show that. `terminals` gives it back."""
+    ) -> TerminalOutcome:
+        """Run a shell command in a terminal of the client and show the terminal; `terminals` releases it later."""
         session, client = self.session.id, self.session.client
         create = CreateTerminalRequest(
             session_id=session,
@@ -98,52 +100,54 @@ class Editor:
             args=["-c", command],
             env=[EnvVariable(name=name, value=value) for name, value in env.items()],
             cwd=cwd,
-            output_byte_limit=OUTPUT_BYTES,
+            output_byte_limit=MAX_OUTPUT_BYTES,
         )
-        # Never cancelled: a terminal that comes late has to be given back, too.
+        # Never cancelled, because a terminal that is created late has to be released, too.
         creating = asyncio.ensure_future(client.request("terminal/create", create))
         self.session.state.setdefault("terminals", []).append(creating)
-        created: CreateTerminalResponse = await answered("terminal/create", asyncio.shield(creating))
+        created: CreateTerminalResponse = await await_answer("terminal/create", asyncio.shield(creating))
         terminal = created.terminal_id
         await self.show(TerminalContent(terminal_id=terminal))
         ended, timed_out = WaitForTerminalExitResponse(), False
         try:
             wait = WaitForTerminalExitRequest(session_id=session, terminal_id=terminal)
-            ended = await self.ask("terminal/wait_for_exit", wait, within=timeout)
+            ended = await self.request("terminal/wait_for_exit", wait, timeout=timeout)
         except TimeoutError:
             timed_out = True
-            with suppress(Refused):  # it may have ended at this very moment; else the release ends it
-                await self.ask("terminal/kill", KillTerminalRequest(session_id=session, terminal_id=terminal))
-        said: TerminalOutputResponse = await self.ask(
+            with suppress(RequestRefused):  # the command may have just ended; otherwise the release kills it
+                await self.request("terminal/kill", KillTerminalRequest(session_id=session, terminal_id=terminal))
+        printed: TerminalOutputResponse = await self.request(
             "terminal/output", TerminalOutputRequest(session_id=session, terminal_id=terminal)
         )
-        cut = said.truncated or len(said.output) > OUTPUT_BYTES
-        return Outcome(
+        is_cut = printed.truncated or len(printed.output) > MAX_OUTPUT_BYTES
+        return TerminalOutcome(
             exit_code=ended.exit_code if isinstance(ended.exit_code, int) else None,
             signal=to_line(ended.signal) if isinstance(ended.signal, str) else None,
-            output=LEFT_OUT + said.output[len(LEFT_OUT) - output_limit :] if cut else said.output,
+            output=TRUNCATION_NOTICE + printed.output[len(TRUNCATION_NOTICE) - output_limit :]
+            if is_cut
+            else printed.output,
             timed_out=timed_out,
             terminal=terminal,
         )
 
-    async def watch(self, output: str) -> None:
-        """Show what a command has printed so far that runs in no terminal of the client's."""
+    async def show_output(self, output: str) -> None:
+        """Show the output so far of a command that does not run in the client's terminal, with secrets masked."""
         text = mask(output, self.session.secrets)
         await self.show(BlockContent(content=TextBlock(text=fence(text))))
 
     async def show(self, content: ToolCallContent) -> None:
-        """Show something of the call while it runs, not when its turn is over."""
+        """Show content of the tool call, unless its turn has ended or is being cancelled."""
         if self._turn is None or not (self._turn.done() or self._turn.cancelling()):
-            await self.session.update(ToolCallUpdate(tool_call_id=self.call, content=[content]))
+            await self.session.update(ToolCallUpdate(tool_call_id=self.tool_call_id, content=[content]))
 
-    async def ask(self, method: str, params: Struct, *, within: float | None = None) -> Any:
-        """Ask the client. Raises Refused, TimeoutError after `within` seconds, ConnectionClosed."""
-        return await answered(method, self.session.client.request(method, params), within=within)
+    async def request(self, method: str, params: Struct, *, timeout: float | None = None) -> Any:
+        """Send a request to the client. Raises RequestRefused, TimeoutError, ConnectionClosed."""
+        return await await_answer(method, self.session.client.request(method, params), timeout=timeout)
 
 
-async def answered(method: str, answer: Awaitable[T], *, within: float | None = None) -> T:
-    """An answer of the client's; see `Editor.ask`."""
-    seconds = within or ANSWER_WITHIN
+async def await_answer(method: str, answer: Awaitable[T], *, timeout: float | None = None) -> T:
+    """Wait for the client's answer; raises as `ClientWorkspace.request` does."""
+    seconds = timeout or ANSWER_TIMEOUT
     try:
         async with asyncio.timeout(seconds):
             return await answer
@@ -157,34 +161,35 @@ async def answered(method: str, answer: Awaitable[T], *, within: float | None = 
                 pass
             case _:
                 details = error.message
-        raise Refused(f"the editor refused {method}: {to_line(details)[:200].rstrip('.')}") from None
+        raise RequestRefused(f"the editor refused {method}: {to_line(details)[:200].rstrip('.')}") from None
 
 
 def terminals(crow: Crow) -> None:
-    """Give a client its terminals back when the calls that ran in them have been shown to their end.
+    """Release the client's terminals after the tool calls that used them are shown as ended.
 
-    Not before: a client may forget a terminal that was given back, and then refuse an update that names it.
+    Not earlier: a client may forget a released terminal and then refuse an update that names it.
     """
 
     @crow.after_model
-    def shown(session: Session, model_call: ModelCall) -> None:
-        give_back(session)
+    def release_after_reply(session: Session, model_call: ModelCall) -> None:
+        release_terminals(session)
 
     @crow.turn_end
-    def over(session: Session, outcome: object) -> None:
-        give_back(session)
+    def release_after_turn(session: Session, outcome: object) -> None:
+        release_terminals(session)
 
 
-def give_back(session: Session) -> None:
-    """Release a session's terminals without waiting for the client, which kills what still runs in them."""
+def release_terminals(session: Session) -> None:
+    """Release a session's terminals without waiting for the client; it kills the processes that still run in them."""
     releasing: set[asyncio.Task[None]] = session.state.setdefault("releasing", set())
     for creating in session.state.pop("terminals", ()):
-        task = asyncio.ensure_future(release(session, creating))
+        task = asyncio.ensure_future(release_terminal(session, creating))
         releasing.add(task)
         task.add_done_callback(releasing.discard)
 
 
-async def release(session: Session, creating: Awaitable[CreateTerminalResponse]) -> None:
+async def release_terminal(session: Session, creating: Awaitable[CreateTerminalResponse]) -> None:
+    """Release a terminal once it is created; ignore errors."""
     with suppress(RpcError, ConnectionClosed):
         request = ReleaseTerminalRequest(session_id=session.id, terminal_id=(await creating).terminal_id)
         await session.client.request("terminal/release", request)

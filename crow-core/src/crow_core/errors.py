@@ -1,59 +1,57 @@
-"""The errors that the core raises for a person to read; each text is one sentence: what happened, where, what to do.
+"""The errors that the core raises. Their texts are for the user: what happened, where, and what to do.
 
-ModelError          an endpoint did not answer as it should
+ModelError          a model call failed
 PromptError         a template cannot be rendered
 ConfigError         a setting cannot be used
 ElicitationError    the user cannot be asked, or the answer does not fit the question
 StoreError          a session cannot be written or read
-    SessionBusy     it is open in another process
+    SessionBusy     the session is open in another process
 EndTurn             raised in a hook to end the turn; not a failure
 """
 
-from crow_core.acp.schema import (
-    StopReason,
-)
+from crow_core.acp.schema import StopReason
 
 
 class ModelError(Exception):
-    """The endpoint did not answer as it should; the text is a sentence for a person."""
+    """A model call failed; the text names the endpoint and says what to do."""
 
     def __init__(
-        self, sentence: str, *, retry: bool = False, after: float | None = None, too_long: bool = False
+        self, sentence: str, *, retry: bool = False, retry_after: float | None = None, too_long: bool = False
     ) -> None:
         super().__init__(sentence)
         self.retry = retry
-        """Whether the same request may succeed a little later."""
-        self.after = after
-        """Seconds the server asked to wait."""
+        """Whether the same request may succeed later."""
+        self.retry_after = retry_after
+        """Seconds to wait before a retry, as the server asked; None if it did not."""
         self.too_long = too_long
-        """The request was longer than what fits: a shorter one may do."""
+        """Whether the request exceeded the window: a shorter one may succeed."""
 
 
 class PromptError(Exception):
-    """A template that cannot be rendered; the text names it and says what to do."""
+    """A template cannot be rendered; the text names the prompt and the fault."""
 
 
 class StoreError(Exception):
-    """A session cannot be written or read; the text is for a person: what happened, where, what to do."""
+    """A session cannot be written or read; the text says why and what to do."""
 
 
 class SessionBusy(StoreError):
-    """A session is open in another process; it can be forked."""
+    """A session is open in another process; it can still be forked."""
 
 
 class ConfigError(Exception):
-    """A setting that cannot be used; the text names the file, the line, the key, and what to do."""
+    """A setting cannot be used; the text names the file, the line, the key, and what to do."""
 
 
 class ElicitationError(Exception):
-    """A person cannot be asked so, or the answer does not fit the question; the text says why."""
+    """The user cannot be asked, or the answer does not fit the question; the text says why."""
 
 
 class EndTurn(Exception):
-    """Raised in a hook to end the turn in good order: a command was answered, a budget is spent."""
+    """Raised in a hook to end the turn, for example after a command or when a budget is used up."""
 
     def __init__(self, stop_reason: StopReason = "end_turn", text: str = "") -> None:
         super().__init__(text or stop_reason)
         self.stop_reason: StopReason = stop_reason
         self.text = text
-        """What the user is told."""
+        """The text that the user sees."""

@@ -1,6 +1,6 @@
-"""What crow itself was given and must show and write nowhere: which values that is, and the mask that stands for them.
+"""Find the secrets in settings and the environment, and mask them in values that are shown or stored.
 
-What else looks like a secret in a conversation stays as it is: the next request has to be the same to the byte.
+Other texts in a conversation that look like secrets are not masked: requests have to repeat them byte by byte.
 """
 
 import json
@@ -13,46 +13,49 @@ import msgspec
 
 MASK = "[secret]"
 
-SHORTEST = 8
-"""Characters of a secret: something shorter stands in too many other words."""
+MIN_SECRET_LENGTH = 8
+"""The least characters of a secret: a shorter text occurs inside other words too often."""
 
-CERTAIN = re.compile(r"((api|access|secret)[_-]?key|token|secret|password|passwd|passphrase|authorization)$", re.I)
-"""A setting of such a name holds a secret, whatever it looks like."""
-LIKELY = re.compile(r"key|token|secret|passw|passphrase|credential|cookie|auth(?!or)|authori[sz]", re.I)
-"""A setting of such a name holds a secret, unless it is ordinary."""
-GIVEN = ("env", "headers")
-"""What stands in these tables is for one server alone: secret whatever its name, unless it is ordinary."""
+SECRET_NAMES = re.compile(r"((api|access|secret)[_-]?key|token|secret|password|passwd|passphrase|authorization)$", re.I)
+"""Matches names of settings whose values are always secrets."""
+LIKELY_SECRET_NAMES = re.compile(r"key|token|secret|passw|passphrase|credential|cookie|auth(?!or)|authori[sz]", re.I)
+"""Matches names of settings whose values are secrets unless they are ordinary."""
+PRIVATE_TABLES = ("env", "headers")
+"""Tables whose values are secrets under any name unless they are ordinary."""
 
-PIECE = r"(?:[^\W\d_]{1,20}\d{0,3}|\d+(?:T\d+)?[^\W\d_]{0,2})"
+WORD = r"(?:[^\W\d_]{1,20}\d{0,3}|\d+(?:T\d+)?[^\W\d_]{0,2})"
 ORDINARY = re.compile(
-    rf"[\W_]*(?:{PIECE}(?:[\W_]+{PIECE})*[\W_]*)?"  # words, numbers and what is made of them: versions, hosts, dates
+    rf"[\W_]*(?:{WORD}(?:[\W_]+{WORD})*[\W_]*)?"  # words, numbers, and versions, hosts, dates made of them
     r"|(?:~|\.{1,2}|[A-Za-z]:)?[/\\][^\s+=]*"  # paths
 )
+"""Matches values that are no secrets."""
 PLACEHOLDERS = frozenset(
     {"anything", "changeme", "lm-studio", "llama.cpp", "localhost", "no-key-required", "not-needed", "password"}
     | {"placeholder", "postgres", "sk-no-key-required", "undefined"}
 )
-"""What people write where a secret is asked for and none is needed."""
-SCHEME = re.compile(r"(basic|bearer|digest|token|apikey)\s+", re.I)
-"""Of an `Authorization` header."""
-ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.I)
+"""Values that people set where a secret is required but not needed."""
+AUTH_SCHEME = re.compile(r"(basic|bearer|digest|token|apikey)\s+", re.I)
+"""Matches the scheme of an `Authorization` header."""
+URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.I)
 FLAG = re.compile(r"(--?[\w-]+)=(\S+)")
+"""Matches a command-line option with its value."""
 
 
 def find_secrets(*settings: msgspec.Struct | Mapping[str, Any]) -> frozenset[str]:
-    """The secrets in settings: whatever has a name there, however deep it is nested."""
-    plain = (msgspec.to_builtins(given if isinstance(given, msgspec.Struct) else dict(given)) for given in settings)
-    return frozenset(secret for given in plain for secret in find_in_value(given, "", table=""))
+    """Return the secrets in settings, at any depth."""
+    tables = (msgspec.to_builtins(one if isinstance(one, msgspec.Struct) else dict(one)) for one in settings)
+    return frozenset(secret for table in tables for secret in find_in_value(table, "", table=""))
 
 
 def find_in_value(value: Any, name: str, *, table: str) -> Iterator[str]:
-    """The secrets in a value; `name` is its own, `table` that of what it stands in."""
+    """Yield the secrets in a value; `name` is its name, `table` the name of the table that holds it."""
     match value:
         case str():
             flag = FLAG.fullmatch(value)
-            yield from find_secrets_in_text(flag[2] if flag else value, flag[1] if flag else name, given=table in GIVEN)
-        case {"name": str(own), "value": str(inner), **more} if not more:  # as ACP lists variables and headers
-            yield from find_secrets_in_text(inner, own, given=name in GIVEN)
+            text, name = (flag[2], flag[1]) if flag else (value, name)
+            yield from find_secrets_in_text(text, name, is_private=table in PRIVATE_TABLES)
+        case {"name": str(own), "value": str(inner), **more} if not more:  # ACP's form of a variable or a header
+            yield from find_secrets_in_text(inner, own, is_private=name in PRIVATE_TABLES)
         case dict():
             for own, inner in cast(dict[str, Any], value).items():
                 yield from find_in_value(inner, own, table=name)
@@ -65,20 +68,23 @@ def find_in_value(value: Any, name: str, *, table: str) -> Iterator[str]:
             pass
 
 
-def find_secrets_in_text(text: str, name: str, *, given: bool = False) -> Iterator[str]:
-    """The secrets in one setting: all of it, or of an address only what nobody else may know."""
-    text = SCHEME.sub("", text.strip(), count=1)
-    if ADDRESS.fullmatch(text):
+def find_secrets_in_text(text: str, name: str, *, is_private: bool = False) -> Iterator[str]:
+    """Yield the secrets in one setting: all of it, or the secret parts of a URL."""
+    text = AUTH_SCHEME.sub("", text.strip(), count=1)
+    if URL.fullmatch(text):
         yield from find_secrets_in_url(text)
-    elif len(text) < SHORTEST or text.lower() in PLACEHOLDERS:
         return
-    elif CERTAIN.search(name) or ((given or LIKELY.search(name)) and not ORDINARY.fullmatch(text)):
+    if len(text) < MIN_SECRET_LENGTH or text.lower() in PLACEHOLDERS:
+        return
+    is_likely = is_private or LIKELY_SECRET_NAMES.search(name)
+    if SECRET_NAMES.search(name) or (is_likely and not ORDINARY.fullmatch(text)):
         yield text
-        yield from (line for line in text.splitlines() if len(line) > SHORTEST and not ORDINARY.fullmatch(line))
+        lines = (line for line in text.splitlines() if len(line) > MIN_SECRET_LENGTH)
+        yield from (line for line in lines if not ORDINARY.fullmatch(line))
 
 
 def find_secrets_in_url(url: str) -> Iterator[str]:
-    """The password of an address, and what in its path and its query is a key."""
+    """Yield the password of a URL, and the keys in its path and query."""
     try:
         parts = urlsplit(url)
         user, password = parts.username or "", parts.password or ""
@@ -88,17 +94,17 @@ def find_secrets_in_url(url: str) -> Iterator[str]:
         yield from find_secrets_in_text(password, "password")
         yield from find_secrets_in_text(unquote(password), "password")
     for piece in (user, *parts.path.split("/")):
-        if len(piece) >= 2 * SHORTEST and not ORDINARY.fullmatch(piece):
+        if len(piece) >= 2 * MIN_SECRET_LENGTH and not ORDINARY.fullmatch(piece):
             yield piece
     for name, value in parse_qsl(parts.query):
         yield from find_secrets_in_text(value, name)
 
 
 def mask(value: Any, secrets: Collection[str]) -> Any:
-    """A JSON value with the mask in place of every secret, also where a text of it is JSON itself."""
-    spelled = {text for secret in secrets for text in (secret, json.dumps(secret)[1:-1])}
-    spelled |= {json.dumps(secret, ensure_ascii=False)[1:-1] for secret in secrets}
-    return replace_secrets(value, sorted(spelled, key=len, reverse=True))
+    """Replace every secret in a JSON value by the mask, also in texts that are JSON themselves."""
+    spellings = {text for secret in secrets for text in (secret, json.dumps(secret)[1:-1])}
+    spellings |= {json.dumps(secret, ensure_ascii=False)[1:-1] for secret in secrets}
+    return replace_secrets(value, sorted(spellings, key=len, reverse=True))
 
 
 def replace_secrets(value: Any, secrets: Sequence[str]) -> Any:

@@ -1,7 +1,7 @@
-"""Prompts: named templates, and the record of every rendering.
+"""Prompts: named templates. The log records each render.
 
-Text from outside (the user, project files, skills, tools) is only ever passed in variables. A template is never made of
-it, so nothing in it is evaluated.
+Texts of users, project files, skills and tools are passed as variables only. They are never a part of a template, so
+nothing in them is evaluated.
 """
 
 import hashlib
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A Jinja2 template under a name; its version is a digest of its text."""
+    """A Jinja2 template with a name; the template's content is its version."""
 
     name: str
     template: str
 
     @classmethod
-    def packaged(cls, name: str, package: str = "crow_core") -> "Prompt":
-        """Read the template of that name from the folder `templates` of a package."""
+    def from_package(cls, name: str, package: str = "crow_core") -> "Prompt":
+        """Read the template of that name in a package's folder `templates`."""
         return cls(name, (files(package) / "templates" / f"{name}.md.j2").read_text("utf-8"))
 
     @classmethod
@@ -42,9 +42,9 @@ class Prompt:
         return hashlib.sha256(self.template.encode()).hexdigest()[:12]
 
     @cached_property
-    def compiled(self) -> "Template":
-        """The compiled template; compiling takes thirty times as long as rendering."""
-        # Imported here: it takes 5 % of the start-up time, and is needed when the first prompt is rendered.
+    def compiled_template(self) -> "Template":
+        """The compiled template. Compiling takes thirty times as long as rendering."""
+        # Imported here because it takes 5 % of the start-up time, and only the first render needs it.
         from jinja2 import StrictUndefined
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -54,12 +54,12 @@ class Prompt:
         return environment.from_string(self.template)
 
     def render(self, **variables: Any) -> str:
-        """Return the finished text. Raises PromptError; an undefined variable is an error, never an empty string."""
-        from jinja2 import TemplateSyntaxError  # as in `compiled`
+        """Render the template. Raises PromptError, also for an undefined variable."""
+        from jinja2 import TemplateSyntaxError  # see above
 
         try:
-            return self.compiled.render(variables).strip()
-        except Exception as error:  # a template can raise anything
+            return self.compiled_template.render(variables).strip()
+        except Exception as error:  # a template can raise any error
             line = f" (line {error.lineno})" if isinstance(error, TemplateSyntaxError) else ""
             said = str(error).rstrip(".")
             raise PromptError(f"The template of the prompt {self.name!r} is wrong{line}: {said}.") from error
@@ -102,7 +102,7 @@ class SessionPrompts:
         """
         self.instructions = [text]
         if alone:
-            self.templates["system"] = Prompt.packaged("client")
+            self.templates["system"] = Prompt.from_package("client")
         notes = [entry.get("crow", {}) for entry in drop_rewound(self._log) if marker_kind(entry) == "render"]
         last = next((render for render in reversed(notes) if render.get("purpose") == "system"), None)
         if last:

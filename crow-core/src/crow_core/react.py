@@ -30,8 +30,8 @@ async def react(session: Session, prompt: Message) -> StopReason:
             continue
         stop_reason = STOP_REASONS.get(model_call.finish_reason, "end_turn")
         more = await session.hooks.before_end.run(session, stop_reason)
-        if more is None and model_call.broken:
-            raise model_call.broken
+        if more is None and model_call.interruption:
+            raise model_call.interruption
         if more is None:
             return stop_reason
         session.log.append(more)
@@ -46,12 +46,12 @@ async def ask(session: Session) -> ModelCall:
     model_call = ModelCall(session.model, await session.request())
     whole = False
     try:
-        await model_call.listen(lambda delta: session.stream.show(delta, model_call))
+        await model_call.run(lambda delta: session.stream.show(delta, model_call))
         whole = model_call.finish_reason not in STOP_REASONS
     except ModelError as error:
-        if not model_call.first or not error.retry:
+        if not model_call.first_delta or not error.retry:
             raise
-        model_call.broken = error
+        model_call.interruption = error
     finally:
         session.stream.append(model_call, whole=whole)
         if not whole:

@@ -40,7 +40,7 @@ from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import Toolbox
 from crow_core.messages import Delta, Message, ToolUse, View, drop_rewound, settle
-from crow_core.models.chat import Model, ModelCall, Request
+from crow_core.models.chat import Model, ModelCall, ModelRequest
 from crow_core.options import Option, SessionOptions
 from crow_core.prompts import Prompt, SessionPrompts
 from crow_core.store import Page, Record
@@ -210,19 +210,19 @@ class Session:
         ]
         await self.update(AvailableCommandsUpdate(available_commands=commands))
 
-    async def ask_model(self, request: Request, purpose: str) -> ModelCall:
+    async def ask_model(self, request: ModelRequest, purpose: str) -> ModelCall:
         """Ask the model something beside the conversation.
 
         The call is recorded; its answer is neither shown nor appended to the log. Raises ModelError.
         """
         model_call = ModelCall(self.model, request, purpose)
         try:
-            await model_call.listen(lambda delta: self.stream.report(delta, model_call))
+            await model_call.run(lambda delta: self.stream.report(delta, model_call))
         finally:
             self.log.record(model_call)
         return model_call
 
-    async def request(self) -> Request:
+    async def request(self) -> ModelRequest:
         """Make the next request to the model.
 
         Its beginning never changes, so that servers can reuse their cache of it.
@@ -230,8 +230,8 @@ class Session:
         if self.prompts.system is None:
             self.prompts.system = await self.render_system_prompt()
         system: Message = {"role": "system", "content": self.prompts.system}
-        tools: Request = {"tools": self.toolbox.sent} if self.toolbox.sent else {}
-        request: Request = {**tools, "messages": [system, *self._view.messages(self.log)]}
+        tools: ModelRequest = {"tools": self.toolbox.sent} if self.toolbox.sent else {}
+        request: ModelRequest = {**tools, "messages": [system, *self._view.messages(self.log)]}
         return await self.hooks.before_model.run(request, self)
 
     async def render_system_prompt(self) -> str:
@@ -419,11 +419,11 @@ class Hooks:
                     raise EndTurn("end_turn", "pong")
         """)
 
-    before_model: Pipe[Request, [Session]] = Pipe("""
+    before_model: Pipe[ModelRequest, [Session]] = Pipe("""
         Receives the request to the model before it is sent; may return another, or raise EndTurn.
 
             @crow.before_model
-            def cool_down(request: Request, session: Session) -> Request:
+            def cool_down(request: ModelRequest, session: Session) -> ModelRequest:
                 return {"temperature": 0, **request}
         """)
 

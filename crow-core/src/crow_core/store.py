@@ -1,4 +1,4 @@
-"""What an app asks of whoever remembers its sessions, and what it is given."""
+"""The values that an app exchanges with a store of sessions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,23 +13,23 @@ class Record:
 
     id: str
     log: list[Message]
-    """The entries on the path to its tip, oldest first; not what was rewound."""
+    """The entries on the path to the session's head, oldest first, without rewound ones."""
     title: str = ""
     options: dict[str, str] = field(default_factory=dict[str, str])
-    """What was chosen: option id to value."""
+    """The chosen options: option id to value."""
     system: str | None = None
-    """The system prompt it was begun with; None when the model was never asked."""
+    """The system prompt of the session; None when no request was made yet."""
     tools: list[dict[str, Any]] | None = None
-    """The tool list that was last sent, in the shape of chat completions."""
+    """The list of tools that was last sent, in the form of chat completions."""
     damage: str = ""
-    """What could not be restored, as a sentence for a person: "341 of 343 messages …"."""
+    """A sentence for the user about entries that could not be restored: "341 of 343 messages …". "" for none."""
     state: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the store wants to find in `session.state`."""
+    """Values that the store adds to `session.state`."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A session as a list shows it. Times are milliseconds since 1970."""
+    """A session in a list. Times are milliseconds since 1970."""
 
     id: str
     cwd: str
@@ -41,8 +41,8 @@ class Summary:
 
 @dataclass(frozen=True)
 class Page:
-    """A part of the list of sessions, the latest first."""
+    """One page of the list of sessions, latest first."""
 
     sessions: Sequence[Summary]
     cursor: str | None = None
-    """Where the next part begins; None at the end."""
+    """Cursor of the next page; None at the end."""

@@ -1,4 +1,4 @@
-"""The JSON-RPC peer, seen through the lines it writes and the requests it carries."""
+"""Test the JSON-RPC peer by the lines that it writes and by requests between two peers."""
 
 import asyncio
 import gc
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from anyio import wait_all_tasks_blocked
 from crow_core.acp import connection as acp_connection
-from crow_core.acp.connection import MAX_RUNNING, MAX_WEIGHT, Connection, ConnectionClosed, Handler, RpcError
+from crow_core.acp.connection import MAX_RUNNING, MAX_RUNNING_BYTES, Connection, ConnectionClosed, Handler, RpcError
 from crow_core.acp.schema import (
     AGENT_METHODS,
     AUTH_REQUIRED,
@@ -35,7 +35,7 @@ from crow_core.acp.schema import (
     SessionNotification,
     TextBlock,
 )
-from crow_core.acp.transports import HIGH_WATER, Memory, memory_pair
+from crow_core.acp.transports import HIGH_WATER_BYTES, MemoryTransport, memory_pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,7 +49,7 @@ def update(text: str) -> SessionNotification:
     return SessionNotification(session_id="s", update=AgentMessageChunk(content=TextBlock(text=text)))
 
 
-def said(update: SessionNotification) -> str:
+def get_text(update: SessionNotification) -> str:
     assert isinstance(update.update, AgentMessageChunk)
     assert isinstance(update.update.content, TextBlock)
     return update.update.content.text
@@ -64,23 +64,23 @@ async def wait_forever(params: Any) -> None:
 
 
 class Wire:
-    """The other end of a connection, in lines."""
+    """The other end of a connection, as lines."""
 
-    def __init__(self, transport: Memory) -> None:
+    def __init__(self, transport: MemoryTransport) -> None:
         self.transport = transport
 
-    async def say(self, line: bytes | dict[str, Any]) -> None:
+    async def send(self, line: bytes | dict[str, Any]) -> None:
         raw = line if isinstance(line, bytes) else json.dumps(line).encode()
         self.transport.write(raw + b"\n")
         await self.transport.drain()
 
-    async def ask(self, id: Any, method: str, params: Any) -> None:
-        await self.say({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+    async def request(self, id: Any, method: str, params: Any) -> None:
+        await self.send({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
 
-    async def tell(self, method: str, params: Any) -> None:
-        await self.say({"jsonrpc": "2.0", "method": method, "params": params})
+    async def notify(self, method: str, params: Any) -> None:
+        await self.send({"jsonrpc": "2.0", "method": method, "params": params})
 
-    async def hear(self) -> dict[str, Any]:
+    async def receive(self) -> dict[str, Any]:
         line = await self.transport.readline()
         assert line.endswith(b"\n")
         assert line.count(b"\n") == 1
@@ -88,17 +88,17 @@ class Wire:
         assert message.pop("jsonrpc") == "2.0"
         return message
 
-    async def hear_before(self, id: Any) -> list[dict[str, Any]]:
-        """Everything that comes before the answer to `id`."""
-        heard: list[dict[str, Any]] = []
-        while (message := await self.hear()).get("id") != id:
-            heard.append(message)
-        return heard
+    async def receive_until(self, id: Any) -> list[dict[str, Any]]:
+        """Return the messages up to the answer to `id`."""
+        received: list[dict[str, Any]] = []
+        while (message := await self.receive()).get("id") != id:
+            received.append(message)
+        return received
 
 
 @asynccontextmanager
 async def serving(handlers: Mapping[str, Handler]) -> AsyncIterator[tuple[Connection, Wire]]:
-    """An agent's connection and its other end in lines."""
+    """Serve an agent's connection; yield it and its other end as lines."""
     ours, theirs = memory_pair()
     connection = Connection(ours, AGENT_METHODS, CLIENT_METHODS, handlers)
     async with asyncio.TaskGroup() as group:
@@ -111,7 +111,7 @@ async def serving(handlers: Mapping[str, Handler]) -> AsyncIterator[tuple[Connec
 async def connected(
     agent_handlers: Mapping[str, Handler], client_handlers: Mapping[str, Handler]
 ) -> AsyncIterator[tuple[Connection, Connection]]:
-    """An agent and a client that serve each other."""
+    """Connect an agent and a client, and yield both."""
     one, other = memory_pair()
     agent = Connection(one, AGENT_METHODS, CLIENT_METHODS, agent_handlers)
     client = Connection(other, CLIENT_METHODS, AGENT_METHODS, client_handlers)
@@ -122,7 +122,7 @@ async def connected(
         await client.close()
 
 
-async def test_a_request_travels_as_structs_both_ways():
+async def test_request_and_result_are_structs_on_both_sides():
     async def new(params: NewSessionRequest) -> NewSessionResponse:
         file = await agent.request("fs/read_text_file", ReadTextFileRequest(session_id="s", path=params.cwd))
         return NewSessionResponse(session_id=file.content)
@@ -135,27 +135,27 @@ async def test_a_request_travels_as_structs_both_ways():
 
 
 @pytest.mark.parametrize("id", [0, 1, -1, 2**70, "1", "", "\u00e9\U0001f426", None])
-async def test_an_id_comes_back_with_its_type(id: Any):
+async def test_answer_has_the_id_with_its_type(id: Any):
     async with serving({"session/list": list_nothing}) as (_, wire):
-        await wire.ask(id, "session/list", {})
-        answer = await wire.hear()
+        await wire.request(id, "session/list", {})
+        answer = await wire.receive()
         assert answer == {"id": id, "result": {"sessions": []}}
         assert type(answer["id"]) is type(id)
 
 
 @pytest.mark.parametrize("params", ["", ',"params":{}', ',"params":null'])
-async def test_params_that_hold_nothing_required_may_be_left_out(params: str):
+async def test_params_without_required_fields_may_be_left_out(params: str):
     async with serving({"session/list": list_nothing}) as (_, wire):
-        await wire.say(b'{"jsonrpc":"2.0","id":1,"method":"session/list"%b}' % params.encode())
-        assert await wire.hear() == {"id": 1, "result": {"sessions": []}}
+        await wire.send(b'{"jsonrpc":"2.0","id":1,"method":"session/list"%b}' % params.encode())
+        assert await wire.receive() == {"id": 1, "result": {"sessions": []}}
 
 
-async def test_a_handler_that_returns_nothing_answers_an_empty_object():
+async def test_handler_that_returns_none_answers_an_empty_object():
     async def load(params: Any) -> None: ...
 
     async with serving({"session/load": load}) as (_, wire):
-        await wire.ask(1, "session/load", {"sessionId": "s", "cwd": "/", "mcpServers": []})
-        assert await wire.hear() == {"id": 1, "result": {}}
+        await wire.request(1, "session/load", {"sessionId": "s", "cwd": "/", "mcpServers": []})
+        assert await wire.receive() == {"id": 1, "result": {}}
 
 
 @pytest.mark.parametrize(
@@ -196,19 +196,19 @@ async def test_a_handler_that_returns_nothing_answers_an_empty_object():
         (b'{"jsonrpc":"2.0","id":7,"method":"session/prompt","params":[]}', 7, INVALID_PARAMS),
     ],
 )
-async def test_a_bad_line_gets_one_error_and_the_next_line_works(line: bytes, id: Any, code: int):
+async def test_malformed_line_gets_one_error_and_the_next_line_works(line: bytes, id: Any, code: int):
     async def cancel(params: CancelNotification) -> None: ...
 
     async with serving({"session/list": list_nothing, "session/prompt": wait_forever, "session/cancel": cancel}) as (
         _,
         wire,
     ):
-        await wire.say(line)
-        refusal = await wire.hear()
+        await wire.send(line)
+        refusal = await wire.receive()
         assert (refusal["id"], refusal["error"]["code"]) == (id, code)
         assert "\n" not in refusal["error"]["message"]
-        await wire.ask("next", "session/list", {})
-        assert await wire.hear() == {"id": "next", "result": {"sessions": []}}
+        await wire.request("next", "session/list", {})
+        assert await wire.receive() == {"id": "next", "result": {"sessions": []}}
 
 
 @pytest.mark.parametrize(
@@ -227,22 +227,22 @@ async def test_a_bad_line_gets_one_error_and_the_next_line_works(line: bytes, id
         b'{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"no"}}',
     ],
 )
-async def test_what_is_no_request_is_never_answered(line: bytes, caplog: pytest.LogCaptureFixture):
+async def test_line_that_is_not_a_request_gets_no_answer(line: bytes, caplog: pytest.LogCaptureFixture):
     async def cancel(params: CancelNotification) -> None: ...
 
     async with serving({"session/list": list_nothing, "session/cancel": cancel}) as (_, wire):
-        await wire.say(line)
-        await wire.ask(1, "session/list", {})
-        assert await wire.hear_before(1) == []
+        await wire.send(line)
+        await wire.request(1, "session/list", {})
+        assert await wire.receive_until(1) == []
 
 
 @pytest.mark.parametrize("half", [rb"\ud83d", rb"\uDE00", rb"\ud83d\ud83d\ude00"])
-async def test_half_an_emoji_in_a_message_does_not_spoil_it(half: bytes):
-    """A client that cut a text in the middle of one waits for its answer, too."""
-    heard: list[str] = []
+async def test_message_with_half_an_emoji_is_read(half: bytes):
+    """A client may cut a text in the middle of an emoji and must get its answer, too."""
+    received: list[str] = []
 
     async def prompt(params: PromptRequest) -> PromptResponse:
-        heard.extend(block.text for block in params.prompt if isinstance(block, TextBlock))
+        received.extend(block.text for block in params.prompt if isinstance(block, TextBlock))
         return PromptResponse(stop_reason="end_turn")
 
     line = (
@@ -250,20 +250,20 @@ async def test_half_an_emoji_in_a_message_does_not_spoil_it(half: bytes):
         b'[{"type":"text","text":"a' + half + b'b"}],"_meta":{"' + half + b'":1}}}'
     )
     async with serving({"session/prompt": prompt}) as (_, wire):
-        await wire.say(line)
-        assert await wire.hear() == {"id": 1, "result": {"stopReason": "end_turn"}}
-    assert heard[0].startswith("a?")
-    assert heard[0].endswith("b")
+        await wire.send(line)
+        assert await wire.receive() == {"id": 1, "result": {"stopReason": "end_turn"}}
+    assert received[0].startswith("a?")
+    assert received[0].endswith("b")
 
 
-async def test_bad_params_are_refused_with_their_path():
+async def test_invalid_params_are_refused_with_their_path():
     async with serving({"session/prompt": wait_forever}) as (_, wire):
-        await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": [{"type": "text", "text": 5}]})
-        error = (await wire.hear())["error"]
+        await wire.request(1, "session/prompt", {"sessionId": "s", "prompt": [{"type": "text", "text": 5}]})
+        error = (await wire.receive())["error"]
         assert error == {"code": INVALID_PARAMS, "message": "Invalid params: prompt[0].text: expected str, got int"}
 
 
-async def test_an_error_a_handler_raises_is_answered_as_it_is():
+async def test_error_that_a_handler_raises_is_sent_unchanged():
     async def prompt(params: PromptRequest) -> None:
         raise RpcError(AUTH_REQUIRED, "Authentication required", {"hint": 1}, details="Run crow auth.")
 
@@ -274,19 +274,19 @@ async def test_an_error_a_handler_raises_is_answered_as_it_is():
         assert raised.value.data == {"hint": 1, "details": "Run crow auth."}
 
 
-async def test_a_failing_handler_is_answered_with_a_sentence_and_logged_with_its_traceback(
+async def test_failing_handler_is_answered_with_an_error_and_logged_with_its_traceback(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     log = logging.getLogger("crow_core.acp.connection")
-    monkeypatch.setattr(log, "propagate", False)  # what is logged here cannot be written into a report
+    monkeypatch.setattr(log, "propagate", False)  # a report cannot be written with this log record
     monkeypatch.setattr(log, "handlers", [caplog.handler])
 
     async def prompt(params: PromptRequest) -> None:
         raise RuntimeError("the disk is full\nand \udcff more")
 
     async with serving({"session/prompt": prompt}) as (_, wire):
-        await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": []})
-        assert await wire.hear() == {
+        await wire.request(1, "session/prompt", {"sessionId": "s", "prompt": []})
+        assert await wire.receive() == {
             "id": 1,
             "error": {
                 "code": INTERNAL_ERROR,
@@ -297,40 +297,40 @@ async def test_a_failing_handler_is_answered_with_a_sentence_and_logged_with_its
     assert "Traceback" in caplog.text
 
 
-async def test_that_the_other_side_is_gone_is_no_failure(caplog: pytest.LogCaptureFixture):
+async def test_closed_connection_is_not_logged_as_a_failure(caplog: pytest.LogCaptureFixture):
     async def prompt(params: PromptRequest) -> None:
         raise ConnectionClosed("the other side is gone")
 
     async with serving({"session/prompt": prompt}) as (_, wire):
-        await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": []})
-        assert (await wire.hear())["error"]["code"] == INTERNAL_ERROR
+        await wire.request(1, "session/prompt", {"sessionId": "s", "prompt": []})
+        assert (await wire.receive())["error"]["code"] == INTERNAL_ERROR
     assert caplog.text == ""
 
 
 @pytest.mark.parametrize(
     "error", [RpcError(1, "no\njson\udcff", {"path": object()}), RpcError(1, "no json ?", "\udcff")]
 )
-async def test_an_error_whose_data_is_no_json_is_answered_without_it(error: RpcError):
+async def test_error_with_data_that_is_not_json_is_sent_without_data(error: RpcError):
     async def prompt(params: PromptRequest) -> None:
         raise error
 
     async with serving({"session/prompt": prompt}) as (_, wire):
-        await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": []})
-        answer = await wire.hear()
+        await wire.request(1, "session/prompt", {"sessionId": "s", "prompt": []})
+        answer = await wire.receive()
         assert answer["error"]["code"] == 1
         assert "data" not in answer["error"]
 
 
-async def test_a_result_that_is_no_json_is_an_internal_error(caplog: pytest.LogCaptureFixture):
+async def test_result_that_is_not_json_is_an_internal_error(caplog: pytest.LogCaptureFixture):
     async def list_objects(params: ListSessionsRequest) -> object:
         return object()
 
     async with serving({"session/list": list_objects}) as (_, wire):
-        await wire.ask(1, "session/list", {})
-        assert (await wire.hear())["error"]["code"] == INTERNAL_ERROR
+        await wire.request(1, "session/list", {})
+        assert (await wire.receive())["error"]["code"] == INTERNAL_ERROR
 
 
-async def test_the_answer_leaves_before_what_the_handler_gave_to_call_soon():
+async def test_answer_is_written_before_callbacks_that_the_handler_scheduled():
     async def new(params: NewSessionRequest) -> NewSessionResponse:
         asyncio.get_running_loop().call_soon(ours.write, b'{"jsonrpc":"2.0","method":"next"}\n')
         return NewSessionResponse(session_id="s")
@@ -339,13 +339,13 @@ async def test_the_answer_leaves_before_what_the_handler_gave_to_call_soon():
     connection, wire = Connection(ours, AGENT_METHODS, CLIENT_METHODS, {"session/new": new}), Wire(theirs)
     async with asyncio.TaskGroup() as group:
         group.create_task(connection.serve())
-        await wire.ask(1, "session/new", {"cwd": "/", "mcpServers": []})
-        assert await wire.hear() == {"id": 1, "result": {"sessionId": "s"}}
-        assert await wire.hear() == {"method": "next"}
+        await wire.request(1, "session/new", {"cwd": "/", "mcpServers": []})
+        assert await wire.receive() == {"id": 1, "result": {"sessionId": "s"}}
+        assert await wire.receive() == {"method": "next"}
         await connection.close()
 
 
-async def test_a_cancel_right_behind_its_prompt_finds_it_started():
+async def test_cancel_directly_after_its_prompt_finds_it_running():
     running: dict[str, asyncio.Task[Any]] = {}
 
     async def prompt(params: PromptRequest) -> PromptResponse:
@@ -362,49 +362,49 @@ async def test_a_cancel_right_behind_its_prompt_finds_it_started():
 
     async with serving({"session/prompt": prompt, "session/cancel": cancel}) as (_, wire):
         for id in range(100):
-            await wire.ask(id, "session/prompt", {"sessionId": "s", "prompt": []})
-            await wire.tell("session/cancel", {"sessionId": "s"})
-            assert await wire.hear() == {"id": id, "result": {"stopReason": "cancelled"}}
+            await wire.request(id, "session/prompt", {"sessionId": "s", "prompt": []})
+            await wire.notify("session/cancel", {"sessionId": "s"})
+            assert await wire.receive() == {"id": id, "result": {"stopReason": "cancelled"}}
 
 
-async def test_every_update_before_an_answer_has_reached_its_handler_when_the_request_returns():
+async def test_request_returns_after_the_updates_before_its_answer_are_handled():
     async def prompt(params: PromptRequest) -> PromptResponse:
         for number in range(3000):
             await agent.notify("session/update", update(str(number)))
         return PromptResponse(stop_reason="end_turn")
 
     async def show(params: SessionNotification) -> None:
-        shown.append(said(params))
+        texts.append(get_text(params))
         await asyncio.sleep(0)
 
-    shown: list[str] = []
+    texts: list[str] = []
     async with connected({"session/prompt": prompt}, {"session/update": show}) as (agent, client):
         await client.request("session/prompt", PROMPT)
-        assert shown == [str(number) for number in range(3000)]
+        assert texts == [str(number) for number in range(3000)]
 
 
-async def test_requests_run_side_by_side():
+async def test_requests_run_in_parallel():
     async def prompt(params: PromptRequest) -> PromptResponse:
         await released.wait()
         return PromptResponse(stop_reason="end_turn")
 
     released = asyncio.Event()
     async with serving({"session/prompt": prompt, "session/list": list_nothing}) as (_, wire):
-        await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": []})
-        await wire.ask(2, "session/list", {})
-        assert (await wire.hear())["id"] == 2
+        await wire.request(1, "session/prompt", {"sessionId": "s", "prompt": []})
+        await wire.request(2, "session/list", {})
+        assert (await wire.receive())["id"] == 2
         released.set()
-        assert (await wire.hear())["id"] == 1
+        assert (await wire.receive())["id"] == 1
 
 
-async def test_a_cancelled_request_is_answered_cancelled():
+async def test_cancelled_request_is_answered_with_the_cancelled_error():
     async with serving({"session/prompt": wait_forever}) as (_, wire):
-        await wire.ask("a", "session/prompt", {"sessionId": "s", "prompt": []})
-        await wire.tell("$/cancel_request", {"requestId": "a"})
-        assert await wire.hear() == {"id": "a", "error": {"code": REQUEST_CANCELLED, "message": "Request cancelled"}}
+        await wire.request("a", "session/prompt", {"sessionId": "s", "prompt": []})
+        await wire.notify("$/cancel_request", {"requestId": "a"})
+        assert await wire.receive() == {"id": "a", "error": {"code": REQUEST_CANCELLED, "message": "Request cancelled"}}
 
 
-async def test_a_request_that_survives_its_cancellation_is_answered_with_its_result():
+async def test_request_that_ignores_its_cancellation_is_answered_with_its_result():
     async def prompt(params: PromptRequest) -> PromptResponse:
         try:
             await wait_forever(params)
@@ -413,13 +413,13 @@ async def test_a_request_that_survives_its_cancellation_is_answered_with_its_res
         return PromptResponse(stop_reason="cancelled")
 
     async with serving({"session/prompt": prompt}) as (agent, wire):
-        await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": []})
-        await wire.tell("$/cancel_request", {"requestId": 1})
-        assert (await wire.hear())["method"] == "session/update"
-        assert await wire.hear() == {"id": 1, "result": {"stopReason": "cancelled"}}
+        await wire.request(1, "session/prompt", {"sessionId": "s", "prompt": []})
+        await wire.notify("$/cancel_request", {"requestId": 1})
+        assert (await wire.receive())["method"] == "session/update"
+        assert await wire.receive() == {"id": 1, "result": {"stopReason": "cancelled"}}
 
 
-async def test_a_request_whose_caller_is_cancelled_is_cancelled_on_the_other_side():
+async def test_cancelled_caller_cancels_its_request_on_the_other_side():
     async def read(params: ReadTextFileRequest) -> None:
         started.set()
         try:
@@ -439,36 +439,36 @@ async def test_a_request_whose_caller_is_cancelled_is_cancelled_on_the_other_sid
         await cancelled.wait()
 
 
-async def test_a_late_answer_to_a_cancelled_request_is_ignored():
+async def test_late_answer_to_a_cancelled_request_is_ignored():
     async with serving({"session/list": list_nothing}) as (connection, wire):
         asking = asyncio.create_task(
             connection.request("fs/read_text_file", ReadTextFileRequest(session_id="s", path="/"))
         )
-        id = (await wire.hear())["id"]
+        id = (await wire.receive())["id"]
         asking.cancel()
-        assert await wire.hear() == {"method": "$/cancel_request", "params": {"requestId": id}}
-        await wire.say({"jsonrpc": "2.0", "id": id, "result": {"content": "late"}})
-        await wire.ask(1, "session/list", {})
-        assert await wire.hear_before(1) == []
+        assert await wire.receive() == {"method": "$/cancel_request", "params": {"requestId": id}}
+        await wire.send({"jsonrpc": "2.0", "id": id, "result": {"content": "late"}})
+        await wire.request(1, "session/list", {})
+        assert await wire.receive_until(1) == []
         assert asking.cancelled()
 
 
-async def test_an_id_in_use_is_refused_and_one_that_is_answered_may_come_again():
+async def test_id_of_a_running_request_is_refused_and_can_be_used_again_later():
     async def prompt(params: PromptRequest) -> PromptResponse:
         await released.wait()
         return PromptResponse(stop_reason="end_turn")
 
     released = asyncio.Event()
     async with serving({"session/prompt": prompt, "session/list": list_nothing}) as (_, wire):
-        await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": []})
-        await wire.ask(1, "session/list", {})
-        assert (await wire.hear())["error"]["code"] == INVALID_REQUEST
-        await wire.ask("1", "session/list", {})
-        assert (await wire.hear())["id"] == "1"
+        await wire.request(1, "session/prompt", {"sessionId": "s", "prompt": []})
+        await wire.request(1, "session/list", {})
+        assert (await wire.receive())["error"]["code"] == INVALID_REQUEST
+        await wire.request("1", "session/list", {})
+        assert (await wire.receive())["id"] == "1"
         released.set()
-        assert await wire.hear() == {"id": 1, "result": {"stopReason": "end_turn"}}
-        await wire.ask(1, "session/list", {})
-        assert await wire.hear() == {"id": 1, "result": {"sessions": []}}
+        assert await wire.receive() == {"id": 1, "result": {"stopReason": "end_turn"}}
+        await wire.request(1, "session/list", {})
+        assert await wire.receive() == {"id": 1, "result": {"sessions": []}}
 
 
 @pytest.mark.parametrize(
@@ -482,27 +482,27 @@ async def test_an_id_in_use_is_refused_and_one_that_is_answered_may_come_again()
         '"result":{"content":"x"},"jsonrpc":"1.0"',
     ],
 )
-async def test_an_answer_that_cannot_be_read_fails_the_request(answer: str):
+async def test_unreadable_answer_fails_its_request(answer: str):
     async with serving({}) as (connection, wire):
         asking = asyncio.create_task(
             connection.request("fs/read_text_file", ReadTextFileRequest(session_id="s", path="/"))
         )
-        id = (await wire.hear())["id"]
-        await wire.say(b'{"jsonrpc":"2.0","id":%d,%b}' % (id, answer.encode()))
+        id = (await wire.receive())["id"]
+        await wire.send(b'{"jsonrpc":"2.0","id":%d,%b}' % (id, answer.encode()))
         with pytest.raises(RpcError) as raised:
             await asking
         assert raised.value.code == INTERNAL_ERROR
         assert raised.value.data["details"]
 
 
-async def test_null_is_a_result_where_nothing_is_required():
+async def test_null_is_a_result_without_required_fields():
     async with serving({}) as (connection, wire):
         asking = asyncio.create_task(connection.request("fs/write_text_file", {"sessionId": "s"}))
-        await wire.say({"jsonrpc": "2.0", "id": (await wire.hear())["id"], "result": None})
+        await wire.send({"jsonrpc": "2.0", "id": (await wire.receive())["id"], "result": None})
         assert type(await asking) is CLIENT_METHODS["fs/write_text_file"].result
 
 
-async def test_methods_of_ones_own_take_and_return_plain_json():
+async def test_extension_methods_take_and_return_plain_json():
     async def count(params: dict[str, Any]) -> dict[str, Any]:
         return {"n": params["n"] + 1}
 
@@ -516,23 +516,23 @@ async def test_methods_of_ones_own_take_and_return_plain_json():
         assert noted == [{"a": 1}]
 
 
-async def test_a_handler_for_a_method_nobody_knows_is_a_mistake_found_at_once():
+async def test_handler_for_an_unknown_method_is_refused():
     with pytest.raises(KeyError, match="session/pormpt"):
         Connection(memory_pair()[0], AGENT_METHODS, CLIENT_METHODS, {"session/pormpt": wait_forever})
 
 
-async def test_a_failing_notification_is_logged_and_hurts_nobody(caplog: pytest.LogCaptureFixture):
+async def test_failing_notification_is_logged_and_the_connection_continues(caplog: pytest.LogCaptureFixture):
     async def cancel(params: CancelNotification) -> None:
         raise RuntimeError("boom")
 
     async with serving({"session/cancel": cancel, "session/list": list_nothing}) as (_, wire):
-        await wire.tell("session/cancel", {"sessionId": "s"})
-        await wire.ask(1, "session/list", {})
-        assert await wire.hear_before(1) == []
+        await wire.notify("session/cancel", {"sessionId": "s"})
+        await wire.request(1, "session/list", {})
+        assert await wire.receive_until(1) == []
     assert "boom" in caplog.text
 
 
-async def test_the_end_of_input_cancels_what_runs_fails_what_waits_and_ends_serve():
+async def test_end_of_input_cancels_running_requests_fails_waiting_ones_and_ends_serve():
     async def prompt(params: PromptRequest) -> None:
         try:
             await wait_forever(params)
@@ -544,8 +544,8 @@ async def test_the_end_of_input_cancels_what_runs_fails_what_waits_and_ends_serv
     ours, theirs = memory_pair()
     connection, wire = Connection(ours, AGENT_METHODS, CLIENT_METHODS, {"session/prompt": prompt}), Wire(theirs)
     asking = asyncio.create_task(connection.request("fs/read_text_file", read))
-    assert (await wire.hear())["method"] == "fs/read_text_file"
-    await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": []})
+    assert (await wire.receive())["method"] == "fs/read_text_file"
+    await wire.request(1, "session/prompt", {"sessionId": "s", "prompt": []})
     await theirs.close()
     await connection.serve()
     assert ended == ["s"]
@@ -557,12 +557,12 @@ async def test_the_end_of_input_cancels_what_runs_fails_what_waits_and_ends_serv
         await connection.notify("session/update", update("too late"))
 
 
-async def test_an_error_that_nobody_waits_for_any_more_is_not_reported(caplog: pytest.LogCaptureFixture):
-    read = ReadTextFileRequest(session_id="s", path="x" * 2 * HIGH_WATER)
+async def test_error_for_a_cancelled_waiter_is_not_reported(caplog: pytest.LogCaptureFixture):
+    read = ReadTextFileRequest(session_id="s", path="x" * 2 * HIGH_WATER_BYTES)
     async with serving({}) as (connection, wire):
-        asking = asyncio.create_task(connection.request("fs/read_text_file", read))  # waits until it is read
+        asking = asyncio.create_task(connection.request("fs/read_text_file", read))  # waits until the peer reads
         await wait_all_tasks_blocked()
-        await wire.say({"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "no"}})
+        await wire.send({"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "no"}})
         await wait_all_tasks_blocked()
         await wire.transport.close()
         with pytest.raises(ConnectionClosed):
@@ -572,19 +572,19 @@ async def test_an_error_that_nobody_waits_for_any_more_is_not_reported(caplog: p
     assert caplog.text == ""
 
 
-async def test_a_handler_may_close_the_connection():
+async def test_handler_may_close_the_connection():
     async def logout(params: Any) -> None:
         await connection.close()
         closed.append(True)
 
     closed: list[bool] = []
     async with serving({"logout": logout}) as (connection, wire):
-        await wire.ask(1, "logout", {})
+        await wire.request(1, "logout", {})
         assert await wire.transport.readline() == b""
     assert closed == [True]
 
 
-async def test_a_handler_that_ignores_its_cancellation_does_not_hold_up_the_end(
+async def test_handler_that_ignores_its_cancellation_does_not_delay_the_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     async def prompt(params: PromptRequest) -> None:
@@ -594,10 +594,10 @@ async def test_a_handler_that_ignores_its_cancellation_does_not_hold_up_the_end(
             except asyncio.CancelledError:
                 continue
 
-    monkeypatch.setattr(acp_connection, "GRACE", 0.1)
+    monkeypatch.setattr(acp_connection, "CANCEL_TIMEOUT", 0.1)
     released = asyncio.Event()
     async with serving({"session/prompt": prompt}) as (connection, wire):
-        await wire.ask(1, "session/prompt", {"sessionId": "s", "prompt": []})
+        await wire.request(1, "session/prompt", {"sessionId": "s", "prompt": []})
         await wait_all_tasks_blocked()
         await connection.close()
     assert "did not end" in caplog.text
@@ -605,7 +605,7 @@ async def test_a_handler_that_ignores_its_cancellation_does_not_hold_up_the_end(
     await wait_all_tasks_blocked()
 
 
-async def test_a_sender_waits_for_a_peer_that_does_not_read():
+async def test_sender_waits_for_a_peer_that_does_not_read():
     async def talk() -> None:
         nonlocal sent
         while True:
@@ -616,17 +616,17 @@ async def test_a_sender_waits_for_a_peer_that_does_not_read():
     async with serving({}) as (connection, wire):
         talking = asyncio.create_task(talk())
         await wait_all_tasks_blocked()
-        assert HIGH_WATER / 2 < sent < HIGH_WATER * 2
-        await wire.hear()
+        assert HIGH_WATER_BYTES / 2 < sent < HIGH_WATER_BYTES * 2
+        await wire.receive()
         before = sent
         for _ in range(10):
-            await wire.hear()
+            await wire.receive()
         await wait_all_tasks_blocked()
         assert sent > before
         talking.cancel()
 
 
-async def test_a_sender_that_waits_learns_that_the_peer_is_gone():
+async def test_waiting_sender_gets_an_error_when_the_peer_is_gone():
     async def talk() -> None:
         while True:
             await connection.notify("session/update", update("x" * 1000))
@@ -641,72 +641,72 @@ async def test_a_sender_that_waits_learns_that_the_peer_is_gone():
     await connection.close()
 
 
-async def test_who_sends_rubbish_and_does_not_read_has_to_wait():
+async def test_peer_that_sends_malformed_lines_without_reading_has_to_wait():
     async def babble() -> None:
         nonlocal sent
         while True:
-            await wire.say(b"[]")
+            await wire.send(b"[]")
             sent += 1
 
     sent = 0
     async with serving({}) as (_, wire):
         babbling = asyncio.create_task(babble())
         await wait_all_tasks_blocked()
-        assert 0 < sent < 2 * HIGH_WATER
+        assert 0 < sent < 2 * HIGH_WATER_BYTES
         babbling.cancel()
 
 
-async def test_who_asks_and_does_not_read_has_to_wait():
+async def test_peer_that_sends_requests_without_reading_has_to_wait():
     async def list_many(params: ListSessionsRequest) -> dict[str, Any]:
         return {"sessions": [{"sessionId": "x" * 1000, "cwd": "/"}]}
 
-    async def ask() -> None:
+    async def send_requests() -> None:
         nonlocal asked
         while True:
             asked += 1
-            await wire.ask(asked, "session/list", {})
+            await wire.request(asked, "session/list", {})
 
     asked = 0
     async with serving({"session/list": list_many}) as (_, wire):
-        asking = asyncio.create_task(ask())
+        asking = asyncio.create_task(send_requests())
         await wait_all_tasks_blocked()
         before = asked
-        assert before * 1000 < HIGH_WATER * 100
-        await wire.hear_before(before // 2)
+        assert before * 1000 < HIGH_WATER_BYTES * 100
+        await wire.receive_until(before // 2)
         await wait_all_tasks_blocked()
         assert asked > before
         asking.cancel()
 
 
-async def test_who_asks_for_too_much_at_once_is_refused_and_can_still_cancel():
+async def test_too_many_running_requests_are_refused_and_can_be_cancelled():
     async with serving({"session/prompt": wait_forever, "session/list": list_nothing}) as (_, wire):
         for id in range(MAX_RUNNING):
-            await wire.ask(id, "session/prompt", {"sessionId": "s", "prompt": []})
-        await wire.ask("one more", "session/list", {})
-        refusal = await wire.hear()
+            await wire.request(id, "session/prompt", {"sessionId": "s", "prompt": []})
+        await wire.request("one more", "session/list", {})
+        refusal = await wire.receive()
         assert (refusal["id"], refusal["error"]["code"]) == ("one more", INVALID_REQUEST)
         assert refusal["error"]["data"]["details"] == "1000 requests are running. Wait for some of their answers."
-        await wire.tell("$/cancel_request", {"requestId": 7})
-        assert (await wire.hear())["id"] == 7
-        await wire.ask("again", "session/list", {})
-        assert (await wire.hear())["result"] == {"sessions": []}
+        await wire.notify("$/cancel_request", {"requestId": 7})
+        assert (await wire.receive())["id"] == 7
+        await wire.request("again", "session/list", {})
+        assert (await wire.receive())["result"] == {"sessions": []}
 
 
-async def test_requests_that_run_at_once_may_not_be_too_large_together():
-    text = "x" * (MAX_WEIGHT // 4)
+async def test_running_requests_are_limited_in_their_total_size():
+    text = "x" * (MAX_RUNNING_BYTES // 4)
     async with serving({"session/prompt": wait_forever}) as (_, wire):
         for id in range(3):
-            await wire.ask(id, "session/prompt", {"sessionId": "s", "prompt": [{"type": "text", "text": text}]})
-        await wire.ask(3, "session/prompt", {"sessionId": "s", "prompt": [{"type": "text", "text": text}]})
-        assert (await wire.hear())["id"] == 3
-        await wire.tell("$/cancel_request", {"requestId": 0})
-        assert (await wire.hear())["id"] == 0
-        await wire.ask(4, "session/prompt", {"sessionId": "s", "prompt": [{"type": "text", "text": text}]})
-        await wire.tell("$/cancel_request", {"requestId": 4})
-        assert (await wire.hear())["error"]["code"] == REQUEST_CANCELLED
+            await wire.request(id, "session/prompt", {"sessionId": "s", "prompt": [{"type": "text", "text": text}]})
+        await wire.request(3, "session/prompt", {"sessionId": "s", "prompt": [{"type": "text", "text": text}]})
+        assert (await wire.receive())["id"] == 3
+        await wire.notify("$/cancel_request", {"requestId": 0})
+        assert (await wire.receive())["id"] == 0
+        await wire.request(4, "session/prompt", {"sessionId": "s", "prompt": [{"type": "text", "text": text}]})
+        await wire.notify("$/cancel_request", {"requestId": 4})
+        assert (await wire.receive())["error"]["code"] == REQUEST_CANCELLED
 
 
-async def test_twenty_mebibytes_pass_both_ways():
+async def test_twenty_mebibytes_are_sent_both_ways():
     async def read(params: ReadTextFileRequest) -> ReadTextFileResponse:
         return ReadTextFileResponse(content=params.path)
 
@@ -748,7 +748,7 @@ LINES = st.one_of(
 
 
 def is_request(line: bytes) -> bool:
-    """Whether nobody can doubt that the line is a request."""
+    """Return whether a line is certainly a request."""
     try:
         pairs = json.loads(line.decode(), object_pairs_hook=list, parse_constant=float)
     except (ValueError, RecursionError):
@@ -782,14 +782,14 @@ def test_no_line_ends_the_connection_and_each_request_gets_one_answer(lines: lis
         handlers: dict[str, Handler] = {"session/list": list_nothing, "session/prompt": prompt, "_x": echo}
         async with serving(handlers) as (_, wire):
             for number, line in enumerate(lines):
-                await wire.say(line)
-                await wire.ask(f"probe {number}", "session/list", {})
-                heard = await wire.hear_before(f"probe {number}")
-                assert all(("result" in answer) != ("error" in answer) for answer in heard)
+                await wire.send(line)
+                await wire.request(f"probe {number}", "session/list", {})
+                received = await wire.receive_until(f"probe {number}")
+                assert all(("result" in answer) != ("error" in answer) for answer in received)
                 if is_request(line):
-                    assert [answer["id"] for answer in heard] == [json.loads(line)["id"]]
+                    assert [answer["id"] for answer in received] == [json.loads(line)["id"]]
                 else:
-                    assert len(heard) <= 1
+                    assert len(received) <= 1
 
     logging.disable(logging.CRITICAL)
     try:

@@ -1,4 +1,4 @@
-"""The ACP vocabulary against three judges: the official schema, a JSON schema validator, the official Python SDK."""
+"""Test the ACP structs against the official schema, a JSON schema validator, and the official Python SDK."""
 
 import importlib.util
 import json
@@ -42,7 +42,7 @@ PLAIN = {
 
 
 def instances(definition: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Any value that fits, drawn from the schema itself."""
+    """Return a strategy for the values that a schema allows."""
     if "$ref" in definition:
         return st.deferred(lambda: instances(DEFS[definition["$ref"].removeprefix("#/$defs/")]))
     if "const" in definition:
@@ -77,7 +77,7 @@ def properties(definition: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
         return plain("object", definition)
     required = definition.get("required", ())
     fields = {name: instances(value) for name, value in definition.get("properties", {}).items()}
-    if "not" in definition:  # a variant nobody knows
+    if "not" in definition:  # an unknown variant
         fields = {**fields, **{name: st.just("_other") for name in required}}
     return st.fixed_dictionaries(
         {name: value for name, value in fields.items() if name in required},
@@ -86,7 +86,7 @@ def properties(definition: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def defaulted(definition: Any) -> set[str]:
-    """The properties that mean the same when absent and when default."""
+    """Return the properties whose absence means the same as their default."""
     if isinstance(definition, list):
         return set().union(*map(defaulted, definition))
     if not isinstance(definition, dict):
@@ -101,24 +101,24 @@ def defaulted(definition: Any) -> set[str]:
 DEFAULTED = defaulted(DEFS)
 
 
-def bare(value: Any) -> Any:
-    """A message without what its defaults say anyway."""
+def drop_defaults(value: Any) -> Any:
+    """Return a message without the properties that have their default."""
     if isinstance(value, list):
-        return [bare(item) for item in value]
+        return [drop_defaults(item) for item in value]
     if not isinstance(value, dict):
         return value
-    pairs = {key: bare(item) for key, item in value.items()}
+    pairs = {key: drop_defaults(item) for key, item in value.items()}
     empty = (False, [], {}, "object")
     return {key: item for key, item in pairs.items() if key not in DEFAULTED or item not in empty}
 
 
-def test_committed_module_is_what_the_generator_writes() -> None:
+def test_committed_module_is_the_output_of_the_generator() -> None:
     script = ROOT / "scripts/generate_acp_schema.py"
     spec = importlib.util.spec_from_file_location("generate_acp_schema", script)
     assert spec
     assert spec.loader
     generator = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = generator  # dataclasses look their module up
+    sys.modules[spec.name] = generator  # dataclasses look up their module
     try:
         spec.loader.exec_module(generator)
         assert generator.generate(OFFICIAL) == Path(schema.__file__).read_text("utf-8"), f"run python {script}"
@@ -126,7 +126,7 @@ def test_committed_module_is_what_the_generator_writes() -> None:
         del sys.modules[spec.name]
 
 
-def test_vendored_schema_holds_no_prose_and_every_property() -> None:
+def test_vendored_schema_has_every_property_and_no_prose() -> None:
     def keywords(node: Any, names: bool = False) -> set[str]:
         if isinstance(node, list):
             return set().union(*map(keywords, node))
@@ -152,14 +152,14 @@ def test_every_method_of_the_schema_is_in_its_table() -> None:
 @pytest.mark.parametrize("name", MESSAGES)
 @settings(max_examples=settings.default.max_examples * 3 // 10, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_any_message_the_schema_allows_comes_back_as_it_was_sent(name: str, data: st.DataObject) -> None:
+def test_any_message_that_the_schema_allows_survives_decoding_and_encoding(name: str, data: st.DataObject) -> None:
     sent = data.draw(instances(DEFS[name]))
     assert is_valid(name, sent), "the test's own instance"
     struct = getattr(schema, name)
     message = decode(json.dumps(sent).encode(), struct)
     assert isinstance(message, struct)
     back = json.loads(encode(message))
-    assert bare(back) == bare(sent)
+    assert drop_defaults(back) == drop_defaults(sent)
     assert is_valid(name, back)
     assert decode(encode(message), struct) == message
 
@@ -172,7 +172,7 @@ def read_as(message: Any, struct: Any) -> Any:
     return decode(json.dumps(message).encode(), struct)
 
 
-def test_lists_the_schema_requires_are_written_even_when_empty() -> None:
+def test_required_lists_are_written_even_when_empty() -> None:
     request = schema.NewSessionRequest(cwd="/", mcp_servers=[schema.McpServer(name="a", command="b")])
     assert sent_as(schema.NewSessionRequest(cwd="/")) == {"cwd": "/", "mcpServers": []}
     assert sent_as(request)["mcpServers"] == [{"name": "a", "command": "b", "args": [], "env": []}]
@@ -185,7 +185,7 @@ NEW_BLOCK = {"type": "hologram", "depth": [1, {"x": None}], "text": "hi"}
 NEW_UPDATE = {"sessionUpdate": "mood", "mood": {"deep": [1]}, "_meta": {"a": 1}}
 
 
-def test_unknown_block_and_update_come_back_unchanged() -> None:
+def test_unknown_block_and_update_are_encoded_unchanged() -> None:
     chunk = {"sessionId": "s", "update": {"sessionUpdate": "agent_message_chunk", "content": NEW_BLOCK}}
     update = {"sessionId": "s", "update": NEW_UPDATE}
     prompt = {"sessionId": "s", "prompt": [{"type": "text", "text": "a"}, NEW_BLOCK]}
@@ -224,18 +224,18 @@ def test_unknown_block_and_update_come_back_unchanged() -> None:
         ),
     ],
 )
-def test_every_tagged_union_keeps_what_it_does_not_know(struct: Any, message: Any, unknown: str) -> None:
+def test_every_tagged_union_keeps_unknown_variants(struct: Any, message: Any, unknown: str) -> None:
     value = read_as(message, struct)
     assert f"{unknown}({{" in repr(value)
     assert json.loads(encode(value)) == message
 
 
-def test_an_unknown_variant_still_needs_its_tag() -> None:
+def test_unknown_variant_needs_its_tag() -> None:
     with pytest.raises(msgspec.ValidationError, match=r"^prompt\[0\]\.type: required, but missing$"):
         read_as({"sessionId": "s", "prompt": [{"text": "a"}]}, schema.PromptRequest)
 
 
-def test_absent_and_null_are_told_apart() -> None:
+def test_absent_and_null_are_different() -> None:
     absent = decode(b'{"sessionUpdate":"session_info_update"}', schema.SessionInfoUpdate)
     null = decode(b'{"sessionUpdate":"session_info_update","title":null}', schema.SessionInfoUpdate)
     assert absent.title is UNSET
@@ -249,7 +249,7 @@ def test_absent_and_null_are_told_apart() -> None:
     }
 
 
-def test_an_empty_capability_is_not_an_absent_one() -> None:
+def test_empty_capability_is_not_absent() -> None:
     asked = decode(b'{"protocolVersion":1,"clientCapabilities":{"elicitation":{"form":{}}}}', schema.InitializeRequest)
     elicitation = asked.client_capabilities.elicitation
     assert elicitation
@@ -258,7 +258,7 @@ def test_an_empty_capability_is_not_an_absent_one() -> None:
     assert b'"elicitation":{"form":{}}' in encode(asked)
 
 
-def test_meta_never_stands_in_for_a_parameter() -> None:
+def test_meta_key_never_replaces_a_parameter() -> None:
     raw = b'{"sessionId":"s","path":"/a","_meta":{"path":"/b","line":7,"session_id":"t","meta":1}}'
     request = decode(raw, schema.ReadTextFileRequest)
     assert (request.session_id, request.path, request.line) == ("s", "/a", UNSET)
@@ -278,7 +278,7 @@ def marked_fields() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "wire"), marked_fields())
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_malformed_field_marked_tolerant_falls_back(name: str, wire: str, data: st.DataObject) -> None:
+def test_malformed_tolerant_field_gets_its_default(name: str, wire: str, data: st.DataObject) -> None:
     wrong = next((bad for bad in (7, "seven") if not is_valid(DEFS[name]["properties"][wire], bad)), UNSET)
     if wrong is UNSET:
         return  # anything is allowed there
@@ -289,7 +289,7 @@ def test_malformed_field_marked_tolerant_falls_back(name: str, wire: str, data: 
     assert read_as({**sent, wire: wrong}, struct) == read_as(without, struct)
 
 
-def test_malformed_variant_fields_fall_back_too() -> None:
+def test_malformed_fields_of_variants_get_their_defaults() -> None:
     update = {
         "sessionUpdate": "tool_call",
         "toolCallId": "t",
@@ -312,7 +312,7 @@ def test_malformed_field_without_the_mark_is_an_error() -> None:
         decode(b'{"sessionId":"s","path":"/a","limit":"all"}', schema.ReadTextFileRequest)
 
 
-def test_invalid_mcp_server_is_dropped_and_the_others_stay() -> None:
+def test_invalid_mcp_server_is_dropped_and_the_others_are_kept() -> None:
     servers = [
         {"name": "no command"},
         {"name": "stdio", "command": "a", "args": None, "env": []},
@@ -341,13 +341,13 @@ def test_missing_or_null_mcp_servers_mean_none(given: dict[str, Any]) -> None:
     assert read_as({"cwd": "/", **given}, schema.NewSessionRequest).mcp_servers == []
 
 
-def test_unknown_type_of_an_auth_method_means_the_agents_own() -> None:
+def test_auth_method_of_unknown_type_is_an_agent_method() -> None:
     methods = [{"id": "a", "name": "A", "type": "agent"}, {"id": "t", "name": "T", "type": "terminal", "args": ["x"]}]
     answer = read_as({"protocolVersion": 1, "authMethods": [*methods, {"id": 3}]}, schema.InitializeResponse)
     assert [(method.id, method.type) for method in answer.auth_methods] == [("a", UNSET), ("t", "terminal")]
 
 
-def test_absent_parameters_are_empty_ones() -> None:
+def test_absent_params_are_read_as_empty() -> None:
     assert decode(b"null", schema.ListSessionsRequest) == schema.ListSessionsRequest()
     with pytest.raises(msgspec.ValidationError, match=r"^cwd: required, but missing$"):
         decode(b"null", schema.NewSessionRequest)
@@ -401,19 +401,19 @@ def test_wrong_required_field_names_its_path(struct: Any, message: Any, error: s
     assert str(raised.value) == error
 
 
-def test_nesting_without_end_is_an_error_not_a_crash() -> None:
+def test_endless_nesting_is_an_error() -> None:
     raw = b'{"cwd":"/","_meta":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}"
     with pytest.raises(msgspec.ValidationError, match="nested too deeply"):
         decode(raw, schema.NewSessionRequest)
 
 
-def test_what_is_not_json_is_told_from_what_does_not_fit() -> None:
+def test_invalid_json_and_wrong_types_are_different_errors() -> None:
     with pytest.raises(msgspec.DecodeError) as raised:
         decode(b'{"cwd":', schema.NewSessionRequest)
     assert not isinstance(raised.value, msgspec.ValidationError)
 
 
-def test_a_stranger_is_not_encoded() -> None:
+def test_foreign_object_is_not_encoded() -> None:
     with pytest.raises(TypeError, match="object is not part of the ACP vocabulary"):
         encode(schema.TextBlock(text="a", meta={"x": object()}))
 
@@ -478,7 +478,7 @@ SDK_MESSAGES = [
 
 
 @pytest.mark.parametrize("message", SDK_MESSAGES, ids=lambda message: type(message).__name__)
-def test_official_sdk_reads_what_we_write(message: Any) -> None:
+def test_official_sdk_reads_our_messages(message: Any) -> None:
     model = getattr(sdk, type(message).__name__)
     read = model.model_validate_json(encode(message))
     written = read.model_dump_json(by_alias=True, exclude_unset=True)
@@ -486,7 +486,7 @@ def test_official_sdk_reads_what_we_write(message: Any) -> None:
     assert decode(written.encode(), type(message)) == message
 
 
-def test_importing_the_vocabulary_loads_nothing_heavy() -> None:
+def test_importing_the_schema_loads_no_large_library() -> None:
     heavy = {
         "asyncio",
         "pydantic",

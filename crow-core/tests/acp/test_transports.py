@@ -1,4 +1,4 @@
-"""The transports, with real processes, pipes, files, sockets and terminals."""
+"""Test the transports with real processes, pipes, files, sockets and terminals."""
 
 import asyncio
 import json
@@ -28,14 +28,21 @@ from crow_core.acp.schema import (
     SessionNotification,
     TextBlock,
 )
-from crow_core.acp.transports import HIGH_WATER, MAX_MESSAGE, Child, LineTooLong, Streams, spawn
+from crow_core.acp.transports import (
+    HIGH_WATER_BYTES,
+    MAX_MESSAGE_BYTES,
+    ChildTransport,
+    LineTooLong,
+    StreamTransport,
+    spawn,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytestmark = pytest.mark.anyio
 
-PATIENCE = 60.0
-"""Seconds for a process to end by itself, on a machine as busy as may be."""
+EXIT_TIMEOUT = 60.0
+"""Seconds for a process to end by itself, also on a busy machine."""
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory of a process there")
 
@@ -92,14 +99,14 @@ asyncio.run(main())
 
 @pytest.fixture
 def agent(tmp_path: Path) -> str:
-    """The path of a script that is an agent."""
+    """The path of a script that runs an agent."""
     path = tmp_path / "agent.py"
     path.write_text(AGENT)
     return str(path)
 
 
 class Talk:
-    """A client's side of a conversation, and the texts that came."""
+    """A client's connection, and the texts that it received."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -110,12 +117,12 @@ class Talk:
             "session/prompt", PromptRequest(session_id="s", prompt=[TextBlock(text=text)])
         )
 
-    def heard(self) -> list[str]:
+    def get_texts(self) -> list[str]:
         return [self.texts.get_nowait() for _ in range(self.texts.qsize())]
 
 
 @asynccontextmanager
-async def talking(transport: Streams) -> AsyncIterator[Talk]:
+async def talking(transport: StreamTransport) -> AsyncIterator[Talk]:
     async def show(params: SessionNotification) -> None:
         assert isinstance(params.update, AgentMessageChunk)
         assert isinstance(params.update.content, TextBlock)
@@ -128,7 +135,7 @@ async def talking(transport: Streams) -> AsyncIterator[Talk]:
         await talk.connection.close()
 
 
-async def send(child: Child, line: bytes) -> None:
+async def send(child: ChildTransport, line: bytes) -> None:
     child.write(line)
     await child.drain()
 
@@ -138,48 +145,48 @@ def request(id: Any, text: str) -> bytes:
     return json.dumps({"jsonrpc": "2.0", "id": id, "method": "session/prompt", "params": params}).encode() + b"\n"
 
 
-async def test_updates_come_in_order_and_before_the_answer(agent: str):
-    child = await spawn(sys.executable, [agent], grace=PATIENCE)
+async def test_updates_arrive_in_order_and_before_the_answer(agent: str):
+    child = await spawn(sys.executable, [agent], close_timeout=EXIT_TIMEOUT)
     async with talking(child) as talk:
         assert await talk.prompt("count") == PromptResponse(stop_reason="end_turn")
-        assert talk.heard() == [str(number) for number in range(3000)]
+        assert talk.get_texts() == [str(number) for number in range(3000)]
     assert child.process.returncode == 0
 
 
-async def test_what_the_process_and_its_children_print_goes_to_standard_error(agent: str, tmp_path: Path):
+async def test_output_of_the_process_and_its_children_goes_to_standard_error(agent: str, tmp_path: Path):
     with (tmp_path / "stderr").open("wb") as stderr:
         async with talking(await spawn(sys.executable, [agent], stderr=stderr)) as talk:
             await talk.prompt("print")
-            assert talk.heard() == ["''"]
+            assert talk.get_texts() == ["''"]
     assert (tmp_path / "stderr").read_text().split("\n") == ["printed", "written", "from the child ''", ""]
 
 
-async def test_a_child_gets_its_environment_and_folder(agent: str, tmp_path: Path):
+async def test_child_gets_its_environment_and_folder(agent: str, tmp_path: Path):
     async with talking(await spawn(sys.executable, [agent], {"WHERE": "here"}, tmp_path)) as talk:
         await talk.prompt("where")
-        assert talk.heard() == [f"here {tmp_path}"]
+        assert talk.get_texts() == [f"here {tmp_path}"]
 
 
-async def test_a_command_that_does_not_exist_is_an_error_at_once():
+async def test_command_that_does_not_exist_is_an_error():
     with pytest.raises(FileNotFoundError):
         await spawn("/no/such/agent")
 
 
-async def test_twenty_mebibytes_pass_through_pipes_both_ways(agent: str):
+async def test_twenty_mebibytes_are_sent_through_pipes_both_ways(agent: str):
     text = "\u00e9x" * (10 * 1024 * 1024)
     async with talking(await spawn(sys.executable, [agent])) as talk:
         await talk.prompt(text)
-        assert talk.heard() == [text]
+        assert talk.get_texts() == [text]
 
 
-async def memory_of(child: Child) -> dict[str, int]:
-    """Bytes of the process, now and at their peak."""
+async def memory_of(child: ChildTransport) -> dict[str, int]:
+    """Return the memory of a process in bytes, current and peak."""
     await send(child, b'{"jsonrpc":"2.0","id":"memory","method":"_memory","params":{}}\n')
     return json.loads(await child.readline())["result"]
 
 
 @needs_proc
-async def test_a_line_beyond_the_limit_costs_little_memory_and_one_error(agent: str):
+async def test_line_over_the_limit_takes_little_memory_and_gets_one_error(agent: str):
     child = await spawn(sys.executable, [agent])
     before = await memory_of(child)
     piece = b"x" * 1024 * 1024
@@ -190,25 +197,25 @@ async def test_a_line_beyond_the_limit_costs_little_memory_and_one_error(agent: 
     refusal = json.loads(await child.readline())
     assert refusal["id"] is None
     assert refusal["error"]["code"] == INVALID_REQUEST
-    assert (await memory_of(child))["peak"] - before["now"] < 1.5 * MAX_MESSAGE
+    assert (await memory_of(child))["peak"] - before["now"] < 1.5 * MAX_MESSAGE_BYTES
     await child.close()
 
 
 @needs_proc
-async def test_a_large_message_is_forgotten_while_its_handler_runs(agent: str):
+async def test_memory_of_a_large_message_is_freed_while_its_handler_runs(agent: str):
     child = await spawn(sys.executable, [agent])
     before = await memory_of(child)
-    unread = b',"unread":"' + b"x" * (MAX_MESSAGE - 1000) + b'"}}\n'
+    unread = b',"unread":"' + b"x" * (MAX_MESSAGE_BYTES - 1000) + b'"}}\n'
     await send(child, request(1, "wait").replace(b"}}\n", unread))
     assert json.loads(await child.readline())["method"] == "session/update"
     after = await memory_of(child)
-    assert after["peak"] - before["now"] > MAX_MESSAGE / 2
-    assert after["now"] - before["now"] < MAX_MESSAGE / 2
+    assert after["peak"] - before["now"] > MAX_MESSAGE_BYTES / 2
+    assert after["now"] - before["now"] < MAX_MESSAGE_BYTES / 2
     await child.close()
 
 
-async def test_the_end_of_input_ends_the_agent_after_the_answer_to_what_ran(agent: str):
-    child = await spawn(sys.executable, [agent], grace=PATIENCE)
+async def test_end_of_input_ends_the_agent_after_its_running_requests_are_answered(agent: str):
+    child = await spawn(sys.executable, [agent], close_timeout=EXIT_TIMEOUT)
     await send(child, request(1, "wait"))
     assert json.loads(await child.readline())["method"] == "session/update"
     await child.close()  # waits for the exit
@@ -217,7 +224,7 @@ async def test_the_end_of_input_ends_the_agent_after_the_answer_to_what_ran(agen
     assert await child.readline() == b""
 
 
-async def test_what_was_written_before_the_end_arrives_whole(agent: str):
+async def test_data_written_before_the_end_arrives_completely(agent: str):
     text = "x" * 4 * 1024 * 1024
     done = await asyncio.to_thread(
         subprocess.run, [sys.executable, agent], input=request(1, text), stdout=subprocess.PIPE, check=True
@@ -227,14 +234,14 @@ async def test_what_was_written_before_the_end_arrives_whole(agent: str):
     assert answer["id"] == 1
 
 
-async def test_the_last_line_needs_no_newline(agent: str):
+async def test_last_line_needs_no_newline(agent: str):
     answer = await asyncio.to_thread(
         subprocess.run, [sys.executable, agent], input=request(1, "hi")[:-1], stdout=subprocess.PIPE, check=True
     )
     assert [json.loads(line).get("id") for line in answer.stdout.splitlines()] == [None, 1]
 
 
-async def test_files_serve_as_input_and_output(agent: str, tmp_path: Path):
+async def test_files_can_be_input_and_output(agent: str, tmp_path: Path):
     (tmp_path / "in").write_bytes(request(1, "one") + b"\n" + request(2, "two"))
     with (tmp_path / "in").open("rb") as source, (tmp_path / "out").open("wb") as sink:
         await asyncio.to_thread(subprocess.run, [sys.executable, agent], stdin=source, stdout=sink, check=True)
@@ -242,14 +249,14 @@ async def test_files_serve_as_input_and_output(agent: str, tmp_path: Path):
     assert [answer["id"] for answer in answers if "id" in answer] == [1, 2]
 
 
-async def test_an_agent_without_input_ends(agent: str):
+async def test_agent_without_input_ends(agent: str):
     done = await asyncio.to_thread(
         subprocess.run, [sys.executable, agent], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True
     )
     assert done.stdout == b""
 
 
-async def test_one_socket_serves_as_input_and_output(agent: str):
+async def test_one_socket_can_be_input_and_output(agent: str):
     ours, theirs = socket.socketpair()
     process = subprocess.Popen([sys.executable, agent], stdin=theirs, stdout=theirs)  # noqa: ASYNC220
     theirs.close()
@@ -265,7 +272,7 @@ async def test_one_socket_serves_as_input_and_output(agent: str):
     await writer.wait_closed()
 
 
-async def test_a_terminal_serves_and_is_left_as_it_was(agent: str):
+async def test_terminal_can_be_used_and_is_restored(agent: str):
     ours, theirs = pty.openpty()
     tty.setraw(theirs)
     process = subprocess.Popen([sys.executable, agent], stdin=theirs, stdout=theirs)  # noqa: ASYNC220
@@ -286,7 +293,7 @@ async def test_a_terminal_serves_and_is_left_as_it_was(agent: str):
         os.close(theirs)
 
 
-async def test_a_sender_waits_for_a_process_that_does_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+async def test_sender_waits_for_a_process_that_does_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     async def talk(connection: Connection) -> None:
         nonlocal sent
         while True:
@@ -301,7 +308,7 @@ async def test_a_sender_waits_for_a_process_that_does_not_read(tmp_path: Path, c
     connection = Connection(child, CLIENT_METHODS, AGENT_METHODS, {})
     sending = asyncio.create_task(talk(connection))
     await wait_all_tasks_blocked()
-    assert HIGH_WATER < sent < 1_000_000
+    assert HIGH_WATER_BYTES < sent < 1_000_000
     os.killpg(child.process.pid, signal.SIGKILL)
     with pytest.raises(ConnectionClosed):
         await sending
@@ -311,7 +318,7 @@ async def test_a_sender_waits_for_a_process_that_does_not_read(tmp_path: Path, c
     await connection.close()
 
 
-async def test_closing_kills_whoever_is_left_of_the_process_group(tmp_path: Path):
+async def test_close_kills_the_rest_of_the_process_group(tmp_path: Path):
     stubborn = tmp_path / "stubborn.py"
     stubborn.write_text(
         "import os, signal, subprocess, sys\n"
@@ -331,7 +338,7 @@ async def test_closing_kills_whoever_is_left_of_the_process_group(tmp_path: Path
 
 
 class Pieces:
-    """A source that gives what it is told to, piece by piece."""
+    """A source that returns the given pieces one by one."""
 
     def __init__(self, pieces: list[bytes]) -> None:
         self._pieces = iter(pieces)
@@ -353,8 +360,8 @@ class Nowhere:
 
 
 async def lines_of(pieces: list[bytes]) -> list[bytes | None]:
-    """The lines that arrive, None for one that was too long."""
-    streams, lines = Streams(Pieces(pieces), Nowhere()), list[bytes | None]()
+    """Return the lines that are read, with None for one that is too long."""
+    streams, lines = StreamTransport(Pieces(pieces), Nowhere()), list[bytes | None]()
     while True:
         try:
             line = await streams.readline()
@@ -368,12 +375,12 @@ async def lines_of(pieces: list[bytes]) -> list[bytes | None]:
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from([b"\n", b"\n\n", b"a", b"bc", b"d\n", b"\ne", b"f\ng\nh"])))
-def test_lines_are_the_same_wherever_they_are_cut(pieces: list[bytes]):
+def test_lines_are_the_same_wherever_chunks_end(pieces: list[bytes]):
     whole = [line for line in b"".join(pieces).split(b"\n") if line]
     assert asyncio.run(lines_of(pieces)) == whole
 
 
-async def test_a_line_may_have_exactly_the_limit():
-    full = b"x" * MAX_MESSAGE
+async def test_line_may_have_exactly_the_limit():
+    full = b"x" * MAX_MESSAGE_BYTES
     assert await lines_of([full, b"\n", b"next\n"]) == [full, b"next"]
     assert await lines_of([b"before\n", full, b"x", b"x\nnext\n", full, b"x"]) == [b"before", None, b"next", None]

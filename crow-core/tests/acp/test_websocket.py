@@ -1,4 +1,4 @@
-"""ACP over WebSocket, with real sockets: who is let in, what passes, and how it ends."""
+"""Test ACP over WebSocket with real sockets: access, messages, and the end of connections."""
 
 import asyncio
 import json
@@ -31,8 +31,8 @@ from crow_core.acp.schema import (
     SessionNotification,
     TextBlock,
 )
-from crow_core.acp.transports import MAX_MESSAGE, Transport
-from crow_core.acp.websocket import Gate, Server, connect
+from crow_core.acp.transports import MAX_MESSAGE_BYTES, Transport
+from crow_core.acp.websocket import AccessPolicy, WebSocketServer, connect
 from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.session import Session
@@ -48,16 +48,16 @@ pytestmark = pytest.mark.anyio
 
 TOKEN = "a-token-of-32-characters-or-so.~"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
-GATE = Gate(TOKEN, {"localhost", "127.0.0.1", "[::1]"}, {"https://editor.example"})
+POLICY = AccessPolicy(TOKEN, {"localhost", "127.0.0.1", "[::1]"}, {"https://editor.example"})
 
 Talk = Callable[[Transport], Awaitable[Any]]
 
 
 @asynccontextmanager
-async def serving(talk: Talk | Crow, *, gate: Gate = GATE, max_connections: int = 8) -> AsyncIterator[str]:
-    """A server's URL. An app is served as `crow serve` does it."""
+async def serving(talk: Talk | Crow, *, policy: AccessPolicy = POLICY, max_connections: int = 8) -> AsyncIterator[str]:
+    """Run a server and yield its URL. An app is served as by `crow serve`."""
     crow = talk if isinstance(talk, Crow) else None
-    server = Server(gate, talk if crow is None else lambda wire: Agent(wire, crow).serve(), max_connections)
+    server = WebSocketServer(policy, talk if crow is None else lambda wire: Agent(wire, crow).serve(), max_connections)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         await server.listen(listener)
         try:
@@ -70,7 +70,7 @@ async def serving(talk: Talk | Crow, *, gate: Gate = GATE, max_connections: int 
 
 @asynccontextmanager
 async def editing(url: str, *, permit: str | None = "allow_once") -> AsyncIterator[Editor]:
-    """An editor in conversation with the agent there, past `initialize`."""
+    """Connect an editor and initialize the agent."""
     editor = Editor(await connect(url, TOKEN), permit=permit)
     async with editor.serving():
         await editor.initialize("editor", ClientCapabilities())
@@ -89,7 +89,7 @@ def port_of(url: str) -> int:
 
 
 async def status(url: str, headers: Mapping[str, str], subprotocols: Sequence[str] = ()) -> tuple[int, str]:
-    """What a WebSocket client is answered, and the subprotocol or the sentence that comes with it."""
+    """Return the status of a WebSocket handshake, with the subprotocol or the reason of the refusal."""
     offered = [Subprotocol(name) for name in subprotocols]
     try:
         async with dial(url, additional_headers=headers, subprotocols=offered or None) as connection:
@@ -99,13 +99,13 @@ async def status(url: str, headers: Mapping[str, str], subprotocols: Sequence[st
 
 
 async def ask(connection: ClientConnection, message: str | bytes) -> Any:
-    """The answer to one frame."""
+    """Send a frame and return the answer."""
     await connection.send(message, text=True)
     return json.loads(await connection.recv())
 
 
 async def raw(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A client that was let in and does by hand what a library would not."""
+    """Connect an accepted client as raw streams, to send data that a library would not send."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url))
     key = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + "A" * 22
     writer.write(f"GET /acp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n{key}==\r\n\r\n".encode())
@@ -114,13 +114,13 @@ async def raw(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
 
 
 def frame(opcode: int, data: bytes, *, length: int | None = None, last: bool = True) -> bytes:
-    """A client's frame, masked with zeros; it may claim to be longer than it is."""
+    """Return a client's frame, masked with zeros; `length` may differ from the real length."""
     head = struct.pack("!BBQ", 0x80 * last | opcode, 0xFF, len(data) if length is None else length)
     return head + bytes(4) + data
 
 
 async def close_code(reader: asyncio.StreamReader) -> int:
-    """The code with which the server closed, after whatever it said before, all of it short."""
+    """Read frames until the close frame and return its code; all frames must be short."""
     while True:
         head, size = await reader.readexactly(2)
         said = await reader.readexactly(size)
@@ -128,7 +128,7 @@ async def close_code(reader: asyncio.StreamReader) -> int:
             return int.from_bytes(said[:2])
 
 
-async def test_a_client_and_an_agent_talk_as_they_do_over_standard_streams():
+async def test_session_over_websocket_works_as_over_standard_streams():
     crow = Crow(ScriptedModel([Reply("Ja, \U0001f426.", "Gut."), Reply("More.", pace=0)]))
     async with serving(crow) as url, editing(url) as editor:
         id = (await editor.new_session("/")).session_id
@@ -138,7 +138,7 @@ async def test_a_client_and_an_agent_talk_as_they_do_over_standard_streams():
     assert crow.sessions == {}
 
 
-async def test_three_thousand_updates_come_in_order_and_before_the_answer():
+async def test_three_thousand_updates_arrive_in_order_and_before_the_answer():
     async def count(params: PromptRequest) -> PromptResponse:
         for number in range(3000):
             update = AgentMessageChunk(content=TextBlock(text=f"{number} "))
@@ -166,7 +166,7 @@ async def test_three_thousand_updates_come_in_order_and_before_the_answer():
         (BEARER, ["acp"], (101, "acp")),
         (BEARER, ["other"], (101, "")),
         ({}, ["acp", f"bearer.{TOKEN}"], (101, "acp")),
-        ({}, [f"bearer.{TOKEN}"], (101, "")),  # browsers want one to be chosen, and it is never this one
+        ({}, [f"bearer.{TOKEN}"], (101, "")),  # browsers need a selected subprotocol, but never the token
         ({}, [], 401),
         ({"Authorization": "Bearer "}, [], 401),
         ({"Authorization": "Bearer wrong"}, [], 401),
@@ -186,7 +186,7 @@ async def test_three_thousand_updates_come_in_order_and_before_the_answer():
         ({**BEARER, "Origin": ""}, [], 403),
     ],
 )
-async def test_only_who_knows_the_token_and_is_no_foreign_page_is_let_in(
+async def test_only_requests_with_the_token_and_an_allowed_origin_are_accepted(
     headers: dict[str, str], subprotocols: list[str], expected: Any
 ):
     async with serving(echo) as url:
@@ -200,14 +200,14 @@ async def test_only_who_knows_the_token_and_is_no_foreign_page_is_let_in(
         assert TOKEN not in words
 
 
-async def test_a_token_in_the_address_does_not_count():
-    """It would end in logs."""
+async def test_token_in_the_url_is_ignored():
+    """URLs are written to logs."""
     async with serving(echo) as url:
         assert (await status(f"{url}?token={TOKEN}&access_token={TOKEN}", {}))[0] == 401
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:65535"])
-async def test_a_server_answers_to_its_names(host: str):
+async def test_host_header_with_an_allowed_name_is_accepted(host: str):
     async with serving(echo) as url:
         assert (await http(url, f"GET /acp HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\n"))[0] == 426
 
@@ -227,8 +227,8 @@ async def test_a_server_answers_to_its_names(host: str):
         ),
     ],
 )
-async def test_a_name_that_was_bound_to_this_address_by_others_is_refused(host: str):
-    """A page of evil.example, which now leads here, sends its own name along."""
+async def test_host_header_with_another_name_is_refused(host: str):
+    """A page of evil.example whose name was bound to this address sends its own name."""
     async with serving(echo) as url:
         for request in ("GET /acp", "POST /acp", "GET /", "GET /acp HTTP/1.1\r\nUpgrade: websocket"):
             request = request if "HTTP" in request else f"{request} HTTP/1.1"
@@ -236,22 +236,22 @@ async def test_a_name_that_was_bound_to_this_address_by_others_is_refused(host: 
             assert code == 403, request
 
 
-async def test_a_request_without_a_host_is_refused():
+async def test_request_without_a_host_header_is_refused():
     async with serving(echo) as url:
         assert (await http(url, f"GET /acp HTTP/1.0\r\nAuthorization: Bearer {TOKEN}\r\n"))[0] == 403
         assert (await http(url, f"GET /acp HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n"))[0] == 400
 
 
-async def test_a_server_at_every_address_answers_to_each_of_them_and_to_no_foreign_name():
-    gate = Gate(TOKEN, {"localhost", "my-machine"}, any_address=True)
-    async with serving(echo, gate=gate) as url:
+async def test_server_on_all_addresses_accepts_any_address_but_no_other_name():
+    policy = AccessPolicy(TOKEN, {"localhost", "my-machine"}, accepts_any_address=True)
+    async with serving(echo, policy=policy) as url:
         for host, code in {"192.168.0.1": 426, "[fe80::1]:80": 426, "my-machine:80": 426, "evil.example": 403}.items():
             request = f"GET /acp HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\n"
             assert (await http(url, request))[0] == code
 
 
 async def http(url: str, head: str, body: bytes = b"") -> tuple[int, str]:
-    """The status and the whole of what a plain HTTP request is answered."""
+    """Send a plain HTTP request and return the status and the whole answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url))
     writer.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
     answer = (await reader.read()).decode()
@@ -268,7 +268,7 @@ async def http(url: str, head: str, body: bytes = b"") -> tuple[int, str]:
         *((f"GET {path}", 404) for path in ("/acp/", "/ACP", "//acp", "/acp/../x", "/.env", "/%2e%2e/etc/passwd")),
     ],
 )
-async def test_what_is_no_websocket_is_answered_with_a_sentence(request_line: str, code: int):
+async def test_plain_http_request_is_answered_with_a_reason(request_line: str, code: int):
     async with serving(echo) as url:
         head = f"{request_line} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
         found, answer = await http(url, head, b"{}")
@@ -279,7 +279,7 @@ async def test_what_is_no_websocket_is_answered_with_a_sentence(request_line: st
     assert words.endswith(".\n") or request_line.startswith("HEAD")
 
 
-async def test_what_is_no_http_is_refused_and_the_next_one_is_let_in():
+async def test_data_that_is_not_http_is_refused_and_the_next_client_is_accepted():
     async with serving(echo) as url:
         for junk in (b"\x16\x03\x01\x02\x00\x01\x00", b"\x00" * 100, b"{}\n\n", b"GET\r\n\r\n", b"X" * 100_000):
             reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url))
@@ -291,7 +291,7 @@ async def test_what_is_no_http_is_refused_and_the_next_one_is_let_in():
         assert (await status(url, BEARER))[0] == 101
 
 
-async def test_every_connection_has_an_id_of_its_own():
+async def test_every_connection_has_its_own_id():
     async with serving(echo) as url:
         ids = set[str]()
         for _ in range(3):
@@ -301,7 +301,7 @@ async def test_every_connection_has_an_id_of_its_own():
     assert len(ids) == 3
 
 
-async def test_what_is_not_let_in_is_told_before_the_upgrade_and_with_what_to_do():
+async def test_refusal_is_sent_before_the_upgrade_and_says_what_to_do():
     async with serving(echo) as url:
         with pytest.raises(InvalidStatus) as refusal:
             await connect(url, "wrong")
@@ -309,7 +309,7 @@ async def test_what_is_not_let_in_is_told_before_the_upgrade_and_with_what_to_do
     assert b"Authorization: Bearer TOKEN" in (refusal.value.response.body or b"")
 
 
-async def test_as_many_as_may_are_let_in_and_the_next_one_when_somebody_has_left():
+async def test_number_of_clients_is_limited_and_a_closed_one_makes_room():
     left = asyncio.Event()
 
     async def talk(wire: Transport) -> None:
@@ -330,12 +330,12 @@ async def test_as_many_as_may_are_let_in_and_the_next_one_when_somebody_has_left
         await third.close()
 
 
-async def test_who_connects_and_says_nothing_is_shown_out(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(websocket, "HANDSHAKE", 0.1)
+async def test_silent_connection_is_aborted_after_the_handshake_timeout(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(websocket, "HANDSHAKE_TIMEOUT", 0.1)
     async with serving(echo) as url:
         client = None
         while client is None:
-            with suppress(OSError, InvalidHandshake):  # this machine may take longer than that
+            with suppress(OSError, InvalidHandshake):  # a busy machine may take longer than that
                 client = await connect(url, TOKEN)
         for beginning in (b"", b"GET /acp HTTP/1.1\r\nHost: local", b"POST /acp HTTP/1.1\r\nHost: localhost\r\n\r\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url))
@@ -348,9 +348,9 @@ async def test_who_connects_and_says_nothing_is_shown_out(monkeypatch: pytest.Mo
         await client.close()
 
 
-async def test_sockets_that_are_not_let_in_cannot_pile_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(websocket, "WAITING_ROOM", 3)
-    monkeypatch.setattr(websocket, "HANDSHAKE", 60)
+async def test_number_of_pending_sockets_is_limited(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(websocket, "MAX_PENDING_SOCKETS", 3)
+    monkeypatch.setattr(websocket, "HANDSHAKE_TIMEOUT", 60)
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(serving(echo, max_connections=1))
         lingering = [await asyncio.open_connection("127.0.0.1", port_of(url)) for _ in range(4)]
@@ -376,7 +376,7 @@ async def ask_text(connection: ClientConnection, text: str) -> str | bytes:
     return await connection.recv()
 
 
-async def test_a_thousand_frames_of_junk_are_answered_and_the_next_one_works():
+async def test_thousand_malformed_frames_are_answered_and_the_next_one_works():
     async with serving(Crow(ScriptedModel([]))) as url, dial(url, additional_headers=BEARER) as connection:
         for number in range(250):
             for junk, code in (
@@ -397,20 +397,20 @@ async def test_a_thousand_frames_of_junk_are_answered_and_the_next_one_works():
     [
         (frame(1, b"\xff\xfe"), CloseCode.INVALID_DATA),
         (frame(1, "half of \U0001f426".encode()[:-1]), CloseCode.INVALID_DATA),
-        (frame(1, b"x", length=MAX_MESSAGE + 1), CloseCode.MESSAGE_TOO_BIG),
+        (frame(1, b"x", length=MAX_MESSAGE_BYTES + 1), CloseCode.MESSAGE_TOO_BIG),
         (frame(1, b"x", length=2**63 - 1), CloseCode.MESSAGE_TOO_BIG),
-        (frame(1, b"x", last=False) + frame(0, b"x", length=MAX_MESSAGE), CloseCode.MESSAGE_TOO_BIG),
+        (frame(1, b"x", last=False) + frame(0, b"x", length=MAX_MESSAGE_BYTES), CloseCode.MESSAGE_TOO_BIG),
         (frame(3, b"x"), CloseCode.PROTOCOL_ERROR),
         (frame(0, b"a continuation of nothing"), CloseCode.PROTOCOL_ERROR),
         (struct.pack("!BB", 0x81, 1) + b"x", CloseCode.PROTOCOL_ERROR),  # not masked
         (frame(0x41, b"compressed, as was not agreed"), CloseCode.PROTOCOL_ERROR),
     ],
 )
-async def test_a_frame_against_the_rules_ends_its_connection_and_no_other(
+async def test_invalid_frame_ends_only_its_own_connection(
     bad: bytes, code: CloseCode, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    """Also when the client goes on sending: it hears why, and no reset connection."""
-    monkeypatch.setattr(websocket, "GRACE", 60)  # in which it sends
+    """Also if the client continues to send: it gets the reason instead of a reset connection."""
+    monkeypatch.setattr(websocket, "CLOSE_TIMEOUT", 60)  # the time in which the client sends
     async with serving(echo) as url:
         other = await connect(url, TOKEN)
         reader, writer = await raw(url)
@@ -425,23 +425,23 @@ async def test_a_frame_against_the_rules_ends_its_connection_and_no_other(
 
 
 @pytest.mark.slow
-async def test_a_message_may_have_fifty_mebibytes_and_no_more():
+async def test_message_may_have_at_most_fifty_mebibytes():
     async with serving(echo) as url:
         client = await connect(url, TOKEN)
-        full = ("\u00e9x" * MAX_MESSAGE).encode()[:MAX_MESSAGE]
+        full = ("\u00e9x" * MAX_MESSAGE_BYTES).encode()[:MAX_MESSAGE_BYTES]
         client.write(full + b"\n")
         assert await client.readline() == full
         await client.close()
         async with dial(url, additional_headers=BEARER, compression=None) as connection:
             with suppress(ConnectionClosedError):
-                await connection.send(bytes(MAX_MESSAGE + 1))
+                await connection.send(bytes(MAX_MESSAGE_BYTES + 1))
             with pytest.raises(ConnectionClosedError) as end:
                 await connection.recv()
         assert end.value.rcvd
         assert end.value.rcvd.code == CloseCode.MESSAGE_TOO_BIG
 
 
-async def test_a_client_that_does_not_read_keeps_its_agent_waiting_and_nobody_else():
+async def test_client_that_does_not_read_delays_only_its_own_agent():
     async def talk(wire: Transport) -> None:
         nonlocal sent
         while await wire.readline() != b"pour":
@@ -462,7 +462,7 @@ async def test_a_client_that_does_not_read_keeps_its_agent_waiting_and_nobody_el
         writer.write(frame(1, b"pour"))
         other = await connect(url, TOKEN)
         before = -1
-        while sent > before or not sent:  # until it waits; the kernel takes some megabytes meanwhile
+        while sent > before or not sent:  # until it waits; the kernel buffers some megabytes before
             before = sent
             other.write(b"are you there?\n")
             assert await other.readline() == b"here"
@@ -473,7 +473,7 @@ async def test_a_client_that_does_not_read_keeps_its_agent_waiting_and_nobody_el
         await other.close()
 
 
-async def test_pings_that_nobody_wants_to_hear_answered_end_the_connection():
+async def test_pings_without_reading_end_the_connection():
     async with serving(echo) as url:
         _, writer = await raw(url)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -482,13 +482,13 @@ async def test_pings_that_nobody_wants_to_hear_answered_end_the_connection():
         writer.transport.abort()
 
 
-async def test_who_says_goodbye_and_does_not_read_is_hung_up_on(monkeypatch: pytest.MonkeyPatch):
+async def test_client_that_closes_without_reading_is_disconnected(monkeypatch: pytest.MonkeyPatch):
     async def talk(wire: Transport) -> None:
-        wire.write(b"x" * MAX_MESSAGE + b"\n")
+        wire.write(b"x" * MAX_MESSAGE_BYTES + b"\n")
         await wire.readline()
         await wire.close()
 
-    monkeypatch.setattr(websocket, "GRACE", 0.1)
+    monkeypatch.setattr(websocket, "CLOSE_TIMEOUT", 0.1)
     async with serving(talk) as url:
         _, writer = await raw(url)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -508,7 +508,7 @@ NEW = '{"jsonrpc":"2.0","id":1,"method":"session/new","params":{"cwd":"/","mcpSe
 
 
 async def start(connection: ClientConnection) -> str:
-    """The id of a new session, in which a turn has begun to stream."""
+    """Open a session, start a turn, wait for its first update, and return the session's id."""
     id = (await ask(connection, NEW))["result"]["sessionId"]
     params = {"sessionId": id, "prompt": [{"type": "text", "text": "Go."}]}
     await connection.send(json.dumps({"jsonrpc": "2.0", "id": 2, "method": "session/prompt", "params": params}))
@@ -518,7 +518,7 @@ async def start(connection: ClientConnection) -> str:
 
 
 @pytest.mark.parametrize("reads", [True, False])
-async def test_who_answers_no_ping_is_gone(monkeypatch: pytest.MonkeyPatch, reads: bool):
+async def test_client_that_answers_no_ping_is_disconnected(monkeypatch: pytest.MonkeyPatch, reads: bool):
     async def talk(wire: Transport) -> None:
         try:
             while not reads:
@@ -531,7 +531,7 @@ async def test_who_answers_no_ping_is_gone(monkeypatch: pytest.MonkeyPatch, read
             over.set()
             await wire.close()
 
-    for name in ("PING", "PONG", "GRACE"):
+    for name in ("PING_INTERVAL", "PONG_TIMEOUT", "CLOSE_TIMEOUT"):
         monkeypatch.setattr(websocket, name, 0.1)
     over = asyncio.Event()
     async with serving(talk) as url:
@@ -545,8 +545,8 @@ async def test_who_answers_no_ping_is_gone(monkeypatch: pytest.MonkeyPatch, read
 
 
 @pytest.mark.slow
-async def test_a_message_in_a_hundred_thousand_pieces_takes_little_more_than_its_size(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(websocket, "PING", 3600)  # what comes back is taken as it comes
+async def test_message_in_a_hundred_thousand_fragments_takes_little_more_than_its_size(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(websocket, "PING_INTERVAL", 3600)  # no pings in between
     async with serving(echo) as url:
         reader, writer = await raw(url)
         tracemalloc.start()
@@ -565,7 +565,7 @@ async def test_a_message_in_a_hundred_thousand_pieces_takes_little_more_than_its
 
 
 class Held:
-    """A model that streams a word and waits."""
+    """A model that streams one word and then waits."""
 
     def __init__(self) -> None:
         self.crow = Crow(ScriptedModel(lambda request: Reply("word", hang=True)))
@@ -580,14 +580,14 @@ class Held:
         self.ended.put_nowait(session.id)
 
     async def begin(self, editor: Editor) -> tuple[NewSessionResponse, "asyncio.Task[PromptResponse]"]:
-        """A new session in which a turn runs."""
+        """Open a session and start a turn."""
         session = await editor.new_session("/")
         turn = asyncio.ensure_future(editor.prompt(session.session_id, "Go."))
         await editor.until(lambda editor: editor.text == "word")
         return session, turn
 
 
-async def test_a_client_that_is_cut_off_leaves_nothing_running():
+async def test_lost_connection_leaves_nothing_running():
     held = Held()
     async with serving(held.crow) as url:
         async with dial(url, additional_headers=BEARER) as connection:
@@ -598,13 +598,13 @@ async def test_a_client_that_is_cut_off_leaves_nothing_running():
     assert held.stored[id].log[-1].get("content") == "word"
 
 
-async def test_that_a_client_is_gone_is_no_error(caplog: pytest.LogCaptureFixture):
+async def test_lost_client_is_not_logged_as_an_error(caplog: pytest.LogCaptureFixture):
     held = Held()
 
     @held.crow.turn_end
     async def say_goodbye(session: Session, outcome: Any) -> None:
         await session.say("Good")
-        await wait_all_tasks_blocked()  # until it is known that nobody is there
+        await wait_all_tasks_blocked()  # until the server has noticed it
         await session.say("bye.")
 
     async with serving(held.crow) as url:
@@ -615,7 +615,7 @@ async def test_that_a_client_is_gone_is_no_error(caplog: pytest.LogCaptureFixtur
     assert caplog.text == ""
 
 
-async def test_a_session_is_nobody_elses_while_its_client_is_there():
+async def test_session_cannot_be_loaded_while_its_client_is_connected():
     held = Held()
     async with serving(held.crow) as url, editing(url) as mine, editing(url) as other:
         session, turn = await held.begin(mine)
@@ -636,8 +636,8 @@ async def test_a_session_is_nobody_elses_while_its_client_is_there():
 
 
 @pytest.mark.parametrize("moment", ["turn_end", "session_end"])
-async def test_a_client_that_comes_back_at_once_gets_its_session(moment: str):
-    """Also while what it had begun is still ending."""
+async def test_client_that_reconnects_at_once_gets_its_session(moment: str):
+    """Also while the turn that it had started is still ending."""
     held, slow = Held(), asyncio.Event()
 
     async def dawdle(*_: Any) -> None:
@@ -660,8 +660,8 @@ async def test_a_client_that_comes_back_at_once_gets_its_session(moment: str):
             assert editor.text == "word"
 
 
-async def test_one_client_cannot_open_sessions_without_end(monkeypatch: pytest.MonkeyPatch):
-    """Also when it asks for many at once."""
+async def test_number_of_sessions_of_a_client_is_limited(monkeypatch: pytest.MonkeyPatch):
+    """Also if it requests many at once."""
     monkeypatch.setattr(agent, "MAX_SESSIONS", 3)
     crow = Crow(ScriptedModel([]))
     async with serving(crow) as url, editing(url) as one, editing(url) as other:
@@ -675,8 +675,8 @@ async def test_one_client_cannot_open_sessions_without_end(monkeypatch: pytest.M
         await other.new_session("/")
 
 
-async def test_at_the_end_turns_are_answered_and_clients_are_told(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(websocket, "GRACE", 60)
+async def test_close_answers_turns_and_tells_clients(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(websocket, "CLOSE_TIMEOUT", 60)
     held = Held()
     async with AsyncExitStack() as stack:
         async with serving(held.crow) as url:
@@ -691,7 +691,7 @@ async def test_at_the_end_turns_are_answered_and_clients_are_told(monkeypatch: p
             await connect(url, TOKEN)
 
 
-async def test_the_end_does_not_wait_for_clients_that_do_not_read(monkeypatch: pytest.MonkeyPatch):
+async def test_close_does_not_wait_for_clients_that_do_not_read(monkeypatch: pytest.MonkeyPatch):
     async def talk(wire: Transport) -> None:
         try:
             while True:
@@ -700,7 +700,7 @@ async def test_the_end_does_not_wait_for_clients_that_do_not_read(monkeypatch: p
         finally:
             await wire.close()
 
-    monkeypatch.setattr(websocket, "GRACE", 0.1)
+    monkeypatch.setattr(websocket, "CLOSE_TIMEOUT", 0.1)
     async with serving(talk) as url:
         _, writer = await raw(url)
         writer.transport.pause_reading()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Whatever a server sends, the session survives: one sentence, a valid log, and the next prompt works."""
+"""With every fault of an endpoint the user reads one sentence, the log stays valid, and the next prompt works."""
 
 import json
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def add(pair: Pair) -> int:
 
 
 def script(request: dict[str, Any]) -> Reply:
-    """A good server: it thinks, calls two tools, and says what came out."""
+    """Answer as a correct server: with reasoning and two tool calls, then with their results."""
     if request["messages"][-1]["role"] == "tool":
         return Reply("Fünf und sieben, für 3 €.", reasoning="Both are there.")
     calls = [{"name": "demo_add", "arguments": {"pair": {"a": a, "b": a + 1}}} for a in (2, 3)]
@@ -57,7 +57,7 @@ def script(request: dict[str, Any]) -> Reply:
 
 
 def flaws(messages: list[dict[str, Any]]) -> list[str]:
-    """What breaks the rules of chat completions; each has broken a request to some provider."""
+    """List the violations of the chat-completions format; some provider refused a request for each."""
     found: list[str] = []
     asked: list[str] = []
     seen: set[str] = set()
@@ -86,7 +86,7 @@ def flaws(messages: list[dict[str, Any]]) -> list[str]:
     return found + ([f"unanswered at the end: {asked}"] if asked else [])
 
 
-def test_the_rules_see_what_is_wrong() -> None:
+def test_flaws_are_found() -> None:
     call = {"id": "a", "function": {"name": "f", "arguments": "[]"}}
     wrong = [
         {"role": "user", "content": "a"},
@@ -109,7 +109,7 @@ FATAL = {
     "error instead of a stream": "reported an error: out of memory. Try again",
     "breaks off before the first token": "broke off",
     "breaks off after the first token": "broke off",
-    "ends after the first token": "",  # text alone may be whole; its end is told as a notice
+    "ends after the first token": "",  # text alone may be complete; a notice says so
     "half an event": "sent an event that is not JSON",
     "events of another kind": "sent something unknown",
     "empty reply": "answered nothing, twice",
@@ -122,10 +122,10 @@ FATAL = {
     "context too long": "maximum context length is 5 tokens",
     "refuses tools": "takes no tools (500): tools param requires --jinja flag. Start llama.cpp with --jinja",
 }
-"""Ways that cannot end well, with what the person reads."""
+"""Faults that end the turn with an error, and the text of the error."""
 
 UNFINISHED = {"stops at half a call": "max_tokens", "calls printed as text": "end_turn"}
-"""Ways that end in good order, but not with the whole answer."""
+"""Faults after which the turn ends without an error, but with an incomplete answer."""
 
 
 def crow_on(url: str) -> Crow:
@@ -137,7 +137,7 @@ def crow_on(url: str) -> Crow:
 
 
 @pytest.mark.parametrize("name", CHAOS)
-async def test_whatever_a_server_sends_the_session_survives(name: str) -> None:
+async def test_session_survives_every_fault(name: str) -> None:
     calm, bad = False, CHAOS[name](script)
 
     def served(request: dict[str, Any]) -> Any:
@@ -161,7 +161,7 @@ async def test_whatever_a_server_sends_the_session_survives(name: str) -> None:
 
 
 async def prompted(editor: Editor, id: str, words: str) -> str:
-    """The stop reason, or the sentence of the error. The first prompt brings a picture."""
+    """Prompt with an image; return the stop reason or the error."""
     picture = ImageBlock(data=PIXEL, mime_type="image/png")
     try:
         return (await editor.prompt(id, [TextBlock(text=words), picture])).stop_reason
@@ -179,14 +179,14 @@ def check(name: str, outcome: str, editor: Editor) -> None:
         assert editor.of(ToolCall) == []
     else:
         assert outcome == "end_turn"
-        if name != "only the closing think tag":  # that the beginning was thought is known only when it has been shown
+        if name != "only the closing think tag":  # the reasoning is recognized only after it was shown
             assert editor.text == "Let me see. Fünf und sieben, für 3 €.", "nothing is lost, nothing is said twice"
             assert "Two sums." in editor.thoughts
         assert [call.raw_input for call in editor.of(ToolCall)] == [{"pair": {"a": a, "b": a + 1}} for a in (2, 3)]
         assert [states[-1] for states in editor.calls().values()] == ["completed", "completed"]
 
 
-TOLD = {
+NOTICES_OF = {
     "429 and then well": "is limiting requests",
     "500 and then well": "has trouble",
     "breaks off once": "broke off",
@@ -201,11 +201,11 @@ TOLD = {
     "ends after the first token": "may be cut short",
     "breaks off after the first token": "Asking the model to go on",
 }
-"""What the person is told on the way."""
+"""Faults that are reported, and a part of the notice."""
 
 
-@pytest.mark.parametrize("name", TOLD)
-async def test_what_a_server_does_is_told(name: str) -> None:
+@pytest.mark.parametrize("name", NOTICES_OF)
+async def test_fault_is_reported(name: str) -> None:
     async with (
         ScriptedServer(CHAOS[name](script)) as server,
         connect(crow_on(server.url), capabilities=NOTICES) as editor,
@@ -214,12 +214,12 @@ async def test_what_a_server_does_is_told(name: str) -> None:
         long = "Please add these numbers for me, one after the other. " * 200
         await prompted(editor, session.session_id, long)
         titles = " ".join(str(notice.title) for notice in editor.of(NoticeUpdate))
-    assert TOLD[name] in titles
+    assert NOTICES_OF[name] in titles
 
 
-async def test_every_way_is_named_and_gives_an_answer() -> None:
+async def test_every_fault_is_named_and_gives_an_answer() -> None:
     assert not FATAL.keys() - CHAOS.keys()
-    assert not TOLD.keys() - CHAOS.keys()
+    assert not NOTICES_OF.keys() - CHAOS.keys()
     for chaos in CHAOS.values():
         answer: Any = chaos(script)({"messages": [{"role": "user", "content": "hi"}], "stream_options": {}})
         reply = await answer if hasattr(answer, "__await__") else answer

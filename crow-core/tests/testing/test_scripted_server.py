@@ -1,4 +1,4 @@
-"""The scripted endpoint and the scripted model, as their users meet them."""
+"""The scripted endpoint and the scripted model."""
 
 import asyncio
 import json
@@ -29,19 +29,19 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def client_of(server: ScriptedServer) -> Any:
-    """An AsyncOpenAI client; untyped, because what it is asked here are plain dicts."""
+def make_client(server: ScriptedServer) -> Any:
+    """Make an AsyncOpenAI client. Its type is Any because the requests here are plain dicts."""
     return openai.AsyncOpenAI(base_url=server.url, api_key="any", max_retries=0)
 
 
 async def collect(items: AsyncIterator[T], into: list[T]) -> None:
-    """Keep what came even where the end is an error."""
+    """Append the items, also those before an error."""
     async for item in items:
         into.append(item)
 
 
-def merged(deltas: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a reader of the deltas ends up with."""
+def merge_deltas(deltas: list[dict[str, Any]]) -> dict[str, Any]:
+    """Merge deltas into one message."""
     message: dict[str, Any] = {"content": "", "reasoning": "", "calls": {}}
     for delta in deltas:
         message["content"] += delta.get("content") or ""
@@ -55,13 +55,13 @@ def merged(deltas: list[dict[str, Any]]) -> dict[str, Any]:
     return message
 
 
-async def test_openai_client_reads_a_streamed_reply_whole() -> None:
-    async with ScriptedServer([WEATHER]) as server, client_of(server) as client:
+async def test_openai_client_reads_a_streamed_reply() -> None:
+    async with ScriptedServer([WEATHER]) as server, make_client(server) as client:
         stream = await client.chat.completions.create(**ASK, stream_options={"include_usage": True})
         chunks = [chunk.model_dump(exclude_unset=True) async for chunk in stream]
 
     *body, finish, tokens = chunks
-    assert merged([chunk["choices"][0]["delta"] for chunk in body]) == {
+    assert merge_deltas([chunk["choices"][0]["delta"] for chunk in body]) == {
         "content": "Let me look.",
         "reasoning": "The user asks about the weather.",
         "calls": {
@@ -88,7 +88,7 @@ async def test_stream_ends_with_done_and_reports_usage_only_when_asked() -> None
 
 async def test_request_without_stream_is_answered_in_one_object() -> None:
     reply = Reply("No.", reasoning="Dry.", usage={"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8})
-    async with ScriptedServer([reply, WEATHER]) as server, client_of(server) as client:
+    async with ScriptedServer([reply, WEATHER]) as server, make_client(server) as client:
         said = await client.chat.completions.create(**ASK | {"stream": False})
         called = await client.chat.completions.create(**ASK | {"stream": False})
 
@@ -103,11 +103,11 @@ async def test_request_without_stream_is_answered_in_one_object() -> None:
 
 
 async def test_models_are_listed() -> None:
-    async with ScriptedServer([]) as server, client_of(server) as client:
+    async with ScriptedServer([]) as server, make_client(server) as client:
         assert [model.id async for model in client.models.list()] == ["scripted"]
 
 
-async def test_what_the_client_sent_is_kept_parsed_raw_and_with_headers() -> None:
+async def test_requests_are_recorded_parsed_raw_and_with_headers() -> None:
     body = b'{"messages":  [], "stream": true}'
     async with ScriptedServer([Reply("Hi")]) as server, httpx2.AsyncClient() as client:
         await client.post(f"{server.url}/chat/completions", content=body, headers={"Authorization": "Bearer key"})
@@ -117,19 +117,19 @@ async def test_what_the_client_sent_is_kept_parsed_raw_and_with_headers() -> Non
     assert server.headers[0]["authorization"] == "Bearer key"
 
 
-async def test_list_that_has_been_played_answers_500_and_says_so() -> None:
-    async with ScriptedServer([Reply("Hi")]) as server, client_of(server) as client:
+async def test_request_after_the_end_of_a_list_is_answered_500() -> None:
+    async with ScriptedServer([Reply("Hi")]) as server, make_client(server) as client:
         await client.chat.completions.create(**ASK)
         with pytest.raises(openai.InternalServerError, match="holds 1 replies and was asked for one more"):
             await client.chat.completions.create(**ASK)
 
 
-async def test_script_answers_by_the_request_and_its_errors_reach_the_client() -> None:
+async def test_script_receives_the_request_and_its_errors_reach_the_client() -> None:
     async def script(request: dict[str, Any]) -> Reply:
         assert request["model"] == "m", "only m is served"
         return Reply(f"{len(request['messages'])} message")
 
-    async with ScriptedServer(script) as server, client_of(server) as client:
+    async with ScriptedServer(script) as server, make_client(server) as client:
         completion = await client.chat.completions.create(**ASK | {"stream": False})
         with pytest.raises(openai.InternalServerError, match="AssertionError: only m is served"):
             await client.chat.completions.create(**ASK | {"model": "other"})
@@ -157,7 +157,7 @@ async def test_failures_carry_their_status_headers_and_body() -> None:
     assert (second.status_code, second.text) == (503, "down")
 
 
-async def test_raw_chunks_arrive_as_they_are() -> None:
+async def test_raw_chunks_arrive_unchanged() -> None:
     chunks = [b"data: {\xc3", b"\xbc}\r\n\r\n", b": still here\n\n"]
     raw = Raw(chunks, {"X-Served-By": "nobody"})
     async with ScriptedServer([raw]) as server, httpx2.AsyncClient() as client:
@@ -169,7 +169,7 @@ async def test_raw_chunks_arrive_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("cut", [Raw([b"data: 1\n\n"], abort=True), Reply("half", error=ConnectionError())])
-async def test_response_cut_short_is_an_error_after_what_was_sent(cut: Raw | Reply) -> None:
+async def test_cut_response_is_an_error_after_the_sent_bytes(cut: Raw | Reply) -> None:
     pieces: list[bytes] = []
     async with ScriptedServer([cut, Reply("whole")]) as server, httpx2.AsyncClient() as client:
         async with client.stream("POST", f"{server.url}/chat/completions", json=ASK) as response:
@@ -194,7 +194,7 @@ async def test_client_that_hangs_up_stops_the_stream_and_is_counted() -> None:
             stopped.set()
         return Reply()
 
-    async with ScriptedServer(wait_forever) as server, client_of(server) as client:
+    async with ScriptedServer(wait_forever) as server, make_client(server) as client:
         asking = asyncio.create_task(client.chat.completions.create(**ASK))
         await server.until(lambda: len(server.requests) == 1)
         asking.cancel()
@@ -205,7 +205,7 @@ async def test_client_that_hangs_up_stops_the_stream_and_is_counted() -> None:
 async def test_hang_up_in_the_middle_of_a_hanging_reply_leaves_the_server_working() -> None:
     async with (
         ScriptedServer([Reply("thinking…", hang=True), Reply("Hi")]) as server,
-        client_of(server) as client,
+        make_client(server) as client,
     ):
         stream = await client.chat.completions.create(**ASK)
         seen = ""
@@ -253,7 +253,7 @@ async def test_many_clients_are_answered_at_once() -> None:
         await everyone.wait()
         return Reply(request["model"])
 
-    async with ScriptedServer(together) as server, client_of(server) as client:
+    async with ScriptedServer(together) as server, make_client(server) as client:
         asks = [client.chat.completions.create(**ASK | {"stream": False, "model": str(n)}) for n in range(5)]
         completions = await asyncio.gather(*asks)
 
@@ -265,7 +265,11 @@ async def test_model_streams_deltas_then_the_finish() -> None:
     first = [delta async for delta in model.stream(ASK)]
     second = [delta async for delta in model.stream(ASK)]
 
-    assert merged(first[:-1])["calls"][0] == {"id": "call_1_0", "name": "weather", "arguments": '{"city": "Zürich"}'}
+    assert merge_deltas(first[:-1])["calls"][0] == {
+        "id": "call_1_0",
+        "name": "weather",
+        "arguments": '{"city": "Zürich"}',
+    }
     assert first[-1]["finish_reason"] == "tool_calls"
     assert second == [
         {"content": "Done"},
@@ -276,7 +280,7 @@ async def test_model_streams_deltas_then_the_finish() -> None:
         await anext(model.stream(ASK))
 
 
-async def test_model_keeps_requests_as_they_were_asked() -> None:
+async def test_model_records_copies_of_the_requests() -> None:
     request: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
     model = ScriptedModel(lambda request: Reply("Hello"))
     async for _ in model.stream(request):
@@ -310,7 +314,7 @@ async def test_hanging_model_waits_after_its_content_until_cancelled() -> None:
     assert seen.empty()
 
 
-async def test_importing_the_doubles_brings_no_web_server() -> None:
+async def test_importing_the_doubles_imports_no_web_server() -> None:
     source = "import sys, crow_core.testing as t; t.ScriptedModel; print({'starlette', 'uvicorn'} & set(sys.modules))"
     process = await asyncio.to_thread(
         subprocess.run, [sys.executable, "-c", source], capture_output=True, text=True, check=True

@@ -1,1 +1,1 @@
-"""Every message, prompt version, render and decision in SQL; `extension` lets a `Crow` use it."""
+"""A store of sessions in SQL: every message, prompt version, render, model call and decision. See `extension`."""

@@ -1,9 +1,9 @@
-"""Who allowed what, and what came of it: rows that only grow, each with the hash of the one before.
+"""The audit log: permission decisions and tool results, as a chain of rows that each hold the hash of the row before.
 
-Whoever can write the database can also write a new chain; so its head is noted in a file of its own, `audit.head`,
-which only moves forward along the chain. What was changed, moved or removed no longer fits the rows behind it, or the
-file. The next head is announced there before the commit, so that a process that is killed leaves nothing that looks
-like a forgery.
+Rows are only added. Because whoever can write the database can also write a new chain, the head of the chain is also
+stored in a separate file, `audit.head`, which only moves forward along the chain. A row that was changed, moved or
+removed no longer fits the rows after it or the file. The next head is announced in the file before the commit, so that
+a process killed at any moment leaves nothing that looks like tampering.
 """
 
 import fcntl
@@ -23,184 +23,194 @@ from sqlalchemy import Connection, bindparam, func, insert, select
 from crow_persistence.database import Database
 from crow_persistence.tables import decisions
 
-Row = dict[str, Any]
+AuditRow = dict[str, Any]
+"""A row of the table `decisions`, by column."""
 
-HEAD = "audit.head"
-"""In crow's data folder."""
-HASHED = (
+HEAD_FILE = "audit.head"
+"""Name of the file with the chain heads, in crow's data folder."""
+HASHED_COLUMNS = (
     *("number", "at", "session", "call", "tool", "kind", "verdict"),
     *("by", "scope", "arguments", "result", "files", "previous"),
 )
-"""The columns that a hash covers. For ever: what is added to the table later cannot be in the hashes of old rows."""
-LOCK = 0x63726F77
-"""Of PostgreSQL's advisory locks: held by the one transaction that lengthens the chain."""
-LAST = select(decisions.c.number, decisions.c.hash).order_by(decisions.c.number.desc()).limit(1)
-HASH = select(decisions.c.hash).where(decisions.c.number == bindparam("count"))
-DECIDED = (
+"""Columns that a row's hash covers. This list must never change: a column added later is not in the hashes of old
+rows."""
+CHAIN_LOCK = 0x63726F77
+"""PostgreSQL advisory lock, held by the one transaction that appends to the chain."""
+SELECT_HEAD = select(decisions.c.number, decisions.c.hash).order_by(decisions.c.number.desc()).limit(1)
+SELECT_HASH = select(decisions.c.hash).where(decisions.c.number == bindparam("count"))
+SELECT_DECISIONS = (
     select(decisions)
     .where(decisions.c.session == bindparam("of"), decisions.c.kind == "decision")
     .where(decisions.c.call.in_(bindparam("calls", expanding=True)))
     .order_by(decisions.c.number)
 )
-ADD = insert(decisions)
+INSERT_DECISIONS = insert(decisions)
 
 
-def record(connection: Connection, session_id: str, entries: Sequence[Message], at: int) -> "Noted | None":
-    """Write down the decisions among a session's new entries and what came of them; gives what to announce of it, None
-    when there were none.
+def record(connection: Connection, session_id: str, entries: Sequence[Message], at: int) -> "AnchoredHead | None":
+    """Store the decisions and their tool results among a session's new entries. Return the head to announce, or None
+    when nothing was recorded.
 
-    To be called last in a transaction: on PostgreSQL, who else has something to record waits for its end.
+    Call it last in a transaction: on PostgreSQL it holds a lock that other writers of decisions wait for.
     """
-    answers = [plain(entry.get("tool_call_id", "")) for entry in entries if entry.get("role") == "tool"]
-    made = decided(connection, session_id, answers) if answers else {}
-    rows: list[Row] = []
+    answers = [escape_text(entry.get("tool_call_id", "")) for entry in entries if entry.get("role") == "tool"]
+    made = find_decisions(connection, session_id, answers) if answers else {}
+    rows: list[AuditRow] = []
     for entry in entries:
         notes = entry.get("crow", {})
         if "role" not in entry and notes.get("kind") == "decision":
-            row = decision(notes)
+            row = to_decision_row(notes)
             made[row["call"]] = row
             rows.append(row)
-        elif entry.get("role") == "tool" and (row := made.get(plain(entry.get("tool_call_id", "")))):
-            rows.append(result(row, entry))
-    return lengthen(connection, [{**row, "session": session_id, "at": at} for row in rows]) if rows else None
+        elif entry.get("role") == "tool" and (row := made.get(escape_text(entry.get("tool_call_id", "")))):
+            rows.append(to_result_row(row, entry))
+    return append_rows(connection, [{**row, "session": session_id, "at": at} for row in rows]) if rows else None
 
 
-def decided(connection: Connection, session_id: str, calls: Sequence[str]) -> dict[str, Row]:
-    """The decisions on these calls of a session that are in the table."""
-    found = connection.execute(DECIDED, {"of": session_id, "calls": calls}).mappings()
+def find_decisions(connection: Connection, session_id: str, calls: Sequence[str]) -> dict[str, AuditRow]:
+    """Return the stored decisions on these tool calls of a session, by tool call id."""
+    found = connection.execute(SELECT_DECISIONS, {"of": session_id, "calls": calls}).mappings()
     return {row["call"]: dict(row) for row in found}
 
 
-def decision(notes: Mapping[str, Any]) -> Row:
-    """What a marker of kind `decision` says, as a row."""
-    named = {name: plain(notes.get(name, "")) for name in ("call", "tool", "by", "scope", "arguments")}
-    return {**named, "kind": "decision", "verdict": plain(notes.get("is", "")), "result": "", "files": "[]"}
+def to_decision_row(notes: Mapping[str, Any]) -> AuditRow:
+    """Convert a marker of kind `decision` to a row."""
+    named = {name: escape_text(notes.get(name, "")) for name in ("call", "tool", "by", "scope", "arguments")}
+    return {**named, "kind": "decision", "verdict": escape_text(notes.get("is", "")), "result": "", "files": "[]"}
 
 
-def result(made: Row, answer: Message) -> Row:
-    """What came of a decision, as a row."""
+def to_result_row(decision: AuditRow, answer: Message) -> AuditRow:
+    """Build the row for the result of a decided tool call."""
     notes = answer.get("crow", {})
     files = [{name: change.get(name) for name in ("path", "before", "after")} for change in notes.get("changes", [])]
     verdict = "failed" if notes.get("failed") else "completed"
-    outcome = {"kind": "result", "verdict": verdict, "result": digest(answer.get("content")), "files": canonical(files)}
-    return {**made, **outcome}
+    outcome = {
+        "kind": "result",
+        "verdict": verdict,
+        "result": digest(answer.get("content")),
+        "files": to_canonical_json(files),
+    }
+    return {**decision, **outcome}
 
 
-def lengthen(connection: Connection, rows: Sequence[Row]) -> "Noted":
-    """Put rows at the end of the chain; gives where it ended before, and how it ends then."""
-    if connection.dialect.name == "postgresql":  # SQLite lets one transaction write at a time anyway
-        connection.execute(select(func.pg_advisory_xact_lock(LOCK)))
-    end = last(connection)
+def append_rows(connection: Connection, rows: Sequence[AuditRow]) -> "AnchoredHead":
+    """Append rows to the chain. Return the head before, with the new head as `next`."""
+    if connection.dialect.name == "postgresql":  # SQLite allows one writer at a time
+        connection.execute(select(func.pg_advisory_xact_lock(CHAIN_LOCK)))
+    end = read_head(connection)
     previous = end.hash
     for number, row in enumerate(rows, end.count + 1):
         row.update(number=number, previous=previous)
-        previous = row["hash"] = hash_of(row)
-    connection.execute(ADD, rows)
-    return Noted(end.count, end.hash, Head(end.count + len(rows), previous))
+        previous = row["hash"] = hash_row(row)
+    connection.execute(INSERT_DECISIONS, rows)
+    return AnchoredHead(end.count, end.hash, ChainHead(end.count + len(rows), previous))
 
 
-def hash_of(row: Mapping[str, Any]) -> str:
-    return digest({name: row[name] for name in HASHED})
+def hash_row(row: Mapping[str, Any]) -> str:
+    """Return the hash of a row's HASHED_COLUMNS."""
+    return digest({name: row[name] for name in HASHED_COLUMNS})
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of a value as JSON."""
-    return hashlib.sha256(canonical(value).encode()).hexdigest()
+    """Return the SHA-256 digest of a value as canonical JSON, in hexadecimal."""
+    return hashlib.sha256(to_canonical_json(value).encode()).hexdigest()
 
 
-def canonical(value: Any) -> str:
-    """JSON in one spelling: keys sorted, no white space, ASCII alone; a damaged row's bytes are spelled, too."""
+def to_canonical_json(value: Any) -> str:
+    """Encode a value as ASCII JSON with sorted keys and no white space. Bytes, as in a damaged row, become their
+    `repr`."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=repr)
 
 
-def plain(value: Any) -> str:
-    """Text that every database takes; what a model wrote may hold half a character, or a NUL."""
+def escape_text(value: Any) -> str:
+    """Return text that every database accepts: unpaired surrogates and NUL characters become backslash escapes."""
     return str(value).encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
-class Head(msgspec.Struct, frozen=True):
-    """The end of a chain."""
+class ChainHead(msgspec.Struct, frozen=True):
+    """The last row of a chain; `count` is its number, 0 for an empty chain."""
 
     count: int = 0
     hash: str = ""
 
 
-class Noted(Head, frozen=True, omit_defaults=True):
-    """What the file says of a chain."""
+class AnchoredHead(ChainHead, frozen=True, omit_defaults=True):
+    """The head of a chain as the file records it."""
 
-    next: Head | None = None
-    """Its end once a transaction is committed that may still be under way, or may never have come to its end."""
-
-
-def last(connection: Connection) -> Head:
-    """The end of the chain in the database."""
-    row = connection.execute(LAST).first()
-    return Head(row.number, row.hash) if row else Head()
+    next: ChainHead | None = None
+    """The head after a transaction that was announced; it may be in progress, or may never have been committed."""
 
 
-def announce(connection: Connection, database: Database, coming: Noted) -> None:
-    """Note in the file how the chain will end, beside how it ended before this transaction; to be called last in it.
-    Raises StoreError."""
-
-    def say(noted: Noted) -> Noted | None:
-        before = (noted.count, noted.hash) == (coming.count, coming.hash)
-        return coming if before or fits(connection, noted) else None
-
-    note(database, say)
+def read_head(connection: Connection) -> ChainHead:
+    """Return the head of the chain in the database."""
+    row = connection.execute(SELECT_HEAD).first()
+    return ChainHead(row.number, row.hash) if row else ChainHead()
 
 
-def anchor(database: Database, announced: Noted | None = None) -> None:
-    """Note the end of the chain in the file, to be called after the commit; nobody is asked for it where the file still
-    says what was `announced`. Raises StoreError."""
+def announce(connection: Connection, database: Database, coming: AnchoredHead) -> None:
+    """Write the coming head to the file, beside the current one. Call it last in the transaction. Raises StoreError."""
+
+    def advance(anchored: AnchoredHead) -> AnchoredHead | None:
+        before = (anchored.count, anchored.hash) == (coming.count, coming.hash)
+        return coming if before or is_in_chain(connection, anchored) else None
+
+    update_file(database, advance)
+
+
+def anchor(database: Database, announced: AnchoredHead | None = None) -> None:
+    """Write the current head to the file, after the commit. The database is not queried if the file still holds what
+    was `announced`. Raises StoreError."""
     if announced and (end := announced.next):
-        ended = Noted(end.count, end.hash)
-        if note(database, lambda noted: ended if noted == announced else None):
+        ended = AnchoredHead(end.count, end.hash)
+        if update_file(database, lambda anchored: ended if anchored == announced else None):
             return
 
-    def say(noted: Noted) -> Noted | None:
-        if not fits(connection, noted):
+    def advance(anchored: AnchoredHead) -> AnchoredHead | None:
+        if not is_in_chain(connection, anchored):
             return None
-        end = last(connection)
-        others = noted.next if noted.next and noted.next.count > end.count else None
-        return Noted(end.count, end.hash, others)
+        end = read_head(connection)
+        others = anchored.next if anchored.next and anchored.next.count > end.count else None
+        return AnchoredHead(end.count, end.hash, others)
 
-    with database.reading() as connection:
-        note(database, say)
+    with database.begin_read() as connection:
+        update_file(database, advance)
 
 
-def note(database: Database, say: Callable[[Noted], Noted | None]) -> bool:
-    """Change what the file says of a chain; gives whether there was something to say. A file that cannot be read is
-    left as it is, for `verify` to tell. Raises StoreError."""
-    file = database.folder / HEAD
+def update_file(database: Database, change: Callable[[AnchoredHead], AnchoredHead | None]) -> bool:
+    """Change a database's head in the file; `change` returns None to leave it. Return whether it was changed. A damaged
+    file is left for `verify` to report. Raises StoreError."""
+    file = database.folder / HEAD_FILE
     try:
-        with locked(file):
-            heads, name = heads_in(file), name_of(database)
-            if said := say(heads.get(name, Noted())):
-                write(file, {**heads, name: said})
-            return said is not None
+        with lock_file(file):
+            heads, name = read_file(file), database_key(database)
+            if changed := change(heads.get(name, AnchoredHead())):
+                write_file(file, {**heads, name: changed})
+            return changed is not None
     except msgspec.DecodeError:
         return False
     except OSError as error:
         raise StoreError(f"{file} cannot be written ({error.strerror}). Make it writable, or make room.") from error
 
 
-def fits(connection: Connection, noted: Noted) -> bool:
-    """Whether what the file says is so in the chain; if not, it is left as it is, for `verify` to tell."""
-    return (connection.scalar(HASH, {"count": noted.count}) or "") == noted.hash
+def is_in_chain(connection: Connection, anchored: AnchoredHead) -> bool:
+    """Test whether the chain in the database has the head that the file records. If not, the file is left for `verify`
+    to report."""
+    return (connection.scalar(SELECT_HASH, {"count": anchored.count}) or "") == anchored.hash
 
 
-def name_of(database: Database) -> str:
-    """What a database is called in the file: one folder may serve several."""
+def database_key(database: Database) -> str:
+    """Return the key of a database in the file; one folder may serve several databases."""
     return database.url.render_as_string(hide_password=True)
 
 
-def heads_in(file: Path) -> dict[str, Noted]:
-    """The noted heads, by database. Raises OSError, msgspec.DecodeError."""
-    return msgspec.json.decode(file.read_bytes(), type=dict[str, Noted]) if file.exists() else {}
+def read_file(file: Path) -> dict[str, AnchoredHead]:
+    """Return the recorded heads by database. Raises OSError, msgspec.DecodeError."""
+    return msgspec.json.decode(file.read_bytes(), type=dict[str, AnchoredHead]) if file.exists() else {}
 
 
-def write(file: Path, heads: Mapping[str, Noted]) -> None:
-    """Write over what the file says, all at once: who is killed leaves the old or the new. Raises OSError."""
+def write_file(file: Path, heads: Mapping[str, AnchoredHead]) -> None:
+    """Replace the contents of the file in one write, so that a killed process leaves the old or the new. Raises
+    OSError."""
     begun = file if file.exists() else file.with_suffix(".new")
     with open(os.open(begun, os.O_WRONLY | os.O_CREAT, 0o600), "wb", buffering=0) as opened:
         opened.write(msgspec.json.encode(heads).ljust(os.fstat(opened.fileno()).st_size))
@@ -209,8 +219,8 @@ def write(file: Path, heads: Mapping[str, Noted]) -> None:
 
 
 @contextmanager
-def locked(file: Path) -> Generator[None]:
-    """Keep other processes from writing the file meanwhile. Raises OSError."""
+def lock_file(file: Path) -> Generator[None]:
+    """Hold a lock that keeps other processes from writing the file. Raises OSError."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600), "rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -218,56 +228,55 @@ def locked(file: Path) -> Generator[None]:
 
 
 def verify(database: Database) -> list[str]:
-    """What is wrong with the chain, a sentence each. Raises StoreError when the database cannot be read."""
-    file = database.folder / HEAD
+    """Check the chain against its hashes and the file. Return one sentence for each fault. Raises StoreError when the
+    database cannot be read."""
+    file = database.folder / HEAD_FILE
     wrong: list[str] = []
-    end, noted, hashes = Head(), None, {0: ""}
+    end, anchored, hashes = ChainHead(), None, {0: ""}
     every = select(decisions).order_by(decisions.c.number).execution_options(yield_per=1000)
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         try:
-            with locked(file):  # so that what is committed is announced, and nothing is noted that is not committed
-                noted = heads_in(file).get(name_of(database))
-                last(connection)
+            with lock_file(file):  # so that the snapshot and the file belong together
+                anchored = read_file(file).get(database_key(database))
+                read_head(connection)
         except (OSError, msgspec.DecodeError) as error:
-            return [f"{file} cannot be read ({error}). Put it right, or remove it; the next decision begins it anew."]
-        marks = {head.count for head in (noted, noted and noted.next) if head}
+            return [f"{file} cannot be read ({error}). Repair or remove it; the next decision creates it again."]
+        marks = {head.count for head in (anchored, anchored and anchored.next) if head}
         for row in map(dict, connection.execute(every).mappings()):
             if row["number"] < 1:
-                wrong.append(f"Decision {row['number']} was put in by hand: they count from 1.")
+                wrong.append(f"Decision {row['number']} was inserted by hand: decisions are numbered from 1.")
                 continue
             if row["number"] > end.count + 1:
-                wrong.append(f"{named(end.count + 1, row['number'] - 1)} removed.")
+                wrong.append(f"{describe_range(end.count + 1, row['number'] - 1)} removed.")
             elif row["previous"] != end.hash:
                 wrong.append(f"Decision {row['number']} does not follow the one before: one of the two was replaced.")
-            if hash_of(row) != row["hash"]:
+            if hash_row(row) != row["hash"]:
                 wrong.append(f"Decision {row['number']} was changed or moved after it was written.")
-            end = Head(row["number"], row["hash"])
+            end = ChainHead(row["number"], row["hash"])
             if end.count in marks:
                 hashes[end.count] = end.hash
-    if noted is None:
-        removed = (
-            f"{file} does not know {name_of(database)}: whether decisions after {end.count} were removed is unknown."
-        )
-        return [*wrong, *([removed] if end.count else [])]
-    if end.count < noted.count:
-        why = "a power cut or an older copy of the database does that, too"
-        wrong.append(f"{named(end.count + 1, noted.count)} removed from the end, as {file} tells ({why}).")
-    elif hashes.get(noted.count) != noted.hash:
-        wrong.append(f"Decision {noted.count} is not the one that {file} tells of: the chain was written anew.")
-    known = noted.next if noted.next and hashes.get(noted.next.count) == noted.next.hash else noted
+    if anchored is None:
+        unknown = f"whether decisions after {end.count} were removed is unknown"
+        return [*wrong, f"{file} has no record of {database_key(database)}: {unknown}."] if end.count else wrong
+    if end.count < anchored.count:
+        why = "a power failure or an older copy of the database has the same effect"
+        wrong.append(f"{describe_range(end.count + 1, anchored.count)} removed from the end, as {file} shows ({why}).")
+    elif hashes.get(anchored.count) != anchored.hash:
+        wrong.append(f"Decision {anchored.count} is not the one recorded in {file}: the chain was rewritten.")
+    known = anchored.next if anchored.next and hashes.get(anchored.next.count) == anchored.next.hash else anchored
     if end.count > known.count:
-        why = "a crow that keeps another such file wrote them, or somebody put them in"
-        wrong.append(f"{named(known.count + 1, end.count)} not in {file}: {why}.")
+        why = "a process with another such file wrote them, or they were inserted by hand"
+        wrong.append(f"{describe_range(known.count + 1, end.count)} not in {file}: {why}.")
     return wrong
 
 
-def named(first: int, last: int) -> str:
-    """The subject and verb of a sentence about these decisions."""
+def describe_range(first: int, last: int) -> str:
+    """Return the beginning of a sentence about these decisions: "Decision 3 was" or "Decisions 3 to 5 were"."""
     return f"Decision {first} was" if first == last else f"Decisions {first} to {last} were"
 
 
-def listing(connection: Connection, session: str = "", limit: int = 50) -> list[Row]:
-    """The latest rows, newest first: of the sessions whose id begins so, or of all."""
+def list_decisions(connection: Connection, session: str = "", limit: int = 50) -> list[AuditRow]:
+    """Return the latest rows, newest first; `session` is the beginning of a session id, "" for all."""
     wanted = select(decisions).where(decisions.c.session.startswith(session, autoescape=True))
     found = connection.execute(wanted.order_by(decisions.c.number.desc()).limit(limit)).mappings()
     return [dict(row) for row in found]

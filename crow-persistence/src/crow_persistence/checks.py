@@ -1,4 +1,4 @@
-"""How much is in a database, what must be true of it, and where it is not."""
+"""Checks of a database, for `crow db check`, and its size."""
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator
@@ -11,15 +11,16 @@ from sqlalchemy import Column, Connection, Row, Select, exists, func, select, te
 from sqlalchemy.exc import DBAPIError
 
 from crow_persistence import audit, search
-from crow_persistence import blobs as kept
-from crow_persistence.database import Database, journal
-from crow_persistence.entries import BLOB, decode, kind_of, mapped, plain, swapped
+from crow_persistence.blobs import fetch as fetch_blobs
+from crow_persistence.blobs import split_batches
+from crow_persistence.database import Database, wal_file
+from crow_persistence.entries import BLOB_PREFIX, clean_text, decode, entry_kind, map_strings, replace_strings
 from crow_persistence.prompts import digest
 from crow_persistence.tables import blobs, calls, drafts, links, messages, metadata, prompts, renders, sessions
 
-SOME = 200
-"""Rows that are looked at together."""
-JSON: tuple[tuple[Column[Any], type], ...] = (
+BATCH_SIZE = 200
+"""Maximum number of rows fetched together."""
+JSON_COLUMNS: tuple[tuple[Column[Any], type], ...] = (
     (sessions.c.roots, list),
     (sessions.c.options, dict),
     (drafts.c.body, dict),
@@ -28,17 +29,26 @@ JSON: tuple[tuple[Column[Any], type], ...] = (
     (calls.c.sampling, dict),
     (calls.c.usage, dict),
 )
-"""Columns that hold JSON, and of what kind, beside those that are looked at more closely."""
-BROKEN = (ValueError, TypeError, RecursionError)
-"""What a damaged value raises when it is read."""
+"""Columns that hold JSON, and the type of the value. Columns with a check of their own are not listed."""
+DAMAGE_ERRORS = (ValueError, TypeError, RecursionError)
+"""Exceptions that reading a damaged value may raise."""
 
 
 def check(database: Database) -> list[str]:
-    """What is wrong with a database, a sentence each; nothing when it is well."""
+    """Run all checks. Return one sentence for each fault."""
     wrong: list[str] = []
-    for find in (pages, references, paths, entries, values, requests, digests, index):
+    for find in (
+        check_pages,
+        check_references,
+        check_paths,
+        check_entries,
+        check_json,
+        check_requests,
+        check_digests,
+        check_index,
+    ):
         try:
-            with database.reading() as connection:
+            with database.begin_read() as connection:
                 wrong += find(connection)
         except StoreError as error:
             wrong.append(str(error))
@@ -49,28 +59,28 @@ def check(database: Database) -> list[str]:
     return list(dict.fromkeys(wrong))
 
 
-def counts(connection: Connection) -> dict[str, int]:
-    """How many rows each table has."""
+def count_rows(connection: Connection) -> dict[str, int]:
+    """Return the number of rows in each table."""
     tables = metadata.tables.items()
     return {name: connection.scalar(select(func.count()).select_from(table)) or 0 for name, table in tables}
 
 
-def size(connection: Connection, database: Database) -> int:
-    """Bytes that all of it takes on its disk."""
+def measure_size(connection: Connection, database: Database) -> int:
+    """Return the size of the database on disk, in bytes."""
     if not database.file:
         return connection.scalar(text("SELECT pg_database_size(current_database())")) or 0
-    return sum(file.stat().st_size for file in (database.file, journal(database.file)) if file.exists())
+    return sum(file.stat().st_size for file in (database.file, wal_file(database.file)) if file.exists())
 
 
-def pages(connection: Connection) -> Iterator[str]:
-    """The file is whole; PostgreSQL looks after its own."""
+def check_pages(connection: Connection) -> Iterator[str]:
+    """Check that the SQLite file is intact. PostgreSQL checks its own files."""
     if connection.dialect.name != "sqlite":
         return
     try:
         for line in connection.scalars(text("PRAGMA integrity_check")).all():
             if line != "ok":
                 yield f"The file is damaged: {line}."
-    except DBAPIError:  # so badly that it cannot be looked at as a whole
+    except DBAPIError:  # too damaged to be checked as a whole
         for name in connection.scalars(text("SELECT name FROM sqlite_master WHERE type = 'table'")).all():
             try:
                 connection.execute(text(f"PRAGMA integrity_check('{name}')")).all()
@@ -78,8 +88,8 @@ def pages(connection: Connection) -> Iterator[str]:
                 yield f"The file is damaged where {name} is: {error.orig}."
 
 
-def references(connection: Connection) -> Iterator[str]:
-    """What a row names is there."""
+def check_references(connection: Connection) -> Iterator[str]:
+    """Check that every foreign key refers to an existing row."""
     for table in metadata.sorted_tables:
         for key in sorted(table.foreign_keys, key=lambda key: key.parent.name):
             other = key.column.table.alias()
@@ -90,30 +100,30 @@ def references(connection: Connection) -> Iterator[str]:
                 yield f"Row {'/'.join(map(str, own))} of {table.name}: its {key.parent.name} {value} is not there."
 
 
-def paths(connection: Connection) -> Iterator[str]:
-    """Who goes from a session's tip back to what came before arrives at the beginning."""
+def check_paths(connection: Connection) -> Iterator[str]:
+    """Check that every session's head exists, and that every message is newer than its parent."""
     lost = ~exists().where(messages.c.id == sessions.c.head)
     for id, head in connection.execute(
         select(sessions.c.id, sessions.c.head).where(sessions.c.head.is_not(None), lost)
     ):
-        yield f"Session {id}: its tip, row {head} of messages, is not there."
+        yield f"Session {id}: its head, row {head} of messages, is not there."
     younger = messages.c.parent >= messages.c.id
     for id, parent in connection.execute(select(messages.c.id, messages.c.parent).where(younger)):
         yield f"Row {id} of messages: it follows row {parent}, which is not older."
 
 
-def entries(connection: Connection) -> Iterator[str]:
-    """Every entry can be read, with what is kept apart from it."""
+def check_entries(connection: Connection) -> Iterator[str]:
+    """Check that every log entry can be decoded, with its blobs and renders."""
     every = select(messages.c.id, messages.c.kind, messages.c.body, sessions.c.id.label("of")).outerjoin(sessions)
-    for rows in some(connection, every.order_by(messages.c.id)):
+    for rows in fetch_batches(connection, every.order_by(messages.c.id)):
         ids = [row.id for row in rows]
         rendered = set(connection.scalars(select(renders.c.message).where(renders.c.message.in_(ids))))
         linked = {tuple(row) for row in connection.execute(select(links).where(links.c.message.in_(ids)))}
-        named = {row.id: named_by(row.body) for row in rows}
-        there = those_of(connection, blobs.c.hash, (hash for hashes in named.values() for hash in hashes or ()))
+        named = {row.id: find_entry_blobs(row.body) for row in rows}
+        there = find_existing(connection, blobs.c.hash, (hash for hashes in named.values() for hash in hashes or ()))
         for row in rows:
             begin, hashes = f"Row {row.id} of messages (session {row.of}):", named[row.id]
-            if hashes is None or plain(kind_of(decode(row.body))[:16]) != row.kind:
+            if hashes is None or clean_text(entry_kind(decode(row.body))[:16]) != row.kind:
                 yield f"{begin} its body is not the {row.kind} entry that was written."
                 continue
             for hash in hashes - there:
@@ -125,46 +135,46 @@ def entries(connection: Connection) -> Iterator[str]:
                 yield f"{begin} its render is not there."
 
 
-def named_by(body: Any) -> set[str] | None:
-    """The blobs that an entry's body names; None when it is no entry."""
+def find_entry_blobs(body: Any) -> set[str] | None:
+    """Return the hashes of the blobs that a body refers to; None when it is not an entry."""
     found: set[str] = set()
     try:
         entry = decode(body)
         msgspec.convert(entry, Message)
-        swapped(entry, lambda value: found.add(value) or value)
-    except BROKEN:
+        replace_strings(entry, lambda value: found.add(value) or value)
+    except DAMAGE_ERRORS:
         return None
-    return {value.removeprefix(BLOB) for value in found if value.startswith(BLOB)}
+    return {value.removeprefix(BLOB_PREFIX) for value in found if value.startswith(BLOB_PREFIX)}
 
 
-def values(connection: Connection) -> Iterator[str]:
-    """What is JSON can be read."""
-    for column, kind in JSON:
+def check_json(connection: Connection) -> Iterator[str]:
+    """Check that the JSON columns can be decoded."""
+    for column, kind in JSON_COLUMNS:
         for *own, value in connection.execute(select(*column.table.primary_key, column).where(column.is_not(None))):
             try:
                 right = isinstance(decode(value), kind)
-            except BROKEN:
+            except DAMAGE_ERRORS:
                 right = False
             if not right:
                 yield f"Row {own[0]} of {column.table.name}: the JSON of its {column.name} is damaged."
 
 
-def requests(connection: Connection) -> Iterator[str]:
-    """Every request can be made again."""
+def check_requests(connection: Connection) -> Iterator[str]:
+    """Check that every request can be rebuilt."""
     earlier = calls.alias()
     lost = ~exists().where(earlier.c.id == calls.c.before)
     for id, before in connection.execute(select(calls.c.id, calls.c.before).where(calls.c.before.is_not(None), lost)):
-        yield f"Row {id} of calls: it begins like call {before}, which is not there."
-    for rows in some(connection, select(calls.c.id, calls.c.head, calls.c.messages)):
-        heads = kept.fetch(connection, keys({row.head for row in rows}))
-        named = {row.id: named_in(row.messages) for row in rows}
+        yield f"Row {id} of calls: it begins like model call {before}, which is not there."
+    for rows in fetch_batches(connection, select(calls.c.id, calls.c.head, calls.c.messages)):
+        heads = fetch_blobs(connection, drop_impossible_keys({row.head for row in rows}))
+        named = {row.id: find_request_parts(row.messages) for row in rows}
         found = [value for values in named.values() for value in values or ()]
         there = {
-            *those_of(connection, messages.c.id, (value for value in found if isinstance(value, int))),
-            *those_of(connection, blobs.c.hash, (value for value in found if isinstance(value, str))),
+            *find_existing(connection, messages.c.id, (value for value in found if isinstance(value, int))),
+            *find_existing(connection, blobs.c.hash, (value for value in found if isinstance(value, str))),
         }
         for row in rows:
-            if row.head in heads and not is_head(heads[row.head]):
+            if row.head in heads and not is_request_head(heads[row.head]):
                 yield f"Row {row.id} of calls: its head is not the request that was sent."
             if (values := named[row.id]) is None:
                 yield f"Row {row.id} of calls: its list of messages is damaged."
@@ -173,16 +183,16 @@ def requests(connection: Connection) -> Iterator[str]:
                 yield f"Row {row.id} of calls: {what}, of which its request was made, is not there."
 
 
-def is_head(data: bytes) -> bool:
-    """Whether it is the JSON of a request without its messages."""
+def is_request_head(data: bytes) -> bool:
+    """Test whether data is the JSON of a request with an empty list of messages."""
     try:
         return decode(str(data, "utf-8"))["messages"] == []
-    except (*BROKEN, KeyError):
+    except (*DAMAGE_ERRORS, KeyError):
         return False
 
 
-def named_in(references: Any) -> set[int | str] | None:
-    """The `messages` rows and the hashes of the blobs that a call's messages are made of; None when they are none."""
+def find_request_parts(references: Any) -> set[int | str] | None:
+    """Return the `messages` rows and the blob hashes that a request refers to; None when the references are damaged."""
     found: set[int | str] = set()
 
     def collect(value: str) -> str:
@@ -200,43 +210,43 @@ def named_in(references: Any) -> set[int | str] | None:
                 case int(row) | [int(row), str()]:
                     found.add(row)
                 case _:
-                    mapped(reference, collect)
-    except BROKEN:
+                    map_strings(reference, collect)
+    except DAMAGE_ERRORS:
         return None
     return found
 
 
-def digests(connection: Connection) -> Iterator[str]:
-    """What is known by its hash is what it was."""
+def check_digests(connection: Connection) -> Iterator[str]:
+    """Check that blobs and templates still match their hashes."""
     for row in connection.execute(select(blobs).execution_options(yield_per=20)):
         if not isinstance(row.data, bytes) or hashlib.sha256(row.data).hexdigest() != row.hash:
             yield f"Row {row.hash} of blobs: it was changed after it was written."
     for row in connection.execute(select(prompts)):
-        if not isinstance(row.template, str) or digest(plain(row.template)) != row.hash:
+        if not isinstance(row.template, str) or digest(clean_text(row.template)) != row.hash:
             yield f"Row {row.id} of prompts ({row.name}@{row.number}): its template was changed after it was written."
 
 
-def index(connection: Connection) -> Iterator[str]:
-    """Everything that was said is in the full-text index, and nothing else."""
-    said = select(func.count()).select_from(messages).where(messages.c.kind.in_(search.KINDS))
-    there, wanted = search.count(connection), connection.scalar(said)
+def check_index(connection: Connection) -> Iterator[str]:
+    """Check that the full-text index holds as many messages as the table."""
+    said = select(func.count()).select_from(messages).where(messages.c.kind.in_(search.INDEXED_KINDS))
+    there, wanted = search.count_indexed(connection), connection.scalar(said)
     if there != wanted:
         yield f"The full-text index holds {there} messages, and {wanted} are there."
 
 
-def some(connection: Connection, statement: "Select[*tuple[Any, ...]]") -> "Iterator[Collection[Row[Any]]]":
-    """The rows of a query, some at a time."""
-    yield from connection.execute(statement.execution_options(yield_per=SOME)).partitions()
+def fetch_batches(connection: Connection, statement: "Select[*tuple[Any, ...]]") -> "Iterator[Collection[Row[Any]]]":
+    """Yield the rows of a query in batches."""
+    yield from connection.execute(statement.execution_options(yield_per=BATCH_SIZE)).partitions()
 
 
-def those_of(connection: Connection, column: Column[Any], wanted: Iterable[Any]) -> set[Any]:
-    """Those of the values that are in a column."""
-    parts = kept.parts(keys(set(wanted)))
+def find_existing(connection: Connection, column: Column[Any], wanted: Iterable[Any]) -> set[Any]:
+    """Return those of the values that exist in a column."""
+    parts = split_batches(drop_impossible_keys(set(wanted)))
     return {value for part in parts for value in connection.scalars(select(column).where(column.in_(part)))}
 
 
-def keys(values: Iterable[Any]) -> list[Any]:
-    """Those of the values that can be a row's number or a hash at all, and so be asked for."""
+def drop_impossible_keys(values: Iterable[Any]) -> list[Any]:
+    """Return the values that can be a row number or a hash; the database would refuse others as parameters."""
     return [
         value
         for value in values

@@ -1,4 +1,4 @@
-"""One database: opened at first need, brought up to date, and read and written in whole transactions."""
+"""The database: opened on first use, updated to the current tables, read and written in transactions."""
 
 import os
 import sqlite3
@@ -35,19 +35,20 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from crow_persistence import search
 from crow_persistence.tables import metadata
 
-HEAD = "0001"
-"""The newest revision in `migrations`; a test keeps it so."""
-SETTINGS: dict[str, dict[str, str]] = {
+LATEST_REVISION = "0001"
+"""The newest revision in `migrations`. A test compares the two."""
+URL_DEFAULTS: dict[str, dict[str, str]] = {
     "sqlite": {"timeout": "30"},
     "postgresql+psycopg": {"connect_timeout": "10", "tcp_user_timeout": "30000", "options": "-c lock_timeout=30s"},
 }
-"""What a URL asks for where it does not say otherwise: nobody waits for more than half a minute."""
-LONG, SOON = 1.0, 5.0
-"""Seconds. Who has waited longer than the first, and failed, has waited for all that is written within the second: a
-turn that has much to write ends as soon as the first of it has failed."""
-LOCK = 0x63726F77_6462
-"""Of PostgreSQL's advisory locks, the one that is held while tables are made or changed."""
-FAULTS = {
+"""Default URL parameters by driver. They limit every wait for a lock or a connection to half a minute."""
+SLOW_FAILURE = 1.0
+"""Seconds after which a failed transaction counts as having waited for a lock."""
+FAIL_FAST_PERIOD = 5.0
+"""Seconds after such a failure in which writes do not wait for locks, so that a turn with much to write ends soon."""
+SCHEMA_LOCK = 0x63726F77_6462
+"""PostgreSQL advisory lock, held while tables are created or changed."""
+SQLITE_FAULTS = {
     "BUSY": "is held by another program. Close that one, then try again",
     "FULL": "cannot grow, as its disk is full. Make room, then try again",
     "READONLY": "cannot be written. Make the file, its folder and its disk writable, then try again",
@@ -56,37 +57,37 @@ FAULTS = {
     "CORRUPT": "is damaged; `crow db check` says where. Move it and its -wal away, and put a copy in its place if any",
     "IOERR": "could not be read or written. Look whether its disk is full or failing, then try again",
 }
-"""What SQLite's error codes mean for a person: the end of a sentence that begins with the file."""
+"""SQLite error codes, and the rest of a sentence that begins with the file's name."""
 
 
 class Database:
-    """Where everything is kept. Its methods block: on an event loop, call them in a thread; any number may at once.
+    """A database. Its methods block, so call them in a thread from an event loop; any number of threads may use it.
 
-    All that a database can do wrong is a StoreError, and none is for good: when its cause is gone, the next call works.
+    Every fault is raised as StoreError, and none is permanent: once the cause is removed, the next call works.
     """
 
     def __init__(self, url: str, folder: Path | None = None) -> None:
-        self.url = complete(url)
+        self.url = complete_url(url)
         self.file = Path(self.url.database or "") if self.url.drivername == "sqlite" else None
-        """None for PostgreSQL."""
+        """The SQLite file; None for PostgreSQL."""
         self.folder = folder or (self.file or Path("unknown")).parent
-        """crow's data folder: copies made before an update, and the head of the decisions' chain."""
+        """crow's data folder, for backups made before an update and for the audit chain's head."""
         self._lock = Lock()
         self._engine: Engine | None = None
-        self._hurried = 0.0
-        """Until when nobody waits for a database that others hold."""
-        self._opened: tuple[int, int] | None = None
-        self._journal: tuple[int, int] | None = None
-        """What the open file was, and the journal beside it."""
+        self._fail_fast_until = 0.0
+        """Time (`monotonic`) until which writes do not wait for locks."""
+        self._file_identity: tuple[int, int] | None = None
+        self._wal_identity: tuple[int, int] | None = None
+        """Identities of the open file and of its write-ahead log."""
 
     @property
     def name(self) -> str:
-        """What a person knows it by: the file, or the address without what may be secret in it."""
+        """The file, or the address without the parameters that may be secret."""
         return str(self.file or self.url.set(query={}))
 
     @contextmanager
-    def reading(self) -> Generator[Connection]:
-        """A connection that sees one state of the database and changes nothing. Raises StoreError."""
+    def begin_read(self) -> Generator[Connection]:
+        """Begin a read-only transaction on one snapshot of the database. Raises StoreError."""
         options: dict[str, Any] = (
             {} if self.file else {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         )
@@ -94,67 +95,73 @@ class Database:
             yield connection
 
     @contextmanager
-    def writing(self) -> Generator[Connection]:
-        """A transaction, committed at the end of the block; on SQLite no one else writes meanwhile. Raises StoreError.
+    def begin_write(self) -> Generator[Connection]:
+        """Begin a transaction that is committed at the end of the block; on SQLite it excludes other writers. Raises
+        StoreError.
 
-        What was learned of rows is void when `connection.engine` is another than it was: the file was replaced.
+        If `connection.engine` is not the engine of the last transaction, the file was replaced, and known row ids are
+        invalid.
         """
-        with self._transaction(begin="BEGIN IMMEDIATE", hurried=monotonic() < self._hurried) as connection:
+        with self._transaction(begin="BEGIN IMMEDIATE", fail_fast=monotonic() < self._fail_fast_until) as connection:
             yield connection
 
     def close(self) -> None:
-        """Give back what is open; the next use opens it again."""
+        """Close the connections. The next use opens them again."""
         if self._engine is not None:
             self._engine.dispose()
             self._engine = None
 
     @contextmanager
-    def _transaction(self, *, hurried: bool = False, **options: Any) -> Generator[Connection]:
+    def _transaction(self, *, fail_fast: bool = False, **options: Any) -> Generator[Connection]:
         since = monotonic()
         try:
-            with self._ready().connect().execution_options(hurried=hurried, **options) as connection:
+            with self._get_engine().connect().execution_options(fail_fast=fail_fast, **options) as connection:
                 try:
                     with connection.begin():
                         yield connection
                 except DBAPIError:
-                    connection.invalidate()  # whatever is wrong with it: the next one is opened afresh
+                    connection.invalidate()  # the next transaction gets a new connection
                     raise
-                if hurried:
-                    connection.invalidate()  # the next one is patient again
-                    self._hurried = 0.0
+                if fail_fast:
+                    connection.invalidate()  # a new connection waits for locks again
+                    self._fail_fast_until = 0.0
         except DBAPIError as error:
-            if monotonic() - since > LONG:
-                self._hurried = monotonic() + SOON
-            raise StoreError(self._explained(error)) from error
+            if monotonic() - since > SLOW_FAILURE:
+                self._fail_fast_until = monotonic() + FAIL_FAST_PERIOD
+            raise StoreError(self._explain(error)) from error
 
-    def _ready(self) -> Engine:
-        """The engine of a database that is there and up to date. Raises StoreError, DBAPIError."""
+    def _get_engine(self) -> Engine:
+        """Return the engine of the open, updated database. Raises StoreError, DBAPIError."""
         with self._lock:
-            if self._engine is not None and self.file and identity(self.file) != self._opened:
-                self._let_go(self.file)
+            if self._engine is not None and self.file and file_identity(self.file) != self._file_identity:
+                self._refuse_replaced_file(self.file)
             if self._engine is None:
                 self._engine = self._open()
                 if self.file:
-                    self._opened, self._journal = identity(self.file), identity(journal(self.file))
+                    self._file_identity, self._wal_identity = (
+                        file_identity(self.file),
+                        file_identity(wal_file(self.file)),
+                    )
             return self._engine
 
-    def _let_go(self, file: Path) -> NoReturn:
-        """What was open is there no more: never write into it, nor open another file with its journal."""
-        wal = journal(file)
-        if file.exists() and self._journal and identity(wal) == self._journal:
+    def _refuse_replaced_file(self, file: Path) -> NoReturn:
+        """Raise StoreError because the open file is gone: never write to it, nor open another file with its write-ahead
+        log."""
+        wal = wal_file(file)
+        if file.exists() and self._wal_identity and file_identity(wal) == self._wal_identity:
             raise StoreError(
-                f"{file} was replaced while it was open, and {wal.name} beside it belongs to the file before. "
+                f"{file} was replaced while it was open, and {wal.name} beside it belongs to the earlier file. "
                 f"Remove that and {file.name}-shm, then try again."
             )
         self.close()
         raise StoreError(
-            f"{file} was moved, deleted or replaced while it was open. Nothing was written now; try again, "
-            "and crow goes on with the file that is there then, or begins a new one."
+            f"{file} was moved, deleted or replaced while it was open. Nothing was written; try again, "
+            "and crow uses the file that is there then, or creates a new one."
         )
 
     def _open(self) -> Engine:
         if self.file:
-            self._make(self.file)
+            self._create_file(self.file)
         try:
             engine = create_engine(self.url, pool_pre_ping=not self.file, hide_parameters=True)
         except ImportError as error:
@@ -162,11 +169,11 @@ class Database:
                 f"{self.name} needs a driver ({error}). Install it: pip install 'crow-persistence[postgres]'"
             ) from error
         if self.file:
-            event.listen(engine, "connect", prepare)
-        event.listen(engine, "begin", begin)
+            event.listen(engine, "connect", prepare_connection)
+        event.listen(engine, "begin", begin_transaction)
         try:
             with engine.begin() as connection:
-                stale = self._is_stale(connection)
+                stale = self._needs_update(connection)
             if stale:
                 self._update(engine)
         except BaseException:
@@ -174,57 +181,60 @@ class Database:
             raise
         return engine
 
-    def _make(self, file: Path) -> None:
-        """A new database can be read by its owner alone, from its first moment on. Raises StoreError."""
+    def _create_file(self, file: Path) -> None:
+        """Create the file, readable by its owner alone from the beginning. Raises StoreError."""
         try:
             self.folder.mkdir(0o700, parents=True, exist_ok=True)
             file.parent.mkdir(0o700, parents=True, exist_ok=True)
-            with suppress(FileExistsError):  # it is not opened then: to close it would end SQLite's locks on it
+            with suppress(FileExistsError):  # not opened here: closing it would drop SQLite's locks
                 os.close(os.open(file, os.O_CREAT | os.O_EXCL, 0o600))
-            if not os.access(file, os.R_OK | os.W_OK, effective_ids=True):  # SQLite would make a journal like it
+            if not os.access(
+                file, os.R_OK | os.W_OK, effective_ids=True
+            ):  # SQLite would give its journal the same mode
                 raise PermissionError(EACCES, "it is closed to you")
             if file.stat().st_mode & 0o077:
                 file.chmod(file.stat().st_mode & 0o700)
         except OSError as error:
-            raise StoreError(f"{file} {FAULTS['CANTOPEN']} ({error.strerror}).") from error
+            raise StoreError(f"{file} {SQLITE_FAULTS['CANTOPEN']} ({error.strerror}).") from error
 
-    def _is_stale(self, connection: Connection) -> bool:
-        """Whether its tables must be made or changed first. Raises StoreError when they are not ours to change."""
-        found = revision(connection)
+    def _needs_update(self, connection: Connection) -> bool:
+        """Test whether tables must be created or changed. Raises StoreError when the database is another program's or
+        newer."""
+        found = read_revision(connection)
         others = sorted(set(inspect(connection).get_table_names()) - {"alembic_version"}) if found is None else []
-        if others:  # which another crow may just have made
-            found = revision(connection)
+        if others:  # another process may just have created them
+            found = read_revision(connection)
         if (others and found is None) or (found and not found.isdecimal()):
             raise StoreError(
                 f"{self.name} belongs to another program ({', '.join(others[:3]) or found}). "
                 "Name a database of crow's own in [database] url."
             )
-        if found is not None and found > HEAD:
+        if found is not None and found > LATEST_REVISION:
             raise StoreError(
-                f"{self.name} was written by a newer crow (its revision is {found}, this one knows {HEAD}). "
+                f"{self.name} was written by a newer crow (its revision is {found}, this one knows {LATEST_REVISION}). "
                 "Update crow, or name another database in [database] url."
             )
-        return found != HEAD
+        return found != LATEST_REVISION
 
     def _update(self, engine: Engine) -> None:
-        """Bring the tables up to date, once, however many processes start together."""
+        """Create or update the tables, once, even when several processes start together."""
         with engine.connect().execution_options(begin="BEGIN IMMEDIATE") as connection, connection.begin():
             if not self.file:
-                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
-            if revision(connection) is None:
-                create(connection)
-            elif self._is_stale(connection):
-                from crow_persistence.migrations import upgrade  # Alembic is slow to import, and rarely needed
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": SCHEMA_LOCK})
+            if read_revision(connection) is None:
+                create_tables(connection)
+            elif self._needs_update(connection):
+                from crow_persistence.migrations import upgrade  # Alembic is slow to import and rarely needed
 
                 if self.file:
-                    copy(self.file, self.folder / f"{self.file.name}.before-{HEAD}")
+                    back_up(self.file, self.folder / f"{self.file.name}.before-{LATEST_REVISION}")
                 upgrade(connection)
 
-    def _explained(self, error: DBAPIError) -> str:
-        """A driver's error as a sentence; it quotes nothing of what was written."""
+    def _explain(self, error: DBAPIError) -> str:
+        """Convert a driver's error to a sentence that contains no stored data."""
         if self.file:
             _, _, name = str(getattr(error.orig, "sqlite_errorname", "")).partition("_")
-            reason = FAULTS.get(name.partition("_")[0])
+            reason = SQLITE_FAULTS.get(name.partition("_")[0])
             return f"{self.name} {reason} ({error.orig})." if reason else f"{self.name}: {error.orig}."
         diagnosis = getattr(error.orig, "diag", None)
         if diagnosis is not None and diagnosis.message_primary:
@@ -233,8 +243,8 @@ class Database:
         return f"PostgreSQL cannot be reached ({self.name}): {reason}. Check [database] url, and that the server runs."
 
 
-def complete(url: str) -> URL:
-    """A database's URL with all that it leaves unsaid. Raises StoreError."""
+def complete_url(url: str) -> URL:
+    """Parse a database URL and add the defaults. Raises StoreError."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -246,20 +256,20 @@ def complete(url: str) -> URL:
             parsed = parsed.set(drivername="postgresql+psycopg")
         case _:
             raise StoreError(
-                f"[database] url {parsed.render_as_string()} is of no use. "
+                f"[database] url {parsed.render_as_string()} cannot be used. "
                 "Give sqlite:////folder/file.db or postgresql+psycopg://user@host/database."
             )
-    return parsed.set(query={**SETTINGS[parsed.drivername], **parsed.query})
+    return parsed.set(query={**URL_DEFAULTS[parsed.drivername], **parsed.query})
 
 
-def prepare(driver: Any, _: Any) -> None:
-    """Set up a new connection to SQLite."""
-    driver.isolation_level = None  # transactions begin where we say so
-    driver.text_factory = readable
+def prepare_connection(driver: Any, _: Any) -> None:
+    """Set up a new SQLite connection."""
+    driver.isolation_level = None  # `begin_transaction` begins transactions
+    driver.text_factory = decode_text
     try:
         driver.execute("PRAGMA journal_mode = WAL")
     except sqlite3.OperationalError:
-        # SQLite does not wait here when another process does the same to a new file: so wait until that is done.
+        # SQLite does not wait here while another process does the same to a new file; a write transaction does.
         driver.execute("BEGIN IMMEDIATE")
         driver.execute("ROLLBACK")
         driver.execute("PRAGMA journal_mode = WAL")
@@ -267,38 +277,39 @@ def prepare(driver: Any, _: Any) -> None:
     driver.execute("PRAGMA foreign_keys = ON")
 
 
-def readable(data: bytes) -> str:
-    """A text of SQLite's. Where it is damaged it can still be read, but for what is no UTF-8 in it."""
+def decode_text(data: bytes) -> str:
+    """Decode text from SQLite. Damaged bytes become surrogate escapes, so that the rest stays readable."""
     return data.decode("utf-8", "surrogateescape")
 
 
-def begin(connection: Connection) -> None:
+def begin_transaction(connection: Connection) -> None:
+    """Begin a transaction with the lock timeout and the mode that the connection's options ask for."""
     options, is_sqlite = connection.get_execution_options(), connection.dialect.name == "sqlite"
-    if options.get("hurried"):
+    if options.get("fail_fast"):
         connection.exec_driver_sql("PRAGMA busy_timeout = 0" if is_sqlite else "SET LOCAL lock_timeout = 1")
-    if is_sqlite:  # PostgreSQL's driver begins by itself
+    if is_sqlite:  # PostgreSQL's driver begins transactions itself
         connection.exec_driver_sql(options.get("begin", "BEGIN"))
 
 
-def revision(connection: Connection) -> str | None:
-    """Which of the revisions in `migrations` the tables are of; None when there are none."""
+def read_revision(connection: Connection) -> str | None:
+    """Return the revision of the tables; None when there are no tables."""
     version = table("alembic_version", column("version_num"))
     if not connection.dialect.has_table(connection, version.name):
         return None
     return connection.scalar(select(version.c.version_num))
 
 
-def create(connection: Connection) -> None:
-    """Make the tables as they are now; what the migrations make is the same, and a test says so."""
+def create_tables(connection: Connection) -> None:
+    """Create the current tables. A test checks that the migrations create the same ones."""
     metadata.create_all(connection)
     search.create(connection)
     version = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
     version.create(connection)
-    connection.execute(insert(version).values(version_num=HEAD))
+    connection.execute(insert(version).values(version_num=LATEST_REVISION))
 
 
-def copy(file: Path, to: Path) -> None:
-    """Copy a SQLite database as it was last committed; only its owner can read the copy. Raises StoreError."""
+def back_up(file: Path, to: Path) -> None:
+    """Copy a SQLite database, as last committed, to a file that only its owner can read. Raises StoreError."""
     try:
         with tempfile.TemporaryDirectory(dir=to.parent, prefix=to.name) as folder:
             new = Path(folder, to.name)
@@ -308,17 +319,17 @@ def copy(file: Path, to: Path) -> None:
             new.replace(to)
     except (OSError, sqlite3.Error) as error:
         raise StoreError(
-            f"{file} must be updated and cannot be copied to {to} before ({error}). Make room, then try again."
+            f"{file} must be updated and cannot be backed up to {to} first ({error}). Make room, then try again."
         ) from error
 
 
-def journal(file: Path) -> Path:
-    """Where SQLite keeps what was committed of late."""
+def wal_file(file: Path) -> Path:
+    """Return the path of SQLite's write-ahead log for a file."""
     return file.with_name(f"{file.name}-wal")
 
 
-def identity(file: Path) -> tuple[int, int] | None:
-    """Device and inode, the same for as long as it is the same file; None when there is none."""
+def file_identity(file: Path) -> tuple[int, int] | None:
+    """Return a file's device and inode; None when there is no file."""
     with suppress(OSError):
         found = file.stat()
         return found.st_dev, found.st_ino

@@ -1,6 +1,6 @@
-"""A log's entry as a row, and a row as an entry again: the same, whatever was in it.
+"""Convert log entries to rows of `messages` and back, without loss.
 
-What is large in an entry, and the same in many, is kept apart: its place in the body holds `"blob:<SHA-256>"`.
+Large strings in an entry are stored as blobs; the body then holds `"blob:<SHA-256>"` in their place.
 """
 
 import hashlib
@@ -12,15 +12,15 @@ from typing import Any, cast
 import msgspec
 from crow_core.messages import Message
 
-LARGE = 1_000
-"""Characters from which a string is kept apart."""
-BLOB = "blob:"
-RENDERED = ("template", "variables", "text")
-"""Of a `render` marker: what the tables `prompts` and `renders` hold."""
+MIN_BLOB_LENGTH = 1_000
+"""Length, in characters, from which a string is stored as a blob."""
+BLOB_PREFIX = "blob:"
+RENDER_KEYS = ("template", "variables", "text")
+"""Keys of a `render` marker that are stored in the tables `prompts` and `renders` instead of the body."""
 
 
-class Damaged(Exception):
-    """A row cannot be read as it was written; `rest` is what can be, if anything."""
+class DamagedEntry(Exception):
+    """A stored entry cannot be read as it was written; `rest` is the readable part, if any."""
 
     def __init__(self, rest: Message | None = None) -> None:
         super().__init__()
@@ -28,117 +28,123 @@ class Damaged(Exception):
 
 
 @dataclass(frozen=True)
-class Row:
-    """An entry as it is stored."""
+class EntryRow:
+    """A log entry as it is stored."""
 
     kind: str
     """A message's role, or a marker's kind."""
     body: str
     blobs: dict[str, bytes]
-    """What the body names, by hash."""
+    """The blobs that the body refers to, by hash."""
 
 
-def pack(entry: Message) -> Row:
-    """An entry as a row."""
+def pack(entry: Message) -> EntryRow:
+    """Convert an entry to a row."""
     blobs: dict[str, bytes] = {}
 
-    def apart(text: str) -> str:
-        if len(text) < LARGE and not text.startswith(BLOB):
+    def to_blob(text: str) -> str:
+        if len(text) < MIN_BLOB_LENGTH and not text.startswith(BLOB_PREFIX):
             return text
         data = text.encode("utf-8", "surrogatepass")
         hash = hashlib.sha256(data).hexdigest()
         blobs[hash] = data
-        return BLOB + hash
+        return BLOB_PREFIX + hash
 
-    kind, notes = kind_of(entry), entry.get("crow", {})
+    kind, notes = entry_kind(entry), entry.get("crow", {})
     if kind == "tools" and "schemas" in notes:
         notes = {**notes, "schemas": encode(notes["schemas"])}
     if kind == "render":
-        notes = {name: value for name, value in notes.items() if name not in RENDERED}
-    return Row(kind[:16], encode(swapped({**entry, "crow": notes} if notes else entry, apart)), blobs)
+        notes = {name: value for name, value in notes.items() if name not in RENDER_KEYS}
+    return EntryRow(kind[:16], encode(replace_strings({**entry, "crow": notes} if notes else entry, to_blob)), blobs)
 
 
 def unpack(kind: str, body: str, blobs: Mapping[str, bytes]) -> Message:
-    """The entry that became this row; of a `render` marker, what `renders` does not hold. Raises Damaged."""
+    """Convert a row to its entry; a `render` marker lacks the keys that `renders` holds. Raises DamagedEntry."""
     missing: list[str] = []
 
-    def back(text: str) -> str:
-        if not text.startswith(BLOB):
+    def from_blob(text: str) -> str:
+        if not text.startswith(BLOB_PREFIX):
             return text
-        if (data := blobs.get(text.removeprefix(BLOB))) is None:
+        if (data := blobs.get(text.removeprefix(BLOB_PREFIX))) is None:
             missing.append(text)
             return text
         return data.decode("utf-8", "surrogatepass")
 
     try:
         entry: Any = decode(body)
-        msgspec.convert(entry, Message)  # whether it has the shape of one
-        whole = swapped(entry, back) if f'"{BLOB}' in body else entry
+        msgspec.convert(entry, Message)  # raises ValidationError if it is not an entry
+        whole = replace_strings(entry, from_blob) if f'"{BLOB_PREFIX}' in body else entry
         if kind == "tools" and not missing and "schemas" in whole.get("crow", {}):
             whole["crow"]["schemas"] = decode(whole["crow"]["schemas"])
-    except (ValueError, TypeError, RecursionError) as error:  # no JSON, or JSON that is no entry
-        raise Damaged from error
+    except (ValueError, TypeError, RecursionError) as error:  # not JSON, or JSON that is not an entry
+        raise DamagedEntry from error
     if missing:
-        raise Damaged(without(entry, missing))
+        raise DamagedEntry(drop_missing(entry, missing))
     return whole
 
 
-def names(body: str) -> set[str]:
-    """The hashes of all blobs a body may name, and perhaps more; none of one that was damaged to something else."""
-    if not isinstance(body, str):  # pyright: ignore[reportUnnecessaryIsInstance] - SQLite takes anything
+def find_blobs(body: str) -> set[str]:
+    """Return the hashes of all blobs that a body may refer to; text in it that looks like a reference is included."""
+    if not isinstance(body, str):  # pyright: ignore[reportUnnecessaryIsInstance] - SQLite columns take any type
         return set()
-    return {part[:64] for part in body.split(f'"{BLOB}')[1:]}
+    return {part[:64] for part in body.split(f'"{BLOB_PREFIX}')[1:]}
 
 
-def kind_of(entry: Message) -> str:
+def entry_kind(entry: Message) -> str:
+    """Return a message's role, or a marker's kind."""
     return str(entry.get("role") or entry.get("crow", {}).get("kind", ""))
 
 
-def swapped(entry: Any, swap: Callable[[str], str]) -> Any:
-    """An entry with the strings replaced that may be kept apart: those of our notes, and of content that is no text."""
+def replace_strings(entry: Any, replace: Callable[[str], str]) -> Any:
+    """Return an entry with `replace` applied to the strings that may become blobs: those under `crow` and in content
+    parts other than text."""
     entry = dict(entry)
     if "crow" in entry:
-        entry["crow"] = mapped(entry["crow"], swap)
+        entry["crow"] = map_strings(entry["crow"], replace)
     if isinstance(entry.get("content"), list):
-        entry["content"] = [part if is_text(part) else mapped(part, swap) for part in entry["content"]]
+        entry["content"] = [part if is_text_part(part) else map_strings(part, replace) for part in entry["content"]]
     return entry
 
 
-def without(entry: Any, missing: Collection[str]) -> Message:
-    """An entry of which something is lost that was kept apart: parts that held it say so, of our notes the id stays."""
+def drop_missing(entry: Any, missing: Collection[str]) -> Message:
+    """Return an entry without its missing blobs: a notice replaces each content part that used one, and only the id,
+    kind and failure mark stay under `crow`."""
 
-    def names_lost(value: Any) -> bool:
+    def mentions_missing(value: Any) -> bool:
         found: list[str] = []
-        mapped(value, lambda text: found.append(text) or text)
+        map_strings(value, lambda text: found.append(text) or text)
         return not set(missing).isdisjoint(found)
 
     if isinstance(entry.get("content"), list):
         lost = {"type": "text", "text": "[lost: what was attached here is not in the database any more]"}
-        entry["content"] = [part if is_text(part) or not names_lost(part) else lost for part in entry["content"]]
-    if names_lost(entry.get("crow")):
+        entry["content"] = [
+            part if is_text_part(part) or not mentions_missing(part) else lost for part in entry["content"]
+        ]
+    if mentions_missing(entry.get("crow")):
         entry["crow"] = {name: entry["crow"][name] for name in ("id", "kind", "failed") if name in entry["crow"]}
     return entry
 
 
-def is_text(part: dict[str, Any]) -> bool:
+def is_text_part(part: dict[str, Any]) -> bool:
+    """Test whether a content part is text."""
     return part.get("type") == "text"
 
 
-def mapped(value: Any, swap: Callable[[str], str]) -> Any:
-    """A JSON value with each of its strings (not the keys) replaced by what a function makes of it."""
+def map_strings(value: Any, replace: Callable[[str], str]) -> Any:
+    """Return a JSON value with `replace` applied to each of its strings, except keys."""
     match value:
         case str():
-            return swap(value)
+            return replace(value)
         case dict():
-            return {key: mapped(inner, swap) for key, inner in cast(dict[str, Any], value).items()}
+            return {key: map_strings(inner, replace) for key, inner in cast(dict[str, Any], value).items()}
         case list() | tuple():
-            return [mapped(inner, swap) for inner in cast(list[Any], value)]
+            return [map_strings(inner, replace) for inner in cast(list[Any], value)]
         case _:
             return value
 
 
 def encode(value: Any) -> str:
-    """JSON; also of text with halves of surrogate pairs, as models and file names have them."""
+    """Encode a value as JSON. Text may hold unpaired surrogates, as in output of models and in file names."""
     try:
         return msgspec.json.encode(value, enc_hook=str).decode()
     except UnicodeEncodeError:
@@ -146,13 +152,14 @@ def encode(value: Any) -> str:
 
 
 def decode(text: str) -> Any:
-    """What `encode` was given. Raises ValueError."""
+    """Decode JSON from `encode`. Raises ValueError."""
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:  # a ValueError, too
+    except msgspec.DecodeError:  # is a ValueError, as is json's error
         return json.loads(text)
 
 
-def plain(text: str) -> str:
-    """Text as every database takes it, for columns that are no JSON."""
+def clean_text(text: str) -> str:
+    """Return text that every database accepts, for columns that are not JSON: unpaired surrogates become question
+    marks, and NUL characters spaces."""
     return text.encode("utf-8", "replace").decode().replace("\0", " ")

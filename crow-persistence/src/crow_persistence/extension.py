@@ -1,4 +1,4 @@
-"""`crow.use(persistence, url=...)`: every session is written down as it goes, and comes back."""
+"""The extension `crow.use(persistence, url=...)`: stores every session as it happens, and loads it again."""
 
 import asyncio
 import logging
@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 log = logging.getLogger("crow")
 
-BEAT = 5.0
-"""Seconds between two signs of life of the sessions that are open here; see `leases`."""
+HEARTBEAT_INTERVAL = 5.0
+"""Seconds between heartbeats for the open sessions; see `leases`."""
 SUFFIXES = {"markdown": ".md", "jsonl": ".jsonl", "html": ".html", "atif": ".json"}
-"""Of the files that /export writes, by their format."""
-AFTER = 0.1
-"""Seconds after a first message until the database is opened: by then the request is on its way."""
+"""Suffixes of the files that /export writes, by format."""
+OPEN_DELAY = 0.1
+"""Seconds from the first message until the database is opened: the model request is sent first."""
 
 
 def persistence(
@@ -43,63 +43,63 @@ def persistence(
     folder: Path | None = None,
     secrets: Callable[[Session], Collection[str]] = lambda session: session.secrets,
 ) -> None:
-    """Keep sessions in a database: SQLite (`sqlite:////folder/file.db`) or PostgreSQL (`postgresql+psycopg://…`).
+    """Store sessions in a database: SQLite (`sqlite:////folder/file.db`) or PostgreSQL (`postgresql+psycopg://…`).
 
-    `folder` is crow's data folder, if not the file's. What `secrets` names is masked in all that is written. Brings
-    /fork, /export, and the tool `search_sessions`; for clients it is `_crow/search`, with `words`, `everywhere` and
-    `limit`.
+    `folder` is crow's data folder; the default is the folder of the SQLite file. The strings that `secrets` returns are
+    masked in everything written. Adds the commands /fork and /export, the tool `search_sessions`, and the client method
+    `_crow/search` with the parameters `words`, `everywhere` and `limit`.
     """
-    threads = Threads(url, folder)
-    crow.servers.append(search_tool.server(threads.database))
+    threads = StoreThreads(url, folder)
+    crow.servers.append(search_tool.make_server(threads.get_database))
 
     @crow.before_prompt
-    async def line_up(message: Message, session: Session) -> None:
-        if len(crow.sessions) > 1:  # one alone asks its model while the database opens
-            with suppress(StoreError):  # who writes next hears of it
-                async with threads.line:
+    async def wait_for_writes(message: Message, session: Session) -> None:
+        if len(crow.sessions) > 1:  # a single session need not wait for the database to open
+            with suppress(StoreError):  # the next write raises it again
+                async with threads.first_write:
                     await threads.write(lambda store: None)
 
     @crow.message
-    async def write(session: Session, entry: Message) -> None:
-        if not threads.opened:
-            await asyncio.sleep(AFTER)
-        await threads.write(lambda store: store.append(session, secrets(session)))
-        threads.watch()
+    async def write_message(session: Session, entry: Message) -> None:
+        if not threads.store_future:
+            await asyncio.sleep(OPEN_DELAY)
+        await threads.write(lambda store: store.write_entries(session, secrets(session)))
+        threads.start_heartbeat()
 
     @crow.draft
-    async def draw(session: Session, reply: Message) -> None:
-        await threads.write(lambda store: store.draft(session, reply, secrets(session)))
+    async def write_draft(session: Session, reply: Message) -> None:
+        await threads.write(lambda store: store.write_draft(session, reply, secrets(session)))
 
     @crow.model_call
-    async def note(session: Session, model_call: ModelCall) -> None:
-        await threads.write(lambda store: store.call(session, model_call, secrets(session)))
+    async def write_model_call(session: Session, model_call: ModelCall) -> None:
+        await threads.write(lambda store: store.write_model_call(session, model_call, secrets(session)))
 
     @crow.load_session
-    async def load(id: str) -> Record | None:
-        if (row := await threads.take(lambda store: store.take(id), id)) is None:
+    async def load_session(id: str) -> Record | None:
+        if (row := await threads.acquire(lambda store: store.acquire(id), id)) is None:
             return None
         try:
-            threads.watch()
+            threads.start_heartbeat()
             return await threads.read(lambda store: store.load(row))
         except BaseException:
             await threads.write(lambda store: store.release(id))
             raise
 
     @crow.fork_session
-    async def fork(id: str, new_id: str, at: str) -> Record | None:
-        record = await threads.take(lambda store: store.fork(id, new_id, at), new_id)
-        threads.watch()
+    async def fork_session(id: str, new_id: str, at: str) -> Record | None:
+        record = await threads.acquire(lambda store: store.fork(id, new_id, at), new_id)
+        threads.start_heartbeat()
         return record
 
     @crow.list_sessions
-    async def list(cwd: str, cursor: str, limit: int) -> Page:
-        return await threads.read(lambda store: store.listing(cwd, cursor, limit))
+    async def list_sessions(cwd: str, cursor: str, limit: int) -> Page:
+        return await threads.read(lambda store: store.list_sessions(cwd, cursor, limit))
 
     @crow.delete_session
-    async def delete(id: str) -> None:
+    async def delete_session(id: str) -> None:
         await threads.write(lambda store: store.delete(id))
 
-    async def search(session: Session, params: dict[str, Any]) -> dict[str, Any]:
+    async def search_messages(session: Session, params: dict[str, Any]) -> dict[str, Any]:
         words, everywhere, limit = params.get("words"), params.get("everywhere", False), params.get("limit", 20)
         if not isinstance(words, str) or type(everywhere) is not bool or type(limit) is not int:
             details = "words is a text, everywhere is true or false, limit is a whole number."
@@ -110,25 +110,28 @@ def persistence(
             raise RpcError(INTERNAL_ERROR, "The stored sessions cannot be used", details=str(error)) from error
         return {"hits": hits}
 
-    crow.methods["_crow/search"] = search
+    crow.methods["_crow/search"] = search_messages
 
     @crow.commands
-    def commands(session: Session) -> Sequence[Command]:
+    def list_commands(session: Session) -> Sequence[Command]:
         return [
-            Command("fork", "Begin a new session where this one stands", copy),
+            Command("fork", "Fork this session at its end", fork_command),
             Command(
-                "export", "Write this session to a file, to be given away", give, hint="[markdown|jsonl|html|atif]"
+                "export",
+                "Export this session to a file, with likely secrets masked",
+                export_command,
+                hint="[markdown|jsonl|html|atif]",
             ),
         ]
 
-    async def copy(session: Session, words: str) -> str:
+    async def fork_command(session: Session, words: str) -> str:
         await session.log.written()
         id = new_id()
-        if not await threads.write(lambda store: store.copy(session.id, id)):
+        if not await threads.write(lambda store: store.fork_without_lease(session.id, id)):
             return "There is nothing to fork yet."
-        return f"Session {id} goes on from here. Open it from the list of sessions, or by its id."
+        return f"Session {id} is a fork of this one. Open it from the list of sessions, or by its id."
 
-    async def give(session: Session, words: str) -> str:
+    async def export_command(session: Session, words: str) -> str:
         if (format := words or "markdown") not in SUFFIXES:
             return f"There is no format {format!r}. Choose one of: {', '.join(SUFFIXES)}."
         await session.log.written()
@@ -139,15 +142,15 @@ def persistence(
             return f"{path} cannot be written: {error.strerror}."
         if masked is None:
             return "There is nothing to export yet."
-        return f"Written to {path}. Masked {masked} times what looks like a secret: read it before you give it away."
+        return f"Written to {path}. Likely secrets masked: {masked}. Read the file before you share it."
 
     @crow.session_end
-    async def end(session: Session) -> None:
+    async def close_session(session: Session) -> None:
         await session.log.flush()
-        if threads.opened is None:
+        if threads.store_future is None:
             return
         try:
-            await threads.write(lambda store: store.end(session, secrets(session)))
+            await threads.write(lambda store: store.close_session(session, secrets(session)))
         except StoreError as error:
             log.warning("%s", error)
 
@@ -156,73 +159,78 @@ def persistence(
         await threads.close()
 
 
-class Threads:
-    """Where the store is at work: one thread writes, in order, one reads. Both begin at the first need."""
+class StoreThreads:
+    """The threads in which the store runs: one writes in order, one reads. Both start on first use."""
 
     def __init__(self, url: str, folder: Path | None) -> None:
         self.url, self.folder = url, folder
         self.writer = ThreadPoolExecutor(1, "crow-writes")
         self.reader = ThreadPoolExecutor(1, "crow-reads")
-        self.opened: asyncio.Future[Store] | None = None
-        self.beating: asyncio.Task[None] | None = None
-        self.line = asyncio.Lock()
-        """In which prompts of many sessions stand until what was asked for before is written. If all began at once,
-        whoever streams would be shown late: behind what the others have to write."""
+        self.store_future: asyncio.Future[Store] | None = None
+        self.heartbeat: asyncio.Task[None] | None = None
+        self.first_write = asyncio.Lock()
+        """Serialises the first write of concurrent prompts, so that many new prompts do not delay sessions that are
+        already streaming."""
 
-    async def write(self, what: "Callable[[Store], T]") -> T:
-        """Have something written, behind all that was asked for before."""
-        store = await self.store()
-        return await asyncio.get_running_loop().run_in_executor(self.writer, what, store)
+    async def write(self, task: "Callable[[Store], T]") -> T:
+        """Run a task in the writer thread, after all earlier ones."""
+        store = await self.get_store()
+        return await asyncio.get_running_loop().run_in_executor(self.writer, task, store)
 
-    async def take(self, what: "Callable[[Store], T]", id: str) -> T:
-        """Have a session opened; where nobody waits for that any more, others may open it."""
-        taking = asyncio.ensure_future(self.write(what))
+    async def acquire(self, task: "Callable[[Store], T]", id: str) -> T:
+        """Run a task that opens the session `id`. If the caller is cancelled, the session is released again."""
+        writing = asyncio.ensure_future(self.write(task))
         try:
-            return await asyncio.shield(taking)
+            return await asyncio.shield(writing)
         except asyncio.CancelledError:
-            await asyncio.wait([taking])
-            if taking.exception() is None:
+            await asyncio.wait([writing])
+            if writing.exception() is None:
                 await self.write(lambda store: store.release(id))
             raise
 
-    async def read(self, what: "Callable[[Store], T]") -> T:
-        """Have something read, beside what is written."""
-        store = await self.store()
-        return await asyncio.get_running_loop().run_in_executor(self.reader, what, store)
+    async def read(self, task: "Callable[[Store], T]") -> T:
+        """Run a task in the reader thread, concurrently with writes."""
+        store = await self.get_store()
+        return await asyncio.get_running_loop().run_in_executor(self.reader, task, store)
 
-    async def store(self) -> "Store":
-        if self.opened is None:
-            self.opened = asyncio.get_running_loop().run_in_executor(self.writer, open_store, self.url, self.folder)
-        return await asyncio.shield(self.opened)
+    async def get_store(self) -> "Store":
+        """Return the store; the first call opens it."""
+        if self.store_future is None:
+            self.store_future = asyncio.get_running_loop().run_in_executor(
+                self.writer, open_store, self.url, self.folder
+            )
+        return await asyncio.shield(self.store_future)
 
-    def database(self) -> "Database":
-        """The database, once it was needed."""
-        assert self.opened is not None
-        return self.opened.result().database
+    def get_database(self) -> "Database":
+        """Return the database. The store must have been opened."""
+        assert self.store_future is not None
+        return self.store_future.result().database
 
-    def watch(self) -> None:
-        """Let hearts beat from now on, if they do not yet."""
-        if self.beating is None:
-            self.beating = asyncio.ensure_future(self.beat())
+    def start_heartbeat(self) -> None:
+        """Start sending heartbeats, unless started already."""
+        if self.heartbeat is None:
+            self.heartbeat = asyncio.ensure_future(self.send_heartbeats())
 
-    async def beat(self) -> None:
+    async def send_heartbeats(self) -> None:
+        """Send a heartbeat every HEARTBEAT_INTERVAL seconds."""
         while True:
-            await asyncio.sleep(BEAT)
-            with suppress(StoreError):  # who writes next hears of it
-                await self.write(lambda store: store.beat())
+            await asyncio.sleep(HEARTBEAT_INTERVAL)
+            with suppress(StoreError):  # the next write raises it again
+                await self.write(lambda store: store.send_heartbeat())
 
     async def close(self) -> None:
-        """Finish what is to be written, and end the threads."""
-        if self.beating is not None:
-            self.beating.cancel()
-        if self.opened is not None:
-            with suppress(StoreError):  # it could never be opened
+        """Finish all writes, then end the threads."""
+        if self.heartbeat is not None:
+            self.heartbeat.cancel()
+        if self.store_future is not None:
+            with suppress(StoreError):  # the database could not be opened
                 await self.write(lambda store: store.database.close())
         self.writer.shutdown()
         self.reader.shutdown()
 
 
 def open_store(url: str, folder: Path | None) -> "Store":
-    from crow_persistence.store import Store  # it brings SQLAlchemy, which takes a while
+    """Open the store, in the writer thread."""
+    from crow_persistence.store import Store  # imports SQLAlchemy, which is slow
 
     return Store(url, folder)

@@ -1,5 +1,7 @@
-"""Who has a session open: one process at a time, for as long as its heart beats, by the database's clock: those of
-machines differ."""
+"""Leases: one process owns an open session as long as it sends heartbeats.
+
+Heartbeats are timed by the database's clock, because the clocks of machines differ.
+"""
 
 import os
 import socket
@@ -18,41 +20,41 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from crow_persistence.tables import sessions
 
-STALE = 20_000
-"""Milliseconds after the last beat from which an owner counts as gone."""
+LEASE_TIMEOUT = 20_000
+"""Milliseconds after the last heartbeat at which a lease expires."""
 
 
 def now() -> int:
-    """Milliseconds since 1970."""
+    """Return the time of this machine in milliseconds since 1970."""
     return int(time() * 1000)
 
 
-class Clock(FunctionElement[int]):
-    """The same by the database's clock, in a statement."""
+class DatabaseClock(FunctionElement[int]):
+    """SQL expression for the database's current time in milliseconds since 1970."""
 
     inherit_cache = True
     type = BigInteger()
 
 
-@compiles(Clock, "sqlite")
-def _(element: Clock, compiler: Any, **_: Any) -> str:
+@compiles(DatabaseClock, "sqlite")
+def _(element: DatabaseClock, compiler: Any, **_: Any) -> str:
     return "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
 
-@compiles(Clock, "postgresql")
-def _(element: Clock, compiler: Any, **_: Any) -> str:
+@compiles(DatabaseClock, "postgresql")
+def _(element: DatabaseClock, compiler: Any, **_: Any) -> str:
     return "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
 
 
-def new_owner() -> str:
-    """A name for somebody in this process who opens sessions, unlike any other."""
+def make_owner() -> str:
+    """Return a new, unique name for an owner of leases in this process."""
     pid = os.getpid()
-    return f"{machine()}:{pid}:{started(pid) or ''}:{token_hex(4)}"
+    return f"{machine_id()}:{pid}:{process_start(pid) or ''}:{token_hex(4)}"
 
 
 @cache
-def machine() -> str:
-    """What tells this machine, since its last start, and this container of processes from others."""
+def machine_id() -> str:
+    """Return a string that identifies this machine since its last start, and the process namespace of its container."""
     known = [socket.gethostname()]
     with suppress(OSError):
         known.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -60,58 +62,58 @@ def machine() -> str:
     return "/".join(known)
 
 
-def started(pid: int) -> str | None:
-    """When a process of this machine started, in the kernel's ticks: none other has its id and this. None for one that
-    has ended; "" where nobody can say."""
+def process_start(pid: int) -> str | None:
+    """Return the start time of a process on this machine, in kernel ticks; a process id with its start time is unique.
+    None for a process that has ended, "" where the system does not tell."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return None
     except OSError:
-        pass  # it runs, as somebody else
+        pass  # it runs, as another user
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
-    return None if state in "ZX" else fields[18]  # a zombie has ended, too
+    return None if state in "ZX" else fields[18]  # zombies and dead processes have ended
 
 
-def is_gone(owner: str) -> bool:
-    """Whether an owner has surely ended: a process of this machine that runs no more."""
+def has_ended(owner: str) -> bool:
+    """Test whether an owner has certainly ended: its process ran on this machine and is gone."""
     there, pid, start = f"{owner}:::".split(":")[:3]
-    return there == machine() and pid.isdecimal() and started(int(pid)) not in (start, "")
+    return there == machine_id() and pid.isdecimal() and process_start(int(pid)) not in (start, "")
 
 
-def in_words(owner: str) -> str:
-    """An owner for a person."""
+def describe_owner(owner: str) -> str:
+    """Return a description of an owner for the user: "process 12 on host"."""
     there, pid = f"{owner}::".split(":")[:2]
     host = there.partition("/")[0]
-    return f"process {pid}" if there == machine() else f"process {pid} on {host}"
+    return f"process {pid}" if there == machine_id() else f"process {pid} on {host}"
 
 
 def is_free(connection: Connection, session: "Row[Any]", owner: str) -> bool:
-    """Whether no one but this owner has a session open."""
-    if session.owner is None or session.owner == owner or is_gone(session.owner):
+    """Test whether a session is not open for another owner than this one."""
+    if session.owner is None or session.owner == owner or has_ended(session.owner):
         return True
-    return connection.execute(select(Clock())).scalar_one() - (session.beat or 0) >= STALE
+    return connection.execute(select(DatabaseClock())).scalar_one() - (session.beat or 0) >= LEASE_TIMEOUT
 
 
-def take(connection: Connection, session: "Row[Any]", owner: str) -> None:
-    """Open a session, whose row was selected for update, as this owner. Raises SessionBusy."""
+def acquire(connection: Connection, session: "Row[Any]", owner: str) -> None:
+    """Open a session for an owner; its row must have been selected for update. Raises SessionBusy."""
     if not is_free(connection, session, owner):
-        holder = in_words(session.owner)
+        holder = describe_owner(session.owner)
         raise SessionBusy(f"Session {session.id} is open in {holder}. Close it there, or fork it to go on in a copy.")
     its = sessions.c.number == session.number
-    connection.execute(update(sessions).where(its).values(owner=owner, beat=Clock()))
+    connection.execute(update(sessions).where(its).values(owner=owner, beat=DatabaseClock()))
 
 
 def release(connection: Connection, owner: str, id: str) -> None:
-    """Let others open a session."""
+    """Release an owner's lease of a session."""
     its = (sessions.c.id == id) & (sessions.c.owner == owner)
     connection.execute(update(sessions).where(its).values(owner=None, beat=None))
 
 
-def beat(connection: Connection, owner: str, ids: Collection[str]) -> None:
-    """Tell that the owner of these sessions lives."""
+def send_heartbeat(connection: Connection, owner: str, ids: Collection[str]) -> None:
+    """Renew the owner's leases of these sessions."""
     its = sessions.c.id.in_(ids) & (sessions.c.owner == owner)
-    connection.execute(update(sessions).where(its).values(beat=Clock()))
+    connection.execute(update(sessions).where(its).values(beat=DatabaseClock()))

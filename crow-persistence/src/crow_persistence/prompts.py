@@ -1,4 +1,4 @@
-"""Prompts: every version of every template, and what each became when it was rendered."""
+"""Prompts: the versions of every template, and the renders of each."""
 
 import difflib
 import hashlib
@@ -12,42 +12,42 @@ from sqlalchemy import Connection, Row, func, insert, select
 from sqlalchemy import text as sql
 
 from crow_persistence import blobs
-from crow_persistence.entries import encode, plain
+from crow_persistence.entries import clean_text, encode
 from crow_persistence.tables import prompts, renders, sessions
 
-NOTE = sql(
+INSERT_VERSION = sql(
     "INSERT INTO prompts (name, number, hash, template, variables, first_seen)"
     " SELECT :name, coalesce(max(number), 0) + 1, :hash, :template, :variables, :at FROM prompts WHERE name = :name"
     " ON CONFLICT DO NOTHING"
 )
 
 
-def note(connection: Connection, name: str, template: str, at: int) -> int:
-    """Write a version of a prompt down, if it is new; gives the id of its row.
+def store_version(connection: Connection, name: str, template: str, at: int) -> int:
+    """Store a version of a prompt if it is new. Return the id of its row.
 
-    Versions are numbered 1, 2, 3 … for each name, also where several processes write at once.
+    Versions are numbered 1, 2, 3 … per name, also when several processes write at once.
     """
-    name, template = plain(name), plain(template)
+    name, template = clean_text(name), clean_text(template)
     hash = digest(template)
     known = select(prompts.c.id).where(prompts.c.name == name, prompts.c.hash == hash)
     while (id := connection.scalar(known)) is None:
-        # Another process may take the number, or write the same version, after this one has looked.
+        # Another process may insert the same number or version between the SELECT and the INSERT.
         version = {"name": name, "hash": hash, "template": template, "at": at}
-        connection.execute(NOTE, {**version, "variables": json.dumps(variables_of(template))})
+        connection.execute(INSERT_VERSION, {**version, "variables": json.dumps(find_variables(template))})
     return id
 
 
-def record(connection: Connection, row: int, number: int, marker: Message, at: int) -> None:
-    """Write down a render: its marker is the messages row `row` of the session `number`."""
+def store_render(connection: Connection, row: int, number: int, marker: Message, at: int) -> None:
+    """Store a render. Its marker is the `messages` row `row` of the session `number`."""
     notes = marker.get("crow", {})
     text = notes["text"].encode("utf-8", "surrogatepass")
     hash = hashlib.sha256(text).hexdigest()
-    blobs.keep(connection, {hash: text})
+    blobs.store(connection, {hash: text})
     render = {
         "message": row,
         "session": number,
-        "prompt": note(connection, notes["prompt"], notes["template"], at),
-        "purpose": plain(notes["purpose"])[:32],
+        "prompt": store_version(connection, notes["prompt"], notes["template"], at),
+        "purpose": clean_text(notes["purpose"])[:32],
         "variables": encode(notes["variables"]),
         "text": hash,
         "at": at,
@@ -56,12 +56,13 @@ def record(connection: Connection, row: int, number: int, marker: Message, at: i
 
 
 def digest(template: str) -> str:
+    """Return the SHA-256 digest of a template, in hexadecimal."""
     return hashlib.sha256(template.encode()).hexdigest()
 
 
-def variables_of(template: str) -> list[str]:
-    """The names a template asks for, sorted; none for one that is no template."""
-    from jinja2 import TemplateSyntaxError  # as in crow_core.prompts
+def find_variables(template: str) -> list[str]:
+    """Return the sorted names of the variables in a template; none if it is not a valid template."""
+    from jinja2 import TemplateSyntaxError  # slow to import, as in crow_core.prompts
     from jinja2.meta import find_undeclared_variables
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -71,32 +72,33 @@ def variables_of(template: str) -> list[str]:
         return []
 
 
-def versions(connection: Connection, name: str = "") -> list[Row[Any]]:
-    """All versions of a prompt, or of every prompt, oldest first, each with how often it was rendered and when last."""
+def list_versions(connection: Connection, name: str = "") -> list[Row[Any]]:
+    """Return all versions of a prompt, or of every prompt, oldest first, with the number of renders and the time of the
+    last."""
     used = func.count(renders.c.message).label("renders"), func.max(renders.c.at).label("last")
     found = select(prompts, *used).outerjoin(renders).group_by(prompts.c.id)
     found = found.where(prompts.c.name == name) if name else found
     return list(connection.execute(found.order_by(prompts.c.name, prompts.c.number)))
 
 
-def find(connection: Connection, reference: str) -> Row[Any]:
-    """The version that `NAME@3` names, or `NAME` for the newest. Raises StoreError."""
+def find_version(connection: Connection, reference: str) -> Row[Any]:
+    """Return the version that a reference names: `NAME@3`, or `NAME` for the newest. Raises StoreError."""
     name, mark, number = reference.rpartition("@")
     if not mark or not number.isdecimal():
         name, number = reference, ""
-    found = versions(connection, name)
+    found = list_versions(connection, name)
     chosen = [version for version in found if not number or version.number == int(number)]
     if chosen:
         return chosen[-1]
     if found:
         raise StoreError(f"The prompt {name} has no version {number}; it has 1 to {found[-1].number}.")
     known = ", ".join(connection.scalars(select(prompts.c.name).distinct().order_by(prompts.c.name))) or "none yet"
-    raise StoreError(f"There is no prompt {reference!r}. Known are: {known}.")
+    raise StoreError(f"There is no prompt {reference!r}. Known prompts: {known}.")
 
 
-def diff(connection: Connection, first: str, second: str) -> str:
-    """What changed from one version to another, as a unified diff; "" when nothing did. Raises StoreError."""
-    old, new = find(connection, first), find(connection, second)
+def diff_versions(connection: Connection, first: str, second: str) -> str:
+    """Return the differences of two versions as a unified diff; "" when there are none. Raises StoreError."""
+    old, new = find_version(connection, first), find_version(connection, second)
     lines = difflib.unified_diff(
         old.template.splitlines(),
         new.template.splitlines(),
@@ -107,19 +109,19 @@ def diff(connection: Connection, first: str, second: str) -> str:
     return "\n".join(lines)
 
 
-def history(connection: Connection, reference: str, limit: int = 100) -> Sequence[Row[Any]]:
-    """The renders of a prompt, or of one version of it, newest first, each with its session's id. Raises StoreError."""
-    version = find(connection, reference)
+def list_renders(connection: Connection, reference: str, limit: int = 100) -> Sequence[Row[Any]]:
+    """Return the renders of a prompt or of one version, newest first, each with its session's id. Raises StoreError."""
+    version = find_version(connection, reference)
     said = renders.c.message, renders.c.at, renders.c.purpose, renders.c.variables, prompts.c.name, prompts.c.number
-    shown: Any = select(*said, sessions.c.id.label("session")).where(prompts.c.name == version.name)
-    shown = shown.join(prompts, renders.c.prompt == prompts.c.id).join(sessions, renders.c.session == sessions.c.number)
+    found: Any = select(*said, sessions.c.id.label("session")).where(prompts.c.name == version.name)
+    found = found.join(prompts, renders.c.prompt == prompts.c.id).join(sessions, renders.c.session == sessions.c.number)
     if reference != version.name:
-        shown = shown.where(prompts.c.number == version.number)
-    return connection.execute(shown.order_by(renders.c.at.desc(), renders.c.message.desc()).limit(limit)).all()
+        found = found.where(prompts.c.number == version.number)
+    return connection.execute(found.order_by(renders.c.at.desc(), renders.c.message.desc()).limit(limit)).all()
 
 
-def text(connection: Connection, render: int) -> str:
-    """What a render became; `render` is its marker's messages row. Raises StoreError."""
+def load_text(connection: Connection, render: int) -> str:
+    """Return the text of a render; `render` is the `messages` row of its marker. Raises StoreError."""
     hash = connection.scalar(select(renders.c.text).where(renders.c.message == render)) or ""
     if (data := blobs.fetch(connection, [hash]).get(hash)) is None:
         raise StoreError(f"There is no render {render}, or its text is gone; `crow db check` says what is missing.")

@@ -1,7 +1,7 @@
-"""Requests to a model: what was asked, what came of it, and the exact body once more.
+"""Model calls: store the request and its outcome, and rebuild the exact body that was sent.
 
-A body is stored as what came before its messages, once, and as references: to the messages of an earlier call that it
-begins with, then to the rows of the log. Only what is in no row is written out.
+A body is stored as its JSON with an empty list of messages, and as references: to the messages of an earlier model call
+that it begins with, then to rows of the log. Only messages that are in no row are written out.
 """
 
 import hashlib
@@ -18,109 +18,124 @@ import msgspec
 from crow_core.errors import StoreError
 from crow_core.masking import mask
 from crow_core.messages import Message
-from crow_core.models.chat import ChatModel, ModelCall, Request
-from crow_core.models.chat import encode as as_sent
+from crow_core.models.chat import ChatModel, ModelCall, ModelRequest, encode_json
 from crow_core.models.usage import count_tokens, find_price
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from crow_persistence import blobs
-from crow_persistence.entries import LARGE, Damaged, decode, encode, mapped, names, plain, unpack
+from crow_persistence.entries import (
+    MIN_BLOB_LENGTH,
+    DamagedEntry,
+    clean_text,
+    decode,
+    encode,
+    find_blobs,
+    map_strings,
+    unpack,
+)
 from crow_persistence.tables import calls, messages, prompts, renders, sessions
 
-TEXT = 200
-"""Characters from which a text that is also in a row is not written out."""
-SIGNS = ("blob:", "row:", "text:")
-"""What a string in a written-out message begins with when it stands for a blob, for the content of a row, or for what
-follows."""
-ADD = insert(calls)
-CHANGE = update(calls).where(calls.c.id == bindparam("of"))
-WRITTEN = select(calls.c.id).where(calls.c.id == bindparam("of"))
+MIN_TEXT_LENGTH = 200
+"""Length, in characters, from which a text that is also in a row is stored as a reference to that row."""
+PREFIXES = ("blob:", "row:", "text:")
+"""Prefixes of strings in a written-out message: a reference to a blob, a reference to a row's content, or literal
+text."""
+INSERT_CALL = insert(calls)
+UPDATE_CALL = update(calls).where(calls.c.id == bindparam("of"))
+SELECT_CALL_ID = select(calls.c.id).where(calls.c.id == bindparam("of"))
 
 
 @dataclass
-class Sent:
-    """A request, as far as the next one can begin like it."""
+class SentRequest:
+    """A sent request; the next request may begin with the same messages."""
 
-    call: str
-    body: Request
+    model_call: str
+    """Id of the model call."""
+    body: ModelRequest
     head: bytes
     """The body's JSON up to its messages."""
     hashes: dict[int, Any]
-    """The running hash of the body's JSON, after so many messages; of the last few."""
-    described: dict[str, Any]
-    """What a row of `calls` says of the body but for its messages."""
+    """Running hashes of the body's JSON, by number of messages; only for the last two."""
+    columns: dict[str, Any]
+    """Values of the `calls` columns that describe the body apart from its messages."""
     secrets: Collection[str]
-    """What was masked in that."""
+    """The strings that were masked in these columns."""
 
 
 @dataclass
-class Trail:
-    """What the requests of one open session are made of. Not for two threads at once."""
+class RequestEncoder:
+    """Encodes the requests of one open session as references to its rows. Not safe for concurrent use."""
 
     log: Sequence[Message]
     rows: Sequence[int]
-    """The messages rows of the log's first entries, in their order; both grow."""
+    """The `messages` rows of the log's first entries, in order. Both lists grow."""
     secrets: Collection[str] = ()
-    """What is masked before it is written."""
-    _read: int = 0
-    """Entries of the log that the following know."""
+    """Strings that are masked before writing."""
+    _entries_read: int = 0
+    """Number of log entries that the following indexes cover."""
     _entries: dict[bytes, int] = field(default_factory=dict[bytes, int])
-    """Which entry is sent as these bytes, by their digest; without its reasoning."""
+    """Index of an entry in the log, by the digest of the message it is sent as, without its reasoning."""
     _texts: dict[bytes, int] = field(default_factory=dict[bytes, int])
-    """Which entry's content is this long text, by its digest."""
+    """Index of an entry in the log, by the digest of its content, for long texts."""
     _renders: dict[str, int] = field(default_factory=dict[str, int])
-    """The row of the latest render, by its purpose."""
-    _sent: dict[str, Sent] = field(default_factory=dict[str, Sent])
-    """The latest request, by its purpose."""
+    """Row of the latest render, by purpose."""
+    _sent: dict[str, SentRequest] = field(default_factory=dict[str, SentRequest])
+    """The latest request, by purpose."""
 
-    def read(self) -> None:
-        """Take in what has been added to the log."""
-        for at in range(self._read, min(len(self.log), len(self.rows))):
+    def read_log(self) -> None:
+        """Add new log entries to the indexes."""
+        for at in range(self._entries_read, min(len(self.log), len(self.rows))):
             entry = self.log[at]
             if "role" in entry:
-                self._entries[digest(sent(entry))] = at
-                if isinstance(content := entry.get("content"), str) and len(content) >= TEXT:
+                self._entries[digest(to_sent_message(entry))] = at
+                if isinstance(content := entry.get("content"), str) and len(content) >= MIN_TEXT_LENGTH:
                     self._texts[digest(content)] = at
             elif (notes := entry.get("crow", {})).get("kind") == "render":
                 self._renders[notes["purpose"]] = self.rows[at]
-            self._read = at + 1
+            self._entries_read = at + 1
 
-    def render(self, purpose: str) -> int | None:
-        """The row of the prompt that a call of this purpose was asked with: its own, or the system prompt."""
+    def find_render(self, purpose: str) -> int | None:
+        """Return the row of the prompt for model calls of this purpose: their own prompt, or the system prompt."""
         return self._renders.get(purpose, self._renders.get("system"))
 
-    def knows(self, model_call: ModelCall) -> bool:
-        """Whether `note` has seen this call with the body it has now."""
+    def has_encoded(self, model_call: ModelCall) -> bool:
+        """Test whether this model call was encoded with the body it has now."""
         latest = self._sent.get(model_call.purpose)
-        return latest is not None and latest.call == model_call.id and latest.body is body_of(model_call)
+        return latest is not None and latest.model_call == model_call.id and latest.body is sent_body(model_call)
 
-    def note(self, connection: Connection, model_call: ModelCall) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """What a row of `calls` says of the request, and the blobs that it names; the next request may refer to it."""
-        self.read()
-        body = body_of(model_call)
-        asked: list[Any] = body.get("messages", [])
-        earlier = [(common(asked, one.body.get("messages", [])), one) for one in self._sent.values()]
-        shared, like = max(earlier, key=lambda pair: pair[0], default=(0, None))
-        if like is None or not shared or like.call == model_call.id or not is_written(connection, like.call):
-            shared, like = 0, None
+    def encode_request(self, connection: Connection, model_call: ModelCall) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """Return the `calls` columns of a request, and the blobs they refer to. Later requests may refer to this
+        one."""
+        self.read_log()
+        body = sent_body(model_call)
+        sent_messages: list[Any] = body.get("messages", [])
+        earlier = [(count_common(sent_messages, one.body.get("messages", [])), one) for one in self._sent.values()]
+        shared, base = max(earlier, key=lambda pair: pair[0], default=(0, None))
+        if (
+            base is None
+            or not shared
+            or base.model_call == model_call.id
+            or not is_written(connection, base.model_call)
+        ):
+            shared, base = 0, None
         data: dict[str, bytes] = {}
-        head = as_sent({**body, "messages": []})
-        if like and like.head == head and like.secrets == self.secrets:
-            described = like.described
+        head = encode_json({**body, "messages": []})
+        if base and base.head == head and base.secrets == self.secrets:
+            body_columns = base.columns
         else:
-            described = self.describe(body, data)
-        own = [self.reference(message, data) for message in asked[shared:]]
-        self._sent[model_call.purpose] = latest = Sent(model_call.id, body, head, {}, described, self.secrets)
+            body_columns = self.encode_body(body, data)
+        own = [self.encode_message(message, data) for message in sent_messages[shared:]]
+        self._sent[model_call.purpose] = latest = SentRequest(model_call.id, body, head, {}, body_columns, self.secrets)
         columns = {
-            **described,
-            "before": like.call if like else None,
+            **body_columns,
+            "before": base.model_call if base else None,
             "messages": encode([shared, *own]),
-            "digest": whole_digest(latest, asked, like, shared),
+            "digest": digest_body(latest, sent_messages, base, shared),
         }
         return columns, data
 
-    def describe(self, body: Request, data: dict[str, bytes]) -> dict[str, Any]:
-        """What a row of `calls` says of a body but for its messages."""
+    def encode_body(self, body: ModelRequest, data: dict[str, bytes]) -> dict[str, Any]:
+        """Return the `calls` columns that describe a body apart from its messages. Add its blobs to `data`."""
         head = encode(mask({**body, "messages": []}, self.secrets)).encode()
         data[hash := hashlib.sha256(head).hexdigest()] = head
         sampling = {key: value for key, value in body.items() if key not in ("model", "tools", "messages")}
@@ -130,153 +145,155 @@ class Trail:
             "sampling": encode(mask(sampling, self.secrets)),
         }
 
-    def reference(self, message: dict[str, Any], data: dict[str, bytes]) -> Any:
-        """A message in as few words as possible: a row's number, with the key of its reasoning if that was sent too,
-        or the message itself."""
+    def encode_message(self, message: dict[str, Any], data: dict[str, bytes]) -> Any:
+        """Return the shortest reference to a message: a row, a row and the key of the reasoning that was sent, or the
+        message itself."""
         bare = {key: message[key] for key in ("role", "tool_call_id", "content", "tool_calls") if key in message}
         if (at := self._entries.get(digest(bare))) is not None:
             if list(message) == list(bare):
                 return self.rows[at]
-            for thought in ("", *(key for key in message if key not in bare)):
-                if as_sent(sent(self.log[at], thought)) == as_sent(message):
-                    return [self.rows[at], thought]
-        return mapped(mask(message, self.secrets), partial(self.apart, data=data))
+            for reasoning_key in ("", *(key for key in message if key not in bare)):
+                if encode_json(to_sent_message(self.log[at], reasoning_key)) == encode_json(message):
+                    return [self.rows[at], reasoning_key]
+        return map_strings(mask(message, self.secrets), partial(self.encode_string, data=data))
 
-    def apart(self, text: str, data: dict[str, bytes]) -> str:
-        """A string of a written-out message, or what stands for it."""
-        if len(text) >= TEXT and (at := self._texts.get(digest(text))) is not None:
+    def encode_string(self, text: str, data: dict[str, bytes]) -> str:
+        """Return a string of a written-out message, or a reference to it."""
+        if len(text) >= MIN_TEXT_LENGTH and (at := self._texts.get(digest(text))) is not None:
             return f"row:{self.rows[at]}"
-        if len(text) >= LARGE:
-            kept = text.encode("utf-8", "surrogatepass")
-            data[hash := hashlib.sha256(kept).hexdigest()] = kept
+        if len(text) >= MIN_BLOB_LENGTH:
+            blob = text.encode("utf-8", "surrogatepass")
+            data[hash := hashlib.sha256(blob).hexdigest()] = blob
             return f"blob:{hash}"
-        return f"text:{text}" if text.startswith(SIGNS) else text
+        return f"text:{text}" if text.startswith(PREFIXES) else text
 
 
-def sent(entry: Mapping[str, Any], thought: str | None = None) -> dict[str, Any]:
-    """An entry of the log as it goes to a model: without its reasoning, with it in its place (""), or with it last,
-    under this name.
+def to_sent_message(entry: Mapping[str, Any], reasoning_key: str | None = None) -> dict[str, Any]:
+    """Convert a log entry to the message sent to a model. `reasoning_key` is None to leave the reasoning out, "" to put
+    it before the content, or the key to put it under at the end.
 
-    For ever: stored requests are made again with it, whatever crow sends later.
+    Stored requests are rebuilt with this function: its result must never change, whatever crow sends later.
     """
     message: dict[str, Any] = {"role": entry.get("role", "user")}
     if (id := entry.get("tool_call_id")) is not None:
         message["tool_call_id"] = id
-    if thought == "":
+    if reasoning_key == "":
         message["reasoning_content"] = entry.get("reasoning_content", "")
     message["content"] = entry.get("content") or ""
     if tool_calls := entry.get("tool_calls"):
         message["tool_calls"] = tool_calls
-    if thought:
-        message[thought] = entry.get("reasoning_content", "")
+    if reasoning_key:
+        message[reasoning_key] = entry.get("reasoning_content", "")
     return message
 
 
-def write(connection: Connection, number: int, model_call: ModelCall, trail: Trail) -> None:
-    """Write a call of the session `number` down: when its request has been sent, and once more when it has ended."""
-    told = outcome(model_call, trail.secrets) if model_call.ended else {}
+def write_model_call(connection: Connection, number: int, model_call: ModelCall, encoder: RequestEncoder) -> None:
+    """Store a model call of the session `number`: when its request has been sent, and again when it has ended."""
+    values = to_outcome_columns(model_call, encoder.secrets) if model_call.ended else {}
     if (
         model_call.ended
-        and trail.knows(model_call)
-        and connection.execute(CHANGE, {"of": model_call.id, **told}).rowcount
+        and encoder.has_encoded(model_call)
+        and connection.execute(UPDATE_CALL, {"of": model_call.id, **values}).rowcount
     ):
         return
-    columns, data = trail.note(connection, model_call)
-    blobs.keep(connection, data)
+    columns, data = encoder.encode_request(connection, model_call)
+    blobs.store(connection, data)
     since = monotonic() - model_call.started if model_call.started else 0.0
-    told |= columns | {
+    values |= columns | {
         "session": number,
-        "purpose": plain(model_call.purpose)[:32],
-        "render": trail.render(model_call.purpose),
-        "model": plain(str(body_of(model_call).get("model") or model_call.model.name)),
-        "endpoint": plain(model_call.model.where) if isinstance(model_call.model, ChatModel) else "",
+        "purpose": clean_text(model_call.purpose)[:32],
+        "render": encoder.find_render(model_call.purpose),
+        "model": clean_text(str(sent_body(model_call).get("model") or model_call.model.name)),
+        "endpoint": clean_text(model_call.model.display_url) if isinstance(model_call.model, ChatModel) else "",
         "crow": crow_core.__version__,
         "started": round((time() - since) * 1000),
     }
-    if not connection.execute(CHANGE, {"of": model_call.id, **told}).rowcount:
-        connection.execute(ADD, {"id": model_call.id, **told})
+    if not connection.execute(UPDATE_CALL, {"of": model_call.id, **values}).rowcount:
+        connection.execute(INSERT_CALL, {"id": model_call.id, **values})
 
 
-def body_of(model_call: ModelCall) -> Request:
-    """What was sent; of a model that does not tell, what it was asked."""
+def sent_body(model_call: ModelCall) -> ModelRequest:
+    """Return the body that was sent; the request itself for a model that does not report it."""
     return model_call.sent or model_call.request
 
 
-def outcome(model_call: ModelCall, secrets: Collection[str]) -> dict[str, Any]:
-    """What a row of `calls` says of a call that has ended."""
+def to_outcome_columns(model_call: ModelCall, secrets: Collection[str]) -> dict[str, Any]:
+    """Return the `calls` columns of a model call that has ended."""
     counted = count_tokens(model_call) if model_call.usage or not model_call.error else None
     cost = find_price(model_call) if counted else None
     return {
-        "first": (model_call.first - model_call.started) * 1000 if model_call.first else None,
-        "total": (model_call.ended - model_call.started - model_call.held) * 1000,
-        "stop_reason": plain(model_call.finish_reason) or None,
-        "error": plain(mask(model_call.error, secrets)) or None,
+        "first": (model_call.first_delta - model_call.started) * 1000 if model_call.first_delta else None,
+        "total": (model_call.ended - model_call.started - model_call.paused) * 1000,
+        "stop_reason": clean_text(model_call.finish_reason) or None,
+        "error": clean_text(mask(model_call.error, secrets)) or None,
         "usage": encode(model_call.usage) if model_call.usage else None,
         "input": counted and counted["prompt"],
         "output": counted and counted["completion"],
         "cached": counted and counted["cached"],
         "cost": cost and cost[0],
-        "currency": cost and plain(cost[1])[:8],
+        "currency": cost and clean_text(cost[1])[:8],
     }
 
 
-def common(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """How many messages two requests begin with alike. What was not made anew is not looked into."""
+def count_common(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Count the messages that two requests begin with alike. Comparing identical objects is fast."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((at for at, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 def is_written(connection: Connection, id: str) -> bool:
-    """Whether the call is in the database: the transaction that wrote it may have failed."""
-    return connection.scalar(WRITTEN, {"of": id}) is not None
+    """Test whether a model call is in the database: the transaction that wrote it may have failed."""
+    return connection.scalar(SELECT_CALL_ID, {"of": id}) is not None
 
 
-def whole_digest(latest: Sent, asked: Sequence[Any], like: Sent | None, shared: int) -> str:
-    """The digest of the whole body as JSON. What it shares with the one it begins like is not hashed again."""
+def digest_body(latest: SentRequest, sent_messages: Sequence[Any], base: SentRequest | None, shared: int) -> str:
+    """Return the digest of the whole body as JSON. Messages shared with `base` are not hashed again."""
     end = b'"messages":[]}'
     if not latest.head.endswith(end):
-        return hashlib.sha256(as_sent(latest.body)).hexdigest()
+        return hashlib.sha256(encode_json(latest.body)).hexdigest()
     start, hash = 0, hashlib.sha256(latest.head[:-2])
-    if like and like.head == latest.head:
-        start = max((at for at in like.hashes if at <= shared), default=0)
-        hash = like.hashes[start].copy() if start else hash
+    if base and base.head == latest.head:
+        start = max((at for at in base.hashes if at <= shared), default=0)
+        hash = base.hashes[start].copy() if start else hash
     try:
-        for at, message in enumerate(islice(asked, start, None), start):
-            hash.update(b"," * (at > 0) + msgspec.json.encode(message))
-            if at + 2 >= len(asked):  # the next request begins with all of these, or with all but the last
+        for at, message in enumerate(islice(sent_messages, start, None), start):
+            hash.update((b"," if at else b"") + msgspec.json.encode(message))
+            if at + 2 >= len(sent_messages):  # the next request begins with all messages, or all but the last
                 latest.hashes[at + 1] = hash.copy()
-    except UnicodeEncodeError:  # half a surrogate pair: the whole body is spelled in another way
+    except UnicodeEncodeError:  # unpaired surrogate: the body is encoded in another way
         latest.hashes.clear()
-        return hashlib.sha256(as_sent(latest.body)).hexdigest()
+        return hashlib.sha256(encode_json(latest.body)).hexdigest()
     hash.update(end[-2:])
     return hash.hexdigest()
 
 
 def digest(value: Any) -> bytes:
-    return hashlib.sha256(as_sent(value)).digest()
+    """Return the SHA-256 digest of a value as JSON."""
+    return hashlib.sha256(encode_json(value)).digest()
 
 
-def find(connection: Connection, prefix: str) -> Row[Any]:
-    """The call whose id begins so, with its session's id and its prompt. Raises StoreError."""
-    wanted = told().where(calls.c.id.startswith(plain(prefix), autoescape=True)).limit(6)
+def find_model_call(connection: Connection, prefix: str) -> Row[Any]:
+    """Return the model call whose id begins with `prefix`, with its session's id and its prompt. Raises StoreError."""
+    wanted = select_model_calls().where(calls.c.id.startswith(clean_text(prefix), autoescape=True)).limit(6)
     found: Sequence[Row[Any]] = connection.execute(wanted).all()
     exact = [row for row in found if row.id == prefix]
     if len(exact or found) == 1:
         return (exact or found)[0]
     if found and prefix:
         listed = ", ".join(row.id for row in found[:5])
-        raise StoreError(f"More than one call begins with {prefix!r}: {listed} … Give more of its id.")
-    raise StoreError(f"There is no call {prefix!r}. `crow calls list` shows those there are.")
+        raise StoreError(f"More than one model call begins with {prefix!r}: {listed} … Give more of its id.")
+    raise StoreError(f"There is no model call {prefix!r}. `crow calls list` shows all model calls.")
 
 
-def listing(connection: Connection, number: int | None = None, limit: int | None = None) -> Sequence[Row[Any]]:
-    """The calls of a session, or of all, the latest first."""
-    wanted = told() if number is None else told().where(calls.c.session == number)
+def list_model_calls(connection: Connection, number: int | None = None, limit: int | None = None) -> Sequence[Row[Any]]:
+    """Return the model calls of a session, or of all, latest first."""
+    wanted = select_model_calls() if number is None else select_model_calls().where(calls.c.session == number)
     return connection.execute(wanted.order_by(calls.c.started.desc(), calls.c.id).limit(limit)).all()
 
 
-def told() -> Any:
-    """All of `calls` but the messages, with the session's id (`of`), the prompt's name and its version's number."""
+def select_model_calls() -> Any:
+    """Select all columns of `calls` but the messages, with the session's id (`of`), and the prompt's name and version
+    number."""
     columns = [column for column in calls.c if column is not calls.c.messages]
     prompt = prompts.c.name.label("prompt"), prompts.c.number.label("version")
     joined = select(*columns, sessions.c.id.label("of"), *prompt).join(sessions, calls.c.session == sessions.c.number)
@@ -285,26 +302,26 @@ def told() -> Any:
     )
 
 
-def body(connection: Connection, id: str) -> tuple[Request, bool]:
-    """The body of a call's request, and whether it is the one that was sent, byte for byte. Raises StoreError."""
-    call = connection.execute(select(calls).where(calls.c.id == id)).one_or_none()
-    if call is None:
-        raise StoreError(f"There is no call {id!r}. `crow calls list` shows those there are.")
+def rebuild_request(connection: Connection, id: str) -> tuple[ModelRequest, bool]:
+    """Return the body of a request, and whether it equals the sent one byte for byte. Raises StoreError."""
+    model_call = connection.execute(select(calls).where(calls.c.id == id)).one_or_none()
+    if model_call is None:
+        raise StoreError(f"There is no model call {id!r}. `crow calls list` shows all model calls.")
     try:
-        head: Request = decode(blobs.fetch(connection, [call.head])[call.head].decode())
-        asked = restored(connection, references(connection, call))
-        request = {**head, "messages": asked}
+        head: ModelRequest = decode(blobs.fetch(connection, [model_call.head])[model_call.head].decode())
+        sent_messages = restore_messages(connection, load_references(connection, model_call))
+        request = {**head, "messages": sent_messages}
     except (KeyError, ValueError, TypeError, RecursionError) as error:
-        raise StoreError(f"The request of call {id} is damaged; `crow db check` says where.") from error
-    return request, hashlib.sha256(as_sent(request)).hexdigest() == call.digest
+        raise StoreError(f"The request of model call {id} is damaged; `crow db check` says where.") from error
+    return request, hashlib.sha256(encode_json(request)).hexdigest() == model_call.digest
 
 
-def references(connection: Connection, call: Row[Any]) -> list[Any]:
-    """What stands for all messages of a call, also for those with which it begins like an earlier one."""
+def load_references(connection: Connection, model_call: Row[Any]) -> list[Any]:
+    """Return the references for all messages of a model call, including those it shares with earlier ones."""
     parts: list[list[Any]] = []
     seen: set[str] = set()
     upto = None
-    at: Row[Any] | None = call
+    at: Row[Any] | None = model_call
     while at is not None and at.id not in seen:
         seen.add(at.id)
         shared, *own = decode(at.messages)
@@ -314,8 +331,8 @@ def references(connection: Connection, call: Row[Any]) -> list[Any]:
     return [reference for part in reversed(parts) for reference in part]
 
 
-def restored(connection: Connection, references: Sequence[Any]) -> list[dict[str, Any]]:
-    """The messages that these stand for; what is lost is left out."""
+def restore_messages(connection: Connection, references: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the messages for these references. Lost ones are left out."""
     rows: set[int] = set()
     hashes: set[str] = set()
 
@@ -331,37 +348,37 @@ def restored(connection: Connection, references: Sequence[Any]) -> list[dict[str
             case int(row) | [int(row), _]:
                 rows.add(row)
             case _:
-                mapped(reference, collect)
-    entries, data = entries_of(connection, rows), blobs.fetch(connection, hashes)
+                map_strings(reference, collect)
+    entries, data = load_entries(connection, rows), blobs.fetch(connection, hashes)
 
-    def back(text: str) -> str:
-        if not text.startswith(SIGNS):
+    def restore_string(text: str) -> str:
+        if not text.startswith(PREFIXES):
             return text
-        sign, _, rest = text.partition(":")
-        if sign == "row":
+        prefix, _, rest = text.partition(":")
+        if prefix == "row":
             return str(entries[int(rest)].get("content"))
-        return rest if sign == "text" else data[rest].decode("utf-8", "surrogatepass")
+        return rest if prefix == "text" else data[rest].decode("utf-8", "surrogatepass")
 
-    asked: list[dict[str, Any]] = []
+    sent_messages: list[dict[str, Any]] = []
     for reference in references:
         with suppress(KeyError):
             match reference:
                 case int(row):
-                    asked.append(sent(entries[row]))
+                    sent_messages.append(to_sent_message(entries[row]))
                 case [int(row), str(thought)]:
-                    asked.append(sent(entries[row], thought))
+                    sent_messages.append(to_sent_message(entries[row], thought))
                 case _:
-                    asked.append(mapped(reference, back))
-    return asked
+                    sent_messages.append(map_strings(reference, restore_string))
+    return sent_messages
 
 
-def entries_of(connection: Connection, rows: Iterable[int]) -> dict[int, Message]:
-    """The entries of these rows, as far as they are sent; those that are there and whole."""
+def load_entries(connection: Connection, rows: Iterable[int]) -> dict[int, Message]:
+    """Return the entries of these rows without their `crow` key. Missing and damaged ones are left out."""
     found: dict[int, Message] = {}
     columns = messages.c.id, messages.c.kind, messages.c.body
-    for part in blobs.parts(rows):
+    for part in blobs.split_batches(rows):
         for row in connection.execute(select(*columns).where(messages.c.id.in_(part))):
-            with suppress(Damaged, ValueError, AttributeError):
+            with suppress(DamagedEntry, ValueError, AttributeError):
                 text = encode({key: value for key, value in decode(row.body).items() if key != "crow"})
-                found[row.id] = unpack(row.kind, text, blobs.fetch(connection, names(text)))
+                found[row.id] = unpack(row.kind, text, blobs.fetch(connection, find_blobs(text)))
     return found

@@ -1,4 +1,4 @@
-"""The tool `search_sessions`: an agent looks up its own past."""
+"""The tool `search_sessions`: lets a model search earlier sessions."""
 
 import asyncio
 import logging
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 NAME = "search_sessions"
 DESCRIPTION = """\
-Search what was said in this folder's sessions, also long ago: questions, replies, commands and what they printed.
-All words must be in a message; "words in quotes" follow each other; word* is how a word begins.
-Gives the best matches: session, date, who said it, and the line with ⟦what was found⟧."""
-WORDS = "a few that were surely said"
-EVERYWHERE = "in all folders; only if the user wants it"
+Search this folder's sessions, also old ones: questions, replies, commands and their output.
+A message must contain all words; "words in quotes" must follow each other; word* matches longer words.
+Returns the best matches: session, date, role, and a line with ⟦the match⟧."""
+WORDS = "a few words that the messages certainly contain"
+EVERYWHERE = "search all folders; only if the user wants it"
 
 DEFINITION: dict[str, Any] = {
     "name": NAME,
@@ -35,16 +35,19 @@ DEFINITION: dict[str, Any] = {
     "annotations": {"readOnlyHint": True, "openWorldHint": False},
     "_meta": {"crow/kind": "search", "fastmcp": {"tags": []}},
 }
-"""As FastMCP would describe it, which need not be loaded for that."""
+"""The definition that FastMCP would generate, written out so that FastMCP need not be loaded to list the tool."""
 
 
-def server(open_database: "Callable[[], Database]") -> Server:
-    """What brings the tool into a session. `open_database` is called in a thread, at each call."""
-    return Server("sessions", lambda: mcp_server(open_database), definitions=[DEFINITION], built_in=True, shared=True)
+def make_server(open_database: "Callable[[], Database]") -> Server:
+    """Return the server that offers the tool. Each call runs `open_database` in a thread."""
+    return Server(
+        "sessions", lambda: make_mcp_server(open_database), definitions=[DEFINITION], built_in=True, shared=True
+    )
 
 
-def mcp_server(open_database: "Callable[[], Database]") -> Any:
-    from fastmcp import Context, FastMCP  # not at the top: FastMCP takes most of a second
+def make_mcp_server(open_database: "Callable[[], Database]") -> Any:
+    """Return the FastMCP server with the tool."""
+    from fastmcp import Context, FastMCP  # FastMCP takes most of a second to import
     from fastmcp.exceptions import ToolError
     from mcp_types import ToolAnnotations
     from pydantic import Field
@@ -74,24 +77,29 @@ def mcp_server(open_database: "Callable[[], Database]") -> Any:
     return mcp
 
 
-def look_up(open_database: "Callable[[], Database]", words: str, cwd: str, own: str) -> str:
-    """What was found, for the model; not what the session `own` says in this very turn. Raises StoreError."""
-    from sqlalchemy import func, select  # not at the top: a session that never searches goes without
+def look_up(open_database: "Callable[[], Database]", words: str, cwd: str, session_id: str) -> str:
+    """Return the hits as text for the model. Hits from the current turn of the session `session_id` are left out.
+    Raises StoreError."""
+    from sqlalchemy import func, select  # imported by the first search
 
     from crow_persistence.search import search
     from crow_persistence.tables import messages, sessions
 
-    asked = select(func.max(messages.c.id)).join(sessions).where(sessions.c.id == own, messages.c.kind == "user")
-    with open_database().reading() as connection:
+    asked = select(func.max(messages.c.id)).join(sessions).where(sessions.c.id == session_id, messages.c.kind == "user")
+    with open_database().begin_read() as connection:
         begun = connection.scalar(asked)
         hits = search(connection, words, cwd=cwd)
-    earlier = [hit for hit in hits if begun is None or hit.session != own or hit.row < begun]
+    earlier = [hit for hit in hits if begun is None or hit.session != session_id or hit.row < begun]
     where = f"in the sessions of {cwd}" if cwd else "in any session"
-    return "\n".join(lines(earlier, told=not cwd)) or f"Nothing {where} holds all of these words. Try fewer, or others."
+    return (
+        "\n".join(format_hits(earlier, with_folder=not cwd))
+        or f"Nothing {where} holds all of these words. Try fewer, or others."
+    )
 
 
-def lines(hits: Any, *, told: bool) -> Iterator[str]:
+def format_hits(hits: Any, *, with_folder: bool) -> Iterator[str]:
+    """Yield a line for each hit."""
     for hit in hits:
         date = datetime.fromtimestamp(hit.at / 1000).astimezone()
         who = f"{hit.kind} ({hit.tool})" if hit.tool else hit.kind
-        yield f"{hit.session[:8]} {date:%Y-%m-%d %H:%M} {who}{f' in {hit.cwd}' if told else ''}: {hit.snippet}"
+        yield f"{hit.session[:8]} {date:%Y-%m-%d %H:%M} {who}{f' in {hit.cwd}' if with_folder else ''}: {hit.snippet}"

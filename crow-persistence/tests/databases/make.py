@@ -1,8 +1,8 @@
 """Print a database with rows in every table, as SQL: `uv run crow-persistence/tests/databases/make.py URL`.
 
-To be run once for each new revision and each kind of database, into `REVISION.sqlite.sql` and `REVISION.postgresql.sql`
-beside this file, and never again: what is kept is what that crow wrote. The database of a SQLite URL is made anew; one
-of PostgreSQL must be empty, and `pg_dump` of the server's version on the path.
+Run it once for each new revision and each kind of database, into `REVISION.sqlite.sql` and `REVISION.postgresql.sql`
+beside this file, and never again: the dumps must stay as that version of crow wrote them. For SQLite, the database is
+created anew. A PostgreSQL database must be empty, and `pg_dump` of the server's version must be on the path.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ def built_in() -> Server:
 
 
 async def talk(url: str, folder: Path) -> None:
-    """Two sessions, one of them a fork and one deleted, with tools, an image, a rewind and a reply that was cut off."""
+    """Create two sessions, one forked and one deleted, with tools, an image, a rewind and an unfinished reply."""
     replies = [
         Reply("I begin with the batter.", "They want pancakes.", [use("create", file_text="flour\nmilk\n" * 100)]),
         Reply("The batter is there."),
@@ -67,7 +67,7 @@ async def talk(url: str, folder: Path) -> None:
         await crow.close(crow.sessions[forgotten])
         await editor.request("session/delete", DeleteSessionRequest(session_id=forgotten))
     database = Database(url, folder)
-    with database.writing() as connection:
+    with database.begin_write() as connection:
         number = connection.scalar(select(sessions.c.number).where(sessions.c.id == id))
         body = '{"role":"assistant","content":"And with cinn","crow":{"id":"0123456789abcdef0123456789abcdef"}}'
         connection.execute(insert(drafts).values(session=number, at=1764000000000, body=body))

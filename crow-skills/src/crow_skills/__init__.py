@@ -1,1 +1,1 @@
-"""What stands in files enters the context of crow when it is needed: skills, AGENTS.md, mentions, commands."""
+"""Extensions that add files to the model's context: skills, AGENTS.md, mentioned files, commands from files."""

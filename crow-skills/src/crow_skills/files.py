@@ -1,4 +1,4 @@
-"""Text files that others wrote, read within bounds; and which folders belong to a project."""
+"""Read text files safely, split off their frontmatter, and find the folders of a project."""
 
 import os
 import re
@@ -7,78 +7,91 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-FRONTMATTER = 20_000
-"""Characters that it may have."""
-FENCE = re.compile(r"\A---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
-UNQUOTED = re.compile(r"^([\w-]+):[ \t]+(?![\"'|>\[{&*!#])(.*(?:: |:[ \t\r]*$| #).*)$", re.MULTILINE)
-"""A value with a colon in it, which YAML wants quoted and people do not quote."""
+MAX_FRONTMATTER = 20_000
+"""Characters that the frontmatter of a file may have."""
+FRONTMATTER = re.compile(r"\A---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
+UNQUOTED_VALUE = re.compile(r"^([\w-]+):[ \t]+(?![\"'|>\[{&*!#])(.*(?:: |:[ \t\r]*$| #).*)$", re.MULTILINE)
+"""A field whose value has a colon or a hash sign in it, which YAML wants quoted and people often do not quote."""
 
 
-class Unreadable(Exception):
-    """Why a file cannot be used: the end of a sentence that begins with its name."""
+class UnusableFile(Exception):
+    """A file cannot be used. The text is the end of a sentence that begins with the file's path."""
 
 
-def read(path: Path, limit: int, inside: Path | None = None) -> str:
-    """At most `limit` characters of a text file, which says so when it has more. Nothing is followed out of `inside`.
+def trust_nothing(folder: Path) -> bool:
+    """Return False: trust no folder. This is the default of the extensions' `trusted` argument."""
+    return False
 
-    Raises Unreadable.
+
+def read_text(path: Path, limit: int, root: Path | None = None) -> str:
+    """Return the text of a file; cut a longer one after `limit` characters and append a note that says so.
+
+    Raises UnusableFile, also if links lead the path out of `root`.
     """
     try:
-        where = path.resolve(strict=True)
-        if inside and not where.is_relative_to(inside.resolve()):
-            raise Unreadable(f"leads out of {inside}")
-        opened = os.open(where, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not keep us waiting
+        real = path.resolve(strict=True)
+        if root and not real.is_relative_to(root.resolve()):
+            raise UnusableFile(f"leads out of {root}")
+        opened = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a named pipe must not block
         with open(opened, "rb") as file:
             if not stat.S_ISREG(os.fstat(opened).st_mode):
-                raise Unreadable("is not a file")
+                raise UnusableFile("is not a file")
             data = file.read(4 * limit + 4)
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL
-        raise Unreadable(f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a loop of links; ValueError: a NUL character
+        raise UnusableFile(f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
     text = data.decode("utf-8-sig", "replace")
     if len(text) <= limit:
         return text
     return f"{text[:limit]}\n\n[the rest of {path} is left out here: it has more than {limit:,} characters]"
 
 
-def parted(text: str, *, strict: bool = False) -> tuple[dict[str, Any], str]:
-    """A file's YAML frontmatter, whose scalars are all strings, and what follows it; unless `strict`, a colon that
-    should be quoted need not be. Raises Unreadable."""
-    import yaml  # not at the top: 15 ms, and the first session needs it, not the start
+def split_frontmatter(text: str, *, strict: bool = False) -> tuple[dict[str, Any], str]:
+    """Return the fields of a file's YAML frontmatter, all scalars as strings, and the text after it.
 
-    found = FENCE.match(text)
-    if found is None:
+    Without frontmatter, return no fields and the whole text. If YAML refuses the frontmatter, try once more with its
+    unquoted values in quotes, unless `strict`. Raises UnusableFile.
+    """
+    import yaml  # here because it takes 15 ms, which the first session pays instead of the start-up
+
+    match = FRONTMATTER.match(text)
+    if match is None:
         return {}, text
-    if len(found[1]) > FRONTMATTER:
-        raise Unreadable(f"has frontmatter of more than {FRONTMATTER:,} characters")
+    if len(match[1]) > MAX_FRONTMATTER:
+        raise UnusableFile(f"has frontmatter of more than {MAX_FRONTMATTER:,} characters")
     fields: Any = None
     fault = ""
-    mended = UNQUOTED.sub(lambda line: f"{line[1]}: {quoted(line[2].rstrip())}", found[1])
-    for source in (found[1],) if strict else (found[1], mended):
+    repaired = UNQUOTED_VALUE.sub(lambda line: f"{line[1]}: {quote_yaml(line[2].rstrip())}", match[1])
+    for source in (match[1],) if strict else (match[1], repaired):
         try:
-            fields = yaml.load(source, yaml.BaseLoader)  # not LibYAML's, which dies of what is deep
+            fields = yaml.load(source, yaml.BaseLoader)  # LibYAML's loader crashes the process on deep nesting
             break
         except (yaml.YAMLError, RecursionError) as error:
             fault = " ".join(str(getattr(error, "problem", None) or error or "too deep").split())
             mark = getattr(error, "problem_mark", None)
             fault += f", line {mark.line + 2}" if mark else ""
     else:
-        raise Unreadable(f"has frontmatter that is not YAML: {fault}")
+        raise UnusableFile(f"has frontmatter that is not YAML: {fault}")
     if not isinstance(fields, dict):
-        raise Unreadable("has frontmatter that is no mapping of names to values")
-    return {str(key): value for key, value in cast(dict[Any, Any], fields).items()}, text[found.end() :]
+        raise UnusableFile("has frontmatter that is not a mapping of names to values")
+    return {str(key): value for key, value in cast(dict[Any, Any], fields).items()}, text[match.end() :]
 
 
-def quoted(value: str) -> str:
+def quote_yaml(value: str) -> str:
+    """Return a YAML string in single quotes."""
     return "'" + value.replace("'", "''") + "'"
 
 
-def project(cwd: Path) -> list[Path]:
-    """A project's folders, from its root down to `cwd`: the root holds `.git`, or is the outermost that nobody else
-    can write to."""
-    return list(upwards(cwd))[::-1]
+def find_project_folders(cwd: Path) -> list[Path]:
+    """Return the folders from a project's root down to `cwd`.
+
+    The root is the folder that holds `.git`. Without one, it is the outermost folder above `cwd` that only this user
+    or the owner of `cwd` can write to.
+    """
+    return list(walk_up(cwd))[::-1]
 
 
-def upwards(cwd: Path) -> Iterator[Path]:
+def walk_up(cwd: Path) -> Iterator[Path]:
+    """Yield `cwd` and the folders above it, up to the project's root."""
     try:
         owners = {os.getuid(), cwd.stat().st_uid}
         for folder in (cwd, *cwd.parents):
@@ -92,6 +105,6 @@ def upwards(cwd: Path) -> Iterator[Path]:
         return
 
 
-def user_folders(config: Path, home: Path, what: str) -> list[Path]:
-    """Where a user keeps `what`, for crow (its configuration's folder first) and for other agents."""
-    return [config / what, *(home / folder / what for folder in (".crow", ".agents", ".claude"))]
+def get_user_folders(config: Path, home: Path, name: str) -> list[Path]:
+    """Return the user's folders of that name: crow's configuration folder first, then those of other agents."""
+    return [config / name, *(home / folder / name for folder in (".crow", ".agents", ".claude"))]

@@ -1,4 +1,4 @@
-"""`crow.use(mentions)`: `@path` in a prompt brings the file along, for clients that send only text."""
+"""Attach the files that a prompt mentions as `@path`, for clients that send only text: `crow.use(mentions)`."""
 
 import asyncio
 import base64
@@ -12,145 +12,150 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from crow_core.acp.decoding import lenient
+from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import ContentBlock, ResourceBlock
 from crow_core.app import Crow
 from crow_core.content import attach_blocks, path_from_uri, to_blocks
-from crow_core.editor import Editor
+from crow_core.editor import ClientWorkspace
 from crow_core.masking import mask
 from crow_core.messages import Message
 from crow_core.session import Session
 
-from crow_skills.extension import said
+from crow_skills.entries import get_user_text
 
-MOST = 50
-"""Mentions that one prompt may have."""
-ROOM = 200_000
-"""Characters of text that they take in together."""
-LARGEST = 5_000_000
-"""Bytes of a file that is read, and of an image."""
-ENTRIES = 200
-"""Names of a folder."""
-IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+MAX_MENTIONS = 50
+"""Mentions of one prompt that are attached."""
+MAX_TEXT = 200_000
+"""Characters of text that the mentions of one prompt attach together."""
+MAX_FILE_BYTES = 5_000_000
+"""Bytes read from a file, and of the largest image that is attached."""
+MAX_NAMES = 200
+"""Names listed of a folder."""
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 MENTION = re.compile(r"""(?<![\w@/.`])@(?:"([^"\n]+)"|'([^'\n]+)'|([^\s"'`@]+))""")
-RANGE = re.compile(r"(?::(\d{1,7})(?:-(\d{1,7}))?|#L(\d{1,7})(?:-L?(\d{1,7}))?)\Z")
-STUCK = ".,;:!?)]}>'\""
-"""What the end of a sentence may leave behind a path."""
+LINE_RANGE = re.compile(r"(?::(\d{1,7})(?:-(\d{1,7}))?|#L(\d{1,7})(?:-L?(\d{1,7}))?)\Z")
+TRAILING_PUNCTUATION = ".,;:!?)]}>'\""
+"""Characters behind a path that may belong to the sentence instead."""
 
 
 @dataclass(frozen=True)
 class Mention:
-    """A file or a folder that is there."""
+    """A mentioned file or folder that exists."""
 
     path: str
-    """Absolute, links resolved, inside one of the session's roots."""
+    """The absolute path, links resolved, inside one of the session's roots."""
     first: int = 0
-    """The lines that are meant, from 1; 0 for all of them."""
+    """The first line that is mentioned, from 1; 0 for all lines."""
     last: int = 0
+    """The last line that is mentioned; 0 for all lines."""
 
     @property
     def uri(self) -> str:
+        """The `file:` URI, with its lines as the fragment `#L10-L20`."""
         lines = f"#L{self.first}" + (f"-L{self.last}" if self.last != self.first else "")
         return f"file://{quote(os.fsencode(self.path))}{lines if self.first else ''}"
 
 
 def mentions(crow: Crow) -> None:
-    """Put what a prompt mentions behind it: files, lines of them (`@a.py:10-20`), folders, images. What is not there,
-    or not inside the session's roots, stays as it was typed.
+    """Attach to each prompt what it mentions: files, lines of files (`@a.py:10-20`), folders, images.
 
-    To be used after `commands`.
+    A mention stays as typed if nothing exists there or if it is outside of the session's roots. Use it after
+    `commands`.
     """
 
     @crow.before_prompt
-    async def embed(message: Message, session: Session) -> Message | None:
-        if "@" not in (text := said(message)):
+    async def attach_mentions(message: Message, session: Session) -> Message | None:
+        if "@" not in (text := get_user_text(message)):
             return None
-        here = {path_from_uri(block.resource.uri) for block in to_blocks(message) if isinstance(block, ResourceBlock)}
-        mentioned = await asyncio.to_thread(lambda: dict.fromkeys(find(text, session)))
-        found = [mention for mention in mentioned if path_from_uri(mention.uri) not in here]  # some clients send both
+        # Some clients send a file both as text and as a block.
+        sent = {path_from_uri(block.resource.uri) for block in to_blocks(message) if isinstance(block, ResourceBlock)}
+        mentioned = await asyncio.to_thread(lambda: dict.fromkeys(find_mentions(text, session)))
+        new = [mention for mention in mentioned if path_from_uri(mention.uri) not in sent]
         blocks: list[dict[str, Any]] = []
-        room = ROOM
-        for mention in found[:MOST]:
-            block = await content(mention, session, room)
+        room = MAX_TEXT
+        for mention in new[:MAX_MENTIONS]:
+            block = await to_block(mention, session, room)
             room -= len(str(block.get("resource", {}).get("text", "")))
             blocks.append(block)
-        return attach_blocks(message, lenient(mask(blocks, session.secrets), list[ContentBlock]))
+        return attach_blocks(message, convert_leniently(mask(blocks, session.secrets), list[ContentBlock]))
 
 
-def find(text: str, session: Session) -> Iterator[Mention]:
-    """What a text mentions that is there."""
+def find_mentions(text: str, session: Session) -> Iterator[Mention]:
+    """Yield the mentions in a text that exist, in the order of the text."""
     roots = [os.path.realpath(root) for root in session.folders.roots]
     for match in MENTION.finditer(text):
-        word = match[1] or match[2] or match[3]
-        for each in dict.fromkeys((word, word.rstrip(STUCK))):
-            if mention := resolve(each, session.cwd, roots):
+        target = match[1] or match[2] or match[3]
+        for spelling in dict.fromkeys((target, target.rstrip(TRAILING_PUNCTUATION))):
+            if mention := resolve_mention(spelling, session.cwd, roots):
                 yield mention
                 break
 
 
-def resolve(word: str, cwd: str, roots: list[str]) -> Mention | None:
-    """The file that a word means, perhaps with lines behind it."""
-    lines = RANGE.search(word)
-    spellings = [(word, 0, 0)]
+def resolve_mention(target: str, cwd: str, roots: list[str]) -> Mention | None:
+    """Return the file or folder at a path, which may end with lines; None if it is not there or outside of `roots`."""
+    lines = LINE_RANGE.search(target)
+    spellings = [(target, 0, 0)]
     if lines:
         first = int(lines[1] or lines[3])
-        spellings.append((word[: lines.start()], first, int(lines[2] or lines[4] or first)))
+        spellings.append((target[: lines.start()], first, int(lines[2] or lines[4] or first)))
     for path, first, last in spellings:
         try:
             real = os.path.realpath(os.path.join(cwd, os.path.expanduser(path)))
-            inside = any(os.path.commonpath([root, real]) == root for root in roots)
-            if path and inside and os.path.exists(real) and first <= last:
+            is_inside = any(os.path.commonpath([root, real]) == root for root in roots)
+            if path and is_inside and os.path.exists(real) and first <= last:
                 return Mention(real, first, last)
-        except (OSError, ValueError):  # a name too long, a NUL
+        except (OSError, ValueError):  # the name is too long or has a NUL character
             continue
     return None
 
 
-async def content(mention: Mention, session: Session, room: int) -> dict[str, Any]:
-    """What stands there, as a block, with at most `room` characters of text."""
-    editor = Editor(session, "")
-    if editor.reads and await asyncio.to_thread(os.path.isfile, mention.path):
+async def to_block(mention: Mention, session: Session, room: int) -> dict[str, Any]:
+    """Read a mention, from the client where it can, into a content block with at most `room` characters of text."""
+    workspace = ClientWorkspace(session, "")
+    if workspace.reads and await asyncio.to_thread(os.path.isfile, mention.path):
         try:
-            text = await editor.read_text(mention.path)
+            text = await workspace.read_text(mention.path)
         except OSError:
             text = None
         if text is not None:
-            return as_block(mention, text, room)
-    return await asyncio.to_thread(from_disk, mention, room)
+            return to_resource_block(mention, text, room)
+    return await asyncio.to_thread(read_from_disk, mention, room)
 
 
-def from_disk(mention: Mention, room: int) -> dict[str, Any]:
+def read_from_disk(mention: Mention, room: int) -> dict[str, Any]:
+    """Read a mention from the disk into a content block: text, an image, or a note on why it is neither."""
     path = Path(mention.path)
     try:
         if path.is_dir():
-            return as_block(mention, listing(path), room)
+            return to_resource_block(mention, list_folder(path), room)
         opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(opened, "rb") as file:
             if not stat.S_ISREG(os.fstat(opened).st_mode):
-                return note(path, "a device, pipe or socket")
+                return to_note(path, "a device, pipe or socket")
             size = os.fstat(opened).st_size
-            data = file.read(LARGEST)
+            data = file.read(MAX_FILE_BYTES)
     except OSError as error:
-        return note(path, f"cannot be read: {error.strerror}")
+        return to_note(path, f"cannot be read: {error.strerror}")
     kind = mimetypes.guess_type(path.name)[0]
-    if kind in IMAGES and size <= LARGEST:
+    if kind in IMAGE_TYPES and size <= MAX_FILE_BYTES:
         return {"type": "image", "mimeType": kind, "data": base64.b64encode(data).decode(), "uri": mention.uri}
     if b"\0" in data[:8_192]:
-        return note(path, f"{size:,} bytes that are not text")
-    more = f"\n[{size - LARGEST:,} bytes more]" if size > LARGEST else ""
-    return as_block(mention, data.decode("utf-8-sig", "replace") + more, room)
+        return to_note(path, f"{size:,} bytes that are not text")
+    more = f"\n[{size - MAX_FILE_BYTES:,} bytes more]" if size > MAX_FILE_BYTES else ""
+    return to_resource_block(mention, data.decode("utf-8-sig", "replace") + more, room)
 
 
-def listing(folder: Path) -> str:
-    """The names in a folder, sorted, folders with a slash."""
-    with os.scandir(folder) as found:
-        names = sorted(entry.name + "/" * entry.is_dir(follow_symlinks=False) for entry in found)
-    more = [f"({len(names) - ENTRIES:,} more)"] if len(names) > ENTRIES else []
-    return "\n".join([*(os.fsencode(name).decode("utf-8", "replace") for name in names[:ENTRIES]), *more])
+def list_folder(folder: Path) -> str:
+    """Return the sorted names in a folder, one a line, those of folders with a slash."""
+    with os.scandir(folder) as entries:
+        names = sorted(f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name for entry in entries)
+    more = [f"({len(names) - MAX_NAMES:,} more)"] if len(names) > MAX_NAMES else []
+    return "\n".join([*(os.fsencode(name).decode("utf-8", "replace") for name in names[:MAX_NAMES]), *more])
 
 
-def as_block(mention: Mention, text: str, room: int) -> dict[str, Any]:
+def to_resource_block(mention: Mention, text: str, room: int) -> dict[str, Any]:
+    """Make a resource block of the mentioned lines of a text, cut after `room` characters."""
     if mention.first:
         text = "\n".join(text.split("\n")[mention.first - 1 : mention.last])
     room = max(room, 0)
@@ -159,5 +164,6 @@ def as_block(mention: Mention, text: str, room: int) -> dict[str, Any]:
     return {"type": "resource", "resource": {"uri": mention.uri, "text": text}}
 
 
-def note(path: Path, about: str) -> dict[str, Any]:
+def to_note(path: Path, about: str) -> dict[str, Any]:
+    """Make a text block that says something about a file instead of its content."""
     return {"type": "text", "text": f"[{path}: {about}]"}

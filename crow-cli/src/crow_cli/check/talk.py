@@ -20,8 +20,8 @@ from uuid import uuid4
 
 import msgspec
 from crow_core.acp.schema import AUTH_REQUIRED, METHOD_NOT_FOUND, PROTOCOL_VERSION
-from crow_core.acp.transports import CHUNK, Source, open_source, open_streams
-from crow_core.mcp.watchdog import MARK, Watchdog
+from crow_core.acp.transports import CHUNK_BYTES, ByteSource, open_source, open_streams
+from crow_core.mcp.watchdog import MARK, ProcessWatchdog
 
 from crow_cli.check.validity import at, brief, call_flaw, envelope_flaw, listed, result_flaw, strangers
 
@@ -161,7 +161,7 @@ class Talk:
             env={**os.environ, MARK: self._mark},
             start_new_session=True,
         )
-        self._watchdog = Watchdog(self._mark)
+        self._watchdog = ProcessWatchdog(self._mark)
         source, self._sink = await open_streams(cast("FileIO", process.stdout), cast("FileIO", process.stdin))
         stderr = await open_source(cast("FileIO", process.stderr))
         self._sources = [source, stderr]
@@ -189,7 +189,7 @@ class Talk:
                     self.left_by = name or "itself"
                     break
             self._signal(signal.SIGKILL)
-            await asyncio.to_thread(self._watchdog.bite)
+            await asyncio.to_thread(self._watchdog.kill_marked)
             await asyncio.wait(self._tasks, timeout=LAST_WORDS)  # its last words
         finally:
             for task in self._tasks:
@@ -311,7 +311,7 @@ class Talk:
 
     # What we hear
 
-    async def _listen(self, source: Source) -> None:
+    async def _listen(self, source: ByteSource) -> None:
         begun = bytearray()
         while chunk := await read(source):
             self._received += len(chunk)
@@ -335,7 +335,7 @@ class Talk:
             "the agent closed its output" + ("" if code is None else f" and ended with exit code {code}")
         )
 
-    async def _overhear(self, source: Source) -> None:
+    async def _overhear(self, source: ByteSource) -> None:
         while chunk := await read(source):
             self.stderr_size += len(chunk)
             self.stderr.extend(chunk[-STDERR:])
@@ -440,10 +440,10 @@ class Talk:
         return {"outcome": "selected", "optionId": kinds.get("allow_once", params["options"][0]["optionId"])}
 
 
-async def read(source: Source) -> bytes:
+async def read(source: ByteSource) -> bytes:
     """What comes next; a reset is an end."""
     try:
-        return await source.read(CHUNK)
+        return await source.read(CHUNK_BYTES)
     except OSError:
         return b""
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 import msgspec
-from crow_core.acp.decoding import shape_of
+from crow_core.acp.decoding import get_shape
 from crow_core.acp.schema import AGENT_METHODS, CLIENT_METHODS, PROTOCOL_METHODS
 from msgspec import Struct, inspect
 
@@ -105,9 +105,9 @@ def strangers(message: dict[str, Any], method: str) -> list[str]:
     found = [key for key in message if key not in {"jsonrpc", "id", "method", "params", "result", "error"}]
     with suppress(RecursionError):
         if "method" in message and (known := CALLS.get(method)):
-            found += unknown_keys(message.get("params"), shape_of(known.params), "params")
+            found += unknown_keys(message.get("params"), get_shape(known.params), "params")
         elif "result" in message and (known := AGENT_METHODS.get(method)) and known.result:
-            found += unknown_keys(message["result"], shape_of(known.result), "result")
+            found += unknown_keys(message["result"], get_shape(known.result), "result")
     return found
 
 

@@ -1,1 +1,1 @@
-"""The Agent Client Protocol: its vocabulary, the connection, the transports."""
+"""The Agent Client Protocol: its messages, the connection and the transports."""

@@ -1,4 +1,4 @@
-"""The client's half of the protocol: what an editor, a terminal or a program says to an agent."""
+"""The client's side of the protocol, for an editor, a terminal or a program that uses an agent."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -30,9 +30,9 @@ from crow_core.acp.transports import Transport
 
 
 class AcpClient:
-    """Talks to any ACP agent. `handlers` answer what the agent asks, by method; `session/update` is one of them.
+    """A connection to an ACP agent. `handlers` answer its requests and notifications, such as `session/update`.
 
-    Its calls raise RpcError when the agent refuses, ConnectionClosed when it is gone.
+    The methods raise RpcError if the agent answers with an error, ConnectionClosed if it is gone.
     """
 
     def __init__(self, transport: Transport, handlers: Mapping[str, Handler]) -> None:
@@ -40,7 +40,7 @@ class AcpClient:
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
-        """Listen to the agent meanwhile, and hang up at the end."""
+        """Serve the connection inside the block and close it at the end."""
         task = asyncio.ensure_future(self.connection.serve())
         try:
             yield
@@ -49,7 +49,7 @@ class AcpClient:
             await asyncio.wait([task])
 
     async def initialize(self, name: str, capabilities: ClientCapabilities) -> InitializeResponse:
-        """Agree on the protocol and on what each side can do."""
+        """Agree on the protocol version and exchange capabilities."""
         return await self.connection.request(
             "initialize",
             InitializeRequest(
@@ -62,28 +62,28 @@ class AcpClient:
     async def new_session(
         self, cwd: str, servers: Sequence[McpServer] = (), roots: Sequence[str] = ()
     ) -> NewSessionResponse:
-        """Open a session in a folder, with MCP servers for the agent to connect."""
+        """Open a session in a folder; the agent connects to the MCP servers and may use the additional roots."""
         request = NewSessionRequest(cwd=cwd, mcp_servers=list(servers), additional_directories=list(roots))
         return await self.connection.request("session/new", request)
 
     async def prompt(self, session_id: str, prompt: str | Sequence[ContentBlock]) -> PromptResponse:
-        """Say something, and wait for the turn to end."""
+        """Send a prompt and wait for the end of its turn."""
         blocks: list[ContentBlock] = [TextBlock(text=prompt)] if isinstance(prompt, str) else list(prompt)
         return await self.connection.request("session/prompt", PromptRequest(session_id=session_id, prompt=blocks))
 
     async def cancel(self, session_id: str) -> None:
-        """Stop the turn; its prompt answers `cancelled`."""
+        """Cancel the current turn; its prompt is answered with the stop reason `cancelled`."""
         await self.connection.notify("session/cancel", CancelNotification(session_id=session_id))
 
     async def set_mode(self, session_id: str, mode_id: str) -> None:
-        """Choose a mode by its id."""
+        """Set the session's mode."""
         await self.connection.request("session/set_mode", SetSessionModeRequest(session_id=session_id, mode_id=mode_id))
 
     async def set_option(self, session_id: str, option_id: str, value: str) -> SetSessionConfigOptionResponse:
-        """Set a config option; gives all options as they are now."""
+        """Set a config option; the response has all options with their values."""
         request = SetSessionConfigOptionRequest(session_id=session_id, config_id=option_id, value=value)
         return await self.connection.request("session/set_config_option", request)
 
     async def request(self, method: str, params: Any) -> Any:
-        """Any other call."""
+        """Send any other request and return its result."""
         return await self.connection.request(method, params)

@@ -1,9 +1,12 @@
-"""A JSON-RPC 2.0 peer, agent or client: requests and notifications both ways over one transport.
+"""A JSON-RPC 2.0 peer, for an agent or a client: requests and notifications in both directions over one transport.
 
-Order is kept. What arrives is started in the order it arrived: `session/cancel` finds the prompt before it started, and
-`request` returns after the handlers of every notification that came before its answer have started. What is sent leaves
-in the order of the calls. A handler's answer is written in the same breath as the handler returns, so that what it gave
-to `loop.call_soon` runs after the answer is out: how updates follow the answer to `session/new`.
+Order is preserved:
+
+- Incoming messages start in the order of their arrival, so `session/cancel` finds the prompt sent before it running.
+  `request` returns after the handlers of all notifications before its answer have started.
+- Outgoing messages are written in the order of the calls.
+- The result of a handler is written without an await after the handler returns. Callbacks that the handler scheduled
+  with `loop.call_soon` run after that: this is how updates follow the answer to `session/new`.
 """
 
 import asyncio
@@ -34,45 +37,46 @@ from crow_core.acp.schema import (
     Method,
     RequestId,
 )
-from crow_core.acp.transports import MAX_MESSAGE, LineTooLong, Transport
+from crow_core.acp.transports import MAX_MESSAGE_BYTES, LineTooLong, Transport
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[Any], Awaitable[Any]]
-"""Takes the params struct, a dict if the method begins with `_`; returns the result, None for `{}`."""
+"""Takes the params struct, or a dict if the method begins with `_`; returns the result, where None stands for `{}`."""
 
 MAX_RUNNING = 1000
-"""Requests of theirs that may run at once; those beyond are refused."""
+"""Incoming requests that may run at once; others are refused."""
 
-MAX_WEIGHT = 2 * MAX_MESSAGE
-"""Bytes that the params of those requests may have together."""
+MAX_RUNNING_BYTES = 2 * MAX_MESSAGE_BYTES
+"""Bytes that the params of all running incoming requests may have together."""
 
-GRACE = 10.0
-"""Seconds that cancelled requests have to clean up and answer when the connection ends."""
+CANCEL_TIMEOUT = 10.0
+"""Seconds for cancelled requests to clean up and answer when the connection ends."""
 
 
 class RpcError(Exception):
-    """An error answer: a handler raises it to send it, `request` raises what came."""
+    """An error response: a handler raises it to send it, and `request` raises the one that it received."""
 
     def __init__(self, code: int, message: str, data: Any = UNSET, *, details: str = "") -> None:
         super().__init__(message)
         self.code = code
-        self.message = message  # one short line
-        self.data: Any = {**(data or {}), "details": encodable(details)} if details else data
-        """For programs, UNSET if there is none; clients show its `details` to people."""
+        self.message = message
+        """One short line."""
+        self.data: Any = {**(data or {}), "details": replace_surrogates(details)} if details else data
+        """Data for programs, UNSET if there is none; clients show its `details` to the user."""
         match self.data:
-            case {"details": str(said)} if said:
-                self.add_note(said)
+            case {"details": str(text)} if text:
+                self.add_note(text)
             case _:
                 pass
 
 
 class ConnectionClosed(ConnectionError):
-    """The other side is gone or this one has closed: nothing can be sent, no answer will come."""
+    """The connection has ended: nothing can be sent, and no answer will arrive."""
 
 
-class Incoming(Struct):
-    """Any message; `params` and `result` stay raw until the method tells what they are."""
+class IncomingMessage(Struct):
+    """Any message; `params` and `result` stay raw until their type is known from the method."""
 
     jsonrpc: Literal["2.0"]
     id: RequestId | UnsetType = UNSET
@@ -82,8 +86,8 @@ class Incoming(Struct):
     error: Error | UnsetType | None = UNSET
 
 
-class Remains(Struct):
-    """What can be read of a message that is none: enough to tell whom it concerns."""
+class MalformedMessage(Struct):
+    """The fields of a malformed message that show whether it is a request or an answer, and its id."""
 
     id: RequestId | UnsetType = UNSET
     method: Raw | UnsetType = UNSET
@@ -91,43 +95,43 @@ class Remains(Struct):
     error: Raw | UnsetType = UNSET
 
 
-INCOMING = Decoder(Incoming)
-REMAINS = Decoder(Remains)
-SYNTAX = Decoder(Raw)
-HALF = re.compile(rb"\\u[dD][89a-fA-F]")
-"""How half a surrogate pair may be written; whole ones are, too."""
+MESSAGE_DECODER = Decoder(IncomingMessage)
+MALFORMED_DECODER = Decoder(MalformedMessage)
+SYNTAX_DECODER = Decoder(Raw)
+ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""An escaped surrogate, alone or as half of a valid pair."""
 
 
-class Outgoing(Struct, tag_field="jsonrpc", tag="2.0"):
-    """Any message of ours."""
+class OutgoingMessage(Struct, tag_field="jsonrpc", tag="2.0"):
+    """Any message that this side sends."""
 
 
-class Request(Outgoing):
+class OutgoingRequest(OutgoingMessage):
     id: int
     method: str
     params: Any
 
 
-class Notification(Outgoing):
+class OutgoingNotification(OutgoingMessage):
     method: str
     params: Any
 
 
-class Answer(Outgoing):
+class OutgoingResult(OutgoingMessage):
     id: RequestId
     result: Any
 
 
-class Refusal(Outgoing):
+class OutgoingError(OutgoingMessage):
     id: RequestId
     error: Error
 
 
 class Connection:
-    """One side of a conversation. `methods` are those it answers, `peer_methods` those it may call.
+    """One side of a connection. `methods` are those that it answers, `peer_methods` those that it may call.
 
-    An agent passes AGENT_METHODS and CLIENT_METHODS, a client the reverse. What has no handler is answered -32601.
-    Raises KeyError if a handler's method is neither among `methods` nor begins with `_`.
+    An agent passes AGENT_METHODS and CLIENT_METHODS, a client the reverse. A request without a handler is answered with
+    the error -32601. Raises KeyError if a handler's method is not in `methods` and does not begin with `_`.
     """
 
     def __init__(
@@ -137,83 +141,83 @@ class Connection:
         peer_methods: Mapping[str, Method],
         handlers: Mapping[str, Handler],
         *,
-        others: Callable[[str, dict[str, Any]], Awaitable[Any]] | None = None,
+        fallback: Callable[[str, dict[str, Any]], Awaitable[Any]] | None = None,
     ) -> None:
         self._transport = transport
         self._peer_methods = peer_methods
-        self._others = others
-        """Answers requests that begin with `_` and have no handler, by method and params."""
+        self._fallback = fallback
+        """Answers requests whose method begins with `_` and has no handler; takes the method and the params."""
         self._requests: dict[str, tuple[Handler, type[Any]]] = {}
         self._notifications: dict[str, tuple[Handler, type[Any]]] = {}
         for method, handler in {"$/cancel_request": self._cancel, **handlers}.items():
             self._register(method, handler, {**PROTOCOL_METHODS, **methods})
-        self._ids = count(1)
+        self._request_ids = count(1)
         self._pending: dict[RequestId | UnsetType, asyncio.Future[Raw]] = {}
-        """Requests of ours without an answer."""
+        """The outgoing requests that wait for an answer."""
         self._running: dict[RequestId, asyncio.Task[None]] = {}
-        """Requests of theirs without an answer."""
-        self._weight = 0
-        """Bytes of the params of those."""
+        """The incoming requests that are not answered yet."""
+        self._running_bytes = 0
+        """Bytes of the params of the running requests."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self.ending = False
-        """The other side has hung up, or this one is about to."""
+        self.is_closing = False
+        """Whether the connection has ended or is about to: the other side has closed it, or `close` was called."""
 
     async def serve(self) -> None:
-        """Read until the other side hangs up or `close` is called, then `close`."""
+        """Receive messages until the other side closes the connection or `close` is called, then close."""
         try:
             while True:
                 try:
                     line = await self._transport.readline()
                 except LineTooLong as error:
-                    await self._reject(None, RpcError(INVALID_REQUEST, "Message too long", details=str(error)))
+                    await self._send_error(None, RpcError(INVALID_REQUEST, "Message too long", details=str(error)))
                     continue
-                if not line or self.ending:
+                if not line or self.is_closing:
                     break
                 if not line.isspace():
                     await self._receive(line)
-                del line  # it may be large, and the next one may take its time
+                del line  # free a large line while waiting for the next one
         finally:
             await self.close()
 
     async def request(self, method: str, params: Any) -> Any:
-        """Call the other side and wait for the result, the struct that `peer_methods` says.
+        """Send a request and return its result, as the struct that `peer_methods` says.
 
-        Raises RpcError if it refuses or its answer cannot be read, ConnectionClosed if it is gone. If the waiting task
-        is cancelled, the other side hears it (`$/cancel_request`).
+        Raises RpcError if the other side answers with an error or unreadably, ConnectionClosed if the connection ends.
+        If the calling task is cancelled, cancel the request with `$/cancel_request`.
         """
-        if self.ending:
+        if self.is_closing:
             raise ConnectionClosed(f"{method} was not sent: the connection has ended")
-        type = Any if method.startswith("_") else self._peer_methods[method].result or Any
-        id = next(self._ids)
-        line = encode(Request(id, method, params)) + b"\n"
+        result_type = Any if method.startswith("_") else self._peer_methods[method].result or Any
+        id = next(self._request_ids)
+        line = encode(OutgoingRequest(id, method, params)) + b"\n"
         self._pending[id] = future = asyncio.get_running_loop().create_future()
         try:
             await self._send(line)
             result = await future
         except asyncio.CancelledError:
-            if id in self._pending and not self.ending:
-                self._write(Notification("$/cancel_request", CancelRequestNotification(request_id=id)))
+            if id in self._pending and not self.is_closing:
+                self._write(OutgoingNotification("$/cancel_request", CancelRequestNotification(request_id=id)))
             raise
         finally:
             self._pending.pop(id, None)
         try:
-            return decode(result, type)
+            return decode(result, result_type)
         except (ValueError, RecursionError) as error:
             raise RpcError(INTERNAL_ERROR, f"Unreadable answer to {method}", details=str(error)) from error
 
     async def notify(self, method: str, params: Any) -> None:
-        """Tell the other side; written at once, in the order of the calls, then waits only while it does not read.
+        """Send a notification: write it before the first await, then wait while the other side is slow to read.
 
-        Raises ConnectionClosed if it is gone.
+        Raises ConnectionClosed if the connection has ended.
         """
-        await self._send(encode(Notification(method, params)) + b"\n")
+        await self._send(encode(OutgoingNotification(method, params)) + b"\n")
 
     async def close(self) -> None:
-        """Cancel what runs, see its answers out, fail what waits for an answer, and hang up."""
-        if self.ending:
+        """Cancel running requests, send their answers, fail requests that wait for an answer, close the transport."""
+        if self.is_closing:
             return
-        self.ending = True
-        await asyncio.sleep(0)  # what has just been read starts before it is cancelled, else it could not answer
+        self.is_closing = True
+        await asyncio.sleep(0)  # a task cancelled before it starts could not answer its request
         for id in list(self._pending):
             self._resolve(id, ConnectionClosed("the connection ended before the answer came"))
         try:
@@ -231,7 +235,7 @@ class Connection:
 
     async def _receive(self, line: bytes | bytearray) -> None:
         try:
-            message = read(line)
+            message = decode_message(line)
         except (ValueError, RecursionError) as error:
             await self._receive_malformed(line, str(error))
             return
@@ -248,30 +252,31 @@ class Connection:
             await self._receive_malformed(line, "no method, result or error")
 
     def _receive_notification(self, method: str, params: Raw) -> None:
-        if found := self._notifications.get(method):
-            self._start(self._take(method, *found, params))
+        if registered := self._notifications.get(method):
+            self._start(self._run_notification(method, *registered, params))
 
     async def _receive_request(self, id: RequestId, method: str, params: Raw) -> None:
-        found = self._requests.get(method)
-        if found is None and self._others and method.startswith("_"):
-            found = partial(self._others, method), dict
-        if found is None:
-            await self._reject(id, RpcError(METHOD_NOT_FOUND, f"Method not found: {method}"))
+        registered = self._requests.get(method)
+        if registered is None and self._fallback and method.startswith("_"):
+            registered = partial(self._fallback, method), dict
+        size = memoryview(params).nbytes
+        if registered is None:
+            await self._send_error(id, RpcError(METHOD_NOT_FOUND, f"Method not found: {method}"))
         elif id in self._running:
-            await self._reject(id, RpcError(INVALID_REQUEST, "A request with this id is still running"))
-        elif len(self._running) >= MAX_RUNNING or self._weight + (weight := memoryview(params).nbytes) > MAX_WEIGHT:
+            await self._send_error(id, RpcError(INVALID_REQUEST, "A request with this id is still running"))
+        elif len(self._running) >= MAX_RUNNING or self._running_bytes + size > MAX_RUNNING_BYTES:
             why = f"{len(self._running)} requests are running. Wait for some of their answers."
-            await self._reject(id, RpcError(INVALID_REQUEST, "Too much at once", details=why))
+            await self._send_error(id, RpcError(INVALID_REQUEST, "Too much at once", details=why))
         else:
-            await self._make_room()
-            if not self.ending:
-                self._running[id] = task = self._start(self._answer(id, method, *found, params))
-                self._weight += weight
-                task.add_done_callback(lambda _: self._forget(id, weight))
+            await self._drain()
+            if not self.is_closing:
+                self._running[id] = task = self._start(self._run_request(id, method, *registered, params))
+                self._running_bytes += size
+                task.add_done_callback(lambda _: self._remove_running(id, size))
 
-    def _forget(self, id: RequestId, weight: int) -> None:
+    def _remove_running(self, id: RequestId, size: int) -> None:
         del self._running[id]
-        self._weight -= weight
+        self._running_bytes -= size
 
     def _resolve(self, id: RequestId | UnsetType, outcome: Raw | Exception) -> None:
         future = self._pending.pop(id, None)
@@ -281,54 +286,60 @@ class Connection:
             future.set_result(outcome)
         else:
             future.set_exception(outcome)
-            future.exception()  # marks it as seen: who waited may be on the way out
+            future.exception()  # mark it as retrieved: the waiting task may have been cancelled
 
     async def _receive_malformed(self, line: bytes | bytearray, why: str) -> None:
-        """Refuse what is no message; if it was to be an answer, whoever waits for it learns so."""
+        """Answer a malformed message with an error; if it was an answer, fail the request that waits for it."""
         try:
             check_utf8(line)
-            SYNTAX.decode(line)  # before a syntax error further on, a wrong type was found
+            SYNTAX_DECODER.decode(
+                line
+            )  # the first decoder may have failed on a wrong type before it reached a syntax error
         except (ValueError, RecursionError) as error:
-            await self._reject(None, RpcError(PARSE_ERROR, "Parse error", details=str(error)))
+            await self._send_error(None, RpcError(PARSE_ERROR, "Parse error", details=str(error)))
             return
         try:
-            remains = REMAINS.decode(line)
+            remains = MALFORMED_DECODER.decode(line)
         except ValidationError:
-            remains = Remains()
+            remains = MalformedMessage()
         is_answer = remains.method is UNSET and (remains.result is not UNSET or remains.error is not UNSET)
         if is_answer and remains.id in self._pending:
             self._resolve(remains.id, RpcError(INTERNAL_ERROR, "Unreadable answer", details=why))
         else:
             id = None if is_answer or isinstance(remains.id, UnsetType) else remains.id
-            await self._reject(id, RpcError(INVALID_REQUEST, "Invalid request", details=why))
+            await self._send_error(id, RpcError(INVALID_REQUEST, "Invalid request", details=why))
 
-    async def _answer(self, id: RequestId, method: str, handler: Handler, type: type[Any], params: Raw) -> None:
-        """Run one request to its one answer."""
+    async def _run_request(
+        self, id: RequestId, method: str, handler: Handler, params_type: type[Any], params: Raw
+    ) -> None:
+        """Run the handler of a request and write its result or error."""
         try:
-            arguments = decode(params, type)
+            arguments = decode(params, params_type)
         except (ValueError, RecursionError) as error:
-            self._refuse(id, RpcError(INVALID_PARAMS, f"Invalid params: {error}"))
+            self._write_error(id, RpcError(INVALID_PARAMS, f"Invalid params: {error}"))
             return
-        del params  # it holds the whole line, and the handler may take its time
+        del params  # it keeps the whole line in memory, and the handler may run long
         try:
             result = await handler(arguments)
-            self._write(Answer(id, {} if result is None else result))  # no await between these two
+            self._write(
+                OutgoingResult(id, {} if result is None else result)
+            )  # no await before this: see the module's docstring
         except asyncio.CancelledError:
-            self._refuse(id, RpcError(REQUEST_CANCELLED, "Request cancelled"))
+            self._write_error(id, RpcError(REQUEST_CANCELLED, "Request cancelled"))
         except RpcError as error:
-            self._refuse(id, error)
-        except ConnectionClosed as error:  # nobody is left to read this, and nothing went wrong here
-            self._refuse(id, RpcError(INTERNAL_ERROR, "The other side is gone", details=str(error)))
+            self._write_error(id, error)
+        except ConnectionClosed as error:  # not an internal error, so nothing is logged
+            self._write_error(id, RpcError(INTERNAL_ERROR, "The other side is gone", details=str(error)))
         except Exception as error:
             logger.exception("%s failed", method)
-            self._refuse(id, RpcError(INTERNAL_ERROR, "Internal error", details=str(error) or repr(error)))
+            self._write_error(id, RpcError(INTERNAL_ERROR, "Internal error", details=str(error) or repr(error)))
 
-    async def _take(self, method: str, handler: Handler, type: type[Any], params: Raw) -> None:
-        """Run one notification, which nobody answers."""
+    async def _run_notification(self, method: str, handler: Handler, params_type: type[Any], params: Raw) -> None:
+        """Run the handler of a notification; log what goes wrong."""
         try:
-            arguments = decode(params, type)
+            arguments = decode(params, params_type)
         except (ValueError, RecursionError) as error:
-            logger.warning("%s was ignored: %s", method, one_line(str(error)))
+            logger.warning("%s was ignored: %s", method, to_error_line(str(error)))
             return
         try:
             await handler(arguments)
@@ -343,9 +354,9 @@ class Connection:
         for task in tasks:
             task.cancel()
         if tasks:
-            _, late = await asyncio.wait(tasks, timeout=GRACE)
+            _, late = await asyncio.wait(tasks, timeout=CANCEL_TIMEOUT)
             if late:
-                logger.warning("%d requests did not end within %s s of their cancellation", len(late), GRACE)
+                logger.warning("%d requests did not end within %s s of their cancellation", len(late), CANCEL_TIMEOUT)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -353,21 +364,22 @@ class Connection:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _write(self, message: Outgoing) -> None:
+    def _write(self, message: OutgoingMessage) -> None:
         self._transport.write(encode(message) + b"\n")
 
-    def _refuse(self, id: RequestId, error: RpcError) -> None:
+    def _write_error(self, id: RequestId, error: RpcError) -> None:
+        message = to_error_line(error.message)
         try:
-            self._write(Refusal(id, Error(code=error.code, message=one_line(error.message), data=error.data)))
-        except (TypeError, ValueError):  # the data is no JSON
-            self._write(Refusal(id, Error(code=error.code, message=one_line(error.message))))
+            self._write(OutgoingError(id, Error(code=error.code, message=message, data=error.data)))
+        except (TypeError, ValueError):  # the data cannot be encoded as JSON
+            self._write(OutgoingError(id, Error(code=error.code, message=message)))
 
-    async def _reject(self, id: RequestId, error: RpcError) -> None:
-        self._refuse(id, error)
-        await self._make_room()
+    async def _send_error(self, id: RequestId, error: RpcError) -> None:
+        self._write_error(id, error)
+        await self._drain()
 
-    async def _make_room(self) -> None:
-        """Read on only when there is room for answers: who asks, or sends rubbish, and does not read gets to wait."""
+    async def _drain(self) -> None:
+        """Wait for room to write answers, so that a peer that sends without reading has to wait."""
         with suppress(OSError):
             await self._transport.drain()
 
@@ -379,32 +391,38 @@ class Connection:
             raise ConnectionClosed(f"the other side is gone: {error}") from error
 
 
-def read(line: bytes | bytearray) -> Incoming:
-    """The message in a line; half an emoji in it, as of a text that was cut, becomes `?`. Raises ValueError and
-    RecursionError."""
+def decode_message(line: bytes | bytearray) -> IncomingMessage:
+    """Return the message in a line; a lone surrogate, such as half an emoji, becomes `?`.
+
+    Raises ValueError and RecursionError.
+    """
     check_utf8(line)
     try:
-        return INCOMING.decode(line)
+        return MESSAGE_DECODER.decode(line)
     except DecodeError:
-        if not HALF.search(line):
+        if not ESCAPED_SURROGATE.search(line):
             raise
-        return INCOMING.decode(json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace"))
+        return MESSAGE_DECODER.decode(json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace"))
 
 
 def check_utf8(line: bytes | bytearray) -> None:
-    """Raise UnicodeDecodeError if it is not: msgspec does not look into what it skips."""
+    """Raise UnicodeDecodeError if a line is not UTF-8, because msgspec does not check the values that it skips."""
     if line.isascii():
         return
-    at, window, view = 0, 1 << 20, memoryview(line)  # decoded at once, one emoji makes four bytes of every letter
+    at, window, view = (
+        0,
+        1 << 20,
+        memoryview(line),
+    )  # in windows: one emoji makes a decoded text take four bytes per letter
     while at < len(line):
         at += utf_8_decode(view[at : at + window], "strict", at + window >= len(line))[1]
 
 
-def one_line(text: str) -> str:
-    """An error's message has no newlines and is short."""
-    return encodable(" ".join(text.split())[:200])
+def to_error_line(text: str) -> str:
+    """Return at most 200 characters of a text without newlines, for the message of an error."""
+    return replace_surrogates(" ".join(text.split())[:200])
 
 
-def encodable(text: str) -> str:
-    """The text without lone surrogates, which come with odd file names and are no UTF-8."""
+def replace_surrogates(text: str) -> str:
+    """Replace the lone surrogates in a text by `?`; they come from file names that are not UTF-8."""
     return text.encode(errors="replace").decode()

@@ -1,8 +1,8 @@
-"""JSON to the structs of `schema` and back: one strict pass, and a lenient one for what the protocol says to tolerate.
+"""Convert JSON to the structs of `schema` and back, in one strict pass and, if that fails, one lenient pass.
 
-The lenient pass follows the marks of the official schema (`x-deserialize-*`): a malformed optional field falls back to
-its default, some lists drop their invalid items, null may mean the default. It also keeps variants it does not know,
-and takes 1.0 for 1.
+The lenient pass follows the marks of the official schema (`x-deserialize-*`): a malformed optional field gets its
+default, some lists drop their invalid items, null may stand for the default. It also keeps variants that it does not
+know, and accepts 1.0 as 1.
 """
 
 from collections.abc import Sequence
@@ -19,70 +19,72 @@ T = TypeVar("T")
 Path = tuple[str | int, ...]
 
 
-def decode(raw: bytes | msgspec.Raw, type: type[T]) -> T:
-    """One value of `type` from JSON.
+def decode(raw: bytes | msgspec.Raw, target: type[T]) -> T:
+    """Decode JSON as a value of the type `target`.
 
-    Raises msgspec.ValidationError, one line that begins with the path (`cwd: expected str, got int`), when it does not
-    fit; its base class msgspec.DecodeError when it is not JSON.
+    Raises msgspec.ValidationError if it does not fit, with one line that begins with the path (`cwd: expected str,
+    got int`); its base class msgspec.DecodeError if it is not JSON.
     """
     try:
-        return decoder(type).decode(raw)
+        return get_decoder(target).decode(raw)
     except ValidationError:
-        return lenient(msgspec.json.decode(raw), type)
+        return convert_leniently(msgspec.json.decode(raw), target)
     except RecursionError:
         raise ValidationError("message: nested too deeply") from None
 
 
 def encode(value: Any) -> bytes:
-    """JSON on one line, unknown variants as they came."""
+    """Encode a value as JSON on one line, unknown variants as they were received."""
     return ENCODER.encode(value)
 
 
-def as_it_came(value: Any) -> Any:
+def to_raw(value: Any) -> Any:
+    """Return the raw value of an unknown variant; the encoder calls this for objects that msgspec does not know."""
     if isinstance(value, Unknown):
         return value.raw
     raise TypeError(f"{type(value).__name__} is not part of the ACP vocabulary")
 
 
-ENCODER = msgspec.json.Encoder(enc_hook=as_it_came)
+ENCODER = msgspec.json.Encoder(enc_hook=to_raw)
 
 
 @cache
-def decoder(type: type[T]) -> msgspec.json.Decoder[T]:
-    return msgspec.json.Decoder(type)
+def get_decoder(target: type[T]) -> msgspec.json.Decoder[T]:
+    return msgspec.json.Decoder(target)
 
 
-shape_of = cache(inspect.type_info)
+get_shape = cache(inspect.type_info)
 
 
-def lenient(value: Any, type: type[T]) -> T:
-    shape = shape_of(type)
+def convert_leniently(value: Any, target: type[T]) -> T:
+    """Convert decoded JSON to the type `target` by the lenient rules. Raises msgspec.ValidationError."""
+    shape = get_shape(target)
     if value is None and isinstance(shape, inspect.StructType):
-        value = {}  # parameters or a result left out: fine where nothing is required
+        value = {}  # params or a result may be left out if no field is required
     return build(shape, value, ())
 
 
 def build(shape: inspect.Type, value: Any, path: Path) -> Any:
-    """What `value` is as `shape`; raises ValidationError."""
+    """Convert decoded JSON to a type; `path` is its place for errors. Raises ValidationError."""
     match shape:
         case inspect.StructType():
-            return build_struct(shape, expect(shape, value, path), path)
+            return build_struct(shape, check_kind(shape, value, path), path)
         case inspect.UnionType():
             return build_union(shape, value, path)
         case inspect.ListType():
-            items: list[Any] = expect(shape, value, path)
+            items: list[Any] = check_kind(shape, value, path)
             return [build(shape.item_type, item, (*path, index)) for index, item in enumerate(items)]
         case inspect.DictType():
-            entries: dict[str, Any] = expect(shape, value, path)
+            entries: dict[str, Any] = check_kind(shape, value, path)
             return {key: build(shape.value_type, entry, (*path, key)) for key, entry in entries.items()}
         case inspect.LiteralType() if value not in shape.values:
-            raise mismatch([shape], value, path)
+            raise make_mismatch_error([shape], value, path)
         case inspect.IntType() if isinstance(value, float) and value.is_integer():
             return int(value)
         case inspect.FloatType() if type(value) is int:
             return float(value)
         case _:
-            return expect(shape, value, path)
+            return check_kind(shape, value, path)
 
 
 def build_struct(shape: inspect.StructType, value: dict[str, Any], path: Path) -> Any:
@@ -93,7 +95,7 @@ def build_struct(shape: inspect.StructType, value: dict[str, Any], path: Path) -
         item = value.get(field.encode_name, UNSET)
         if item is UNSET or (item is None and name in DEFAULT_ON_NULL.get(cls, ())):
             if field.required:
-                raise ValidationError(f"{dotted(here)}: required, but missing")
+                raise ValidationError(f"{format_path(here)}: required, but missing")
             continue
         skipping = name in SKIP_INVALID_ITEMS.get(cls, ())
         try:
@@ -101,12 +103,12 @@ def build_struct(shape: inspect.StructType, value: dict[str, Any], path: Path) -
         except ValidationError:
             if name != "meta" and name not in DEFAULT_ON_ERROR.get(cls, ()):
                 raise
-            if field.required:  # what is required and tolerant is a list
+            if field.required:  # all required fields that fall back to a default are lists
                 arguments[name] = []
     try:
         return cls(**arguments)
-    except ValueError as unfit:
-        raise ValidationError(f"{dotted(path)}: {unfit}") from None
+    except ValueError as error:
+        raise ValidationError(f"{format_path(path)}: {error}") from None
 
 
 def build_valid_items(shape: inspect.Type, value: Any, path: Path) -> Any:
@@ -123,8 +125,8 @@ def build_union(shape: inspect.UnionType, value: Any, path: Path) -> Any:
     structs = [option for option in shape.types if isinstance(option, inspect.StructType)]
     if len(structs) > 1 and isinstance(value, dict):
         return build_variant(structs, cast("dict[str, Any]", value), path)
-    fitting = [option for option in shape.types if kind_of(option) in ("any", kind(value))]
-    failure = mismatch(shape.types, value, path)
+    fitting = [option for option in shape.types if get_shape_kind(option) in ("any", get_kind(value))]
+    failure = make_mismatch_error(shape.types, value, path)
     for option in fitting or shape.types:
         try:
             return build(option, value, path)
@@ -140,7 +142,8 @@ def build_variant(variants: list[inspect.StructType], value: dict[str, Any], pat
         if variant.tag == tag:
             return build_struct(variant, value, path)
     if not isinstance(tag, str):
-        raise ValidationError(f"{dotted((*path, tag_field))}: required, but {'missing' if tag is UNSET else 'no str'}")
+        problem = "missing" if tag is UNSET else "no str"
+        raise ValidationError(f"{format_path((*path, tag_field))}: required, but {problem}")
     return UNKNOWN_VARIANTS[variants[0].cls](value)
 
 
@@ -160,35 +163,37 @@ KINDS: dict[type[Any], str] = {
 }
 
 
-def kind_of(shape: inspect.Type) -> str:
-    """What an error calls a type."""
+def get_shape_kind(shape: inspect.Type) -> str:
+    """Return the name of a type's JSON kind, as errors show it."""
     if isinstance(shape, inspect.LiteralType):
         return "str"
     return KINDS[type(shape)]
 
 
-def kind(value: object) -> str:
-    """What an error calls a value."""
+def get_kind(value: object) -> str:
+    """Return the name of a value's JSON kind, as errors show it."""
     return KINDS.get(type(value), type(value).__name__)
 
 
-def expect(shape: inspect.Type, value: Any, path: Path) -> Any:
-    if kind_of(shape) not in ("any", kind(value)):
-        raise mismatch([shape], value, path)
+def check_kind(shape: inspect.Type, value: Any, path: Path) -> Any:
+    """Return the value if its JSON kind is that of the type. Raises ValidationError."""
+    if get_shape_kind(shape) not in ("any", get_kind(value)):
+        raise make_mismatch_error([shape], value, path)
     return value
 
 
-def mismatch(shapes: Sequence[inspect.Type], value: Any, path: Path) -> ValidationError:
-    names = [
-        f"one of {', '.join(map(str, shape.values))}" if isinstance(shape, inspect.LiteralType) else kind_of(shape)
-        for shape in shapes
-    ]
-    named = isinstance(value, str) and any(isinstance(shape, inspect.LiteralType) for shape in shapes)
-    got = repr(value)[:40] if named else kind(value)
-    return ValidationError(f"{dotted(path)}: expected {' or '.join(dict.fromkeys(names))}, got {got}")
+def make_mismatch_error(shapes: Sequence[inspect.Type], value: Any, path: Path) -> ValidationError:
+    """Return an error that says which types were expected and what the value is."""
+    names: list[str] = []
+    for shape in shapes:
+        is_literal = isinstance(shape, inspect.LiteralType)
+        names.append(f"one of {', '.join(map(str, shape.values))}" if is_literal else get_shape_kind(shape))
+    shows_value = isinstance(value, str) and any(isinstance(shape, inspect.LiteralType) for shape in shapes)
+    got = repr(value)[:40] if shows_value else get_kind(value)
+    return ValidationError(f"{format_path(path)}: expected {' or '.join(dict.fromkeys(names))}, got {got}")
 
 
-def dotted(path: Path) -> str:
-    """`update.content[0].text`, as a reader of the JSON would write it."""
+def format_path(path: Path) -> str:
+    """Format a path as `update.content[0].text`."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return text.removeprefix(".") or "message"

@@ -1,4 +1,4 @@
-"""How lines reach the other side: standard streams, a child process, memory."""
+"""Transports for lines: standard streams, a child process, memory."""
 
 import asyncio
 import os
@@ -13,54 +13,53 @@ from contextlib import suppress
 from io import FileIO
 from typing import IO, Protocol, cast
 
-MAX_MESSAGE = 50 * 1024 * 1024
-"""Bytes a line may have; the rest of a longer one is thrown away as it arrives."""
+MAX_MESSAGE_BYTES = 50 * 1024 * 1024
+"""Bytes that a line may have; longer lines are discarded as they arrive."""
 
-CHUNK = 1024 * 1024
-"""Bytes asked for at once. At most three times as much waits unread; beyond that the other side has to wait."""
+CHUNK_BYTES = 1024 * 1024
+"""Bytes requested per read. At most three times as many are buffered; then the other side has to wait."""
 
-HIGH_WATER = 64 * 1024
-"""Bytes written and not yet taken at which `drain` begins to wait, as asyncio has it."""
+HIGH_WATER_BYTES = 64 * 1024
+"""Bytes in the write buffer above which `drain` waits; the same as asyncio's default."""
 
-GRACE = 2.0
-"""Seconds granted, each, to the last bytes, to a child after the end of its input, and to a child after SIGTERM, where
-nobody says otherwise."""
+CLOSE_TIMEOUT = 2.0
+"""Default seconds to wait for the last bytes, for a child's exit after the end of its input and after SIGTERM."""
 
 
 class LineTooLong(Exception):
-    """A line of more than MAX_MESSAGE bytes came and was dropped; the next one can be read."""
+    """A line of more than MAX_MESSAGE_BYTES was discarded; the next line can be read."""
 
 
 class Transport(Protocol):
-    """What a connection needs: whole lines in, whole lines out, and word when to slow down."""
+    """Lines in both directions, with backpressure."""
 
     async def readline(self) -> bytes | bytearray:
-        """The next line that is not empty, with or without its newline; `b""` at the end. Raises LineTooLong."""
+        """Return the next line that is not empty, with or without its newline; `b""` at the end. Raises LineTooLong."""
         ...
 
     def write(self, line: bytes, /) -> None:
-        """Take one line, newline included, in the order of the calls. Never raises: `drain` tells."""
+        """Buffer a line, which ends with a newline. Never raises; `drain` reports errors."""
         ...
 
     async def drain(self) -> None:
-        """Return at once while there is room, else when there is. Raises OSError once the other side is gone."""
+        """Wait until there is room in the buffer. Raises OSError if the other side is gone."""
         ...
 
     async def close(self) -> None:
-        """Hand over what was written, if anyone takes it, then end both directions. May be called again."""
+        """Send what is buffered, if the other side reads it, then close both directions. May be called again."""
         ...
 
 
-class Source(Protocol):
-    """Where bytes come from."""
+class ByteSource(Protocol):
+    """A stream of incoming bytes."""
 
     async def read(self, size: int, /) -> bytes: ...
 
     def close(self) -> None: ...
 
 
-class Sink(Protocol):
-    """Where bytes go to."""
+class ByteSink(Protocol):
+    """A stream of outgoing bytes."""
 
     def write(self, data: bytes, /) -> None: ...
 
@@ -69,34 +68,37 @@ class Sink(Protocol):
     async def close(self) -> None: ...
 
 
-class Streams:
-    """Lines over two streams of bytes. Does its own splitting: asyncio's readline ends at 64 KiB, ACP does not."""
+class StreamTransport:
+    """A transport over two streams of bytes.
 
-    def __init__(self, source: Source, sink: Sink) -> None:
+    It splits lines itself, because asyncio's readline limits them to 64 KiB.
+    """
+
+    def __init__(self, source: ByteSource, sink: ByteSink) -> None:
         self.source = source
-        """For whoever splits lines otherwise."""
+        """The incoming bytes, for users that split lines in another way."""
         self._sink = sink
         self._lines: deque[bytes | bytearray | None] = deque()
-        self._begun: bytearray | None = bytearray()
-        """The line whose end has not come; None while one that is too long passes by. It stands so in `_lines` too."""
+        self._partial: bytearray | None = bytearray()
+        """The beginning of an unfinished line; None for a line that is too long, also in `_lines`."""
         self.write = sink.write
         self.drain = sink.drain
 
     async def readline(self) -> bytes | bytearray:
         while not self._lines:
             try:
-                chunk = await self.source.read(CHUNK)
-            except OSError:  # a reset is an end
+                chunk = await self.source.read(CHUNK_BYTES)
+            except OSError:  # treat a reset as the end
                 chunk = b""
             if chunk:
                 self._split(chunk)
-            elif self._begun is None or self._begun:
+            elif self._partial is None or self._partial:
                 self._end_line()
             else:
                 return b""
         line = self._lines.popleft()
         if line is None:
-            raise LineTooLong(f"a message may have at most {MAX_MESSAGE} bytes")
+            raise LineTooLong(f"a message may have at most {MAX_MESSAGE_BYTES} bytes")
         return line
 
     async def close(self) -> None:
@@ -106,28 +108,28 @@ class Streams:
             self.source.close()
 
     def _split(self, chunk: bytes) -> None:
-        end, *others = chunk.split(b"\n")
-        self._continue_line(end)
+        first, *others = chunk.split(b"\n")
+        self._continue_line(first)
         if others:
             self._end_line()
-            *whole, begun = others
+            *whole, rest = others
             self._lines.extend(filter(None, whole))
-            self._continue_line(begun)
+            self._continue_line(rest)
 
     def _continue_line(self, piece: bytes) -> None:
-        if self._begun is not None:
-            self._begun += piece
-            if len(self._begun) > MAX_MESSAGE:
-                self._begun = None
+        if self._partial is not None:
+            self._partial += piece
+            if len(self._partial) > MAX_MESSAGE_BYTES:
+                self._partial = None
 
     def _end_line(self) -> None:
-        if self._begun is None or self._begun:
-            self._lines.append(self._begun)
-            self._begun = bytearray()
+        if self._partial is None or self._partial:
+            self._lines.append(self._partial)
+            self._partial = bytearray()
 
 
 class PipeSource:
-    """The reading end of what can be polled."""
+    """A source that can be polled: a pipe, a socket or a terminal."""
 
     def __init__(self, reader: asyncio.StreamReader, transport: asyncio.BaseTransport) -> None:
         self.read = reader.read
@@ -135,40 +137,40 @@ class PipeSource:
 
 
 class PipeSink:
-    """The writing end of what can be polled."""
+    """A sink that can be polled: a pipe, a socket or a terminal."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         self.drain = writer.drain
 
     def write(self, data: bytes) -> None:
-        if not self._writer.is_closing():  # else asyncio logs a warning a line
+        if not self._writer.is_closing():  # otherwise asyncio logs a warning for each line
             self._writer.write(data)
 
     async def close(self) -> None:
         try:
             with suppress(OSError, TimeoutError):
-                await asyncio.wait_for(self._flush(), GRACE)
+                await asyncio.wait_for(self._flush(), CLOSE_TIMEOUT)
         finally:
-            self._share()
+            self._restore_blocking()
             if not self._writer.is_closing():  # asyncio's pipes cannot be aborted twice
                 self._writer.transport.abort()
         with suppress(OSError):
             await self._writer.wait_closed()
 
     async def _flush(self) -> None:
-        self._writer.transport.set_write_buffer_limits(0)  # from here on, drain waits for the last byte
+        self._writer.transport.set_write_buffer_limits(0)  # now drain waits for the last byte
         await self._writer.drain()
 
-    def _share(self) -> None:
-        """Undo what asyncio did to a terminal that others use too: leave it blocking."""
+    def _restore_blocking(self) -> None:
+        """Make the file blocking again: asyncio changed that, and other processes may share the terminal."""
         pipe = cast("FileIO | None", self._writer.get_extra_info("pipe"))
         if pipe is not None and not pipe.closed:
             os.set_blocking(pipe.fileno(), True)
 
 
 class FileSource:
-    """Regular files and the like, which cannot be polled and do not keep anyone waiting."""
+    """A source that cannot be polled, such as a regular file; read in a thread."""
 
     def __init__(self, file: FileIO) -> None:
         self._file = file
@@ -179,7 +181,7 @@ class FileSource:
 
 
 class FileSink:
-    """As FileSource, for writing."""
+    """A sink that cannot be polled, such as a regular file; written at once."""
 
     def __init__(self, file: FileIO) -> None:
         self._file = file
@@ -189,7 +191,7 @@ class FileSink:
         try:
             while data and self._failure is None:
                 data = data[self._file.write(data) :]
-        except OSError as failure:  # the disk is full
+        except OSError as failure:  # such as a full disk
             self._failure = failure
 
     async def drain(self) -> None:
@@ -201,40 +203,43 @@ class FileSink:
         self._file.close()
 
 
-async def stdio() -> Streams:
-    """Claim standard input and output for the protocol, in the whole process, for good.
+async def stdio() -> StreamTransport:
+    """Return a transport over standard input and output, reserved for it as long as the process lives.
 
-    File descriptor 1 then leads to standard error and 0 to /dev/null: what a library or a child process prints or
-    reads stays away from the protocol.
+    Redirect file descriptor 1 to standard error and 0 to /dev/null, so that libraries and child processes cannot write
+    or read protocol messages.
     """
     source, sink = os.dup(0), os.dup(1)
     os.dup2(2, 1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    return Streams(*await open_streams(FileIO(source, "rb"), FileIO(sink, "wb")))
+    return StreamTransport(*await open_streams(FileIO(source, "rb"), FileIO(sink, "wb")))
 
 
-async def open_streams(source: FileIO, sink: FileIO) -> tuple[Source, Sink]:
-    """Take over two open files: what suits each kind of them."""
+async def open_streams(source: FileIO, sink: FileIO) -> tuple[ByteSource, ByteSink]:
+    """Return streams over two open files, by the kind of each file. The streams close the files."""
     if is_same_socket(source, sink):
         sink.close()
-        reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=os.dup(source.fileno())), limit=CHUNK)
+        connection = socket.socket(fileno=os.dup(source.fileno()))
+        reader, writer = await asyncio.open_connection(sock=connection, limit=CHUNK_BYTES)
         source.close()
         return PipeSource(reader, writer.transport), PipeSink(writer)
     return await open_source(source), await open_sink(sink)
 
 
-async def open_source(file: FileIO) -> Source:
+async def open_source(file: FileIO) -> ByteSource:
+    """Return a source over an open file."""
     if not can_be_polled(file):
         return FileSource(file)
-    reader = asyncio.StreamReader(CHUNK)
+    reader = asyncio.StreamReader(CHUNK_BYTES)
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
     return PipeSource(reader, transport)
 
 
-async def open_sink(file: FileIO) -> Sink:
+async def open_sink(file: FileIO) -> ByteSink:
+    """Return a sink over an open file."""
     if not can_be_polled(file):
         return FileSink(file)
     loop = asyncio.get_running_loop()
@@ -245,64 +250,73 @@ async def open_sink(file: FileIO) -> Sink:
 
 
 def can_be_polled(file: FileIO) -> bool:
+    """Return whether a file is a pipe, a socket or a terminal."""
     mode = os.fstat(file.fileno()).st_mode
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or file.isatty()
 
 
 def is_same_socket(source: FileIO, sink: FileIO) -> bool:
-    """Whether both ends are one, as inetd, sshd and socat give them; asyncio's pipes would each close the other."""
-    one, other = os.fstat(source.fileno()), os.fstat(sink.fileno())
-    return stat.S_ISSOCK(one.st_mode) and os.path.samestat(one, other)
+    """Return whether both files are one socket, as under inetd, sshd and socat.
+
+    Two asyncio pipes over one socket would close each other.
+    """
+    source_stat, sink_stat = os.fstat(source.fileno()), os.fstat(sink.fileno())
+    return stat.S_ISSOCK(source_stat.st_mode) and os.path.samestat(source_stat, sink_stat)
 
 
-class Child(Streams):
-    """The standard streams of a process that `spawn` started."""
+class ChildTransport(StreamTransport):
+    """A transport over the standard streams of a process that `spawn` started."""
 
     def __init__(
-        self, source: Source, sink: Sink, errors: Source | None, process: subprocess.Popen[bytes], grace: float
+        self,
+        source: ByteSource,
+        sink: ByteSink,
+        errors: ByteSource | None,
+        process: subprocess.Popen[bytes],
+        close_timeout: float,
     ) -> None:
         super().__init__(source, sink)
         self.process = process
         self.errors = errors
-        """Its standard error, where it is a PIPE."""
-        self.exit = exit_of(process)
-        """Done when the process has ended, whoever still holds its standard streams."""
-        self._grace = grace
+        """Its standard error; None if that is not a PIPE."""
+        self.exit = watch_exit(process)
+        """Its exit code; done when the process has ended, even if other processes hold its streams."""
+        self._close_timeout = close_timeout
         self._closed = False
 
     async def close(self) -> None:
-        """End its input, wait, terminate, wait, and kill what is left of its process group."""
-        if self._closed:  # by now, its number may be another's
+        """Close its input, wait for its exit, then send SIGTERM and wait again, then kill its process group."""
+        if self._closed:  # another process may have its id by now
             return
         self._closed = True
         try:
             await self._sink.close()
-            await asyncio.wait({self.exit}, timeout=self._grace)
+            await asyncio.wait({self.exit}, timeout=self._close_timeout)
             if not self.exit.done():
                 self._signal(signal.SIGTERM)
-                await asyncio.wait({self.exit}, timeout=self._grace)
+                await asyncio.wait({self.exit}, timeout=self._close_timeout)
         finally:
             self._signal(signal.SIGKILL)
             self.source.close()
             await asyncio.wait({self.exit})
 
     def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
+        with suppress(ProcessLookupError, PermissionError):  # macOS raises the latter for a group of zombies
             os.killpg(self.process.pid, number)
 
 
-def exit_of(process: subprocess.Popen[bytes]) -> "asyncio.Future[int]":
-    """A process's exit code, once it has ended; waited for in a thread of its own, as asyncio does."""
+def watch_exit(process: subprocess.Popen[bytes]) -> "asyncio.Future[int]":
+    """Return a future of a process's exit code, which a thread waits for."""
     loop = asyncio.get_running_loop()
-    exit: asyncio.Future[int] = loop.create_future()
+    exit_code: asyncio.Future[int] = loop.create_future()
 
     def wait() -> None:
         code = process.wait()
-        with suppress(RuntimeError):  # the loop has closed
-            loop.call_soon_threadsafe(lambda: exit.done() or exit.set_result(code))
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(lambda: exit_code.done() or exit_code.set_result(code))
 
     threading.Thread(target=wait, daemon=True, name="crow-exit").start()
-    return exit
+    return exit_code
 
 
 async def spawn(
@@ -311,14 +325,14 @@ async def spawn(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     stderr: IO[bytes] | int | None = None,
-    grace: float = GRACE,
-) -> Child:
+    close_timeout: float = CLOSE_TIMEOUT,
+) -> ChildTransport:
     """Start a program that speaks the protocol on its standard streams, in a process group of its own.
 
-    `env` is its whole environment, None hands ours on; so it is with `stderr`, which may be a PIPE. `grace` are the
-    seconds it has after the end of its input, and again after SIGTERM. Raises OSError if it cannot start.
+    `env` is its whole environment; None inherits ours. `stderr` is as for Popen and may be PIPE. `close_timeout` is the
+    time in seconds that `close` waits for its exit, and again after SIGTERM. Raises OSError if it cannot start.
     """
-    process = subprocess.Popen(  # noqa: ASYNC220, asyncio's own way blocks as long
+    process = subprocess.Popen(  # noqa: ASYNC220, asyncio's own function blocks as long
         [command, *args],
         bufsize=0,
         stdin=subprocess.PIPE,
@@ -330,11 +344,11 @@ async def spawn(
     )
     source, sink = cast("FileIO", process.stdout), cast("FileIO", process.stdin)
     errors = cast("FileIO | None", process.stderr) and await open_source(cast("FileIO", process.stderr))
-    return Child(*await open_streams(source, sink), errors, process, grace)
+    return ChildTransport(*await open_streams(source, sink), errors, process, close_timeout)
 
 
-class Channel:
-    """One direction of a memory pair: what was written waits here to be read."""
+class LineQueue:
+    """A queue of lines with a limit of HIGH_WATER_BYTES, above which `writable` is cleared."""
 
     def __init__(self) -> None:
         self.lines: deque[bytes] = deque()
@@ -348,10 +362,11 @@ class Channel:
         self.lines.append(line)
         self.size += len(line)
         self.readable.set()
-        if self.size > HIGH_WATER:
+        if self.size > HIGH_WATER_BYTES:
             self.writable.clear()
 
     async def take(self) -> bytes:
+        """Return the next line; `b""` if the queue is empty and closed."""
         while not self.lines:
             if self.closed:
                 return b""
@@ -359,7 +374,7 @@ class Channel:
             await self.readable.wait()
         line = self.lines.popleft()
         self.size -= len(line)
-        if self.size <= HIGH_WATER:
+        if self.size <= HIGH_WATER_BYTES:
             self.writable.set()
         return line
 
@@ -369,10 +384,10 @@ class Channel:
         self.writable.set()
 
 
-class Memory:
-    """One end of a pair in this process."""
+class MemoryTransport:
+    """One end of a pair of transports in this process."""
 
-    def __init__(self, incoming: Channel, outgoing: Channel) -> None:
+    def __init__(self, incoming: LineQueue, outgoing: LineQueue) -> None:
         self._incoming = incoming
         self._outgoing = outgoing
         self.readline = incoming.take
@@ -391,7 +406,7 @@ class Memory:
         self._outgoing.close()
 
 
-def memory_pair() -> tuple[Memory, Memory]:
-    """Two transports whose lines reach each other."""
-    there, back = Channel(), Channel()
-    return Memory(back, there), Memory(there, back)
+def memory_pair() -> tuple[MemoryTransport, MemoryTransport]:
+    """Return two transports that are connected to each other."""
+    first, second = LineQueue(), LineQueue()
+    return MemoryTransport(first, second), MemoryTransport(second, first)

@@ -1,6 +1,7 @@
-"""ACP over WebSocket: every message is one text frame, as the protocol's draft of remote transports has it.
+"""ACP over WebSocket, where each message is a text frame, as in the protocol's draft of remote transports.
 
-`connect` is a client's way to an agent; `Server` lets those in who know the token, and gives each a transport.
+`connect` opens a client's connection to an agent. `WebSocketServer` accepts clients that know the token, and gives each
+a transport.
 """
 
 import asyncio
@@ -27,50 +28,51 @@ from websockets.asyncio.client import connect as dial
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame
 
-from crow_core.acp.transports import GRACE, MAX_MESSAGE, Channel, Transport
+from crow_core.acp.transports import CLOSE_TIMEOUT, MAX_MESSAGE_BYTES, LineQueue, Transport
 
 logger = logging.getLogger(__name__)
 
 PATH = "/acp"
+"""The path of the URL that serves ACP."""
 
 SUBPROTOCOL = "acp"
-"""What a client that has to offer its token as a subprotocol offers beside it, to be chosen."""
+"""The subprotocol that the server selects; a client that sends its token as a subprotocol offers this one, too."""
 
-HANDSHAKE = 10.0
-"""Seconds that somebody who has connected may take to be let in."""
+HANDSHAKE_TIMEOUT = 10.0
+"""Seconds from the TCP connection until the WebSocket must be open."""
 
-PING, PONG = 20.0, 60.0
-"""Seconds between two pings, and those after which a client that did not answer one is gone."""
+PING_INTERVAL, PONG_TIMEOUT = 20.0, 60.0
+"""Seconds between pings, and seconds to wait for an answer before the connection is closed."""
 
-WAITING_ROOM = 100
-"""Sockets, beyond those of clients that were let in, that may be open at once."""
+MAX_PENDING_SOCKETS = 100
+"""Open sockets beyond those of accepted clients."""
 
-MAX_UNREAD = 1024 * 1024
-"""Bytes of pongs and the like that may wait for a client that sends pings and does not read."""
+MAX_UNREAD_BYTES = 1024 * 1024
+"""Bytes of the write buffer, filled by pongs, above which a client that does not read is disconnected."""
 
 
-class Socket(Protocol):
-    """An open WebSocket, as far as a transport needs it."""
+class TextSocket(Protocol):
+    """The operations of an open WebSocket that the transport uses."""
 
     async def receive(self) -> bytes | None:
-        """The next text; None at the end. Binary frames are ignored."""
+        """Return the next text; None at the end. Binary frames are ignored."""
         ...
 
     async def send(self, text: bytes) -> None:
-        """Send a text, when there is room. Raises OSError once the other side is gone."""
+        """Send a text and wait until there is room for it. Raises OSError if the other side is gone."""
         ...
 
     async def close(self) -> None:
-        """Say goodbye, if anyone listens."""
+        """Close the WebSocket with a close frame."""
         ...
 
 
-class Frames:
-    """The transport over a WebSocket."""
+class WebSocketTransport:
+    """A transport over a WebSocket."""
 
-    def __init__(self, socket: Socket) -> None:
+    def __init__(self, socket: TextSocket) -> None:
         self._socket = socket
-        self._outgoing = Channel()
+        self._outgoing = LineQueue()
         self._sending = asyncio.ensure_future(self._send())
         self._closed = False
 
@@ -96,7 +98,7 @@ class Frames:
         self._outgoing.close()
         try:
             with suppress(OSError, TimeoutError):
-                async with asyncio.timeout(GRACE):
+                async with asyncio.timeout(CLOSE_TIMEOUT):
                     await asyncio.wait([self._sending])
                     await self._socket.close()
         finally:
@@ -107,11 +109,11 @@ class Frames:
             while line := await self._outgoing.take():
                 await self._socket.send(line[:-1])
         except OSError:
-            self._outgoing.close()  # `drain` tells
+            self._outgoing.close()  # `drain` reports it
 
 
-class Dialled:
-    """The client's end."""
+class ClientSocket:
+    """The client's end of a WebSocket."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
@@ -132,20 +134,25 @@ class Dialled:
             raise BrokenPipeError(str(error)) from error
 
 
-async def connect(url: str, token: str = "") -> Frames:
+async def connect(url: str, token: str = "") -> WebSocketTransport:
     """Connect to an agent at a `ws://` or `wss://` address.
 
-    Raises OSError if nobody is there, `websockets.exceptions.InvalidHandshake` if one is not let in.
+    Raises OSError if nothing listens there, `websockets.exceptions.InvalidHandshake` if the server refuses.
     """
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     connection = await dial(
-        url, additional_headers=headers, max_size=MAX_MESSAGE, compression=None, ping_timeout=PONG, close_timeout=GRACE
+        url,
+        additional_headers=headers,
+        max_size=MAX_MESSAGE_BYTES,
+        compression=None,
+        ping_timeout=PONG_TIMEOUT,
+        close_timeout=CLOSE_TIMEOUT,
     )
-    return Frames(Dialled(connection))
+    return WebSocketTransport(ClientSocket(connection))
 
 
-class Upgraded:
-    """The server's end, in ASGI's words."""
+class ServerSocket:
+    """The server's end of a WebSocket, as ASGI messages."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -158,52 +165,52 @@ class Upgraded:
         return None
 
     async def send(self, text: bytes) -> None:
-        await self._tell({"type": "websocket.send", "text": text.decode()})
+        await self._send_message({"type": "websocket.send", "text": text.decode()})
 
     async def close(self) -> None:
-        await self._tell({"type": "websocket.close", "code": 1001, "reason": "The agent is going away"})
+        await self._send_message({"type": "websocket.close", "code": 1001, "reason": "The agent is going away"})
 
-    async def _tell(self, message: Message) -> None:
+    async def _send_message(self, message: Message) -> None:
         try:
             await self._send(message)
-        except RuntimeError as error:  # uvicorn's, once it has said goodbye itself
+        except RuntimeError as error:  # uvicorn raises it after its own close
             raise BrokenPipeError(str(error)) from error
 
 
 @dataclass(frozen=True)
-class Gate:
-    """Who is let in: who knows the token, called this server by one of its names, and is no foreign page."""
+class AccessPolicy:
+    """Rules for requests: they need the token, a known Host header and, from a web page, an allowed origin."""
 
     token: str = field(repr=False)
     hosts: Collection[str]
-    """Names and addresses (IPv6 in brackets) that a Host header may hold; a page of another name that leads here,
-    by DNS rebinding, holds its own."""
+    """Names and addresses (IPv6 in brackets) that a Host header may have. A DNS rebinding attack has another one."""
     origins: Collection[str] = ()
-    """Those whose pages may connect, as browsers write them: `https://example.org`. What is no page has no origin."""
-    any_address: bool = False
-    """A Host header may hold any address, as nobody knows them all; they cannot be rebound."""
+    """Origins of web pages that may connect, as `https://example.org`; requests without an origin are allowed."""
+    accepts_any_address: bool = False
+    """Whether a Host header may have any IP address; DNS rebinding needs a name."""
 
-    def refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """The status and the reason for which a request is refused."""
+    def check(self, scope: Scope) -> tuple[int, str] | None:
+        """Return the HTTP status and the reason if a request is refused, None if it is allowed."""
         headers = Headers(scope=scope)
-        if not self.knows(headers.get("host", "")):
+        if not self.accepts_host(headers.get("host", "")):
             return 403, "This server does not go by the name in your Host header."
         if (origin := headers.get("origin")) is not None and origin.lower() not in self.origins:
             return 403, "Pages of your origin may not connect."
-        if not any(compare_digest(token.encode(), self.token.encode()) for token in tokens(scope, headers)):
+        if not any(compare_digest(token.encode(), self.token.encode()) for token in read_tokens(scope, headers)):
             return 401, (
                 "Send the token that the server was started with, as the header Authorization: Bearer TOKEN,"
                 f" or offer the subprotocols {SUBPROTOCOL} and bearer.TOKEN."
             )
         return None
 
-    def knows(self, host: str) -> bool:
-        """Whether a Host header, which may end with a port, means this server."""
-        found = fullmatch(r"(\[[^]]*\]|[^:]*)(:\d*)?", host.lower())
-        return found is not None and (found[1] in self.hosts or (self.any_address and is_address(found[1])))
+    def accepts_host(self, host: str) -> bool:
+        """Return whether the name in a Host header, which may end with a port, is allowed."""
+        match = fullmatch(r"(\[[^]]*\]|[^:]*)(:\d*)?", host.lower())
+        return match is not None and (match[1] in self.hosts or (self.accepts_any_address and is_address(match[1])))
 
 
 def is_address(host: str) -> bool:
+    """Return whether a host is an IP address, which may be in brackets."""
     try:
         ip_address(host.strip("[]"))
     except ValueError:
@@ -211,23 +218,25 @@ def is_address(host: str) -> bool:
     return True
 
 
-def tokens(scope: Scope, headers: Headers) -> Iterator[str]:
-    """The tokens that came with a request. A page in a browser can set no header, but offer a subprotocol."""
+def read_tokens(scope: Scope, headers: Headers) -> Iterator[str]:
+    """Yield the tokens of a request, from its header and, since web pages cannot set that, its subprotocols."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         yield token.strip()
-    for offered in scope.get("subprotocols", ()):
-        if offered.startswith("bearer."):
-            yield offered.removeprefix("bearer.")
+    for subprotocol in scope.get("subprotocols", ()):
+        if subprotocol.startswith("bearer."):
+            yield subprotocol.removeprefix("bearer.")
 
 
-class Server:
-    """Serves ACP at one path, one transport a client; whoever else comes gets a sentence."""
+class WebSocketServer:
+    """Serves ACP over WebSocket at PATH, with one transport per client; refuses other requests with a reason."""
 
-    def __init__(self, gate: Gate, talk: Callable[[Transport], Awaitable[Any]], max_connections: int) -> None:
-        """`talk` is called for each client, and has ended when it returns; `close` cancels it."""
-        self._gate = gate
-        self._talk = talk
+    def __init__(
+        self, policy: AccessPolicy, serve_client: Callable[[Transport], Awaitable[Any]], max_connections: int
+    ) -> None:
+        """Call `serve_client` for each client; the connection ends when it returns, and `close` cancels it."""
+        self._policy = policy
+        self._serve_client = serve_client
         self._max_connections = max_connections
         self._connections = 0
         self._state = ServerState()
@@ -235,26 +244,26 @@ class Server:
             self,
             interface="asgi3",
             lifespan="off",
-            ws=Line,
-            ws_max_size=MAX_MESSAGE,
-            ws_ping_interval=PING,
-            ws_ping_timeout=PONG,
+            ws=WebSocketProtocol,
+            ws_max_size=MAX_MESSAGE_BYTES,
+            ws_ping_interval=PING_INTERVAL,
+            ws_ping_timeout=PONG_TIMEOUT,
             ws_per_message_deflate=False,
-            limit_concurrency=max_connections + WAITING_ROOM,
+            limit_concurrency=max_connections + MAX_PENDING_SOCKETS,
             proxy_headers=False,
             log_config=None,
             access_log=False,
         )
 
     async def listen(self, listener: socket) -> None:
-        """Begin to serve those who connect to this socket."""
-        # uvicorn.Server would take over the process's signals, and end the connections before their work.
+        """Start to serve the clients that connect to this socket."""
+        # uvicorn.Server would handle the process's signals and close connections before their tasks have ended.
         self._listener = await asyncio.get_running_loop().create_server(
-            lambda: Door(self._config, self._state, {}), sock=listener
+            lambda: HttpProtocol(self._config, self._state, {}), sock=listener
         )
 
     async def close(self) -> None:
-        """Let nobody in any more, and see those out who are."""
+        """Stop listening, cancel the clients' tasks, wait for them, and close all sockets."""
         self._listener.close()
         if tasks := list(self._state.tasks):
             for task in tasks:
@@ -262,108 +271,112 @@ class Server:
             await asyncio.wait(tasks)
         for connection in list(self._state.connections):
             connection.transport.abort()
-        await asyncio.sleep(0)  # the transports close their sockets in the loop's next round
+        await asyncio.sleep(0)  # the transports close their sockets in the loop's next iteration
         await self._listener.wait_closed()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if refusal := self._refusal(scope):
+        if refusal := self._check(scope):
             status, reason = refusal
             headers = {401: {"www-authenticate": "Bearer"}, 405: {"allow": "GET"}, 426: {"upgrade": "websocket"}}
             await PlainTextResponse(f"{reason}\n", status, headers.get(status))(scope, receive, send)
             return
         self._connections += 1
         try:
-            with suppress(OSError):  # it may be gone already; then the talk is short
-                await self._welcome(scope, receive, send)
-            await self._talk(Frames(Upgraded(receive, send)))
-        except Exception:  # one connection's failure is nobody else's
+            with suppress(OSError):  # the client may be gone; then `serve_client` ends soon
+                await self._accept(scope, receive, send)
+            await self._serve_client(WebSocketTransport(ServerSocket(receive, send)))
+        except Exception:  # must not affect other connections
             logger.exception("A connection failed")
         finally:
             self._connections -= 1
 
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        if refusal := self._gate.refusal(scope):
+    def _check(self, scope: Scope) -> tuple[int, str] | None:
+        if refusal := self._policy.check(scope):
             return refusal
         if scope["path"] != PATH:
-            return 404, f"Nothing is here; ACP is at {PATH}."
+            return 404, f"ACP is at {PATH}."
         if scope["type"] != "websocket":
-            return 426 if scope["method"] == "GET" else 405, "ACP is spoken over WebSocket here."
+            status = 426 if scope["method"] == "GET" else 405
+            return status, "Connect with WebSocket; plain HTTP requests are not answered."
         if self._connections >= self._max_connections:
-            return 503, f"{self._connections} clients are connected, and no more may be."
+            return 503, f"{self._connections} clients are connected, which is the limit."
         return None
 
-    async def _welcome(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _accept(self, scope: Scope, receive: Receive, send: Send) -> None:
         chosen = SUBPROTOCOL if SUBPROTOCOL in scope["subprotocols"] else None
         headers = [(b"acp-connection-id", token_hex(16).encode())]
         await receive()
         await send({"type": "websocket.accept", "subprotocol": chosen, "headers": headers})
 
 
-QUIET = logging.Logger("uvicorn", logging.CRITICAL + 1)
-"""What uvicorn has to say of bad requests and lost connections is no news, and may hold tokens."""
+SILENT_LOGGER = logging.Logger("uvicorn", logging.CRITICAL + 1)
+"""Discards uvicorn's messages about bad requests and lost connections, which may contain tokens."""
 
 
-class Door(H11Protocol):
-    """uvicorn's HTTP/1.1, where nobody stays long: clients are let in, all others leave."""
+class HttpProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 protocol, which aborts connections that do not become a WebSocket in time."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
-        self.logger = QUIET
+        self.logger = SILENT_LOGGER
         if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
             transport.abort()
-        self.patience = self.loop.call_later(HANDSHAKE, self.show_out)
+        self.handshake_timer = self.loop.call_later(HANDSHAKE_TIMEOUT, self.abort_handshake)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.patience.cancel()
+        self.handshake_timer.cancel()
 
-    def show_out(self) -> None:
-        if self.transport.get_protocol() is self:  # else the client was let in
+    def abort_handshake(self) -> None:
+        if self.transport.get_protocol() is self:  # otherwise it has become a WebSocket
             self.transport.abort()
 
 
-class Line(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket, up to a decent end: clients hear why, and those that do not leave are hung up on."""
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket protocol, which sends the reason of a close and aborts connections that stay open."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.logger = QUIET
-        self.close_timeout = GRACE
-        self.gone = asyncio.Event()
-        self.pieces = bytearray()
+        self.logger = SILENT_LOGGER
+        self.close_timeout = CLOSE_TIMEOUT
+        self.lost_event = asyncio.Event()
+        self.fragments = bytearray()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.gone.set()
+        self.lost_event.set()
 
     async def run_asgi(self) -> None:
         await super().run_asgi()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.gone.wait(), GRACE)
+            await asyncio.wait_for(self.lost_event.wait(), CLOSE_TIMEOUT)
         self.transport.abort()
 
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()
-        self.loop.call_later(GRACE, self.transport.abort)
+        self.loop.call_later(CLOSE_TIMEOUT, self.transport.abort)
 
     def handle_cont(self, event: Frame) -> None:
-        """Join pieces as they come: kept apart, small ones take thirty times the memory of the message."""
+        """Join the fragments of a message as they arrive: a list of small ones takes thirty times the memory."""
         if self.frames:
-            self.pieces = bytearray(self.frames.pop())
-        self.pieces += event.data
+            self.fragments = bytearray(self.frames.pop())
+        self.fragments += event.data
         if event.fin:
-            self.frames = [bytes(self.pieces)]
-            self.pieces.clear()
+            self.frames = [bytes(self.fragments)]
+            self.fragments.clear()
             self.send_receive_event_to_app()
 
     def handle_ping(self) -> None:
         super().handle_ping()
-        if self.transport.get_write_buffer_size() > MAX_UNREAD:
+        if self.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             self.transport.abort()
 
     def handle_parser_exception(self) -> None:
-        """Say what was wrong, and hang up later: at once, what the client still sends would meet a reset connection,
-        and the reason would be lost."""
+        """Send the reason and close after a delay.
+
+        After an immediate close, the data that the client still sends would reset the connection, and the client would
+        not receive the reason.
+        """
         if self.close_sent:
             return
         self.close_sent = True

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, ValidationError
 
-from crow_core.acp.decoding import lenient
+from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import (
     BooleanPropertySchema,
     ElicitationPropertySchema,
@@ -104,7 +104,7 @@ def ask_user(crow: Crow) -> None:
         if not tool_call.is_for(session.state["ask"]):
             return None
         try:
-            question = lenient(decode_strings(tool_call.arguments, FORM_SCHEMA), UserQuestion)
+            question = convert_leniently(decode_strings(tool_call.arguments, FORM_SCHEMA), UserQuestion)
             if can_ask(session.client.capabilities, "form"):
                 return ToolResult.text(await ask_by_form(session, tool_call, question))
             return ToolResult.text(await ask_by_choice(session, tool_call, question))

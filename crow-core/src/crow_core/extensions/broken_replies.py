@@ -18,7 +18,7 @@ def broken_replies(crow: Crow, *, times: int = 2) -> None:
 
     @crow.after_model
     def count(session: Session, model_call: ModelCall) -> None:
-        session.state["broken_replies"] = session.state.get("broken_replies", 0) + 1 if model_call.broken else 0
+        session.state["broken_replies"] = session.state.get("broken_replies", 0) + 1 if model_call.interruption else 0
 
     @crow.before_end
     async def go_on(session: Session, stop_reason: StopReason) -> Message | None:

@@ -12,7 +12,7 @@ from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.errors import EndTurn
 from crow_core.messages import Message, drop_rewound, marker_kind
-from crow_core.models.chat import ModelCall, Request
+from crow_core.models.chat import ModelCall, ModelRequest
 from crow_core.models.usage import count_tokens, find_price
 from crow_core.session import Session
 
@@ -87,7 +87,7 @@ def budgets(
             budget.spend("money", paid[0] if paid else 0)
 
     @crow.before_model
-    async def pause(request: Request, session: Session) -> None:
+    async def pause(request: ModelRequest, session: Session) -> None:
         budget = budget_of(session)
         async with budget.lock:
             budget.count_time()

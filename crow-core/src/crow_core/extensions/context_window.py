@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from crow_core.app import Crow
-from crow_core.models.chat import ChatModel, ModelCall, Request
+from crow_core.models.chat import ChatModel, ModelCall, ModelRequest
 from crow_core.models.window import find_window
 from crow_core.session import Session
 
@@ -38,7 +38,7 @@ def context_window(crow: Crow) -> None:
             searches[id(model)] = WindowSearch(asyncio.ensure_future(ask(model)), before.tries + 1)
 
     @crow.before_model
-    def before(request: Request, session: Session) -> None:
+    def before(request: ModelRequest, session: Session) -> None:
         if isinstance(session.model, ChatModel):
             search(session.model)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
-from crow_core.models.chat import ChatModel, ModelCall, effective_window
-from crow_core.models.estimate import count_characters, count_min_tokens
+from crow_core.models.chat import ChatModel, ModelCall, get_window
+from crow_core.models.estimate import count_min_tokens, count_text_characters
 from crow_core.models.usage import count_cached_tokens, to_count
 from crow_core.session import Session
 
@@ -45,7 +45,7 @@ def cut_prompts(crow: Crow) -> None:
             )  # only the new messages are counted
         else:
             expected = count_min_tokens(messages)
-        if counted >= 0.8 * expected or count_characters(messages) <= COMPARE_ABOVE:
+        if counted >= 0.8 * expected or count_text_characters(messages) <= COMPARE_ABOVE:
             session.state["cut_prompts"] = PromptSize(
                 messages, counted if sends_reasoning(model_call) else max(counted, expected)
             )
@@ -60,7 +60,7 @@ def cut_prompts(crow: Crow) -> None:
 
 def describe_cut(session: Session, counted: int, expected: int) -> str:
     """Make the sentence that tells the user what was cut, and what to do."""
-    window = effective_window(session.model)
+    window = get_window(session.model)
     size = f" Its window seems to be about {counted:,} tokens." if not window or counted < window else ""
     return (
         f"The server read only {counted:,} of at least {expected:,} prompt tokens: it cut the beginning, with the "

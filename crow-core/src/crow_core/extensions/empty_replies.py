@@ -15,7 +15,7 @@ def empty_replies(crow: Crow) -> None:
 
     @crow.after_model
     def count(session: Session, model_call: ModelCall) -> None:
-        empty = not (model_call.reply.get("content") or model_call.reply.get("tool_calls") or model_call.broken)
+        empty = not (model_call.reply.get("content") or model_call.reply.get("tool_calls") or model_call.interruption)
         session.state["empty_replies"] = session.state.get("empty_replies", 0) + 1 if empty else 0
 
     @crow.before_end

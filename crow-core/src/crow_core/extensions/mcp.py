@@ -1,4 +1,4 @@
-"""What a person types to reach MCP servers: their prompts, as `/server:prompt`, and `/mcp`."""
+"""Slash commands for MCP servers: `/mcp`, and `/server:prompt` for each prompt of a server."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET
 
 from crow_core.acp.connection import ConnectionClosed
-from crow_core.acp.decoding import lenient
+from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import ContentBlock, ElicitationSchema, StringPropertySchema, TextBlock
 from crow_core.app import Crow
 from crow_core.content import to_user_message
@@ -27,29 +27,29 @@ from crow_core.text import to_line
 if TYPE_CHECKING:
     from mcp_types import Prompt, PromptMessage
 
-CALM = 0.2
-"""Seconds without another change before a list that changed is asked for."""
-PATIENCE = 30.0
-"""Seconds a server may take to list its prompts, or to give one."""
-MOST = 200
+SETTLE_DELAY = 0.2
+"""Seconds without another change until a changed list of prompts is requested."""
+PROMPT_TIMEOUT = 30.0
+"""Seconds a server may take to list its prompts, or to return one."""
+PROMPTS_LIMIT = 200
 """Prompts of one server that become commands."""
 
 logger = logging.getLogger("crow")
 
 
 def mcp(crow: Crow) -> None:
-    """Bring /mcp, and a slash command for every prompt of the session's MCP servers, as they come up and change.
+    """Add /mcp, and a slash command for each prompt of a session's MCP servers.
 
-    To be used after what brings other commands.
+    Use it after other extensions that add commands.
     """
 
     @crow.commands
     def status(session: Session) -> list[Command]:
-        return [Command("mcp", "The MCP servers, and how they are", show)]
+        return [Command("mcp", "The MCP servers, and how they are", show_servers)]
 
     @crow.session_start
     def follow(session: Session) -> None:
-        session.state["prompts"] = [Prompts(session, server) for server in session.toolbox.external_servers()]
+        session.state["prompts"] = [PromptCommands(session, server) for server in session.toolbox.external_servers()]
 
     @crow.session_end
     async def leave(session: Session) -> None:
@@ -57,62 +57,66 @@ def mcp(crow: Crow) -> None:
             await prompts.close()
 
 
-async def show(session: Session, words: str) -> str:
+async def show_servers(session: Session, text: str) -> str:
+    """Return a line for each server with its state."""
     lines = [
-        f"- **{to_line(server.name)}**: {state_of(server, session)}" for server in session.toolbox.external_servers()
+        f"- **{to_line(server.name)}**: {describe_state(server, session)}"
+        for server in session.toolbox.external_servers()
     ]
     return "\n".join(lines) or "There are no MCP servers. Add one: crow mcp add NAME -- COMMAND"
 
 
-def state_of(server: Server, session: Session) -> str:
-    """How a server is, in a few words."""
+def describe_state(server: Server, session: Session) -> str:
+    """Return the state of a server as a short text."""
     if server.error:
         return server.error
     tools = sum(tool.server is server for tool in session.toolbox.tools.values())
-    prompts = sum(len(found.names) for found in session.state.get("prompts", ()) if found.server is server)
-    has = counted(tools, "tool") + (f", {counted(prompts, 'prompt')}" if prompts else "")
+    prompts = sum(len(each.names) for each in session.state.get("prompts", ()) if each.server is server)
+    has = format_count(tools, "tool") + (f", {format_count(prompts, 'prompt')}" if prompts else "")
     if server.connected:
         return has
-    return f"{has}; not connected, as long as nobody needs it" if tools else "starting"
+    return f"{has}; not connected until it is needed" if tools else "starting"
 
 
-def counted(number: int, what: str) -> str:
+def format_count(number: int, what: str) -> str:
+    """Return a number with a noun, in the plural unless it is 1."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 @dataclass(eq=False)
-class Prompts:
-    """One server's prompts as commands of one session."""
+class PromptCommands:
+    """The prompts of one server as commands of one session."""
 
     session: Session
     server: Server
     names: list[str] = field(default_factory=list[str])
-    """Of its commands."""
+    """The names of its commands."""
 
     def __post_init__(self) -> None:
         self.listing = asyncio.ensure_future(self.list(0))
-        self.server.listeners.append(self.hear)
+        self.server.listeners.append(self.handle_change)
 
-    def hear(self, what: str) -> None:
-        """Ask once more, when what changes has come to rest."""
+    def handle_change(self, what: str) -> None:
+        """List the prompts again once there is no further change."""
         if what == "prompts":
             self.listing.cancel()
-            self.listing = asyncio.ensure_future(self.list(CALM))
+            self.listing = asyncio.ensure_future(self.list(SETTLE_DELAY))
 
     async def list(self, wait: float) -> None:
+        """List the server's prompts after `wait` seconds, and announce them as commands."""
         await asyncio.sleep(wait)
         if wait and not self.server.connected:
-            return  # one that dies of the question is not started again for it
+            return  # a server that ended is not started again for this
         try:
             client = await self.server.client()
             offered = client.server_capabilities and client.server_capabilities.prompts
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(PROMPT_TIMEOUT):
                 prompts = await client.list_prompts() if offered else []
         except ConnectionError:
-            return  # which is said where its tools are waited for
+            return  # the list of its tools reports this
         except Exception as error:
-            said = mask(describe_error(error), self.server.secrets)
-            logger.warning("MCP server %s did not list its prompts: %s", to_line(self.server.name), said)
+            reason = mask(describe_error(error), self.server.secrets)
+            logger.warning("MCP server %s did not list its prompts: %s", to_line(self.server.name), reason)
             return
         await self.session.turns.id_known.wait()
         if prompts or self.names:
@@ -120,90 +124,94 @@ class Prompts:
                 await self.announce(prompts)
 
     async def announce(self, prompts: "Sequence[Prompt]") -> None:
+        """Replace the commands of this server, and send the client all commands."""
         commands = self.session.commands
         for name in self.names:
             del commands[name]
         self.names.clear()
-        for prompt in sorted(prompts, key=lambda prompt: prompt.name)[:MOST]:
+        for prompt in sorted(prompts, key=lambda prompt: prompt.name)[:PROMPTS_LIMIT]:
             name = make_unique(re.sub(r"[^\w.:-]", "_", f"{self.server.name}:{prompt.name}")[:100], {*commands})
-            commands[name] = command_of(name, prompt, self.server)
+            commands[name] = to_command(name, prompt, self.server)
             self.names.append(name)
         await self.session.announce_commands()
 
     async def close(self) -> None:
-        self.server.listeners.remove(self.hear)
+        """Stop listing."""
+        self.server.listeners.remove(self.handle_change)
         self.listing.cancel()
         await asyncio.wait([self.listing])
 
 
-def command_of(name: str, prompt: "Prompt", server: Server) -> Command:
-    """A prompt as a slash command."""
+def to_command(name: str, prompt: "Prompt", server: Server) -> Command:
+    """Convert a prompt to a slash command."""
     arguments = prompt.arguments or []
     hint = " ".join(f"<{each.name}>" if each.required else f"[{each.name}]" for each in arguments)
     about = prompt.description or prompt.title or f"A prompt of {server.name}"
-    shown, hint = mask([to_line(about), to_line(hint)], server.secrets)
-    return Command(name, shown[:500], partial(use, name, prompt, server), hint=hint[:200])
+    description, hint = mask([to_line(about), to_line(hint)], server.secrets)
+    return Command(name, description[:500], partial(use_prompt, name, prompt, server), hint=hint[:200])
 
 
-async def use(name: str, prompt: "Prompt", server: Server, session: Session, words: str) -> str | Message:
-    """The user message that a prompt stands for, or why there is none."""
-    wanted = prompt.arguments or []
-    given = arguments_in(words, [each.name for each in wanted])
-    if lacking := [each for each in wanted if each.required and not given.get(each.name)]:
+async def use_prompt(name: str, prompt: "Prompt", server: Server, session: Session, text: str) -> str | Message:
+    """Return the user message of a prompt, or a text for the user if there is none. Asks for missing arguments."""
+    arguments = prompt.arguments or []
+    values = parse_prompt_arguments(text, [each.name for each in arguments])
+    if missing := [each for each in arguments if each.required and not values.get(each.name)]:
         fields = {
             each.name: StringPropertySchema(description=about[:500] or UNSET, min_length=1)
-            for each in lacking
+            for each in missing
             for about in [mask(to_line(each.description or ""), server.secrets)]
         }
-        usage = " ".join(f"<{each.name}>" if each.required else f"[{each.name}]" for each in wanted)
+        usage = " ".join(f"<{each.name}>" if each.required else f"[{each.name}]" for each in arguments)
         try:
             form = ElicitationSchema(properties={**fields}, required=[*fields])
             answer = await session.user.elicit(
                 f"/{name} of the MCP server {to_line(server.name)} needs more:", form=form
             )
         except ElicitationError:
-            missing = ", ".join(each.name for each in lacking)
-            return to_line(f"/{name} needs {missing}. Type: /{name} {usage} (in this order, or as name=value).")
+            names = ", ".join(each.name for each in missing)
+            return to_line(f"/{name} needs {names}. Type: /{name} {usage} (in this order, or as name=value).")
         if answer.action != "accept":
             return f"/{name} was not used."
-        given |= answer.content
+        values |= answer.content
     try:
         client = await server.client()
-        async with asyncio.timeout(PATIENCE):
-            result = await client.get_prompt(prompt.name, given)
-        blocks = blocks_in(result.messages)
+        async with asyncio.timeout(PROMPT_TIMEOUT):
+            result = await client.get_prompt(prompt.name, values)
+        blocks = to_prompt_blocks(result.messages)
     except TimeoutError:
-        return f"/{name}: the MCP server did not answer within {PATIENCE:.0f} s."
+        return f"/{name}: the MCP server did not answer within {PROMPT_TIMEOUT:.0f} s."
     except Exception as error:
         return f"/{name} could not be used: {mask(describe_error(error), server.secrets)}."
     message: Message = mask(to_user_message(blocks), session.secrets)
-    message["crow"] = {"blocks": [{"type": "text", "text": f"/{name} {words}".strip()}]}
+    message["crow"] = {"blocks": [{"type": "text", "text": f"/{name} {text}".strip()}]}
     return message if message.get("content") else f"/{name} gave an empty prompt."
 
 
-def arguments_in(words: str, names: Sequence[str]) -> dict[str, str]:
-    """The arguments in what was typed: `name=value` where the name is known, else in order; what is left over belongs
-    to the last."""
+def parse_prompt_arguments(text: str, names: Sequence[str]) -> dict[str, str]:
+    """Return the arguments in what was typed: `name=value` for a known name, else by position.
+
+    The last argument takes the words that are left.
+    """
     try:
-        typed = shlex.split(words)
-    except ValueError:  # a quotation mark that is an apostrophe
-        typed = words.split()
+        typed = shlex.split(text)
+    except ValueError:  # an apostrophe is no quotation mark
+        typed = text.split()
     named = dict(word.split("=", 1) for word in typed if word.partition("=")[0] in names and "=" in word)
     rest = [word for word in typed if word.partition("=")[0] not in named]
-    open_ = [name for name in names if name not in named]
-    placed = dict(zip(open_, rest, strict=False))
-    if placed and len(rest) > len(open_):
-        placed[open_[-1]] = " ".join(rest[len(open_) - 1 :])
-    return named | placed
+    unnamed = [name for name in names if name not in named]
+    positional = dict(zip(unnamed, rest, strict=False))
+    if positional and len(rest) > len(unnamed):
+        positional[unnamed[-1]] = " ".join(rest[len(unnamed) - 1 :])
+    return named | positional
 
 
-def blocks_in(messages: "Sequence[PromptMessage]") -> list[ContentBlock]:
-    """The content of a prompt's messages; who speaks is said where it is not the user alone."""
-    alone = all(message.role == "user" for message in messages)
+def to_prompt_blocks(messages: "Sequence[PromptMessage]") -> list[ContentBlock]:
+    """Return the content of a prompt's messages; each begins with its role if the user is not the only one."""
+    only_user = all(message.role == "user" for message in messages)
     blocks: list[ContentBlock] = []
     for message in messages:
-        if not alone:
+        if not only_user:
             blocks.append(TextBlock(text=f"{message.role.capitalize()}:"))
         content: dict[str, Any] = message.content.model_dump(mode="json", by_alias=True, exclude_none=True)
-        blocks += lenient([content], list[ContentBlock])
+        blocks += convert_leniently([content], list[ContentBlock])
     return blocks

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Struct, ValidationError
 
-from crow_core.acp.decoding import lenient
+from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import PlanEntry, PlanUpdate
 from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
@@ -74,6 +74,8 @@ def parse_entries(arguments: dict[str, Any]) -> list[PlanEntry]:
     """Parse the entries of a call's arguments. Raises ValidationError."""
     match arguments:
         case {"entries": [*entries]} if all(isinstance(entry, dict) for entry in entries):
-            return lenient({"entries": [{"priority": "medium", **entry} for entry in entries]}, PlanArguments).entries
+            return convert_leniently(
+                {"entries": [{"priority": "medium", **entry} for entry in entries]}, PlanArguments
+            ).entries
         case _:
             raise ValidationError("entries is a list of objects")

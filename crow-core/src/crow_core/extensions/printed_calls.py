@@ -3,7 +3,7 @@
 import re
 
 from crow_core.app import Crow
-from crow_core.models.chat import TOOL_FLAGS, ModelCall
+from crow_core.models.chat import TOOL_ADVICE, ModelCall
 from crow_core.session import Session
 
 PRINTED = re.compile(
@@ -23,7 +23,7 @@ def printed_calls(crow: Crow) -> None:
         if is_printed_call(model_call) and not session.state.get("printed_calls"):
             session.state["printed_calls"] = True
             await session.notice(
-                f"The model called a tool, but its server printed the call as text, so it was not run. {TOOL_FLAGS}",
+                f"The model called a tool, but its server printed the call as text, so it was not run. {TOOL_ADVICE}",
                 "error",
             )
 

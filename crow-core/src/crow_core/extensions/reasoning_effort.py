@@ -1,7 +1,7 @@
 """A session option for the reasoning effort of the model."""
 
 from crow_core.app import Crow
-from crow_core.models.chat import ChatModel, Request
+from crow_core.models.chat import ChatModel, ModelRequest
 from crow_core.options import Choice, Option
 from crow_core.session import Session
 
@@ -29,7 +29,7 @@ def reasoning_effort(crow: Crow) -> None:
         return Option("thought_level", "Thinking", "thought_level", choices, current, choose)
 
     @crow.before_model
-    def set_effort(request: Request, session: Session) -> Request | None:
+    def set_effort(request: ModelRequest, session: Session) -> ModelRequest | None:
         model, level = session.model, get_level(session)
         if not isinstance(model, ChatModel) or not takes_effort(model) or level not in model.quirks.efforts:
             return None
@@ -44,4 +44,4 @@ def get_level(session: Session) -> str:
 
 def takes_effort(model: ChatModel) -> bool:
     """Whether the endpoint has a parameter for the effort, and has not refused it."""
-    return bool(model.quirks.effort) and model.quirks.effort.partition(".")[0] not in model.refused
+    return bool(model.quirks.effort) and model.quirks.effort.partition(".")[0] not in model.refused_parameters

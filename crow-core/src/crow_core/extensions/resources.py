@@ -1,4 +1,4 @@
-"""What MCP servers have to read: for the person as `@server:uri` and as links, for the model by a tool."""
+"""Resources of MCP servers: the user attaches them as `@server:uri` or links, the model reads them with a tool."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct, ValidationError
 
-from crow_core.acp.decoding import lenient
+from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import ContentBlock, ResourceLinkBlock, TextBlock
 from crow_core.app import Crow
 from crow_core.content import attach_blocks, to_blocks
@@ -22,18 +22,18 @@ from crow_core.messages import Message
 from crow_core.session import Session
 from crow_core.text import to_line
 
-PATIENCE = 30.0
+RESOURCE_TIMEOUT = 30.0
 """Seconds a server may take to list its resources, or to read one."""
-SOON = 5.0
-"""Seconds that are waited for a server that is not up."""
-MENTIONS = 50
-"""Resources that one prompt may name in its text, and as many by links."""
-ROOM = 200_000
-"""Characters of resources that one prompt takes in."""
-LARGEST = 8_000_000
+LIST_TIMEOUT = 5.0
+"""Seconds to wait for the lists of several servers."""
+MENTIONS_LIMIT = 50
+"""Resources that the text of one prompt may mention; as many again by links."""
+TEXT_LIMIT = 200_000
+"""Characters of resources that are added to one prompt."""
+IMAGE_LIMIT = 8_000_000
 """Characters of an image, in base64."""
-MOST = 1_000
-"""Resources that are listed for the model."""
+LIST_LIMIT = 1_000
+"""Resources in a list for the model."""
 
 MENTION = re.compile(r"(?<![\w@/])@([\w.-]+):(\S+)")
 
@@ -53,8 +53,8 @@ DEFINITION: dict[str, Any] = {
 logger = logging.getLogger("crow")
 
 
-class Wanted(Struct):
-    """The arguments of a call."""
+class ReadArguments(Struct):
+    """The arguments of the tool `mcp_resources`."""
 
     uri: str = ""
     server: str = ""
@@ -62,7 +62,7 @@ class Wanted(Struct):
 
 @dataclass(frozen=True)
 class Resource:
-    """One thing to read, or a template for many."""
+    """A resource, or a template for several."""
 
     server: Server
     uri: str
@@ -70,36 +70,36 @@ class Resource:
     about: str = ""
     template: bool = False
 
-    def fits(self, uri: str) -> bool:
-        """Whether a URI is this one's, or may be made from this template."""
+    def matches(self, uri: str) -> bool:
+        """Whether this is the resource of a URI, or a template that may produce it."""
         return uri.startswith(self.uri.partition("{")[0]) if self.template else uri == self.uri
 
 
 @dataclass(eq=False)
-class Offer(Server):
-    """The tool, offered as soon as one of a session's servers is up and has something to read."""
+class ResourceTool(Server):
+    """Offers the tool as soon as one of a session's servers lists a resource."""
 
     session: Session | None = None
 
     async def list(self) -> list[dict[str, Any]]:
         assert self.session
-        asking = [asyncio.ensure_future(listing(server)) for server in self.session.toolbox.external_servers()]
+        tasks = [asyncio.ensure_future(list_resources(server)) for server in self.session.toolbox.external_servers()]
         try:
-            for found in asyncio.as_completed(asking):
-                if await found:
+            for listing in asyncio.as_completed(tasks):
+                if await listing:
                     return [DEFINITION]
         finally:
-            for task in asking:
+            for task in tasks:
                 task.cancel()
         return []
 
 
 def resources(crow: Crow) -> None:
-    """Put what a prompt mentions behind it, and let the model list and read. To be used after `commands`."""
+    """Attach the resources that a prompt mentions, and add the tool for the model. Use it after `commands`."""
 
     @crow.mcp_servers
     def offer(session: Session) -> Sequence[Server]:
-        session.state["resources"] = Offer("resources", None, built_in=True, session=session)
+        session.state["resources"] = ResourceTool("resources", None, built_in=True, session=session)
         return [session.state["resources"]]
 
     @crow.before_tool
@@ -107,118 +107,123 @@ def resources(crow: Crow) -> None:
         if not tool_call.is_for(session.state["resources"]):
             return None
         try:
-            wanted = lenient(tool_call.arguments, Wanted)
+            arguments = convert_leniently(tool_call.arguments, ReadArguments)
         except ValidationError as error:
             return ToolResult.error(f"Nothing was read: {error}.")
-        return await (read_for_model(session, wanted) if wanted.uri else list_for_model(session, wanted.server))
+        if not arguments.uri:
+            return await list_for_model(session, arguments.server)
+        return await read_for_model(session, arguments)
 
     @crow.before_prompt
     async def embed(message: Message, session: Session) -> Message:
-        room, blocks = ROOM, list[dict[str, Any]]()
-        for server, uri in dict.fromkeys(await mentioned(message, session)):
+        remaining, blocks = TEXT_LIMIT, list[dict[str, Any]]()
+        for server, uri in dict.fromkeys(await find_mentioned(message, session)):
             try:
-                found = await contents(server, uri)
+                resource = await read_blocks(server, uri)
             except ConnectionError as error:
                 await session.notice(f"{to_line(uri)} was not read: {error}.", "warning")
                 continue
-            for block in found:
-                blocks.append(short := shortened(block, room))
-                room = max(room - len(str(short.get("resource", {}).get("text", ""))), 0)
-        return attach_blocks(message, lenient(mask(blocks, session.secrets), list[ContentBlock]))
+            for block in resource:
+                blocks.append(short := shorten(block, remaining))
+                remaining = max(remaining - len(str(short.get("resource", {}).get("text", ""))), 0)
+        return attach_blocks(message, convert_leniently(mask(blocks, session.secrets), list[ContentBlock]))
 
 
-async def mentioned(message: Message, session: Session) -> list[tuple[Server, str]]:
-    """The resources that a prompt names, in its text or by links: their servers and URIs."""
-    servers = {word(server.name): server for server in reversed(session.toolbox.external_servers())}
-    said: list[tuple[Server, str]] = []
+async def find_mentioned(message: Message, session: Session) -> list[tuple[Server, str]]:
+    """Return server and URI of each resource that a prompt mentions in its text or links to."""
+    servers = {to_mention_name(server.name): server for server in reversed(session.toolbox.external_servers())}
+    mentions: list[tuple[Server, str]] = []
     links: list[str] = []
     for block in to_blocks(message):
         match block:
             case TextBlock(text=text):
-                said += [(servers[name], what) for name, what in MENTION.findall(text) if name in servers]
+                mentions += [(servers[name], what) for name, what in MENTION.findall(text) if name in servers]
             case ResourceLinkBlock(uri=uri):
                 links.append(uri)
             case _:
                 pass
-    named = {server for server, _ in said}
-    has = await every(
-        server for server in session.toolbox.external_servers() if server in named or (links and server.connected)
+    mentioned = {server for server, _ in mentions}
+    resources = await list_several(
+        server for server in session.toolbox.external_servers() if server in mentioned or (links and server.connected)
     )
     found: list[tuple[Server, str]] = []
-    for server, what in said[:MENTIONS]:
-        if uri := uri_of(what, [resource for resource in has if resource.server is server]):
+    for server, what in mentions[:MENTIONS_LIMIT]:
+        if uri := find_uri(what, [resource for resource in resources if resource.server is server]):
             found.append((server, uri))
         else:
             about = f"The MCP server {to_line(server.name)!r} has no {to_line(what)!r} to read"
             await session.notice(f"{about}. /mcp shows how it is.", "warning")
-    for uri in links[:MENTIONS]:
-        found += [(resource.server, uri) for resource in has if resource.fits(uri)][:1]
+    for uri in links[:MENTIONS_LIMIT]:
+        found += [(resource.server, uri) for resource in resources if resource.matches(uri)][:1]
     return found
 
 
-def word(name: str) -> str:
-    """A server's name as it is written in a mention."""
+def to_mention_name(name: str) -> str:
+    """Return the name of a server as it is written in a mention."""
     return re.sub(r"[^\w.-]", "_", name)
 
 
-def uri_of(said: str, has: Sequence[Resource]) -> str:
-    """The URI that a mention means, by itself or by a resource's name; the end of a sentence may be stuck to it."""
-    for each in (said, said.rstrip(".,;:!?)]}'\"")):
-        for resource in has:
-            if resource.fits(each) or (each == resource.name and not resource.template):
-                return each if resource.fits(each) else resource.uri
+def find_uri(mention: str, resources: Sequence[Resource]) -> str:
+    """Return the URI that a mention means: itself, or that of the resource with this name; else an empty string.
+
+    Punctuation at the end is removed if it is not part of the URI.
+    """
+    for each in (mention, mention.rstrip(".,;:!?)]}'\"")):
+        for resource in resources:
+            if resource.matches(each) or (each == resource.name and not resource.template):
+                return each if resource.matches(each) else resource.uri
     return ""
 
 
-async def listing(server: Server) -> list[Resource]:
-    """What a server has to read; nothing where it is not up, or does not say."""
+async def list_resources(server: Server) -> list[Resource]:
+    """Return the resources and templates of a server, or an empty list if it does not list any."""
     try:
         client = await server.client()
         if not (client.server_capabilities and client.server_capabilities.resources):
             return []
-        async with asyncio.timeout(PATIENCE):
-            have, templates = await client.list_resources(), await list_or_empty(client.list_resource_templates())
+        async with asyncio.timeout(RESOURCE_TIMEOUT):
+            plain, templates = await client.list_resources(), await list_or_empty(client.list_resource_templates())
     except ConnectionError:
-        return []  # which is said where its tools are waited for
+        return []  # the list of its tools reports this
     except Exception as error:
-        said = mask(describe_error(error), server.secrets)
-        logger.warning("MCP server %s did not list its resources: %s", to_line(server.name), said)
+        reason = mask(describe_error(error), server.secrets)
+        logger.warning("MCP server %s did not list its resources: %s", to_line(server.name), reason)
         return []
     return [
-        *(Resource(server, str(each.uri), each.name, each.description or "") for each in have),
+        *(Resource(server, str(each.uri), each.name, each.description or "") for each in plain),
         *(Resource(server, each.uri_template, each.name, each.description or "", True) for each in templates),
     ]
 
 
-async def every(servers: Iterable[Server]) -> list[Resource]:
-    """What several servers have to read, as far as they say so soon."""
+async def list_several(servers: Iterable[Server]) -> list[Resource]:
+    """Return the resources of several servers; leave out those that do not list them within LIST_TIMEOUT seconds."""
 
-    async def soon(server: Server) -> list[Resource]:
+    async def list_soon(server: Server) -> list[Resource]:
         with suppress(TimeoutError):
-            async with asyncio.timeout(SOON):
-                return await listing(server)
+            async with asyncio.timeout(LIST_TIMEOUT):
+                return await list_resources(server)
         return []
 
-    return [resource for has in await asyncio.gather(*map(soon, servers)) for resource in has]
+    return [resource for resources in await asyncio.gather(*map(list_soon, servers)) for resource in resources]
 
 
-async def contents(server: Server, uri: str) -> list[dict[str, Any]]:
-    """What a resource holds, as MCP content blocks. Raises ConnectionError."""
+async def read_blocks(server: Server, uri: str) -> list[dict[str, Any]]:
+    """Read a resource as MCP content blocks. Raises ConnectionError."""
     try:
         client = await server.client()
-        async with asyncio.timeout(PATIENCE):
-            found = await client.read_resource(uri)
+        async with asyncio.timeout(RESOURCE_TIMEOUT):
+            contents = await client.read_resource(uri)
     except TimeoutError as error:
-        raise ConnectionError(f"the MCP server did not answer within {PATIENCE:.0f} s") from error
+        raise ConnectionError(f"the MCP server did not answer within {RESOURCE_TIMEOUT:.0f} s") from error
     except Exception as error:
         raise ConnectionError(mask(describe_error(error), server.secrets)) from error
-    return [as_block(each.model_dump(mode="json", by_alias=True, exclude_none=True)) for each in found]
+    return [to_block(each.model_dump(mode="json", by_alias=True, exclude_none=True)) for each in contents]
 
 
-def as_block(resource: dict[str, Any]) -> dict[str, Any]:
-    """A resource's content as a block: text and images as such, of all else how much it is."""
+def to_block(resource: dict[str, Any]) -> dict[str, Any]:
+    """Convert the contents of a resource to a block: text or an image, or for other data a note of its size."""
     match resource:
-        case {"blob": str(data), "mimeType": str(kind)} if kind.startswith("image/") and len(data) <= LARGEST:
+        case {"blob": str(data), "mimeType": str(kind)} if kind.startswith("image/") and len(data) <= IMAGE_LIMIT:
             return {"type": "image", "data": data, "mimeType": kind}
         case {"blob": str(data), **others}:
             about = f"{len(data) * 3 // 4:,} bytes of {others.get('mimeType', 'unknown type')}"
@@ -227,47 +232,49 @@ def as_block(resource: dict[str, Any]) -> dict[str, Any]:
             return {"type": "resource", "resource": resource}
 
 
-def shortened(block: dict[str, Any], room: int) -> dict[str, Any]:
-    """A block whose text has at most so many characters."""
+def shorten(block: dict[str, Any], limit: int) -> dict[str, Any]:
+    """Return a block with its text cut at a number of characters."""
     match block:
-        case {"type": "resource", "resource": {"text": str(text), **others}} if len(text) > room:
-            left_out = f"\n[{len(text) - room:,} characters left out]"
-            return {"type": "resource", "resource": {**others, "text": text[:room] + left_out}}
+        case {"type": "resource", "resource": {"text": str(text), **others}} if len(text) > limit:
+            left_out = f"\n[{len(text) - limit:,} characters left out]"
+            return {"type": "resource", "resource": {**others, "text": text[:limit] + left_out}}
         case _:
             return block
 
 
-async def read_for_model(session: Session, wanted: Wanted) -> ToolResult:
-    """A resource; without a server's name, of the first that has it."""
+async def read_for_model(session: Session, arguments: ReadArguments) -> ToolResult:
+    """Read a resource for the model, from the first server that has it unless a server is named."""
+    name = arguments.server
     servers = [
-        server for server in session.toolbox.external_servers() if wanted.server in ("", server.name, word(server.name))
+        each for each in session.toolbox.external_servers() if name in ("", each.name, to_mention_name(each.name))
     ]
-    has = await every(servers)
-    of = next((resource.server for resource in has if resource.fits(wanted.uri)), None)
-    if of is None and wanted.server and len(servers) == 1:
-        of = servers[0]  # it may know more than it lists
-    if of is None:
-        return ToolResult.error(f"No MCP server lists {wanted.uri!r}. Call without a URI to see what there is.")
+    resources = await list_several(servers)
+    server = next((resource.server for resource in resources if resource.matches(arguments.uri)), None)
+    if server is None and name and len(servers) == 1:
+        server = servers[0]  # it may have resources that it does not list
+    if server is None:
+        return ToolResult.error(f"No MCP server lists {arguments.uri!r}. Call without a URI to see what there is.")
     try:
-        return ToolResult(await contents(of, wanted.uri) or ToolResult.text("(empty)").content)
+        return ToolResult(await read_blocks(server, arguments.uri) or ToolResult.text("(empty)").content)
     except ConnectionError as error:
-        return ToolResult.error(f"{wanted.uri!r} was not read: {error}.")
+        return ToolResult.error(f"{arguments.uri!r} was not read: {error}.")
 
 
 async def list_for_model(session: Session, name: str) -> ToolResult:
-    """A line for each resource and template."""
+    """List resources and templates for the model, one in a line."""
     servers = session.toolbox.external_servers()
-    has = await every(server for server in servers if name in ("", server.name, word(server.name)))
-    lines = [described(resource) for resource in has[:MOST]]
-    if len(has) > MOST:
-        lines.append(f"[{len(has) - MOST:,} more are left out]")
+    resources = await list_several(each for each in servers if name in ("", each.name, to_mention_name(each.name)))
+    lines = [describe(resource) for resource in resources[:LIST_LIMIT]]
+    if len(resources) > LIST_LIMIT:
+        lines.append(f"[{len(resources) - LIST_LIMIT:,} more are left out]")
     if not lines:
         names = ", ".join(to_line(server.name) for server in servers)
         return ToolResult.text(f"There is nothing to read. The servers are: {names}.")
     return ToolResult.text("\n".join(lines))
 
 
-def described(resource: Resource) -> str:
+def describe(resource: Resource) -> str:
+    """Return a resource as a line of a list."""
     what = " (a template: fill in the braces)" if resource.template else ""
     about = f": {resource.about}" if resource.about else ""
     return to_line(f"{resource.server.name}: {resource.uri}{what}, {resource.name}{about}"[:1000])

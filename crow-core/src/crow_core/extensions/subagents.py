@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct, ValidationError
 from msgspec.structs import replace
 
-from crow_core.acp.decoding import lenient
+from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import (
     AgentMessageChunk,
     BlockContent,
@@ -164,7 +164,7 @@ def subagents(crow: Crow) -> None:
         if session.parent or not tool_call.is_for(session.state[NAME]):
             return None
         try:
-            task = lenient(decode_strings(tool_call.arguments, make_schema([])), AgentTask)
+            task = convert_leniently(decode_strings(tool_call.arguments, make_schema([])), AgentTask)
         except ValidationError as error:
             return ToolResult.error(f"No agent was started: {error}.")
         if task.model and task.model not in session.models:

@@ -13,7 +13,7 @@ from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message
-from crow_core.models.chat import ModelCall, Request
+from crow_core.models.chat import ModelCall, ModelRequest
 from crow_core.session import Session
 from crow_core.trace import TRACE
 
@@ -67,7 +67,7 @@ def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
         start(session, TURN, "invoke_agent crow", "invoke_agent", **{"gen_ai.agent.name": "crow"})
 
     @crow.before_model
-    def chat(request: Request, session: Session) -> None:
+    def chat(request: ModelRequest, session: Session) -> None:
         name = session.model.name
         attributes = {"gen_ai.request.model": name, "gen_ai.provider.name": "openai"}  # the protocol is OpenAI's
         start(session, CHAT, f"chat {name}", "chat", **attributes)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, ValidationError
 
-from crow_core.acp.decoding import lenient
+from crow_core.acp.decoding import convert_leniently
 from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
@@ -86,7 +86,7 @@ def tool_search(crow: Crow, *, above: int = 60, share: float = 0.1) -> None:
         if tool_call.name == PROXY_TOOL:
             return ToolResult.error('Nothing was called. The arguments are {"name": …, "arguments": {…}}.')
         try:
-            query = lenient(tool_call.arguments, ToolQuery)
+            query = convert_leniently(tool_call.arguments, ToolQuery)
         except ValidationError as error:
             return ToolResult.error(f"Nothing was searched: {error}.")
         tools = [tool for tool in session.toolbox.tools.values() if is_foreign(tool)]

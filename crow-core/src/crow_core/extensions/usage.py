@@ -8,8 +8,8 @@ from msgspec import UNSET
 from crow_core.acp.schema import Cost, UsageUpdate
 from crow_core.app import Crow
 from crow_core.messages import SELECTING_MARKERS, Message, marker_kind
-from crow_core.models.chat import ModelCall, Request, effective_window
-from crow_core.models.usage import ASSUMED_WINDOW, TURN_TOTALS, Totals, count_tokens, find_price
+from crow_core.models.chat import ModelCall, ModelRequest, get_window
+from crow_core.models.usage import ASSUMED_WINDOW, TURN_TOTALS, TokenTotals, count_tokens, find_price
 from crow_core.session import Command, Session
 
 
@@ -34,7 +34,7 @@ class LastRequest:
         return f"The last request departed from the one before it at {where}."
 
 
-def compare_requests(request: Request, before: LastRequest | None) -> LastRequest:
+def compare_requests(request: ModelRequest, before: LastRequest | None) -> LastRequest:
     """Compare a request with the one before it."""
     last = LastRequest(request["messages"], request.get("tools"))
     if before:
@@ -64,9 +64,7 @@ def usage(crow: Crow) -> None:
         totals, counted = add_usage(session, model_call), count_tokens(model_call)
         totals.used, totals.estimated = counted["prompt"] + counted["completion"], not model_call.usage
         cost = Cost(amount=totals.cost, currency=totals.currency) if totals.currency else UNSET
-        await session.update(
-            UsageUpdate(used=totals.used, size=effective_window(session.model) or ASSUMED_WINDOW, cost=cost)
-        )
+        await session.update(UsageUpdate(used=totals.used, size=get_window(session.model) or ASSUMED_WINDOW, cost=cost))
 
     crow.methods["_crow/usage"] = report_usage
 
@@ -75,7 +73,7 @@ def usage(crow: Crow) -> None:
         return [Command("usage", "Tokens used so far", show_usage)]
 
 
-def add_usage(session: Session, model_call: ModelCall) -> Totals:
+def add_usage(session: Session, model_call: ModelCall) -> TokenTotals:
     """Add a model call to the totals of the session, its parent and the turn; return those of the session."""
     parent = session.parent
     totals, above = get_totals(session), parent and get_totals(parent)
@@ -93,14 +91,14 @@ def add_usage(session: Session, model_call: ModelCall) -> Totals:
     return totals
 
 
-def get_totals(session: Session) -> Totals:
+def get_totals(session: Session) -> TokenTotals:
     """Return the totals of a session, which are zero at first."""
-    return session.state.setdefault("usage", Totals())
+    return session.state.setdefault("usage", TokenTotals())
 
 
 def report_usage(session: Session, params: dict[str, Any]) -> dict[str, Any]:
     """Answer the method `_crow/usage` with the totals of a session."""
-    totals: Totals = session.state.get("usage") or Totals()
+    totals: TokenTotals = session.state.get("usage") or TokenTotals()
     answer: dict[str, Any] = {
         "calls": totals.calls,
         "inputTokens": totals.prompt,
@@ -108,22 +106,22 @@ def report_usage(session: Session, params: dict[str, Any]) -> dict[str, Any]:
         "cachedReadTokens": totals.cached,
         "thoughtTokens": totals.thought,
         "used": totals.used,
-        "size": effective_window(session.model),
+        "size": get_window(session.model),
     }
     return {**answer, "cost": {"amount": totals.cost, "currency": totals.currency}} if totals.currency else answer
 
 
 async def show_usage(session: Session, words: str) -> str:
     """Answer the command /usage."""
-    totals: Totals | None = session.state.get("usage")
+    totals: TokenTotals | None = session.state.get("usage")
     if not totals:
         return "The model has not been asked since this session was opened."
     last: LastRequest | None = session.state.get("last_request")
-    size = effective_window(session.model) or ASSUMED_WINDOW
+    size = get_window(session.model) or ASSUMED_WINDOW
     about = "about " if totals.estimated else ""
     share = f", {totals.cached / totals.prompt:.0%}" if totals.prompt else ""
     lines = [
-        f"Context: {about}{totals.used:,} of {size:,} tokens{'' if effective_window(session.model) else ' (assumed)'}.",
+        f"Context: {about}{totals.used:,} of {size:,} tokens{'' if get_window(session.model) else ' (assumed)'}.",
         f"{totals.calls} model calls: {totals.prompt:,} tokens in ({totals.cached:,} from the server's cache{share}), "
         f"{totals.completion:,} out.",
         last.describe() if last else "",

@@ -1,6 +1,6 @@
-"""Logging in to remote MCP servers (OAuth): a person is sent to a page, and what came of it is remembered.
+"""Log in to remote MCP servers with OAuth: send the user to a page, and store the tokens.
 
-FastMCP and the SDK know the protocol. Imported only when such a server has to be connected, as it loads them.
+FastMCP and the SDK implement the protocol. Importing this module imports FastMCP.
 """
 
 import asyncio
@@ -14,8 +14,6 @@ from typing import Any
 import httpx2
 import keyring
 from anyio import Event
-from fastmcp.client.auth.oauth import ClientNotFoundError, OAuth
-from fastmcp.client.oauth_callback import OAuthCallbackResult, create_oauth_callback_server
 from key_value.aio.protocols import AsyncKeyValue
 from key_value.aio.stores.filetree import (
     FileTreeStore,
@@ -27,18 +25,20 @@ from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull,
 
 from crow_core.elicitation import check_page
 from crow_core.errors import ElicitationError
+from crow_core.mcp.sdk import ClientNotFoundError, OAuth, OAuthCallbackResult, create_oauth_callback_server
 
 Visit = Callable[[str], AbstractAsyncContextManager[Any]]
-"""Sends a person to an address, and holds until what they do there is done. Raises ConnectionError where there is
-nobody to send."""
+"""Returns a context manager that opens a URL for the user; its block runs while they are there.
+
+Entering it raises ConnectionError if there is nobody to send."""
 
 HOST = "127.0.0.1"
-PATIENCE = 300.0
-"""Seconds a person has to log in."""
+LOGIN_LIMIT = 300.0
+"""Seconds the user has to log in."""
 
 
 class Login(OAuth):
-    """Logs in to one server. `visit` sends the person to the server's page, from where the browser comes back here."""
+    """Logs in to one server. `visit` opens its login page, which sends the browser back to a port of this machine."""
 
     def __init__(
         self,
@@ -53,31 +53,33 @@ class Login(OAuth):
     ) -> None:
         self._visit = visit
         self._page = ""
-        described = client_id.startswith("https://")  # the address of a document that says who the client is
+        described = client_id.startswith("https://")  # the URL of a document that describes the client
+        self._fixed_id = "" if described else client_id
+        self._fixed_secret = client_secret
         super().__init__(
             url,
             [*scopes],
             "crow",
-            store(tokens),
+            open_token_store(tokens),
             callback_port=callback_port or None,
             callback_host=HOST,
             client_metadata_url=client_id if described else None,
-            client_id=None if described else client_id or None,
+            client_id=self._fixed_id or None,
             client_secret=client_secret or None,
         )
 
     async def redirect_handler(self, authorization_url: str) -> None:
-        """Remember the page: the person is sent there when somebody listens for their coming back.
+        """Remember the login page. `callback_handler` opens it once it listens for the browser's return.
 
-        Raises ConnectionError for an address that no browser should open. Raises ClientNotFoundError, which makes
-        FastMCP register anew, when crow is known there with another port.
+        Raises ConnectionError for a URL that no browser should open. Raises ClientNotFoundError, which makes FastMCP
+        register crow again, if the server knows crow with another port.
         """
         known, here, server = self.context.client_info, self.context.client_metadata, self.context.oauth_metadata
-        if known and known.client_secret and self._client_secret:
+        if known and known.client_secret and self._fixed_secret:
             takes = (server and server.token_endpoint_auth_methods_supported) or ["client_secret_basic"]  # RFC 8414
             in_body = "client_secret_post" in takes
             known.token_endpoint_auth_method = "client_secret_post" if in_body else "client_secret_basic"
-        if known and not self._client_id and addresses(known) != addresses(here):
+        if known and not self._fixed_id and redirect_addresses(known) != redirect_addresses(here):
             raise ClientNotFoundError
         try:
             check_page(authorization_url)
@@ -86,20 +88,20 @@ class Login(OAuth):
         self._page = authorization_url
 
     async def callback_handler(self) -> AuthorizationCodeResult:
-        """Send the person there and wait for their coming back."""
+        """Open the login page and wait until the browser returns. Raises ConnectionError if there is no login."""
         result, back = OAuthCallbackResult(), Event()
         server = create_oauth_callback_server(
             self.redirect_port, server_url=self.mcp_url, result_container=result, result_ready=back
         )
         server.config.timeout_graceful_shutdown = 1
-        server.capture_signals = nullcontext  # pyright: ignore[reportAttributeAccessIssue] - else it takes ours
-        with socket.create_server((HOST, self.redirect_port)) as listening:  # now nobody can come too early
+        server.capture_signals = nullcontext  # pyright: ignore[reportAttributeAccessIssue] - it would replace our signal handlers
+        with socket.create_server((HOST, self.redirect_port)) as listening:  # before the browser can return
             serving = asyncio.ensure_future(server.serve(sockets=[listening]))
             try:
-                async with self._visit(self._page), asyncio.timeout(PATIENCE):
+                async with self._visit(self._page), asyncio.timeout(LOGIN_LIMIT):
                     await back.wait()
             except TimeoutError as error:
-                raise ConnectionError(f"nobody logged in within {PATIENCE:.0f} s") from error
+                raise ConnectionError(f"nobody logged in within {LOGIN_LIMIT:.0f} s") from error
             finally:
                 server.should_exit = True
                 await serving
@@ -108,8 +110,8 @@ class Login(OAuth):
         return AuthorizationCodeResult(code=result.code, state=result.state, iss=result.iss)
 
 
-class Stranger(httpx2.Auth):
-    """Shows what the address and the headers hold, and says so where that is not enough."""
+class NoLogin(httpx2.Auth):
+    """Sends the credentials in the URL, and raises ConnectionError if the server wants a login."""
 
     def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response]:
         if request.url.username:
@@ -117,37 +119,39 @@ class Stranger(httpx2.Auth):
         response = yield request
         if response.status_code == 401:
             how = 'give it an Authorization header, or auth = "oauth", then log in: crow mcp login NAME'
-            raise ConnectionError(f"it answers nobody whom it does not know (401); {how}")
+            raise ConnectionError(f"it requires authentication (401); {how}")
 
 
-def addresses(client: OAuthClientMetadata | OAuthClientInformationFull) -> list[str]:
-    """Where the browser may come back to."""
+def redirect_addresses(client: OAuthClientMetadata | OAuthClientInformationFull) -> list[str]:
+    """Return the URLs to which the server may send the browser back."""
     return [str(uri) for uri in client.redirect_uris or ()]
 
 
-class Keyring(KeyringStore):
-    """The system's keyring, asked in a thread: it may ask the person to unlock it."""
+class ThreadedKeyringStore(KeyringStore):
+    """The system's keyring. It is used in a thread, because it may wait for the user to unlock it."""
 
     async def _get_managed_entry(self, *, key: str, collection: str) -> Any:
-        return await in_thread(super()._get_managed_entry(key=key, collection=collection))
+        return await await_in_thread(super()._get_managed_entry(key=key, collection=collection))
 
     async def _put_managed_entry(self, *, key: str, collection: str, managed_entry: Any) -> None:
-        await in_thread(super()._put_managed_entry(key=key, collection=collection, managed_entry=managed_entry))
+        await await_in_thread(super()._put_managed_entry(key=key, collection=collection, managed_entry=managed_entry))
 
     async def _delete_managed_entry(self, *, key: str, collection: str) -> bool:
-        return await in_thread(super()._delete_managed_entry(key=key, collection=collection))
+        return await await_in_thread(super()._delete_managed_entry(key=key, collection=collection))
 
 
-async def in_thread(work: Coroutine[Any, Any, Any]) -> Any:
+async def await_in_thread(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine in an event loop of its own, in a thread."""
     return await asyncio.to_thread(asyncio.run, work)
 
 
-def store(folder: Path) -> AsyncKeyValue:
-    """Where tokens are kept: the system's keyring if there is one, else files for their owner alone."""
+def open_token_store(folder: Path) -> AsyncKeyValue:
+    """Return the store for tokens: the system's keyring if there is one, else files in `folder` that only their owner
+    can read."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that a later version may store them differently
-        if keyring.get_keyring().priority >= 1:  # what only stands in for one has less
-            return Keyring(service_name="crow")
+        warnings.simplefilter("ignore", UserWarning)  # it warns that a later version may change its format
+        if keyring.get_keyring().priority >= 1:  # a placeholder has a lower priority
+            return ThreadedKeyringStore(service_name="crow")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return FileTreeStore(
             data_directory=folder,

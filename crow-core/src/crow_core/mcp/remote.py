@@ -1,7 +1,7 @@
-"""An MCP server behind a URL: FastMCP's transports for it, with other limits to how long an answer may be, or take.
+"""Transports for MCP servers behind a URL, with crow's own limits to the size and time of an answer.
 
-The SDK takes an event of a stream up to 1 MB, which is less than a picture of a screen, a body of any length, and gives
-up a stream in which nothing comes for five minutes. This brings FastMCP: import it where a server is connected.
+The SDK accepts events of up to 1 MB, which is less than a screenshot, and bodies of any size, and it gives up a stream
+that is silent for five minutes. Importing this module imports FastMCP.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -11,40 +11,38 @@ from pathlib import Path
 
 import httpx2
 import msgspec
-from fastmcp.client.transports import StreamableHttpTransport
-from fastmcp.client.transports.base import SessionKwargs, TransportOptions
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared._httpx_utils import create_mcp_http_client
 from typing_extensions import Unpack
 
-from crow_core.mcp.stdio import LINE_LIMIT, Line
+from crow_core.mcp.sdk import SessionKwargs, StreamableHttpTransport, TransportOptions
+from crow_core.mcp.stdio import LINE_LIMIT, IncomingLine
 
 EVENT_LIMIT = 1_000_000
-"""Bytes of an answer over the old SSE transport, whose events the SDK takes up to 1 MiB."""
-PATIENCE = httpx2.Timeout(30.0, read=None)
-"""Seconds to connect, and to send; how long an answer may take is for those to say who wait for it."""
+"""Bytes of an answer over the old SSE transport; the SDK accepts events of up to 1 MiB there."""
+HTTP_TIMEOUT = httpx2.Timeout(30.0, read=None)
+"""Seconds to connect and to send. Reading has no limit: each tool call has its own timeout."""
 
 
-class Request(msgspec.Struct):
-    """What is looked at of a request."""
+class RequestHead(msgspec.Struct):
+    """The fields of a request that tell whether it is a tool call."""
 
     id: int | str | None = None
     method: str = ""
 
 
 @dataclass(eq=False)
-class Http:
-    """Makes the HTTP clients of one server."""
+class HttpClientFactory:
+    """Makes the HTTP clients of one server, which shorten answers that are too long."""
 
     folder: Callable[[], Path | None]
-    """Gives where answers are kept that are too long to be read; None keeps none."""
-    learn: Callable[[str], None]
-    """Told what the server is shown as `Authorization`."""
+    """Returns the folder for answers that are too long; None discards them."""
+    add_secret: Callable[[str], None]
+    """Called with each value of the header `Authorization` that is sent."""
     limit: int = LINE_LIMIT
-    """Bytes of an answer that is not too long."""
+    """Bytes of an answer; a longer one is shortened."""
     calls: set[int | str] = field(default_factory=set[int | str])
-    """The ids of the tool calls that have not been answered at too great a length."""
+    """The ids of the tool calls whose answers have not been shortened."""
 
     def __call__(
         self,
@@ -52,28 +50,29 @@ class Http:
         timeout: httpx2.Timeout | None = None,
         auth: httpx2.Auth | None = None,
     ) -> httpx2.AsyncClient:
-        client = create_mcp_http_client(headers, PATIENCE, auth)
-        client.headers["Accept-Encoding"] = "identity"  # a little that is compressed may be without end
-        client.event_hooks = {"request": [self.look], "response": [self.shorten]}
+        client = httpx2.AsyncClient(headers=headers, timeout=HTTP_TIMEOUT, auth=auth)
+        client.headers["Accept-Encoding"] = "identity"  # a small compressed body may have no end when it is unpacked
+        client.event_hooks = {"request": [self.inspect_request], "response": [self.shorten_response]}
         return client
 
-    async def look(self, request: httpx2.Request) -> None:
-        if told := request.headers.get("authorization"):
-            self.learn(told)
+    async def inspect_request(self, request: httpx2.Request) -> None:
+        """Note the credentials and the id of a tool call."""
+        if authorization := request.headers.get("authorization"):
+            self.add_secret(authorization)
         with suppress(msgspec.MsgspecError):
-            asked = msgspec.json.decode(request.content, type=Request)
-            if asked.method == "tools/call" and asked.id is not None:
-                self.calls.add(asked.id)
+            head = msgspec.json.decode(request.content, type=RequestHead)
+            if head.method == "tools/call" and head.id is not None:
+                self.calls.add(head.id)
 
-    async def shorten(self, response: httpx2.Response) -> None:
+    async def shorten_response(self, response: httpx2.Response) -> None:
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = Short(response.stream, response.headers, self)
+        response.stream = ShortenedBody(response.stream, response.headers, self)
 
 
-class Remote(StreamableHttpTransport):
-    """Streamable HTTP."""
+class UrlTransport(StreamableHttpTransport):
+    """Streamable HTTP with a client that shortens long answers, and a larger limit for events."""
 
-    def __init__(self, url: str, headers: dict[str, str], auth: httpx2.Auth, http: Http) -> None:
+    def __init__(self, url: str, headers: dict[str, str], auth: httpx2.Auth, http: HttpClientFactory) -> None:
         super().__init__(url, headers, auth)
         self.http = http
 
@@ -83,7 +82,6 @@ class Remote(StreamableHttpTransport):
     ) -> AsyncGenerator[ClientSession]:
         options = transport_options or TransportOptions()
         client = self.http(dict(self.headers), None, self.auth)
-        client.event_hooks["response"].append(self._capture_session_id)
         async with (
             client,
             streamable_http_client(self.url, http_client=client, max_sse_event_size=2 * LINE_LIMIT) as (read, write),
@@ -92,10 +90,10 @@ class Remote(StreamableHttpTransport):
             yield session
 
 
-class Short(httpx2.AsyncByteStream):
-    """A body in which something shorter stands for an answer that is too long."""
+class ShortenedBody(httpx2.AsyncByteStream):
+    """A response body in which each answer that is too long is replaced by a shorter one."""
 
-    def __init__(self, body: httpx2.AsyncByteStream, headers: httpx2.Headers, http: Http) -> None:
+    def __init__(self, body: httpx2.AsyncByteStream, headers: httpx2.Headers, http: HttpClientFactory) -> None:
         self.body = body
         self.aclose = body.aclose
         self.http = http
@@ -105,28 +103,31 @@ class Short(httpx2.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         if self.encoding != "identity":
             raise httpx2.StreamError(f"it is compressed ({self.encoding}), which nobody asked for")
-        line = self.line()
+        line = self.make_line()
         try:
             async for chunk in self.body:
-                *ends, begun = chunk.split(b"\n") if self.is_stream else [chunk]
+                *ends, rest = chunk.split(b"\n") if self.is_stream else [chunk]
                 for end in ends:
                     await line.add(end)
-                    yield self.told(line) + b"\n"
-                    line = self.line()
-                await line.add(begun)
-            yield self.told(line)
+                    yield self.to_bytes(line) + b"\n"
+                    line = self.make_line()
+                await line.add(rest)
+            yield self.to_bytes(line)
         finally:
             line.discard()
 
-    def line(self) -> Line:
-        return Line(self.http.limit, self.http.folder)
+    def make_line(self) -> IncomingLine:
+        return IncomingLine(self.http.limit, self.http.folder)
 
-    def told(self, line: Line) -> bytes:
-        """What is handed on of a line, or of a body. Raises StreamError where nothing can stand for it."""
-        if not line.too_long:
-            return bytes(line.begun)
-        if (instead := line.instead(self.http.calls)) is not None:
-            text = instead.model_dump_json(by_alias=True, exclude_unset=True).encode()
+    def to_bytes(self, line: IncomingLine) -> bytes:
+        """Return a line of a stream, or a whole body, or its replacement if it is too long.
+
+        Raises StreamError if a body has no replacement.
+        """
+        if not line.is_too_long:
+            return bytes(line.start)
+        if (replacement := line.to_replacement(self.http.calls)) is not None:
+            text = replacement.model_dump_json(by_alias=True, exclude_unset=True).encode()
             return b"data: " + text if self.is_stream else text
         if self.is_stream:
             return b": something too long"  # a comment

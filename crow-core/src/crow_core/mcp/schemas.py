@@ -1,4 +1,4 @@
-"""JSON schemas of strangers: whether they are fit to be shown to a model, and to be checked against."""
+"""Limits for JSON schemas that MCP servers send: for showing them to a model, and for checking values with them."""
 
 import re
 from collections.abc import Iterable
@@ -7,37 +7,38 @@ from urllib.parse import unquote
 
 import msgspec
 
-LIMIT = 64_000
+SIZE_LIMIT = 64_000
 """Bytes of a schema, as JSON."""
 NODES_LIMIT = 50_000
-"""Values in it when what it refers to is written out."""
+"""Values in a schema after each reference is replaced by its target."""
 DEPTH_LIMIT = 64
-"""How deep they may be nested."""
+"""Levels of nesting in a schema."""
 ENDLESS = re.compile(rb'"(pattern|\$(?!(ref|defs|schema|comment)"))')
-"""Keywords by which a check may take for ever: expressions, and references that are found only while one checks."""
+"""Keywords that can make a check endless: regular expressions, and references that are resolved during the check."""
 
 
-def is_fit(schema: Any) -> bool:
-    """Whether a schema is not too large, also when what it refers to is written out."""
+def is_small(schema: Any) -> bool:
+    """Whether a schema keeps to the limits, also after each reference is replaced by its target."""
     try:
-        return len(msgspec.json.encode(schema)) <= LIMIT and written_out(schema, schema, NODES_LIMIT, (), 0) > 0
+        return len(msgspec.json.encode(schema)) <= SIZE_LIMIT and count_left(schema, schema, NODES_LIMIT, (), 0) > 0
     except RecursionError:
         return False
 
 
-def is_tame(schema: Any) -> bool:
-    """Whether a check against a schema comes to its end."""
-    return is_fit(schema) and ENDLESS.search(msgspec.json.encode(schema)) is None
+def is_checkable(schema: Any) -> bool:
+    """Whether checking a value against a schema is certain to end."""
+    return is_small(schema) and ENDLESS.search(msgspec.json.encode(schema)) is None
 
 
-def written_out(value: Any, root: Any, left: int, inside: tuple[str, ...], depth: int) -> int:
-    """How many of `left` values are left when a schema is written out; 0 or less where they do not suffice."""
+def count_left(value: Any, root: Any, left: int, inside: tuple[str, ...], depth: int) -> int:
+    """Subtract the number of values in a schema from `left`, counting the targets of references. Return 0 or less if it
+    has more, or is nested too deeply. `inside` holds the references that are being followed, `depth` the nesting."""
     if depth > DEPTH_LIMIT:
         return 0
     items: Iterable[Any] = ()
     match value:
-        case {"$ref": str(name)} if name not in inside:  # what refers to itself is written out once
-            items, inside = (*cast("dict[str, Any]", value).values(), target_of(name, root)), (*inside, name)
+        case {"$ref": str(name)} if name not in inside:  # a reference to itself is followed once
+            items, inside = (*cast("dict[str, Any]", value).values(), resolve_reference(name, root)), (*inside, name)
         case dict():
             items = cast("dict[str, Any]", value).values()
         case list():
@@ -48,12 +49,12 @@ def written_out(value: Any, root: Any, left: int, inside: tuple[str, ...], depth
     for item in items:
         if left <= 0:
             break
-        left = written_out(item, root, left, inside, depth + 1)
+        left = count_left(item, root, left, inside, depth + 1)
     return left
 
 
-def target_of(name: str, root: Any) -> Any:
-    """What a reference within a schema leads to; None for one that leads nowhere, or elsewhere."""
+def resolve_reference(name: str, root: Any) -> Any:
+    """Return the target of a reference in the schema `root`, or None if the schema has no such place."""
     if not name.startswith("#"):
         return None
     place = root

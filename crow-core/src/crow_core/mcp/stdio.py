@@ -1,8 +1,7 @@
-"""A command as an MCP server that may misbehave: one that prints junk, floods, answers with 100 MB, or does not end.
+"""Transport for an MCP server that is a command, also one that prints junk, answers with 100 MB, or does not end.
 
-This is FastMCP's transport for it, in the place of its own, which takes minutes for such an answer, holds it several
-times, and waits for a dead server as long as something that it started still lives. It brings FastMCP: import it where
-a server is connected.
+It replaces FastMCP's own transport, which takes minutes for such an answer, copies it several times, and waits for a
+dead server as long as a process that it started is alive. Importing this module imports FastMCP.
 """
 
 import asyncio
@@ -18,41 +17,41 @@ from typing import Any, BinaryIO
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-from fastmcp.client.transports import ClientTransport
-from fastmcp.client.transports.base import SessionKwargs, TransportOptions
 from mcp import ClientSession
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
 from typing_extensions import Unpack
 
-from crow_core.acp.transports import CHUNK, Child, Source, spawn
+from crow_core.acp.transports import CHUNK_BYTES, ByteSource, ChildTransport, spawn
+from crow_core.mcp.sdk import ClientTransport, SessionKwargs, TransportOptions
 
 LINE_LIMIT = 8 * 1024 * 1024
-"""Bytes of a message that is read; a longer one goes to a file, and what is said of it takes its place."""
+"""Bytes of a message. A longer one is written to a file and replaced by its beginning and end."""
 FILE_LIMIT = 64 * 1024 * 1024
-"""Bytes of it that the file holds."""
-EDGE = 2_000
-"""Bytes that are shown of its beginning, and of its end."""
-LAST_WORDS = 4096
-"""Bytes that are remembered of what a server says beside the protocol."""
+"""Bytes of a long message that are written to the file."""
+EDGE_LIMIT = 2_000
+"""Bytes of the beginning, and of the end, that replace a long message."""
+OUTPUT_LIMIT = 4096
+"""Bytes of the output beside the protocol that are kept."""
 GRACE = 0.5
-"""Seconds a server has after the end of its input, and again after SIGTERM; a dead one's last bytes have as much."""
+"""Seconds a server may take to end after the end of its input, and again after SIGTERM; also the seconds for which the
+output of a dead server is read."""
 
 ID = rb'"id"\s*:\s*(?P<%b>\d{1,18}|"[^"\\]{1,99}")'
 VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
 FIELD = rb"(?:%b\s*,\s*)?"
-BEGIN = re.compile(
+ANSWER_START = re.compile(
     rb"(?:data:)?\s*\{\s*" + FIELD % VERSION + FIELD % (ID % b"id") + FIELD % VERSION + rb'"(?:result|error)"'
 )
-END = re.compile(rb",\s*%b\s*(?:,\s*%b\s*)?\}\s*$" % (ID % b"id", VERSION))
-"""An answer's id stands before its result or, as JavaScript's servers have it, behind."""
+ANSWER_END = re.compile(rb",\s*%b\s*(?:,\s*%b\s*)?\}\s*$" % (ID % b"id", VERSION))
+"""Match the beginning and the end of an answer. JavaScript's servers write the id after the result, others before."""
 ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
-ESCAPED = {b"n": b"\n", b"r": b"", b"t": b"\t", b'"': b'"', b"\\": b"\\", b"/": b"/"}
+ESCAPES = {b"n": b"\n", b"r": b"", b"t": b"\t", b'"': b'"', b"\\": b"\\", b"/": b"/"}
 
 
-class Stdio(ClientTransport):
-    """Runs a command and speaks with it over its standard streams, for as long as one client is connected."""
+class CommandTransport(ClientTransport):
+    """Runs a command while a client is connected, and exchanges messages over its standard streams."""
 
     def __init__(
         self, command: str, args: Sequence[str], env: Mapping[str, str], cwd: str, folder: Callable[[], Path | None]
@@ -60,14 +59,14 @@ class Stdio(ClientTransport):
         self.command = command
         self.args = args
         self.env = env
-        """Beside the few harmless variables that every server is given."""
+        """Variables in addition to the few that every server gets."""
         self.cwd = cwd
         self.folder = folder
-        """Gives where answers are kept that are too long to be read; None keeps none."""
-        self.said = b""
-        """The last of what the server said on its standard error, or among its messages without being one."""
+        """Returns the folder for answers that are too long; None discards them."""
+        self.recent_output = b""
+        """The end of its standard error and of the lines on its standard output that are no messages."""
         self._calls: set[int | str] = set()
-        """The ids of the tool calls that have not been answered."""
+        """The ids of the tool calls that are not answered yet."""
 
     @asynccontextmanager
     async def connect_session(
@@ -81,10 +80,10 @@ class Stdio(ClientTransport):
         tasks: list[asyncio.Task[None]] = []
         try:
             child = await asyncio.shield(starting)
-            hearing = asyncio.create_task(self._hear(child))
-            reading = asyncio.create_task(self._read(child.source, incoming))
-            writing = asyncio.create_task(self._write(child, outgoing, incoming))
-            tasks += [hearing, reading, writing, asyncio.create_task(watch(child, reading))]
+            reading_errors = asyncio.create_task(self._read_errors(child))
+            reading = asyncio.create_task(self._read_messages(child.source, incoming))
+            writing = asyncio.create_task(self._write_messages(child, outgoing, incoming))
+            tasks += [reading_errors, reading, writing, asyncio.create_task(stop_reading_after_exit(child, reading))]
             async with options.session_class(read, write, **session_kwargs) as session:
                 yield session
         finally:
@@ -93,7 +92,7 @@ class Stdio(ClientTransport):
                 if not starting.exception():
                     await starting.result().close()
                 if tasks:
-                    await asyncio.wait(tasks[:1], timeout=GRACE)  # its last words
+                    await asyncio.wait(tasks[:1], timeout=GRACE)  # the end of its standard error
                     for task in tasks:
                         task.cancel()
                     await asyncio.wait(tasks)
@@ -102,56 +101,61 @@ class Stdio(ClientTransport):
                 for stream in (incoming, read, write, outgoing):
                     stream.close()
 
-    async def _hear(self, child: Child) -> None:
+    async def _read_errors(self, child: ChildTransport) -> None:
         assert child.errors is not None
-        while words := await child.errors.read(CHUNK):
-            self._remember(words)
+        while output := await child.errors.read(CHUNK_BYTES):
+            self._remember(output)
 
-    def _remember(self, words: bytes) -> None:
-        self.said = (self.said + words)[-LAST_WORDS:]
+    def _remember(self, output: bytes) -> None:
+        self.recent_output = (self.recent_output + output)[-OUTPUT_LIMIT:]
 
-    async def _read(self, source: Source, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-        line = Line(LINE_LIMIT, self.folder)
+    async def _read_messages(
+        self, source: ByteSource, incoming: MemoryObjectSendStream[SessionMessage | Exception]
+    ) -> None:
+        line = IncomingLine(LINE_LIMIT, self.folder)
         try:
             async with incoming:
-                while chunk := await source.read(CHUNK):
-                    *ends, begun = chunk.split(b"\n")
+                while chunk := await source.read(CHUNK_BYTES):
+                    *ends, rest = chunk.split(b"\n")
                     for end in ends:
                         await line.add(end)
-                        message, line = self._message(line), Line(LINE_LIMIT, self.folder)
+                        message, line = self._to_message(line), IncomingLine(LINE_LIMIT, self.folder)
                         if message is not None:
                             await incoming.send(message)
-                    await line.add(begun)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):  # nobody listens any more
+                    await line.add(rest)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):  # the session is closed
             with suppress(OSError):
-                while await source.read(CHUNK):  # but it shall not choke on its last words
+                while await source.read(CHUNK_BYTES):  # a full pipe would keep the server from ending
                     pass
-        except OSError:  # a reset is an end
+        except OSError:  # a reset connection is the end of the input
             pass
         finally:
             line.discard()
 
-    def _message(self, line: "Line") -> SessionMessage | Exception | None:
-        """What came in a line, as the session takes it: of an answer that is no use, what is wrong with it."""
-        if not line.begun.strip():
+    def _to_message(self, line: "IncomingLine") -> SessionMessage | Exception | None:
+        """Convert a line to a message, or to an exception for the session's log; None for a line to ignore.
+
+        An answer that is too long or invalid becomes its replacement.
+        """
+        if not line.start.strip():
             return None
-        wrong = None
-        if not line.too_long:
+        invalid = None
+        if not line.is_too_long:
             try:
-                message = parsed(line.begun)
+                message = parse_message(line.start)
             except ValueError as error:
-                self._remember(bytes(line.begun) + b"\n")
-                wrong = error
+                self._remember(bytes(line.start) + b"\n")
+                invalid = error
             else:
                 if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id is not None:
                     self._calls.discard(message.id)
                 return SessionMessage(message)
-        instead = line.instead(self._calls)
-        return wrong if instead is None else SessionMessage(instead)
+        replacement = line.to_replacement(self._calls)
+        return invalid if replacement is None else SessionMessage(replacement)
 
-    async def _write(
+    async def _write_messages(
         self,
-        child: Child,
+        child: ChildTransport,
         outgoing: MemoryObjectReceiveStream[SessionMessage],
         incoming: MemoryObjectSendStream[SessionMessage | Exception],
     ) -> None:
@@ -163,28 +167,30 @@ class Stdio(ClientTransport):
                         self._calls.add(message.id)
                     child.write(message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
                     await child.drain()
-        except OSError:  # it lives and does not listen: for the session, it is gone
+        except OSError:  # it has closed its input: end the session
             incoming.close()
 
 
-async def watch(child: Child, reading: "asyncio.Task[None]") -> None:
-    """Let nobody wait for a dead server because something that it started holds its standard streams."""
+async def stop_reading_after_exit(child: ChildTransport, reading: "asyncio.Task[None]") -> None:
+    """Cancel `reading` soon after the process has exited: its children may hold its standard output open."""
     await asyncio.wait([child.exit])
     await asyncio.wait([reading], timeout=GRACE)
     reading.cancel()
 
 
-def parsed(line: bytearray) -> Any:
-    """A line as a message. Raises ValueError."""
+def parse_message(line: bytearray) -> Any:
+    """Parse a line as a message; repair its text if necessary. Raises ValueError."""
     try:
         return jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError:
-        return jsonrpc_message_adapter.validate_json(mended(line), by_name=False)
+        return jsonrpc_message_adapter.validate_json(repair_json(line), by_name=False)
 
 
-def mended(line: bytearray) -> str:
-    """JSON without half characters: bytes that are no UTF-8, and escapes of what JavaScript has cut in two. Raises
-    ValueError."""
+def repair_json(line: bytearray) -> str:
+    """Replace invalid UTF-8 and unpaired surrogates in a line of JSON. Raises ValueError.
+
+    JavaScript leaves unpaired surrogates where it cuts a text.
+    """
     try:
         text = json.dumps(json.loads(line.decode(errors="replace")), ensure_ascii=False)
     except RecursionError as error:
@@ -192,91 +198,94 @@ def mended(line: bytearray) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-class Line:
-    """A line as it comes in: in memory while it may be a message, then in a file."""
+class IncomingLine:
+    """A line that is being received. It is kept in memory up to a limit; beyond it, an answer is written to a file."""
 
     def __init__(self, limit: int, folder: Callable[[], Path | None]) -> None:
         self.limit = limit
-        """Bytes of one that is not too long."""
+        """Bytes of a line; one with more is too long."""
         self.folder = folder
-        """Gives where one that is too long is kept; None keeps none."""
-        self.begun = bytearray()
-        """The whole, or the beginning of one that is too long."""
+        """Returns the folder for a line that is too long; None discards it."""
+        self.start = bytearray()
+        """The whole line, or the beginning of one that is too long."""
         self.size = 0
-        """Bytes that have come."""
+        """Bytes received."""
         self._end = b""
         """The last bytes of one that is too long."""
         self._file: BinaryIO | None = None
         self._path = ""
         self._escape = b""
-        """A backslash that came without what it stands before."""
+        """A backslash at the end of the last piece, whose next byte has not been received."""
 
     @property
-    def too_long(self) -> bool:
+    def is_too_long(self) -> bool:
         return self.size > self.limit
 
     async def add(self, piece: bytes) -> None:
-        """Take what comes next; the first piece too much opens a file, if the line seems to be an answer."""
-        fits, self.size = not self.too_long, self.size + len(piece)
-        if not self.too_long:
-            self.begun += piece
+        """Append a piece. The piece that makes the line too long opens a file if the line looks like an answer."""
+        fitted, self.size = not self.is_too_long, self.size + len(piece)
+        if not self.is_too_long:
+            self.start += piece
             return
-        if fits:
-            piece = bytes(self.begun) + piece
+        if fitted:
+            piece = bytes(self.start) + piece
         try:
-            if fits and BEGIN.match(self.begun) and (place := self.folder()) is not None:
-                opened, self._path = tempfile.mkstemp(".txt", "answer-", place)
+            if fitted and ANSWER_START.match(self.start) and (folder := self.folder()) is not None:
+                opened, self._path = tempfile.mkstemp(".txt", "answer-", folder)
                 self._file = os.fdopen(opened, "wb")
             if self._file is not None:
                 await asyncio.to_thread(self._write, self._file, piece)
-        except OSError:  # the disk is full: the answer's edges have to do
+        except OSError:  # the disk is full: keep only the beginning and the end
             self.discard()
-        del self.begun[EDGE:]
-        self._end = (self._end + piece)[-EDGE:]
+        del self.start[EDGE_LIMIT:]
+        self._end = (self._end + piece)[-EDGE_LIMIT:]
 
     def _write(self, file: BinaryIO, piece: bytes) -> None:
         piece = self._escape + piece
         cut = len(piece) - (len(piece) - len(piece.rstrip(b"\\"))) % 2
         self._escape = piece[cut:]
-        file.write(readable(piece[:cut])[: FILE_LIMIT - file.tell()])
+        file.write(unescape_json(piece[:cut])[: FILE_LIMIT - file.tell()])
         file.flush()
 
-    def instead(self, calls: set[int | str]) -> JSONRPCResponse | JSONRPCError | None:
-        """What takes the place of a line that is too long, or no message: the short form of an answer to one of these
-        calls, an error for any other request, nothing where it answers none."""
-        if (id := self.answers()) is not None and id in calls and self.too_long:
+    def to_replacement(self, calls: set[int | str]) -> JSONRPCResponse | JSONRPCError | None:
+        """Return the message that replaces a line that is too long or invalid.
+
+        That is a short result for an answer to one of `calls`, an error for an answer to another request, and None for
+        a line that is no answer.
+        """
+        if (id := self.find_request_id()) is not None and id in calls and self.is_too_long:
             calls.discard(id)
-            return JSONRPCResponse(jsonrpc="2.0", id=id, result=self.result())
+            return JSONRPCResponse(jsonrpc="2.0", id=id, result=self.to_result())
         self.discard()
         if id is None:
             return None
-        what = f"its answer of {self.size:,} bytes is too long" if self.too_long else "its answer is not valid"
+        what = f"its answer of {self.size:,} bytes is too long" if self.is_too_long else "its answer is not valid"
         return JSONRPCError(jsonrpc="2.0", id=id, error=ErrorData(code=INTERNAL_ERROR, message=what))
 
-    def answers(self) -> int | str | None:
-        """The id of the request that it answers, as far as can be told."""
-        found = BEGIN.match(self.begun)
-        if found and not found["id"]:
-            found = END.search(self._end or self.begun)
-        return None if found is None else json.loads(found["id"])
+    def find_request_id(self) -> int | str | None:
+        """Return the id of the request that the line answers, or None if it is no answer."""
+        match = ANSWER_START.match(self.start)
+        if match and not match["id"]:
+            match = ANSWER_END.search(self._end or self.start)
+        return None if match is None else json.loads(match["id"])
 
-    def result(self) -> dict[str, Any]:
-        """What stands for a tool's answer that is too long to be read."""
-        where = "it was not kept"
+    def to_result(self) -> dict[str, Any]:
+        """Return the tool result that replaces a long one: its beginning, a note that names the file, and its end."""
+        where = "it was not saved"
         if self._file is not None:
-            kept = self._file.tell()
+            written = self._file.tell()
             self._file.close()
             self._file = None
-            what = f"the first {kept:,} bytes are" if kept >= FILE_LIMIT else "the whole is"
+            what = f"the first {written:,} bytes are" if written >= FILE_LIMIT else "the whole is"
             where = f"{what} in {self._path}, as JSON whose line breaks are real ones"
-        note = f"[{self.size - 2 * EDGE:,} of {self.size:,} bytes left out; {where}]".encode()
-        edges = [readable(bytes(self.begun[:EDGE])), note, readable(self._end)]
+        note = f"[{self.size - 2 * EDGE_LIMIT:,} of {self.size:,} bytes left out; {where}]".encode()
+        edges = [unescape_json(bytes(self.start[:EDGE_LIMIT])), note, unescape_json(self._end)]
         failed = re.search(rb'"isError"\s*:\s*true', self._end[-200:]) is not None
         content = [{"type": "text", "text": b"\n\n".join(edges).decode(errors="replace")}]
         return {"content": content, "isError": failed, "resultType": "complete"}
 
     def discard(self) -> None:
-        """Forget what was kept."""
+        """Delete the file."""
         file, self._file = self._file, None
         with suppress(OSError):
             if file is not None:
@@ -284,6 +293,6 @@ class Line:
                 file.close()
 
 
-def readable(text: bytes) -> bytes:
-    """A piece of JSON with its strings as they are meant, but for what stands in hexadecimal."""
-    return ESCAPE.sub(lambda found: ESCAPED.get(found[1], found[0]), text)
+def unescape_json(text: bytes) -> bytes:
+    """Replace the escape sequences of JSON in a piece of it, except hexadecimal ones."""
+    return ESCAPE.sub(lambda match: ESCAPES.get(match[1], match[0]), text)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from crow_core.acp.schema import ToolKind
-from crow_core.mcp.schemas import is_fit
+from crow_core.mcp.schemas import is_small
 from crow_core.mcp.server import Server
 from crow_core.messages import ToolUse, parse_arguments, unwrap_proxy_call
 from crow_core.text import clean_lines, to_line
@@ -38,7 +38,7 @@ class Tool:
         description = clean_lines(self.definition.get("description") or "")[:DESCRIPTION_LIMIT]
         parameters: dict[str, Any] = self.definition.get("inputSchema") or NOTHING
         tables = [parameters.get("properties", {}), parameters.get("$defs", {})]
-        if not is_fit(parameters) or not all(isinstance(table, dict) for table in tables):
+        if not is_small(parameters) or not all(isinstance(table, dict) for table in tables):
             description, parameters = f"{description}\n\n{UNSHOWN}".strip(), NOTHING
         function: dict[str, Any] = {"name": self.name, "description": description, "parameters": parameters}
         return {"type": "function", "function": function}

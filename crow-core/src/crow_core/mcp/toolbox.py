@@ -180,11 +180,11 @@ class Toolbox:
         """List the servers that are not crow's own."""
         return [server for server in self.servers if server.source and not server.built_in]
 
-    def warm(self) -> None:
+    def preload(self) -> None:
         """Load what a tool call will need, a little later."""
         for server in self.servers:
             if server.definitions is not None:
-                server.warm()
+                server.preload()
 
     def schemas(self) -> list[dict[str, Any]]:
         """All tools in the shape of chat completions, in an order that never changes."""
@@ -221,7 +221,7 @@ class Toolbox:
         assert tool is not None
         assert tool.server is not None
         arguments = decode_strings(tool_call.arguments, tool.schema["function"]["parameters"])
-        running = RunningCall(self.host, tool_call.id, tool_call.title, again=tool.may_repeat(arguments))
+        running = RunningCall(self.host, tool_call.id, tool_call.title, may_repeat=tool.may_repeat(arguments))
         return await tool.server.call(tool.definition["name"], arguments, meta, running)
 
     async def close(self) -> None:

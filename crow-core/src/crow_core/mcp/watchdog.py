@@ -1,10 +1,10 @@
-"""Ends what a command has started and left running: when we say so, and when this process is no more."""
+"""Kills the processes that a command has left running, when asked to and when this process has died."""
 
 import os
 import subprocess
 
 MARK = "CROW_MCP_SERVER"
-"""In the environment of all that a command starts, with a value of its own: so those are found that outlive it."""
+"""An environment variable. Each command gets a value of its own, by which all processes it starts are found."""
 
 SCRIPT = r"""
 read -r word || sleep 2
@@ -17,12 +17,13 @@ for round in 1 2 3 4 5 6 7 8 9; do
     done
 done
 """
-"""Waits for a word, or for the end of us; who loses its input with us gets two seconds to end by itself. It looks again
-after it has killed: a parent may have started another child in the meantime."""
+"""Reads one line from standard input, then kills. If the input ends without a line, this process has died: the script
+waits two seconds first, in which a command may end by itself. It searches several times, because a process may have
+started another one between the search and its end."""
 
 
-class Watchdog:
-    """A small shell that listens to us. It finds processes in /proc; where there is none, it does nothing."""
+class ProcessWatchdog:
+    """A shell that runs SCRIPT for one mark. It finds processes in /proc; on a system without it, it does nothing."""
 
     def __init__(self, mark: str) -> None:
         self._shell = subprocess.Popen(
@@ -35,6 +36,6 @@ class Watchdog:
             start_new_session=True,
         )
 
-    def bite(self) -> None:
-        """Kill whatever still carries the mark. Blocks for some milliseconds."""
+    def kill_marked(self) -> None:
+        """Kill all processes that carry the mark. Blocks for some milliseconds."""
         self._shell.communicate(b"now\n")

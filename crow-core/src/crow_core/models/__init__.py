@@ -1,1 +1,1 @@
-"""How a model is asked: chat completions over server-sent events."""
+"""Language models: chat completions over server-sent events."""

@@ -1,4 +1,4 @@
-"""An HTTP endpoint: its addresses, whether it is on this machine, and a client for it.
+"""An HTTP endpoint: its URLs, and a client for it.
 
 The HTTP client is imported where it is used: importing it takes a third of the start-up time, and `initialize` is
 answered without it.
@@ -11,38 +11,40 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     import httpx2
 
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "0.0.0.0"})
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1", "0.0.0.0"})
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds that it may take to connect."""
 
 
-CONNECT = 10.0
-"""Seconds a connection may take."""
-
-
-def endpoint(base_url: str, path: str) -> str:
-    """An address below `base_url`, which may also be the whole address of the chat completions."""
+def join_url(base_url: str, path: str) -> str:
+    """Return the URL of a path below `base_url`, which may also be the whole URL of the chat completions."""
     root, mark, query = base_url.partition("?")
     return f"{root.rstrip('/').removesuffix('/chat/completions')}/{path}{mark}{query}"
 
 
 def is_local(url: str) -> bool:
-    """Whether it is a server on this machine."""
+    """Return whether a URL is one of a server on this machine."""
     try:
-        return urlsplit(url).hostname in LOOPBACK
+        return urlsplit(url).hostname in LOOPBACK_HOSTS
     except ValueError:
         return False
 
 
-def http_client(base_url: str, key: str, patience: float, headers: Mapping[str, str]) -> "httpx2.AsyncClient":
-    """A client for one endpoint; `patience` is in seconds. Raises UnicodeEncodeError for a key no header can hold."""
+def create_http_client(base_url: str, key: str, timeout: float, headers: Mapping[str, str]) -> "httpx2.AsyncClient":
+    """Create a client for one endpoint; `timeout` is in seconds.
+
+    Raises UnicodeEncodeError for a key that no header can hold.
+    """
     import ssl
 
     import httpx2
 
     return httpx2.AsyncClient(
         headers={**({"Authorization": f"Bearer {key.strip()}"} if key else {}), **headers},
-        timeout=httpx2.Timeout(patience, connect=min(patience, CONNECT)),
-        # Reading the system's certificates takes longer than all else here; plain HTTP needs none of them, and a
-        # context that trusts nobody is safe if a redirect leads elsewhere.
+        timeout=httpx2.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT)),
+        # Reading the system's certificates takes longer than everything else here, and plain HTTP needs none of them.
+        # A context without certificates is safe if a redirect leads to https.
         verify=ssl.create_default_context()
         if base_url.lower().startswith("https:")
         else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),

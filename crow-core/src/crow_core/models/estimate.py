@@ -20,7 +20,7 @@ def count_min_tokens(messages: list[dict[str, Any]]) -> int:
     return max(words, characters // 10)
 
 
-def count_characters(messages: list[dict[str, Any]]) -> int:
+def count_text_characters(messages: list[dict[str, Any]]) -> int:
     """Count the characters of the texts and of the tool calls' arguments."""
     return sum(map(len, list_texts(messages)))
 

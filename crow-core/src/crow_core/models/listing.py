@@ -8,50 +8,56 @@ from msgspec import Struct
 
 from crow_core.errors import ModelError
 from crow_core.models.chat import ChatModel, Model
-from crow_core.models.endpoint import endpoint, http_client
-from crow_core.models.quirks import known
+from crow_core.models.endpoint import create_http_client, join_url
+from crow_core.models.quirks import find_quirks
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
-class Listed(Struct):
+class ListedModel(Struct):
+    """An entry of a `/v1/models` answer."""
+
     id: str
 
 
-class Listing(Struct):
-    """What `/v1/models` answers."""
+class ModelListing(Struct):
+    """The answer of `/v1/models`."""
 
-    data: list[Listed]
+    data: list[ListedModel]
 
 
-async def first_model(base_url: str, key: str) -> str:
-    """The first model an endpoint lists. Raises ModelError."""
-    found = await list_models(base_url, key)
-    if not found:
+async def find_first_model(base_url: str, key: str) -> str:
+    """Return the first model that an endpoint lists. Raises ModelError if it lists none."""
+    names = await list_models(base_url, key)
+    if not names:
         raise ModelError(f"No model is named, and {base_url} does not list any. Set CROW_MODEL, or pass -m.")
-    return found[0]
+    return names[0]
 
 
-async def models_at(base_url: str, headers: Mapping[str, str], known_names: Collection[str]) -> dict[str, Model]:
-    """The models of an endpoint of which nothing is configured: those it lists, the `known_names` among them first;
-    where it lists none, these. Raises ModelError when there is neither."""
+async def discover_models(
+    base_url: str, headers: Mapping[str, str], preferred_names: Collection[str]
+) -> dict[str, Model]:
+    """Return the models of an endpoint without configuration, by their names: those it lists, `preferred_names` first.
+
+    An endpoint that lists none has the `preferred_names`. Raises ModelError if there are none either.
+    """
     listed = await list_models(base_url, headers=headers)
-    names = sorted(listed, key=lambda name: name not in known_names) or known_names
+    names = sorted(listed, key=lambda name: name not in preferred_names) or preferred_names
     if not names:
         raise ModelError(f"{base_url} does not list its models, and none is named. Set CROW_MODEL.")
-    return {n: ChatModel(name=n, base_url=base_url, headers=headers, quirks=known(base_url, n)) for n in names}
+    return {n: ChatModel(name=n, base_url=base_url, headers=headers, quirks=find_quirks(base_url, n)) for n in names}
 
 
 async def list_models(
-    base_url: str, key: str = "", patience: float = 10.0, headers: Mapping[str, str] = NO_HEADERS
+    base_url: str, key: str = "", timeout: float = 10.0, headers: Mapping[str, str] = NO_HEADERS
 ) -> list[str]:
-    """The models an endpoint says it has; none when it does not answer as such an endpoint."""
-    import httpx2  # as in model.py: not before it is needed
+    """Return the names of the models that an endpoint lists; none if it does not answer or answers something else."""
+    import httpx2  # see endpoint.py
 
     try:
-        async with http_client(base_url, key, patience, headers) as http:
-            response = await http.get(endpoint(base_url, "models"))
-        listing = msgspec.json.decode(response.content, type=Listing)
+        async with create_http_client(base_url, key, timeout, headers) as http:
+            response = await http.get(join_url(base_url, "models"))
+        listing = msgspec.json.decode(response.content, type=ModelListing)
     except (httpx2.HTTPError, httpx2.InvalidURL, msgspec.DecodeError, UnicodeError):
         return []
     return [model.id for model in listing.data]

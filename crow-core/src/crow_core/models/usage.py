@@ -4,51 +4,52 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from crow_core.models.chat import ChatModel, ModelCall, encode
+from crow_core.models.chat import ChatModel, ModelCall, encode_json
 
 ASSUMED_WINDOW = 32_768
-"""Tokens assumed to fit where neither the configuration nor the server tells: better too few than silently cut."""
+"""Tokens assumed to fit where neither the configuration nor the server tells. With too many, servers cut silently."""
 
 
 @dataclass
-class Totals:
-    """What a session has used."""
+class TokenTotals:
+    """The tokens and the cost of several model calls."""
 
     calls: int = 0
+    """The number of model calls."""
     prompt: int = 0
     completion: int = 0
     cached: int = 0
-    """Of `prompt`, what the server had read before."""
+    """The part of `prompt` that the server had in its cache."""
     thought: int = 0
-    """Of `completion`, what was reasoning, as far as servers tell."""
+    """The part of `completion` that was reasoning, as far as servers report it."""
     used: int = 0
-    """Tokens of the context now."""
+    """Tokens of the context after the last model call."""
     estimated: bool = False
-    """Whether `used` is a guess, because the server did not count."""
+    """Whether `used` is an estimate, because the server did not count."""
     cost: float = 0.0
     currency: str = ""
-    """Empty where no prices are configured."""
+    """The currency of `cost`; empty if no prices are configured."""
 
 
-TURN_TOTALS: ContextVar[Totals | None] = ContextVar("turn", default=None)
-"""What is to count the tokens of a turn by itself, set by whoever prompts."""
+TURN_TOTALS: ContextVar[TokenTotals | None] = ContextVar("turn", default=None)
+"""The totals of the running turn; the caller of the prompt sets them."""
 
 
 def count_tokens(model_call: ModelCall) -> dict[str, int]:
-    """Tokens of a call, as the provider counted them, else estimated at four characters a token."""
-    told: dict[str, Any] = model_call.usage
-    if not told:
-        prompt, reply = (len(encode(dict(part))) // 4 for part in (model_call.request, model_call.reply))
+    """Return a model call's tokens, counted by the provider, else estimated at four characters a token."""
+    usage: dict[str, Any] = model_call.usage
+    if not usage:
+        prompt, reply = (len(encode_json(dict(part))) // 4 for part in (model_call.request, model_call.reply))
         return {"prompt": prompt, "completion": reply, "cached": 0, "thought": 0}
-    prompt, completion = to_count(told.get("prompt_tokens")), to_count(told.get("completion_tokens"))
-    details: Any = told.get("completion_tokens_details")
+    prompt, completion = to_count(usage.get("prompt_tokens")), to_count(usage.get("completion_tokens"))
+    details: Any = usage.get("completion_tokens_details")
     thought = to_count(details.get("reasoning_tokens")) if hasattr(details, "get") else 0
-    cached = min(count_cached_tokens(told), prompt)
+    cached = min(count_cached_tokens(usage), prompt)
     return {"prompt": prompt, "completion": completion, "cached": cached, "thought": min(thought, completion)}
 
 
 def find_price(model_call: ModelCall) -> tuple[float, str] | None:
-    """What a call cost and in which currency; None where no prices are configured."""
+    """Return a model call's cost and its currency; None if no prices are configured."""
     prices = model_call.model.prices if isinstance(model_call.model, ChatModel) else None
     if prices is None:
         return None
@@ -58,18 +59,18 @@ def find_price(model_call: ModelCall) -> tuple[float, str] | None:
     return (fresh + cached + counted["completion"] * prices.output) / 1e6, prices.currency
 
 
-def count_cached_tokens(told: dict[str, Any]) -> int:
-    """Prompt tokens that the server had read before, under the names that providers have for them."""
-    details: Any = told.get("prompt_tokens_details")
+def count_cached_tokens(usage: dict[str, Any]) -> int:
+    """Return the prompt tokens that the server had in its cache, under any provider's name for them."""
+    details: Any = usage.get("prompt_tokens_details")
     places: tuple[Any, ...] = (
         details.get("cached_tokens") if hasattr(details, "get") else None,  # OpenAI and most
-        told.get("prompt_cache_hit_tokens"),  # DeepSeek
-        told.get("cached_tokens"),  # Moonshot, and llama.cpp by way of our reader
-        told.get("cache_read_input_tokens"),  # gateways to Anthropic
+        usage.get("prompt_cache_hit_tokens"),  # DeepSeek
+        usage.get("cached_tokens"),  # Moonshot, and llama.cpp through `ModelCall.run`
+        usage.get("cache_read_input_tokens"),  # gateways to Anthropic
     )
     return next((to_count(place) for place in places if to_count(place)), 0)
 
 
 def to_count(value: Any) -> int:
-    """A count of tokens; 0 for whatever else a server sends."""
+    """Return a value as a count of tokens; 0 if it is none."""
     return int(value) if isinstance(value, int | float) and 0 <= value < 1e15 else 0

@@ -1,4 +1,4 @@
-"""How many tokens really fit, as the server tells it: a local server's setting, not what the model could take."""
+"""Ask a server how many tokens fit: a local server's settings decide, not what the model could take."""
 
 import re
 from collections.abc import Mapping
@@ -9,42 +9,42 @@ from urllib.parse import urlsplit
 import msgspec
 
 from crow_core.models.chat import ChatModel
-from crow_core.models.endpoint import endpoint, http_client, is_local
+from crow_core.models.endpoint import create_http_client, is_local, join_url
 
-PATIENCE = 3.0
-"""Seconds for each question."""
+ANSWER_TIMEOUT = 3.0
+"""Seconds that each request may take."""
 
-KEYS = ("context_length", "max_model_len", "context_window", "max_context_length", "max_input_tokens")
-"""What servers call it in `/v1/models`: OpenRouter, vLLM, Groq, LM Studio and Mistral, LiteLLM."""
+WINDOW_KEYS = ("context_length", "max_model_len", "context_window", "max_context_length", "max_input_tokens")
+"""Keys of the window in `/v1/models`: of OpenRouter, vLLM, Groq, LM Studio and Mistral, LiteLLM."""
 
 
 async def find_window(model: ChatModel) -> int | None:
-    """Tokens that fit into one request and its reply; None when the server does not tell.
+    """Return the tokens that fit into one request and its reply; None if the server does not tell.
 
-    A server nearby is asked for what it has loaded: llama.cpp's `/props`, Ollama's `/api/ps` and `/api/show`, LM
-    Studio's `/api/v0/models`. Then `/v1/models`.
+    On a private network, llama.cpp's `/props`, Ollama's `/api/ps` and `/api/show` and LM Studio's `/api/v0/models` are
+    asked first, for the window of the loaded model. `/v1/models` comes last.
     """
-    import httpx2  # as in model.py
+    import httpx2  # see endpoint.py
 
     if not model.base_url:
         return None
     try:
-        async with http_client(model.base_url, model.api_key, PATIENCE, model.headers) as http:
-            root = endpoint(model.base_url, "").partition("?")[0].rstrip("/").removesuffix("/v1")
-            if is_near(model.base_url):
-                found = from_props(await get(http, f"{root}/props"))
-                found = found or from_ps(await get(http, f"{root}/api/ps"), model.name)
-                found = found or from_show(await post(http, f"{root}/api/show", {"model": model.name}))
-                found = found or from_loaded(await get(http, f"{root}/api/v0/models"), model.name)
+        async with create_http_client(model.base_url, model.api_key, ANSWER_TIMEOUT, model.headers) as http:
+            root = join_url(model.base_url, "").partition("?")[0].rstrip("/").removesuffix("/v1")
+            if is_on_private_network(model.base_url):
+                found = read_llama_cpp_props(await get_object(http, f"{root}/props"))
+                found = found or read_ollama_ps(await get_object(http, f"{root}/api/ps"), model.name)
+                found = found or read_ollama_show(await post_object(http, f"{root}/api/show", {"model": model.name}))
+                found = found or read_lm_studio_models(await get_object(http, f"{root}/api/v0/models"), model.name)
                 if found:
                     return found
-            return from_models(await get(http, endpoint(model.base_url, "models")), model.name)
+            return read_models(await get_object(http, join_url(model.base_url, "models")), model.name)
     except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeEncodeError):
         return None
 
 
-def is_near(url: str) -> bool:
-    """Whether it is a server on this machine or in its own network, as people run them themselves."""
+def is_on_private_network(url: str) -> bool:
+    """Return whether a URL is one of a server on this machine or on a private network."""
     try:
         host = urlsplit(url).hostname or ""
     except ValueError:
@@ -57,66 +57,67 @@ def is_near(url: str) -> bool:
         return False
 
 
-async def get(http: Any, url: str) -> Mapping[str, Any]:
-    return read(await http.get(url))
+async def get_object(http: Any, url: str) -> Mapping[str, Any]:
+    return parse_response(await http.get(url))
 
 
-async def post(http: Any, url: str, body: dict[str, Any]) -> Mapping[str, Any]:
-    return read(await http.post(url, content=msgspec.json.encode(body)))
+async def post_object(http: Any, url: str, body: dict[str, Any]) -> Mapping[str, Any]:
+    return parse_response(await http.post(url, content=msgspec.json.encode(body)))
 
 
-def read(response: Any) -> Mapping[str, Any]:
-    """A JSON object, or an empty one for whatever else came."""
+def parse_response(response: Any) -> Mapping[str, Any]:
+    """Return a response's JSON object; an empty one for any other response."""
     try:
         return msgspec.json.decode(response.content, type=dict[str, Any]) if response.status_code == 200 else {}
     except (msgspec.DecodeError, RecursionError):
         return {}
 
 
-def objects(listing: Any) -> list[dict[str, Any]]:
-    """The objects in a list; none in what is no list."""
+def filter_objects(listing: Any) -> list[dict[str, Any]]:
+    """Return the objects in a list; none if the value is not a list."""
     return [each for each in listing if isinstance(each, dict)] if isinstance(listing, list) else []  # pyright: ignore[reportUnknownVariableType]
 
 
-def from_props(props: Mapping[str, Any]) -> int | None:
-    """llama.cpp: the context of one slot."""
-    (settings,) = objects([props.get("default_generation_settings")]) or [{}]
-    return whole(settings.get("n_ctx"))
+def read_llama_cpp_props(props: Mapping[str, Any]) -> int | None:
+    """Return the context of one slot of llama.cpp."""
+    (settings,) = filter_objects([props.get("default_generation_settings")]) or [{}]
+    return to_token_count(settings.get("n_ctx"))
 
 
-def from_ps(listing: Mapping[str, Any], name: str) -> int | None:
-    """Ollama: the context with which a model is loaded."""
-    loaded = objects(listing.get("models"))
-    return next((whole(each.get("context_length")) for each in loaded if is_same(each, name)), None)
+def read_ollama_ps(listing: Mapping[str, Any], name: str) -> int | None:
+    """Return the context with which Ollama has loaded a model."""
+    loaded = filter_objects(listing.get("models"))
+    return next((to_token_count(each.get("context_length")) for each in loaded if is_entry_of(each, name)), None)
 
 
-def from_show(shown: Mapping[str, Any]) -> int | None:
-    """Ollama: `num_ctx` if the model's file sets it. What the model could take says nothing about what it gets."""
-    match = re.search(r"^num_ctx\s+(\d+)", str(shown.get("parameters") or ""), re.M)
+def read_ollama_show(details: Mapping[str, Any]) -> int | None:
+    """Return `num_ctx` if Ollama's model file sets it. The model's own context length says nothing about its use."""
+    match = re.search(r"^num_ctx\s+(\d+)", str(details.get("parameters") or ""), re.M)
     return int(match[1]) if match else None
 
 
-def from_loaded(listing: Mapping[str, Any], name: str) -> int | None:
-    """LM Studio: the context with which a model is loaded."""
-    loaded = objects(listing.get("data"))
-    return next((whole(each.get("loaded_context_length")) for each in loaded if each.get("id") == name), None)
+def read_lm_studio_models(listing: Mapping[str, Any], name: str) -> int | None:
+    """Return the context with which LM Studio has loaded a model."""
+    loaded = filter_objects(listing.get("data"))
+    return next((to_token_count(each.get("loaded_context_length")) for each in loaded if each.get("id") == name), None)
 
 
-def from_models(listing: Mapping[str, Any], name: str) -> int | None:
-    """`/v1/models`, under the names that servers have for it."""
-    for entry in objects(listing.get("data")):
-        if is_same({"name": entry.get("id")}, name):
-            (meta,) = objects([entry.get("meta")]) or [{}]
-            return next((n for key in KEYS if (n := whole(entry.get(key)))), None) or whole(meta.get("n_ctx"))
+def read_models(listing: Mapping[str, Any], name: str) -> int | None:
+    """Return the window in a `/v1/models` answer, under any server's key for it."""
+    for entry in filter_objects(listing.get("data")):
+        if is_entry_of({"name": entry.get("id")}, name):
+            (meta,) = filter_objects([entry.get("meta")]) or [{}]
+            sizes = map(to_token_count, (*map(entry.get, WINDOW_KEYS), meta.get("n_ctx")))
+            return next(filter(None, sizes), None)
     return None
 
 
-def is_same(entry: Mapping[str, Any], name: str) -> bool:
-    """Whether an entry is of the model; Ollama adds `:latest`."""
+def is_entry_of(entry: Mapping[str, Any], name: str) -> bool:
+    """Return whether an entry is one of the named model, to which Ollama adds `:latest`."""
     names = {str(entry.get("name") or ""), str(entry.get("model") or "")}
     return bool(names & {name, f"{name}:latest"})
 
 
-def whole(value: Any) -> int | None:
-    """A positive number of tokens, else None."""
+def to_token_count(value: Any) -> int | None:
+    """Return a number of tokens greater than 1, else None."""
     return value if isinstance(value, int) and value > 1 else None

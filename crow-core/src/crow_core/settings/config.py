@@ -1,7 +1,8 @@
-"""Files and environment become settings, checked; nothing here starts anything.
+"""Read the configuration files and check them. Nothing here starts a program or a connection.
 
-The order, each stronger than the one before: `config.toml` and `mcp.json` in crow's home, the project's `.mcp.json` and
-`.crow/config.toml` (a trusted folder only, and only to add servers and to tighten), the environment, the command line.
+Settings override each other in this order, the strongest last: `config.toml` and `mcp.json` in crow's home; `.mcp.json`
+and `.crow/config.toml` of a trusted project, which may only add servers and tighten permissions; the environment; the
+command line.
 """
 
 import inspect
@@ -13,7 +14,21 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, cast, get_type_hints
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, field
@@ -29,82 +44,89 @@ from crow_core.settings.rules import parse_rules
 if TYPE_CHECKING:
     from crow_core.mcp.oauth import Visit
 
-T = TypeVar("T")
+T = TypeVar("T", bound="Config | ProjectConfig | McpFile")
 
-TOKENS = "oauth"
-"""The folder, among crow's data, of what logins gave, where there is no keyring."""
+TOKENS_FOLDER = "oauth"
+"""The folder in crow's data for OAuth tokens, used where there is no keyring."""
 
 LOGIN_TIMEOUT = 330.0
-"""Seconds a server may take to start that a person may have to log in to."""
+"""Seconds that a server may take to start if the user may have to log in to it."""
 
 VARIABLE = re.compile(r"\$\{(?:env:)?(\w+)(?::-([^}]*))?\}")
+"""A use of a variable: its name and, after `:-`, its default."""
 
-FORMER_KEYS = {"extensions.budgets.turns": "requests"}
+UNKNOWN_KEY = "no such setting. Remove it, or correct its name"
+FORMER_KEYS = {"max_turns": "max_requests", "extensions.budgets.turns": "requests"}
 """The present names of settings by their former names."""
 
 
 class ModelSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`[models.NAME]`"""
+    """The settings of a model: `[models.NAME]`."""
 
     base_url: str
     model: str
-    """What the endpoint calls it."""
+    """The model's name at the endpoint."""
     api_key: str = ""
-    """Usually `"${SOME_KEY}"`, so that the key itself stays in the environment."""
+    """The endpoint's key; usually `"${SOME_KEY}"`, so that the key itself stays in the environment."""
     headers: dict[str, str] = field(default_factory=dict[str, str])
     parameters: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Added to every request, such as `temperature`."""
+    """Parameters added to every request, such as `temperature`."""
     window: Annotated[int, Meta(ge=1)] | None = None
-    """Tokens that fit."""
+    """Tokens that fit into one request and its reply; None if unknown."""
     idle_timeout: Annotated[float, Meta(gt=0)] | None = None
-    """Seconds of silence after which the endpoint counts as hung."""
+    """Seconds without a byte after which a request fails; None means the default."""
     quirks: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the endpoint does differently, beside what crow knows; `crow doctor` finds out."""
+    """Fields of `Quirks` that override the rules of `quirks.toml`; `crow doctor` finds them."""
     prices: Prices | None = None
-    """For a million tokens: input, output, cached, currency."""
+    """Prices for a million tokens."""
 
 
 class OAuthSettings(Struct, kw_only=True):
-    """`oauth` of a server that lets no client register itself, or wants more than the default; names as in RFC 6749."""
+    """The settings of a login: `oauth` of a server, for one to which clients cannot register themselves (RFC 6749)."""
 
     client_id: str = ""
-    """As the server's owner gave it, or the https address of a document that describes the client."""
+    """The id that the server's owner issued, or the https address of a document that describes the client."""
     client_secret: str = ""
     scopes: list[str] = field(default_factory=list[str])
     callback_port: int = 0
-    """On this machine, where the browser comes back to; 0 is any free one."""
+    """The local port to which the browser is redirected after the login; 0 means any free one."""
 
 
 class ServerSettings(Struct, kw_only=True):
-    """`[mcp.servers.NAME]`, and an entry of `mcpServers` in mcp.json; keys of other programs are ignored."""
+    """The settings of a server: `[mcp.servers.NAME]`, or an entry of mcp.json. Unknown keys are ignored."""
 
     command: str = ""
     args: list[str] = field(default_factory=list[str])
     env: dict[str, str] = field(default_factory=dict[str, str])
     cwd: str = ""
-    """Where the command runs: relative to the session's folder, which is the default."""
+    """The command's working directory, relative to the session's folder, which is the default."""
     url: str = ""
     headers: dict[str, str] = field(default_factory=dict[str, str])
     type: Literal["", "stdio", "http", "streamable-http", "streamableHttp", "sse"] = ""
-    """`sse` for the old transport; everything else with a URL is streamable HTTP."""
+    """`sse` means the old transport; any other server with a URL uses streamable HTTP."""
     allow: list[str] = field(default_factory=list[str])
-    """Patterns of its tools' names, such as `read_*`; empty means all."""
+    """Patterns of the names of the tools to offer, such as `read_*`; empty means all."""
     deny: list[str] = field(default_factory=list[str])
-    """The same, for those to leave out."""
+    """Patterns of the names of the tools to leave out."""
     trust: bool = False
-    """Its word that a tool only reads is taken: such a tool runs without a question. Not for a project to say."""
+    """Whether a tool that the server declares as read-only runs without permission. A project cannot set it."""
     timeout: float | None = None
-    """Seconds a call may be silent. From 10,000 on milliseconds, as other programs write them; so is the next."""
+    """Seconds that a tool call may be silent. From 10,000 on, milliseconds, which other programs write."""
     start_timeout: float | None = None
-    """Seconds it may take to start."""
+    """Seconds that the server may take to start; in milliseconds like `timeout`."""
     auth: Literal["", "oauth"] = ""
     oauth: OAuthSettings | None = None
     disabled: bool = False
-    error: str = ""
-    """Why it cannot be used, as a sentence; no setting, but what became of one."""
 
     def __post_init__(self) -> None:
-        self.timeout, self.start_timeout = seconds(self.timeout), seconds(self.start_timeout)
+        self.timeout, self.start_timeout = to_seconds(self.timeout), to_seconds(self.start_timeout)
+
+
+class UnusableServer(ServerSettings, kw_only=True):
+    """A server whose settings use a variable that is not set. It is made here, never read from a file."""
+
+    error: str
+    """The sentence that says what is wrong and what to do."""
 
 
 ALIASES = {
@@ -123,11 +145,11 @@ ALIASES = {
     "clientSecret": "client_secret",
     "callbackPort": "callback_port",
 }
-"""What other programs call a server's settings."""
+"""Other programs' names for a server's settings, with crow's names."""
 
 
 class PermissionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`[permissions]`"""
+    """The permission mode and rules: `[permissions]`."""
 
     mode: Literal["ask", "accept-edits", "plan", "yolo"] = "ask"
     allow: list[str] = field(default_factory=list[str])
@@ -139,41 +161,41 @@ class PermissionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class McpSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`[mcp]`"""
+    """The settings for MCP: `[mcp]`."""
 
     servers: dict[str, ServerSettings] = field(default_factory=dict[str, ServerSettings])
 
 
 class PromptSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`[prompts]`"""
+    """The settings of prompts: `[prompts]`."""
 
     system: str = ""
-    """A Jinja2 template in place of crow's own; relative to the configuration's folder."""
+    """The path of a Jinja2 template that replaces crow's own; relative to the folder of `config.toml`."""
 
 
 class FetchSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`[fetch]`"""
+    """The settings of the tool `fetch`: `[fetch]`."""
 
     allow_hosts: list[str] = field(default_factory=list[str])
-    """`HOST` or `HOST:PORT` that may be fetched from though not public. Not for a project to say."""
+    """Each is a `HOST` or `HOST:PORT` that is not public and may be fetched from. A project cannot set it."""
 
 
 class DatabaseSettings(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`[database]`"""
+    """The settings of the database: `[database]`."""
 
     url: str = ""
-    """`postgresql+psycopg://…` or `sqlite:///…`; empty means the file crow.db among crow's data."""
+    """`postgresql+psycopg://…` or `sqlite:///…`; empty means the file `crow.db` in crow's data."""
 
 
 class Config(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`config.toml`"""
+    """The user's configuration: `config.toml`."""
 
     model: str = ""
-    """The name of one of `models`."""
-    max_turns: Annotated[int, Meta(ge=1)] = 200
-    """Model requests one prompt may take."""
+    """The name of the default model in `models`; empty means the first."""
+    max_requests: Annotated[int, Meta(ge=1)] = 200
+    """The most model calls that one turn may make."""
     servers_wait: float | None = None
-    """Seconds the first prompt of a session waits for MCP servers that are still starting; None means the app's own."""
+    """Seconds that the first prompt of a session waits for MCP servers to start; None means the app's default."""
     models: dict[str, ModelSettings] = field(default_factory=dict[str, ModelSettings])
     permissions: PermissionSettings = field(default_factory=PermissionSettings)
     mcp: McpSettings = field(default_factory=McpSettings)
@@ -181,13 +203,13 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     database: DatabaseSettings = field(default_factory=DatabaseSettings)
     prompts: PromptSettings = field(default_factory=PromptSettings)
     extensions: dict[str, dict[str, Any] | bool] = field(default_factory=dict[str, dict[str, Any] | bool])
-    """`[extensions.NAME]`: options of an extension, as `options_of` checks them; false leaves out one of crow's own."""
+    """`[extensions.NAME]`: options of an extension, checked by `parse_options`; false leaves out one of crow's own."""
     hooks: dict[str, Any] = field(default_factory=dict[str, Any])
-    """`[[hooks.MOMENT]]`: commands to run, as the extension `shell_hooks` takes them. Never a project's."""
+    """`[[hooks.MOMENT]]`: commands for the extension `shell_hooks`. A project cannot set them."""
 
 
 class ProjectPermissions(Struct, kw_only=True):
-    """`[permissions]` of a project; what would loosen them is ignored."""
+    """The rules of a project: `[permissions]`. Keys that would loosen permissions are ignored."""
 
     ask: list[str] = field(default_factory=list[str])
     deny: list[str] = field(default_factory=list[str])
@@ -197,95 +219,99 @@ class ProjectPermissions(Struct, kw_only=True):
 
 
 class ProjectConfig(Struct, kw_only=True):
-    """`.crow/config.toml`: a project may bring servers and tighten permissions, nothing more."""
+    """The configuration of a project: `.crow/config.toml`. It may only add servers and tighten permissions."""
 
     permissions: ProjectPermissions = field(default_factory=ProjectPermissions)
     mcp: McpSettings = field(default_factory=McpSettings)
 
 
 class McpFile(Struct, kw_only=True):
-    """`mcp.json` and `.mcp.json`, as other programs write them."""
+    """The content of `mcp.json` or `.mcp.json`, in the format of other programs."""
 
     servers: dict[str, ServerSettings] = field(name="mcpServers", default_factory=dict[str, ServerSettings])
-    """`servers` in a file of VS Code's."""
+    """VS Code calls the key `servers`."""
 
 
 class Home(Struct, frozen=True):
-    """Where crow keeps its own files."""
+    """The folders of crow's own files."""
 
     config: Path
     data: Path
 
     @classmethod
     def find(cls, env: Mapping[str, str]) -> "Home":
-        """`$CROW_HOME` for both, else the XDG folders (XDG Base Directory Specification: a relative one is ignored)."""
+        """Return `$CROW_HOME` for both, else the XDG folders (XDG Base Directory Specification), if absolute."""
         user = Path(env.get("HOME") or Path.home())
 
-        def named(variable: str) -> Path:
+        def get_path(variable: str) -> Path:
             return Path(re.sub("^~(?=/|$)", lambda _: str(user), env.get(variable, "")))
 
-        def base(variable: str, default: str) -> Path:
-            return named(variable) if named(variable).is_absolute() else user / default
+        def get_xdg_path(variable: str, default: str) -> Path:
+            return get_path(variable) if get_path(variable).is_absolute() else user / default
 
         if env.get("CROW_HOME"):
-            home = named("CROW_HOME").absolute()
+            home = get_path("CROW_HOME").absolute()
             return cls(home, home)
-        return cls(base("XDG_CONFIG_HOME", ".config") / "crow", base("XDG_DATA_HOME", ".local/share") / "crow")
+        config = get_xdg_path("XDG_CONFIG_HOME", ".config")
+        return cls(config / "crow", get_xdg_path("XDG_DATA_HOME", ".local/share") / "crow")
 
 
-def variables(home: Home, env: Mapping[str, str]) -> dict[str, str]:
-    """The environment, over what `.env` in crow's own home says. Raises ConfigError."""
+def load_environment(home: Home, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of `.env` in crow's home, overridden by the environment `env`. Raises ConfigError."""
     return {**read_env(home.config / ".env"), **env}
 
 
-def load(home: Home, env: Mapping[str, str]) -> Config:
-    """The user's own settings, with `${NAME}` filled in from `variables`. Raises ConfigError."""
-    env = variables(home, env)
+def load_config(home: Home, env: Mapping[str, str]) -> Config:
+    """Read the user's own settings and replace each `${NAME}` by the variable's value. Raises ConfigError."""
+    env = load_environment(home, env)
     config = read_toml(home.config / "config.toml", Config, env) or Config()
     for name, server in read_servers(home.config / "mcp.json", env).items():
         config.mcp.servers.setdefault(name, server)
     if config.model and config.model not in config.models:
-        known = ", ".join(config.models) or "none"
+        configured = ", ".join(config.models) or "none"
         raise ConfigError(
             f"{home.config / 'config.toml'}: model = {config.model!r} names no [models.{config.model}]. "
-            f"Configured are: {known}."
+            f"Configured are: {configured}."
         )
     return config
 
 
-def options_of(extension: partial[None], table: Mapping[str, Any], keys: Sequence[str], home: Home) -> dict[str, Any]:
-    """A table of `config.toml`, which stands at these keys, as the keyword arguments that an extension still lacks:
-    their annotations say what may be in it. Raises ConfigError."""
+def parse_options(
+    extension: partial[None], table: Mapping[str, Any], keys: Sequence[str], home: Home
+) -> dict[str, Any]:
+    """Check a table of `config.toml` against an extension's parameters and return it as keyword arguments.
+
+    `keys` lead to the table. The annotations of the parameters that `extension` does not bind yet say which values
+    the table may hold. Raises ConfigError.
+    """
     given = dict(table)
-    _, *arguments = inspect.signature(extension.func).parameters.values()
-    arguments = [argument for argument in arguments if argument.name not in extension.keywords]
-    if any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
+    _, *parameters = inspect.signature(extension.func).parameters.values()
+    parameters = [parameter for parameter in parameters if parameter.name not in extension.keywords]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return given
     try:
         types = get_type_hints(extension.func, include_extras=True)
-    except NameError:  # one that is imported for type checkers only
+    except NameError:  # an annotation's type is imported for type checkers only
         types = {}
     fields: list[Any] = [
-        (one.name, types.get(one.name, Any), *([] if one.default is one.empty else [None])) for one in arguments
+        (one.name, types.get(one.name, Any), *([] if one.default is one.empty else [None])) for one in parameters
     ]
     options = msgspec.defstruct("Options", fields, kw_only=True, forbid_unknown_fields=True)
-    path, data, kind = home.config / "config.toml", given, options
-    for key in reversed(keys):
-        data, kind = {key: data}, dict[str, kind]
-    if complaint := complaint_about(data, kind):
+    if fault := find_fault(given, options):
+        path = home.config / "config.toml"
         text = path.read_text("utf-8-sig") if path.is_file() else ""
-        raise ConfigError(f"{path}{explained(complaint, data, kind, text)}.")
+        raise to_config_error(path, text, Fault([*keys, *fault.keys], fault.sentence))
     checked = msgspec.convert(given, options)
     return {key: getattr(checked, key) for key in given}
 
 
-def database_url(config: Config, home: Home) -> str:
-    """Where sessions are remembered."""
+def get_database_url(config: Config, home: Home) -> str:
+    """Return the address of the database that stores the sessions."""
     return config.database.url or f"sqlite:///{home.data / 'crow.db'}"
 
 
-def load_project(folder: Path, env: Mapping[str, str]) -> ProjectConfig:
-    """A trusted folder's settings. Raises ConfigError."""
+def load_project_config(folder: Path, env: Mapping[str, str]) -> ProjectConfig:
+    """Read the settings of a trusted folder. Raises ConfigError."""
     config = read_toml(folder / ".crow" / "config.toml", ProjectConfig, env) or ProjectConfig()
     for name, server in read_servers(folder / ".mcp.json", env).items():
         config.mcp.servers.setdefault(name, server)
@@ -295,20 +321,21 @@ def load_project(folder: Path, env: Mapping[str, str]) -> ProjectConfig:
 
 
 def to_server(name: str, settings: ServerSettings, cwd: str, *, tokens: Path, visit: "Visit") -> Server:
-    """A configured server, to be connected from a session's folder; one that cannot be used says why when it starts.
+    """Make a server from its settings, for a session whose folder is `cwd`.
 
-    `tokens` is the folder for what OAuth remembers, `visit` sends a person to an address.
+    `tokens` is the folder for OAuth tokens; `visit` opens a URL for the user. A server that cannot be used reports
+    why when it starts.
     """
 
     def auth() -> Any:
-        from crow_core.mcp.oauth import Login  # it brings FastMCP
+        from crow_core.mcp.oauth import Login  # imports FastMCP
 
         return Login(settings.url, tokens, visit, **asdict(settings.oauth or OAuthSettings()))
 
     try:
-        config = to_acp(name, settings)
+        config = to_mcp_server(name, settings)
     except ConfigError as error:
-        return Server(name, partial(fail, error))
+        return Server(name, partial(raise_error, error))
     wants_login = settings.auth == "oauth" or settings.oauth is not None
     server = from_acp(config, os.path.join(cwd, os.path.expanduser(settings.cwd)), auth if wants_login else None)
     server.secrets = find_secrets(settings)
@@ -318,18 +345,18 @@ def to_server(name: str, settings: ServerSettings, cwd: str, *, tokens: Path, vi
     return server
 
 
-def login_first(name: str) -> str:
-    """Why a server did not start that a person has to log in to."""
+def describe_missing_login(name: str) -> str:
+    """Return the reason why a server did not start that the user has to log in to."""
     return f"it wants you to log in. Run: crow mcp login {shlex.quote(name)}"
 
 
-def fail(error: Exception) -> NoReturn:
+def raise_error(error: Exception) -> NoReturn:
     raise error
 
 
-def to_acp(name: str, settings: ServerSettings) -> McpServer:
-    """A configured server in the words in which a client would name it. Raises ConfigError."""
-    if settings.error:
+def to_mcp_server(name: str, settings: ServerSettings) -> McpServer:
+    """Convert a server's settings to the ACP value with which a client would name it. Raises ConfigError."""
+    if isinstance(settings, UnusableServer):
         raise ConfigError(settings.error)
     if settings.url:
         return McpServer(
@@ -346,38 +373,39 @@ def to_acp(name: str, settings: ServerSettings) -> McpServer:
 
 
 def read_env(path: Path) -> dict[str, str]:
-    """The variables of a `.env` file; none when there is no such file. Raises ConfigError."""
+    """Read the variables of a `.env` file; return none if there is no such file. Raises ConfigError."""
     if not path.is_file():
         return {}
-    from dotenv.parser import parse_stream  # few have the file; the import costs more than reading the rest
+    from dotenv.parser import parse_stream  # few users have the file, and the import takes longer than all else here
 
     try:
         with path.open(encoding="utf-8") as file:
-            found = [*parse_stream(file)]
+            bindings = [*parse_stream(file)]
     except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from error
-    if fault := next((each.original for each in found if each.error), None):
+        raise to_read_error(path, error) from error
+    if fault := next((binding.original for binding in bindings if binding.error), None):
         raise ConfigError(f"{path}, line {fault.line}, is not NAME=value. Correct it, or remove it.")
-    return {each.key: each.value for each in found if each.key and each.value is not None}
+    return {binding.key: binding.value for binding in bindings if binding.key and binding.value is not None}
 
 
-def unreadable(path: Path, error: OSError | UnicodeDecodeError) -> ConfigError:
+def to_read_error(path: Path, error: OSError | UnicodeDecodeError) -> ConfigError:
     return ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.")
 
 
 def read_toml(path: Path, kind: type[T], env: Mapping[str, str]) -> T | None:
-    """A TOML file as settings; None when there is no such file. Raises ConfigError."""
-    return read(path, kind, env, tomllib.loads, tomllib.TOMLDecodeError)
+    """Read a TOML file as settings; return None if there is no such file. Raises ConfigError."""
+    return read_file(path, kind, env, tomllib.loads, tomllib.TOMLDecodeError)
 
 
 def read_servers(path: Path, env: Mapping[str, str]) -> dict[str, ServerSettings]:
-    """The servers of an mcp.json. Raises ConfigError."""
-    found = read(path, McpFile, env, parse_servers, json.JSONDecodeError)
-    return found.servers if found else {}
+    """Read the servers of an mcp.json. Raises ConfigError."""
+    file = read_file(path, McpFile, env, parse_mcp_json, json.JSONDecodeError)
+    return file.servers if file else {}
 
 
-def parse_servers(text: str) -> Any:
-    data = json.loads(text)  # it names the line of a fault, msgspec does not
+def parse_mcp_json(text: str) -> Any:
+    """Parse an mcp.json; VS Code's key `servers` becomes `mcpServers`. Raises JSONDecodeError."""
+    data = json.loads(text)  # its errors name the line, unlike msgspec's
     match data:
         case {"servers": servers, **others} if "mcpServers" not in others:
             return {**others, "mcpServers": servers}
@@ -385,36 +413,44 @@ def parse_servers(text: str) -> Any:
             return data
 
 
-def read(
-    path: Path, kind: type[T], env: Mapping[str, str], parse: Callable[[str], Any], fault: type[Exception]
+def read_file(
+    path: Path, kind: type[T], env: Mapping[str, str], parse: Callable[[str], Any], parse_error: type[Exception]
 ) -> T | None:
+    """Read a file as settings of a kind; return None if there is no such file. Raises ConfigError.
+
+    A variable that is not set makes only the server unusable whose settings use it.
+    """
     try:
-        text = path.read_text("utf-8-sig")  # some editors begin with a mark
+        text = path.read_text("utf-8-sig")  # some editors begin a file with a byte order mark
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from error
+        raise to_read_error(path, error) from error
     try:
         data = parse(text)
-        servers = dict(servers_in(data))
-        servers_in(data).clear()  # they are filled in one by one: what one of them lacks is no harm to the others
-        data = filled(data, env)
-    except fault as error:
+        servers = dict(find_servers(data))
+        find_servers(data).clear()  # their variables are expanded one server at a time, below
+        data = expand_variables(data, env)
+    except parse_error as error:
         raise ConfigError(f"{path} is not valid {path.suffix[1:].upper()}: {error}.") from error
     except KeyError as error:
-        raise ConfigError(unset(error.args[0], path, text)) from error
+        raise ConfigError(describe_unset_variable(error.args[0], path, text)) from error
+    unusable: dict[str, UnusableServer] = {}
     for name, server in servers.items():
         try:
-            servers_in(data)[name] = filled(renamed(server), env)
+            find_servers(data)[name] = expand_variables(rename_keys(server), env)
         except KeyError as error:
-            servers_in(data)[name] = {"error": unset(error.args[0], path, text)}
-    if complaint := complaint_about(data, kind):
-        raise ConfigError(f"{path}{explained(complaint, data, kind, text)}.")
-    return msgspec.convert(data, kind)
+            unusable[name] = UnusableServer(error=describe_unset_variable(error.args[0], path, text))
+            find_servers(data)[name] = {}
+    if fault := find_fault(data, kind):
+        raise to_config_error(path, text, fault)
+    settings = msgspec.convert(data, kind)
+    (settings.servers if isinstance(settings, McpFile) else settings.mcp.servers).update(unusable)
+    return settings
 
 
-def servers_in(data: Any) -> dict[str, Any]:
-    """The servers in a file's data."""
+def find_servers(data: Any) -> dict[str, Any]:
+    """Return the table of servers in a file's data; an empty one if there is none."""
     match data:
         case {"mcp": {"servers": dict()}}:
             return data["mcp"]["servers"]
@@ -424,98 +460,121 @@ def servers_in(data: Any) -> dict[str, Any]:
             return {}
 
 
-def renamed(server: Any) -> Any:
-    """A server's settings under the names they have here."""
+def rename_keys(server: Any) -> Any:
+    """Replace other programs' names of a server's settings by crow's own."""
     if not isinstance(server, dict):
         return server
     own = {ALIASES.get(key, key): value for key, value in cast(dict[str, Any], server).items()}
     if own.pop("enabled", True) is False:
         own["disabled"] = True
-    return {**own, "oauth": renamed(own["oauth"])} if "oauth" in own else own
+    return {**own, "oauth": rename_keys(own["oauth"])} if "oauth" in own else own
 
 
-def seconds(given: float | None) -> float | None:
-    """A time that may be in milliseconds."""
-    return given / 1000 if given and given >= 10_000 else given
+def to_seconds(duration: float | None) -> float | None:
+    """Convert a duration to seconds: from 10,000 on it is in milliseconds."""
+    return duration / 1000 if duration and duration >= 10_000 else duration
 
 
-def filled(value: Any, env: Mapping[str, str]) -> Any:
-    """Every `${NAME}`, `${NAME:-default}` and `${env:NAME}` replaced by the variable's value; raises KeyError for one
-    that is not set or is empty, and has no default."""
+def expand_variables(value: Any, env: Mapping[str, str]) -> Any:
+    """Replace every `${NAME}`, `${NAME:-default}` and `${env:NAME}` in the texts of a value.
+
+    Raises KeyError with the name of a variable that is unset or empty and has no default.
+    """
     match value:
         case str(text):
-            return VARIABLE.sub(lambda match: env.get(match[1]) or match[2] or missing(match), text)
+            return VARIABLE.sub(lambda match: env.get(match[1]) or get_default(match), text)
         case dict():
-            return {key: filled(inner, env) for key, inner in value.items()}  # pyright: ignore[reportUnknownVariableType]
+            return {key: expand_variables(inner, env) for key, inner in value.items()}  # pyright: ignore[reportUnknownVariableType]
         case list():
-            return [filled(inner, env) for inner in value]  # pyright: ignore[reportUnknownVariableType]
+            return [expand_variables(inner, env) for inner in value]  # pyright: ignore[reportUnknownVariableType]
         case _:
             return value
 
 
-def missing(match: re.Match[str]) -> str:
-    if match[2] is None:
-        raise KeyError(match[1])
-    return ""
+def get_default(variable: re.Match[str]) -> str:
+    if variable[2] is None:
+        raise KeyError(variable[1])
+    return variable[2]
 
 
-def unset(name: str, path: Path, text: str) -> str:
-    """What is said of a variable that is not set."""
-    plain = without_comments(text)
-    found = next((match for match in VARIABLE.finditer(plain) if match[1] == name and match[2] is None), None)
-    where = numbered(plain, found.start() if found else -1)
-    return f"{path}{where} uses ${{{name}}}, which is not set. Set {name} or change the line."
+def describe_unset_variable(name: str, path: Path, text: str) -> str:
+    """Return the sentence about a variable that a file uses and that is not set."""
+    text = blank_comments(text)
+    uses = (match.start() for match in VARIABLE.finditer(text) if match[1] == name and match[2] is None)
+    line = describe_line(text, next(uses, -1))
+    return f"{path}{line} uses ${{{name}}}, which is not set. Set {name} or change the line."
 
 
-def complaint_about(data: Any, kind: type[Any]) -> str:
-    """What the checker says of the data; nothing when they are right."""
+class Fault(NamedTuple):
+    """A value that its type does not allow."""
+
+    keys: list[str]
+    """The keys that lead to it. An item of a list counts as the list."""
+    sentence: str
+
+
+def find_fault(data: Any, kind: Any) -> Fault | None:
+    """Return the first value in parsed data that does not fit the type, or None if all of it does."""
     try:
         msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
-        return str(error)
-    return ""
+        sentence = str(error)
+    else:
+        return None
+    for keys, inner, inner_kind in list_parts(data, kind):
+        if inner_kind is None:
+            return Fault(keys, UNKNOWN_KEY)
+        if fault := find_fault(inner, inner_kind):
+            return Fault([*keys, *fault.keys], fault.sentence)
+    return Fault([], sentence)
 
 
-def explained(complaint: str, data: Any, kind: type[Any], text: str) -> str:
-    """The checker's complaint with the line and the key it is about, as the end of a sentence about the file."""
-    said, _, path = complaint.partition(" - at `$")
-    keys: list[str] = []
-    place = data
-    for key in re.findall(r"\.\.\.|[\w-]+", path):
-        if key.isdecimal():
-            break  # an item of a list stands where the list does
-        if key == "...":  # any key of a table: the one is meant that alone brings the same complaint
-            key = next(name for name in place if complaint_about(only(data, keys, name), kind) == complaint)
-        keys.append(key)
-        place = place[key]
-    if unknown := re.search(r"unknown field `(.+?)`", said):
-        keys.append(unknown[1])
-        said = "no such setting. Remove it, or correct its name"
-        if name := FORMER_KEYS.get(".".join(keys)):
-            said = f"this setting is called {name} now. Rename it"
-    return f"{line_of(text, keys)} {'.'.join(keys)}: {said[:1].lower()}{said[1:]}".replace(" :", ":")
+def list_parts(data: Any, kind: Any) -> list[tuple[list[str], Any, Any]]:
+    """List what a table or a list holds: its keys, the value and the value's type; None is the type of an unknown key.
+
+    Return nothing for other values.
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return list_parts(data, arguments[0])
+    if origin in (Union, UnionType):
+        return [part for choice in arguments for part in list_parts(data, choice)]
+    match data:
+        case dict() if len(arguments) == 2:
+            return [([key], value, arguments[1]) for key, value in cast(dict[str, Any], data).items()]
+        case dict() if isinstance(kind, type) and issubclass(kind, Struct):
+            types = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+            parts = [([key], value, types.get(key)) for key, value in cast(dict[str, Any], data).items()]
+            return [part for part in parts if part[2] or kind.__struct_config__.forbid_unknown_fields]
+        case list() if len(arguments) == 1:
+            return [([], value, arguments[0]) for value in cast(list[Any], data)]
+        case _:
+            return []
 
 
-def only(data: dict[str, Any], keys: list[str], name: str) -> dict[str, Any]:
-    """The data with nothing but `name` in the table at `keys`."""
-    if not keys:
-        return {name: data[name]}
-    return {**data, keys[0]: only(data[keys[0]], keys[1:], name)}
+def to_config_error(path: Path, text: str, fault: Fault) -> ConfigError:
+    """Make the error that names the file, the line and the key of a fault; `text` is the file's content."""
+    key = ".".join(fault.keys)
+    sentence = f"{fault.sentence[:1].lower()}{fault.sentence[1:]}"
+    if fault.sentence == UNKNOWN_KEY and key in FORMER_KEYS:
+        sentence = f"this setting is called {FORMER_KEYS[key]} now. Rename it"
+    return ConfigError(f"{path}{find_line(text, fault.keys)}{f' {key}' if key else ''}: {sentence}.")
 
 
-def line_of(text: str, keys: list[str]) -> str:
-    """`, line N,` of the last of these keys, each inside the one before, in TOML or JSON; nothing where it is not."""
-    at, text = -1, without_comments(text)
+def find_line(text: str, keys: list[str]) -> str:
+    """Return `, line N,` of the last of these nested keys in TOML or JSON; "" if none of them is found."""
+    at, text = -1, blank_comments(text)
     for key in keys:
-        found = re.compile(rf"""(?m)(?:^|[\[.{{,])\s*["']?({re.escape(key)})["']?\s*[].=:]""").search(text, at + 1)
-        at = found.start(1) if found else at
-    return numbered(text, at)
+        match = re.compile(rf"""(?m)(?:^|[\[.{{,])\s*["']?({re.escape(key)})["']?\s*[].=:]""").search(text, at + 1)
+        at = match.start(1) if match else at
+    return describe_line(text, at)
 
 
-def numbered(text: str, at: int) -> str:
+def describe_line(text: str, at: int) -> str:
+    """Return `, line N,` for a character's index; "" for a negative one."""
     return f", line {text.count(chr(10), 0, at) + 1}," if at >= 0 else ""
 
 
-def without_comments(text: str) -> str:
-    """TOML with its comment lines empty, so that what is only an example is not found."""
+def blank_comments(text: str) -> str:
+    """Empty the comment lines of TOML, so that nothing is found in them."""
     return re.sub(r"(?m)^[ \t]*#.*", "", text)

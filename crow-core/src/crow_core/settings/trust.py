@@ -1,4 +1,4 @@
-"""Which folders may bring settings that run things: none until the user says so, and only as they were then."""
+"""Trusted folders: the user trusts a folder's settings, which can start programs, until they change."""
 
 import hashlib
 import os
@@ -7,33 +7,33 @@ from pathlib import Path
 
 import msgspec
 
-FILES = (
+PROJECT_FILES = (
     ".mcp.json",
     ".crow/config.toml",
     ".crow/prompts/*.md.j2",
     *(f"{folder}/skills/*/**/*" for folder in (".crow", ".agents", ".claude")),
     *(f"{folder}/commands/**/*.md" for folder in (".crow", ".claude")),
 )
-"""A project's files that can start programs, or change what is asked and what the model is told."""
+"""A project's files that can start programs, or change permissions and prompts."""
 
 
-class Trust:
-    """The trusted folders, in a file of crow's own."""
+class TrustedFolders:
+    """The trusted folders, stored in crow's data."""
 
     def __init__(self, data: Path) -> None:
         self.file = data / "trust.json"
 
-    def trusts(self, folder: Path) -> bool:
-        """Whether the user trusted this folder with its settings exactly as they are now."""
+    def is_trusted(self, folder: Path) -> bool:
+        """Return whether the user trusted this folder with its present settings."""
         try:
-            known = self.read().get(str(folder.resolve()))
-            return known is not None and known == fingerprint(folder)
+            trusted = self.read().get(str(folder.resolve()))
+            return trusted is not None and trusted == hash_project_files(folder)
         except OSError:
-            return False  # what cannot be read has not been agreed to
+            return False  # the user has not agreed to what cannot be read
 
-    def remember(self, folder: Path) -> None:
-        """Trust a folder's settings as they are. Raises OSError."""
-        trusted = {**self.read(), str(folder.resolve()): fingerprint(folder)}
+    def add(self, folder: Path) -> None:
+        """Trust a folder's present settings. Raises OSError."""
+        trusted = {**self.read(), str(folder.resolve()): hash_project_files(folder)}
         self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         new = self.file.with_suffix(f".{os.getpid()}.tmp")
         new.write_bytes(msgspec.json.encode(trusted))
@@ -41,22 +41,23 @@ class Trust:
         new.replace(self.file)
 
     def read(self) -> Mapping[str, str]:
+        """Return the hashes of the trusted folders' files, by the folders' paths."""
         try:
             return msgspec.json.decode(self.file.read_bytes(), type=dict[str, str])
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            return {}  # no list, no trust
+            return {}  # without a list no folder is trusted
 
 
-def settings_in(folder: Path) -> list[Path]:
-    """The settings a folder would bring, with all that lies beside a skill, but for what Python leaves there."""
-    found = (path for name in FILES for path in sorted(folder.glob(name)))
-    return [path for path in found if path.is_file() and path.parent.name != "__pycache__"]
+def list_project_files(folder: Path) -> list[Path]:
+    """List the files of a folder's settings and skills, without Python's caches."""
+    paths = (path for name in PROJECT_FILES for path in sorted(folder.glob(name)))
+    return [path for path in paths if path.is_file() and path.parent.name != "__pycache__"]
 
 
-def fingerprint(folder: Path) -> str:
-    """A digest of all the settings a folder would bring."""
+def hash_project_files(folder: Path) -> str:
+    """Return a hash of the names and contents of a folder's settings."""
     digest = hashlib.sha256()
-    for path in settings_in(folder):
+    for path in list_project_files(folder):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()

@@ -1,8 +1,8 @@
-"""Doubles for the two ends of an agent, shipped so that your tests can use what ours use.
+"""Test doubles for models, endpoints, clients and MCP servers.
 
-`ScriptedModel` plays a model in the same process, `ScriptedServer` plays a chat-completions endpoint over real HTTP.
-`connect(crow)` gives an `Editor` in conversation with an agent, over ACP in memory. `CHAOS` holds the ways in which
-endpoints misbehave: `ScriptedServer(CHAOS["missing ids"](script))`; for MCP servers that do, see `servers.py`.
+`ScriptedModel` is a model in the same process, `ScriptedServer` a chat-completions endpoint over HTTP. `connect(crow)`
+connects an `Editor` with an agent over ACP in memory. `CHAOS` holds faults of endpoints:
+`ScriptedServer(CHAOS["missing ids"](script))`. `servers.py` has faulty MCP servers.
 """
 
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "ScriptedServer":
-        from crow_core.testing.server import ScriptedServer  # brings Starlette and uvicorn: only for those who serve
+        from crow_core.testing.server import ScriptedServer  # imports Starlette and uvicorn
 
         return ScriptedServer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

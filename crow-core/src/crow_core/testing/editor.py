@@ -1,4 +1,4 @@
-"""An editor that writes down what it is shown, and the shortest way from it to an agent."""
+"""An ACP client that records what it receives, and its connection to an agent."""
 
 import asyncio
 import os
@@ -51,12 +51,12 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Terminal:
-    """A command that runs for the agent."""
+class EditorTerminal:
+    """A command that an agent runs in the client's terminal."""
 
     process: Process
     limit: int | None
-    """Bytes of the output to keep."""
+    """The most bytes of the output to keep; None means all."""
     output: bytearray = field(default_factory=bytearray)
     truncated: bool = False
 
@@ -71,7 +71,7 @@ class Terminal:
                 self.truncated = True
                 del self.output[: -self.limit]
 
-    async def ended(self) -> WaitForTerminalExitResponse:
+    async def wait(self) -> WaitForTerminalExitResponse:
         code = await self.process.wait()
         await self.reading
         if code < 0:
@@ -85,13 +85,13 @@ class Terminal:
     async def close(self) -> None:
         """Kill the command and wait for its end."""
         self.kill()
-        await self.ended()
+        await self.wait()
 
 
 class Editor(AcpClient):
-    """An ACP client that records every update, answers permission questions as told, and has files and terminals.
+    """An ACP client that records every update, answers permission requests, and has files and terminals.
 
-    What of these it offers is for its capabilities to say: it answers also when it should not have been asked.
+    It answers requests for files and terminals even if its capabilities do not offer them.
     """
 
     def __init__(self, transport: Transport, *, permit: str | None = "allow_once") -> None:
@@ -102,47 +102,47 @@ class Editor(AcpClient):
                 "session/request_permission": self.on_permission,
                 "elicitation/create": self.on_elicitation,
                 "elicitation/complete": self.on_complete,
-                "fs/read_text_file": self.asked("fs/read_text_file", self.on_read),
-                "fs/write_text_file": self.asked("fs/write_text_file", self.on_write),
-                "terminal/create": self.asked("terminal/create", self.on_create),
-                "terminal/output": self.asked("terminal/output", self.on_output),
-                "terminal/wait_for_exit": self.asked("terminal/wait_for_exit", self.on_wait),
-                "terminal/kill": self.asked("terminal/kill", self.on_kill),
-                "terminal/release": self.asked("terminal/release", self.on_release),
+                "fs/read_text_file": self.record_requests("fs/read_text_file", self.on_read),
+                "fs/write_text_file": self.record_requests("fs/write_text_file", self.on_write),
+                "terminal/create": self.record_requests("terminal/create", self.on_create),
+                "terminal/output": self.record_requests("terminal/output", self.on_output),
+                "terminal/wait_for_exit": self.record_requests("terminal/wait_for_exit", self.on_wait),
+                "terminal/kill": self.record_requests("terminal/kill", self.on_kill),
+                "terminal/release": self.record_requests("terminal/release", self.on_release),
             },
         )
         self.permit = permit
-        """The kind of option to choose when asked; None leaves the question open until it is cancelled."""
+        """The kind of the option that answers a permission request; None leaves it open until it is cancelled."""
         self.updates: list[SessionUpdate] = []
         self.questions: list[RequestPermissionRequest] = []
         self.cancelled_questions = 0
         self.answer: (
             CreateElicitationResponse | Callable[[CreateElicitationRequest], CreateElicitationResponse] | None
         ) = None
-        """What is answered to a form or a page, or what gives it; None leaves it open until it is cancelled."""
+        """The answer to a form or a page, or a function that returns it; None leaves it open until it is cancelled."""
         self.forms: list[CreateElicitationRequest] = []
-        """The pages, too."""
+        """All received forms and pages."""
         self.completed: list[str] = []
-        """The pages whose business is done, by their ids."""
+        """The ids of the pages that are completed."""
         self.requests: list[tuple[str, Any]] = []
-        """What the agent asked of files and terminals: method and params, in order."""
+        """The agent's requests for files and terminals: method and params, oldest first."""
         self.cancelled: list[str] = []
-        """The methods of those that it took back."""
+        """The methods of those requests that the agent cancelled."""
         self.waits: dict[str, asyncio.Event] = {}
-        """Methods that are answered only when the event has been set."""
+        """Events by the method whose answer waits for them."""
         self.refuses: set[str] = set()
         """Methods that are answered with an error."""
         self.buffers: dict[str, str] = {}
-        """Texts with changes not saved yet, by path; other files are shown as they are on the disk."""
+        """Unsaved texts, by path; other files are read from the disk."""
         self.on_save: Callable[[str], str] = str
-        """What becomes of a text when it is saved."""
-        self.terminals: dict[str, Terminal] = {}
-        """Those not given back, by id."""
-        self.opened = 0
-        """How many there have been."""
-        self.lost: list[str] = []
-        """The terminals that an update named when they did not exist."""
-        self._news = asyncio.Condition()
+        """Converts a text when it is saved."""
+        self.terminals: dict[str, EditorTerminal] = {}
+        """The terminals that are not released, by id."""
+        self.opened_terminals = 0
+        """The number of terminals created so far."""
+        self.missing_terminals: list[str] = []
+        """The ids of terminals that an update named when they did not exist."""
+        self._changed = asyncio.Condition()
 
     async def on_update(self, notification: SessionNotification) -> None:
         self.updates.append(notification.update)
@@ -150,17 +150,17 @@ class Editor(AcpClient):
             named = [
                 part.terminal_id for part in notification.update.content or [] if isinstance(part, TerminalContent)
             ]
-            self.lost += [terminal for terminal in named if terminal not in self.terminals]
-        await self.spread()
+            self.missing_terminals += [terminal for terminal in named if terminal not in self.terminals]
+        await self.notify_waiters()
 
-    async def spread(self) -> None:
-        """Have `until` look again."""
-        async with self._news:
-            self._news.notify_all()
+    async def notify_waiters(self) -> None:
+        """Make `until` check its condition again."""
+        async with self._changed:
+            self._changed.notify_all()
 
     async def on_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
         self.questions.append(question)
-        await self.spread()
+        await self.notify_waiters()
         if self.permit is None:
             try:
                 await asyncio.Event().wait()
@@ -172,8 +172,8 @@ class Editor(AcpClient):
 
     async def on_elicitation(self, form: CreateElicitationRequest) -> CreateElicitationResponse:
         self.forms.append(form)
-        async with self._news:
-            self._news.notify_all()
+        async with self._changed:
+            self._changed.notify_all()
         if self.answer is not None:
             return self.answer(form) if callable(self.answer) else self.answer
         try:
@@ -184,15 +184,15 @@ class Editor(AcpClient):
 
     async def on_complete(self, notification: CompleteElicitationNotification) -> None:
         self.completed.append(notification.elicitation_id)
-        async with self._news:
-            self._news.notify_all()
+        async with self._changed:
+            self._changed.notify_all()
 
-    def asked(self, method: str, answer: Handler) -> Handler:
-        """Answers a method, unless told otherwise."""
+    def record_requests(self, method: str, answer: Handler) -> Handler:
+        """Wrap a handler so that its requests are recorded, and delayed or refused as `waits` and `refuses` say."""
 
         async def handle(params: Any) -> Any:
             self.requests.append((method, params))
-            await self.spread()
+            await self.notify_waiters()
             try:
                 if method in self.waits:
                     await self.waits[method].wait()
@@ -201,7 +201,7 @@ class Editor(AcpClient):
                 return await answer(params)
             except asyncio.CancelledError:
                 self.cancelled.append(method)
-                await self.spread()
+                await self.notify_waiters()
                 raise
 
         return handle
@@ -229,17 +229,17 @@ class Editor(AcpClient):
             stderr=STDOUT,
             start_new_session=True,
         )
-        self.opened += 1
-        id = f"terminal-{self.opened}"
-        self.terminals[id] = Terminal(process, request.output_byte_limit or None)
-        return CreateTerminalResponse(terminal_id=id)
+        self.opened_terminals += 1
+        terminal_id = f"terminal-{self.opened_terminals}"
+        self.terminals[terminal_id] = EditorTerminal(process, request.output_byte_limit or None)
+        return CreateTerminalResponse(terminal_id=terminal_id)
 
     async def on_output(self, request: TerminalOutputRequest) -> TerminalOutputResponse:
         terminal = self.terminal(request.terminal_id)
         return TerminalOutputResponse(output=terminal.output.decode(errors="replace"), truncated=terminal.truncated)
 
     async def on_wait(self, request: WaitForTerminalExitRequest) -> WaitForTerminalExitResponse:
-        return await self.terminal(request.terminal_id).ended()
+        return await self.terminal(request.terminal_id).wait()
 
     async def on_kill(self, request: KillTerminalRequest) -> None:
         self.terminal(request.terminal_id).kill()
@@ -247,39 +247,39 @@ class Editor(AcpClient):
     async def on_release(self, request: ReleaseTerminalRequest) -> None:
         await self.terminal(request.terminal_id).close()
         del self.terminals[request.terminal_id]
-        await self.spread()
+        await self.notify_waiters()
 
-    def terminal(self, id: str) -> Terminal:
+    def terminal(self, id: str) -> EditorTerminal:
         try:
             return self.terminals[id]
         except KeyError:
             raise RpcError(NOT_FOUND, "Not found", details=f"There is no terminal {id!r}.") from None
 
-    def methods(self) -> list[str]:
-        """The methods of `requests`."""
+    def list_requested_methods(self) -> list[str]:
+        """Return the methods of `requests`."""
         return [method for method, _ in self.requests]
 
-    async def until(self, true: "Callable[[Editor], Any]") -> None:
-        """Wait until something has been shown or asked."""
-        async with self._news:
-            await self._news.wait_for(lambda: true(self))
+    async def until(self, condition: "Callable[[Editor], Any]") -> None:
+        """Wait until `condition(self)` is true; it is checked after every update and request."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: condition(self))
 
     def of(self, kind: type[T]) -> list[T]:
-        """The updates of one kind."""
+        """Return the updates of one type."""
         return [update for update in self.updates if isinstance(update, kind)]
 
     @property
     def text(self) -> str:
-        """What the agent said, without its thoughts."""
+        """The agent's text, without reasoning."""
         return "".join(u.content.text for u in self.of(AgentMessageChunk) if isinstance(u.content, TextBlock))
 
     @property
     def thoughts(self) -> str:
-        """What the agent thought aloud, and the notices."""
+        """The agent's reasoning, and the notices."""
         return "".join(u.content.text for u in self.of(AgentThoughtChunk) if isinstance(u.content, TextBlock))
 
     def calls(self) -> dict[str, list[str]]:
-        """The states each tool call went through, in order, by its id."""
+        """Return the statuses of each tool call, oldest first, by its id."""
         states: dict[str, list[str]] = {}
         for update in self.updates:
             if isinstance(update, ToolCall | ToolCallUpdate) and update.status:

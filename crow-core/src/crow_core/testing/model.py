@@ -1,4 +1,4 @@
-"""A model without HTTP: the shortest way to a test of the loop."""
+"""A model without HTTP, for tests of the loop."""
 
 import asyncio
 import copy
@@ -6,13 +6,13 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from crow_core.testing.script import Reply, deltas, finish_reason, in_order, usage
+from crow_core.testing.script import Reply, get_finish_reason, get_usage, play_in_order, to_deltas
 
 
 class ScriptedModel:
-    """Streams the replies of a list in order, or what a function makes of each request.
+    """Streams the replies of a list in order, or the reply that a function returns for each request.
 
-    Asked once more than the list is long, it raises `ScriptEnded`.
+    It raises `ScriptEnded` after the end of the list.
     """
 
     def __init__(
@@ -23,10 +23,10 @@ class ScriptedModel:
     ) -> None:
         self.name = name
         self.window = window
-        """Tokens it pretends to have room for; None when nobody said."""
+        """Tokens that fit into one request and its reply; None if unknown."""
         self.requests: list[dict[str, Any]] = []
-        """Copies of the requests, oldest first: what was asked, whatever became of the messages since."""
-        self._script = script if callable(script) else in_order(script)
+        """Copies of the requests, oldest first, so that later changes of their messages do not show."""
+        self._script = script if callable(script) else play_in_order(script)
 
     async def stream(self, request: dict[str, Any]) -> AsyncIterator[Any]:
         """Yield the reply's deltas, then `{"finish_reason": ..., "usage": ...}`; raises the reply's `error`."""
@@ -34,11 +34,11 @@ class ScriptedModel:
         turn = len(self.requests)
         answer = self._script(request)
         reply = await answer if inspect.isawaitable(answer) else answer
-        for delta in deltas(reply, turn):
+        for delta in to_deltas(reply, turn):
             yield delta
             await asyncio.sleep(reply.pace)
         if reply.error:
             raise reply.error
         if reply.hang:
             await asyncio.Event().wait()
-        yield {"finish_reason": finish_reason(reply), "usage": usage(reply, request)}
+        yield {"finish_reason": get_finish_reason(reply), "usage": get_usage(reply, request)}

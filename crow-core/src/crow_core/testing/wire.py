@@ -1,4 +1,4 @@
-"""The client's end of a conversation in bare lines: for what no well-behaved client would say."""
+"""A client that sends and receives lines, for messages that a correct client would not send."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from crow_core.acp.transports import Memory, memory_pair
+from crow_core.acp.transports import MemoryTransport, memory_pair
 from crow_core.agent import Agent, AppSource
 from crow_core.app import Crow
 
-RUBBISH = [
+INVALID_LINES = [
     b"[]",
     b"7",
     b"null",
@@ -39,50 +39,51 @@ RUBBISH = [
     b'{"jsonrpc": "2.0", "method": "session/cancel", "params": {"x": ' + b"[" * 5000 + b"]" * 5000 + b"}}",
     b" \t ",
 ]
-"""Lines that are no request, or one that nobody can read; none of them has an effect."""
+"""Lines that are no valid request. None of them has an effect."""
 
 
-class Wire:
-    """The client's end, in lines."""
+class RawClient:
+    """The client's end of a connection, in lines."""
 
-    def __init__(self, transport: Memory) -> None:
+    def __init__(self, transport: MemoryTransport) -> None:
         self.transport = transport
         self.last_id = 0
-        self.heard: list[dict[str, Any]] = []
-        """Everything that came, in order."""
+        self.received: list[dict[str, Any]] = []
+        """All received messages, oldest first."""
 
-    def tell(self, method: str, params: Any) -> None:
+    def notify(self, method: str, params: Any) -> None:
         self.transport.write(msgspec.json.encode({"jsonrpc": "2.0", "method": method, "params": params}) + b"\n")
 
     def send(self, id: int | str, method: str, params: Any) -> None:
-        """A request whose answer is not waited for."""
+        """Send a request without waiting for its answer."""
         request = {"jsonrpc": "2.0", "id": id, "method": method, "params": params}
         self.transport.write(msgspec.json.encode(request) + b"\n")
 
     async def ask(self, method: str, params: Any) -> dict[str, Any]:
-        """The whole answer to a request, an error too."""
-        self.last_id = id = self.last_id + 1
-        self.send(id, method, params)
+        """Send a request and return the message that answers it, which may be an error."""
+        self.last_id += 1
+        request_id = self.last_id
+        self.send(request_id, method, params)
         while True:
-            message = await self.hear()
-            if message.get("id") == id and "method" not in message:
+            message = await self.receive()
+            if message.get("id") == request_id and "method" not in message:
                 return message
 
-    async def hear(self) -> dict[str, Any]:
-        self.heard.append(msgspec.json.decode(await self.transport.readline()))
-        return self.heard[-1]
+    async def receive(self) -> dict[str, Any]:
+        self.received.append(msgspec.json.decode(await self.transport.readline()))
+        return self.received[-1]
 
 
 @asynccontextmanager
-async def wired(crow: Crow | AppSource, **options: Any) -> AsyncGenerator[Wire]:
-    """A conversation with an agent of this app, before `initialize`; `options` are the agent's."""
-    ours, theirs = memory_pair()
-    agent = Agent(theirs, crow, **options)
+async def connect_raw(crow: Crow | AppSource, **options: Any) -> AsyncGenerator[RawClient]:
+    """Connect to an agent of an app, before `initialize`; `options` are the agent's."""
+    client_end, agent_end = memory_pair()
+    agent = Agent(agent_end, crow, **options)
     serving = asyncio.ensure_future(agent.serve())
     try:
-        yield Wire(ours)
+        yield RawClient(client_end)
     finally:
-        await ours.close()
+        await client_end.close()
         await serving
         if agent.source.made:
             await agent.source.made.shut_down()

@@ -1,33 +1,34 @@
-"""A session as one page of HTML that needs nothing else: no script, no style, image or sound from elsewhere."""
+"""Export a session as one HTML page without scripts, and without styles, images or sounds from other places."""
 
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from crow_persistence.export.story import Story, caption, embedded, in_words
+from crow_persistence.export.transcript import Transcript, decode_media, describe_media, format_time
 
 
-def html(story: Story) -> str:
-    """The page. What was said stands in it as text: nothing of it is markup, and nothing is loaded or run."""
-    return template().render(
-        title=story.summary.title or "Session",
-        facts=story.facts(),
-        parts=story.parts(),
-        embedded=embedded,
-        caption=caption,
-        in_words=in_words,
+def to_html(transcript: Transcript) -> str:
+    """Return the page. All content is escaped: no markup in it is interpreted, nothing is loaded or run."""
+    return load_template().render(
+        title=transcript.summary.title or "Session",
+        facts=transcript.facts(),
+        parts=transcript.parts(),
+        decode_media=decode_media,
+        describe_media=describe_media,
+        format_time=format_time,
     )
 
 
 @cache
-def template() -> Any:
-    from jinja2 import Environment, StrictUndefined  # as in crow_core.prompts
+def load_template() -> Any:
+    """Load the page's template."""
+    from jinja2 import Environment, StrictUndefined  # slow to import, as in crow_core.prompts
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["shown"] = shown
+    environment.filters["replace_invalid"] = replace_invalid
     return environment.from_string((files("crow_persistence.export") / "session.html.j2").read_text("utf-8"))
 
 
-def shown(text: str) -> str:
-    """Text that a page can hold: HTML has no place for a NUL, nor UTF-8 for half a character."""
+def replace_invalid(text: str) -> str:
+    """Return text without characters that a page cannot hold: NUL characters and unpaired surrogates."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")

@@ -1,61 +1,67 @@
-"""A session as Markdown."""
+"""Export a session as Markdown."""
 
 import re
 
 from crow_core.text import fence
 
-from crow_persistence.export.story import Part, Story, Use, caption
+from crow_persistence.export.transcript import Transcript, TranscriptPart, TranscriptToolCall, describe_media
 
 
-def markdown(story: Story) -> str:
-    """A document that every reader of Markdown shows as it is meant, whatever was said in it."""
-    facts = "\n".join(f"- {name}: {code(value)}" for name, value in story.facts())
-    told = [piece for part in story.parts() for piece in pieces(part)]
-    text = "\n\n".join([f"# {line(story.summary.title or 'Session')}", facts, *told]) + "\n"
-    return text.encode("utf-8", "replace").decode()  # half a surrogate pair becomes a question mark
+def to_markdown(transcript: Transcript) -> str:
+    """Return a Markdown document in which no content of the session breaks the layout."""
+    facts = "\n".join(f"- {name}: {format_code(value)}" for name, value in transcript.facts())
+    pieces = [piece for part in transcript.parts() for piece in format_part(part)]
+    text = "\n\n".join([f"# {escape_line(transcript.summary.title or 'Session')}", facts, *pieces]) + "\n"
+    return text.encode("utf-8", "replace").decode()  # an unpaired surrogate becomes a question mark
 
 
-def pieces(part: Part) -> list[str]:
+def format_part(part: TranscriptPart) -> list[str]:
+    """Return the blocks of a part."""
     if part.who == "note":
-        return [f"*{line(part.title)}*", *([fence(part.text)] if part.text else [])]
-    said = [f"## {'User' if part.who == 'user' else 'Assistant'}"]
+        return [f"*{escape_line(part.title)}*", *([fence(part.text)] if part.text else [])]
+    blocks = [f"## {'User' if part.who == 'user' else 'Assistant'}"]
     if part.thought:
-        said.append(quoted(f"Thought:\n\n{part.thought}"))
+        blocks.append(quote(f"Thought:\n\n{part.thought}"))
     if part.text.strip():
-        said.append(enclosed(part.text))
-    said += [f"[{line(caption(url))}]" for url in part.media]
+        blocks.append(quote_unclosed(part.text))
+    blocks += [f"[{escape_line(describe_media(url))}]" for url in part.media]
     if part.cut:
-        said.append(f"*Broke off: {line(part.cut)}*")
-    return said + [piece for use in part.uses for piece in tool(use)]
+        blocks.append(f"*Cut off: {escape_line(part.cut)}*")
+    return blocks + [piece for tool_call in part.tool_calls for piece in format_tool_call(tool_call)]
 
 
-def tool(use: Use) -> list[str]:
-    said = [f"### {line(use.name)}: {code(use.title)}{' (failed)' if use.failed else ''}", fence(use.arguments)]
-    if use.decision:
-        said.append(f"*{line(use.decision)}*")
-    if use.answer:
-        said.append(fence(use.answer))
-    said += [f"[{line(caption(url))}]" for url in use.media]
-    return said + [fence(diff).replace("\n", "diff\n", 1) for diff in use.diffs]
+def format_tool_call(tool_call: TranscriptToolCall) -> list[str]:
+    """Return the blocks of a tool call."""
+    blocks = [
+        f"### {escape_line(tool_call.name)}: {format_code(tool_call.title)}{' (failed)' if tool_call.failed else ''}",
+        fence(tool_call.arguments),
+    ]
+    if tool_call.decision:
+        blocks.append(f"*{escape_line(tool_call.decision)}*")
+    if tool_call.answer:
+        blocks.append(fence(tool_call.answer))
+    blocks += [f"[{escape_line(describe_media(url))}]" for url in tool_call.media]
+    return blocks + [fence(diff).replace("\n", "diff\n", 1) for diff in tool_call.diffs]
 
 
-def enclosed(text: str) -> str:
-    """What was said, as it is; quoted where it could run on into what follows: a fence or HTML that is not closed."""
+def quote_unclosed(text: str) -> str:
+    """Return a text, quoted if it has HTML or an unclosed fence that could swallow what follows."""
     fences = re.findall(r"(?m)^[ >]*(?:```+|~~~+)", text)
-    return quoted(text) if len(fences) % 2 or re.search(r"(?m)^[ >]*<[!?/A-Za-z]", text) else text
+    return quote(text) if len(fences) % 2 or re.search(r"(?m)^[ >]*<[!?/A-Za-z]", text) else text
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
+    """Return a text as a Markdown quotation."""
     return "\n".join(f"> {line}".rstrip() for line in text.splitlines())
 
 
-def line(text: str) -> str:
-    """Text of one line in which nothing is Markdown."""
+def escape_line(text: str) -> str:
+    """Return a text in one line, with Markdown escaped."""
     return re.sub(r"([\\`*_{}\[\]<>#|~&])", r"\\\1", " ".join(text.split()))
 
 
-def code(text: str) -> str:
-    """One line of code that its own content cannot close."""
+def format_code(text: str) -> str:
+    """Return a text as one line of code that its content cannot end."""
     text = " ".join(text.split())
     fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
     pad = " " if text.startswith("`") or text.endswith("`") else ""

@@ -1,7 +1,7 @@
-"""Masks what looks like a secret, so that a session can be given away. A net, not a wall: look before you publish.
+"""Mask likely secrets before a session is given away. Some secrets may remain: look before you publish.
 
-A secret is known by its form (a key's prefix, the frame of a private key) or by the name it is given (`password = …`).
-Digests and ids without such a name stay as they are.
+A secret is recognised by its form (a key's prefix, the frame of a private key) or by the name it is assigned to
+(`password = …`). Digests and ids without such a name are not masked.
 """
 
 import re
@@ -14,13 +14,13 @@ from crow_core.messages import JSON_OBJECT
 MASK = "[redacted]"
 
 IMAGE = re.compile(r"data:[\w/+.-]{1,100};base64,[A-Za-z0-9+/=]*$")
-"""Noise, in which anything may turn up."""
+"""Base64 data, which may look like any secret by chance."""
 
 PRIVATE_KEY = re.compile(
     r"(-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)"
     r"(?:[\w+/=:,.\s\\|()-]{1,20000}?(?=-----END )|(?:(?:\s|\\[nr]){0,4}[A-Za-z0-9+/=]{32,}){1,400})"
 )
-"""Up to its end, also with line numbers or a diff's signs; where the end was cut off, as long as its lines are long."""
+"""A private key up to its end, also with line numbers or diff signs; without an end, as many long lines as follow."""
 
 PREFIXED = re.compile(
     r"\b(?:"
@@ -37,12 +37,12 @@ PREFIXED = re.compile(
 )
 
 SK = re.compile(r"\bsk-(?!ecdsa|ssh)[\w-]{17,}")
-"""OpenAI, Anthropic, OpenRouter, DeepSeek and others; also names of CSS classes, which hold few digits."""
+"""Keys of OpenAI, Anthropic, OpenRouter, DeepSeek and others. CSS class names match, too, but hold few digits."""
 
 WEBHOOK = re.compile(r"(hooks\.slack\.com/(?:services|workflows)/|discord(?:app)?\.com/api/webhooks/)[\w/-]{20,}")
 
 REFERENCE = r"(?!\[redacted|[$<{%*~]|\.\.\.|/(?![\w+/]*=))"
-"""A variable, a placeholder, a path: not the secret itself."""
+"""Lookahead that excludes variables, placeholders and paths, which are not secrets themselves."""
 
 URL = re.compile(
     rf"([a-z][a-z0-9+.-]{{1,20}}://[^\s/:@\"'<>`]{{0,200}}:){REFERENCE}[^\s/@\"'<>`]{{1,500}}(?=@[\w.\[-])", re.I
@@ -79,8 +79,8 @@ FLAG = re.compile(
 )
 
 
-def redact(text: str) -> str:
-    """The text with its secrets masked. To do it again changes nothing."""
+def redact_text(text: str) -> str:
+    """Return a text with its secrets masked. Redacting twice gives the same result."""
     if IMAGE.match(text):
         return text
     text = PRIVATE_KEY.sub(rf"\1\n{MASK}\n", text) if "PRIVATE KEY" in text else text
@@ -90,64 +90,65 @@ def redact(text: str) -> str:
     text = URL.sub(rf"\1{MASK}", text)
     for pattern in (QUERY, HEADER, COOKIE, FLAG):
         text = pattern.sub(lambda found: f"{found[1]}{MASK}" if is_random(found[2]) else found[0], text)
-    return ASSIGNED.sub(assigned, text)
+    return ASSIGNED.sub(mask_assignment, text)
 
 
-def redacted(value: Any, name: str = "") -> Any:
-    """JSON data with the secrets in its strings masked; `name` is the key it stands under. Keys stay as they are."""
+def redact_data(value: Any, name: str = "") -> Any:
+    """Return JSON data with the secrets in its strings masked; `name` is the key of the value. Keys are not changed."""
     match value:
         case str(text):
-            if name == "arguments" and (arguments := as_object(text)) is not None:
-                masked = redacted(arguments)
+            if name == "arguments" and (arguments := parse_object(text)) is not None:
+                masked = redact_data(arguments)
                 return text if masked == arguments else msgspec.json.encode(masked).decode()
-            return MASK if name and is_secret(name, text) else redact(text)
+            return MASK if name and is_secret(name, text) else redact_text(text)
         case dict():
             items = cast(Mapping[str, Any], value).items()
-            return {key: redacted(inner, key) for key, inner in items}
+            return {key: redact_data(inner, key) for key, inner in items}
         case list():
-            return [redacted(inner, name) for inner in cast(list[Any], value)]
+            return [redact_data(inner, name) for inner in cast(list[Any], value)]
         case _:
             return value
 
 
-def as_object(text: str) -> dict[str, Any] | None:
+def parse_object(text: str) -> dict[str, Any] | None:
+    """Parse a JSON object; None if the text is something else."""
     try:
         return JSON_OBJECT.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return None
 
 
-def assigned(found: re.Match[str]) -> str:
-    """What becomes of a name and its value."""
+def mask_assignment(found: re.Match[str]) -> str:
+    """Return the replacement for a name and its value."""
     quoted, bare = found["quoted"], found["bare"]
     if quoted is not None:
         masked = is_literal(found[1], quoted)
         return f"{found[1]}{found['quote']}{MASK}" if masked else found[0]
-    env = re.match(r"[A-Z_]+=$", found[1])  # as in a .env file, where a value is never the name of something else
+    env = re.match(r"[A-Z_]+=$", found[1])  # as in a .env file, where a value is never a variable's name
     return f"{found[1]}{MASK}" if env or is_value(bare) else found[0]
 
 
 def is_secret(name: str, text: str) -> bool:
-    """Whether a string under a key is a secret, by the key's name."""
+    """Test whether a string is a secret by the name of its key."""
     found = re.search(rf"{NAME}$", name, re.I)
     return found is not None and re.fullmatch(rf"{REFERENCE}\S{{4,9999}}", text) is not None and is_literal(name, text)
 
 
 def is_literal(name: str, text: str) -> bool:
-    """Whether a quoted text is a secret, not a word about one. What is called a password need not look random."""
+    """Test whether a quoted text is a secret rather than a word about one. A password need not look random."""
     if re.search(r"pass|pwd", name, re.I):
         return re.fullmatch(rf"\W*{NAME}\W*|str(ing)?|text|true|false|none|null", text, re.I) is None
     return is_random(text)
 
 
 def is_value(text: str) -> bool:
-    """Whether an unquoted text is a secret rather than the name of a variable."""
+    """Test whether an unquoted text is a secret rather than the name of a variable."""
     is_name = re.fullmatch(r"[a-z_]+\d?|[A-Z_]+\d?|\w+(\.\w+)+|[A-Za-z]+", text.rstrip(".:!?"))
     return is_name is None and any(map(str.isdigit, text)) and any(map(str.isalpha, text))
 
 
 def is_random(text: str) -> bool:
-    """Whether a text looks drawn rather than written: digits among letters, or both cases and digits."""
+    """Test whether a text looks random: digits among letters, or both cases and digits."""
     digits = sum(map(str.isdigit, text))
     mixed = text != text.lower() and text != text.upper()
     return len(text) >= 8 and (digits >= 3 or (digits >= 1 and mixed))

@@ -1,7 +1,7 @@
-"""What was done to the tables since there were any: one file a revision in `versions`; none is changed once released.
+"""The migrations of the tables, one file per revision in `versions`. A released revision is never changed.
 
-A new one comes with the change to `tables.py`, with HEAD in `database.py`, and with a database as it leaves it
-(`tests/databases/make.py`), so that it can be brought up to date for ever.
+A new revision needs a change of `tables.py`, LATEST_REVISION in `database.py`, and a dump of a database of that
+revision (`tests/databases/make.py`), so that tests can always update it.
 """
 
 from alembic import command
@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 
 def config(connection: Connection) -> Config:
-    """Alembic's settings, with the connection that it is to work on."""
+    """Return Alembic's settings for a connection."""
     config = Config()
     config.set_main_option("script_location", "crow_persistence:migrations")
     config.attributes["connection"] = connection
@@ -18,5 +18,5 @@ def config(connection: Connection) -> Config:
 
 
 def upgrade(connection: Connection, revision: str = "head") -> None:
-    """Bring the tables to a revision, in the connection's transaction."""
+    """Update the tables to a revision, in the connection's transaction."""
     command.upgrade(config(connection), revision)

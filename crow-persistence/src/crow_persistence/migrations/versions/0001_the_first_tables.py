@@ -1,4 +1,4 @@
-"""The first tables. What their columns mean stands in `crow_persistence.tables`."""
+"""Create the first tables. `crow_persistence.tables` explains their columns."""
 
 from alembic import op
 from crow_persistence import search

@@ -1,4 +1,4 @@
-"""What crow itself was given is shown nowhere, whoever says it; what only looks like a secret stays as it is."""
+"""Secrets of settings and the environment are masked everywhere; other texts stay unchanged."""
 
 import json
 import sys
@@ -67,7 +67,7 @@ CLIENTS = McpServer(
 
 
 def leaks(*seen: Any) -> list[str]:
-    """The canaries in what was seen or kept."""
+    """Return the canaries in values."""
     text = json.dumps([msgspec.to_builtins(one) for one in seen])
     return [canary for canary in CANARIES if canary in text]
 
@@ -99,14 +99,14 @@ def test_each_secret_is_found_and_nothing_else():
         ("EMPTY", ""),
     ],
 )
-def test_what_anybody_may_know_is_no_secret(name: str, value: str):
+def test_ordinary_values_are_no_secrets(name: str, value: str):
     assert not find_secrets({"env": {name: value}})
 
 
 @pytest.mark.parametrize(
     "name", ["KEYBOARD", "MAX_TOKENS", "SSH_AUTH_SOCK", "GIT_AUTHOR_EMAIL", "KEYMAP", "TOKENIZERS_PARALLELISM", "PATH"]
 )
-def test_the_environment_is_taken_by_its_names(name: str):
+def test_variables_with_ordinary_names_are_no_secrets(name: str):
     ordinary = {"MAX_TOKENS": "320000000", "GIT_AUTHOR_EMAIL": "jane7x2@example.com", "PATH": "a1b2c3d4e5f6"}
     assert not find_secrets({name: ordinary.get(name, "/run/user/1000/x9y8z7")})
 
@@ -124,11 +124,11 @@ def test_the_environment_is_taken_by_its_names(name: str):
         ({"url": "https://ghp_16C7e42F292c6912E7@github.com/x/y"}, "ghp_16C7e42F292c6912E7"),
     ],
 )
-def test_a_secret_is_known_by_its_name_or_its_place(settings: dict[str, Any], secret: str):
+def test_secret_is_recognized_by_its_name_or_its_table(settings: dict[str, Any], secret: str):
     assert find_secrets(settings) == {secret}
 
 
-def test_a_password_in_an_address_is_known_as_it_is_typed_and_as_it_is_meant():
+def test_password_in_a_url_is_a_secret_with_and_without_escapes():
     assert find_secrets({"url": "postgresql://me:p%40ss-w0rd@db/x"}) == {"p%40ss-w0rd", "p@ss-w0rd"}
 
 
@@ -137,7 +137,7 @@ def test_each_line_of_a_private_key_is_a_secret():
     assert find_secrets({"DEPLOY_KEY": key}) == {key, "MIIEvQIBADANBgkqhkiG9w0BAQ", "q83vZGE12aZw"}
 
 
-def test_variables_called_name_and_value_hide_no_other():
+def test_variables_called_name_and_value_hide_no_others():
     assert find_secrets({"name": "jane", "value": "1", "API_TOKEN": KEY}) == {KEY}
 
 
@@ -147,7 +147,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_without_a_secret_in_it_a_value_stays_as_it_is(value: Any):
+def test_value_without_a_secret_is_unchanged(value: Any):
     assert mask(value, [KEY]) == value
     assert mask(value, []) == value
 
@@ -168,7 +168,7 @@ def test_the_longer_of_two_secrets_is_masked_whole():
 
 
 def leaky(results: list[ToolResult]) -> Server:
-    """A server of ours with a tool that says what it is told to."""
+    """Make a built-in server with a tool that returns the given results."""
     server = FastMCP("leaky")
 
     @server.tool(name="leak", meta={"crow/kind": "edit"})
@@ -179,7 +179,7 @@ def leaky(results: list[ToolResult]) -> Server:
 
 
 def everything() -> ToolResult:
-    """All canaries, in every place of a result."""
+    """Make a result with all canaries, in all of its parts."""
     printed = "\n".join(CANARIES)
     resource = TextResourceContents(uri="file:///secrets.txt", text=printed)
     content = [
@@ -192,7 +192,7 @@ def everything() -> ToolResult:
 
 
 @pytest.mark.anyio
-async def test_no_secret_that_a_person_or_a_tool_says_is_kept_or_shown(tmp_path: Path):
+async def test_secrets_in_prompts_and_tool_results_are_neither_stored_nor_shown(tmp_path: Path):
     model = ScriptedModel([Reply(tool_calls=[Use(name="leak", arguments={})]), Reply("Done.")])
     crow = Crow(model, servers=[leaky([everything(), everything()])])
     crow.use(mask_secrets, known=find_secrets(CONFIG, ENV)).use(truncate, limit=100).use(permissions)
@@ -201,7 +201,7 @@ async def test_no_secret_that_a_person_or_a_tool_says_is_kept_or_shown(tmp_path:
         await editor.prompt(session.session_id, "Use these: " + " ".join(CANARIES))
         (kept,) = crow.sessions.values()
         assert leaks(*kept.log) == []
-        (whole,) = (file.read_text() for file in kept.folders.scratch().iterdir())  # what was too long for the model
+        (whole,) = (file.read_text() for file in kept.folders.scratch().iterdir())  # the text that was truncated
         assert whole.count(MASK) == 12 + 24 + 12
         assert leaks(whole) == []
     assert leaks(*model.requests) == []
@@ -215,7 +215,7 @@ async def test_no_secret_that_a_person_or_a_tool_says_is_kept_or_shown(tmp_path:
 
 
 @pytest.mark.anyio
-async def test_what_is_no_secret_of_ours_stays_byte_exact(tmp_path: Path):
+async def test_text_that_is_no_known_secret_is_unchanged(tmp_path: Path):
     others = "AKIAIOSFODNN7EXAMPLE ghp_16C7e42F292c6912E7 [secret] password=hunter2"
     model = ScriptedModel([Reply("Seen.")])
     async with connect(Crow(model).use(mask_secrets, known=find_secrets(CONFIG, ENV))) as editor:
@@ -228,7 +228,7 @@ STDERR = "import os, sys; sys.exit('cannot log in with ' + 'x' * 280 + os.enviro
 
 
 @pytest.mark.anyio
-async def test_the_last_words_of_a_clients_server_do_not_tell_what_it_was_given(tmp_path: Path):
+async def test_error_output_of_a_clients_server_is_masked(tmp_path: Path):
     server = McpServer(
         name="birds", command=sys.executable, args=["-c", STDERR], env=[EnvVariable(name="BIRD", value=CLIENT_ENV)]
     )
@@ -244,7 +244,7 @@ async def test_the_last_words_of_a_clients_server_do_not_tell_what_it_was_given(
 
 
 @pytest.mark.anyio
-async def test_each_session_masks_what_its_own_servers_were_given(tmp_path: Path):
+async def test_each_session_masks_the_secrets_of_its_own_servers(tmp_path: Path):
     def server(secret: str) -> McpServer:
         headers = [HttpHeader(name="Authorization", value=f"Bearer {secret}")]
         return McpServer(name="web", type="http", url="http://127.0.0.1:9/mcp", headers=headers)

@@ -1,12 +1,13 @@
-// What the clients made with the official TypeScript SDK have in common: they permit every call, greet an agent, say two
-// things to it in a session that is opened here, and cancel the second as soon as its tool call runs.
+// The conversation of the clients made with the official TypeScript SDK: initialize an agent, open a session in the
+// current folder, and send two prompts, of which the second is cancelled as soon as its tool call runs. Every permission
+// is given.
 import * as acp from "@agentclientprotocol/sdk";
 
 const { agent: calls, client: answers } = acp.methods;
 export const questions = [];
 
 export function client() {
-  return acp.client({ name: "judge" }).onRequest(answers.session.requestPermission, ({ params }) => {
+  return acp.client({ name: "reference client" }).onRequest(answers.session.requestPermission, ({ params }) => {
     questions.push(params);
     const { optionId } = params.options.find((option) => option.kind === "allow_once");
     return { outcome: { outcome: "selected", optionId } };
@@ -16,7 +17,7 @@ export function client() {
 export async function greet(agent) {
   return await agent.request(calls.initialize, {
     protocolVersion: acp.PROTOCOL_VERSION,
-    clientInfo: { name: "judge", version: "0" },
+    clientInfo: { name: "reference client", version: "0" },
     clientCapabilities: {},
   });
 }

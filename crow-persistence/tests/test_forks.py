@@ -1,4 +1,4 @@
-"""Forks and rewinds cost a row and copy nothing; what is deleted is gone, but for what somebody still uses."""
+"""Forks and rewinds store one row and copy nothing; deleting a session keeps the rows that its forks use."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -13,7 +13,7 @@ from crow_core.messages import Message, view
 from crow_core.session import Session
 from crow_core.store import Page
 from crow_core.testing import Reply, ScriptedModel
-from crow_persistence import checks, reading, trees
+from crow_persistence import checks, forks, loader
 from crow_persistence.database import Database
 from crow_persistence.entries import pack
 from crow_persistence.extension import persistence
@@ -24,8 +24,8 @@ from sqlalchemy import func, insert, select
 pytestmark = pytest.mark.anyio
 
 
-class Nobody:
-    """A client that looks on and says nothing."""
+class SilentClient:
+    """A client that ignores updates and answers nothing."""
 
     capabilities = ClientCapabilities()
 
@@ -37,7 +37,7 @@ class Nobody:
 
 @asynccontextmanager
 async def app(database: Database) -> AsyncGenerator[Crow]:
-    """An app that remembers in this database; its model echoes."""
+    """Yield an app on this database; its model echoes."""
     model = ScriptedModel(lambda request: Reply(f"To {request['messages'][-1]['content']}."))
     url = database.url.render_as_string(hide_password=False)
     crow = Crow(model).use(persistence, url=url, folder=database.folder)
@@ -53,44 +53,44 @@ async def say(crow: Crow, session: Session, *words: str) -> None:
 
 
 async def talk(crow: Crow, *words: str) -> Session:
-    """A new session in which this was said."""
-    session = await crow.open(Nobody(), "/")
+    """Return a new session with these prompts."""
+    session = await crow.open(SilentClient(), "/")
     await say(crow, session, *words)
     return session
 
 
 async def forked(crow: Crow, id: str, at: str = "") -> Session:
-    session = await crow.fork(Nobody(), id, "/", at=at)
+    session = await crow.fork(SilentClient(), id, "/", at=at)
     assert session is not None
     return session
 
 
 def said(log: list[Message]) -> list[Any]:
-    """What the user has said, as the model reads it."""
+    """Return the user's messages as the model receives them."""
     return [message["content"] for message in view(log) if message["role"] == "user"]
 
 
 def stored(database: Database, id: str) -> list[Message]:
-    """The log as anybody can read it."""
-    with database.reading() as connection:
-        record = reading.load(connection, reading.find(connection, id))
+    """Return the stored log of a session."""
+    with database.begin_read() as connection:
+        record = loader.load_session(connection, loader.find_session(connection, id))
     assert not record.damage
     return record.log
 
 
 def count(database: Database) -> dict[str, int]:
-    """How many rows are in each table."""
-    with database.reading() as connection:
+    """Return the number of rows in each table."""
+    with database.begin_read() as connection:
         tables = metadata.sorted_tables
         return {table.name: connection.scalar(select(func.count()).select_from(table)) or 0 for table in tables}
 
 
 def entry_id(session: Session, words: str) -> str:
-    """The id of the entry with this content."""
+    """Return the id of the entry with this content."""
     return next(entry.get("crow", {})["id"] for entry in session.log if entry.get("content") == words)
 
 
-async def test_a_fork_is_one_row_and_goes_its_own_way(database: Database):
+async def test_fork_is_one_row_and_independent(database: Database):
     async with app(database) as crow:
         first = await talk(crow, "one", "two")
         before = count(database)
@@ -104,7 +104,7 @@ async def test_a_fork_is_one_row_and_goes_its_own_way(database: Database):
         assert stored(database, fork.id) == fork.log
 
 
-async def test_a_fork_can_begin_in_the_middle(database: Database):
+async def test_fork_can_begin_at_an_earlier_entry(database: Database):
     async with app(database) as crow:
         first = await talk(crow, "one", "two", "three")
         fork = await forked(crow, first.id, entry_id(first, "To one."))
@@ -113,37 +113,37 @@ async def test_a_fork_can_begin_in_the_middle(database: Database):
         assert stored(database, fork.id) == fork.log
         with pytest.raises(StoreError, match=f"Session {first.id} has no entry 'nonsense'"):
             await forked(crow, first.id, "nonsense")
-        assert await crow.fork(Nobody(), "nobody", "/") is None
+        assert await crow.fork(SilentClient(), "nobody", "/") is None
 
 
-async def test_a_fork_carries_name_and_choices_and_its_own_lease(database: Database):
+async def test_fork_copies_title_and_options_and_has_its_own_lease(database: Database):
     async with app(database) as crow, app(database) as other:
         first = await talk(crow, "one")
         await first.set_title("A name")
-        fork = await forked(other, first.id)  # while the first is open elsewhere
-        assert fork.title == "A name"
+        fork = await forked(other, first.id)  # the first session is open in the other app
+        assert fork.log.title == "A name"
         with pytest.raises(SessionBusy):
-            await crow.load(Nobody(), fork.id, "/")
+            await crow.load(SilentClient(), fork.id, "/")
 
 
-async def test_a_fork_has_what_was_said_of_a_reply_that_never_ended(database: Database):
+async def test_fork_copies_the_draft_of_an_unfinished_reply(database: Database):
     async with app(database) as crow:
         first = await talk(crow, "one")
         half: Message = {"role": "assistant", "content": "half a rep", "crow": {"id": "0"}}
-        with database.writing() as connection:
+        with database.begin_write() as connection:
             connection.execute(insert(drafts).values(session=1, at=0, body=pack(half).body))
-            trees.fork(connection, first.id, "f" * 32)
+            forks.fork(connection, first.id, "f" * 32)
         whole = stored(database, "f" * 32)
         assert whole[:-1] == first.log
         assert whole[-1] == {**half, "crow": {"id": "0", "cut": "interrupted"}}
-        fork = await crow.load(Nobody(), "f" * 32, "/")
+        fork = await crow.load(SilentClient(), "f" * 32, "/")
         assert fork is not None
         await say(crow, fork, "two")
         assert stored(database, fork.id) == fork.log
         assert view(fork.log)[2]["content"] == "half a rep"
 
 
-async def test_forks_of_forks_share_what_they_have_in_common(database: Database):
+async def test_forks_of_forks_share_their_common_rows(database: Database):
     async with app(database) as crow:
         first = await talk(crow, "one")
         second = await forked(crow, first.id)
@@ -154,12 +154,12 @@ async def test_forks_of_forks_share_what_they_have_in_common(database: Database)
         await say(crow, fourth, "four")
         assert said(stored(database, third.id)) == ["one", "two", "three"]
         assert said(stored(database, fourth.id)) == ["one", "four"]
-        with database.reading() as connection:
+        with database.begin_read() as connection:
             bodies = connection.scalars(select(messages.c.body).where(messages.c.kind == "user")).all()
         assert len(bodies) == 4
 
 
-async def test_what_was_rewound_is_not_on_the_path_and_not_lost(database: Database):
+async def test_rewound_entries_leave_the_path_and_stay_stored(database: Database):
     async with app(database) as crow:
         session = await talk(crow, "one", "two", "three")
         session.rewind(entry_id(session, "To one."))
@@ -170,16 +170,16 @@ async def test_what_was_rewound_is_not_on_the_path_and_not_lost(database: Databa
         session.rewind("")
         await say(crow, session, "six")
         assert said(stored(database, session.id)) == ["six"]
-        with database.reading() as connection:
+        with database.begin_read() as connection:
             assert [hit.snippet for hit in search(connection, "two") if hit.kind == "user"] == ["⟦two⟧"]
     async with app(database) as crow:
-        again = await crow.load(Nobody(), session.id, "/")
+        again = await crow.load(SilentClient(), session.id, "/")
         assert again is not None
         await say(crow, again, "seven")
         assert said(stored(database, session.id)) == ["six", "seven"]
 
 
-async def test_a_deleted_session_is_gone_but_for_its_tombstone(database: Database):
+async def test_deleted_session_leaves_only_its_own_row(database: Database):
     image = ImageBlock(data="iVBORw0KGgo" * 500, mime_type="image/png")
     async with app(database) as crow:
         session = await talk(crow, "one")
@@ -190,18 +190,18 @@ async def test_a_deleted_session_is_gone_but_for_its_tombstone(database: Databas
         await crow.delete(session.id)
         await crow.delete(session.id)
         await crow.delete("nobody")
-        assert await crow.load(Nobody(), session.id, "/") is None
+        assert await crow.load(SilentClient(), session.id, "/") is None
         assert await crow.list_sessions.run("", "", 9) == Page([])
     left = {name: number for name, number in count(database).items() if number}
     assert left == {"sessions": 1, "prompts": 1, "decisions": 1}
-    with database.reading() as connection:
+    with database.begin_read() as connection:
         tomb = connection.execute(select(sessions)).one()
         assert (tomb.id, tomb.title, tomb.cwd, tomb.roots, tomb.options) == (session.id, None, "", "[]", "{}")
         assert tomb.deleted
         assert search(connection, "two") == []
 
 
-async def test_a_fork_keeps_what_it_uses_of_a_deleted_session(database: Database):
+async def test_fork_keeps_the_rows_it_uses_of_a_deleted_session(database: Database):
     async with app(database) as crow:
         first = await talk(crow, "one", "two", "three")
         fork = await forked(crow, first.id, entry_id(first, "To two."))
@@ -209,19 +209,19 @@ async def test_a_fork_keeps_what_it_uses_of_a_deleted_session(database: Database
         await crow.delete(first.id)
         assert stored(database, fork.id) == fork.log
         assert said(fork.log) == ["one", "two", "four"]
-        with database.reading() as connection:
+        with database.begin_read() as connection:
             assert "three" not in str(connection.scalars(select(messages.c.body)).all())
         await say(crow, fork, "five")
         assert stored(database, fork.id) == fork.log
         assert checks.check(database) == []
     async with app(database) as crow:
-        again = await crow.load(Nobody(), fork.id, "/")
+        again = await crow.load(SilentClient(), fork.id, "/")
         assert again is not None
-        assert again.system
+        assert again.prompts.system
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
-async def test_when_the_last_fork_goes_everything_goes(database: Database, order: tuple[int, ...]):
+async def test_deleting_the_last_fork_deletes_all_messages(database: Database, order: tuple[int, ...]):
     async with app(database) as crow:
         first = await talk(crow, "one", "two")
         second = await forked(crow, first.id)
@@ -238,7 +238,7 @@ async def test_when_the_last_fork_goes_everything_goes(database: Database, order
         assert left == {"sessions": 3, "prompts": 1}
 
 
-async def test_a_blob_that_another_session_uses_stays(database: Database):
+async def test_blob_used_by_another_session_stays(database: Database):
     image = ImageBlock(data="iVBORw0KGgo" * 500, mime_type="image/png")
     async with app(database) as crow:
         one, other = await talk(crow, "one"), await talk(crow, "one")

@@ -1,4 +1,4 @@
-"""Slash commands from Markdown files."""
+"""Test slash commands from Markdown files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +8,9 @@ import pytest
 from crow_core.acp.schema import AvailableCommandsUpdate
 from crow_core.app import Crow
 from crow_core.extensions.commands import commands
-from crow_skills.commands import command_files
-from crow_skills.extension import skills
+from crow_skills.command_files import command_files
 from crow_skills.mentions import mentions
+from crow_skills.skills import skills
 
 if TYPE_CHECKING:
     from conftest import Talking
@@ -27,12 +27,12 @@ Review $1 for $2. All: $ARGUMENTS. Costs $100, {{ 7*7 }}, !`id`.
 """
 
 
-def everybody(folder: Path) -> bool:
+def trust_all(folder: Path) -> bool:
     return True
 
 
 def with_files(crow: Crow, **options: Any) -> Crow:
-    return crow.use(command_files, trusted=everybody, **options).use(commands)
+    return crow.use(command_files, trusted=trust_all, **options).use(commands)
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -42,14 +42,14 @@ def write(folder: Path, name: str, text: str) -> Path:
     return file
 
 
-async def test_a_file_is_a_command_with_arguments(app: App, talk: "Talking", project: Path):
+async def test_file_defines_a_command_with_arguments(app: App, talk: "Talking", project: Path):
     write(project / ".crow/commands", "review", REVIEW)
     async with talk(with_files(app())) as it:
         await it.say("/review a.py $2 bugs")
-        assert it.told == "Review a.py for $2. All: a.py $2 bugs. Costs $100, {{ 7*7 }}, !`id`."
+        assert it.last_content == "Review a.py for $2. All: a.py $2 bugs. Costs $100, {{ 7*7 }}, !`id`."
         assert it.replayed == ["/review a.py $2 bugs"]
         (render,) = it.renders("command")
-        assert (render["variables"]["name"], render["text"]) == ("review", it.told)
+        assert (render["variables"]["name"], render["text"]) == ("review", it.last_content)
         (update,) = it.editor.of(AvailableCommandsUpdate)
         (command,) = (command for command in update.available_commands if command.name == "review")
         assert command.description == "Reviews a file"
@@ -57,14 +57,14 @@ async def test_a_file_is_a_command_with_arguments(app: App, talk: "Talking", pro
         assert command.input.hint == "[file] [what for]"
 
 
-async def test_words_without_a_place_come_behind(app: App, talk: "Talking", project: Path):
+async def test_arguments_without_a_placeholder_are_appended(app: App, talk: "Talking", project: Path):
     write(project / ".claude/commands", "git/push", "# Push it\nPush the branch.")
     async with talk(with_files(app())) as it:
         await it.say("/git:push now, please")
-        assert it.told == "# Push it\nPush the branch.\n\nnow, please"
+        assert it.last_content == "# Push it\nPush the branch.\n\nnow, please"
 
 
-async def test_a_projects_file_goes_before_the_users_and_none_before_what_is_built_in(
+async def test_project_files_replace_user_files_but_never_built_in_commands(
     app: App, talk: "Talking", project: Path, tmp_path: Path
 ):
     for name in ("help", "model", "hello"):
@@ -73,37 +73,37 @@ async def test_a_projects_file_goes_before_the_users_and_none_before_what_is_bui
     write(tmp_path / "user", "bye", "Good bye.")
     async with talk(with_files(app(), user=[tmp_path / "user"])) as it:
         await it.say("/hello")
-        assert it.told == "The project's."
+        assert it.last_content == "The project's."
         await it.say("/bye")
-        assert it.told == "Good bye."
+        assert it.last_content == "Good bye."
         await it.say("/help")
         await it.say("/model")
         assert "`/hello`" in it.editor.text
         assert len(it.model.requests) == 2
 
 
-async def test_a_folder_that_is_not_trusted_has_none(app: App, talk: "Talking", project: Path):
+async def test_files_of_an_untrusted_folder_are_not_commands(app: App, talk: "Talking", project: Path):
     write(project / ".crow/commands", "review", REVIEW)
     async with talk(app().use(command_files).use(commands)) as it:
         await it.say("/review a.py bugs")
-        assert it.told == "/review a.py bugs"
+        assert it.last_content == "/review a.py bugs"
 
 
-async def test_what_a_file_mentions_comes_along(app: App, talk: "Talking", project: Path):
+async def test_mentions_and_skills_in_a_command_file_are_added(app: App, talk: "Talking", project: Path):
     write(project / ".crow/commands", "read", "Read @notes.txt with the pdf skill, then $1.")
     write(project / ".crow/skills/pdf", "SKILL", "---\ndescription: Reads PDF.\n---\nHow to read PDF.")
     (project / "notes.txt").write_text("The notes.")
     (project / "more.txt").write_text("More notes.")
-    async with talk(with_files(app()).use(mentions).use(skills, trusted=everybody)) as it:
+    async with talk(with_files(app()).use(mentions).use(skills, trusted=trust_all)) as it:
         await it.say("/read @more.txt")
-        assert it.told.startswith("Read @notes.txt with the pdf skill, then @more.txt.")
-        assert "The notes." in it.told
-        assert it.told.count("More notes.") == 1
-        assert "How to read PDF." in it.told
+        assert it.last_content.startswith("Read @notes.txt with the pdf skill, then @more.txt.")
+        assert "The notes." in it.last_content
+        assert it.last_content.count("More notes.") == 1
+        assert "How to read PDF." in it.last_content
         assert it.replayed == ["/read @more.txt"]
 
 
-async def test_what_cannot_be_a_command_is_none(app: App, talk: "Talking", project: Path, tmp_path: Path):
+async def test_unusable_files_are_not_commands(app: App, talk: "Talking", project: Path, tmp_path: Path):
     folder = project / ".crow/commands"
     write(folder, "with space", "No.")
     write(folder, "broken", "---\n[\n---\nNo.")
@@ -113,6 +113,6 @@ async def test_what_cannot_be_a_command_is_none(app: App, talk: "Talking", proje
     (folder / "stolen.md").symlink_to(write(tmp_path, "secret", "A private key."))
     async with talk(with_files(app())) as it:
         await it.say("/empty")
-        assert "empty.md is empty. Write in it what the command is to say." in it.editor.text
+        assert "empty.md is empty. Write the text of the command into it." in it.editor.text
         names = set(it.session.commands)
         assert not {"with space", "broken", "stolen"} & names

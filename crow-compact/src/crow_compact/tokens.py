@@ -1,0 +1,58 @@
+"""Estimate the tokens of a request from its characters, at the rate that the server's usage reports show."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from crow_core.messages import to_parts
+from crow_core.models.chat import ModelCall, ModelRequest, encode_json
+from crow_core.models.estimate import count_text_characters
+from crow_core.models.usage import count_cached_tokens, to_count
+
+DEFAULT_RATE = 0.3
+"""Tokens per character before the first usage report."""
+MIN_RATE, MAX_RATE = 1 / 6, 1.5
+"""Limits of a believable rate: outside of them a server cuts prompts, or counts something else."""
+MESSAGE_CHARACTERS = 20
+"""Characters added per message for what the chat template puts around it."""
+IMAGE_CHARACTERS = 4_000
+"""Characters that an image counts as, whatever its size."""
+
+
+@dataclass
+class TokenEstimator:
+    """Estimates the tokens of one session's requests to one model, and remembers which were too long."""
+
+    rate: float = 0.0
+    """Tokens per character; 0 before the first reply."""
+    tried: int = 0
+    """Tokens of the request after the last compaction, or before the last one that failed."""
+    refused: int = 0
+    """Tokens of the shortest request that was refused as too long; 0 for none."""
+    is_full: bool = False
+    """Whether the current request was refused as too long, so that it is not compacted a second time."""
+
+    def learn(self, model_call: ModelCall) -> int:
+        """Update the rate from the usage of a model call, if it has one; return the tokens of its request."""
+        characters = count_characters(model_call.request)
+        counted = to_count(model_call.usage.get("prompt_tokens"))
+        cached = count_cached_tokens(model_call.usage)
+        counted += cached if cached > counted else 0  # some gateways leave cached tokens out of the prompt's
+        if counted:
+            self.rate = min(max(counted / characters, MIN_RATE), MAX_RATE)
+        self.rate = self.rate or DEFAULT_RATE
+        tokens = round(self.rate * characters)
+        if tokens > self.refused:
+            self.refused = 0
+        return tokens
+
+    def estimate(self, request: ModelRequest) -> int:
+        """Return the estimated tokens of a request."""
+        return round((self.rate or DEFAULT_RATE) * count_characters(request))
+
+
+def count_characters(request: ModelRequest) -> int:
+    """Return the characters of a request's messages and tools, with the allowances for templates and images."""
+    messages: list[dict[str, Any]] = request["messages"]
+    images = sum(part.get("type") != "text" for message in messages for part in to_parts(message.get("content")))
+    tools = len(encode_json(request["tools"])) if "tools" in request else 0
+    return count_text_characters(messages) + MESSAGE_CHARACTERS * len(messages) + IMAGE_CHARACTERS * images + tools

@@ -1,0 +1,163 @@
+"""FastMCP and the MCP SDK: their import, and everything of theirs that is private or replaced.
+
+No other module of this package imports FastMCP. Importing this one does, which takes about a second: import it where a
+server is connected (`server.import_sdk`). It was written against the versions in `VERSIONS`. A test checks that each
+name in `RELIED_ON` still exists.
+"""
+
+# ruff: noqa: E402 - FastMCP reads its settings when it is imported, so `import_fastmcp` has to run first
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+from mcp import ClientSession
+from mcp.shared.dispatcher import CallOptions
+from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+from mcp.shared.transport_context import TransportContext
+from mcp_types import CallToolResult
+from typing_extensions import Unpack
+
+VERSIONS = {"fastmcp": "4.1.2", "mcp": "2.3.0"}
+"""The versions that this module was written against."""
+
+
+class SettingsFinder(MetaPathFinder):
+    """Finds the module `fastmcp.settings` and calls `isolate_settings` with its class when it has been executed."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target) if fullname == "fastmcp.settings" else None
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                isolate_settings(module.Settings)
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+def isolate_settings(settings: Any) -> None:
+    """Make FastMCP's settings class read no `.env` file and leave logging alone unless a variable turns it on."""
+    from pydantic_settings import InitSettingsSource  # FastMCP has imported it
+
+    def choose_sources(
+        cls: Any, settings_cls: Any, init_settings: Any, env_settings: Any, **others: Any
+    ) -> tuple[Any, ...]:
+        return init_settings, env_settings, InitSettingsSource(settings_cls, {"log_enabled": False})
+
+    settings.model_config["env_file"] = None
+    settings.settings_customise_sources = classmethod(choose_sources)
+
+
+def import_fastmcp() -> None:
+    """Import FastMCP without the `.env` file of the working directory, which may be another project's.
+
+    Does nothing in a program that has imported FastMCP already: its settings are that program's choice.
+    """
+    finder = SettingsFinder()
+    sys.meta_path = [finder, *sys.meta_path]  # a new list: other threads may be iterating over the old one
+    try:
+        importlib.import_module("fastmcp")
+    finally:
+        sys.meta_path = [each for each in sys.meta_path if each is not finder]
+
+
+import_fastmcp()
+
+from fastmcp.client import Client
+from fastmcp.client.auth.oauth import ClientNotFoundError as ClientNotFoundError
+from fastmcp.client.auth.oauth import OAuth as OAuth
+from fastmcp.client.oauth_callback import OAuthCallbackResult as OAuthCallbackResult
+from fastmcp.client.oauth_callback import create_oauth_callback_server as create_oauth_callback_server
+from fastmcp.client.transports import ClientTransport as ClientTransport
+from fastmcp.client.transports import SSETransport as SSETransport
+from fastmcp.client.transports import StreamableHttpTransport as StreamableHttpTransport
+from fastmcp.client.transports.base import SessionKwargs as SessionKwargs
+from fastmcp.client.transports.base import TransportOptions as TransportOptions
+
+RELIED_ON: tuple[tuple[type, str], ...] = (
+    (Client, "_transport_options"),
+    (TransportOptions, "session_class"),
+    (ClientSession, "validate_tool_result"),
+    (JSONRPCDispatcher, "send_raw_request"),
+    (JSONRPCDispatcher, "_closed"),
+)
+"""Each class with a name of its that is private, or that a subclass here replaces."""
+
+FilterAnswer = Callable[[str, dict[str, Any], str], dict[str, Any]]
+"""Takes a request's method, the server's answer and the version of MCP; returns the answer to use instead."""
+
+
+class FilteringDispatcher(JSONRPCDispatcher[TransportContext]):
+    """Sends requests, and filters their answers before the SDK validates them."""
+
+    def __init__(self, read_stream: Any, write_stream: Any, filter_answer: Callable[[str, Any], Any]) -> None:
+        super().__init__(read_stream, write_stream)
+        self.filter_answer = filter_answer
+
+    async def send_raw_request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        opts: CallOptions | None = None,
+        *,
+        _related_request_id: str | int | None = None,
+    ) -> dict[str, Any]:
+        answer = await super().send_raw_request(method, params, opts, _related_request_id=_related_request_id)
+        return self.filter_answer(method, answer)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the server has closed the connection. The SDK has no public sign of it."""
+        return self._closed
+
+
+class CheckedSession(ClientSession):
+    """A session that filters answers, and checks a tool's result only if `can_check(tool)` is true."""
+
+    def __init__(
+        self,
+        read_stream: Any,
+        write_stream: Any,
+        *,
+        can_check: Callable[[str], bool],
+        filter_answer: FilterAnswer,
+        **options: Unpack[SessionKwargs],
+    ) -> None:
+        self.dispatcher = FilteringDispatcher(
+            read_stream, write_stream, lambda method, answer: filter_answer(method, answer, self.protocol_version or "")
+        )
+        super().__init__(dispatcher=self.dispatcher, **options)
+        self.can_check = can_check
+
+    async def validate_tool_result(self, name: str, result: CallToolResult) -> None:
+        if self.can_check(name) and result.structured_content is not None:
+            await super().validate_tool_result(name, result)
+
+
+class CheckedClient(Client[Any]):
+    """FastMCP's client, with a `CheckedSession` for each connection."""
+
+    def __init__(
+        self, source: Any, *, can_check: Callable[[str], bool], filter_answer: FilterAnswer, **options: Any
+    ) -> None:
+        """`source` and `options` are the arguments of FastMCP's `Client`."""
+        super().__init__(source, **options)
+        session_class: Any = partial(CheckedSession, can_check=can_check, filter_answer=filter_answer)
+        self._transport_options = TransportOptions(session_class=session_class)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the client is disconnected, or the server has closed the connection."""
+        return not self.is_connected() or (
+            isinstance(self.session, CheckedSession) and self.session.dispatcher.has_ended
+        )

@@ -1,0 +1,27 @@
+"""The progress of storing an open session."""
+
+from dataclasses import dataclass, field
+
+from sqlalchemy import Engine
+
+from crow_persistence.requests import RequestEncoder
+
+
+@dataclass
+class Progress:
+    """The rows of an open session and of its log's entries."""
+
+    owner: str = ""
+    """Owner whose lease the session is written under; see `leases`."""
+    number: int = 0
+    """Number of the `sessions` row; 0 until there is one."""
+    head: int | None = None
+    """The `messages` row that the next entry follows."""
+    rows: list[int] = field(default_factory=list[int])
+    """The `messages` rows of the first entries of the log, in order. Later entries are not stored yet."""
+    options: dict[str, str] = field(default_factory=dict[str, str])
+    """The options as stored in the `sessions` row."""
+    engine: Engine | None = None
+    """Engine of the database that holds these rows. None after a write failed: `writer.resync` must run first."""
+    encoder: RequestEncoder | None = None
+    """Encoder of the session's model requests; None until the first one."""

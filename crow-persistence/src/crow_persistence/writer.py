@@ -1,0 +1,193 @@
+"""Write a session's entries to rows: each entry once, after its parent, and only under the session's lease."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from crow_core.errors import StoreError
+from crow_core.masking import mask
+from crow_core.messages import Message
+from crow_core.session import Session
+from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select, update
+
+from crow_persistence import audit, blobs, leases, loader, prompts, search
+from crow_persistence.entries import clean_text, encode, pack
+from crow_persistence.loader import entry_id
+from crow_persistence.progress import Progress
+from crow_persistence.tables import drafts, links, messages, sessions
+
+INSERT_SESSION = insert(sessions).values(beat=leases.DatabaseClock())
+INSERT_MESSAGE = insert(messages)
+INSERT_LINKS = insert(links)
+UPDATE_SESSION = (
+    update(sessions)
+    .where(sessions.c.number == bindparam("session"))
+    .values(
+        head=bindparam("new_head"),
+        updated=bindparam("at"),
+        beat=leases.DatabaseClock(),
+        cwd=bindparam("folder"),
+        roots=bindparam("folders"),
+        options=bindparam("chosen"),
+        title=func.coalesce(bindparam("name", type_=Text), sessions.c.title),
+    )
+)
+SELECT_OWNER = select(sessions.c.owner).where(sessions.c.number == bindparam("session")).with_for_update()
+UPDATE_DRAFT = (
+    update(drafts).where(drafts.c.session == bindparam("of")).values(at=bindparam("time"), body=bindparam("reply"))
+)
+INSERT_DRAFT = insert(drafts)
+DELETE_DRAFT = delete(drafts).where(drafts.c.session == bindparam("of"))
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A session's progress after the transaction is committed."""
+
+    number: int
+    head: int
+    rows: list[int]
+    options: dict[str, str]
+    decisions: audit.AnchoredHead | None
+    """The head of the audit chain to announce; None when no decisions were recorded. See `audit`."""
+
+    def apply_to(self, progress: Progress) -> None:
+        """Update a session's progress, after the commit."""
+        progress.number, progress.head, progress.options = self.number, self.head, self.options
+        progress.rows += self.rows
+
+
+def write_entries(
+    connection: Connection,
+    progress: Progress,
+    session: Session,
+    entries: Sequence[Message],
+    secrets: Collection[str] = (),
+) -> Committed:
+    """Write new entries of a session. Raises StoreError when this owner has lost the session's lease."""
+    at = leases.now()
+    if progress.number:
+        hold_lease(connection, progress, session)
+    number = progress.number or insert_session(connection, progress, session, at)
+    head, rows, title, options = progress.head, list[int](), None, progress.options
+    clean: list[Message] = mask(list(entries), secrets)
+    for entry in clean:
+        parent = head
+        match entry.get("crow"):
+            case {"kind": "rewind", "to": str(to)} if "role" not in entry:
+                parent = find_row(session.log, [*progress.rows, *rows], to, head)
+            case {"kind": "title", "title": str(name)} if "role" not in entry:
+                title = clean_text(name)
+            case {"kind": "option", "option": str(option), "value": str(value)} if "role" not in entry:
+                options = {**options, option: value}
+            case _:
+                pass
+        head = insert_entry(connection, number, parent, entry, at)
+        rows.append(head)
+    assert head is not None
+    search.index_entries(connection, number, session.cwd, list(zip(rows, clean, strict=True)))
+    changes = {
+        "session": number,
+        "new_head": head,
+        "at": at,
+        "folder": clean_text(session.cwd),
+        "folders": encode(session.folders.roots),
+        "chosen": encode(options),
+        "name": title,
+    }
+    connection.execute(UPDATE_SESSION, changes)
+    if any("role" in entry for entry in clean):
+        connection.execute(DELETE_DRAFT, {"of": number})
+    return Committed(number, head, rows, options, audit.record(connection, session.id, clean, at))
+
+
+def insert_session(connection: Connection, progress: Progress, session: Session, at: int) -> int:
+    """Insert the row of a new session, and its prompts. Return the session's number."""
+    for prompt in session.prompts.templates.values():
+        prompts.store_version(connection, prompt.name, prompt.template, at)
+    row = {
+        "id": clean_text(session.id),
+        "cwd": clean_text(session.cwd),
+        "roots": encode(session.folders.roots),
+        "options": encode(progress.options),
+        "created": at,
+        "updated": at,
+        "owner": progress.owner,
+    }
+    return insert_row(connection, INSERT_SESSION, row)
+
+
+def insert_entry(connection: Connection, number: int, parent: int | None, entry: Message, at: int) -> int:
+    """Insert the row of an entry, and its rows in other tables. Return the row's id."""
+    packed = pack(entry)
+    row = {"session": number, "parent": parent, "at": at, "kind": clean_text(packed.kind), "body": packed.body}
+    id = insert_row(connection, INSERT_MESSAGE, row)
+    if packed.blobs:
+        blobs.store(connection, packed.blobs)
+        connection.execute(INSERT_LINKS, [{"message": id, "blob": hash} for hash in packed.blobs])
+    if packed.kind == "render":
+        prompts.store_render(connection, id, number, entry, at)
+    return id
+
+
+def insert_row(connection: Connection, statement: Any, row: dict[str, Any]) -> int:
+    """Insert a row. Return the key that the database generated."""
+    key = connection.execute(statement, row).inserted_primary_key
+    assert key is not None
+    return key[0]
+
+
+def find_row(log: Sequence[Message], rows: Sequence[int], id: str, default: int | None) -> int | None:
+    """Return the row of the entry with this id; None for "", which means before the first entry."""
+    ids = {entry_id(entry): row for entry, row in zip(log, rows, strict=False)}
+    return ids.get(id, default) if id else None
+
+
+def write_draft(
+    connection: Connection, progress: Progress, session: Session, reply: Message, secrets: Collection[str] = ()
+) -> None:
+    """Write a reply that is still streaming. Raises StoreError, as `write_entries` does."""
+    hold_lease(connection, progress, session)
+    at = leases.now()
+    body = pack(mask(reply, secrets)).body
+    if not connection.execute(UPDATE_DRAFT, {"of": progress.number, "time": at, "reply": body}).rowcount:
+        connection.execute(INSERT_DRAFT, {"session": progress.number, "at": at, "body": body})
+
+
+def hold_lease(connection: Connection, progress: Progress, session: Session) -> None:
+    """Keep the session's lease until the transaction ends. Raises StoreError when this owner has lost it."""
+    if connection.scalar(SELECT_OWNER, {"session": progress.number}) != progress.owner:
+        raise explain_lost_lease(connection, session.id, progress)
+
+
+def explain_lost_lease(connection: Connection, id: str, progress: Progress) -> StoreError:
+    """Return the error that says why this owner may not write the session any more."""
+    row = connection.execute(select(sessions).where(sessions.c.id == clean_text(id))).one_or_none()
+    if row is None:
+        return StoreError(f"Session {id} is not in the database any more. It is written again with its next message.")
+    if row.deleted is not None:
+        return StoreError(f"Session {id} was deleted; nothing can be added to it. Begin a new one.")
+    by = leases.describe_owner(row.owner) if row.owner and row.owner != progress.owner else "another process"
+    return StoreError(
+        f"Session {id} was taken over by {by} because this process sent no heartbeat, and nothing was written. "
+        "Open it again to go on from there, or fork it."
+    )
+
+
+def resync(connection: Connection, progress: Progress, session: Session) -> None:
+    """Compare a session's progress with the database, after a failed write or in another database than before.
+
+    A commit may have succeeded although its result was lost; a new database is empty. Raises StoreError when this owner
+    has lost the session's lease.
+    """
+    row = connection.execute(select(sessions).where(sessions.c.id == clean_text(session.id))).one_or_none()
+    if row is None:
+        progress.number, progress.head, progress.rows[:], progress.encoder = 0, None, [], None
+        return
+    if row.deleted is not None or row.owner != progress.owner:
+        raise explain_lost_lease(connection, session.id, progress)
+    known = loader.map_rows(connection, row)
+    stored = takewhile(bool, (known.get(entry_id(entry), 0) for entry in session.log))
+    progress.number, progress.head, progress.options = row.number, row.head, loader.read_options(row)
+    progress.rows[:], progress.encoder = stored, None
