@@ -174,7 +174,7 @@ PROOF = {
     "stop reason refusal": "test_a_refused_prompt_is_not_sent_to_the_model_again",
     "stop reason max_turn_requests": "test_a_turn_ends_at_the_limit_of_requests",
     "errors": "test_error_that_a_handler_raises_is_sent_unchanged",
-    "_meta": "test_every_server_learns_the_trace_and_only_our_own_learn_more",
+    "_meta": "test_every_server_gets_the_trace_and_only_built_in_ones_get_more",
     "framing": "test_standard_output_carries_json_lines_only",
 }
 """The rows of the protocol, and a test that proves each."""
