@@ -1,4 +1,4 @@
-"""The agent as any client sees it, down to the lines on the wire."""
+"""The agent, seen by a client that reads and writes lines of JSON."""
 
 import asyncio
 from typing import Any
@@ -17,31 +17,31 @@ from crow_core.testing.wire import connect_raw
 pytestmark = pytest.mark.anyio
 
 
-def greeter() -> Crow:
+def make_app() -> Crow:
     return Crow(ScriptedModel(lambda request: Reply("Hello."))).use(commands)
 
 
 async def test_initialize_returns_name_version_and_capabilities():
-    async with connect_raw(greeter()) as wire:
+    async with connect_raw(make_app()) as wire:
         answer = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]
     assert answer["protocolVersion"] == 1
     assert answer["agentInfo"] == {"name": "crow", "title": "Crow", "version": __version__}
     capabilities = answer["agentCapabilities"]
     assert capabilities["promptCapabilities"] == {"image": True, "embeddedContext": True}
     assert capabilities["mcpCapabilities"] == {"http": True, "sse": True}
-    assert not capabilities.get("loadSession")  # nobody has registered anything that could load one
+    assert not capabilities.get("loadSession")  # no function is registered in `load_session`
     assert "list" not in capabilities["sessionCapabilities"]
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 65535])
 async def test_initialize_returns_the_supported_protocol_version(version: int):
-    async with connect_raw(greeter()) as wire:
+    async with connect_raw(make_app()) as wire:
         answer = await wire.ask("initialize", {"protocolVersion": version})
         assert answer["result"]["protocolVersion"] == 1
 
 
 async def test_initialize_can_be_repeated_with_other_capabilities():
-    async with connect_raw(greeter()) as wire:
+    async with connect_raw(make_app()) as wire:
         for known in ("{}", '{"session": {"notices": {}}}'):
             answer = await wire.ask(
                 "initialize", {"protocolVersion": 1, "clientCapabilities": msgspec.Raw(known.encode())}
@@ -60,7 +60,7 @@ async def test_initialize_can_be_repeated_with_other_capabilities():
     ],
 )
 async def test_malformed_capabilities_are_no_error(capabilities: Any):
-    async with connect_raw(greeter()) as wire:
+    async with connect_raw(make_app()) as wire:
         answer = await wire.ask("initialize", {"protocolVersion": 1, "clientCapabilities": capabilities})
         assert "result" in answer
         session = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]
@@ -74,13 +74,13 @@ async def test_malformed_capabilities_are_no_error(capabilities: Any):
 )
 async def test_a_session_opens_with_a_malformed_list_of_servers(servers: Any):
     params = {"cwd": "/"} if servers == "absent" else {"cwd": "/", "mcpServers": servers}
-    async with connect_raw(greeter()) as wire:
+    async with connect_raw(make_app()) as wire:
         answer = await wire.ask("session/new", params)
         assert answer["result"]["sessionId"]
 
 
 async def test_the_response_to_session_new_is_sent_before_updates_of_the_session():
-    async with connect_raw(greeter()) as wire:
+    async with connect_raw(make_app()) as wire:
         for _ in range(5):
             session = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
             assert session not in repr(wire.received[:-1])
@@ -91,7 +91,7 @@ async def test_the_response_to_session_new_is_sent_before_updates_of_the_session
 
 
 async def test_all_updates_of_a_turn_are_sent_before_its_response():
-    async with connect_raw(greeter()) as wire:
+    async with connect_raw(make_app()) as wire:
         session = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
         await wire.receive()
         at = len(wire.received)
@@ -104,7 +104,7 @@ async def test_all_updates_of_a_turn_are_sent_before_its_response():
 
 
 async def test_the_configured_model_is_the_only_way_to_authenticate():
-    async with connect_raw(greeter()) as wire:
+    async with connect_raw(make_app()) as wire:
         methods = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["authMethods"]
         assert [method["id"] for method in methods] == ["configured"]
         assert (await wire.ask("authenticate", {"methodId": "configured"}))["result"] == {}
@@ -117,7 +117,7 @@ async def test_the_client_is_asked_to_log_in_without_a_model_and_can_try_again()
     async def make() -> Crow:
         if not configured:
             raise ModelError("No model is configured. Set CROW_MODEL.")
-        return greeter()
+        return make_app()
 
     async with connect_raw(LazyApp(make)) as wire:
         assert "result" in await wire.ask("initialize", {"protocolVersion": 1})
@@ -144,7 +144,7 @@ async def test_the_app_is_made_once_for_concurrent_requests():
 
     async def make() -> Crow:
         await asyncio.sleep(0)
-        made.append(greeter())
+        made.append(make_app())
         return made[-1]
 
     async with connect_raw(LazyApp(make)) as wire:
@@ -161,7 +161,7 @@ async def test_the_app_is_made_once_for_concurrent_requests():
     "method", ["session/load", "session/list", "session/fork", "session/resume", "nonsense", "_x/y"]
 )
 async def test_methods_without_a_capability_are_unknown(method: str):
-    async with connect_raw(greeter()) as wire:
+    async with connect_raw(make_app()) as wire:
         assert (await wire.ask(method, {}))["error"]["code"] == METHOD_NOT_FOUND
 
 
@@ -179,7 +179,7 @@ async def test_a_model_error_is_sent_with_its_own_text():
 
 
 async def test_a_client_that_leaves_right_after_opening_a_session_leaves_nothing_behind():
-    crow = greeter()
+    crow = make_app()
     async with connect_raw(crow) as wire:
         wire.transport.write(b'{"jsonrpc": "2.0", "id": 1, "method": "session/new", "params": {"cwd": "/"}}\n')
         await asyncio.sleep(0)
@@ -187,7 +187,7 @@ async def test_a_client_that_leaves_right_after_opening_a_session_leaves_nothing
 
 
 async def test_a_client_that_leaves_while_a_session_opens_leaves_nothing_behind():
-    crow, opening = greeter(), asyncio.Event()
+    crow, opening = make_app(), asyncio.Event()
 
     @crow.session_start
     async def slow(session: object) -> None:

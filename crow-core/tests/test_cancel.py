@@ -1,4 +1,4 @@
-"""Cancelling a turn: always answered, nothing left open, and the next prompt works."""
+"""Cancelling a turn: the prompt and all tool calls are answered, and the next prompt works."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Waiting:
-    """A tool that waits until it is told to go on, or until it is cancelled."""
+    """A tool that waits for an event, or until it is cancelled."""
 
     def __init__(self) -> None:
         self.started = asyncio.Event()
@@ -70,12 +70,12 @@ def calling(*names: str) -> Reply:
 
 
 def after_tools(first: Reply, then: Reply | None = None) -> Callable[[dict[str, Any]], Reply]:
-    """Answer the word "go" with `first` and everything else with `then`."""
+    """Make a script that answers the prompt "go" with `first` and everything else with `then`."""
     return lambda request: first if request["messages"][-1]["content"].endswith("go") else then or Reply("Done.")
 
 
 def assert_valid(request: dict[str, Any]) -> None:
-    """Each call has its one answer right behind it, and no two of the same speaker follow one another."""
+    """Each tool call has exactly one answer directly behind it, and roles alternate."""
     open_calls: list[str] = []
     before = ""
     for message in request["messages"]:
@@ -96,7 +96,7 @@ def log_of(crow: Crow) -> list[Message]:
 
 
 async def assert_usable(editor: Editor, model: ScriptedModel, session_id: str) -> None:
-    """Nothing of the cancelled turn is left open, and the next prompt works."""
+    """All calls of the cancelled turn have ended, and the next prompt works."""
     assert all(states[-1] in ("completed", "failed") for states in editor.calls().values())
     answer = await editor.prompt(session_id, "and now?")
     assert answer.stop_reason == "end_turn"
@@ -105,8 +105,8 @@ async def assert_usable(editor: Editor, model: ScriptedModel, session_id: str) -
 
 
 @asynccontextmanager
-async def begun(editor: Editor, session_id: str) -> AsyncGenerator["asyncio.Task[PromptResponse]"]:
-    """A turn that will be cancelled, and how it must end."""
+async def start_turn(editor: Editor, session_id: str) -> AsyncGenerator["asyncio.Task[PromptResponse]"]:
+    """Start a turn, and check that it ends as cancelled."""
     turn = asyncio.ensure_future(editor.prompt(session_id, "go"))
     yield turn
     assert (await turn).stop_reason == "cancelled"
@@ -117,7 +117,7 @@ async def test_cancelling_while_text_streams_keeps_the_text_that_was_shown():
     crow = Crow(model)
     async with connect(crow) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await editor.until(lambda editor: editor.text == "Once upon a time")
             await editor.cancel(id)
         assert [m.get("content") for m in log_of(crow)] == ["go", "Once upon a time"]
@@ -125,13 +125,13 @@ async def test_cancelling_while_text_streams_keeps_the_text_that_was_shown():
 
 
 async def test_cancelling_while_a_tool_call_streams_drops_the_call():
-    """The client has not seen it yet, and half a call cannot be answered."""
+    """The client has not seen it, and an incomplete call cannot be answered."""
     half = Reply("I will", tool_calls=[{"name": "demo_quick", "arguments": "{"}], hang=True)
     model = ScriptedModel(after_tools(half))
     crow = Crow(model, servers=[Waiting().server])
     async with connect(crow) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await editor.until(lambda editor: editor.text == "I will")
             await editor.cancel(id)
         assert editor.of(AcpToolCall) == []
@@ -153,7 +153,7 @@ async def test_cancelling_before_tools_run_leaves_every_call_answered():
 
     async with connect(crow) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await asked.wait()
             await editor.cancel(id)
         assert list(editor.calls().values()) == [["pending", "failed"]] * 2
@@ -163,7 +163,7 @@ async def test_cancelling_before_tools_run_leaves_every_call_answered():
 
 
 async def test_cancelling_before_an_early_shown_call_runs_fails_the_call():
-    """A call with long arguments is shown while they still come. The user cancels while the reply is being written."""
+    """A call with long arguments is shown while they arrive. The user cancels while the reply is written."""
     long: Use = {"name": "demo_quick", "arguments": {"text": "word " * 100}}
     model = ScriptedModel(after_tools(Reply(tool_calls=[long])))
     crow = Crow(model, servers=[Waiting().server])
@@ -177,7 +177,7 @@ async def test_cancelling_before_an_early_shown_call_runs_fails_the_call():
 
     async with connect(crow) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await writing.wait()
             assert list(editor.calls().values()) == [["pending"]]
             await editor.cancel(id)
@@ -193,12 +193,12 @@ async def test_cancelling_during_a_tool_call_notifies_the_mcp_server():
     crow = Crow(model, servers=[tool.server])
     async with connect(crow) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await tool.started.wait()
             await editor.until(lambda editor: "completed" in repr(editor.calls()))
             await editor.cancel(id)
         await tool.cancelled.wait()
-        # What a sibling had found by then is kept.
+        # The result of the other call is kept.
         assert [m.get("content") for m in log_of(crow)[-2:]] == ["quick", INTERRUPTED]
         assert [states[-1] for states in editor.calls().values()] == ["completed", "failed"]
         await assert_usable(editor, model, id)
@@ -209,7 +209,7 @@ async def test_cancelling_during_a_permission_question_withdraws_it():
     crow = Crow(model, servers=[Waiting().server]).use(permissions)
     async with connect(crow, permit=None) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await editor.until(lambda editor: editor.questions)
             await editor.cancel(id)
         assert editor.cancelled_questions == len(editor.questions) == 1
@@ -231,7 +231,7 @@ async def test_cancelling_while_the_client_does_not_read_ends_every_call_that_it
         id = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
         wire.send("turn", "session/prompt", {"sessionId": id, "prompt": [{"type": "text", "text": "go"}]})
         await called.wait()
-        await wait_all_tasks_blocked()  # the calls are on their way, and nobody takes them
+        await wait_all_tasks_blocked()  # the updates wait, since the client does not read
         wire.notify("session/cancel", {"sessionId": id})
         await wait_all_tasks_blocked()
         while (message := await wire.receive()).get("id") != "turn":
@@ -255,7 +255,7 @@ async def test_cancelling_between_two_requests_keeps_the_answers():
 
     async with connect(crow) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await between.wait()
             await editor.cancel(id)
         assert log_of(crow)[-1].get("content") == "quick"
@@ -263,7 +263,7 @@ async def test_cancelling_between_two_requests_keeps_the_answers():
 
 
 async def test_cancelling_several_times_does_not_interrupt_the_clean_up():
-    """However the client says it: by the session, by the request, and again."""
+    """With session/cancel, with the cancellation of the request, and again."""
     tool = Waiting()
     model = ScriptedModel(after_tools(calling("wait")))
     crow = Crow(model, servers=[tool.server])
@@ -282,14 +282,14 @@ async def test_cancelling_several_times_does_not_interrupt_the_clean_up():
 
     async with connect(crow) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await tool.started.wait()
             for happened in (tool.cancelled, cleaning):
                 await editor.cancel(id)
                 await editor.connection.notify("$/cancel_request", CancelRequestNotification(request_id=3))
                 await editor.cancel(id)
                 await happened.wait()
-            await editor.set_option(id, "model", model.name)  # its answer says that all before it has arrived
+            await editor.set_option(id, "model", model.name)  # once it is answered, everything before has arrived
             clean.set()
         assert outcomes == ["cancelled"]
         assert list(editor.calls().values()) == [["pending", "in_progress", "failed"]]
@@ -297,7 +297,7 @@ async def test_cancelling_several_times_does_not_interrupt_the_clean_up():
 
 
 async def test_a_turn_that_is_ending_cannot_be_cancelled():
-    """What extensions do at its end runs to the end, all of it."""
+    """All functions of `turn_end` run to their end."""
     crow = Crow(ScriptedModel([Reply("Done.")]))
     ending, end = asyncio.Event(), asyncio.Event()
     told: list[str] = []
@@ -320,7 +320,7 @@ async def test_a_turn_that_is_ending_cannot_be_cancelled():
         await editor.connection.notify("$/cancel_request", CancelRequestNotification(request_id=3))
         await editor.set_option(id, "model", "scripted")
         end.set()
-        # The request was withdrawn, so it may say so; the session's turn had ended.
+        # The error says that the request was cancelled; the turn had ended.
         assert (await turn).stop_reason in ("end_turn", "cancelled")
     assert told == ["first", "last"]
 
@@ -329,7 +329,7 @@ async def test_cancelling_right_after_the_prompt_cancels_the_turn():
     model = ScriptedModel([Reply("Hello.")])
     async with connect(Crow(model)) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await asyncio.sleep(0)  # the prompt is written, and nothing more
             await editor.cancel(id)
         await assert_usable(editor, model, id)
@@ -350,7 +350,7 @@ async def test_cancelling_the_prompt_request_cancels_the_turn():
     model = ScriptedModel(after_tools(Reply("Once", hang=True)))
     async with connect(Crow(model)) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await editor.until(lambda editor: editor.text == "Once")
             await editor.connection.notify("$/cancel_request", CancelRequestNotification(request_id=3))
         await assert_usable(editor, model, id)
@@ -421,7 +421,7 @@ async def test_a_client_that_disconnects_cancels_its_turns():
 
 
 async def test_cancelling_a_task_that_awaits_prompt_ends_the_turn():
-    """Who awaits `Crow.prompt` and is cancelled gets its CancelledError once the turn has ended."""
+    """A task that awaits `Crow.prompt` and is cancelled gets CancelledError when the turn has ended."""
     tool = Waiting()
     crow = Crow(ScriptedModel(after_tools(calling("wait"))), servers=[tool.server])
     async with connect(crow) as editor:
@@ -436,8 +436,8 @@ async def test_cancelling_a_task_that_awaits_prompt_ends_the_turn():
         assert session.turns.tasks == []
 
 
-class Tapped:
-    """A transport that keeps what came over it."""
+class RecordingTransport:
+    """A transport that records the messages it receives."""
 
     def __init__(self, transport: MemoryTransport) -> None:
         self.write, self.drain, self.close = transport.write, transport.drain, transport.close
@@ -452,7 +452,7 @@ class Tapped:
 
 
 def play(request: dict[str, Any]) -> Reply:
-    """Say the session's name, and do what the last prompt wants: answer, call, wait in a tool, or hang."""
+    """Reply with the name of the session, and do what the last prompt asks: answer, call, wait in a tool, or hang."""
     words: list[str] = [m["content"] for m in request["messages"] if m["role"] == "user"][-1].split()
     name, want = words[-2:]
     if request["messages"][-1]["role"] == "tool":
@@ -486,7 +486,7 @@ async def test_each_prompt_has_one_answer_in_any_order_of_prompts_and_cancels(
     model = ScriptedModel(play)
     crow = Crow(model, servers=[Waiting().server])
     ours, theirs = memory_pair()
-    tapped = Tapped(ours)
+    tapped = RecordingTransport(ours)
     agent = asyncio.ensure_future(Agent(theirs, crow).serve())
     editor = Editor(tapped)
     async with editor.serving():

@@ -34,7 +34,7 @@ ABLE = ("notices", "boolean", "compaction", "form", "url", "fs", "terminal", "lo
 
 
 def capabilities(able: set[str]) -> dict[str, Any]:
-    """What a client says that is able to do so much."""
+    """Return the capabilities of a client that can do this."""
     here: dict[str, Any] = {name: {} for name in ("notices", "compaction") if name in able}
     if "boolean" in able:
         here["configOptions"] = {"boolean": {}}
@@ -48,7 +48,7 @@ def capabilities(able: set[str]) -> dict[str, Any]:
 
 
 def everything() -> Crow:
-    """An app that would like to use all that a client may be able to do."""
+    """Make an app that uses every capability of a client."""
     uses = [
         Use(name="plan", arguments={"entries": [{"content": "Ask", "status": "in_progress"}]}),
         Use(name="ask_user", arguments={"question": "Which?", "choices": ["red", "blue"]}),
@@ -177,11 +177,11 @@ PROOF = {
     "_meta": "test_every_server_gets_the_trace_and_only_built_in_ones_get_more",
     "framing": "test_standard_output_carries_json_lines_only",
 }
-"""The rows of the protocol, and a test that proves each."""
+"""The rows of the protocol, each with a test that proves it."""
 NOT_YET = {"compaction_summary_chunk"}
-"""A summary is shown when it is whole, and has taken the place of what it sums up."""
+"""A summary is shown when it is complete and has replaced the entries."""
 ELSEWHERE = {method for method in CLIENT_METHODS if method.startswith(("fs/", "terminal/"))}
-"""Proved where the client's files and terminals are used."""
+"""The tests of the client's files and terminals prove these."""
 
 
 def test_every_row_of_the_protocol_names_a_test_that_exists():

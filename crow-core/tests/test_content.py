@@ -1,4 +1,4 @@
-"""The doorstep: what the client attaches becomes the message, what tools return becomes an update."""
+"""Conversions: ACP content becomes the user message, and tool results become updates."""
 
 import json
 from base64 import b64encode
@@ -44,8 +44,8 @@ BUILT_IN = Server(
 )
 
 
-async def message_of(*blocks: ContentBlock) -> Any:
-    """The content of the user message that these blocks become."""
+async def send_prompt(*blocks: ContentBlock) -> Any:
+    """Send a prompt of these blocks; return the content of the user message."""
     model = ScriptedModel([Reply("I see.")])
     async with connect(Crow(model)) as editor:
         session = await editor.new_session("/")
@@ -54,7 +54,7 @@ async def message_of(*blocks: ContentBlock) -> Any:
 
 
 async def use(crow: Crow, cwd: Path, *uses: Use) -> Editor:
-    """What an editor was shown of a turn in which the model used tools."""
+    """Run a turn with these tool calls; return the editor."""
     async with connect(crow) as editor:
         session = await editor.new_session(str(cwd))
         await editor.prompt(session.session_id, "go")
@@ -66,7 +66,7 @@ def link(uri: str, name: str = "", **more: Any) -> ResourceLinkBlock:
 
 
 async def test_several_text_blocks_become_one_text():
-    assert await message_of(TextBlock(text="One."), TextBlock(text=""), TextBlock(text="Two.")) == "One.\n\nTwo."
+    assert await send_prompt(TextBlock(text="One."), TextBlock(text=""), TextBlock(text="Two.")) == "One.\n\nTwo."
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,14 @@ async def test_several_text_blocks_become_one_text():
     ],
 )
 async def test_a_resource_link_becomes_text_that_names_it(block: ResourceLinkBlock, text: str):
-    """A folder, a missing file, a range of lines, a web page: all are named, none is opened."""
-    assert await message_of(TextBlock(text="See"), block) == f"See\n\n{text}"
+    """A folder, a missing file, a range of lines and a web page are named, and none is opened."""
+    assert await send_prompt(TextBlock(text="See"), block) == f"See\n\n{text}"
 
 
 async def test_embedded_files_are_included_whole_and_in_order():
     one = ResourceBlock(resource=ResourceContents(uri="file:///a.py", text="print('{{ 7*7 }}')\n"))
     two = ResourceBlock(resource=ResourceContents(uri="file:///b.py#L3-4", text="</resource> {0.__class__}"))
-    assert await message_of(TextBlock(text="Compare"), one, two) == (
+    assert await send_prompt(TextBlock(text="Compare"), one, two) == (
         "Compare\n\n<resource uri=\"/a.py\">\nprint('{{ 7*7 }}')\n\n</resource>\n\n"
         '<resource uri="/b.py#L3-4">\n</resource> {0.__class__}\n</resource>'
     )
@@ -99,14 +99,14 @@ async def test_embedded_files_are_included_whole_and_in_order():
 @pytest.mark.parametrize("blob", [b64encode(b"12345678\0").decode(), "A", "not base64 at all!"])
 async def test_an_embedded_binary_file_is_named(blob: str):
     block = ResourceBlock(resource=ResourceContents(uri="file:///a.bin", blob=blob, mime_type="application/zip"))
-    content = await message_of(block)
+    content = await send_prompt(block)
     assert content.startswith("[attached: /a.bin, ")
     assert content.endswith("bytes that are neither text nor an image]")
 
 
 async def test_images_become_parts_beside_the_text():
     embedded = ResourceContents(uri="file:///b.png", blob=PIXEL, mime_type="image/png")
-    content = await message_of(
+    content = await send_prompt(
         TextBlock(text="Compare"),
         TextBlock(text=""),
         ImageBlock(data=PIXEL, mime_type="image/jpeg"),
@@ -125,7 +125,7 @@ async def test_images_become_parts_beside_the_text():
 )
 async def test_an_audio_block_becomes_an_audio_part(mime_type: str, format: str):
     sound = AudioBlock(data=PIXEL, mime_type=mime_type)
-    assert await message_of(TextBlock(text="Listen"), sound) == [
+    assert await send_prompt(TextBlock(text="Listen"), sound) == [
         {"type": "text", "text": "Listen"},
         {"type": "input_audio", "input_audio": {"data": PIXEL, "format": format}},
     ]
@@ -162,7 +162,7 @@ def test_attachments_of_a_prompt_are_shown_again_unchanged():
 
 @pytest.mark.parametrize("kind", [{}, {"mime_type": None}, {"mime_type": "application/zip"}])
 def test_an_attached_binary_file_is_shown_again_without_its_data(kind: dict[str, Any]):
-    """Whether or not its kind was said."""
+    """With and without a MIME type."""
     (shown,) = replay(
         [to_user_message([ResourceBlock(resource=ResourceContents(uri="file:///a", blob="AAAA", **kind))])], "/"
     )

@@ -1,4 +1,4 @@
-"""The extensions that ship with the core, through the front door."""
+"""The smaller extensions that ship with the core, through an ACP client."""
 
 import base64
 import re
@@ -184,7 +184,7 @@ def flood(content: Any) -> Server:
 
 
 async def test_a_long_result_is_cut_in_the_middle_and_written_to_a_file():
-    """For the model and the client alike; the model can read the file with its own tools, and only while it lives."""
+    """Both for the model and the client. The file tools can read the file until the session ends."""
     text = "".join(f"{number}\n" for number in range(30_000))
     strange: Use = {"name": "demo_flood", "arguments": {}, "id": "../../outside/call"}
     built_in = Server(
@@ -216,7 +216,7 @@ async def test_a_long_result_is_cut_in_the_middle_and_written_to_a_file():
 
 
 async def test_large_data_in_a_result_is_left_out_and_written_to_a_file():
-    """Counted together; what is no base64 is kept as it came."""
+    """The data of one result is counted together. Text that is no base64 is written as it is."""
     sound = AudioContent(type="audio", data=base64.b64encode(b"s" * 3_000).decode(), mime_type="audio/wav")
     document = BlobResourceContents(uri="memory://a.pdf", mime_type="application/pdf", blob="?" * 4_001)
     blocks = [Image(data=b"i" * 3_000, format="png").to_image_content(), sound]

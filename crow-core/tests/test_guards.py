@@ -1,4 +1,4 @@
-"""What stops a model that does not stop by itself: the loop guard, and budgets."""
+"""The loop guard and budgets stop a model that does not stop by itself."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ LOOK: Use = {"name": "box_look", "arguments": {"at": "a"}}
 
 
 def box(answers: list[str] | None = None) -> Server:
-    """A tool that says these in turn, or always the same."""
+    """Make a server with a tool that returns these answers in turn, or always the same."""
     server = FastMCP("box")
     answers = answers or []
 
@@ -41,17 +41,17 @@ def box(answers: list[str] | None = None) -> Server:
 
 
 def results(model: ScriptedModel) -> list[str]:
-    """What the model was told of its calls, in its last request."""
+    """Return the tool results in the last request to the model."""
     return [message["content"] for message in model.requests[-1]["messages"] if message["role"] == "tool"]
 
 
-def looking(*, until: int) -> ScriptedModel:
-    """A model that makes the same call again and again."""
+def make_model(*, until: int) -> ScriptedModel:
+    """Make a model that makes the same tool call several times."""
     return ScriptedModel([*[Reply(tool_calls=[LOOK]) for _ in range(until)], Reply("I give up.")])
 
 
 async def test_a_model_that_repeats_a_call_is_told_after_three_times():
-    model = looking(until=4)
+    model = make_model(until=4)
     async with connect(Crow(model, servers=[box()]).use(loop_guard)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
@@ -62,7 +62,7 @@ async def test_a_model_that_repeats_a_call_is_told_after_three_times():
 
 @pytest.mark.parametrize(("permit", "ends"), [("allow_once", "I give up."), ("reject_once", "You stopped it.")])
 async def test_the_user_is_asked_after_five_equal_calls(permit: str, ends: str):
-    model = looking(until=6)
+    model = make_model(until=6)
     async with connect(Crow(model, servers=[box()]).use(loop_guard), permit=permit) as editor:
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "go")
@@ -83,7 +83,7 @@ async def test_two_alternating_calls_are_a_loop():
 
 
 async def test_a_changed_result_starts_the_count_again():
-    model = looking(until=9)
+    model = make_model(until=9)
     answers = [f"{number}%" for number in range(9)]
     async with connect(Crow(model, servers=[box(answers)]).use(loop_guard)) as editor:
         session = await editor.new_session("/")
@@ -112,7 +112,7 @@ async def spend(
 
 
 async def test_a_turn_ends_if_the_user_refuses_more_budget():
-    model = looking(until=9)
+    model = make_model(until=9)
     editor, reasons = await spend(model, requests=3)
     assert len(model.requests) == 3
     assert reasons == ["max_turn_requests"]
@@ -121,7 +121,7 @@ async def test_a_turn_ends_if_the_user_refuses_more_budget():
 
 
 async def test_going_on_grants_the_same_budget_again():
-    model = looking(until=8)
+    model = make_model(until=8)
     editor, reasons = await spend(model, permit="allow_once", requests=3)
     assert reasons == ["end_turn"]
     assert [question.tool_call.title for question in editor.questions] == [
@@ -131,7 +131,7 @@ async def test_going_on_grants_the_same_budget_again():
 
 
 async def test_a_budget_holds_for_the_session_so_the_next_prompt_asks_again():
-    model = looking(until=9)
+    model = make_model(until=9)
     editor, reasons = await spend(model, prompts=3, requests=2)
     assert reasons == ["max_turn_requests"] * 3
     assert len(model.requests) == 2
@@ -161,7 +161,7 @@ async def test_money_counts_if_the_model_has_prices():
 
 
 async def test_a_loaded_session_knows_what_it_has_used():
-    crow, log = Crow(looking(until=9), servers=[box()]).use(budgets, requests=2), list[Message]()
+    crow, log = Crow(make_model(until=9), servers=[box()]).use(budgets, requests=2), list[Message]()
 
     @crow.session_end
     def keep(session: Session) -> None:
@@ -185,7 +185,7 @@ async def test_a_loaded_session_knows_what_it_has_used():
 
 @pytest.mark.parametrize(("said", "requests"), [("Go on", 4), ("Stop", 2)])
 async def test_a_client_with_forms_is_asked_by_a_form(said: str, requests: int):
-    model = looking(until=3)
+    model = make_model(until=3)
     async with connect(Crow(model, servers=[box()]).use(budgets, requests=2), capabilities=FORMS) as editor:
         editor.answer = CreateElicitationResponse(action="accept", content={"answer": said})
         session = await editor.new_session("/")

@@ -1,4 +1,4 @@
-"""Who may do what: modes, rules, memory, and the question, with the real tools behind them."""
+"""Permissions: modes, rules, answers for the session, and questions, with the real tools."""
 
 import asyncio
 import hashlib
@@ -54,17 +54,17 @@ def create(path: str, text: str = "new\n") -> Use:
 
 
 def together(*uses: Use) -> ScriptedModel:
-    """A model that makes all these calls at once."""
+    """Make a model that makes all these tool calls at once."""
     return ScriptedModel([Reply(tool_calls=list(uses)), Reply("Done.")])
 
 
 def in_turn(*uses: Use) -> ScriptedModel:
-    """A model that makes one call a prompt."""
+    """Make a model that makes one of these tool calls in each turn."""
     return ScriptedModel([reply for use in uses for reply in (Reply(tool_calls=[use]), Reply("Done."))])
 
 
 def answers(model: ScriptedModel) -> list[str]:
-    """What came back from the last calls, as the model reads it."""
+    """Return the results of the last tool calls, as the model receives them."""
     answered: list[str] = []
     for message in reversed(model.requests[-1]["messages"]):
         if message["role"] != "tool":
@@ -92,7 +92,7 @@ Answer = Callable[[RequestPermissionRequest], Awaitable[RequestPermissionRespons
 
 
 class Person(Editor):
-    """Answers each question as a function says."""
+    """An editor that answers each permission question by a function."""
 
     def __init__(self, transport: Transport, answer: Answer) -> None:
         super().__init__(transport)
@@ -187,7 +187,7 @@ async def test_each_answer_has_the_effect_that_it_names(permit: str, runs: int, 
 
 
 async def test_an_answer_for_the_session_covers_exactly_what_it_names(tmp_path: Path):
-    """This very command in this very folder; all edits; but not another session."""
+    """It covers the same command in the same folder, or all edits, but no other session."""
     (tmp_path / "sub").mkdir()
     uses = [run("true"), run("true"), run("true "), run("true x"), run("true", cwd="sub"), create("a"), create("b")]
     model = in_turn(*uses, run("true"))
@@ -205,7 +205,7 @@ async def test_an_answer_for_the_session_covers_exactly_what_it_names(tmp_path: 
 
 
 async def test_no_answer_for_the_session_is_offered_if_it_could_not_last(tmp_path: Path):
-    """A rule that asks, and files that change what runs later, ask each time."""
+    """An ask rule and sensitive files lead to a question each time."""
     model = in_turn(run("git push"), create(".envrc"))
     async with connect(crow_with(model, ask=["terminal:git push*"])) as editor:
         session = await editor.new_session(str(tmp_path))
@@ -253,7 +253,7 @@ SIMPLE = [
 ]
 
 DANGEROUS = [
-    # what joins commands
+    # operators that join commands
     "git status; rm -rf x",
     "git status;rm -rf x",
     "git status && rm -rf x",
@@ -313,7 +313,7 @@ DANGEROUS = [
     "r\\m -rf x",
     "git status #",
     "git status 'unclosed",
-    # characters that are not what they seem
+    # characters that look like others
     "git status\trm",
     "git status\x0brm x",
     "git status\x0crm x",
@@ -469,7 +469,7 @@ async def test_a_deny_rule_does_not_match_other_commands(tmp_path: Path):
 
 
 async def test_rules_compare_the_resolved_path(tmp_path: Path):
-    """Through links, dots and absolute spellings, for rules written either way."""
+    """For links, dots and absolute paths, with relative and absolute rules."""
     project, secrets = tmp_path / "project", tmp_path / "project" / "secrets"
     secrets.mkdir(parents=True)
     (secrets / "key").write_text("hunter2\n")
@@ -540,7 +540,7 @@ TOUCHY = [
 
 
 async def test_edits_of_files_that_change_what_runs_later_are_always_asked_about(tmp_path: Path):
-    """Whatever the mode, the rules, and the answers before say."""
+    """In every mode but yolo, whatever rules and earlier answers allow."""
     (tmp_path / ".git").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / ".git")
     model = in_turn(create("a.txt"), *map(create, TOUCHY))
@@ -556,7 +556,7 @@ async def test_edits_of_files_that_change_what_runs_later_are_always_asked_about
 
 @pytest.mark.parametrize("here", [True, False])
 async def test_edits_in_crows_own_home_are_asked_about_wherever_it_is(tmp_path: Path, here: bool):
-    """Also from inside, where its files are near, and through a link."""
+    """Also if it is the working directory, and through a link."""
     home, project = tmp_path / "nest", tmp_path / "project"
     home.mkdir()
     project.mkdir()
@@ -679,7 +679,7 @@ async def test_the_question_shows_the_whole_command(tmp_path: Path):
 
 
 async def test_the_question_about_an_edit_shows_its_diff(tmp_path: Path):
-    """As the tool works it out, not as the arguments claim; and nothing is changed meanwhile."""
+    """The diff is the tool's, not the one of the arguments, and no file is changed."""
     (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
     arguments = {"command": "str_replace", "path": "a.txt", "old_str": "two", "new_str": "2"}
     model = together({"name": "file_editor", "arguments": arguments})
@@ -876,7 +876,7 @@ async def test_a_command_runs_in_the_folder_for_which_it_was_decided(tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "asked"),
     [
-        ({"command": "echo hello", "session": "a"}, True),  # what `echo` means there nobody knows
+        ({"command": "echo hello", "session": "a"}, True),  # `echo` may be a function there
         ({"session": "a", "input": "echo hello"}, True),
         ({"session": "a", "input": ""}, True),
         ({"session": "a", "keys": "C-c"}, True),

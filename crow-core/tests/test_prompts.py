@@ -1,4 +1,4 @@
-"""Templates: what they may say, and that what comes from outside stays what it is."""
+"""Templates, their variables, and their errors."""
 
 import hashlib
 from pathlib import Path

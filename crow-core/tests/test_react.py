@@ -1,4 +1,4 @@
-"""The loop: ask, act, repeat; seen by the editor, in the log, and in what the model is asked next."""
+"""The loop, as seen by the editor, in the log, and in the next request."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def use(name: str, arguments: dict[str, Any] | str, **more: Any) -> Use:
 
 
 def log_of(crow: Crow) -> list[Message]:
-    """The messages of the only session, without markers and notes."""
+    """Return the messages of the only session, without markers and notes."""
     (session,) = crow.sessions.values()
     return [
         {key: value for key, value in entry.items() if key != "crow"}  # type: ignore[misc]
@@ -60,7 +60,7 @@ def log_of(crow: Crow) -> list[Message]:
 
 
 def results(request: dict[str, Any]) -> list[str]:
-    """What the tools answered, as the model reads it."""
+    """Return the tool results, as the model receives them."""
     return [message["content"] for message in request["messages"] if message["role"] == "tool"]
 
 
@@ -170,7 +170,7 @@ async def test_a_call_of_an_unknown_tool_is_answered_with_the_list_of_tools():
     ],
 )
 async def test_a_call_whose_arguments_are_no_json_object_is_answered_with_an_error(arguments: str, where: str):
-    """With where they go wrong and the schema; the request that follows holds a stand-in that every server takes."""
+    """The error has the position and the schema. The next request has valid arguments in their place."""
     model = ScriptedModel([Reply(tool_calls=[use("demo_add", arguments)]), Reply("Sorry.")])
     crow = crow_with(model)
     ran: list[str] = []
@@ -328,7 +328,7 @@ async def test_a_repeated_tool_call_id_is_made_unique():
 
 
 LONG = use("demo_remember", {"note": {}, "text": "a word and " * 50}, id="call_0")
-"""A call whose arguments take a while."""
+"""A call with long arguments."""
 
 
 async def test_a_long_tool_call_is_shown_while_its_arguments_arrive():
@@ -375,7 +375,7 @@ async def test_a_long_tool_call_without_a_unique_id_is_shown_when_it_is_whole():
 
 
 async def test_arguments_of_any_type_do_not_break_the_display_of_a_call():
-    """What a tool says of itself by its `command` is looked up with whatever the model sent as one."""
+    """The kind of a tool that depends on `command` is found for any value of it."""
     server = FastMCP("crow")
 
     @server.tool(meta={"crow/kind": {"view": "read"}})
@@ -428,7 +428,7 @@ async def test_model_error_can_make_and_send_a_refused_request_again():
 
 
 async def test_a_passing_error_before_the_first_word_is_one_that_an_extension_may_answer():
-    """It is no reply that broke off: nothing of it is in the log, and no hook sees a reply."""
+    """There is no reply: the log has none, and no hook receives one."""
     model = ScriptedModel([Reply(error=ModelError("Try again.", retry=True)), Reply("Well.")])
     crow = crow_with(model)
     seen: list[str] = []

@@ -1,4 +1,4 @@
-"""Sessions side by side: turns, queues, roots, options, and the end of it all."""
+"""Several sessions: turns, queues, folders, options, and closing."""
 
 import asyncio
 from pathlib import Path
@@ -36,13 +36,13 @@ pytestmark = pytest.mark.anyio
 
 
 def values(options: Any) -> dict[str, str]:
-    """The current values of all options, by id."""
+    """Return the values of all options, by id."""
     listed: list[SessionConfigOption] = options
     return {option.id: option.current_value for option in listed if isinstance(option, SelectConfigOption)}
 
 
 async def test_two_sessions_run_in_parallel():
-    """Each turn ends only after the other one has begun."""
+    """Each turn ends only after the other has started."""
     begun = {"one": asyncio.Event(), "two": asyncio.Event()}
 
     async def script(request: dict[str, Any]) -> Reply:
@@ -70,7 +70,7 @@ async def test_prompts_to_a_busy_session_are_queued():
     async with connect(Crow(model)) as editor:
         id = (await editor.new_session("/")).session_id
         turns = [asyncio.ensure_future(editor.prompt(id, words)) for words in ("one", "two", "three")]
-        await editor.set_option(id, "model", "scripted")  # its answer says that all before it has arrived
+        await editor.set_option(id, "model", "scripted")  # once it is answered, everything before has arrived
         assert len(model.requests) == 1
         release.set()
         answers = await asyncio.gather(*turns)
@@ -159,7 +159,7 @@ async def test_every_response_has_all_options_with_their_values():
         assert values(answer.config_options) == {"model": "large", "mode": "plan"}
     assert isinstance(session.config_options, list)
     for option in session.config_options:
-        assert isinstance(option, SelectConfigOption)  # no boolean ones: the client did not say that it knows them
+        assert isinstance(option, SelectConfigOption)  # no boolean options: the client does not support them
         assert option.current_value in [choice.value for choice in option.options]  # type: ignore[union-attr]
 
 

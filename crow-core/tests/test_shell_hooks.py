@@ -1,4 +1,4 @@
-"""The user's own commands at the moments of a session."""
+"""Commands of the user as hooks."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def add_server(ran: list[int]) -> Server:
 
 
 async def turn(folder: Path, **hooks: Any) -> tuple[Editor, ScriptedModel, list[int]]:
-    """A prompt that adds 2 and 3; what was shown, the model, and what was added."""
+    """Run a turn that adds 2 and 3; return the editor, the model, and the sums."""
     ran: list[int] = []
     call = Reply(tool_calls=[{"name": "maths_add", "arguments": {"a": 2, "b": 3}, "id": "one"}])
     model = ScriptedModel([call, Reply("Done.")])

@@ -1,4 +1,4 @@
-"""Sub-agents: a part of the work in a session of its own, seen and steered through the one the person has."""
+"""Sub-agents: a task in a session of its own, which the client sees through its parent."""
 
 import asyncio
 import sys
@@ -61,8 +61,8 @@ def is_child(request: dict[str, Any]) -> bool:
     return request["messages"][1]["content"].endswith(REPORT)
 
 
-def cast(parent: Sequence[Reply], child: Sequence[Reply], name: str = "scripted") -> ScriptedModel:
-    """A model that plays both parts."""
+def make_model(parent: Sequence[Reply], child: Sequence[Reply], name: str = "scripted") -> ScriptedModel:
+    """Make a model that plays a script for the parent and another for the sub-agent."""
     ours, theirs = play_in_order(parent), play_in_order(child)
     return ScriptedModel(lambda request: theirs(request) if is_child(request) else ours(request), name)
 
@@ -76,7 +76,7 @@ def tools(request: dict[str, Any]) -> list[str]:
 
 
 async def test_a_sub_agent_works_in_its_own_session_and_returns_a_report():
-    model = cast(
+    model = make_model(
         [task(), Reply("It is empty.")],
         [Reply("Hm.", tool_calls=call("box_look", "one", at="a").tool_calls), Reply("Empty!")],
     )
@@ -94,7 +94,7 @@ async def test_a_sub_agent_works_in_its_own_session_and_returns_a_report():
 
 
 async def test_its_tool_calls_appear_below_the_call_and_its_questions_come_from_the_parent():
-    model = cast([task(), Reply("Done.")], [call("box_look", "one", at="a"), Reply("x" * 900)])
+    model = make_model([task(), Reply("Done.")], [call("box_look", "one", at="a"), Reply("x" * 900)])
     async with connect(Crow(model, servers=[box()]).use(permissions).use(subagents)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
@@ -108,7 +108,7 @@ async def test_its_tool_calls_appear_below_the_call_and_its_questions_come_from_
 
 
 async def test_an_answer_for_the_session_holds_for_parent_and_sub_agent():
-    model = cast([task(), call("box_look", at="b"), Reply("Done.")], [call("box_look", at="a"), Reply("Empty.")])
+    model = make_model([task(), call("box_look", at="b"), Reply("Done.")], [call("box_look", at="a"), Reply("Empty.")])
     crow = Crow(model, servers=[box()]).use(permissions).use(subagents)
     async with connect(crow, permit="allow_always") as editor:
         session = await editor.new_session("/")
@@ -157,8 +157,8 @@ async def test_several_sub_agents_run_in_parallel():
 
 
 async def test_a_sub_agent_can_have_another_model_and_fewer_tools():
-    large = cast([task(model="small", tools=["box_l*", "terminal"]), Reply("Done.")], [], "large-70b")
-    small = cast([], [call("agent"), call("box_open"), Reply("No.")], "small-1b")
+    large = make_model([task(model="small", tools=["box_l*", "terminal"]), Reply("Done.")], [], "large-70b")
+    small = make_model([], [call("agent"), call("box_open"), Reply("No.")], "small-1b")
     two = FastMCP("box")
     two.tool(lambda: "x", name="look")
     two.tool(lambda: "x", name="open")
@@ -180,7 +180,7 @@ async def test_a_sub_agent_can_have_another_model_and_fewer_tools():
     ],
 )
 async def test_a_wrong_call_is_answered_with_what_to_do(reply: Reply, says: str):
-    model = cast([reply, Reply("Done.")], [])
+    model = make_model([reply, Reply("Done.")], [])
     async with connect(Crow(model).use(subagents)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
@@ -188,7 +188,7 @@ async def test_a_wrong_call_is_answered_with_what_to_do(reply: Reply, says: str)
 
 
 async def test_a_sub_agent_that_fails_is_a_failed_tool_call():
-    model = cast([task(), Reply("Done.")], [Reply(error=ModelError("The endpoint is gone."))])
+    model = make_model([task(), Reply("Done.")], [Reply(error=ModelError("The endpoint is gone."))])
     async with connect(Crow(model).use(subagents)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
@@ -197,7 +197,7 @@ async def test_a_sub_agent_that_fails_is_a_failed_tool_call():
 
 
 async def test_a_sub_agent_that_reaches_the_request_limit_returns_its_last_text():
-    model = cast([task(), Reply("Done.")], [Reply("Again.", tool_calls=call("box_look", at="a").tool_calls)] * 5)
+    model = make_model([task(), Reply("Done.")], [Reply("Again.", tool_calls=call("box_look", at="a").tool_calls)] * 5)
     async with connect(Crow(model, servers=[box()], max_requests=5).use(subagents)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
@@ -206,7 +206,7 @@ async def test_a_sub_agent_that_reaches_the_request_limit_returns_its_last_text(
 
 
 async def test_a_sub_agent_that_the_user_stops_reports_it():
-    model = cast([task(), Reply("Done.")], [call("box_look", at="a")] * 5)
+    model = make_model([task(), Reply("Done.")], [call("box_look", at="a")] * 5)
     async with connect(Crow(model, servers=[box()]).use(subagents).use(loop_guard), permit="reject_once") as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
@@ -216,7 +216,7 @@ async def test_a_sub_agent_that_the_user_stops_reports_it():
 
 
 async def test_a_task_that_begins_with_a_slash_is_no_command():
-    model = cast([task(prompt="/help"), Reply("Done.")], [Reply("Helped.")])
+    model = make_model([task(prompt="/help"), Reply("Done.")], [Reply("Helped.")])
     async with connect(Crow(model).use(commands).use(subagents)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
@@ -224,7 +224,7 @@ async def test_a_task_that_begins_with_a_slash_is_no_command():
 
 
 async def test_notices_of_a_sub_agent_are_shown_by_its_parent():
-    crow = Crow(cast([task(), Reply("Done.")], [Reply("Empty.")])).use(subagents)
+    crow = Crow(make_model([task(), Reply("Done.")], [Reply("Empty.")])).use(subagents)
 
     @crow.after_model
     async def warn(session: Session, model_call: ModelCall) -> None:
@@ -240,7 +240,7 @@ async def test_notices_of_a_sub_agent_are_shown_by_its_parent():
 async def test_a_sub_agent_uses_the_servers_of_the_client_and_leaves_them_running(tmp_path: Path):
     file = tmp_path / "count.py"
     file.write_text(COUNT)
-    model = cast(
+    model = make_model(
         [call("mine_count", "a"), task(), call("mine_count", "b"), Reply("Done.")], [call("mine_count"), Reply("Two.")]
     )
     brought = McpServer(name="mine", command=sys.executable, args=[str(file)], env=[])
@@ -256,7 +256,7 @@ async def test_a_sub_agent_uses_the_servers_of_the_client_and_leaves_them_runnin
 async def test_commands_of_a_sub_agent_start_in_the_current_folder_of_its_parent(tmp_path: Path):
     (tmp_path / "below").mkdir()
     tools = Server("crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True)
-    model = cast(
+    model = make_model(
         [call("terminal", "a", command="cd below"), task(), Reply("Done.")],
         [call("terminal", "b", command="pwd"), Reply("There.")],
     )
@@ -268,7 +268,7 @@ async def test_commands_of_a_sub_agent_start_in_the_current_folder_of_its_parent
 
 
 async def test_a_sub_agent_shares_the_budget_of_its_parent():
-    model = cast([task(), Reply("Done.")], [call("box_look", at="a")] * 5)
+    model = make_model([task(), Reply("Done.")], [call("box_look", at="a")] * 5)
     crow = Crow(model, servers=[box()]).use(subagents).use(budgets, requests=3)
     async with connect(crow, permit="reject_once") as editor:
         session = await editor.new_session("/")
@@ -279,7 +279,7 @@ async def test_a_sub_agent_shares_the_budget_of_its_parent():
 
 
 async def test_shell_hooks_run_for_tool_calls_of_a_sub_agent_but_not_for_its_turn(tmp_path: Path):
-    model = cast([task(), Reply("Done.")], [call("box_look", at="a"), Reply("Empty.")])
+    model = make_model([task(), Reply("Done.")], [call("box_look", at="a"), Reply("Empty.")])
     write = [ShellHook(command="cat >> log; echo >> log")]
     crow = Crow(model, servers=[box()]).use(shell_hooks, before_tool=write, turn_end=write).use(subagents)
     async with connect(crow) as editor:
@@ -290,7 +290,7 @@ async def test_shell_hooks_run_for_tool_calls_of_a_sub_agent_but_not_for_its_tur
 
 
 async def test_usage_of_a_sub_agent_counts_for_its_parent():
-    model = cast([task(), Reply("Done.")], [Reply("Empty.")])
+    model = make_model([task(), Reply("Done.")], [Reply("Empty.")])
     async with connect(Crow(model).use(commands).use(usage).use(subagents)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")

@@ -1,4 +1,4 @@
-"""With very many tools the model searches; what it is sent stays short, and the same."""
+"""The model searches for tools if there are very many; the list it is sent stays short and constant."""
 
 import json
 from typing import Any
@@ -39,7 +39,7 @@ def app(model: ScriptedModel, *servers: tuple[str, FastMCP], **options: Any) -> 
     return Crow(model, servers=hung_up).use(permissions).use(tool_search, **options)
 
 
-def offered(request: dict[str, Any]) -> list[str]:
+def list_tools(request: dict[str, Any]) -> list[str]:
     return [tool["function"]["name"] for tool in request.get("tools", [])]
 
 
@@ -56,8 +56,8 @@ async def test_a_short_list_of_tools_is_sent_whole():
     async with connect(app(model, ("shop", many(60)))) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "hi")
-    assert len(offered(model.requests[0])) == 60
-    assert "tool_search" not in offered(model.requests[0])
+    assert len(list_tools(model.requests[0])) == 60
+    assert "tool_search" not in list_tools(model.requests[0])
 
 
 async def test_the_model_finds_and_calls_one_of_five_hundred_tools():
@@ -74,7 +74,7 @@ async def test_the_model_finds_and_calls_one_of_five_hundred_tools():
         await editor.prompt(session.session_id, "refund order 7")
         (opened,) = crow.sessions.values()
         replayed = [update for update in replay(opened.log, "/") if isinstance(update, ToolCall)]
-    assert offered(model.requests[0]) == ["call_tool", "tool_search"]
+    assert list_tools(model.requests[0]) == ["call_tool", "tool_search"]
     found = result(model.requests[1])
     assert found.startswith("shop_refund_order\nGive a customer the money back.\n{")
     assert json.loads(found.splitlines()[2])["properties"]["order"]["type"] == "integer"
@@ -169,8 +169,8 @@ async def test_tools_that_were_sent_stay_when_many_more_join():
         opened.toolbox.add([server])
         await server.list()
         await editor.prompt(session.session_id, "hi again")
-    assert offered(model.requests[0]) == ["first_one"]
-    assert offered(model.requests[1]) == ["first_one", "call_tool", "tool_search"]
+    assert list_tools(model.requests[0]) == ["first_one"]
+    assert list_tools(model.requests[1]) == ["first_one", "call_tool", "tool_search"]
 
 
 async def test_a_loaded_session_sends_the_same_tool_list():
@@ -198,7 +198,7 @@ async def test_tools_that_take_much_of_a_small_window_are_searched():
     async with connect(app(model, ("shop", many(30)))) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "hi")
-    assert offered(model.requests[0]) == ["call_tool", "tool_search"]
+    assert list_tools(model.requests[0]) == ["call_tool", "tool_search"]
 
 
 def tool(name: str, description: str = "", **properties: Any) -> Tool:

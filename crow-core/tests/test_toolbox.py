@@ -1,4 +1,4 @@
-"""A session's MCP servers: good ones, slow ones, dead ones and hostile ones, as processes and in this one."""
+"""The MCP servers of a session: good, slow, dead and hostile ones, as processes and in memory."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ BROKEN = (
 )
 
 SERVER = '''
-"""An MCP server without imports that take long; it misbehaves as its arguments say."""
+"""An MCP server without slow imports, which misbehaves as its arguments say."""
 import json, os, signal, subprocess, sys, time
 
 mode, folder = sys.argv[1], sys.argv[2]
@@ -134,7 +134,7 @@ def stdio(tmp_path: Path) -> Iterator["Stdio"]:
 
 
 class Stdio:
-    """Servers that are processes, and whether they still are."""
+    """Starts MCP servers as processes, and finds out which of them run."""
 
     def __init__(self, folder: Path, pipe: int) -> None:
         self.folder = folder
@@ -146,7 +146,7 @@ class Stdio:
         return McpServer(name=name, command=sys.executable, args=arguments, env=list(env))
 
     def offering(self, *tools: dict[str, Any]) -> McpServer:
-        """A server of these tools."""
+        """Configure a server with these tools."""
         (self.folder / "tools.json").write_text(json.dumps(tools))
         return self.config("demo", "tools")
 
@@ -154,7 +154,7 @@ class Stdio:
         return [int(path.stem) for path in self.folder.glob("*.pid")]
 
     def alive(self, *pids: int) -> list[int]:
-        """Those of the processes (else, of those that were started) that still live."""
+        """Return which of these processes, or of all that were started, still run."""
         return [pid for pid in pids or self.started() if is_alive(pid)]
 
     async def until_started(self, count: int) -> None:
@@ -173,7 +173,7 @@ def is_alive(pid: int) -> bool:
 
 
 async def end_of(pid: int) -> None:
-    """Wait until a process that is not our child has ended."""
+    """Wait until a process that is no child of this one has ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -190,12 +190,12 @@ def use(name: str, **arguments: Any) -> Use:
 
 
 def one_by_one(*uses: Use) -> ScriptedModel:
-    """A model that makes one call a step."""
+    """Make a model that makes one of these tool calls in each reply."""
     return ScriptedModel([*(Reply(tool_calls=[each]) for each in uses), Reply("Done.")])
 
 
 def each_prompt(call: Use) -> ScriptedModel:
-    """A model that makes the same call at every prompt."""
+    """Make a model that makes the same tool call in every turn."""
     done = Reply("Done.")
     return ScriptedModel(
         lambda request: done if request["messages"][-1]["role"] == "tool" else Reply(tool_calls=[call])
@@ -254,7 +254,7 @@ async def test_a_real_fastmcp_server_works_over_stdio(tmp_path: Path):
 
 
 async def test_several_servers_start_in_parallel(stdio: Stdio):
-    """Each of them waits for the two others."""
+    """Each of them waits for the other two."""
     model = ScriptedModel([Reply("Hello.")])
     async with connect(Crow(model)) as editor:
         session = await editor.new_session("/", [stdio.config(name, "together") for name in ("c", "a", "b")])
@@ -265,7 +265,7 @@ async def test_several_servers_start_in_parallel(stdio: Stdio):
 
 
 async def test_ten_servers_start_in_parallel(stdio: Stdio):
-    """Each of them waits for the nine others, and the session is usable before."""
+    """Each of them waits for the other nine, and the session can be used before."""
     model = ScriptedModel(lambda request: Reply("Hello."))
     crow = Crow(model)
     async with connect(crow) as editor:
@@ -296,7 +296,7 @@ async def test_a_hanging_server_delays_the_first_prompt_for_a_limited_time(
 
 
 async def test_a_server_that_starts_late_joins_at_the_start_of_a_turn(stdio: Stdio):
-    """With a notice and a marker; within a turn the tools stay what they were."""
+    """There is a notice and a marker. The tools do not change within a turn."""
     os.mkfifo(stdio.folder / "gate")
     server = FastMCP("demo")
     server.tool(lambda: "waited", name="wait")
@@ -452,7 +452,7 @@ async def test_a_server_that_died_between_two_calls_is_restarted_for_the_next(st
         os.kill(first, signal.SIGKILL)
         await end_of(first)
         while server_of(crow, "demo").connected:
-            await asyncio.sleep(0)  # our side of the pipe hears of it, too
+            await asyncio.sleep(0)  # let this side of the pipe notice it, too
         await editor.prompt(session.session_id, "go")
         second = int(results(model)[-1])
         assert [second] == stdio.alive() != [first]
@@ -495,7 +495,7 @@ async def test_a_hanging_call_can_be_cancelled_and_the_server_stays_connected(st
 
 @pytest.mark.parametrize("mode", ["good", "hang", "stubborn"])
 async def test_a_closed_session_leaves_no_process_running(mode: str, stdio: Stdio, monkeypatch: pytest.MonkeyPatch):
-    """Not even one that hears neither the end of its input nor SIGTERM."""
+    """Not even one that ignores the end of its input and SIGTERM."""
     monkeypatch.setattr(servers, "STOP_GRACE", 0.3)
     async with connect(Crow(ScriptedModel([]))) as editor:
         session = await editor.new_session("/", [stdio.config("demo", mode), stdio.config("other")])
@@ -507,7 +507,7 @@ async def test_a_closed_session_leaves_no_process_running(mode: str, stdio: Stdi
 
 
 async def test_processes_that_a_server_started_end_with_it(stdio: Stdio):
-    """Also what put itself into a session of its own."""
+    """Also a process with a process group of its own."""
     model = one_by_one(use("demo_spawn"))
     async with connect(Crow(model)) as editor:
         session = await editor.new_session("/", [stdio.config("demo")])
@@ -520,7 +520,7 @@ async def test_processes_that_a_server_started_end_with_it(stdio: Stdio):
 
 
 async def test_all_server_processes_end_when_the_client_disconnects(stdio: Stdio):
-    """Those of several sessions, of one that is still starting too."""
+    """Those of several sessions, also of one that is still opening."""
     crow = Crow(ScriptedModel(lambda request: Reply("Hello.")))
     async with connect(crow) as editor:
         for name in ("a", "b"):
@@ -549,7 +549,7 @@ asyncio.run(main())
 
 
 async def test_all_server_processes_end_when_the_agent_is_killed(stdio: Stdio):
-    """Even those that hear neither the end of their input nor SIGTERM."""
+    """Even those that ignore the end of their input and SIGTERM."""
     arguments = stdio.config("stubborn", "stubborn").args
     assert isinstance(arguments, list)
     ours = await asyncio.create_subprocess_exec(sys.executable, "-c", DRIVER, *arguments)
@@ -597,7 +597,7 @@ async def test_a_shared_server_outlives_sessions_and_is_connected_once():
 
 
 async def test_a_shared_server_that_hangs_does_not_end_a_turn(stdio: Stdio, monkeypatch: pytest.MonkeyPatch):
-    """The second session's patience runs out first, and with it the connection that the other one waits for."""
+    """The second session stops waiting first, which ends the connection that the first one waits for."""
     monkeypatch.setattr(servers, "STOP_GRACE", 0.01)
     hung = servers.from_acp(stdio.config("hung", "hang"), "/")
     hung.shared = True
@@ -627,8 +627,8 @@ async def test_known_tools_of_an_unavailable_server_are_offered():
 
 
 async def test_built_in_tools_are_preloaded_when_the_process_is_idle(monkeypatch: pytest.MonkeyPatch):
-    """It is busy when it is looked at for the first five times."""
-    spent = chain(range(10), repeat(10))  # at the beginning and at the end of each look
+    """The process is busy at the first five checks."""
+    spent = chain(range(10), repeat(10))  # at the start and at the end of each check
     monkeypatch.setattr(servers, "PRELOAD_DELAY", 0.01)
     monkeypatch.setattr(servers, "process_time", lambda: next(spent) * servers.PRELOAD_DELAY)
     server = Server("crow", lambda: FastMCP("workshop"), definitions=[], built_in=True, shared=True)
@@ -674,7 +674,7 @@ async def test_tool_names_are_made_legal_unique_and_stable(stdio: Stdio):
 
 @pytest.mark.parametrize("first", ["a", "a_b"])
 async def test_tool_names_do_not_depend_on_which_server_connects_first(first: str):
-    """Here both would call a tool `a_b_c`."""
+    """Here both servers have a tool that would be called `a_b_c`."""
     gate = asyncio.Event()
 
     def server(name: str, tool: str) -> Server:
@@ -803,7 +803,7 @@ async def test_an_invalid_tool_is_left_out_with_a_notice_and_others_work(odd: di
 
 
 async def test_a_tool_with_an_invalid_schema_is_offered_without_it():
-    """Which since 2026 no SDK looks at."""
+    """SDKs do not check schemas since 2026."""
     server = FastMCP("demo")
     server.add_tool(tool := Tool.from_function(lambda: "caw", name="sing"))
     tool.parameters = {"type": "object", "properties": ["x"]}
@@ -817,7 +817,7 @@ async def test_a_tool_with_an_invalid_schema_is_offered_without_it():
 
 
 async def test_the_client_of_a_server_gives_access_to_resources_and_prompts(stdio: Stdio):
-    """For what is no tool: its resources, its prompts."""
+    """Extensions use it for resources and prompts."""
     server = servers.from_acp(stdio.config("demo"), "/")
     client = await server.client()
     assert [tool.name for tool in await client.list_tools()] == ["pid", "die", "spawn", "surroundings", "hang"]
@@ -825,7 +825,7 @@ async def test_the_client_of_a_server_gives_access_to_resources_and_prompts(stdi
     os.kill(stdio.alive()[0], signal.SIGKILL)
     await end_of(stdio.started()[0])
     while (again := await server.client()) is client:
-        await asyncio.sleep(0)  # our side of the pipe hears of it, too
+        await asyncio.sleep(0)  # let this side of the pipe notice it, too
     assert await again.list_tools()
     await server.close()
 
@@ -840,7 +840,7 @@ async def test_a_tool_whose_name_was_changed_can_be_called(stdio: Stdio):
 
 
 async def test_an_external_server_cannot_take_the_name_of_a_built_in_tool(stdio: Stdio):
-    """Not by the way names are put together either."""
+    """Not by joining the name of a server and a tool either."""
     (stdio.folder / "tools.json").write_text(json.dumps([{"name": "editor", "description": "Mine!"}]))
     model = ScriptedModel([Reply("Hello.")])
     definitions = [{"name": "file_editor", "description": "Ours."}]
@@ -919,13 +919,13 @@ def test_env_file_of_the_working_folder_does_not_change_fastmcps_settings(tmp_pa
         command = [sys.executable, "-c", script]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
-    assert printed(SETTINGS).startswith("77")  # so it is, unless one takes care
+    assert printed(SETTINGS).startswith("77")  # FastMCP does read the file by default
     assert printed(ours + SETTINGS) == "5.0 []\n"
 
 
 @asynccontextmanager
-async def over_http(server: FastMCP, port: int) -> AsyncGenerator[None]:
-    """A FastMCP server on a port of this machine."""
+async def serve_http(server: FastMCP, port: int) -> AsyncGenerator[None]:
+    """Serve a FastMCP server on a port of this machine."""
     listener = socket.create_server(("127.0.0.1", port))
     config = uvicorn.Config(server.http_app(), log_config=None, ws="none", timeout_graceful_shutdown=0)
     http = uvicorn.Server(config)
@@ -945,13 +945,13 @@ async def test_a_server_behind_a_url_is_connected_again_after_a_restart():
             Reply("Done.") if request["messages"][-1]["role"] == "tool" else Reply(tool_calls=[use("web_sing")])
         )
     )
-    kept = socket.socket()  # bound, nobody else is given its port while the server is gone
+    kept = socket.socket()  # keeps the port while the server is gone
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     kept.bind(("127.0.0.1", 0))
     port = kept.getsockname()[1]
     with kept:
         async with connect(Crow(model)) as editor:
-            async with over_http(server, port):
+            async with serve_http(server, port):
                 headers = [HttpHeader(name="X-Bird", value="crow")]
                 config = McpServer(name="web", type="http", url=f"http://127.0.0.1:{port}/mcp", headers=headers)
                 session = await editor.new_session("/", [config])
@@ -959,7 +959,7 @@ async def test_a_server_behind_a_url_is_connected_again_after_a_restart():
                 assert results(model) == ["caw"]
             await editor.prompt(session.session_id, "go")
             assert results(model)[-1].startswith("The tool failed: ")
-            async with over_http(server, port):
+            async with serve_http(server, port):
                 await editor.prompt(session.session_id, "go")
                 if results(model)[-1] != "caw":  # the first call may find out that the old connection is gone
                     await editor.prompt(session.session_id, "go")

@@ -1,4 +1,4 @@
-"""Turns are taken back to the byte, and what somebody else has done is never lost."""
+"""Undo restores files to the byte, and never loses a change by somebody else."""
 
 import codecs
 import hashlib
@@ -50,7 +50,7 @@ def run(command: str) -> Use:
 
 @dataclass
 class Talk:
-    """A session in a folder, and the person in it."""
+    """A session in a folder, and its editor."""
 
     editor: Editor
     session: Session
@@ -58,7 +58,7 @@ class Talk:
     model: ScriptedModel
 
     async def say(self, words: str) -> str:
-        """A prompt; gives what was said to it."""
+        """Send a prompt; return the text of the answer."""
         before = len(self.editor.text)
         await self.editor.prompt(self.session.id, words)
         return self.editor.text[before:]
@@ -69,7 +69,7 @@ class Talk:
 
 @asynccontextmanager
 async def talk(folder: Path, *turns: Sequence[Use], crow: Crow | None = None, **options: Any) -> AsyncIterator[Talk]:
-    """A session whose model makes these calls, turn by turn, one after the other."""
+    """Open a session whose model makes these tool calls, turn by turn, one after the other."""
     replies = [reply for turn in turns for reply in ([Reply(tool_calls=[use]) for use in turn] + [Reply("Done.")])]
     model = ScriptedModel([*replies, Reply("What was that?")])
     crow = (crow or Crow(model, servers=[TOOLS])).use(mask_secrets, **options).use(permissions, deny=["terminal:rm*"])
@@ -360,7 +360,7 @@ TEXT = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 
 @given(st.lists(st.lists(st.tuples(st.sampled_from("abc"), TEXT)), min_size=1, max_size=4), st.data())
 def test_undo_restores_files_after_any_edits(turns: list[list[tuple[str, str | None]]], data: st.DataObject):
-    """A turn is a list of edits: a file, and what it holds from then on, None for no more."""
+    """A turn is a list of edits: the name of a file and its new content, None for a removed file."""
     with TemporaryDirectory() as created:
         folder = os.path.realpath(created)
         held: dict[str, str | None] = {}

@@ -1,4 +1,4 @@
-"""A turn that goes on until a check succeeds, or the model has looked at its own work."""
+"""A turn goes on until a check succeeds, or until the model has checked its own work."""
 
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ async def turn(folder: Path, model: ScriptedModel, *prompts: str, **options: Any
     return editor, answer.stop_reason
 
 
-def asked(model: ScriptedModel) -> list[str]:
-    """What the model reads as the user's words, at last."""
+def list_user_messages(model: ScriptedModel) -> list[str]:
+    """Return the user messages in the last request."""
     return [message["content"] for message in model.requests[-1]["messages"] if message["role"] == "user"]
 
 
@@ -41,7 +41,7 @@ async def test_a_turn_goes_on_until_the_check_succeeds(tmp_path: Path):
     editor, reason = await turn(tmp_path, model, check="cat answer; grep -q 42 answer || exit 3")
     assert reason == "end_turn"
     assert editor.text == "Done.Now it is done."
-    (_, told) = asked(model)
+    (_, told) = list_user_messages(model)
     assert told.startswith("You are not done: `cat answer; grep -q 42 answer || exit 3` failed (exit code 3).")
     assert told.endswith("\n\n41")
     assert "failed; going on (1 of 5)." in editor.thoughts
@@ -58,7 +58,7 @@ async def test_a_turn_ends_after_the_allowed_number_of_rounds(tmp_path: Path):
 async def test_a_check_that_times_out_has_failed(tmp_path: Path):
     model = ScriptedModel([write("41"), Reply("Done."), Reply("Done.")])
     await turn(tmp_path, model, check="sleep 60", times=1, timeout=0.05)
-    assert "it took more than 0.05 seconds" in asked(model)[-1]
+    assert "it took more than 0.05 seconds" in list_user_messages(model)[-1]
 
 
 async def test_a_turn_without_tool_calls_is_not_checked(tmp_path: Path):
@@ -71,7 +71,7 @@ async def test_a_turn_without_tool_calls_is_not_checked(tmp_path: Path):
 async def test_without_a_check_the_model_is_asked_whether_it_is_done(tmp_path: Path, word: str):
     model = ScriptedModel([write("41"), Reply("DONE"), write("42"), Reply("Better."), Reply(word)])
     await turn(tmp_path, model)
-    assert asked(model) == ["go", QUESTION, QUESTION]
+    assert list_user_messages(model) == ["go", QUESTION, QUESTION]
 
 
 async def test_until_done_can_be_switched_off(tmp_path: Path):
