@@ -146,7 +146,7 @@ class Session:
         self.stream = ReplyStream(self)
         self.turns = Turns(max_requests)
         self.state: dict[str, Any] = {}
-        """Values that extensions keep for this session, each under the extension's own name."""
+        """Values of extensions for this session. An extension uses only its own keys; a store adds `Record.state`."""
         self.parent = parent
         """The session that this one works for, if it is a sub-agent's."""
         self._models = models
