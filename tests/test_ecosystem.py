@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_cli.check.validity import at
-from crow_cli.wire import read
+from crow_cli.check.validation import get_path
+from crow_cli.recording.file import read_recording
 from crow_core.testing import Reply, ScriptedServer
 
 if TYPE_CHECKING:
@@ -121,5 +121,5 @@ async def test_conversation_of_acpx_with_crow_can_be_recorded(node: "Node", tmp_
         done = await node.run(server.url, ACPX, "--agent", agent, "--format", "quiet", "exec", "Are you there?")
 
     assert (done.code, done.out, done.err) == (0, "Here I am.\n", "")
-    chunks = [at(line.message, "params", "update", "content", "text") for line in read(recording)]
+    chunks = [get_path(said.message, "params", "update", "content", "text") for said in read_recording(recording)]
     assert "".join(filter(None, chunks)) == "Here I am."

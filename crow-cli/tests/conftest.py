@@ -1,4 +1,4 @@
-"""A machine of its own for every test: an empty home, a project, a clean environment, and the real command on it."""
+"""Fixtures: an empty home, a project and a clean environment for each test, in which the real command runs."""
 
 import asyncio
 import json
@@ -42,12 +42,12 @@ os.write(held, b"started\\n")
 server.run(show_banner=False)
 """
 PATIENCE = 60.0
-"""Seconds for `crow acp` to end by itself, on a machine as busy as may be."""
+"""Seconds for `crow acp` to end by itself, also on a busy machine."""
 
 
 @dataclass(frozen=True)
-class Finished:
-    """What a command left behind."""
+class CommandResult:
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -76,7 +76,7 @@ class Prefork:
         if self.process:
             self.process.communicate()
 
-    async def run(self, args: Sequence[str], env: dict[str, str], cwd: Path, stdin: bytes) -> Finished:
+    async def run(self, args: Sequence[str], env: dict[str, str], cwd: Path, stdin: bytes) -> CommandResult:
         loop = asyncio.get_running_loop()
         (stdin_read, stdin_write), (out_read, out_write), (err_read, err_write) = (os.pipe() for _ in range(3))
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
@@ -91,7 +91,7 @@ class Prefork:
             out, err = await asyncio.gather(*(asyncio.to_thread(read_all, each) for each in (out_read, err_read)))
             connection.setblocking(False)
             code = await loop.sock_recv(connection, 16)
-        return Finished(int(code), out.decode(), err.decode())
+        return CommandResult(int(code), out.decode(), err.decode())
 
 
 def read_all(descriptor: int) -> bytes:
@@ -101,19 +101,19 @@ def read_all(descriptor: int) -> bytes:
 
 @dataclass
 class Machine:
-    """Where a command runs."""
+    """The folders and the environment in which commands run."""
 
     home: Path
     project: Path
     env: dict[str, str]
-    """All that the command finds in its environment."""
+    """The complete environment of the command."""
     stderr: Path
-    """What `crow acp` said beside the protocol."""
+    """The file for the standard error of `crow acp`."""
     prefork: Prefork | None = None
     """Runs the commands that only have to come to their end; without it, each starts as a process of its own."""
 
     def ask(self, url: str, key: str = "key") -> None:
-        """Let crow ask the model at this address, as a person sets it up."""
+        """Configure the model at this URL by environment variables."""
         self.env |= {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, "CROW_MODEL": "scripted"}
 
     def configure(self, toml: str) -> Path:
@@ -123,11 +123,11 @@ class Machine:
         file.write_text(toml)
         return file
 
-    def keeper(self, ear: "Ear") -> McpServer:
-        """An MCP server on standard streams that holds the ear open, as does a child that it leaves behind."""
+    def keeper(self, pipe: "PipeReader") -> McpServer:
+        """Return an MCP server on standard streams that holds the pipe open, as does a child that it leaves running."""
         script = self.home / "keeper.py"
         script.write_text(KEEPER)
-        return McpServer(name="keeper", command=sys.executable, args=[str(script), str(ear.path)])
+        return McpServer(name="keeper", command=sys.executable, args=[str(script), str(pipe.path)])
 
     async def start(self, *args: str, stdin: int = DEVNULL, stdout: int = PIPE) -> Process:
         """Start `crow` with these arguments in the project."""
@@ -136,7 +136,7 @@ class Machine:
         )
 
     async def start_on(self, terminal: int, *args: str) -> Process:
-        """The same where a person sits; takes the terminal's descriptor over."""
+        """Start `crow` on a pseudo-terminal, and close this process's descriptor of it."""
         try:
             return await asyncio.create_subprocess_exec(
                 *CROW, *args, stdin=terminal, stdout=terminal, stderr=terminal, env=self.env, cwd=self.project
@@ -144,27 +144,27 @@ class Machine:
         finally:
             os.close(terminal)
 
-    async def crow(self, *args: str, stdin: str = "") -> Finished:
+    async def crow(self, *args: str, stdin: str = "") -> CommandResult:
         """Run `crow` to its end."""
         if self.prefork and "PYTHONPATH" not in self.env:  # which holds for what is imported first
             return await self.prefork.run(args, self.env, self.project, stdin.encode())
         return await self.finish(await self.start(*args, stdin=PIPE), stdin.encode())
 
-    async def finish(self, process: Process, stdin: bytes | None = None) -> Finished:
+    async def finish(self, process: Process, stdin: bytes | None = None) -> CommandResult:
         """Wait for a command's end."""
         out, err = await process.communicate(stdin)
         assert process.returncode is not None
-        return Finished(process.returncode, out.decode(), err.decode())
+        return CommandResult(process.returncode, out.decode(), err.decode())
 
     async def agent(self, *more: str) -> ChildTransport:
-        """Start `crow acp`, away from the project: an editor does not start it there either."""
+        """Start `crow acp` in the home folder: an editor does not start it in the project either."""
         with self.stderr.open("ab") as stderr:
             command, *args = CROW
             return await spawn(command, [*args, "acp", *more], self.env, self.home, stderr, close_timeout=PATIENCE)
 
     @asynccontextmanager
     async def editor(self, transport: Transport | None = None, *, permit: str | None = None) -> AsyncGenerator[Editor]:
-        """An editor in conversation with `crow acp`, past `initialize`."""
+        """Connect an editor to `crow acp` and initialize it."""
         editor = Editor(transport or await self.agent(), permit=permit)
         async with editor.serving():
             await editor.initialize("editor", ClientCapabilities())
@@ -172,20 +172,20 @@ class Machine:
 
 
 @dataclass
-class Ear:
-    """The reading end of a named pipe: it hears what a process writes, and when the last one that held it is gone."""
+class PipeReader:
+    """The reading end of a named pipe. It shows what processes write, and when the last one has closed the pipe."""
 
     path: Path
     reader: asyncio.StreamReader
 
-    def holder(self) -> str:
-        """A command that holds it open, as do two children of its own, one of them deaf to SIGTERM."""
+    def holding_command(self) -> str:
+        """Return a command that holds the pipe open, as do its two children, of which one ignores SIGTERM."""
         return f'exec 9>{self.path}; (trap "" TERM; while :; do sleep 600; done) & sleep 600 & echo $$ >&9; wait'
 
     async def line(self) -> str:
         return (await self.reader.readline()).decode().strip()
 
-    async def silence(self) -> None:
+    async def wait_for_close(self) -> None:
         """Wait until no process is left that has the pipe open."""
         await self.reader.read()
 
@@ -247,7 +247,7 @@ def prepared(
 
 @pytest.fixture
 def no_local_model() -> None:
-    """For what happens where no model is found: crow looks for local servers at their usual ports."""
+    """Skip the test if a local model server runs: crow would find it at its usual port."""
     for name, url in LOCAL_SERVERS.items():
         address = urlsplit(url)
         with suppress(OSError), socket.create_connection((address.hostname, address.port), 1):
@@ -255,18 +255,18 @@ def no_local_model() -> None:
 
 
 @pytest.fixture
-async def listen(tmp_path: Path) -> AsyncIterator[Callable[[str], Awaitable[Ear]]]:
-    """Opens an ear by its name."""
+async def open_pipe(tmp_path: Path) -> AsyncIterator[Callable[[str], Awaitable[PipeReader]]]:
+    """Return a function that opens a named pipe for reading."""
     async with AsyncExitStack() as stack:
 
-        async def listen(name: str) -> Ear:
+        async def open_pipe(name: str) -> PipeReader:
             path = tmp_path / name
             os.mkfifo(path)
-            pipe = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
+            file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
             reader = asyncio.StreamReader()
             loop = asyncio.get_running_loop()
-            transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+            transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
             stack.callback(transport.close)
-            return Ear(path, reader)
+            return PipeReader(path, reader)
 
-        yield listen
+        yield open_pipe

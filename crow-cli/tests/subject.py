@@ -1,6 +1,6 @@
-"""An ACP agent that does everything right, or one thing wrong: `python subject.py [FAULT]`. The tester's own patient.
+"""An ACP agent to test `crow acp check`: correct, or with one fault: `python subject.py [FAULT]`.
 
-One loop, no threads, no time: a prompt that says "Count" keeps it busy until it is cancelled or closed.
+It has one loop and no threads. A prompt that contains "Count" keeps it busy until it is cancelled or closed.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 FAULT = sys.argv[1] if len(sys.argv) > 1 else ""
 MODES = {"currentModeId": "ask", "availableModes": [{"id": "ask", "name": "Ask"}, {"id": "do", "name": "Do"}]}
 JUNK = [None, True, 0, -1, 1.5, "", "x", [], {}, [{}], {"a": 1}, {"sessionId": []}, "\x1b[2J\n", [[[]]], {"code": {}}]
-"""What an agent says that babbles."""
+"""Values that the agent with the fault "babbles" sends."""
 CAPABILITIES: dict[str, Any] = {
     "loadSession": True,
     "promptCapabilities": {"image": True, "audio": True, "embeddedContext": True},
@@ -24,7 +24,7 @@ CAPABILITIES: dict[str, Any] = {
 }
 
 
-class Refusal(Exception):
+class SubjectError(Exception):
     def __init__(self, code: int, message: str) -> None:
         self.code, self.message = code, message
 
@@ -39,7 +39,7 @@ def say(message: dict[str, Any]) -> None:
 
 
 def read() -> dict[str, Any]:
-    """The next message; the end of input ends the process."""
+    """Read the next message; exit at the end of input."""
     for line in sys.stdin.buffer:
         try:
             message = json.loads(line)
@@ -63,7 +63,7 @@ def leave() -> None:
     sys.exit()
 
 
-class Agent:
+class SubjectAgent:
     def __init__(self) -> None:
         self.sessions: dict[str, list[dict[str, Any]]] = {}
         self.folders: dict[str, str] = {}
@@ -87,7 +87,7 @@ class Agent:
             self.begin()
         try:
             result = self.answer(method, params)
-        except Refusal as refusal:
+        except SubjectError as refusal:
             self.refuse(id, refusal)
         else:
             self.reply(id, method, result)
@@ -113,7 +113,7 @@ class Agent:
                 say({"id": id, "result": result})
 
     def babble(self, id: Any, method: str, result: Any) -> None:
-        """Answer with anything, mostly with something like the truth."""
+        """Answer with random messages, most of them nearly valid."""
         for _ in range(random.randrange(3)):
             some = {"sessionId": random.choice(["session-0", *JUNK]), "update": random.choice(JUNK)}
             what = random.choice(["session/update", "session/request_permission", *JUNK])
@@ -127,7 +127,7 @@ class Agent:
             what = random.choice(["result", "error", "result"])
             say({"id": random.choice([id, id, id, *JUNK]), what: random.choice(JUNK)})
 
-    def refuse(self, id: Any, refusal: Refusal) -> None:
+    def refuse(self, id: Any, refusal: SubjectError) -> None:
         error: dict[str, Any] = {"code": refusal.code, "message": refusal.message}
         match FAULT:
             case "names errors":
@@ -191,14 +191,14 @@ class Agent:
             for _ in range(1000):
                 self.request("fs/read_text_file", {"sessionId": "x", "path": "/etc/passwd"})
         if f"refuses {method}" == FAULT:
-            raise Refusal(-32603, f"Not today: {method}")
+            raise SubjectError(-32603, f"Not today: {method}")
         if method.startswith("_"):
             if FAULT == "ignores extensions":
                 self.take(read())
-            raise Refusal(-32603 if FAULT == "has one code for all" else -32601, f"Method not found: {method}")
+            raise SubjectError(-32603 if FAULT == "has one code for all" else -32601, f"Method not found: {method}")
         found = getattr(self, method.replace("/", "_"), None)
         if found is None:
-            raise Refusal(-32601, f"Method not found: {method}")
+            raise SubjectError(-32601, f"Method not found: {method}")
         return found(params)
 
     def initialize(self, params: dict[str, Any]) -> Any:
@@ -215,7 +215,7 @@ class Agent:
             case "agrees to every version":
                 result["protocolVersion"] = version
             case "refuses other versions" if version != 1:
-                raise Refusal(-32602, "No such version")
+                raise SubjectError(-32602, "No such version")
             case "gives invalid capabilities":
                 result["agentCapabilities"] = ["loadSession"]
             case "is nobody":
@@ -236,7 +236,7 @@ class Agent:
 
     def authenticate(self, params: dict[str, Any]) -> Any:
         if params["methodId"] != "key":
-            raise Refusal(-32602, "No such method")
+            raise SubjectError(-32602, "No such method")
         self.options["user"] = "somebody"
         return {}
 
@@ -245,13 +245,13 @@ class Agent:
 
     def session_new(self, params: dict[str, Any]) -> Any:
         if "cwd" not in params:
-            raise Refusal(-32602, "cwd: missing")
+            raise SubjectError(-32602, "cwd: missing")
         if FAULT in ("wants a login and offers none", "never lets in") or (
             FAULT == "wants a login" and "user" not in self.options
         ):
-            raise Refusal(-32000, "Login required")
+            raise SubjectError(-32000, "Login required")
         if FAULT == "takes no folders" and params.get("additionalDirectories"):
-            raise Refusal(-32602, "One folder, please")
+            raise SubjectError(-32602, "One folder, please")
         id = f"session-{len(self.sessions)}" if FAULT != "has one session" else "session-0"
         id = "" if FAULT == "gives empty ids" else id
         self.sessions[id], self.folders[id] = [], params["cwd"]
@@ -287,7 +287,7 @@ class Agent:
     def session_set_config_option(self, params: dict[str, Any]) -> Any:
         if FAULT != "forgets what was set":
             self.options[params["configId"]] = params["value"]
-        return {"configOptions": self.config_options()[FAULT == "gives what was set only" :]}
+        return {"configOptions": self.config_options()[1 if FAULT == "gives what was set only" else 0 :]}
 
     def update(self, session: str, update: dict[str, Any], *, keep: bool = False) -> None:
         if keep:
@@ -299,7 +299,7 @@ class Agent:
         self.update(session, {"sessionUpdate": f"{who}_message_chunk", "content": content}, keep=True)
 
     def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Ask the client; what it says meanwhile is taken."""
+        """Send a request to the client; answer its messages meanwhile."""
         self.asked += 1
         id = f"mine-{self.asked}"
         say({"id": id, "method": method, "params": params})
@@ -312,13 +312,13 @@ class Agent:
     def session_prompt(self, params: dict[str, Any]) -> Any:
         session, blocks = params["sessionId"], params["prompt"]
         if session not in self.sessions:
-            raise Refusal(-32002, "No such session")
+            raise SubjectError(-32002, "No such session")
         kinds = {block["type"] for block in blocks}
         for kind in ("image", "audio", "resource", "resource_link"):
             if f"refuses {kind}" == FAULT and kind in kinds:
-                raise Refusal(-32602, f"What is a {kind}?")
+                raise SubjectError(-32602, f"What is a {kind}?")
         if FAULT == "refuses _meta" and "_meta" in params:
-            raise Refusal(-32602, "What is _meta?")
+            raise SubjectError(-32602, "What is _meta?")
         self.sessions[session].append({"sessionUpdate": "user_message_chunk", "content": blocks[0]})
         text = blocks[0]["text"]
         if FAULT == "writes elsewhere":
@@ -361,7 +361,7 @@ class Agent:
         self.update(session, end, keep=True)
 
     def count(self, session: str) -> Any:
-        """Be busy until cancelled or closed."""
+        """Stay busy until cancelled or closed."""
         self.chunk(session, "one")
         while True:
             message = read()
@@ -377,7 +377,7 @@ class Agent:
     def stop(self, session: str) -> Any:
         match FAULT:
             case "fails when cancelled":
-                raise Refusal(-32603, "AbortError")
+                raise SubjectError(-32603, "AbortError")
             case "ends as if done":  # later than an agent would that had ended before it read of the cancel
                 time.sleep(1.2)
                 return {"stopReason": "end_turn"}
@@ -409,7 +409,7 @@ class Agent:
 
     def session_resume(self, params: dict[str, Any]) -> Any:
         if FAULT == "needs mcpServers" and "mcpServers" not in params:
-            raise Refusal(-32602, "mcpServers: missing")
+            raise SubjectError(-32602, "mcpServers: missing")
         if FAULT == "resumes aloud":
             self.replay(params["sessionId"])
         return {}
@@ -425,7 +425,7 @@ class Agent:
 
     def session_delete(self, params: dict[str, Any]) -> Any:
         if FAULT == "deletes what is there only" and params["sessionId"] not in self.folders:
-            raise Refusal(-32002, "No such session")
+            raise SubjectError(-32002, "No such session")
         if FAULT != "keeps what is deleted":
             self.folders.pop(params["sessionId"], None)
         return {}
@@ -435,8 +435,8 @@ class Agent:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:  # a named pipe, which is held open by all that comes of this process
+    if len(sys.argv) > 2:  # a named pipe, which this process and all its children hold open
         held = os.open(sys.argv[2], os.O_WRONLY)
         os.set_inheritable(held, True)
         os.write(held, b"started\n")
-    Agent().run()
+    SubjectAgent().run()

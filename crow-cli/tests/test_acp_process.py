@@ -1,4 +1,4 @@
-"""`crow acp` as an editor sees it: a process, its standard streams, and a model behind HTTP."""
+"""`crow acp` as a real process on standard streams, with a scripted model behind HTTP."""
 
 import asyncio
 import json
@@ -31,19 +31,19 @@ from crow_core.testing import Failure, Raw, Reply, ScriptedCall, ScriptedServer
 from crow_core.testing.wire import INVALID_LINES
 
 if TYPE_CHECKING:
-    from conftest import Ear, Machine
+    from conftest import Machine, PipeReader
 
 pytestmark = pytest.mark.anyio
 
-Listen = Callable[[str], Awaitable["Ear"]]
+OpenPipe = Callable[[str], Awaitable["PipeReader"]]
 
 
 def command(line: str) -> ScriptedCall:
     return {"name": "terminal", "arguments": {"command": line}}
 
 
-class Patient:
-    """An editor's way to its agent that hangs up and waits, however long it takes."""
+class PatientTransport:
+    """A transport to an agent process that waits on close until the process has ended."""
 
     def __init__(self, process: Process) -> None:
         assert process.stdin
@@ -56,13 +56,13 @@ class Patient:
         await self.process.wait()
 
     async def outcome(self) -> tuple[int | None, str]:
-        """The exit code, and what was said on standard error."""
+        """Return the exit code and the standard error."""
         assert self.process.stderr
         return self.process.returncode, (await self.process.stderr.read()).decode()
 
 
 async def ask(agent: ChildTransport, line: bytes) -> Any:
-    """The answer to one line."""
+    """Send one line and return the answer."""
     agent.write(line + b"\n")
     return json.loads(await agent.readline())
 
@@ -99,7 +99,7 @@ async def test_a_rejected_command_does_not_run(machine: "Machine") -> None:
     assert "rejected" in server.requests[1]["messages"][-1]["content"]
 
 
-async def test_an_edit_is_a_diff_in_the_question_and_in_the_result(machine: "Machine") -> None:
+async def test_edit_is_a_diff_in_the_question_and_in_the_result(machine: "Machine") -> None:
     poem = machine.project / "poem.txt"
     poem.write_text("roses are blue\n")
     arguments = {"command": "str_replace", "path": "poem.txt", "old_str": "roses", "new_str": "violets"}
@@ -116,41 +116,39 @@ async def test_an_edit_is_a_diff_in_the_question_and_in_the_result(machine: "Mac
     assert poem.read_text() == "violets are blue\n"
 
 
-async def test_a_tool_of_the_clients_mcp_server_is_called_where_it_is_permitted(
-    machine: "Machine", listen: Listen
-) -> None:
-    ear = await listen("ear")
+async def test_permitted_tool_of_the_clients_mcp_server_is_called(machine: "Machine", open_pipe: OpenPipe) -> None:
+    pipe = await open_pipe("pipe")
     call: ScriptedCall = {"name": "keeper_keep", "arguments": {"what": "a promise"}}
     machine.configure("servers_wait = 60\n")
     async with ScriptedServer([Reply(tool_calls=[call]), Reply("Kept.")]) as server:
         machine.ask(server.url)
         async with machine.editor(permit="allow_once") as editor:
-            session = await editor.new_session(str(machine.project), [machine.keeper(ear)])
-            assert await ear.line() == "started"
+            session = await editor.new_session(str(machine.project), [machine.keeper(pipe)])
+            assert await pipe.line() == "started"
             await editor.prompt(session.session_id, "Keep a promise.")
 
     assert [question.tool_call.name for question in editor.questions] == ["keeper_keep"]
     assert server.requests[1]["messages"][-1]["content"] == "kept a promise"
 
 
-async def test_cancel_ends_a_running_command_and_all_its_children(machine: "Machine", listen: Listen) -> None:
-    ear = await listen("ear")
-    async with ScriptedServer([Reply(tool_calls=[command(ear.holder())]), Reply("Still here.")]) as server:
+async def test_cancel_ends_a_running_command_and_all_its_children(machine: "Machine", open_pipe: OpenPipe) -> None:
+    pipe = await open_pipe("pipe")
+    async with ScriptedServer([Reply(tool_calls=[command(pipe.holding_command())]), Reply("Still here.")]) as server:
         machine.ask(server.url)
         async with machine.editor(permit="allow_once") as editor:
             session = await editor.new_session(str(machine.project))
             turn = asyncio.create_task(editor.prompt(session.session_id, "Wait for me."))
-            assert (await ear.line()).isdigit()
+            assert (await pipe.line()).isdigit()
 
             await editor.cancel(session.session_id)
 
             assert (await turn).stop_reason == "cancelled"
-            await ear.silence()
+            await pipe.wait_for_close()
             assert list(editor.calls().values()) == [["pending", "in_progress", "failed"]]
             assert (await editor.prompt(session.session_id, "And now?")).stop_reason == "end_turn"
 
 
-async def test_cancel_while_a_permission_is_asked_for_takes_the_question_back(machine: "Machine") -> None:
+async def test_cancel_withdraws_an_open_question_for_permission(machine: "Machine") -> None:
     async with ScriptedServer([Reply(tool_calls=[command("touch ran")])]) as server:
         machine.ask(server.url)
         async with machine.editor(permit=None) as editor:
@@ -197,20 +195,20 @@ async def test_every_malformed_line_is_answered_and_the_next_one_works(machine: 
     assert agent.process.returncode == 0
 
 
-async def test_standard_output_carries_json_lines_only(machine: "Machine", listen: Listen) -> None:
-    ear, log = await listen("ear"), machine.home / "log"
+async def test_standard_output_carries_json_lines_only(machine: "Machine", open_pipe: OpenPipe) -> None:
+    pipe, log = await open_pipe("pipe"), machine.home / "log"
     (machine.home / "sitecustomize.py").write_text("import atexit\natexit.register(print, 'a library says goodbye')\n")
     machine.env["PYTHONPATH"] = str(machine.home)
     keep: ScriptedCall = {"name": "keeper_keep", "arguments": {"what": "still"}}
-    calls = [command("echo aloud; echo aside >&2"), keep]
+    calls = [command("echo aloud; echo run_in_thread >&2"), keep]
     async with ScriptedServer([Reply(tool_calls=calls), Reply("Quiet.")]) as server:
         machine.ask(server.url)
         with machine.stderr.open("wb") as stderr:
             line = f"{shlex.quote(sys.executable)} -m crow_cli acp | tee {log}"
             agent = await spawn("/bin/sh", ["-c", line], machine.env, machine.home, stderr, close_timeout=60)
         async with machine.editor(agent, permit="allow_once") as editor:
-            session = await editor.new_session(str(machine.project), [machine.keeper(ear)])
-            assert await ear.line() == "started"
+            session = await editor.new_session(str(machine.project), [machine.keeper(pipe)])
+            assert await pipe.line() == "started"
             await editor.prompt(session.session_id, "Make noise.")
 
     assert editor.text == "Quiet."
@@ -218,52 +216,52 @@ async def test_standard_output_carries_json_lines_only(machine: "Machine", liste
     assert all(json.loads(line)["jsonrpc"] == "2.0" for line in log.read_text().splitlines())
 
 
-async def test_the_end_of_input_ends_the_process_and_all_it_started(machine: "Machine", listen: Listen) -> None:
-    server_ear, command_ear = await listen("server"), await listen("command")
-    async with ScriptedServer([Reply(tool_calls=[command(command_ear.holder())])]) as server:
+async def test_end_of_input_ends_the_process_and_all_child_processes(machine: "Machine", open_pipe: OpenPipe) -> None:
+    server_pipe, command_pipe = await open_pipe("server"), await open_pipe("command")
+    async with ScriptedServer([Reply(tool_calls=[command(command_pipe.holding_command())])]) as server:
         machine.ask(server.url)
-        agent = Patient(await machine.start("acp", stdin=PIPE))
+        agent = PatientTransport(await machine.start("acp", stdin=PIPE))
         async with machine.editor(agent, permit="allow_once") as editor:
-            session = await editor.new_session(str(machine.project), [machine.keeper(server_ear)])
+            session = await editor.new_session(str(machine.project), [machine.keeper(server_pipe)])
             turn = asyncio.create_task(editor.prompt(session.session_id, "Wait for me."))
-            assert await server_ear.line() == "started"
-            assert await command_ear.line()
+            assert await server_pipe.line() == "started"
+            assert await command_pipe.line()
 
         with pytest.raises(ConnectionClosed):
             await turn
-        await server_ear.silence()
-        await command_ear.silence()
+        await server_pipe.wait_for_close()
+        await command_pipe.wait_for_close()
 
     assert await agent.outcome() == (0, "")
     assert os.listdir(machine.env["TMPDIR"]) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-async def test_a_signal_ends_the_process_and_all_it_started(
-    machine: "Machine", listen: Listen, number: signal.Signals
+async def test_signal_ends_the_process_and_all_child_processes(
+    machine: "Machine", open_pipe: OpenPipe, number: signal.Signals
 ) -> None:
-    server_ear, command_ear = await listen("server"), await listen("command")
-    async with ScriptedServer([Reply(tool_calls=[command(command_ear.holder())])]) as server:
+    server_pipe, command_pipe = await open_pipe("server"), await open_pipe("command")
+    async with ScriptedServer([Reply(tool_calls=[command(command_pipe.holding_command())])]) as server:
         machine.ask(server.url)
-        agent = Patient(await machine.start("acp", stdin=PIPE))
+        agent = PatientTransport(await machine.start("acp", stdin=PIPE))
         async with machine.editor(agent, permit="allow_once") as editor:
-            session = await editor.new_session(str(machine.project), [machine.keeper(server_ear)])
+            session = await editor.new_session(str(machine.project), [machine.keeper(server_pipe)])
             turn = asyncio.create_task(editor.prompt(session.session_id, "Wait for me."))
-            assert await server_ear.line() == "started"
-            assert await command_ear.line()
+            assert await server_pipe.line() == "started"
+            assert await command_pipe.line()
 
             agent.process.send_signal(number)
 
             assert (await turn).stop_reason == "cancelled"
-            await server_ear.silence()
-            await command_ear.silence()
+            await server_pipe.wait_for_close()
+            await command_pipe.wait_for_close()
 
     assert await agent.outcome() == (128 + number, "")
     assert os.listdir(machine.env["TMPDIR"]) == []
 
 
 @pytest.mark.usefixtures("no_local_model")
-async def test_without_a_model_the_first_session_says_what_to_set_and_the_next_one_can_work(machine: "Machine") -> None:
+async def test_session_without_a_model_says_what_to_set_and_the_next_one_works(machine: "Machine") -> None:
     async with machine.editor() as editor:
         with pytest.raises(RpcError) as refusal:
             await editor.new_session(str(machine.project))
@@ -277,7 +275,7 @@ async def test_without_a_model_the_first_session_says_what_to_set_and_the_next_o
     assert session.session_id
 
 
-async def test_a_configuration_that_cannot_be_used_is_named_by_file_line_and_key(machine: "Machine") -> None:
+async def test_invalid_configuration_is_reported_with_file_line_and_key(machine: "Machine") -> None:
     file = machine.configure('[permissions]\nmode = "ask"\n\n[models.mine]\nbase_ulr = "http://127.0.0.1:9/v1"\n')
     async with machine.editor() as editor:
         with pytest.raises(RpcError) as refusal:
@@ -287,7 +285,7 @@ async def test_a_configuration_that_cannot_be_used_is_named_by_file_line_and_key
     assert refusal.value.data["details"].startswith(f"{file}, line 5, models.mine.base_ulr: no such setting")
 
 
-async def test_a_refused_key_is_told_with_the_setting_to_check_and_the_next_prompt_works(machine: "Machine") -> None:
+async def test_refused_key_is_reported_with_the_setting_and_the_next_prompt_works(machine: "Machine") -> None:
     refusal = Failure(401, {"error": {"message": "Incorrect API key provided"}})
     async with ScriptedServer([refusal, Reply("Better.")]) as server:
         machine.ask(server.url, key="wrong")
@@ -305,7 +303,7 @@ async def test_a_refused_key_is_told_with_the_setting_to_check_and_the_next_prom
     assert "wrong" not in machine.stderr.read_text()
 
 
-async def test_a_web_page_in_place_of_an_answer_is_told(machine: "Machine") -> None:
+async def test_web_page_in_place_of_an_answer_is_reported(machine: "Machine") -> None:
     page = Raw([b"<!doctype html><title>Welcome to nginx!</title>\n"], {"content-type": "text/html"})
     async with ScriptedServer([page]) as server:
         machine.ask(server.url)
@@ -318,7 +316,7 @@ async def test_a_web_page_in_place_of_an_answer_is_told(machine: "Machine") -> N
     assert "it sent a web page instead of JSON; base_url usually ends in /v1" in error.value.data["details"]
 
 
-async def test_a_refused_connection_is_told_with_the_address(machine: "Machine") -> None:
+async def test_refused_connection_is_reported_with_the_address(machine: "Machine") -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
@@ -333,7 +331,7 @@ async def test_a_refused_connection_is_told_with_the_address(machine: "Machine")
 
 
 @pytest.mark.usefixtures("no_local_model")
-async def test_an_endpoint_that_the_client_brings_is_asked_and_its_key_written_nowhere(machine: "Machine"):
+async def test_endpoint_set_by_the_client_is_used_and_its_key_is_stored_nowhere(machine: "Machine"):
     key = "sk-of-the-client-1234"
     async with ScriptedServer([Reply(f"Your key is {key}.")]) as model:
         agent = await machine.agent("--unstable")
@@ -349,7 +347,7 @@ async def test_an_endpoint_that_the_client_brings_is_asked_and_its_key_written_n
     assert not any(key.encode() in data for data in written)
 
 
-async def test_what_is_said_beyond_acp_is_answered(machine: "Machine"):
+async def test_crows_own_methods_are_announced_and_answered(machine: "Machine"):
     async with ScriptedServer([]) as model:
         machine.ask(model.url)
         async with machine.editor() as editor:
@@ -368,14 +366,14 @@ async def test_what_is_said_beyond_acp_is_answered(machine: "Machine"):
 @pytest.mark.parametrize(
     ("config", "hears"), [("", False), ("audio = true", True), ("audio = 7", False), ("[[", False)]
 )
-async def test_it_takes_audio_where_a_configured_model_does(machine: "Machine", config: str, hears: bool):
+async def test_audio_is_announced_if_a_configured_model_takes_it(machine: "Machine", config: str, hears: bool):
     machine.configure(f'[models.m]\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "m"\n[models.m.quirks]\n{config}\n')
     async with machine.editor() as editor:
         told = await editor.initialize("editor", ClientCapabilities())
     assert told.agent_capabilities.prompt_capabilities.audio == hears
 
 
-async def test_a_thousand_lines_of_rubbish_end_nothing(machine: "Machine"):
+async def test_agent_survives_a_thousand_invalid_lines(machine: "Machine"):
     async with ScriptedServer([Reply("Still here.")]) as model:
         machine.ask(model.url)
         agent = await machine.agent()

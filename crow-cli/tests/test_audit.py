@@ -45,7 +45,7 @@ def tamper(machine: "Machine", statement: str) -> None:
     connection.close()
 
 
-async def test_list_says_who_allowed_what(decided: "Machine"):
+async def test_list_shows_decisions_with_their_reasons(decided: "Machine"):
     decided.env["COLUMNS"] = "200"
     listed = await decided.crow("audit", "list")
     assert listed.code == 0, listed.err
@@ -60,7 +60,7 @@ async def test_list_says_who_allowed_what(decided: "Machine"):
     ]
 
 
-async def test_list_for_programs_is_whole_and_can_be_narrowed(decided: "Machine"):
+async def test_json_list_is_complete_and_can_be_filtered(decided: "Machine"):
     async def listed(*options: str) -> list[dict[str, Any]]:
         return json.loads((await decided.crow("audit", "list", "--json", *options)).out)
 
@@ -76,7 +76,7 @@ async def test_list_for_programs_is_whole_and_can_be_narrowed(decided: "Machine"
     assert await listed("--session", "x") == []
 
 
-async def test_verify_is_content_with_what_nobody_touched(decided: "Machine"):
+async def test_verify_accepts_unchanged_records(decided: "Machine"):
     verified = await decided.crow("audit", "verify")
     assert (verified.code, verified.out, verified.err) == (0, "All 4 records are as they were written.\n", "")
 
@@ -89,14 +89,14 @@ async def test_verify_is_content_with_what_nobody_touched(decided: "Machine"):
         ("DELETE FROM decisions WHERE number > 1", "Decisions 2 to 4 were removed from the end"),
     ],
 )
-async def test_verify_names_what_was_tampered_with(decided: "Machine", statement: str, said: str):
+async def test_verify_names_changed_and_removed_records(decided: "Machine", statement: str, said: str):
     tamper(decided, statement)
     verified = await decided.crow("audit", "verify")
     assert verified.code == 1
     assert verified.out.startswith(said)
 
 
-async def test_the_rows_outlive_their_session(decided: "Machine"):
+async def test_records_stay_after_their_session_is_deleted(decided: "Machine"):
     session = json.loads((await decided.crow("audit", "list", "--json")).out)[0]["session"]
     deleted = await decided.crow("sessions", "delete", "--yes", session)
     assert deleted.code == 0, deleted.err
@@ -104,7 +104,7 @@ async def test_the_rows_outlive_their_session(decided: "Machine"):
 
 
 @pytest.mark.parametrize("command", ["list", "verify"])
-async def test_without_a_database_it_says_so(machine: "Machine", command: str):
+async def test_missing_database_is_reported(machine: "Machine", command: str):
     said = await machine.crow("audit", command)
     assert said.code == 2
     assert said.err.startswith("crow: Nothing has been stored yet")
@@ -112,7 +112,7 @@ async def test_without_a_database_it_says_so(machine: "Machine", command: str):
 
 
 @pytest.mark.parametrize("command", ["list", "verify"])
-async def test_a_file_that_is_no_database_is_one_sentence(machine: "Machine", command: str):
+async def test_file_that_is_not_a_database_is_one_sentence(machine: "Machine", command: str):
     machine.configure("").with_name("crow.db").write_text("not a database, " * 100)
     said = await machine.crow("audit", command)
     assert said.code == 2
@@ -121,7 +121,7 @@ async def test_a_file_that_is_no_database_is_one_sentence(machine: "Machine", co
     assert len(said.err.splitlines()) == 1
 
 
-async def test_what_others_wrote_does_not_steer_the_terminal(decided: "Machine"):
+async def test_stored_text_does_not_control_the_terminal(decided: "Machine"):
     tamper(decided, "UPDATE decisions SET tool = char(27) || ']0;x' || char(7) WHERE number = 1")
     for command in ("list", "verify"):
         said = await decided.crow("audit", command)

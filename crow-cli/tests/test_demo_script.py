@@ -1,4 +1,4 @@
-"""The demo's model: what it makes of good tools, and of broken ones."""
+"""The script that plays the demo's model, with good tools and with broken ones."""
 
 import shutil
 import subprocess
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from crow_cli.demo import script
-from crow_cli.demo.script import BUG, FAILING, FIX, TASK, TESTS, play
+from crow_cli.demo.script import BUG, FAILING, FIX, TASK, TESTS, next_reply
 from crow_core.testing.script import Reply, to_deltas
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("file_editor", "terminal")]
@@ -33,7 +33,7 @@ EDITED = f"Edited /tmp/demo/pancakes.py:\n{CODE.replace(BUG, FIX)}"
 
 
 def after(*results: Any, earlier: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """A request in which the tools have returned these results."""
+    """Return a request in which the tools have returned these results."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": "You are crow."}, *earlier]
     messages.append({"role": "user", "content": TASK})
     for number, result in enumerate(results):
@@ -43,19 +43,19 @@ def after(*results: Any, earlier: Sequence[dict[str, Any]] = ()) -> dict[str, An
     return {"model": "scripted", "tools": TOOLS, "stream": True, "messages": messages}
 
 
-def test_it_runs_the_tests_first() -> None:
-    assert play(after()).tool_calls == [{"name": "terminal", "arguments": {"command": TESTS}}]
+def test_first_reply_runs_the_tests() -> None:
+    assert next_reply(after()).tool_calls == [{"name": "terminal", "arguments": {"command": TESTS}}]
 
 
-def test_it_reads_the_code_once_it_saw_the_failure() -> None:
-    reply = play(after(RED))
+def test_reply_to_the_failure_reads_the_code() -> None:
+    reply = next_reply(after(RED))
 
     assert reply.content == "One of 7 tests fails, with `2 != 3`. I look at `pancakes.py`."
     assert reply.tool_calls == [{"name": "file_editor", "arguments": {"command": "view", "path": "pancakes.py"}}]
 
 
-def test_it_edits_the_line_it_saw() -> None:
-    assert play(after(RED, CODE)).tool_calls == [
+def test_reply_to_the_code_edits_the_line() -> None:
+    assert next_reply(after(RED, CODE)).tool_calls == [
         {
             "name": "file_editor",
             "arguments": {"command": "str_replace", "path": "pancakes.py", "old_str": BUG, "new_str": FIX},
@@ -63,29 +63,29 @@ def test_it_edits_the_line_it_saw() -> None:
     ]
 
 
-def test_it_runs_the_tests_again_after_the_edit() -> None:
-    assert play(after(RED, CODE, EDITED)).tool_calls == [{"name": "terminal", "arguments": {"command": TESTS}}]
+def test_reply_to_the_edit_runs_the_tests_again() -> None:
+    assert next_reply(after(RED, CODE, EDITED)).tool_calls == [{"name": "terminal", "arguments": {"command": TESTS}}]
 
 
-def test_it_reports_what_it_saw() -> None:
-    reply = play(after(RED, CODE, EDITED, GREEN))
+def test_last_reply_reports_the_results() -> None:
+    reply = next_reply(after(RED, CODE, EDITED, GREEN))
 
     assert reply.tool_calls == []
     assert "`2 != 3`" in reply.content
     assert reply.content.endswith("Before, one of 7 tests failed. Now **all 7 pass**.")
 
 
-def test_results_in_parts_in_colour_and_with_carriage_returns_are_read() -> None:
+def test_results_with_parts_colours_and_carriage_returns_are_parsed() -> None:
     red = [{"type": "text", "text": RED.replace("FAIL:", "\x1b[1;31mFAIL\x1b[0m:").replace("\n", "\r\n")}]
     green = [{"type": "text", "text": GREEN.replace("OK", "\x1b[1;32mOK\x1b[0m").replace("\n", "\r\n")}]
 
-    assert "all 7 pass" in play(after(red, CODE, EDITED, green)).content
+    assert "all 7 pass" in next_reply(after(red, CODE, EDITED, green)).content
 
 
-def test_an_earlier_turn_does_not_count() -> None:
+def test_results_of_an_earlier_turn_are_ignored() -> None:
     earlier = after(RED, CODE, EDITED, GREEN)["messages"][1:]
 
-    assert play(after(earlier=earlier)).tool_calls == play(after()).tool_calls
+    assert next_reply(after(earlier=earlier)).tool_calls == next_reply(after()).tool_calls
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_an_earlier_turn_does_not_count() -> None:
         ([RED, CODE, EDITED, GREEN.replace("7", "3")], "The first run had 7 tests and the second 3"),
     ],
 )
-def test_a_tool_that_does_not_do_its_work_ends_the_demo_in_plain_words(results: list[str], complaint: str) -> None:
-    reply = play(after(*results))
+def test_broken_tool_ends_the_demo_with_an_explanation(results: list[str], complaint: str) -> None:
+    reply = next_reply(after(*results))
 
     assert reply.tool_calls == []
     assert reply.content.startswith(complaint)
@@ -115,27 +115,27 @@ def test_a_tool_that_does_not_do_its_work_ends_the_demo_in_plain_words(results: 
     assert "Fixed" not in reply.content
 
 
-def test_a_tool_that_is_not_offered_is_named() -> None:
-    reply = play(after() | {"tools": TOOLS[:1]})
+def test_missing_tool_is_named() -> None:
+    reply = next_reply(after() | {"tools": TOOLS[:1]})
 
     assert reply.content == ("I was not given the tool terminal, so I stop here. What I got:\n\n```\nfile_editor\n```")
 
 
-def test_the_project_as_shipped_is_fixed_by_what_the_model_asks_for(tmp_path: Path) -> None:
+def test_packaged_project_is_fixed_by_the_scripts_tool_calls(tmp_path: Path) -> None:
     shutil.copytree(Path(script.__file__).parent / "project", tmp_path, dirs_exist_ok=True)
     results: list[str] = []
     replies: list[Reply] = []
     while not replies or replies[-1].tool_calls:
-        replies.append(play(after(*results)))
-        results += [use(call["arguments"], tmp_path) for call in replies[-1].tool_calls]
+        replies.append(next_reply(after(*results)))
+        results += [run_tool(call["arguments"], tmp_path) for call in replies[-1].tool_calls]
 
     assert "Now **all 4 pass**." in replies[-1].content
     assert FIX in (tmp_path / "pancakes.py").read_text()
     assert sum(reply.pace for turn, reply in enumerate(replies) for _ in to_deltas(reply, turn)) < 4
 
 
-def use(arguments: Any, folder: Path) -> str:
-    """The four calls of the script, done with nothing but the standard library."""
+def run_tool(arguments: Any, folder: Path) -> str:
+    """Run a tool call of the script with the standard library alone."""
     match arguments:
         case {"command": "view", "path": str(path)}:
             return (folder / path).read_text()

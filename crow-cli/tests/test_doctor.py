@@ -1,4 +1,4 @@
-"""`crow doctor` against good and bad servers: what it finds, what it prints, what it saves."""
+"""`crow doctor` against good and bad servers: its results, its output, and the quirks that it saves."""
 
 import base64
 import json
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import stamina
-from crow_cli.doctor import PROBES, RED, Patient, Report, append_table, examine, table
+from crow_cli.doctor import PROBES, RED_IMAGE, DoctorReport, ExaminedModel, append_table, run_probes, to_toml
 from crow_core.errors import ConfigError
 from crow_core.models.quirks import Quirks
 from crow_core.settings.config import ModelSettings
@@ -34,7 +34,7 @@ def no_waiting() -> Iterator[None]:
 
 
 def good() -> Callable[[dict[str, Any]], Reply]:
-    """A server that does all that it is asked, and remembers what it has read."""
+    """Return the script of a server that passes every probe and caches prompts."""
     read: set[str] = set()
 
     def script(request: dict[str, Any]) -> Reply:
@@ -65,32 +65,32 @@ def good() -> Callable[[dict[str, Any]], Reply]:
     return script
 
 
-def patient(url: str, **settings: Any) -> Patient:
-    return Patient(name="m", base_url=url, attempts=3, **settings)
+def make_model(url: str, **settings: Any) -> ExaminedModel:
+    return ExaminedModel(name="m", base_url=url, attempts=3, **settings)
 
 
-async def examined(chaos: Any = None, pages: Any = PAGES, **settings: Any) -> Report:
+async def examine(chaos: Any = None, pages: Any = PAGES, **settings: Any) -> DoctorReport:
     script = good()
     async with ScriptedServer(chaos(script) if chaos else script, pages=pages) as server:
-        return await examine(patient(server.url, **settings))
+        return await run_probes(make_model(server.url, **settings))
 
 
-def verdicts(report: Report) -> dict[str, str]:
-    """All that is not as it should be."""
-    return {name: finding.verdict for name, finding in report.findings.items() if finding.verdict != "ok"}
+def verdicts(report: DoctorReport) -> dict[str, str]:
+    """Return the verdicts that are not ok, by probe."""
+    return {name: result.verdict for name, result in report.results.items() if result.verdict != "ok"}
 
 
-async def test_a_good_server_is_found_to_be_one() -> None:
-    report = await examined(api_key="k")
+async def test_good_server_passes_every_probe() -> None:
+    report = await examine(api_key="k")
     assert verdicts(report) == {}
-    assert list(report.findings) == list(PROBES)
+    assert list(report.results) == list(PROBES)
     assert (report.code, report.quirks) == (0, {})
-    assert report.findings["window"].sentence == "32,768 tokens fit, the server says."
-    assert "came from the cache" in report.findings["cache"].sentence
-    assert "comes as reasoning_content" in report.findings["reasoning"].sentence
+    assert report.results["window"].sentence == "32,768 tokens fit, the server says."
+    assert "came from the cache" in report.results["cache"].sentence
+    assert "comes as reasoning_content" in report.results["reasoning"].sentence
 
 
-COPES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+TOLERABLE: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "missing ids": ({"ids and index": "partly"}, {}),
     "empty ids": ({"ids and index": "partly"}, {}),
     "same ids": ({}, {}),
@@ -129,18 +129,18 @@ COPES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "refuses a system role": ({"instructions": "partly"}, {"system_role": "user"}),
     "wants reasoning back": ({"reasoning": "partly"}, {"echo": "always"}),
 }
-"""With what crow copes: what is not ok, and what is to be set."""
+"""Faults that crow can work with: the verdicts that are not ok, and the quirks to set."""
 
 NO_TOOLS = {"tool calls": "no", "parallel calls": "no", "ids and index": "partly"}
 
-FAILS: dict[str, dict[str, str]] = {
+FATAL: dict[str, dict[str, str]] = {
     "calls printed as text": {**NO_TOOLS, "nested schemas": "partly"},
     "refuses tools": {**NO_TOOLS, "nested schemas": "no", "reasoning": "no"},
     "cut prompt": {"long prompts": "no"},
 }
-"""Where something does not work."""
+"""Faults with which something does not work, with the verdicts."""
 
-HOPELESS = {
+UNUSABLE = {
     "429 for good": "is limiting requests",
     "500 for good": "CUDA error: out of memory",
     "wrong key": "refused the key (401): Incorrect API key provided",
@@ -152,26 +152,26 @@ HOPELESS = {
     "breaks off after the first token": "broke off",
     "half an event": "not JSON",
     "events of another kind": "something unknown",
-    "empty reply": "says nothing",
+    "empty reply": "the answer is empty",
     "empty body": "closed the connection without an answer",
     "web page": "it sent a web page",
 }
-"""Where nothing else can be asked, with what is said."""
+"""Faults with which nothing else can be tested, with a part of the message."""
 
-SILENT = {"stops at half a call", "ends after the first token"}
-"""Ways of which the first answer already is too short to judge more than that all is survived."""
-
-
-def test_the_tables_speak_of_every_way() -> None:
-    assert COPES.keys() | FAILS.keys() | HOPELESS.keys() | SILENT == CHAOS.keys()
+CUT_SHORT = {"stops at half a call", "ends after the first token"}
+"""Faults that cut even the first answer: only that every probe ends can be tested."""
 
 
-@pytest.mark.parametrize("name", COPES)
-async def test_what_crow_copes_with_is_found_and_its_quirk_is_named(name: str) -> None:
-    expected, quirks = COPES[name]
-    report = await examined(CHAOS[name])
+def test_tables_contain_every_fault() -> None:
+    assert TOLERABLE.keys() | FATAL.keys() | UNUSABLE.keys() | CUT_SHORT == CHAOS.keys()
+
+
+@pytest.mark.parametrize("name", TOLERABLE)
+async def test_tolerable_fault_is_found_and_its_quirk_is_reported(name: str) -> None:
+    expected, quirks = TOLERABLE[name]
+    report = await examine(CHAOS[name])
     found = verdicts(report)
-    if "usage" in expected:  # then only time tells of a cache, and on a busy machine it may tell anything
+    if "usage" in expected:  # then a cache is detected by time, which is unreliable on a busy machine
         found["cache"] = "partly"
     assert found == expected
     assert report.code == 0
@@ -179,70 +179,70 @@ async def test_what_crow_copes_with_is_found_and_its_quirk_is_named(name: str) -
     assert set(report.quirks) <= {*quirks, "reasoning"}
 
 
-@pytest.mark.parametrize("name", FAILS)
-async def test_what_does_not_work_is_found(name: str) -> None:
-    report = await examined(CHAOS[name])
+@pytest.mark.parametrize("name", FATAL)
+async def test_fatal_fault_is_found(name: str) -> None:
+    report = await examine(CHAOS[name])
     found = verdicts(report)
-    assert {key: found.get(key) for key in FAILS[name]} == FAILS[name]
+    assert {key: found.get(key) for key in FATAL[name]} == FATAL[name]
     assert report.code == 1
 
 
-@pytest.mark.parametrize("name", HOPELESS)
-async def test_where_nothing_can_be_asked_it_stops_and_says_why(name: str) -> None:
-    report = await examined(CHAOS[name])
+@pytest.mark.parametrize("name", UNUSABLE)
+async def test_doctor_stops_with_a_reason_when_the_endpoint_cannot_answer(name: str) -> None:
+    report = await examine(CHAOS[name])
     assert report.code == 2
-    assert list(report.findings) == ["address", "key and model"]
-    sentence = report.findings["key and model"].sentence
-    assert HOPELESS[name] in sentence
+    assert list(report.results) == ["address", "key and model"]
+    sentence = report.results["key and model"].sentence
+    assert UNUSABLE[name] in sentence
     assert "\n" not in sentence
 
 
-@pytest.mark.parametrize("name", sorted(SILENT))
-async def test_replies_that_stop_early_are_survived(name: str) -> None:
-    assert (await examined(CHAOS[name])).findings["address"].verdict == "ok"
+@pytest.mark.parametrize("name", sorted(CUT_SHORT))
+async def test_replies_that_stop_early_do_not_stop_the_doctor(name: str) -> None:
+    assert (await examine(CHAOS[name])).results["address"].verdict == "ok"
 
 
-async def test_nobody_there_is_one_sentence() -> None:
+async def test_unreachable_endpoint_is_one_sentence() -> None:
     with socket.socket() as deaf:  # holds the port, so that nobody else listens there
         deaf.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}/v1"
-        report = await examine(patient(url))
+        report = await run_probes(make_model(url))
     assert report.code == 2
-    assert report.findings["address"].sentence.startswith(f"Nothing answers at {url}.")
+    assert report.results["address"].sentence.startswith(f"Nothing answers at {url}.")
 
 
-async def test_another_model_than_those_listed_is_named() -> None:
-    report = await examined(pages={"/v1/models": {"data": [{"id": "qwen3:8b"}]}})
-    assert "lists other models than this one: qwen3:8b" in report.findings["address"].sentence
-    assert "Set window" in report.findings["window"].sentence
+async def test_list_without_the_model_is_reported() -> None:
+    report = await examine(pages={"/v1/models": {"data": [{"id": "qwen3:8b"}]}})
+    assert "lists other models: qwen3:8b" in report.results["address"].sentence
+    assert "Set window" in report.results["window"].sentence
 
 
 @pytest.mark.parametrize("pages", [{"/v1/models": "<html>"}, {"/v1/models": {"data": "none"}}, {"/v1/models": []}])
-async def test_a_server_that_lists_nothing_is_examined_all_the_same(pages: Any) -> None:
-    report = await examined(pages=pages)
-    assert report.findings["address"].verdict == "partly"
-    assert report.findings["cache"].verdict == "ok"
+async def test_server_without_a_list_of_models_is_still_examined(pages: Any) -> None:
+    report = await examine(pages=pages)
+    assert report.results["address"].verdict == "partly"
+    assert report.results["cache"].verdict == "ok"
 
 
-async def test_window_smaller_than_configured_is_told() -> None:
-    report = await examined(window=100_000)
-    assert report.findings["window"].sentence == "32,768 tokens fit, and not 100,000 as the settings say."
+async def test_window_smaller_than_configured_is_reported() -> None:
+    report = await examine(window=100_000)
+    assert report.results["window"].sentence == "32,768 tokens fit, and not 100,000 as the settings say."
 
 
-async def test_a_model_that_takes_images_and_does_not_see_is_found_out() -> None:
+async def test_model_that_ignores_images_is_detected() -> None:
     script = good()
 
     def blind(request: dict[str, Any]) -> Reply:
         return Reply("Blue.") if "image_url" in json.dumps(request["messages"]) else script(request)
 
     async with ScriptedServer(blind, pages=PAGES) as server:
-        report = await examine(patient(server.url))
+        report = await run_probes(make_model(server.url))
     assert verdicts(report) == {"images": "partly"}
     assert report.quirks == {"images": False}
 
 
-async def test_what_is_found_makes_the_next_examination_a_clean_one() -> None:
-    """The quirks it names are those that the endpoint needs."""
+async def test_reported_quirks_make_the_next_run_clean() -> None:
+    """Settings with the quirks that the first run reports make the second run report none."""
 
     def strict(script: Any) -> Any:
         names = ["stream options", "temperature", "images", "schemas", "a system role"]
@@ -250,17 +250,17 @@ async def test_what_is_found_makes_the_next_examination_a_clean_one() -> None:
             script = CHAOS[f"refuses {name}"](script)
         return CHAOS["wants reasoning back"](script)
 
-    first = await examined(strict)
-    settings = tomllib.loads(table("local", first.quirks))["models"]["local"]["quirks"]
+    first = await examine(strict)
+    settings = tomllib.loads(to_toml("local", first.quirks))["models"]["local"]["quirks"]
     model = to_chat_model("local", ModelSettings(base_url="http://x/v1", model="m", quirks=settings))
     assert isinstance(model.quirks, Quirks)
-    second = await examined(strict, quirks=model.quirks)
+    second = await examine(strict, quirks=model.quirks)
     assert second.quirks == {}
-    assert not any("On the way" in finding.sentence for finding in second.findings.values())
+    assert not any("Meanwhile" in result.sentence for result in second.results.values())
 
 
 def test_the_red_picture_is_a_picture() -> None:
-    assert base64.b64decode(RED.partition(",")[2], validate=True).startswith(b"\x89PNG")
+    assert base64.b64decode(RED_IMAGE.partition(",")[2], validate=True).startswith(b"\x89PNG")
 
 
 # The command.
@@ -342,7 +342,7 @@ def test_a_file_that_cannot_take_a_table_is_left_alone(tmp_path: Any) -> None:
     file.write_text('models = { local = { base_url = "http://x", model = "m" } }\n')
     before = file.read_bytes()
     with pytest.raises(ConfigError, match=r"Add this by hand:\n\[models\.local\.quirks\]"):
-        append_table(file, table("local", {"images": False}))
+        append_table(file, to_toml("local", {"images": False}))
     assert file.read_bytes() == before
 
 
@@ -350,7 +350,9 @@ def test_a_file_that_cannot_take_a_table_is_left_alone(tmp_path: Any) -> None:
 def test_a_table_is_appended_in_the_files_own_line_ends(tmp_path: Any, text: str) -> None:
     file = tmp_path / "config.toml"
     file.write_bytes(text.encode())
-    append_table(file, table("gpt-5.1 ü", {"efforts": ("low", "high"), "images": False, "window": 9, "echo": "never"}))
+    append_table(
+        file, to_toml("gpt-5.1 ü", {"efforts": ("low", "high"), "images": False, "window": 9, "echo": "never"})
+    )
     after = file.read_bytes().decode()
     assert after.startswith(text)
     assert ("\r\n" in after) == (re.sub("\r\n", "", after).count("\n") == 0)

@@ -1,4 +1,4 @@
-"""Extensions that the configuration names, as a person and as an author of one uses them."""
+"""Extensions that the configuration names, in the real command."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,7 +7,7 @@ import crow_mcp_server
 import msgspec
 import pytest
 from crow_cli.acp import METHODS
-from crow_cli.house import build
+from crow_cli.app import build
 from crow_core.acp.schema import (
     AgentMessageChunk,
     ClientCapabilities,
@@ -44,7 +44,7 @@ def write(machine: "Machine", name: str, code: str) -> None:
 
 
 def install(machine: "Machine", name: str, code: str) -> None:
-    """What a package leaves behind that has an entry point."""
+    """Install the metadata and the module of a package with an entry point."""
     site = machine.home / "site"
     info = site / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
@@ -54,8 +54,8 @@ def install(machine: "Machine", name: str, code: str) -> None:
     machine.env["PYTHONPATH"] = str(site)
 
 
-async def said(machine: "Machine", toml: str) -> str:
-    """What the model reads of a prompt when this is configured."""
+async def read_by_model(machine: "Machine", toml: str) -> str:
+    """Run a prompt with this configuration and return what the model reads of it."""
     machine.configure(toml)
     async with ScriptedServer([Reply("Yes.")]) as model:
         machine.ask(model.url)
@@ -64,8 +64,8 @@ async def said(machine: "Machine", toml: str) -> str:
         return model.requests[0]["messages"][-1]["content"]
 
 
-async def complaint(machine: "Machine", toml: str) -> str:
-    """What a person reads when this is configured."""
+async def error_message(machine: "Machine", toml: str) -> str:
+    """Run a prompt with this configuration, which is invalid, and return the message."""
     machine.configure(toml)
     machine.ask("http://localhost:1")
     done = await machine.crow("run", "Hi")
@@ -76,22 +76,22 @@ async def complaint(machine: "Machine", toml: str) -> str:
 
 async def test_an_extension_in_a_file_gets_its_options_from_its_table(machine: "Machine"):
     write(machine, "shout", SHOUT)
-    assert await said(machine, '[extensions.shout]\nmark = "?"\ntimes = 2\n') == "HI??"
+    assert await read_by_model(machine, '[extensions.shout]\nmark = "?"\ntimes = 2\n') == "HI??"
 
 
 async def test_an_extension_that_is_not_named_is_not_loaded(machine: "Machine"):
     write(machine, "shout", SHOUT)
-    assert await said(machine, "[extensions]\nshout = false\n") == "Hi"
+    assert await read_by_model(machine, "[extensions]\nshout = false\n") == "Hi"
 
 
-async def test_extensions_of_packages_and_files_join_in_the_order_of_the_configuration(machine: "Machine"):
+async def test_extensions_of_packages_and_files_are_used_in_the_order_of_the_configuration(machine: "Machine"):
     write(machine, "shout", SHOUT)
     install(machine, "whisper", FOREIGN)
-    assert await said(machine, "[extensions.shout]\n[extensions.whisper]\nany = 1\n") == "hi!{'any': 1}"
+    assert await read_by_model(machine, "[extensions.shout]\n[extensions.whisper]\nany = 1\n") == "hi!{'any': 1}"
 
 
-async def test_one_of_crows_own_can_be_set_and_left_out(machine: "Machine"):
-    assert await said(machine, "[extensions]\ncommands = false\n[extensions.truncate]\nlimit = 100\n") == "Hi"
+async def test_crows_own_extensions_can_be_configured_and_left_out(machine: "Machine"):
+    assert await read_by_model(machine, "[extensions]\ncommands = false\n[extensions.truncate]\nlimit = 100\n") == "Hi"
 
 
 @pytest.mark.parametrize(
@@ -112,25 +112,25 @@ async def test_one_of_crows_own_can_be_set_and_left_out(machine: "Machine"):
         ("[extensions.picky]\n", "[extensions.picky] cannot be used: nothing is good enough."),
     ],
 )
-async def test_what_is_wrong_is_one_sentence(machine: "Machine", toml: str, says: str):
+async def test_invalid_configuration_is_one_sentence(machine: "Machine", toml: str, says: str):
     write(machine, "shout", SHOUT)
     write(machine, "broken", "import nowhere")
     write(machine, "other", SHOUT)
     write(machine, "picky", 'def picky(crow):\n    raise ValueError("nothing is good enough")')
-    assert says in await complaint(machine, toml)
+    assert says in await error_message(machine, toml)
 
 
-async def test_commands_at_moments_are_the_users_own_never_a_projects(machine: "Machine"):
+async def test_hook_commands_of_a_project_are_ignored(machine: "Machine"):
     (machine.project / ".crow").mkdir()
     (machine.project / ".crow" / "config.toml").write_text('[[hooks.turn_end]]\ncommand = "touch theirs"\n')
     await machine.crow("trust", str(machine.project))
-    await said(machine, '[[hooks.turn_end]]\ncommand = "touch ours"\n')
+    await read_by_model(machine, '[[hooks.turn_end]]\ncommand = "touch ours"\n')
     assert (machine.project / "ours").exists()
     assert not (machine.project / "theirs").exists()
 
 
-async def test_what_every_request_begins_with_is_short(machine: "Machine"):
-    """Counted cautiously: three and a half characters a token."""
+async def test_system_prompt_and_tools_are_short(machine: "Machine"):
+    """A token is estimated, cautiously, as three and a half characters."""
     async with ScriptedServer([Reply("Yes.")]) as model:
         machine.ask(model.url)
         await machine.crow("run", "Hi")
@@ -175,7 +175,7 @@ async def test_a_sub_agent_is_a_stored_session_and_works_with_the_files_of_the_s
     assert msgspec.json.decode((await machine.crow("sessions", "list", "--agents", "--json")).out) == []
 
 
-async def test_where_nobody_can_be_asked_a_budget_ends_the_turn(machine: "Machine"):
+async def test_budget_ends_the_turn_when_nobody_can_be_asked(machine: "Machine"):
     machine.configure("[extensions.budgets]\nrequests = 1\n")
     look: ScriptedCall = {"name": "tree", "arguments": {}}
     async with ScriptedServer([Reply("I look.", tool_calls=[look])]) as model:

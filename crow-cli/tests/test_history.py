@@ -1,4 +1,4 @@
-"""What was stored, as a person and as a program ask for it: `crow sessions`, `crow prompts`, `crow calls`."""
+"""`crow sessions`, `crow prompts` and `crow calls` as real commands, with text and JSON output."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ import pytest
 from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
-    from conftest import Finished, Machine
+    from conftest import CommandResult, Machine
 
 pytestmark = pytest.mark.anyio
 
@@ -26,12 +26,12 @@ def command(line: str) -> ScriptedCall:
 
 
 def controls(text: str) -> list[str]:
-    """The characters a terminal obeys, but for the newline, and those that turn text around."""
+    """List the characters that control a terminal, except newlines, or change the direction of text."""
     return re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
 
 
 async def talk(machine: "Machine", *replies: Reply, prompt: str = "Say hello") -> ScriptedServer:
-    """A session in the project; gives the server that was asked."""
+    """Run a session in the project and return the model's server."""
     async with ScriptedServer([*replies] or [Reply("Hello from crow.")]) as server:
         machine.ask(server.url)
         done = await machine.crow("run", "--yolo", prompt)
@@ -40,14 +40,14 @@ async def talk(machine: "Machine", *replies: Reply, prompt: str = "Say hello") -
 
 
 async def read(machine: "Machine", *args: str) -> Any:
-    """What a command tells a program."""
+    """Run a command with --json and return what it prints."""
     done = await machine.crow(*args, "--json")
     assert (done.code, done.err) == (0, ""), done
     return json.loads(done.out)
 
 
-async def said(machine: "Machine", *args: str) -> "Finished":
-    """What a command tells a person, where it goes well."""
+async def run_command(machine: "Machine", *args: str) -> "CommandResult":
+    """Run a command that succeeds and return its result."""
     done = await machine.crow(*args)
     assert done.code == 0, done
     return done
@@ -62,7 +62,7 @@ async def test_sessions_of_this_folder_are_listed_the_latest_first(machine: "Mac
     every = await read(machine, "sessions", "list", "--all")
     assert [one["title"] for one in every] == ["Elsewhere", "The second question", "The first question"]
     assert (elsewhere["title"], elsewhere["cwd"]) == ("Elsewhere", str(machine.home))
-    table = (await said(machine, "sessions", "list", "--all", "--limit", "2")).out.splitlines()
+    table = (await run_command(machine, "sessions", "list", "--all", "--limit", "2")).out.splitlines()
     assert table[0].split() == ["ID", "UPDATED", "FOLDER", "TITLE"]
     assert [line.split()[0] for line in table[1:]] == [one["id"][:8] for one in every[:2]]
     assert all(len(line) <= 80 for line in table)
@@ -78,7 +78,7 @@ async def test_a_session_is_shown_as_it_happened_or_as_the_model_sees_it(machine
     replies = [Reply("I edit.", reasoning="Hm.", tool_calls=[look]), Reply(tool_calls=[edit]), Reply("Done.")]
     server = await talk(machine, *replies, prompt="Change a.txt")
     id = (await read(machine, "sessions", "list"))[0]["id"]
-    shown = (await said(machine, "sessions", "show", id[:5])).out
+    shown = (await run_command(machine, "sessions", "show", id[:5])).out
     for text in (
         "Change a.txt",
         "  Hm.",
@@ -89,7 +89,7 @@ async def test_a_session_is_shown_as_it_happened_or_as_the_model_sees_it(machine
         "mode yolo",
     ):
         assert text in shown
-    seen = (await said(machine, "sessions", "show", id, "--view")).out
+    seen = (await run_command(machine, "sessions", "show", id, "--view")).out
     assert "You are crow" in seen
     assert "Hm." not in seen
     assert (await read(machine, "sessions", "show", id, "--view"))[: len(server.requests[-1]["messages"])] == [
@@ -105,11 +105,11 @@ async def test_a_session_is_shown_as_it_happened_or_as_the_model_sees_it(machine
     ]
 
 
-async def test_what_was_said_is_found_here_or_everywhere(machine: "Machine"):
+async def test_search_finds_messages_of_this_folder_or_everywhere(machine: "Machine"):
     await talk(machine, Reply("Use docker compose."), prompt="How do I start it?")
     (hit,) = await read(machine, "sessions", "search", "docker", "compose")
     assert (hit["kind"], hit["title"]) == ("assistant", "How do I start it?")
-    found = await said(machine, "sessions", "search", '"docker compose"')
+    found = await run_command(machine, "sessions", "search", '"docker compose"')
     assert "Use docker compose." in found.out
     machine.project = machine.home
     nothing = await machine.crow("sessions", "search", "docker")
@@ -118,37 +118,37 @@ async def test_what_was_said_is_found_here_or_everywhere(machine: "Machine"):
         "",
         "Nothing was found in this folder's sessions; try --everywhere.\n",
     )
-    assert "Use docker compose." in (await said(machine, "sessions", "search", "docker", "--everywhere")).out
+    assert "Use docker compose." in (await run_command(machine, "sessions", "search", "docker", "--everywhere")).out
 
 
 @pytest.mark.parametrize("format", ["markdown", "jsonl", "html", "atif"])
-async def test_an_export_masks_secrets_unless_told_not_to(machine: "Machine", format: str):
+async def test_export_masks_secrets_unless_no_redact_is_given(machine: "Machine", format: str):
     await talk(machine, Reply(f"Your key is {KEY}."))
     id = (await read(machine, "sessions", "list"))[0]["id"]
-    masked = await said(machine, "sessions", "export", id, "--format", format)
+    masked = await run_command(machine, "sessions", "export", id, "--format", format)
     assert KEY not in masked.out
     assert "[redacted]" in masked.out
-    assert masked.err.startswith("Masked 1 times what looks like a secret.")
-    whole = await said(machine, "sessions", "export", id, "--format", format, "--no-redact")
+    assert masked.err.startswith("Secrets masked: 1.")
+    whole = await run_command(machine, "sessions", "export", id, "--format", format, "--no-redact")
     assert KEY in whole.out
     assert whole.err == ""
     file = machine.project / "out"
-    assert (await said(machine, "sessions", "export", id, "--format", format, "-o", str(file))).out == ""
+    assert (await run_command(machine, "sessions", "export", id, "--format", format, "-o", str(file))).out == ""
     assert file.read_text() == masked.out
     wrong = await machine.crow("sessions", "export", id, "-o", "no/such/folder")
     assert (wrong.code, wrong.err.partition("(")[0]) == (2, "crow: no/such/folder cannot be written ")
 
 
-async def test_a_fork_goes_on_from_an_entry(machine: "Machine"):
+async def test_fork_continues_from_an_entry(machine: "Machine"):
     await talk(machine, Reply("One.", tool_calls=[command("true")]), Reply("Two."))
     id = (await read(machine, "sessions", "list"))[0]["id"]
     _, *log = await read(machine, "sessions", "show", id)
     first = next(entry["crow"]["id"] for entry in log if entry.get("content") == "One.")
-    fork = (await said(machine, "sessions", "fork", id[:6], "--at", first[:10])).out.strip()
+    fork = (await run_command(machine, "sessions", "fork", id[:6], "--at", first[:10])).out.strip()
     _, *forked = await read(machine, "sessions", "show", fork)
     assert forked == log[: log.index(forked[-1]) + 1]
     assert forked[-1]["content"] == "One."
-    whole = (await said(machine, "sessions", "fork", id)).out.strip()
+    whole = (await run_command(machine, "sessions", "fork", id)).out.strip()
     assert [e for e in (await read(machine, "sessions", "show", whole))[1:] if "role" in e] == [
         e for e in log if "role" in e
     ]
@@ -157,7 +157,7 @@ async def test_a_fork_goes_on_from_an_entry(machine: "Machine"):
     assert "There is no entry that begins with 'xyz'" in wrong.err
 
 
-async def test_sessions_are_deleted_when_their_owner_says_yes(machine: "Machine"):
+async def test_sessions_are_deleted_after_confirmation(machine: "Machine"):
     for prompt in ("one", "two", "three"):
         await talk(machine, prompt=prompt)
     three, two, one = (each["id"] for each in await read(machine, "sessions", "list"))
@@ -165,9 +165,9 @@ async def test_sessions_are_deleted_when_their_owner_says_yes(machine: "Machine"
     assert (kept.code, one[:8] in kept.out) == (1, True)
     assert (await machine.crow("sessions", "delete", one, "nothing", "--yes")).code == 2
     assert len(await read(machine, "sessions", "list")) == 3
-    assert (await said(machine, "sessions", "delete", one[:8], two, "--yes")).err == "Deleted 2 sessions.\n"
-    assert (await said(machine, "sessions", "delete", three, *["-y"])).out == ""
-    nothing = await said(machine, "sessions", "list")
+    assert (await run_command(machine, "sessions", "delete", one[:8], two, "--yes")).err == "Deleted 2 sessions.\n"
+    assert (await run_command(machine, "sessions", "delete", three, *["-y"])).out == ""
+    nothing = await run_command(machine, "sessions", "list")
     assert (nothing.out, nothing.err) == ("", "There are no sessions of this folder; --all shows others.\n")
     assert await read(machine, "sessions", "list") == []
 
@@ -182,31 +182,33 @@ async def test_prompts_have_versions_that_can_be_compared(machine: "Machine"):
     rows = [(one["name"], one["number"], one["variables"], one["renders"]) for one in listed]
     assert ("compaction", 1, ["instructions", "kept", "words"], 0) in rows
     assert rows[-2:] == [("system", 1, ["cwd"], 1), ("system", 2, ["cwd"], 1)]
-    table = (await said(machine, "prompts", "list")).out.splitlines()
+    table = (await run_command(machine, "prompts", "list")).out.splitlines()
     names = [line.split()[0] for line in table]
     assert names == ["PROMPT", *(f"{one['name']}@{one['number']}" for one in listed)]
-    assert (await said(machine, "prompts", "show", "system")).out.strip() == "You are a raven in {{ cwd }}."
+    assert (await run_command(machine, "prompts", "show", "system")).out.strip() == "You are a raven in {{ cwd }}."
     assert (await read(machine, "prompts", "show", "system@1"))["template"].strip() == "You are a crow in {{ cwd }}."
-    changed = (await said(machine, "prompts", "diff", "system@1", "system@2")).out.splitlines()
+    changed = (await run_command(machine, "prompts", "diff", "system@1", "system@2")).out.splitlines()
     assert [line.strip() for line in changed[3:]] == ["-You are a crow in {{ cwd }}.", "+You are a raven in {{ cwd }}."]
-    assert (await said(machine, "prompts", "diff", "system", "system@2")).err == "They are the same.\n"
+    assert (await run_command(machine, "prompts", "diff", "system", "system@2")).err == "They are the same.\n"
     latest, first = await read(machine, "prompts", "history", "system", "--text")
     assert (latest["number"], first["number"]) == (2, 1)
     assert first["text"] == f"You are a crow in {machine.project}."
     assert first["variables"]["cwd"] == str(machine.project)
     assert (
         f"  You are a raven in {machine.project}."
-        in (await said(machine, "prompts", "history", "system", "--text")).out
+        in (await run_command(machine, "prompts", "history", "system", "--text")).out
     )
-    assert len((await said(machine, "prompts", "history", "system@2")).out.splitlines()) == 2
+    assert len((await run_command(machine, "prompts", "history", "system@2")).out.splitlines()) == 2
 
 
-async def test_the_body_of_a_request_is_what_went_over_the_wire(machine: "Machine"):
+async def test_printed_request_is_what_was_sent(machine: "Machine"):
     replies = [Reply("I look.", reasoning="Hm.", tool_calls=[command("echo ünïcödé")]), Reply("Done.")]
     server = await talk(machine, *replies)
     listed = await read(machine, "calls", "list")
     assert [call["purpose"] for call in listed] == ["turn", "turn"]
-    bodies = [(await said(machine, "calls", "show", call["id"][:9], "--request")).out for call in reversed(listed)]
+    bodies = [
+        (await run_command(machine, "calls", "show", call["id"][:9], "--request")).out for call in reversed(listed)
+    ]
     assert [body.rstrip("\n").encode() for body in bodies] == server.bodies
     shown = await read(machine, "calls", "show", listed[0]["id"])
     assert shown == listed[0]
@@ -216,27 +218,27 @@ async def test_the_body_of_a_request_is_what_went_over_the_wire(machine: "Machin
         "system",
         1,
     )
-    facts = (await said(machine, "calls", "show", shown["id"])).out
+    facts = (await run_command(machine, "calls", "show", shown["id"])).out
     assert "system@1" in facts
     assert server.url in facts
     id = (await read(machine, "sessions", "list"))[0]["id"]
-    table = (await said(machine, "calls", "list", id[:4])).out.splitlines()
+    table = (await run_command(machine, "calls", "list", id[:4])).out.splitlines()
     assert [line.split()[0] for line in table[1:]] == [call["id"][:8] for call in listed]
     assert all(len(line) <= 80 for line in table)
 
 
-async def test_a_call_that_failed_is_listed_with_its_sentence(machine: "Machine"):
+async def test_failed_model_call_is_listed_with_its_error(machine: "Machine"):
     async with ScriptedServer([]) as server:
         machine.ask(server.url)
         assert (await machine.crow("run", "Hi")).code == 1
     (call,) = await read(machine, "calls", "list")
     assert call["error"]
-    assert "FAILED" in (await said(machine, "calls", "list")).out
-    assert call["error"][:30] in (await said(machine, "calls", "show", call["id"])).out
+    assert "FAILED" in (await run_command(machine, "calls", "list")).out
+    assert call["error"][:30] in (await run_command(machine, "calls", "show", call["id"])).out
 
 
-async def test_nothing_of_what_others_wrote_steers_the_terminal(machine: "Machine"):
-    """Not what models, tools, prompts, titles and folders hold, nor what a person typed."""
+async def test_stored_text_does_not_control_the_terminal(machine: "Machine"):
+    """This covers text of models, tools, prompts, titles and folders, and text that the user typed."""
     machine.project = machine.home / "folder \x1b[31m"
     machine.project.mkdir()
     line = f"printf '{STEERING.encode('unicode_escape').decode()}'".replace("\\u202e", "")
@@ -301,7 +303,7 @@ def database(machine: "Machine") -> Path:
 
 
 @pytest.mark.parametrize("break_", [no_database, no_file, foreign, wrong_setting, no_server])
-async def test_a_database_that_cannot_be_read_is_a_sentence(machine: "Machine", break_: Callable[["Machine"], str]):
+async def test_unreadable_database_is_one_sentence(machine: "Machine", break_: Callable[["Machine"], str]):
     words = break_(machine)
     tried = (("sessions", "list"), ("sessions", "search", "a"), ("sessions", "fork", "a"), ("calls", "list"))
     for done in await asyncio.gather(*(machine.crow(*args) for args in tried)):
@@ -312,7 +314,7 @@ async def test_a_database_that_cannot_be_read_is_a_sentence(machine: "Machine", 
         assert "secret" not in done.err
 
 
-async def test_what_is_not_there_is_a_sentence(machine: "Machine"):
+async def test_unknown_id_is_one_sentence(machine: "Machine"):
     await talk(machine)
     tried = [
         (("sessions", "show", "nothing"), "There is no session 'nothing'."),
@@ -335,23 +337,23 @@ async def test_what_is_not_there_is_a_sentence(machine: "Machine"):
         assert words in done.err
 
 
-async def test_damage_is_told_and_what_is_left_is_shown(machine: "Machine"):
+async def test_damage_is_reported_and_the_rest_is_shown(machine: "Machine"):
     await talk(machine, Reply("One.", tool_calls=[command("true")]), Reply("Two."))
     id = (await read(machine, "sessions", "list"))[0]["id"]
     call = (await read(machine, "calls", "list"))[0]["id"]
     with sqlite3.connect(database(machine)) as connection:
         connection.execute("UPDATE messages SET body = '{' WHERE kind = 'tool'")
     connection.close()
-    shown = await said(machine, "sessions", "show", id)
+    shown = await run_command(machine, "sessions", "show", id)
     assert "Two." in shown.out
     assert re.search(r"\d+ of \d+ messages", shown.err)
     request = await machine.crow("calls", "show", call, "--request")
     assert request.code == 1
     assert json.loads(request.out)["model"] == "scripted"
-    assert "This is not what was sent, to the byte" in request.err
+    assert "This differs from what was sent" in request.err
 
 
-async def test_an_image_of_a_trajectory_is_a_file_beside_it(machine: "Machine"):
+async def test_image_of_an_exported_trajectory_is_a_file_beside_it(machine: "Machine"):
     from crow_core.acp.schema import ImageBlock, TextBlock
 
     pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
@@ -363,9 +365,9 @@ async def test_an_image_of_a_trajectory_is_a_file_beside_it(machine: "Machine"):
             await editor.prompt(session.session_id, [TextBlock(text="What is this?"), image])
     file = machine.project / "trajectories" / "one.json"
     file.parent.mkdir()
-    await said(machine, "sessions", "export", session.session_id, "--format", "atif", "-o", str(file))
+    await run_command(machine, "sessions", "export", session.session_id, "--format", "atif", "-o", str(file))
     (image_path,) = (file.parent / "images").iterdir()
     assert image_path.read_bytes().startswith(b"\x89PNG")
     assert f"images/{image_path.name}" in file.read_text()
-    piped = await said(machine, "sessions", "export", session.session_id, "--format", "atif")
+    piped = await run_command(machine, "sessions", "export", session.session_id, "--format", "atif")
     assert "It refers to 1 images" in piped.err

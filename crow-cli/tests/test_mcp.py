@@ -1,4 +1,4 @@
-"""`crow mcp`, as the real command on a machine of its own, with real servers."""
+"""`crow mcp` as a real command, with real servers."""
 
 import asyncio
 import json
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvicorn
-from crow_cli.house import build
-from crow_cli.mcp import alone_in, changing
+from crow_cli.app import build
+from crow_cli.mcp import edit_servers, lock_folder
 from crow_core.acp.schema import AvailableCommandsUpdate
 from crow_core.testing import Reply, ScriptedModel, ScriptedServer, connect
+from crow_persistence.extension import persistence
 from fastmcp import FastMCP
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ server.run(show_banner=False)
 
 @pytest.fixture
 def birds(tmp_path: Path) -> list[str]:
-    """The command of a server."""
+    """Return the command of a server."""
     file = tmp_path / "birds.py"
     file.write_text(SERVER)
     return [sys.executable, str(file)]
@@ -63,7 +64,7 @@ def servers_in(machine: "Machine") -> dict[str, Any]:
     return json.loads(file_of(machine).read_text())["mcpServers"]
 
 
-async def test_a_command_is_added_tried_out_and_removed(machine: "Machine", birds: list[str]):
+async def test_command_is_added_tested_and_removed(machine: "Machine", birds: list[str]):
     added = await machine.crow("mcp", "add", "birds", "--env", "KEY=a b", "--env", "HOME", "--", *birds, "-x", "$(id)")
     assert (added.code, added.out) == (0, "")
     assert servers_in(machine) == {
@@ -84,7 +85,7 @@ async def test_a_command_is_added_tried_out_and_removed(machine: "Machine", bird
     assert servers_in(machine) == {}
 
 
-async def test_an_address_is_added_with_its_headers(machine: "Machine"):
+async def test_url_is_added_with_its_headers(machine: "Machine"):
     await machine.crow("mcp", "add", "a", "https://x/mcp", "--header", "Authorization: Bearer ${KEY}")
     await machine.crow("mcp", "add", "b", "--transport", "sse", "--auth", "oauth", "http://x/sse")
     assert servers_in(machine) == {
@@ -93,7 +94,7 @@ async def test_an_address_is_added_with_its_headers(machine: "Machine"):
     }
 
 
-async def test_what_else_the_file_holds_is_kept_also_behind_a_link(machine: "Machine", tmp_path: Path):
+async def test_other_contents_of_the_file_are_kept_also_behind_a_link(machine: "Machine", tmp_path: Path):
     real = tmp_path / "dotfiles.json"
     real.write_text('{"inputs": [1], "servers": {"old": {"command": "x", "gallery": true}}}')
     write(machine, "").unlink()
@@ -109,7 +110,7 @@ async def test_what_else_the_file_holds_is_kept_also_behind_a_link(machine: "Mac
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["add", "a b", "x"], "is no name for a server"),
+        (["add", "a b", "x"], "is not a name for a server"),
         (["add", "old", "x"], "has a server 'old' already. Remove it first: crow mcp remove old"),
         (["add", "set", "x"], "config.toml has a server 'set' already. Change it there."),
         (["add", "new"], "Missing argument"),
@@ -121,8 +122,8 @@ async def test_what_else_the_file_holds_is_kept_also_behind_a_link(machine: "Mac
         (["add", "new", "--env", "a b=c", "x"], "a variable is KEY=VALUE, or KEY."),
         (["add", "new", "--header", "nothing", "https://x"], "a header is 'Name: value'."),
         (["remove", "no"], "has no server 'no'."),
-        (["test", "no"], "There is no MCP server 'no'. crow mcp list shows those that there are."),
-        (["login", "old"], "does not say auth = \"oauth\" of 'old'. Add that to log in there."),
+        (["test", "no"], "There is no MCP server 'no'. crow mcp list shows all servers."),
+        (["login", "old"], "has no auth = \"oauth\" for 'old'. Add it to log in there."),
     ],
 )
 async def test_wrong_usage_is_a_sentence_and_changes_nothing(machine: "Machine", arguments: list[str], sentence: str):
@@ -137,9 +138,9 @@ async def test_wrong_usage_is_a_sentence_and_changes_nothing(machine: "Machine",
     assert sorted(os.listdir(file.parent)) == ["config.toml", "mcp.json"]
 
 
-async def test_who_changes_the_file_waits_for_who_is_about_it(machine: "Machine"):
+async def test_changes_to_the_file_wait_for_each_other(machine: "Machine"):
     file = write(machine, "{}")
-    with alone_in(file.parent), changing(file) as servers:
+    with lock_folder(file.parent), edit_servers(file) as servers:
         adding = asyncio.ensure_future(machine.crow("mcp", "add", "new", "--", "x"))
         await asyncio.wait([adding], timeout=1)
         servers["old"] = {"command": "y"}
@@ -148,7 +149,7 @@ async def test_who_changes_the_file_waits_for_who_is_about_it(machine: "Machine"
 
 
 @pytest.mark.parametrize("text", ["{", '{"mcpServers": []}', "[]", '{"a": 1,}'])
-async def test_a_file_that_is_wrong_is_never_written_over(machine: "Machine", text: str):
+async def test_invalid_file_is_never_overwritten(machine: "Machine", text: str):
     file = write(machine, text)
     done = await machine.crow("mcp", "add", "new", "x")
     assert done.code == 2
@@ -156,26 +157,14 @@ async def test_a_file_that_is_wrong_is_never_written_over(machine: "Machine", te
     assert file.read_text() == text
 
 
-async def test_a_server_that_does_not_start_says_its_last_words(machine: "Machine"):
+async def test_server_that_does_not_start_is_reported_with_its_stderr(machine: "Machine"):
     await machine.crow("mcp", "add", "bad", "--", sys.executable, "-c", "import sys; sys.exit('no ink left')")
     done = await machine.crow("mcp", "test", "bad")
     assert done.code == 1
     assert done.err == "crow: MCP server 'bad' did not start: Connection closed. It said: no ink left.\n"
 
 
-async def test_invalid_notifications_of_a_server_are_not_printed(machine: "Machine", tmp_path: Path):
-    file = tmp_path / "loud.py"
-    file.write_text(
-        "from crow_core.testing.servers import send, serve\n"
-        "send(method='notifications/message', params={'level': 'loud', 'data': '\\x1b[2J'})\n"
-        "serve()\n"
-    )
-    await machine.crow("mcp", "add", "loud", "--", sys.executable, str(file))
-    tried = await machine.crow("mcp", "test", "loud")
-    assert (tried.code, tried.err) == (0, "")
-
-
-async def test_a_tool_that_is_none_is_told_of_and_the_others_are_listed(machine: "Machine"):
+async def test_invalid_tool_is_reported_and_the_others_are_listed(machine: "Machine"):
     fault = "lists a tool that is none"
     await machine.crow("mcp", "add", "odd", "--", sys.executable, "-m", "crow_core.testing.servers", fault)
     done = await machine.crow("mcp", "test", "odd")
@@ -184,7 +173,7 @@ async def test_a_tool_that_is_none_is_told_of_and_the_others_are_listed(machine:
     assert done.err.startswith("MCP server 'odd' has tools that were left out: 'odd': ")
 
 
-async def test_the_list_says_where_each_is_from_and_how_it_is(machine: "Machine", birds: list[str]):
+async def test_list_shows_the_file_and_the_state_of_each_server(machine: "Machine", birds: list[str]):
     machine.configure(
         f'[mcp.servers.birds]\ncommand = "{birds[0]}"\nargs = ["{birds[1]}"]\nstart_timeout = 200\n'
         '[mcp.servers.off]\ncommand = "x"\ndisabled = true\n[mcp.servers.lacking]\ncommand = "${NO}"\n'
@@ -213,7 +202,7 @@ async def test_the_list_says_where_each_is_from_and_how_it_is(machine: "Machine"
         "failed",
         "not",
     ]
-    assert "theirs does not count until you trust its folder: crow trust" in printed.err
+    assert "theirs is ignored until you trust its folder: crow trust" in printed.err
 
 
 async def test_without_servers_the_list_says_how_to_add_one(machine: "Machine"):
@@ -228,7 +217,7 @@ async def test_without_servers_the_list_says_how_to_add_one(machine: "Machine"):
 
 @asynccontextmanager
 async def listening(app: Any) -> AsyncGenerator[str]:
-    """Serves an app; gives its address."""
+    """Serve an app and give its URL."""
     with socket.create_server(("127.0.0.1", 0)) as at:
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical", ws="none", timeout_graceful_shutdown=1))
         serving = asyncio.ensure_future(server.serve(sockets=[at]))
@@ -237,7 +226,7 @@ async def listening(app: Any) -> AsyncGenerator[str]:
         await asyncio.wait([serving])
 
 
-async def test_configured_servers_of_every_kind_bring_what_is_allowed(
+async def test_configured_servers_of_every_transport_offer_their_allowed_tools(
     machine: "Machine", birds: list[str], tmp_path: Path
 ):
     def kept(transport: Any) -> Any:
@@ -254,7 +243,7 @@ async def test_configured_servers_of_every_kind_bring_what_is_allowed(
         )
         write(machine, json.dumps({"mcpServers": {"old": {"type": "sse", "url": f"{sse}/sse"}}}))
         model = ScriptedModel([Reply(tool_calls=[{"name": "birds_sing", "arguments": {}}]), Reply("Done.")])
-        crow = await build(machine.env, models={"scripted": model}, remember=False)
+        crow = await build(machine.env, models={"scripted": model}, without=[persistence])
         async with connect(crow) as editor:
             session = await editor.new_session(str(machine.project))
             (opened,) = crow.sessions.values()
@@ -268,13 +257,13 @@ async def test_configured_servers_of_every_kind_bring_what_is_allowed(
     assert model.requests[1]["messages"][-1]["content"] == str(tmp_path)
 
 
-async def test_how_long_the_first_prompt_waits_for_servers_is_the_users_choice(machine: "Machine"):
+async def test_servers_wait_sets_how_long_the_first_prompt_waits(machine: "Machine"):
     machine.configure("servers_wait = 0.25\n")
-    crow = await build(machine.env, models={"scripted": ScriptedModel([])}, remember=False)
+    crow = await build(machine.env, models={"scripted": ScriptedModel([])}, without=[persistence])
     assert crow.servers_wait == 0.25
 
 
-async def test_an_editor_is_told_of_a_servers_prompts_by_the_real_command(machine: "Machine", birds: list[str]):
+async def test_editor_gets_the_prompts_of_a_server_as_commands(machine: "Machine", birds: list[str]):
     async with ScriptedServer([Reply("Caw.")]) as model:
         machine.ask(model.url)
         await machine.crow("mcp", "add", "birds", "--", *birds)

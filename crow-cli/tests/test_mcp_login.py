@@ -12,7 +12,7 @@ import httpx2
 import keyring
 import pytest
 import uvicorn
-from crow_cli.house import build
+from crow_cli.app import build
 from crow_core.acp.schema import (
     ClientCapabilities,
     CreateElicitationResponse,
@@ -20,6 +20,7 @@ from crow_core.acp.schema import (
     ElicitationUrlCapabilities,
 )
 from crow_core.testing import Reply, ScriptedModel, connect
+from crow_persistence.extension import persistence
 from fastmcp import FastMCP
 from fastmcp.server.auth.auth import ClientRegistrationOptions
 from fastmcp.server.auth.providers.in_memory import InMemoryOAuthProvider
@@ -40,7 +41,7 @@ urllib.request.urlopen(sys.argv[1]).read()
 
 @pytest.fixture
 async def vault() -> AsyncIterator[str]:
-    """The address of a server that answers nobody who has not logged in."""
+    """Serve an MCP server that needs a login and give its URL."""
     with socket.create_server(("127.0.0.1", 0)) as at:
         url = f"http://127.0.0.1:{at.getsockname()[1]}"
         anyone = ClientRegistrationOptions(enabled=True)
@@ -55,7 +56,7 @@ async def vault() -> AsyncIterator[str]:
 
 @pytest.fixture
 def guarded(machine: "Machine", vault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Machine":
-    """A machine whose crow knows the server, and whose browser logs in at once."""
+    """Configure the server, and a browser that logs in at once."""
     file = Path(machine.env["CROW_HOME"], "mcp.json")
     file.parent.mkdir()
     file.write_text(json.dumps({"mcpServers": {"vault": {"url": vault, "auth": "oauth"}}}))
@@ -69,7 +70,7 @@ def guarded(machine: "Machine", vault: str, tmp_path: Path, monkeypatch: pytest.
     return machine
 
 
-async def test_login_opens_the_browser_and_logout_forgets(guarded: "Machine"):
+async def test_login_opens_the_browser_and_logout_deletes_the_tokens(guarded: "Machine"):
     before = await guarded.crow("mcp", "test", "vault")
     assert (before.code, before.out) == (1, "")
     assert before.err == (
@@ -86,7 +87,7 @@ async def test_login_opens_the_browser_and_logout_forgets(guarded: "Machine"):
     assert (await guarded.crow("mcp", "test", "vault")).code == 1
 
 
-async def test_a_server_that_wants_a_login_that_is_not_configured_says_how_to(guarded: "Machine", vault: str):
+async def test_server_without_a_configured_login_says_how_to_configure_it(guarded: "Machine", vault: str):
     await guarded.crow("mcp", "add", "plain", vault)
     tried = await guarded.crow("mcp", "test", "plain")
     assert tried.code == 1
@@ -96,9 +97,9 @@ async def test_a_server_that_wants_a_login_that_is_not_configured_says_how_to(gu
     )
 
 
-async def test_an_editor_that_shows_pages_sends_the_person_there(guarded: "Machine"):
+async def test_editor_that_opens_urls_gets_the_login_page(guarded: "Machine"):
     model = ScriptedModel(lambda request: Reply("Hello."))
-    crow = await build(guarded.env, models={"scripted": model}, remember=False)
+    crow = await build(guarded.env, models={"scripted": model}, without=[persistence])
     async with connect(crow, capabilities=PAGES) as editor:
         editor.answer = CreateElicitationResponse(action="accept")
         session = await editor.new_session(str(guarded.project))
@@ -117,11 +118,11 @@ async def test_an_editor_that_shows_pages_sends_the_person_there(guarded: "Machi
 
 
 @pytest.mark.parametrize("capabilities", [ClientCapabilities(), PAGES], ids=["cannot", "declines"])
-async def test_where_nobody_logs_in_a_sentence_says_how_and_the_session_works(
+async def test_session_without_a_login_works_and_says_how_to_log_in(
     guarded: "Machine", capabilities: ClientCapabilities
 ):
     model = ScriptedModel(lambda request: Reply("Hello."))
-    crow = await build(guarded.env, models={"scripted": model}, remember=False)
+    crow = await build(guarded.env, models={"scripted": model}, without=[persistence])
     async with connect(crow, capabilities=capabilities) as editor:
         editor.answer = CreateElicitationResponse(action="decline")
         session = await editor.new_session(str(guarded.project))

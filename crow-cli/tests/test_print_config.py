@@ -1,4 +1,4 @@
-"""`crow acp --print-config`: what it prints is what the client reads, and starts this crow from anywhere."""
+"""`crow acp --print-config`: the client can read the settings, and they start this crow from any folder."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_cli.printed import CLIENTS, command
+from crow_cli.client_config import CLIENTS, find_command
 from crow_core.acp.schema import ClientCapabilities
 from crow_core.acp.transports import spawn
 from crow_core.testing import Editor
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 PYTHON = [sys.executable, "-m", "crow_cli", "acp"]
-TOKENS = re.compile(r"""\s+|;[^\n]*|(?P<string>"(?:\\.|[^"\\])*")|(?P<mark>['()])|(?P<word>[^\s'()"]+)""", re.S)
+TOKENS_FOLDER = re.compile(r"""\s+|;[^\n]*|(?P<string>"(?:\\.|[^"\\])*")|(?P<mark>['()])|(?P<word>[^\s'()"]+)""", re.S)
 
 
 async def printed(machine: "Machine", client: str, *more: str) -> str:
@@ -32,7 +32,7 @@ async def printed(machine: "Machine", client: str, *more: str) -> str:
 
 
 async def starts(agent: list[str], env: dict[str, str]) -> None:
-    """Whether a command line starts crow where nothing is set up for it."""
+    """Tell whether a command line starts crow in an empty environment."""
     editor = Editor(await spawn(agent[0], agent[1:], {"PATH": "/usr/bin:/bin", "HOME": env["HOME"]}, "/"))
     async with editor.serving():
         greeting = await editor.initialize("editor", ClientCapabilities())
@@ -73,11 +73,11 @@ async def test_toad_gets_a_line_for_its_shell(machine: "Machine") -> None:
 
 
 def expressions(text: str) -> Iterator[Any]:
-    """Emacs Lisp as lists of strings and words; a quote is `["quote", …]`. An unbalanced one raises."""
+    """Parse Emacs Lisp to lists of strings and symbols; a quote is `["quote", …]`. Unbalanced parentheses raise."""
     stack: list[list[Any]] = [[]]
     at = 0
     while at < len(text):
-        token = TOKENS.match(text, at)
+        token = TOKENS_FOLDER.match(text, at)
         assert token, text[at:]
         at = token.end()
         match token.lastgroup, token.group():
@@ -97,7 +97,7 @@ def expressions(text: str) -> Iterator[Any]:
 
 
 def keyword(form: list[Any], name: str) -> Any:
-    """What follows a keyword, at any depth; None where there is none."""
+    """Return the value after a keyword, at any depth; None if there is no such keyword."""
     for place, item in enumerate(form):
         if item == name:
             return form[place + 1]
@@ -106,7 +106,7 @@ def keyword(form: list[Any], name: str) -> Any:
     return None
 
 
-async def test_agent_shell_gets_a_form_that_can_be_read(machine: "Machine") -> None:
+async def test_agent_shell_gets_valid_lisp(machine: "Machine") -> None:
     [form] = expressions(await printed(machine, "agent-shell", "-m", 'the "fast" one'))
 
     assert form[:2] == ["defun", "crow"]
@@ -115,7 +115,7 @@ async def test_agent_shell_gets_a_form_that_can_be_read(machine: "Machine") -> N
     assert keyword(form, ":environment-variables") == [f"CROW_HOME={machine.env['CROW_HOME']}"]
 
 
-async def test_codecompanion_gets_a_table_that_can_be_read(machine: "Machine") -> None:
+async def test_codecompanion_gets_valid_lua(machine: "Machine") -> None:
     lua = await printed(machine, "codecompanion")
 
     strings = [json.loads(string) for string in re.findall(r'"(?:\\.|[^"\\])*"', lua)]
@@ -127,7 +127,7 @@ async def test_codecompanion_gets_a_table_that_can_be_read(machine: "Machine") -
     assert re.fullmatch(r"[\w.\s]*", code), code
 
 
-async def test_a_name_with_odd_letters_is_quoted_for_each_client(machine: "Machine", tmp_path: Path) -> None:
+async def test_model_name_with_special_characters_is_quoted_for_each_client(machine: "Machine", tmp_path: Path) -> None:
     machine.env["CROW_HOME"] = str(tmp_path / 'so "odd" \\ a home')
     zed = json.loads(await printed(machine, "zed"))
     [form] = expressions(await printed(machine, "agent-shell"))
@@ -137,26 +137,26 @@ async def test_a_name_with_odd_letters_is_quoted_for_each_client(machine: "Machi
 
 
 def linked(folder: Path) -> Path:
-    """The script crow behind a link, as `uv tool` makes them."""
+    """Make a link to the script crow, as `uv tool` does."""
     folder.mkdir()
     link = folder / "crow"
     link.symlink_to(Path(sys.executable).with_name("crow"))
     return link
 
 
-def test_a_script_is_named_by_its_absolute_path_and_a_link_stays_a_link(tmp_path: Path) -> None:
+def test_script_is_named_by_its_absolute_path_without_resolving_links(tmp_path: Path) -> None:
     link = linked(tmp_path / "bin")
 
-    assert command(sys.executable, "") == [sys.executable]
-    assert command(os.path.relpath(link), sys.executable) == [str(link)]
-    assert command("/usr/lib/crow_cli/__main__.py", "/opt/python") == ["/opt/python", "-m", "crow_cli"]
+    assert find_command(sys.executable, "") == [sys.executable]
+    assert find_command(os.path.relpath(link), sys.executable) == [str(link)]
+    assert find_command("/usr/lib/crow_cli/__main__.py", "/opt/python") == ["/opt/python", "-m", "crow_cli"]
 
 
 async def test_a_linked_script_starts_crow(machine: "Machine", tmp_path: Path) -> None:
-    await starts([*command(str(linked(tmp_path / "bin")), ""), "acp"], machine.env)
+    await starts([*find_command(str(linked(tmp_path / "bin")), ""), "acp"], machine.env)
 
 
-async def test_an_unknown_client_is_wrong_usage_that_names_those_known(machine: "Machine") -> None:
+async def test_unknown_client_is_wrong_usage_and_lists_the_known_ones(machine: "Machine") -> None:
     done = await machine.crow("acp", "--print-config", "notepad")
 
     assert done.code == 2

@@ -1,4 +1,4 @@
-"""The command line, as a person and as a script use it: real processes, a model behind HTTP."""
+"""`crow run`, `crow demo` and `crow trust` as real processes, with a scripted model behind HTTP."""
 
 import asyncio
 import json
@@ -15,11 +15,11 @@ import pytest
 from crow_core.testing import Failure, Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
-    from conftest import Ear, Machine
+    from conftest import Machine, PipeReader
 
 pytestmark = pytest.mark.anyio
 
-Listen = Callable[[str], Awaitable["Ear"]]
+OpenPipe = Callable[[str], Awaitable["PipeReader"]]
 
 STEERING = "up \x1b[31mred\x1b]0;title\x07 \x9b2J\x9d52;c;aGk=\x9c\x08\x7f\rdown"
 """Text with escape sequences in both their spellings, and with what moves the cursor."""
@@ -30,18 +30,18 @@ def command(line: str) -> ScriptedCall:
 
 
 def controls(text: str) -> list[str]:
-    """The characters a terminal obeys, but for the newline."""
+    """List the characters that control a terminal, except newlines."""
     return re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
 
 
-class Terminal:
-    """Where a person sits."""
+class PersonAtTerminal:
+    """A pseudo-terminal at which the test reads and types."""
 
     def __init__(self) -> None:
         self.here, self.there = pty.openpty()
 
     async def shown(self, until: str = "") -> str:
-        """What is shown up to these words, else to the end; without our own colours."""
+        """Read the output up to these words, else to the end, without crow's own colours."""
         loop, data = asyncio.get_running_loop(), b""
         while not until or until.encode() not in data:
             ready = asyncio.Event()
@@ -70,7 +70,7 @@ async def test_the_answer_and_nothing_else_is_on_standard_output(machine: "Machi
     assert "● echo found\n  found\n" in done.err
 
 
-async def test_a_call_that_takes_long_to_come_is_one_line_when_it_is_whole(machine: "Machine"):
+async def test_tool_call_is_one_line_once_it_is_complete(machine: "Machine"):
     line = f"echo found #{' and so on' * 50}"
     async with ScriptedServer([Reply(tool_calls=[command(line)]), Reply("Done.")]) as model:
         machine.ask(model.url)
@@ -102,7 +102,7 @@ async def test_stream_json_is_every_update_and_then_the_outcome(machine: "Machin
     assert outcome["stopReason"] == "end_turn"
 
 
-async def test_what_is_piped_in_follows_the_prompt(machine: "Machine") -> None:
+async def test_standard_input_is_added_after_the_prompt(machine: "Machine") -> None:
     async with ScriptedServer([Reply("Short.")]) as server:
         machine.ask(server.url)
         await machine.crow("run", "Summarise this:", stdin="a long story\n")
@@ -110,7 +110,7 @@ async def test_what_is_piped_in_follows_the_prompt(machine: "Machine") -> None:
     assert server.requests[0]["messages"][-1] == {"role": "user", "content": "Summarise this:\n\na long story"}
 
 
-async def test_what_is_piped_in_can_be_the_prompt(machine: "Machine") -> None:
+async def test_standard_input_can_be_the_prompt(machine: "Machine") -> None:
     async with ScriptedServer([Reply("Hello.")]) as server:
         machine.ask(server.url)
         await machine.crow("run", stdin="Say hello.\n")
@@ -132,13 +132,15 @@ async def test_a_missing_folder_is_wrong_usage(machine: "Machine") -> None:
     assert done.err.startswith("crow: --cwd: the folder no/such/folder does not exist")
 
 
-async def test_a_folder_that_was_removed_around_the_person_is_one_sentence(machine: "Machine") -> None:
+async def test_removed_working_folder_is_one_sentence(machine: "Machine") -> None:
     machine.env["PYTHONPATH"] = str(machine.home)
     (machine.home / "sitecustomize.py").write_text("import os\nos.rmdir(os.getcwd())")
     done = await machine.crow("sessions", "list")
 
     assert (done.code, done.out) == (2, "")
-    assert done.err == "crow: the folder that you are in is gone, or closed to you. Go to another one.\n"
+    assert (
+        done.err == "crow: the working folder does not exist any more, or you may not enter it. Go to another folder.\n"
+    )
 
 
 async def test_the_folder_is_where_commands_run(machine: "Machine") -> None:
@@ -182,7 +184,7 @@ async def test_an_error_is_in_the_json_too(machine: "Machine") -> None:
     assert "refused the key (401)" in json.loads(done.out)["error"]
 
 
-async def test_a_model_that_is_not_there_is_one_sentence(machine: "Machine") -> None:
+async def test_unreachable_model_is_one_sentence(machine: "Machine") -> None:
     with socket.socket() as deaf:  # holds the port, so that nobody else listens there
         deaf.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}/v1"
@@ -204,12 +206,12 @@ async def test_the_limit_of_requests_ends_the_prompt(machine: "Machine") -> None
 
 
 async def test_former_option_max_turns_is_an_error_that_names_the_new_one(machine: "Machine") -> None:
-    done = await machine.crow("run", "--max-turns", "2", "Go on.")
+    done = await machine.crow("run", "--max-requests", "2", "Go on.")
     assert done.code == 2
     assert "--max-requests" in done.err
 
 
-async def test_where_nobody_can_be_asked_nothing_is_permitted(machine: "Machine") -> None:
+async def test_tool_calls_are_refused_when_nobody_can_be_asked(machine: "Machine") -> None:
     async with ScriptedServer([Reply(tool_calls=[command("touch ran")]), Reply("I may not.")]) as server:
         machine.ask(server.url)
         done = await machine.crow("run", "Touch it.")
@@ -219,18 +221,18 @@ async def test_where_nobody_can_be_asked_nothing_is_permitted(machine: "Machine"
     assert "nobody is there to give it" in server.requests[1]["messages"][-1]["content"]
 
 
-async def test_an_interrupt_cancels_the_turn_and_its_command(machine: "Machine", listen: Listen) -> None:
-    ear = await listen("ear")
-    call = command(f"exec 9>{ear.path}; echo ready >&9; sleep 600")
+async def test_an_interrupt_cancels_the_turn_and_its_command(machine: "Machine", open_pipe: OpenPipe) -> None:
+    pipe = await open_pipe("pipe")
+    call = command(f"exec 9>{pipe.path}; echo ready >&9; sleep 600")
     async with ScriptedServer([Reply("I wait.", tool_calls=[call])]) as server:
         machine.ask(server.url)
         process = await machine.start("run", "--yolo", "Wait.")
-        assert await ear.line() == "ready"
+        assert await pipe.line() == "ready"
 
         process.send_signal(signal.SIGINT)
 
         done = await machine.finish(process)
-        await ear.silence()
+        await pipe.wait_for_close()
     assert (done.code, done.out) == (130, "I wait.\n")
     assert done.err.endswith("crow: Cancelled.\n")
     assert "Traceback" not in done.err
@@ -248,7 +250,7 @@ sys.meta_path.insert(0, Finder())
 """
 
 
-async def test_an_interrupt_while_crow_is_being_loaded_is_no_traceback(machine: "Machine") -> None:
+async def test_interrupt_during_import_prints_no_traceback(machine: "Machine") -> None:
     (machine.home / "sitecustomize.py").write_text(INTERRUPTING)
     machine.env["PYTHONPATH"] = str(machine.home)
     done = await machine.crow("run", "Hello")
@@ -257,7 +259,7 @@ async def test_an_interrupt_while_crow_is_being_loaded_is_no_traceback(machine: 
 
 
 @pytest.mark.parametrize("style", ["text", "stream-json"])
-async def test_when_nobody_reads_on_the_turn_is_cancelled_without_a_word(machine: "Machine", style: str) -> None:
+async def test_closed_output_cancels_the_turn_silently(machine: "Machine", style: str) -> None:
     async with ScriptedServer([Reply("One. " * 1000, hang=True)]) as server:
         machine.ask(server.url)
         reader, nobody = os.pipe()
@@ -269,24 +271,24 @@ async def test_when_nobody_reads_on_the_turn_is_cancelled_without_a_word(machine
     assert (process.returncode, err) == (1, b"")
 
 
-async def test_sigterm_ends_the_command_that_runs(machine: "Machine", listen: Listen) -> None:
-    ear = await listen("ear")
-    call = command(f"exec 9>{ear.path}; echo ready >&9; sleep 600")
+async def test_sigterm_ends_the_command_that_runs(machine: "Machine", open_pipe: OpenPipe) -> None:
+    pipe = await open_pipe("pipe")
+    call = command(f"exec 9>{pipe.path}; echo ready >&9; sleep 600")
     async with ScriptedServer([Reply(tool_calls=[call])]) as server:
         machine.ask(server.url)
         process = await machine.start("run", "--yolo", "Wait.")
-        assert await ear.line() == "ready"
+        assert await pipe.line() == "ready"
 
         process.send_signal(signal.SIGTERM)
 
         done = await machine.finish(process)
-        await ear.silence()
+        await pipe.wait_for_close()
     assert done.code == 128 + signal.SIGTERM
     assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize("style", ["text", "json", "stream-json"])
-async def test_what_models_and_tools_say_does_not_steer_the_terminal(machine: "Machine", style: str) -> None:
+async def test_output_of_models_and_tools_does_not_control_the_terminal(machine: "Machine", style: str) -> None:
     (machine.project / "evil").write_text(STEERING)
     calls = [
         command("cat evil"),
@@ -302,11 +304,11 @@ async def test_what_models_and_tools_say_does_not_steer_the_terminal(machine: "M
     assert controls(done.err) == []
 
 
-async def test_a_person_at_a_terminal_is_asked_and_not_steered(machine: "Machine") -> None:
+async def test_user_at_a_terminal_is_asked_for_permission_safely(machine: "Machine") -> None:
     calls = [command(f"echo '{STEERING}' > ran")]
     async with ScriptedServer([Reply(STEERING, STEERING, calls), Failure(400, STEERING)]) as server:
         machine.ask(server.url)
-        terminal = Terminal()
+        terminal = PersonAtTerminal()
         process = await machine.start_on(terminal.there, "run", "Steer.")
         question = await terminal.shown(until="[a]lways in this session: ")
         terminal.type("y\n")
@@ -366,7 +368,7 @@ async def test_a_change_of_a_trusted_projects_settings_ends_the_trust(machine: "
     assert "ignored until you trust it" in done.err
 
 
-async def test_settings_to_be_trusted_cannot_hide_behind_control_characters(machine: "Machine") -> None:
+async def test_control_characters_in_settings_to_trust_are_shown(machine: "Machine") -> None:
     (machine.project / ".mcp.json").write_text('{"mcpServers": {"x": {"command": "' + STEERING + '"}}}')
     done = await machine.crow("trust")
 
@@ -374,7 +376,7 @@ async def test_settings_to_be_trusted_cannot_hide_behind_control_characters(mach
     assert r"\u001b[31mred" in done.out
 
 
-async def test_what_lies_beside_a_skill_is_shown_and_trusted_with_it(machine: "Machine") -> None:
+async def test_files_beside_a_skill_are_shown_and_trusted_with_it(machine: "Machine") -> None:
     skill = machine.project / ".crow" / "skills" / "pdf"
     skill.mkdir(parents=True)
     (skill / "SKILL.md").write_text("---\nname: pdf\ndescription: Reads PDF.\n---\nRun read.sh.")
@@ -385,10 +387,10 @@ async def test_what_lies_beside_a_skill_is_shown_and_trusted_with_it(machine: "M
     assert "(6 bytes that are not text)" in trusted.out
     assert "pdf" in (await machine.crow("skills", "list")).out
     (skill / "read.sh").write_text("echo harm")
-    assert "do not count until you trust it" in (await machine.crow("skills", "list")).err
+    assert "are ignored until you trust it" in (await machine.crow("skills", "list")).err
 
 
-async def test_there_is_nothing_to_trust_without_settings(machine: "Machine") -> None:
+async def test_folder_without_settings_cannot_be_trusted(machine: "Machine") -> None:
     done = await machine.crow("trust")
 
     assert done.code == 2
@@ -410,13 +412,13 @@ async def test_a_trusted_projects_broken_settings_are_one_sentence(machine: "Mac
     assert "Traceback" not in done.err
 
 
-def heard(request: dict[str, Any]) -> list[str]:
-    """What the user said in a request."""
+def user_texts(request: dict[str, Any]) -> list[str]:
+    """Return the texts of the user messages in a request."""
     return [message["content"] for message in request["messages"] if message["role"] == "user"]
 
 
-async def test_a_session_is_gone_on_with(machine: "Machine") -> None:
-    """The last one of this folder with -c, any with -r and the beginning of its id; the mode given counts there."""
+async def test_session_is_continued(machine: "Machine") -> None:
+    """-c continues the last session of the folder, -r the one whose id begins so. --mode is set in it."""
     make = Reply(tool_calls=[command("touch made")])
     async with ScriptedServer([Reply("One."), Reply("Two."), Reply("Three."), make, Reply("Four.")]) as model:
         machine.ask(model.url)
@@ -426,11 +428,11 @@ async def test_a_session_is_gone_on_with(machine: "Machine") -> None:
         named = await machine.crow("run", "-r", first["sessionId"][:8], "--yolo", "four")
         bodies = model.requests
     assert (last.out, named.out) == ("Three.\n", "Four.\n")
-    assert [heard(body) for body in bodies] == [["one"], ["two"], ["two", "three"], *2 * [["one", "four"]]]
+    assert [user_texts(body) for body in bodies] == [["one"], ["two"], ["two", "three"], *2 * [["one", "four"]]]
     assert (machine.project / "made").exists()
 
 
-async def test_where_there_is_no_session_to_go_on_with_it_is_said(machine: "Machine") -> None:
+async def test_missing_session_to_continue_is_reported(machine: "Machine") -> None:
     async with ScriptedServer([]) as model:
         machine.ask(model.url)
         last, named = await machine.crow("run", "-c", "hi"), await machine.crow("run", "-r", "abc", "hi")
@@ -441,7 +443,7 @@ async def test_where_there_is_no_session_to_go_on_with_it_is_said(machine: "Mach
     assert "give one of them" in both.err
 
 
-async def test_a_projects_prompts_count_only_after_trust_and_each_edit_is_a_version(machine: "Machine") -> None:
+async def test_projects_prompts_are_used_only_after_trust_and_each_edit_is_a_version(machine: "Machine") -> None:
     theirs = machine.project / ".crow" / "prompts" / "system.md.j2"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("You are theirs in {{ cwd }}.")

@@ -1,4 +1,4 @@
-"""Keys that crow holds, wherever they come from, are in no database, log, update or answer, whatever goes wrong."""
+"""No key that crow has is in a database, log, update or answer, whatever fails."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def leaks(text: str) -> list[str]:
     return [canary for canary in CANARIES if canary in text]
 
 
-async def test_twelve_canaries_stay_where_they_are(machine: "Machine", tmp_path: Path):
+async def test_twelve_canary_keys_are_found_nowhere(machine: "Machine", tmp_path: Path):
     def reply(request: dict[str, Any]) -> Reply | Failure:
         texts = [message["content"] for message in request["messages"] if message["role"] == "user"]
         last = request["messages"][-1]

@@ -1,4 +1,4 @@
-"""`crow serve` as its clients see it: a process, a socket, a token, and a model behind HTTP."""
+"""`crow serve` as a real process with a socket and a token, and a scripted model behind HTTP."""
 
 import asyncio
 import os
@@ -29,15 +29,15 @@ from websockets.exceptions import InvalidStatus
 from websockets.frames import CloseCode
 
 if TYPE_CHECKING:
-    from conftest import Ear, Machine
+    from conftest import Machine, PipeReader
 
 pytestmark = pytest.mark.anyio
 
-Listen = Callable[[str], Awaitable["Ear"]]
+OpenPipe = Callable[[str], Awaitable["PipeReader"]]
 
 
 @dataclass
-class Served:
+class RunningServe:
     """A running `crow serve`."""
 
     process: Process
@@ -54,25 +54,25 @@ class Served:
 
     @asynccontextmanager
     async def editor(self, *, permit: str | None = "allow_once") -> AsyncIterator[Editor]:
-        """An editor in conversation with it, past `initialize`."""
+        """Connect an editor to it and initialize it."""
         editor = Editor(await connect(self.url, self.token), permit=permit)
         async with editor.serving():
             await editor.initialize("editor", ClientCapabilities())
             yield editor
 
     async def outcome(self) -> tuple[int | None, str, str]:
-        """Its exit code, and what else it said."""
+        """Return its exit code and the rest of its output."""
         out, err = await self.process.communicate()
         return self.process.returncode, out.decode(), err.decode()
 
 
 @asynccontextmanager
-async def serving(machine: "Machine", *args: str, model: ScriptedServer | None = None) -> AsyncIterator[Served]:
-    """`crow serve`, which ends well and has said nothing but its one line."""
+async def serving(machine: "Machine", *args: str, model: ScriptedServer | None = None) -> AsyncIterator[RunningServe]:
+    """Run `crow serve`; afterwards check that it ended with code 0 and printed only its one line."""
     machine.ask(model.url if model else "http://127.0.0.1:9/v1")
     process = await machine.start("serve", *(args or ("--port", "0")))
     assert process.stdout
-    served = Served(process, (await process.stdout.readline()).decode().strip())
+    served = RunningServe(process, (await process.stdout.readline()).decode().strip())
     try:
         yield served
         if process.returncode is None:
@@ -93,7 +93,7 @@ async def load(editor: Editor, id: str, cwd: Path) -> LoadSessionResponse:
     return await editor.request("session/load", LoadSessionRequest(session_id=id, cwd=str(cwd), mcp_servers=[]))
 
 
-async def test_it_prints_where_it_is_and_what_to_send(machine: "Machine"):
+async def test_address_and_header_are_printed(machine: "Machine"):
     async with serving(machine) as served:
         assert re.fullmatch(r"ws://127\.0\.0\.1:\d+/acp Authorization: Bearer [\w-]{43}", served.line)
         async with served.editor() as editor:
@@ -109,10 +109,10 @@ async def test_every_start_makes_a_new_token(machine: "Machine"):
     assert refusal.value.response.status_code == 401
 
 
-async def test_a_token_of_ones_own_is_not_printed(machine: "Machine"):
+async def test_given_token_is_not_printed(machine: "Machine"):
     token, file = "a-token-of-32-characters-or-so.~", machine.home / "token"
     file.write_text(f"{token}\n")
-    for args, hint in ((("--token", token), "(your --token)"), (("--token-file", str(file)), f"(what {file} holds)")):
+    for args, hint in ((("--token", token), "(your --token)"), (("--token-file", str(file)), f"(the token in {file})")):
         async with serving(machine, "--port", "0", *args) as served:
             assert served.line == f"{served.url} Authorization: Bearer {hint}"
             with pytest.raises(InvalidStatus):
@@ -123,21 +123,21 @@ async def test_a_token_of_ones_own_is_not_printed(machine: "Machine"):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--token", "short"], "--token: it has to be 16 or more letters, digits,"),
-        (["--token", "with a space and long enough"], "--token: it has to be 16 or more"),
+        (["--token", "short"], "--token: the token has to be 16 or more letters, digits,"),
+        (["--token", "with a space and long enough"], "--token: the token has to be 16 or more"),
         (["--token-file", "/nowhere"], "--token-file: /nowhere cannot be read"),
-        (["--token-file", "/dev/null"], "--token-file: what /dev/null holds has to be 16 or more"),
+        (["--token-file", "/dev/null"], "--token-file: the token in /dev/null has to be 16 or more"),
         (["--token", "x" * 16, "--token-file", "/nowhere"], "--token or --token-file: give one of them."),
         (["--host", "0.0.0.0"], "--host: 0.0.0.0 can be reached from other machines. Add --allow-remote"),
         (["--host", "::"], "--host: :: can be reached from other machines."),
         (["--host", "no such host"], "--host: 'no such host' is not an address"),
-        (["--host", "192.0.2.1", "--allow-remote"], "--port: 0 of 192.0.2.1 cannot be had"),
-        (["--allow-origin", "*"], "--allow-origin: '*' is no origin. Write it like https://example.org"),
-        (["--allow-origin", "https://example.org/page"], "is no origin"),
+        (["--host", "192.0.2.1", "--allow-remote"], "--port: 0 of 192.0.2.1 cannot be used"),
+        (["--allow-origin", "*"], "--allow-origin: '*' is not an origin. Write it like https://example.org"),
+        (["--allow-origin", "https://example.org/page"], "is not an origin"),
         (["--max-connections", "0"], "--max-connections"),
     ],
 )
-async def test_what_cannot_be_served_is_said_in_a_sentence(machine: "Machine", args: list[str], words: str):
+async def test_invalid_option_is_one_sentence(machine: "Machine", args: list[str], words: str):
     machine.ask("http://127.0.0.1:9/v1")
     done = await machine.crow("serve", "--port", "0", *args)
     assert (done.code, done.out) == (2, "")
@@ -145,30 +145,29 @@ async def test_what_cannot_be_served_is_said_in_a_sentence(machine: "Machine", a
     assert "Traceback" not in done.err
 
 
-async def test_a_port_that_is_taken_is_said(machine: "Machine"):
+async def test_port_in_use_is_reported(machine: "Machine"):
     machine.ask("http://127.0.0.1:9/v1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = await machine.crow("serve", "--port", port)
     assert done.code == 2
-    words = (
-        f"crow: --port: {port} of 127.0.0.1 cannot be had (Address already in use). Choose another; 0 is any free one."
-    )
-    assert done.err == f"{words}\n"
+    message = f"crow: --port: {port} of 127.0.0.1 cannot be used (Address already in use). "
+    message += "Choose another; 0 chooses a free one."
+    assert done.err == f"{message}\n"
 
 
-async def test_a_configuration_that_cannot_be_used_is_said_before_anyone_connects(machine: "Machine"):
+async def test_invalid_configuration_is_reported_at_the_start(machine: "Machine"):
     file = machine.configure('[models.mine]\nbase_ulr = "http://127.0.0.1:9/v1"\n')
     done = await machine.crow("serve", "--port", "0")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(f"crow: {file}, line 2, models.mine.base_ulr: no such setting")
 
 
-async def test_who_lets_other_machines_in_is_warned(machine: "Machine"):
+async def test_allowing_other_machines_prints_a_warning(machine: "Machine"):
     machine.ask("http://127.0.0.1:9/v1")
     process = await machine.start("serve", "--host", "0.0.0.0", "--port", "0", "--allow-remote")
     assert process.stdout
-    served = Served(process, (await process.stdout.readline()).decode().strip())
+    served = RunningServe(process, (await process.stdout.readline()).decode().strip())
     port = served.url.rpartition(":")[2]
     await (await connect(f"ws://127.0.0.1:{port}", served.token)).close()
     with pytest.raises(InvalidStatus) as refusal:
@@ -182,7 +181,7 @@ async def test_who_lets_other_machines_in_is_warned(machine: "Machine"):
 
 
 async def test_only_pages_of_the_origins_that_are_allowed_can_connect(machine: "Machine"):
-    """As a page in a browser does it, which can set no header of its own."""
+    """The client connects as a page in a browser does, which cannot set headers."""
     async with serving(machine, "--port", "0", "--allow-origin", "https://Editor.example/") as served:
         offered: Any = ["acp", f"bearer.{served.token}"]
         async with dial(served.url, subprotocols=offered, origin="https://editor.example") as connection:  # type: ignore[arg-type]
@@ -220,7 +219,7 @@ async def test_several_clients_work_side_by_side(machine: "Machine"):
     assert (one.text, other.text) == ("one " * 3, "two " * 3)
 
 
-async def test_a_client_comes_back_and_goes_on(machine: "Machine"):
+async def test_client_reconnects_and_continues(machine: "Machine"):
     replies = [Reply("I look.", tool_calls=[command("echo 42 | tee answer")]), Reply("It is 42."), Reply("As I said.")]
     async with ScriptedServer(replies) as model, serving(machine, model=model) as served:
         async with served.editor() as editor:
@@ -236,22 +235,22 @@ async def test_a_client_comes_back_and_goes_on(machine: "Machine"):
     assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
 
 
-async def test_a_session_that_was_cut_off_is_ended_and_free_for_others(machine: "Machine", listen: Listen):
-    """The command ends with all it started, and another process can go on."""
-    ear, server_ear = await listen("ear"), await listen("server")
+async def test_session_of_a_broken_connection_is_ended_and_released(machine: "Machine", open_pipe: OpenPipe):
+    """The command and its children end, and another process can load the session."""
+    pipe, server_pipe = await open_pipe("pipe"), await open_pipe("server")
     async with (
-        ScriptedServer([Reply(tool_calls=[command(ear.holder())]), Reply("Again.")]) as model,
+        ScriptedServer([Reply(tool_calls=[command(pipe.holding_command())]), Reply("Again.")]) as model,
         serving(machine, model=model) as served,
     ):
         async with served.editor() as editor:
-            id = (await editor.new_session(str(machine.project), [machine.keeper(server_ear)])).session_id
+            id = (await editor.new_session(str(machine.project), [machine.keeper(server_pipe)])).session_id
             turn = asyncio.create_task(editor.prompt(id, "Wait for me."))
-            assert await server_ear.line() == "started"
-            assert await ear.line()
+            assert await server_pipe.line() == "started"
+            assert await pipe.line()
         with pytest.raises(ConnectionClosed):
             await turn
-        await ear.silence()
-        await server_ear.silence()
+        await pipe.wait_for_close()
+        await server_pipe.wait_for_close()
         async with served.editor() as again:  # waits for the end of the session before
             await load(again, id, machine.project)
             async with machine.editor() as elsewhere:
@@ -266,57 +265,57 @@ async def test_a_session_that_was_cut_off_is_ended_and_free_for_others(machine: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-async def test_a_signal_ends_it_in_good_order(machine: "Machine", listen: Listen, number: signal.Signals):
-    command_ear, server_ear = await listen("command"), await listen("server")
+async def test_signal_ends_the_server_in_order(machine: "Machine", open_pipe: OpenPipe, number: signal.Signals):
+    command_pipe, server_pipe = await open_pipe("command"), await open_pipe("server")
     async with (
-        ScriptedServer([Reply(tool_calls=[command(command_ear.holder())])]) as model,
+        ScriptedServer([Reply(tool_calls=[command(command_pipe.holding_command())])]) as model,
         serving(machine, model=model) as served,
     ):
         async with (
             served.editor() as editor,
             dial(served.url, additional_headers={"Authorization": f"Bearer {served.token}"}) as idle,
         ):
-            session = await editor.new_session(str(machine.project), [machine.keeper(server_ear)])
+            session = await editor.new_session(str(machine.project), [machine.keeper(server_pipe)])
             turn = asyncio.create_task(editor.prompt(session.session_id, "Wait for me."))
-            assert await server_ear.line() == "started"
-            assert await command_ear.line()
+            assert await server_pipe.line() == "started"
+            assert await command_pipe.line()
 
             served.process.send_signal(number)
 
             assert (await turn).stop_reason == "cancelled"
             await idle.wait_closed()
             assert idle.close_code == CloseCode.GOING_AWAY
-            await server_ear.silence()
-            await command_ear.silence()
+            await server_pipe.wait_for_close()
+            await command_pipe.wait_for_close()
         assert await served.outcome() == (0, "", "")
     assert os.listdir(machine.env["TMPDIR"]) == []
 
 
-async def test_kill_leaves_nothing_running_and_the_session_can_be_gone_on_with(machine: "Machine", listen: Listen):
-    command_ear, server_ear = await listen("command"), await listen("server")
-    async with ScriptedServer([Reply(tool_calls=[command(command_ear.holder())]), Reply("Again.")]) as model:
+async def test_kill_leaves_no_process_and_the_session_can_be_continued(machine: "Machine", open_pipe: OpenPipe):
+    command_pipe, server_pipe = await open_pipe("command"), await open_pipe("server")
+    async with ScriptedServer([Reply(tool_calls=[command(command_pipe.holding_command())]), Reply("Again.")]) as model:
         machine.ask(model.url)
         process = await machine.start("serve", "--port", "0")
         assert process.stdout
-        served = Served(process, (await process.stdout.readline()).decode().strip())
+        served = RunningServe(process, (await process.stdout.readline()).decode().strip())
         async with served.editor() as editor:
-            id = (await editor.new_session(str(machine.project), [machine.keeper(server_ear)])).session_id
+            id = (await editor.new_session(str(machine.project), [machine.keeper(server_pipe)])).session_id
             turn = asyncio.create_task(editor.prompt(id, "Wait for me."))
-            assert await server_ear.line() == "started"
-            assert await command_ear.line()
+            assert await server_pipe.line() == "started"
+            assert await command_pipe.line()
             process.kill()
             with pytest.raises(ConnectionClosed):
                 await turn
         assert await served.outcome() == (-signal.SIGKILL, "", "")
-        await server_ear.silence()
-        await command_ear.silence()
+        await server_pipe.wait_for_close()
+        await command_pipe.wait_for_close()
         async with serving(machine, model=model) as served, served.editor() as editor:
             await load(editor, id, machine.project)
             assert (await editor.prompt(id, "And now?")).stop_reason == "end_turn"
 
 
-async def test_the_token_is_written_nowhere(machine: "Machine"):
-    """Also when the model finds it."""
+async def test_token_is_stored_nowhere(machine: "Machine"):
+    """This holds also when the model finds the token."""
     token, file = "a-token-of-32-characters-or-so.~", machine.home / "token"
     file.write_text(token)
     replies = [Reply(tool_calls=[command(f"cat {file}; ps -ef | cat; cat /proc/$PPID/cmdline; env")]), Reply("Well.")]
@@ -338,12 +337,12 @@ async def test_the_token_is_written_nowhere(machine: "Machine"):
     connection.close()
 
 
-async def test_what_libraries_print_is_not_its_word(machine: "Machine"):
+async def test_output_of_libraries_is_not_on_standard_output(machine: "Machine"):
     (machine.home / "sitecustomize.py").write_text("import atexit\natexit.register(print, 'a library says goodbye')\n")
     machine.env["PYTHONPATH"] = str(machine.home)
     machine.ask("http://127.0.0.1:9/v1")
     process = await machine.start("serve", "--port", "0", stdin=PIPE)
     assert process.stdout
-    served = Served(process, (await process.stdout.readline()).decode().strip())
+    served = RunningServe(process, (await process.stdout.readline()).decode().strip())
     process.terminate()
     assert await served.outcome() == (0, "", "a library says goodbye\n")

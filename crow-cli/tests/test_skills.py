@@ -1,4 +1,4 @@
-"""`crow skills`, and skills, AGENTS.md and commands as the command `crow` has them."""
+"""`crow skills`, and the skills, AGENTS.md and command files that the command uses."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ def write(folder: Path, name: str, text: str) -> Path:
     return file
 
 
-async def test_a_new_skill_is_right_and_counts_when_its_folder_is_trusted(machine: "Machine"):
+async def test_new_skill_is_valid_and_used_after_trust(machine: "Machine"):
     made = await machine.crow("skills", "new", "release-notes", "--description", "It's for: releases")
     folder = machine.project / ".crow" / "skills" / "release-notes"
     assert (made.code, made.out.strip()) == (0, str(folder / "SKILL.md"))
@@ -31,15 +31,15 @@ async def test_a_new_skill_is_right_and_counts_when_its_folder_is_trusted(machin
     assert (await machine.crow("skills", "validate", str(folder))).code == 0
     before = await machine.crow("skills", "list", "--json")
     assert json.loads(before.out) == []
-    assert "do not count until you trust it" in before.err
+    assert "are ignored until you trust it" in before.err
     assert (await machine.crow("trust", str(machine.project))).code == 0
     (listed,) = json.loads((await machine.crow("skills", "list", "--json")).out)
     assert (listed["name"], listed["description"], listed["problems"]) == ("release-notes", "It's for: releases", [])
     again = await machine.crow("skills", "new", "release-notes")
-    assert (again.code, "is there already" in again.err) == (2, True)
+    assert (again.code, "exists already" in again.err) == (2, True)
 
 
-async def test_what_is_wrong_with_a_skill_is_said(machine: "Machine"):
+async def test_problems_of_a_skill_are_printed(machine: "Machine"):
     folder = write(machine.project, "Odd/SKILL.md", "---\nname: odd_\x1b[2Jname\n---\n").parent
     done = await machine.crow("skills", "validate", str(folder))
     assert done.code == 1
@@ -83,7 +83,7 @@ async def test_the_files_of_the_user_and_of_a_trusted_project_reach_the_model(ma
         assert "Another now." not in model.requests[-1]["messages"][0]["content"]
 
 
-async def test_each_of_them_can_be_left_out(machine: "Machine"):
+async def test_each_extension_can_be_left_out(machine: "Machine"):
     write(machine.project, "AGENTS.md", "Use tabs.")
     write(machine.home, "skills/birds/SKILL.md", "---\nname: birds\ndescription: About birds.\n---\nLook up.")
     shutil.copytree(machine.home / "skills", Path(machine.env["CROW_HOME"], "skills"))

@@ -1,4 +1,4 @@
-"""`crow undo`, from a process of its own: the session was stored by one that has ended, or that still has it open."""
+"""`crow undo` on a session that was stored by a process that has ended, or that still has it open."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
@@ -58,7 +58,7 @@ def files(machine: "Machine") -> list[str]:
     return sorted(file.name for file in machine.project.iterdir())
 
 
-async def test_it_tells_asks_and_takes_the_last_turn_back(talked: "Machine"):
+async def test_last_turn_is_previewed_and_undone_after_confirmation(talked: "Machine"):
     undone = await talked.crow("undo", stdin="y\n")
     assert undone.code == 0, undone.err
     assert undone.out.startswith("To take back the last turn, “make b.txt”:\n\n")
@@ -68,13 +68,13 @@ async def test_it_tells_asks_and_takes_the_last_turn_back(talked: "Machine"):
     assert (await talked.crow("run", "-c", "what did I say?")).out == "make a.txt; what did I say?\n"
 
 
-async def test_the_model_too_can_take_back_an_edit_of_an_earlier_process(talked: "Machine"):
+async def test_model_can_undo_an_edit_of_an_earlier_process(talked: "Machine"):
     assert (await talked.crow("run", "-c", "unmake a.txt")).code == 0
     assert files(talked) == ["b.txt"]
 
 
 @pytest.mark.parametrize("stdin", ["n\n", "\n", ""])
-async def test_without_a_yes_nothing_happens(talked: "Machine", stdin: str):
+async def test_nothing_is_undone_without_confirmation(talked: "Machine", stdin: str):
     undone = await talked.crow("undo", stdin=stdin)
     assert undone.code == 1
     assert "Traceback" not in undone.err
@@ -82,14 +82,14 @@ async def test_without_a_yes_nothing_happens(talked: "Machine", stdin: str):
     assert (await talked.crow("run", "-c", "and?")).out == "make a.txt; make b.txt; and?\n"
 
 
-async def test_several_turns_at_once(talked: "Machine"):
+async def test_several_turns_are_undone_at_once(talked: "Machine"):
     assert (await talked.crow("undo", "--turns", "2", "--yes")).code == 0
     assert files(talked) == []
     undone = await talked.crow("undo", "--yes")
     assert (undone.code, undone.err) == (1, "crow: There are no turns to take back.\n")
 
 
-async def test_a_file_that_was_changed_since_stops_it(talked: "Machine"):
+async def test_file_changed_since_prevents_undo(talked: "Machine"):
     file = talked.project / "b.txt"
     file.write_text("mine\n")
     undone = await talked.crow("undo", "--yes")
@@ -98,7 +98,7 @@ async def test_a_file_that_was_changed_since_stops_it(talked: "Machine"):
     assert file.read_text() == "mine\n"
 
 
-async def test_a_session_that_is_open_elsewhere_is_left_alone(talked: "Machine"):
+async def test_session_open_in_another_process_is_not_changed(talked: "Machine"):
     async with talked.editor() as editor:
         session = (await editor.new_session(str(talked.project))).session_id
         await editor.prompt(session, "make c.txt")
@@ -111,7 +111,7 @@ async def test_a_session_that_is_open_elsewhere_is_left_alone(talked: "Machine")
     assert "c.txt" not in files(talked)
 
 
-async def test_an_unknown_session_and_a_folder_without_one_are_said(talked: "Machine"):
+async def test_unknown_session_and_folder_without_sessions_are_reported(talked: "Machine"):
     unknown = await talked.crow("undo", "nosuch", "--yes")
     assert (unknown.code, len(unknown.err.splitlines())) == (2, 1)
     assert "nosuch" in unknown.err

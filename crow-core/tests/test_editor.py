@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from crow_cli.house import built_in_tools
+from crow_cli.app import make_tool_server
 from crow_core import editor as editors
 from crow_core.acp.schema import (
     BlockContent,
@@ -108,7 +108,7 @@ async def talk(
 ) -> AsyncGenerator[Talk]:
     model = ScriptedModel(lambda request: it.answer(request))
     crow = Crow(model)
-    crow.servers.append(built_in_tools(crow, ["CROW_TEST_KEY"]))
+    crow.servers.append(make_tool_server(crow, ["CROW_TEST_KEY"]))
     crow.use(mask_secrets, **options).use(permissions).use(terminals)
     async with connect(crow, permit=permit, capabilities=capabilities) as editor:
         session = await editor.new_session(str(folder))
@@ -322,7 +322,7 @@ async def test_client_that_disconnects_during_a_tool_call_leaves_every_call_answ
 ):
     (tmp_path / "a.py").write_text("one\n")
     crow = Crow(ScriptedModel(lambda _: Reply(tool_calls=[use])))
-    crow.servers.append(built_in_tools(crow))
+    crow.servers.append(make_tool_server(crow))
     crow.use(terminals)
     ours, theirs = memory_pair()
     agent = asyncio.ensure_future(Agent(theirs, crow).serve())

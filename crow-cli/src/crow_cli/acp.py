@@ -14,22 +14,22 @@ from crow_core.models.chat import Model
 from crow_core.settings.config import Home, load_config, load_environment
 from crow_core.settings.discovery import takes_audio
 
-from crow_cli.ending import complete
+from crow_cli.process import run_to_end
 
 METHODS = ("_crow/search", "_crow/usage", "_crow/undo")
 """The methods beyond ACP of crow's own extensions."""
 
 
 def serve(model: str = "", *, unstable: bool = False) -> None:
-    """Serve one client until it disconnects; `unstable` also uses parts of ACP that may still change."""
+    """Serve one client until it disconnects, then exit. With `unstable`, also speak what ACP may still change."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="crow: %(message)s")
     try:
-        sys.exit(complete(talk(model, unstable)))
+        sys.exit(run_to_end(run_agent(model, unstable)))
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-async def talk(model: str, unstable: bool) -> int:
+async def run_agent(model: str, unstable: bool) -> int:
     source = ConfiguredApp(model)
     try:
         await Agent(await stdio(), source, unstable=unstable).serve()
@@ -47,20 +47,20 @@ class ConfiguredApp(LazyApp):
         self._model = model
 
     async def prepare(self) -> None:
-        """Read the settings. If they name an extension that is not crow's, make the app: it may bring methods."""
+        """Read the settings. If they name an extension that is not crow's own, make the app: it may add methods."""
         try:
             home = Home.find(os.environ)
             config, env = load_config(home, os.environ), load_environment(home, os.environ)
             self.announced = replace(self.announced, audio=takes_audio(config, env, self._model))
             if config.extensions:
-                from crow_cli.house import ALWAYS, LAST, NAMED  # imported here: most people name none
+                from crow_cli.app import BUILT_IN  # imported here because most users name no extension
 
-                if config.extensions.keys() - {*ALWAYS, *NAMED, *LAST}:
+                if config.extensions.keys() - BUILT_IN.keys():
                     self.announced = announce(await self.get())
         except (ConfigError, ModelError, ValueError, OSError):
             pass  # reported when the first session is opened
 
     async def build(self, models: Mapping[str, Model] | None = None) -> Crow:
-        from crow_cli.house import build  # imported here: by now `initialize` is answered
+        from crow_cli.app import build  # imported here so that `initialize` is answered without it
 
         return await build(os.environ, model=self._model, models=models)

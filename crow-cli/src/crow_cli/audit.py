@@ -1,26 +1,30 @@
-"""`crow audit`: who allowed what, and whether anybody has changed what was written down about it."""
+"""`crow audit`: list the decisions about permissions, and verify that nobody has changed them."""
 
 import json
 import os
 import sys
 from contextlib import suppress
+from typing import Any
 
 import click
 from crow_core.errors import StoreError
 
-from crow_cli.ending import wrong
-from crow_cli.history import AS_JSON, limited, open_database, print_json, print_table, reading, say, when
-from crow_cli.screen import spelled_out
+from crow_cli.console import AS_JSON, escape_controls, format_time, limit_option, print_json, print_note, print_table
+from crow_cli.process import fail
+from crow_cli.storage import connect, open_database
 
 
 @click.group()
 def audit() -> None:
-    """Who allowed what. The records are a chain that shows when one was tampered with."""
+    """List and verify the decisions about permissions. Each record is chained to the one before it."""
 
 
 @audit.command()
 def verify() -> None:
-    """Find what was changed, removed, put in or moved. Exit codes: 0 nothing was, 1 something was."""
+    """Find records that were changed, removed, inserted or moved.
+
+    Exit codes: 0 no such record was found, 1 some were.
+    """
     from crow_persistence.audit import read_head, verify
 
     try:
@@ -29,34 +33,43 @@ def verify() -> None:
         with database.begin_read() as connection:
             count = read_head(connection).count
     except StoreError as error:
-        wrong(spelled_out(str(error)))
+        fail(escape_controls(str(error)))
     for complaint in complaints:
-        click.echo(spelled_out(complaint))
+        click.echo(escape_controls(complaint))
     if not complaints:
         click.echo(f"All {count:,} records are as they were written." if count else "Nothing has been decided yet.")
     sys.exit(1 if complaints else 0)
 
 
 @audit.command("list")
-@click.option("--session", metavar="ID", default="", help="Only of this session; the beginning of its id will do.")
-@limited(50)
+@click.option(
+    "--session",
+    metavar="ID",
+    default="",
+    help="List the records of this session only; the beginning of its id is enough.",
+)
+@limit_option(50)
 @AS_JSON
 def list_(session: str, limit: int, as_json: bool) -> None:
-    """Who allowed what, and what came of it, the latest first."""
+    """List decisions and the results of the tool calls, the latest first."""
     from crow_persistence.audit import list_decisions
 
-    with reading() as connection:
+    with connect() as connection:
         rows = list_decisions(connection, session, limit)
     if as_json:
         for row in rows:
-            with suppress(ValueError):  # damaged by hand
+            with suppress(ValueError):  # the row may be damaged
                 row["files"] = json.loads(row["files"])
         print_json(rows)
         return
     if not rows:
-        say("Nothing has been decided yet.")
+        print_note("Nothing has been decided yet.")
         return
     heads = ("#", "WHEN", "SESSION", "WHAT", "TOOL", "BY")
-    cells = [(str(row["number"]), when(row["at"]), row["session"][:8], row["verdict"], row["tool"]) for row in rows]
-    who = [f"{row['by']} ({row['scope']})" if row["kind"] == "decision" else "" for row in rows]
-    print_table(heads, [(*start, by) for start, by in zip(cells, who, strict=True)])
+    print_table(heads, [to_row(row) for row in rows])
+
+
+def to_row(row: dict[str, Any]) -> tuple[str, ...]:
+    """Convert a record to a row of the table."""
+    by = f"{row['by']} ({row['scope']})" if row["kind"] == "decision" else ""
+    return (str(row["number"]), format_time(row["at"]), row["session"][:8], row["verdict"], row["tool"], by)

@@ -1,104 +1,120 @@
-"""`crow calls`: every request to a model, what it cost and took, and its exact body again."""
+"""`crow calls`: list the model calls with their tokens, time and cost, and print the exact body of a request."""
 
 import sys
 from typing import Any
 
 import click
 
-from crow_cli.history import AS_JSON, limited, one_line, print_json, print_table, prints_to_terminal, reading, say, when
-from crow_cli.screen import spelled_out
+from crow_cli.console import (
+    AS_JSON,
+    escape_controls,
+    escape_line,
+    format_time,
+    is_terminal,
+    limit_option,
+    print_json,
+    print_note,
+    print_table,
+)
+from crow_cli.storage import connect
 
 
 @click.group()
 def calls() -> None:
-    """Every request to a model. An ID may be given by its beginning."""
+    """List and show the requests to models. The beginning of an ID is enough."""
 
 
 @calls.command("list")
 @click.argument("session", required=False)
-@limited(20)
+@limit_option(20)
 @AS_JSON
 def list_(session: str | None, limit: int, as_json: bool) -> None:
-    """The calls of a SESSION, or of all, the latest first."""
+    """List the requests to models, the latest first; with SESSION, only its own."""
     from crow_persistence.loader import find_session
     from crow_persistence.requests import list_model_calls
 
-    with reading() as connection:
+    with connect() as connection:
         found = list_model_calls(connection, find_session(connection, session).number if session else None, limit)
     if as_json:
-        print_json([told(call) for call in found])
+        print_json([to_json(call) for call in found])
     elif found:
         heads = ("ID", "STARTED", "PURPOSE", "IN", "CACHED", "OUT", "SECONDS", "COST", "MODEL")
-        print_table(heads, [row(call) for call in found])
+        print_table(heads, [to_row(call) for call in found])
     else:
-        say("No model has been asked yet.")
+        print_note("No model has been asked yet.")
 
 
-def row(call: Any) -> tuple[str, ...]:
-    """A call in a table."""
-    counted = [f"{number:,}" if number is not None else "-" for number in (call.input, call.cached, call.output)]
-    seconds = f"{call.total / 1000:.1f}" if call.total is not None else "cut off"
-    cost = f"{call.cost:.4f}" if call.cost is not None else "-"
-    model = f"{call.model} FAILED" if call.error else call.model
-    return (call.id[:8], when(call.started)[5:], call.purpose, *counted, seconds, cost, model)
+def to_row(model_call: Any) -> tuple[str, ...]:
+    """Convert a model call to a row of the table."""
+    tokens = (model_call.input, model_call.cached, model_call.output)
+    counts = [f"{number:,}" if number is not None else "-" for number in tokens]
+    seconds = f"{model_call.total / 1000:.1f}" if model_call.total is not None else "cut off"
+    cost = f"{model_call.cost:.4f}" if model_call.cost is not None else "-"
+    model = f"{model_call.model} FAILED" if model_call.error else model_call.model
+    started = format_time(model_call.started)[5:]
+    return (model_call.id[:8], started, model_call.purpose, *counts, seconds, cost, model)
 
 
 @calls.command()
 @click.argument("call", metavar="ID")
-@click.option("--request", is_flag=True, help="Print the body of the request, byte for byte.")
+@click.option("--request", is_flag=True, help="Print the body of the request instead, byte for byte.")
 @AS_JSON
 def show(call: str, request: bool, as_json: bool) -> None:
-    """What a call asked for and what came of it.
+    """Show a model call: its purpose, model, tokens, time and cost.
 
-    With --request: exit code 1 when the body can no longer be made again as it was sent.
+    With --request, the exit code is 1 when the body cannot be restored exactly as it was sent.
     """
     from crow_core.models.chat import encode_json
     from crow_persistence.requests import find_model_call, rebuild_request
 
-    with reading() as connection:
+    with connect() as connection:
         found = find_model_call(connection, call)
         asked, exact = rebuild_request(connection, found.id) if request else ({}, True)
     if as_json and not request:
-        print_json(told(found))
+        print_json(to_json(found))
     elif request:
         text = encode_json(asked).decode()
-        click.echo(spelled_out(text) if prints_to_terminal() else text)
+        click.echo(escape_controls(text) if is_terminal() else text)
     else:
-        for name, value in facts(found):
-            click.echo(f"{click.style(f'{name:10}', dim=True)}{one_line(str(value))}")
+        for name, value in to_facts(found):
+            click.echo(f"{click.style(f'{name:10}', dim=True)}{escape_line(str(value))}")
     if not exact:
-        say("This is not what was sent, to the byte: a secret of crow's own was in it, or something of it is lost.")
+        print_note("This differs from what was sent: one of crow's own secrets was in it, or a part of it is lost.")
         sys.exit(1)
 
 
-def facts(call: Any) -> list[tuple[str, str]]:
-    """A call for a person."""
-    tokens = f"{call.input:,} in ({call.cached:,} cached), {call.output:,} out" if call.input is not None else ""
-    took = f"{call.total / 1000:.2f} s" if call.total is not None else "cut off, or still under way"
-    first = f", {call.first / 1000:.2f} s until the first fragment" if call.first is not None else ""
-    told = [
-        ("Call", call.id),
-        ("Session", call.of),
-        ("Purpose", call.purpose),
-        ("Prompt", f"{call.prompt}@{call.version}" if call.prompt else ""),
-        ("Model", call.model),
-        ("Endpoint", call.endpoint),
-        ("Sampling", call.sampling),
-        ("Tools", f"sha256 {call.tools}"),
-        ("Started", when(call.started)),
+def to_facts(model_call: Any) -> list[tuple[str, str]]:
+    """List the facts of a model call as names and values, for a person."""
+    tokens = (
+        f"{model_call.input:,} in ({model_call.cached:,} cached), {model_call.output:,} out"
+        if model_call.input is not None
+        else ""
+    )
+    took = f"{model_call.total / 1000:.2f} s" if model_call.total is not None else "cut off, or still under way"
+    first = f", {model_call.first / 1000:.2f} s until the first fragment" if model_call.first is not None else ""
+    facts = [
+        ("Call", model_call.id),
+        ("Session", model_call.of),
+        ("Purpose", model_call.purpose),
+        ("Prompt", f"{model_call.prompt}@{model_call.version}" if model_call.prompt else ""),
+        ("Model", model_call.model),
+        ("Endpoint", model_call.endpoint),
+        ("Sampling", model_call.sampling),
+        ("Tools", f"sha256 {model_call.tools}"),
+        ("Started", format_time(model_call.started)),
         ("Took", took + first),
-        ("Tokens", f"{tokens}{'' if call.usage else ' (estimated)'}" if tokens else ""),
-        ("Cost", f"{call.cost:.6f} {call.currency}" if call.cost is not None else ""),
-        ("Ended", call.stop_reason or ""),
-        ("Error", call.error or ""),
-        ("crow", call.crow),
-        ("Body", f"sha256 {call.digest}"),
+        ("Tokens", f"{tokens}{'' if model_call.usage else ' (estimated)'}" if tokens else ""),
+        ("Cost", f"{model_call.cost:.6f} {model_call.currency}" if model_call.cost is not None else ""),
+        ("Ended", model_call.stop_reason or ""),
+        ("Error", model_call.error or ""),
+        ("crow", model_call.crow),
+        ("Body", f"sha256 {model_call.digest}"),
     ]
-    return [(name, value) for name, value in told if value]
+    return [(name, value) for name, value in facts if value]
 
 
-def told(call: Any) -> dict[str, Any]:
-    """A call for programs."""
+def to_json(model_call: Any) -> dict[str, Any]:
+    """Convert a model call to JSON, for programs."""
     from crow_persistence.export.transcript import model_call_to_dict
 
-    return {**model_call_to_dict(call), "session": call.of}
+    return {**model_call_to_dict(model_call), "session": model_call.of}

@@ -1,4 +1,4 @@
-"""The command line, except for the short way of `crow acp`."""
+"""The commands of `crow`. `__main__` starts `crow acp` without this module, to answer its client sooner."""
 
 import os
 import sys
@@ -15,12 +15,12 @@ from crow_core.settings.trust import TrustedFolders, list_project_files
 from crow_cli.audit import audit
 from crow_cli.calls import calls
 from crow_cli.check.command import check
+from crow_cli.client_config import CLIENTS, print_client_config
 from crow_cli.db import db
-from crow_cli.ending import complete, wrong
 from crow_cli.mcp import mcp
-from crow_cli.printed import CLIENTS, show
+from crow_cli.process import fail, run_to_end
 from crow_cli.prompts import prompts
-from crow_cli.recordings import record, replay
+from crow_cli.recording.command import record, replay
 from crow_cli.sessions import sessions
 from crow_cli.skills import skills
 from crow_cli.undo import undo
@@ -31,11 +31,11 @@ MODEL = click.option("-m", "--model", default="", help="A configured model, or t
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "--version", prog_name="crow", message="%(prog)s %(version)s")
 def cli() -> None:
-    """crow: an agent between two protocols, ACP outside and MCP inside."""
+    """crow: a coding agent that speaks ACP to its client and MCP to its tools."""
     try:
         os.getcwd()
     except OSError:
-        wrong("the folder that you are in is gone, or closed to you. Go to another one.")
+        fail("the working folder does not exist any more, or you may not enter it. Go to another folder.")
 
 
 cli.add_command(sessions)
@@ -50,13 +50,15 @@ cli.add_command(skills)
 
 @cli.group(invoke_without_command=True)
 @MODEL
-@click.option("--unstable", is_flag=True, help="Speak what ACP may still change, too.")
-@click.option("--print-config", type=click.Choice(list(CLIENTS)), help="Print what makes this client start crow.")
+@click.option("--unstable", is_flag=True, help="Also speak the parts of ACP that may still change.")
+@click.option(
+    "--print-config", type=click.Choice(list(CLIENTS)), help="Print the settings that make this client start crow."
+)
 @click.pass_context
 def acp(context: click.Context, model: str, unstable: bool, print_config: str | None) -> None:
-    """Speak ACP on standard input and output, for an editor. The commands below are for any agent and client."""
+    """Speak ACP on standard input and output, for an editor. The commands below work with any agent and client."""
     if print_config:
-        show(print_config, model)
+        print_client_config(print_config, model)
     elif context.invoked_subcommand is None:
         from crow_cli.acp import serve
 
@@ -71,32 +73,48 @@ acp.add_command(replay)
 @cli.command()
 @MODEL
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=2769, show_default=True, help="0 is any free one.")
-@click.option("--token", default="", help="What clients have to know. Others can see it in the list of processes.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=2769, show_default=True, help="The port; 0 chooses a free one."
+)
+@click.option(
+    "--token", default="", help="The token that clients have to send. Other users can see it in the list of processes."
+)
 @click.option("--token-file", type=click.Path(path_type=Path), help="A file that holds the token.")
-@click.option("--allow-origin", "origins", metavar="ORIGIN", multiple=True, help="Let this origin's web pages connect.")
-@click.option("--max-connections", type=click.IntRange(min=1), default=32, show_default=True)
-@click.option("--allow-remote", is_flag=True, help="Listen on an address that other machines can reach.")
+@click.option(
+    "--allow-origin",
+    "origins",
+    metavar="ORIGIN",
+    multiple=True,
+    help="Let web pages of this origin connect; repeatable.",
+)
+@click.option("--max-connections", type=click.IntRange(min=1), default=32, show_default=True, help="Clients at a time.")
+@click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
 def serve(**options: Any) -> None:
     """Speak ACP over WebSocket, with many clients at once.
 
-    Prints the address, and the header to send along; without --token and --token-file, it holds a new token.
+    Prints the address and the header to send. Without --token and --token-file, the header holds a new token.
     """
     from crow_cli.serve import serve
 
-    leave(serve(**options))
+    run_and_exit(serve(**options))
 
 
 @cli.command()
 @click.argument("prompt", required=False)
 @MODEL
 @click.option("--cwd", type=click.Path(), default=".", help="The folder to work in.")
-@click.option("--yolo", is_flag=True, help="Ask for no permission.")
-@click.option("--mode", type=click.Choice(["ask", "accept-edits", "plan", "yolo"]), help="What is asked for.")
-@click.option("--output-format", type=click.Choice(["text", "json", "stream-json"]), default="text", show_default=True)
-@click.option("--max-requests", type=click.IntRange(min=1), help="Model requests the prompt may take.")
-@click.option("-c", "--continue", "go_on", is_flag=True, help="Go on with the last session in this folder.")
-@click.option("-r", "--resume", metavar="ID", default="", help="Go on with a session; the beginning of its id will do.")
+@click.option("--yolo", is_flag=True, help="Ask for no permission; short for --mode yolo.")
+@click.option("--mode", type=click.Choice(["ask", "accept-edits", "plan", "yolo"]), help="When to ask for permission.")
+@click.option(
+    "--output-format",
+    type=click.Choice(["text", "json", "stream-json"]),
+    default="text",
+    show_default=True,
+    help="The format of the output.",
+)
+@click.option("--max-requests", type=click.IntRange(min=1), help="How many requests to the model the prompt may take.")
+@click.option("-c", "--continue", "go_on", is_flag=True, help="Continue the last session of this folder.")
+@click.option("-r", "--resume", metavar="ID", default="", help="Continue a session; the beginning of its id is enough.")
 def run(
     prompt: str | None,
     model: str,
@@ -108,65 +126,70 @@ def run(
     go_on: bool,
     resume: str,
 ) -> None:
-    """Say one PROMPT and print the answer. What is piped in comes after the prompt."""
-    words = whole_prompt(prompt)
+    """Send one PROMPT and print the answer. Text from standard input is added after the prompt."""
+    text = read_prompt(prompt)
     try:
         folder = Path(cwd).expanduser().resolve(strict=True)
     except (OSError, RuntimeError) as error:
-        wrong(f"--cwd: the folder {cwd} does not exist ({error}).")
+        fail(f"--cwd: the folder {cwd} does not exist ({error}).")
     if not folder.is_dir():
-        wrong(f"--cwd: {folder} is not a folder.")
+        fail(f"--cwd: {folder} is not a folder.")
     if go_on and resume:
-        wrong("-c goes on with the last session, -r with the one you name: give one of them.")
+        fail("-c continues the last session, -r the session that you name: give one of them.")
     mode = "yolo" if yolo else mode
-    leave(run_prompt(words, str(folder), model, mode, output_format, max_requests, "last" if go_on else resume))
+    run_and_exit(run_prompt(text, str(folder), model, mode, output_format, max_requests, "last" if go_on else resume))
 
 
 async def run_prompt(
-    words: str, cwd: str, model: str, mode: Any, style: Any, max_requests: int | None, resume: str
+    prompt: str, cwd: str, model: str, mode: Any, style: Any, max_requests: int | None, resume: str
 ) -> int:
-    from crow_cli.house import build
-    from crow_cli.run import LAST, is_interactive, run
+    from crow_core.extensions.ask_user import ask_user
 
-    crow = await build(os.environ, model=model, mode=mode, max_requests=max_requests, asks=False)
-    if resume and resume != LAST:
-        from crow_cli.history import whole_id
+    from crow_cli.app import build
+    from crow_cli.run import LAST_SESSION, is_interactive, run
 
-        resume = whole_id(os.environ, resume)
-    return await run(crow, words, cwd, style, interactive=is_interactive(), resume=resume, mode=mode)
+    crow = await build(os.environ, model=model, mode=mode, max_requests=max_requests, without=[ask_user])
+    if resume and resume != LAST_SESSION:
+        from crow_cli.storage import find_session_id
+
+        resume = find_session_id(os.environ, resume)
+    return await run(crow, prompt, cwd, style, interactive=is_interactive(), resume=resume, mode=mode)
 
 
 @cli.command()
 @MODEL
 def demo(model: str) -> None:
-    """Watch crow fix a small bug. Offline: the model is a script, everything else is real."""
-    from crow_cli.demo import show
+    """Watch crow fix a small bug, offline. The model is a script, everything else is real."""
+    from crow_cli.demo import run_demo
 
-    leave(show(os.environ, model))
+    run_and_exit(run_demo(os.environ, model))
 
 
 @cli.command()
 @MODEL
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--save", is_flag=True, help="Write what was found into the model's settings.")
+@click.option("--save", is_flag=True, help="Append the quirks found to the model's settings.")
 def doctor(model: str, as_json: bool, save: bool) -> None:
-    """Try out what a model's endpoint can do. Asks it some twenty short questions and two long ones.
+    """Test what a model's endpoint can do.
 
-    Exit codes: 0 crow can work with it, 1 something does not work, 2 it cannot be asked.
+    Sends about twenty short requests and two long ones.
+
+    Exit codes: 0 crow can work with it, 1 something does not work, 2 the endpoint cannot be reached.
     """
     from crow_cli.doctor import doctor
 
-    leave(doctor(os.environ, model, as_json=as_json, save=save))
+    run_and_exit(doctor(os.environ, model, as_json=as_json, save=save))
 
 
 @cli.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".")
 def trust(folder: Path) -> None:
-    """Let a FOLDER's settings count, as they are now.
+    """Trust a FOLDER's settings as they are now, and use them.
 
-    They are its .mcp.json and .crow/config.toml, its prompts, its skills with all that lies beside them, its commands.
+    They are its .mcp.json, .crow/config.toml, prompts, commands, and skills with all files beside them. Prints each
+    file. After a change the folder has to be trusted again.
     """
-    from crow_cli.screen import spelled_out
+    from crow_cli.console import escape_controls
 
     folder = folder.absolute()
     try:
@@ -174,31 +197,31 @@ def trust(folder: Path) -> None:
         for file in files:
             data = file.read_bytes()
             text = f"({len(data):,} bytes that are not text)" if b"\0" in data else data.decode("utf-8", "replace")
-            click.echo(spelled_out(f"--- {file}\n{text.rstrip()}"))
+            click.echo(escape_controls(f"--- {file}\n{text.rstrip()}"))
         if not files:
-            wrong(
+            fail(
                 f"{folder} has no .mcp.json, .crow/config.toml, prompts, skills or commands: there is nothing to trust."
             )
         TrustedFolders(Home.find(os.environ).data).add(folder)
     except OSError as error:
-        wrong(spelled_out(f"{error.filename}: {error.strerror}. Nothing was trusted."))
-    click.echo(spelled_out(f"Trusted as they are now; after a change you are asked again: {folder}"))
+        fail(escape_controls(f"{error.filename}: {error.strerror}. Nothing was trusted."))
+    click.echo(escape_controls(f"Trusted as they are now; after a change you are asked again: {folder}"))
 
 
-def whole_prompt(prompt: str | None) -> str:
-    """The prompt's words, with what was piped in behind them."""
+def read_prompt(prompt: str | None) -> str:
+    """Return the prompt, followed by the text from standard input unless that is a terminal."""
     piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
-    words = "\n\n".join(part for part in (prompt, piped.strip()) if part)
-    if not words:
-        wrong('nothing to say. Give a prompt: crow run "explain this project"')
-    return words
+    text = "\n\n".join(part for part in (prompt, piped.strip()) if part)
+    if not text:
+        fail('nothing to say. Give a prompt: crow run "explain this project"')
+    return text
 
 
-def leave(work: Coroutine[Any, Any, int]) -> NoReturn:
-    """Run to the end and exit with its code; what a person has to know is one sentence."""
+def run_and_exit(coroutine: Coroutine[Any, Any, int]) -> NoReturn:
+    """Run a coroutine to its end and exit with its code; print a ConfigError, ModelError or StoreError as a message."""
     try:
-        sys.exit(complete(work))
+        sys.exit(run_to_end(coroutine))
     except KeyboardInterrupt:
         sys.exit(130)
     except (ConfigError, ModelError, StoreError) as error:
-        wrong(str(error))
+        fail(str(error))

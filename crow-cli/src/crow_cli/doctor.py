@@ -1,7 +1,6 @@
-"""`crow doctor`: what an endpoint can do, tried out; each probe is one question to it."""
+"""`crow doctor`: test what an endpoint can do, with one request or a few for each probe."""
 
 import json
-import logging
 import os
 import re
 import shutil
@@ -29,89 +28,91 @@ from crow_core.settings.config import Config, Home, load_config, load_environmen
 from crow_core.settings.discovery import find_models
 from msgspec import structs
 
-from crow_cli.screen import spelled_out
+from crow_cli.console import escape_controls
 
 Verdict = Literal["ok", "partly", "no"]
 
-LIMIT = 1500
-"""Tokens a reply may take: enough to think first."""
+MAX_REPLY_TOKENS = 1500
+"""Tokens that a reply may take: enough for a model that reasons first."""
 
 COLOURS: dict[Verdict, str] = {"ok": "green", "partly": "yellow", "no": "red"}
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What one probe found."""
+class ProbeResult:
+    """The result of one probe."""
 
     verdict: Verdict
-    """`ok`: as everyone does it; `partly`: in a way that crow copes with; `no`: crow cannot work with this."""
+    """`ok`: as usual; `partly`: different, and crow can work with it; `no`: crow cannot work with it."""
     sentence: str
     quirks: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the model's settings should say of it."""
+    """The quirks that the model's settings need for it."""
 
 
 @dataclass(kw_only=True)
-class Patient(ChatModel):
-    """An endpoint under examination: a model whose every byte is kept until the next question."""
+class ExaminedModel(ChatModel):
+    """A model whose received bytes are kept until its next request."""
 
-    tape: bytearray = field(default_factory=bytearray)
-    """What came over the wire in answer to the last question."""
+    received: bytearray = field(default_factory=bytearray)
+    """The bytes of the last answer, as they came over the network."""
     notices: list[str] = field(default_factory=list[str])
-    """What a person would have been told meanwhile."""
-    long: ModelCall | None = None
-    """The answer to a long prompt, to be asked once more."""
+    """The notices of the model calls during a probe."""
+    long_call: ModelCall | None = None
+    """The model call with the long prompt, which is repeated to test the cache."""
 
     @asynccontextmanager
     async def post(self, body: ModelRequest) -> AsyncGenerator[AsyncIterator[bytes]]:
-        self.tape.clear()
+        self.received.clear()
         async with super().post(body) as chunks:
-            yield self.taped(chunks)
+            yield self.record_chunks(chunks)
 
-    async def taped(self, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    async def record_chunks(self, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
         async for chunk in chunks:
-            self.tape += chunk
+            self.received += chunk
             yield chunk
 
-    async def say(self, prompt: "str | list[Message]", **more: Any) -> ModelCall:
-        """The whole answer to a question. Raises ModelError."""
+    async def complete(self, prompt: "str | list[Message]", **more: Any) -> ModelCall:
+        """Send a prompt and wait for the complete answer. Raises ModelError."""
         messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else prompt
-        call = ModelCall(self, {"temperature": 0, "max_tokens": LIMIT, **more, "messages": messages}, "doctor")
+        model_call = ModelCall(
+            self, {"temperature": 0, "max_tokens": MAX_REPLY_TOKENS, **more, "messages": messages}, "doctor"
+        )
 
         async def tell(delta: Delta) -> None:
             if "notice" in delta:
                 self.notices.append(delta["notice"].replace(" Asking again now.", ""))
 
-        await call.run(tell)
-        call.reply = settle(call.reply, used=set())
-        return call
+        await model_call.run(tell)
+        model_call.reply = settle(model_call.reply, used=set())
+        return model_call
 
     def events(self) -> list[dict[str, Any]]:
-        """The events on the tape."""
-        lines = (line[5:].strip() for line in bytes(self.tape).splitlines() if line.startswith(b"data:"))
+        """Parse the received bytes as server-sent events."""
+        lines = (line[5:].strip() for line in bytes(self.received).splitlines() if line.startswith(b"data:"))
         return [chunk for line in lines if (chunk := parse_object(line))]
 
 
-def said(model_call: ModelCall) -> str:
-    """A reply's text."""
+def reply_text(model_call: ModelCall) -> str:
+    """Return the text of a reply."""
     return str(model_call.reply.get("content") or "")
 
 
-def arguments(model_call: ModelCall) -> list[dict[str, Any] | None]:
-    """What each call was made with; None for what is no JSON object."""
+def parse_all_arguments(model_call: ModelCall) -> list[dict[str, Any] | None]:
+    """Return the arguments of each tool call; None for arguments that are not a JSON object."""
     return [parse_arguments(use) for use in model_call.reply.get("tool_calls", [])]
 
 
-def tool(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+def make_tool(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
 
-WEATHER = tool(
+WEATHER = make_tool(
     "weather",
     "The weather in a city, now.",
     {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 )
 
-FORECAST = tool(
+FORECAST = make_tool(
     "forecast",
     "The weather of the coming days.",
     {
@@ -131,319 +132,347 @@ FORECAST = tool(
     },
 )
 
-RED = (
+RED_IMAGE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAS0lEQVR42u3PQQkAAAgAsetfWiP4FgYrsKZeS0BA"
     "QEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEDgsqnc8OJg6Ln3AAAAAElFTkSuQmCC"
 )
 """64 by 64 pixels, all red."""
 
-TALE = "A crow sat on a wire above the old harbour and watched the boats come home before the rain. "
+FILLER = "A crow sat on a wire above the old harbour and watched the boats come home before the rain. "
 
 
-# The probes, in the order in which they are made.
+# The probes, in their order.
 
 
-async def address(patient: Patient) -> Finding:
-    """Whether anything answers there."""
-    import httpx2  # as in model.py
+async def probe_address(examined: ExaminedModel) -> ProbeResult:
+    """Test whether the endpoint answers, and whether it lists the model."""
+    import httpx2  # imported here because it is slow to load
 
     try:
-        async with create_http_client(patient.base_url, patient.api_key, CONNECT_TIMEOUT, patient.headers) as http:
-            response = await http.get(join_url(patient.base_url, "models"))
+        async with create_http_client(examined.base_url, examined.api_key, CONNECT_TIMEOUT, examined.headers) as http:
+            response = await http.get(join_url(examined.base_url, "models"))
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        return Finding("no", str(patient.to_model_error(error)))
+        return ProbeResult("no", str(examined.to_model_error(error)))
     except UnicodeEncodeError:
-        return Finding("no", "The api_key or a header holds characters that no header can hold.")
-    names = listed(response.content)
+        return ProbeResult("no", "The api_key or a header holds characters that no header can hold.")
+    names = list_model_ids(response.content)
     if not names:
-        return Finding("partly", f"It answers, and does not list its models ({response.status_code}).")
-    if patient.name in names or f"{patient.name}:latest" in names:
-        return Finding("ok", f"It answers, and lists {len(names)} models, this one among them.")
-    return Finding("partly", f"It answers, and lists other models than this one: {', '.join(names[:5])}.")
+        return ProbeResult("partly", f"It answers, but does not list its models ({response.status_code}).")
+    if examined.name in names or f"{examined.name}:latest" in names:
+        return ProbeResult("ok", f"It answers, and lists {len(names)} models, this one among them.")
+    return ProbeResult("partly", f"It answers, but lists other models: {', '.join(names[:5])}.")
 
 
-def listed(listing: bytes) -> list[str]:
-    """The names in a list of models."""
+def list_model_ids(listing: bytes) -> list[str]:
+    """Return the ids in the body of a list of models."""
     entries = filter_objects((parse_object(listing) or {}).get("data"))
     return [entry["id"] for entry in entries if isinstance(entry.get("id"), str)]
 
 
-async def answers(patient: Patient) -> Finding:
-    """Whether the key and the model's name are good."""
-    call = await patient.say("Say hello, in one word.")
-    if not said(call):
-        return Finding("no", f"It takes the request and says nothing (finish_reason {call.finish_reason!r}).")
-    with_key = "takes the key" if patient.api_key else "asks for no key"
-    return Finding("ok", f"It {with_key}, knows the model, and says {shorten_text(said(call))[:40]!r}.")
+async def probe_key_and_model(examined: ExaminedModel) -> ProbeResult:
+    """Test whether the endpoint accepts the key and the model's name."""
+    model_call = await examined.complete("Say hello, in one word.")
+    if not reply_text(model_call):
+        return ProbeResult(
+            "no", f"It accepts the request, but the answer is empty (finish_reason {model_call.finish_reason!r})."
+        )
+    with_key = "accepts the key" if examined.api_key else "needs no key"
+    return ProbeResult("ok", f"It {with_key}, knows the model, and says {shorten_text(reply_text(model_call))[:40]!r}.")
 
 
-async def streaming(patient: Patient) -> Finding:
-    """Whether an answer comes in pieces, and ends as it should."""
-    call = await patient.say("Count from one to ten, in words.")
-    events = len(patient.events())
+async def probe_streaming(examined: ExaminedModel) -> ProbeResult:
+    """Test whether an answer is streamed in several events and ends with `[DONE]`."""
+    model_call = await examined.complete("Count from one to ten, in words.")
+    events = len(examined.events())
     if events < 3:
-        return Finding("partly", "Answers come in one piece; you see nothing until they are complete.")
-    if b"[DONE]" not in patient.tape:
-        return Finding("partly", "Answers come in pieces, without [DONE] at their end; a cut may go unnoticed.")
-    return Finding("ok", f"Answers come in pieces ({events} events).") if said(call) else silent(call)
+        return ProbeResult("partly", "Answers come in one piece; you see nothing until they are complete.")
+    if b"[DONE]" not in examined.received:
+        return ProbeResult(
+            "partly", "Answers come in pieces, without [DONE] at their end; an answer that is cut may look complete."
+        )
+    return (
+        ProbeResult("ok", f"Answers come in pieces ({events} events).")
+        if reply_text(model_call)
+        else no_reply(model_call)
+    )
 
 
-def silent(model_call: ModelCall) -> Finding:
-    return Finding("no", f"It said nothing (finish_reason {model_call.finish_reason!r}).")
+def no_reply(model_call: ModelCall) -> ProbeResult:
+    return ProbeResult("no", f"The answer is empty (finish_reason {model_call.finish_reason!r}).")
 
 
-async def usage(patient: Patient) -> Finding:
-    """Whether tokens are counted in a stream."""
-    call = await patient.say("Say hello, in one word.")
-    if tokens := to_count(call.usage.get("prompt_tokens")):
-        return Finding("ok", f"Tokens are counted ({tokens} for a short prompt).")
-    return Finding("partly", "Tokens are not counted in streams: crow estimates, and cannot see a prompt being cut.")
+async def probe_usage(examined: ExaminedModel) -> ProbeResult:
+    """Test whether a stream reports its tokens."""
+    model_call = await examined.complete("Say hello, in one word.")
+    if tokens := to_count(model_call.usage.get("prompt_tokens")):
+        return ProbeResult("ok", f"Tokens are counted ({tokens} for a short prompt).")
+    return ProbeResult(
+        "partly", "Tokens are not counted in streams: crow estimates them, and cannot notice a prompt that is cut."
+    )
 
 
-async def instructions(patient: Patient) -> Finding:
-    """Whether a system prompt is obeyed."""
+async def probe_instructions(examined: ExaminedModel) -> ProbeResult:
+    """Test whether the model follows a system prompt."""
     system = Message(role="system", content="Whatever the user says, answer with the one word PELICAN.")
-    call = await patient.say([system, Message(role="user", content="How are you?")])
-    if "PELICAN" in said(call).upper():
-        return Finding("ok", f"Instructions are followed, as the role {patient.quirks.system_role!r}.")
-    return Finding("partly", f"Instructions were not followed: it said {shorten_text(said(call))[:40]!r}.")
+    model_call = await examined.complete([system, Message(role="user", content="How are you?")])
+    if "PELICAN" in reply_text(model_call).upper():
+        return ProbeResult("ok", f"Instructions are followed, as the role {examined.quirks.system_role!r}.")
+    return ProbeResult(
+        "partly", f"Instructions were not followed: it answered {shorten_text(reply_text(model_call))[:40]!r}."
+    )
 
 
-async def length(patient: Patient) -> Finding:
-    """Whether a reply stops at its limit, and says that it did."""
-    call = await patient.say("Count from 1 to 300, separated by commas.", max_tokens=32)
-    if call.finish_reason == "length":
-        return Finding("ok", "A reply that reaches its limit says so.")
-    if "300" in said(call):
-        return Finding("partly", "The limit of a reply is ignored.")
-    return Finding("partly", f"A reply cut at its limit says {call.finish_reason!r}: it looks complete.")
+async def probe_length(examined: ExaminedModel) -> ProbeResult:
+    """Test whether a reply stops at its limit of tokens and reports that."""
+    model_call = await examined.complete("Count from 1 to 300, separated by commas.", max_tokens=32)
+    if model_call.finish_reason == "length":
+        return ProbeResult("ok", "A reply that reaches its limit says so.")
+    if "300" in reply_text(model_call):
+        return ProbeResult("partly", "The limit of a reply is ignored.")
+    return ProbeResult("partly", f"A reply cut at its limit says {model_call.finish_reason!r}: it looks complete.")
 
 
-async def tools(patient: Patient) -> Finding:
-    """Whether a tool is called."""
-    call = await patient.say("What is the weather in Paris? Call the tool.", tools=[WEATHER])
-    if not (made := arguments(call)):
-        return uncalled(call)
+async def probe_tools(examined: ExaminedModel) -> ProbeResult:
+    """Test whether the model calls a tool."""
+    model_call = await examined.complete("What is the weather in Paris? Call the tool.", tools=[WEATHER])
+    if not (made := parse_all_arguments(model_call)):
+        return no_tool_call(model_call)
     if made[0] is None or not isinstance(made[0].get("city"), str):
-        return Finding(
+        return ProbeResult(
             "partly", f"Tools are called, with arguments that do not fit: {shorten_text(str(made[0]))[:60]}."
         )
-    return Finding("ok", "Tools are called.")
+    return ProbeResult("ok", "Tools are called.")
 
 
-def uncalled(model_call: ModelCall) -> Finding:
+def no_tool_call(model_call: ModelCall) -> ProbeResult:
     if is_printed_call(model_call):
-        return Finding("no", f"Calls are printed as text. {TOOL_ADVICE}")
-    return Finding("no", f"The tool was not called; it said {shorten_text(said(model_call))[:60]!r}. {TOOL_ADVICE}")
+        return ProbeResult("no", f"Tool calls are printed as text. {TOOL_ADVICE}")
+    return ProbeResult(
+        "no", f"The tool was not called; it answered {shorten_text(reply_text(model_call))[:60]!r}. {TOOL_ADVICE}"
+    )
 
 
-async def parallel(patient: Patient) -> Finding:
-    """Whether several tools are called at once."""
+async def probe_parallel_calls(examined: ExaminedModel) -> ProbeResult:
+    """Test whether the model makes several tool calls in one reply."""
     question = "What is the weather in Paris and in Oslo? Call the tool for both at once."
-    call = await patient.say(question, tools=[WEATHER])
-    cities = {str(made["city"]) for made in arguments(call) if made and "city" in made}
+    model_call = await examined.complete(question, tools=[WEATHER])
+    cities = {str(made["city"]) for made in parse_all_arguments(model_call) if made and "city" in made}
     if len(cities) > 1:
-        return Finding("ok", "Several calls come in one reply.")
-    return Finding("partly", "One call comes at a time.") if cities else uncalled(call)
+        return ProbeResult("ok", "Several calls come in one reply.")
+    return ProbeResult("partly", "One call comes at a time.") if cities else no_tool_call(model_call)
 
 
-async def ids(patient: Patient) -> Finding:
-    """Whether the calls of the last reply can be told apart."""
+async def probe_ids(examined: ExaminedModel) -> ProbeResult:
+    """Test whether each tool call of the last reply has its own id and index."""
     begun = [
         part
-        for part in fragments(patient.events())
+        for part in list_fragments(examined.events())
         if any(f.get("name") for f in filter_objects([part.get("function")]))
     ]
     if not begun:
-        return Finding("partly", "There was no streamed call to look at.")
+        return ProbeResult("partly", "There was no streamed call to look at.")
     lacks = [key for key in ("id", "index") if any(part.get(key) in (None, "") for part in begun)]
     same = [key for key in ("id", "index") if key not in lacks and len({part[key] for part in begun}) < len(begun)]
     if not lacks and not same:
-        return Finding("ok", "Each call has an id and an index of its own.")
+        return ProbeResult("ok", "Each call has an id and an index of its own.")
     faults = [*(f"no {key}" for key in lacks), *(f"the same {key}" for key in same)]
-    return Finding("partly", f"Calls have {' and '.join(faults)}; crow tells them apart all the same.")
+    return ProbeResult("partly", f"Calls have {' and '.join(faults)}; crow tells them apart all the same.")
 
 
-def fragments(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The fragments of tool calls inside events."""
-    return [part for delta in deltas(events) for part in filter_objects(delta.get("tool_calls"))]
+def list_fragments(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """List the fragments of tool calls in events."""
+    return [part for delta in list_deltas(events) for part in filter_objects(delta.get("tool_calls"))]
 
 
-def deltas(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def list_deltas(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     choices = [choice for event in events for choice in filter_objects(event.get("choices"))]
     return filter_objects([choice.get("delta") or choice.get("message") for choice in choices])
 
 
-async def reasoning(patient: Patient) -> Finding:
-    """Where reasoning comes, and whether it is wanted back together with a tool's result."""
+async def probe_reasoning(examined: ExaminedModel) -> ProbeResult:
+    """Test where reasoning comes in a reply, and whether the endpoint needs it back with a tool's result."""
     question: Message = {"role": "user", "content": "What is the weather in Paris? Call the tool, then tell me."}
-    call = await patient.say([question], tools=[WEATHER])
-    keys = [key for key in ("reasoning_content", "reasoning") if any(d.get(key) for d in deltas(patient.events()))]
-    where = f"comes as {keys[0]}" if keys else "comes inside <think>" if call.reply.get("reasoning_content") else ""
-    results = [answer_tool_call(use, "Sunny, 21 °C.") for use in call.reply.get("tool_calls", [])]
-    after = await patient.say(list(view([question, call.reply, *results])), tools=[WEATHER])
-    if not said(after) and not after.reply.get("tool_calls"):
-        return Finding("no", "After a tool's result it says nothing.")
-    changes = {"reasoning": keys[0]} if keys and patient.quirks.echo != "never" else {}
-    back = "is not needed back" if patient.quirks.echo == "never" else f"goes back ({patient.quirks.echo})"
-    return Finding("ok", f"Reasoning {where}, and {back}." if where else f"No reasoning is shown; it {back}.", changes)
+    model_call = await examined.complete([question], tools=[WEATHER])
+    keys = [
+        key for key in ("reasoning_content", "reasoning") if any(d.get(key) for d in list_deltas(examined.events()))
+    ]
+    where = (
+        f"comes as {keys[0]}" if keys else "comes inside <think>" if model_call.reply.get("reasoning_content") else ""
+    )
+    results = [answer_tool_call(use, "Sunny, 21 °C.") for use in model_call.reply.get("tool_calls", [])]
+    after = await examined.complete(list(view([question, model_call.reply, *results])), tools=[WEATHER])
+    if not reply_text(after) and not after.reply.get("tool_calls"):
+        return ProbeResult("no", "After a tool's result the answer is empty.")
+    changes = {"reasoning": keys[0]} if keys and examined.quirks.echo != "never" else {}
+    back = "is not needed back" if examined.quirks.echo == "never" else f"goes back ({examined.quirks.echo})"
+    return ProbeResult(
+        "ok", f"Reasoning {where}, and {back}." if where else f"No reasoning is shown; it {back}.", changes
+    )
 
 
-async def schemas(patient: Patient) -> Finding:
-    """Whether a schema with references, choices and objects inside objects is understood."""
-    if await fits(patient):
-        return Finding("ok", "Schemas with $defs and nested objects are understood.")
-    if patient.quirks.schemas == "full":
-        patient.quirks = structs.replace(patient.quirks, schemas="plain")
-        if await fits(patient):
-            return Finding("partly", "Schemas with $defs are misunderstood; spelled out plainly, they are not.")
-        patient.quirks = structs.replace(patient.quirks, schemas="full")
-    return Finding(
+async def probe_schemas(examined: ExaminedModel) -> ProbeResult:
+    """Test whether the model follows a schema with `$ref`, `anyOf` and nested objects."""
+    if await follows_schema(examined):
+        return ProbeResult("ok", "Schemas with $defs and nested objects are understood.")
+    if examined.quirks.schemas == "full":
+        examined.quirks = structs.replace(examined.quirks, schemas="plain")
+        if await follows_schema(examined):
+            return ProbeResult(
+                "partly", "Schemas with $defs are misunderstood; written without them, they are understood."
+            )
+        examined.quirks = structs.replace(examined.quirks, schemas="full")
+    return ProbeResult(
         "partly", "Arguments of nested objects do not fit their schema; the model will be told, and try again."
     )
 
 
-async def fits(patient: Patient) -> bool:
+async def follows_schema(examined: ExaminedModel) -> bool:
     question = "Call the tool for the city of Oslo in Norway, for 3 days."
-    made = arguments(await patient.say(question, tools=[FORECAST]))
+    made = parse_all_arguments(await examined.complete(question, tools=[FORECAST]))
     place: Any = made[0].get("place") if made and made[0] else None
     return isinstance(place, dict) and {"city", "country"} <= place.keys()  # pyright: ignore[reportUnknownMemberType]
 
 
-async def images(patient: Patient) -> Finding:
-    """Whether the model sees."""
+async def probe_images(examined: ExaminedModel) -> ProbeResult:
+    """Test whether the model recognises an image."""
     parts = [
         {"type": "text", "text": "Which colour is this picture? Answer in one word."},
-        {"type": "image_url", "image_url": {"url": RED}},
+        {"type": "image_url", "image_url": {"url": RED_IMAGE}},
     ]
-    if not patient.quirks.images:
-        return Finding("ok", "The model is known not to see; notes stand in the place of images.")
-    call = await patient.say([Message(role="user", content=parts)])
-    if not patient.quirks.images:
-        return Finding("partly", "Images are refused.")
-    if "red" in said(call).lower():
-        return Finding("ok", "The model sees.")
-    told = shorten_text(said(call))[:40]
-    return Finding("partly", f"Images are taken but not seen: of a red one it said {told!r}.", {"images": False})
+    if not examined.quirks.images:
+        return ProbeResult("ok", "The model is known not to take images; notes replace them.")
+    model_call = await examined.complete([Message(role="user", content=parts)])
+    if not examined.quirks.images:
+        return ProbeResult("partly", "Images are refused.")
+    if "red" in reply_text(model_call).lower():
+        return ProbeResult("ok", "The model recognises images.")
+    answer = shorten_text(reply_text(model_call))[:40]
+    return ProbeResult(
+        "partly", f"Images are accepted but not recognised: about a red one it answered {answer!r}.", {"images": False}
+    )
 
 
-async def window(patient: Patient) -> Finding:
-    """How much fits, as the server tells it."""
-    told, configured = await find_window(patient), patient.window
+async def probe_window(examined: ExaminedModel) -> ProbeResult:
+    """Ask the server for the size of the context window."""
+    told, configured = await find_window(examined), examined.window
     if told and configured and told < configured:
-        patient.window = told
-        return Finding("partly", f"{told:,} tokens fit, and not {configured:,} as the settings say.")
+        examined.window = told
+        return ProbeResult("partly", f"{told:,} tokens fit, and not {configured:,} as the settings say.")
     if told:
-        patient.window = min(told, configured or told)
-        return Finding("ok", f"{told:,} tokens fit, the server says.")
+        examined.window = min(told, configured or told)
+        return ProbeResult("ok", f"{told:,} tokens fit, the server says.")
     if configured:
-        return Finding("ok", f"The server does not tell how much fits; {configured:,} tokens are configured.")
-    return Finding("partly", "The server does not tell how much fits. Set window in the model's settings.")
+        return ProbeResult("ok", f"The server does not report how much fits; {configured:,} tokens are configured.")
+    return ProbeResult("partly", "The server does not report how much fits. Set window in the model's settings.")
 
 
-async def reading(patient: Patient) -> Finding:
-    """Whether the beginning of a long prompt is read."""
-    times = min(6000, (patient.window or 9000) // 3) // len(TALE.split())
-    prompt = f"The password is HERON.\n\n{TALE * times}\n\nWhat is the password? Answer in one word."
-    call = patient.long = await patient.say(prompt)
-    must, counted = count_min_tokens(call.request["messages"]), to_count(call.usage.get("prompt_tokens"))
-    counted += cached if (cached := count_cached_tokens(call.usage)) > counted else 0
+async def probe_long_prompt(examined: ExaminedModel) -> ProbeResult:
+    """Test whether the model reads the beginning of a long prompt."""
+    times = min(6000, (examined.window or 9000) // 3) // len(FILLER.split())
+    prompt = f"The password is HERON.\n\n{FILLER * times}\n\nWhat is the password? Answer in one word."
+    model_call = examined.long_call = await examined.complete(prompt)
+    must, counted = count_min_tokens(model_call.request["messages"]), to_count(model_call.usage.get("prompt_tokens"))
+    counted += cached if (cached := count_cached_tokens(model_call.usage)) > counted else 0
     if counted and counted < 0.8 * must:
         advice = "Give it a larger context (Ollama: num_ctx, llama.cpp: -c)."
-        return Finding(
+        return ProbeResult(
             "no", f"Of at least {must:,} tokens it read {counted:,}: it cuts the beginning silently. {advice}"
         )
-    if "HERON" in said(call).upper():
-        return Finding("ok", f"A prompt of about {counted or must:,} tokens is read from its beginning.")
-    return Finding("partly", f"Of a prompt of about {counted or must:,} tokens it did not find the beginning.")
+    if "HERON" in reply_text(model_call).upper():
+        return ProbeResult("ok", f"A prompt of about {counted or must:,} tokens is read from its beginning.")
+    return ProbeResult("partly", f"Of a prompt of about {counted or must:,} tokens it did not find the beginning.")
 
 
-async def cache(patient: Patient) -> Finding:
-    """Whether a prompt that begins like the one before is read faster."""
-    before = patient.long
+async def probe_cache(examined: ExaminedModel) -> ProbeResult:
+    """Test whether repeating the long prompt uses a cache."""
+    before = examined.long_call
     if before is None:
-        return Finding("partly", "There was no long prompt to ask again.")
-    call = await patient.say(before.request["messages"])
-    if cached := count_cached_tokens(call.usage):
-        return Finding("ok", f"{cached:,} of {to_count(call.usage.get('prompt_tokens')):,} tokens came from the cache.")
-    first, second = before.first_delta - before.started, call.first_delta - call.started
+        return ProbeResult("partly", "There was no long prompt to repeat.")
+    model_call = await examined.complete(before.request["messages"])
+    if cached := count_cached_tokens(model_call.usage):
+        return ProbeResult(
+            "ok", f"{cached:,} of {to_count(model_call.usage.get('prompt_tokens')):,} tokens came from the cache."
+        )
+    first, second = before.first_delta - before.started, model_call.first_delta - model_call.started
     if first > 1 and second < first / 3:
-        return Finding("ok", f"The same prompt was answered after {second:.1f} s in place of {first:.1f} s.")
-    return Finding("partly", "The server does not tell of a cache: long sessions may be slow.")
+        return ProbeResult("ok", f"The same prompt was answered after {second:.1f} s in place of {first:.1f} s.")
+    return ProbeResult("partly", "The server does not report a cache: long sessions may be slow.")
 
 
-Probe = Callable[[Patient], Awaitable[Finding]]
+Probe = Callable[[ExaminedModel], Awaitable[ProbeResult]]
 
 PROBES: dict[str, Probe] = {
-    "address": address,
-    "key and model": answers,
-    "streaming": streaming,
-    "usage": usage,
-    "instructions": instructions,
-    "stop at length": length,
-    "tool calls": tools,
-    "parallel calls": parallel,
-    "ids and index": ids,
-    "nested schemas": schemas,
-    "reasoning": reasoning,
-    "images": images,
-    "window": window,
-    "long prompts": reading,
-    "cache": cache,
+    "address": probe_address,
+    "key and model": probe_key_and_model,
+    "streaming": probe_streaming,
+    "usage": probe_usage,
+    "instructions": probe_instructions,
+    "stop at length": probe_length,
+    "tool calls": probe_tools,
+    "parallel calls": probe_parallel_calls,
+    "ids and index": probe_ids,
+    "nested schemas": probe_schemas,
+    "reasoning": probe_reasoning,
+    "images": probe_images,
+    "window": probe_window,
+    "long prompts": probe_long_prompt,
+    "cache": probe_cache,
 }
 
-VITAL = frozenset({"address", "key and model"})
-"""Without these, nothing else can be asked."""
+REQUIRED_PROBES = frozenset({"address", "key and model"})
+"""The probes without which no other probe can work."""
 
 
 @dataclass
-class Report:
-    """All that was found."""
+class DoctorReport:
+    """The results of all probes."""
 
-    findings: dict[str, Finding] = field(default_factory=dict[str, Finding])
+    results: dict[str, ProbeResult] = field(default_factory=dict[str, ProbeResult])
     quirks: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Where the endpoint differs from what was known of it."""
+    """The quirks that differ from what crow assumed before."""
 
     @property
     def code(self) -> int:
-        """The exit code: 0 when crow can work with all of it, 1 when not, 2 when nothing could be asked."""
-        bad = {name for name, finding in self.findings.items() if finding.verdict == "no"}
-        return 2 if bad & VITAL else 1 if bad else 0
+        """The exit code: 0 if no probe failed, 1 if one failed, 2 if a required one failed."""
+        bad = {name for name, result in self.results.items() if result.verdict == "no"}
+        return 2 if bad & REQUIRED_PROBES else 1 if bad else 0
 
 
-async def examine(patient: Patient, tell: Callable[[str, Finding], None] = lambda name, finding: None) -> Report:
-    """Make every probe; `tell` hears each finding as it comes."""
-    report, before = Report(), patient.quirks
+async def run_probes(
+    examined: ExaminedModel, on_result: Callable[[str, ProbeResult], None] = lambda name, result: None
+) -> DoctorReport:
+    """Run the probes in order, calling `on_result` with each name and result. Stop after a required probe fails."""
+    report, before = DoctorReport(), examined.quirks
     try:
         for name, probe in PROBES.items():
-            report.findings[name] = finding = await find(patient, probe)
-            tell(name, finding)
-            if name in VITAL and finding.verdict == "no":
+            report.results[name] = result = await run_probe(examined, probe)
+            on_result(name, result)
+            if name in REQUIRED_PROBES and result.verdict == "no":
                 break
     finally:
-        await patient.close()
-    report.quirks = changes(before, patient.quirks)
+        await examined.close()
+    report.quirks = diff_quirks(before, examined.quirks)
     return report
 
 
-async def find(patient: Patient, probe: Probe) -> Finding:
-    """One probe, with what was learned on its way."""
-    before = patient.quirks
-    patient.notices.clear()
+async def run_probe(examined: ExaminedModel, probe: Probe) -> ProbeResult:
+    """Run one probe. Its result includes the quirks that crow learned and the notices meanwhile."""
+    before = examined.quirks
+    examined.notices.clear()
     try:
-        finding = await probe(patient)
+        result = await probe(examined)
     except ModelError as error:
-        finding = Finding("no", str(error))
-    patient.quirks = structs.replace(patient.quirks, **finding.quirks)
-    heard = " ".join(dict.fromkeys(patient.notices))
-    if heard:
-        verdict: Verdict = "partly" if finding.verdict == "ok" else finding.verdict
-        finding = replace(finding, verdict=verdict, sentence=f"{finding.sentence} On the way: {heard}")
-    return replace(finding, quirks=changes(before, patient.quirks))
+        result = ProbeResult("no", str(error))
+    examined.quirks = structs.replace(examined.quirks, **result.quirks)
+    notices = " ".join(dict.fromkeys(examined.notices))
+    if notices:
+        verdict: Verdict = "partly" if result.verdict == "ok" else result.verdict
+        result = replace(result, verdict=verdict, sentence=f"{result.sentence} Meanwhile: {notices}")
+    return replace(result, quirks=diff_quirks(before, examined.quirks))
 
 
-def changes(before: Quirks, after: Quirks) -> dict[str, Any]:
-    """Where quirks differ."""
+def diff_quirks(before: Quirks, after: Quirks) -> dict[str, Any]:
+    """Return the quirks of `after` that differ from `before`."""
     old, new = structs.asdict(before), structs.asdict(after)
     return {name: value for name, value in new.items() if value != old[name]}
 
@@ -452,33 +481,32 @@ def changes(before: Quirks, after: Quirks) -> dict[str, Any]:
 
 
 async def doctor(env: Mapping[str, str], wanted: str, *, as_json: bool, save: bool) -> int:
-    """Examine a model, print what was found, and save its quirks if wanted; gives the exit code.
+    """Probe a model, print the results, save its quirks if `save` is set, and return the exit code.
 
     Raises ConfigError and ModelError.
     """
-    logging.getLogger("stamina").setLevel(logging.ERROR)  # what was asked again is part of the finding
     home = Home.find(env)
     config, env = load_config(home, env), load_environment(home, env)
-    name, patient = await choose(config, env, wanted)
+    name, examined = await choose_model(config, env, wanted)
     path = home.config / "config.toml"
     if save:
         check_unsaved(path, config, name)
-    report = await examine(patient, (lambda name, finding: None) if as_json else row)
+    report = await run_probes(examined, (lambda name, result: None) if as_json else print_row)
     if as_json:
-        click.echo(spelled_out(as_text(name, patient, report)))
+        click.echo(escape_controls(to_json(name, examined, report)))
     if save and report.quirks:
-        append_table(path, table(name, report.quirks))
+        append_table(path, to_toml(name, report.quirks))
     if not as_json:
-        click.echo(spelled_out(ending(name, report, path if save else None)))
+        click.echo(escape_controls(to_advice(name, report, path if save else None)))
     return report.code
 
 
-async def choose(config: Config, env: Mapping[str, str], wanted: str) -> tuple[str, Patient]:
-    """The model to examine. Raises ModelError."""
+async def choose_model(config: Config, env: Mapping[str, str], wanted: str) -> tuple[str, ExaminedModel]:
+    """Find the model to examine. Raises ConfigError and ModelError."""
     name, model = next(iter((await find_models(config, env, wanted)).items()))
     if not isinstance(model, ChatModel):
-        raise ModelError(f"The model {name!r} is behind no endpoint that could be examined.")
-    patient = Patient(
+        raise ModelError(f"The model {name!r} has no endpoint to examine.")
+    examined = ExaminedModel(
         name=model.name,
         base_url=model.base_url,
         api_key=model.api_key,
@@ -489,21 +517,21 @@ async def choose(config: Config, env: Mapping[str, str], wanted: str) -> tuple[s
         quirks=model.quirks,
         attempts=3,
     )
-    return name, patient
+    return name, examined
 
 
-def row(name: str, finding: Finding) -> None:
-    """Print a finding as a line of the table."""
-    verdict = click.style(f"{finding.verdict:<8}", fg=COLOURS[finding.verdict])
-    click.echo(f"{verdict}{name:<16}{spelled_out(finding.sentence)}")
+def print_row(name: str, result: ProbeResult) -> None:
+    """Print a result as a line of the table."""
+    verdict = click.style(f"{result.verdict:<8}", fg=COLOURS[result.verdict])
+    click.echo(f"{verdict}{name:<16}{escape_controls(result.sentence)}")
 
 
-def as_text(name: str, patient: Patient, report: Report) -> str:
-    """A report as JSON."""
-    found = [{"probe": probe, **msgspec.to_builtins(finding)} for probe, finding in report.findings.items()]
+def to_json(name: str, examined: ExaminedModel, report: DoctorReport) -> str:
+    """Convert a report to JSON text."""
+    found = [{"probe": probe, **msgspec.to_builtins(result)} for probe, result in report.results.items()]
     whole = {
         "model": name,
-        "endpoint": patient.display_url,
+        "endpoint": examined.display_url,
         "date": today(),
         "findings": found,
         "quirks": report.quirks,
@@ -511,28 +539,28 @@ def as_text(name: str, patient: Patient, report: Report) -> str:
     return json.dumps(whole, ensure_ascii=False)
 
 
-def ending(name: str, report: Report, saved: Path | None) -> str:
-    """What to do with it."""
+def to_advice(name: str, report: DoctorReport, saved: Path | None) -> str:
+    """Return what the user can set, or that there is nothing to set."""
     if not report.quirks:
         return "\nThere is nothing to set." if report.code < 2 else ""
     if saved:
-        return f"\nSaved to {saved}:\n\n{table(name, report.quirks)}"
-    return f"\nFor your config.toml (--save writes it there):\n\n{table(name, report.quirks)}"
+        return f"\nSaved to {saved}:\n\n{to_toml(name, report.quirks)}"
+    return f"\nFor your config.toml (--save writes it there):\n\n{to_toml(name, report.quirks)}"
 
 
 def today() -> str:
     return date.today().isoformat()
 
 
-def table(name: str, quirks: Mapping[str, Any]) -> str:
-    """Quirks as a table of the configuration, with the date."""
+def to_toml(name: str, quirks: Mapping[str, Any]) -> str:
+    """Format quirks as a table of `config.toml`, with the date."""
     key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
     lines = [f"{quirk} = {json.dumps(value, ensure_ascii=False)}" for quirk, value in quirks.items()]
     return "\n".join([f"[models.{key}.quirks]  # found by crow doctor on {today()}", *lines, ""])
 
 
 def check_unsaved(path: Path, config: Config, name: str) -> None:
-    """Raises ConfigError where there is no place to save to."""
+    """Check that the quirks can be saved. Raises ConfigError if the model has no table, or has quirks already."""
     if name not in config.models:
         raise ConfigError(f"--save: {path} has no [models.{name}]. Write its base_url and model there first.")
     if config.models[name].quirks:
@@ -540,7 +568,7 @@ def check_unsaved(path: Path, config: Config, name: str) -> None:
 
 
 def append_table(path: Path, text: str) -> None:
-    """Append a table to a file and leave every other byte as it is. Raises ConfigError where that cannot be."""
+    """Append a table to a TOML file without changing its other bytes. Raises ConfigError if that is impossible."""
     path = path.resolve()
     try:
         before = path.read_bytes()

@@ -1,90 +1,98 @@
-"""`crow prompts`: which versions of which prompts there were, what changed between them, and what each became."""
+"""`crow prompts`: list the versions of prompts, compare them, and show the texts rendered from them."""
 
 from typing import Any
 
 import click
 import msgspec
 
-from crow_cli.history import (
+from crow_cli.console import (
     AS_JSON,
-    indented,
-    limited,
-    one_line,
+    escape_controls,
+    escape_line,
+    format_time,
+    indent,
+    limit_option,
     print_diff,
     print_json,
+    print_note,
     print_table,
-    reading,
-    say,
-    when,
 )
-from crow_cli.screen import spelled_out
+from crow_cli.storage import connect
 
 PROMPT = click.argument("prompt", metavar="NAME[@N]")
 
 
 @click.group()
 def prompts() -> None:
-    """Every version of every prompt. NAME is the newest version of one, NAME@2 its second."""
+    """List, show and compare the versions of prompts. NAME is the newest version of a prompt, NAME@2 its second."""
 
 
 @prompts.command("list")
 @AS_JSON
 def list_(as_json: bool) -> None:
-    """The prompts that were ever used, with their versions."""
+    """List all versions of all prompts that were used."""
     from crow_persistence.prompts import list_versions
 
-    with reading() as connection:
+    with connect() as connection:
         found = list_versions(connection)
     if as_json:
-        print_json([told(version) for version in found])
+        print_json([to_json(version) for version in found])
     elif found:
-        rows = [(f"{one.name}@{one.number}", when(one.first_seen), when(one.last), str(one.renders)) for one in found]
+        rows = [
+            (f"{one.name}@{one.number}", format_time(one.first_seen), format_time(one.last), str(one.renders))
+            for one in found
+        ]
         print_table(("PROMPT", "FIRST SEEN", "LAST USED", "RENDERS"), rows)
     else:
-        say("No prompt has been used yet.")
+        print_note("No prompt has been used yet.")
 
 
 @prompts.command()
 @PROMPT
 @AS_JSON
 def show(prompt: str, as_json: bool) -> None:
-    """The template of a prompt."""
+    """Show the template of a prompt."""
     from crow_persistence.prompts import find_version
 
-    with reading() as connection:
+    with connect() as connection:
         version = find_version(connection, prompt)
     if as_json:
-        print_json({**told(version), "template": version.template})
+        print_json({**to_json(version), "template": version.template})
         return
     asks = ", ".join(msgspec.json.decode(version.variables)) or "nothing"
-    say(one_line(f"{version.name}@{version.number}, first seen {when(version.first_seen)}, asks for {asks}"))
-    click.echo(spelled_out(version.template))
+    print_note(
+        escape_line(f"{version.name}@{version.number}, first seen {format_time(version.first_seen)}, asks for {asks}")
+    )
+    click.echo(escape_controls(version.template))
 
 
 @prompts.command()
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
 def diff(first: str, second: str) -> None:
-    """What changed from one version to another: crow prompts diff system@1 system@3"""
+    """Show the differences between two versions of prompts.
+
+    Example: crow prompts diff system@1 system@3
+    """
     from crow_persistence.prompts import diff_versions
 
-    with reading() as connection:
+    with connect() as connection:
         changed = diff_versions(connection, first, second)
     print_diff(changed)
     if not changed:
-        say("They are the same.")
+        print_note("They are the same.")
 
 
 @prompts.command()
 @PROMPT
-@limited(20)
-@click.option("--text", "with_text", is_flag=True, help="Show what it became each time, too.")
+@limit_option(20)
+@click.option("--text", "with_text", is_flag=True, help="Also show each rendered text.")
 @AS_JSON
 def history(prompt: str, limit: int, with_text: bool, as_json: bool) -> None:
-    """When, where and for what a prompt was rendered, the latest first."""
+    """List when and where a prompt was rendered, the latest first."""
     from crow_persistence.prompts import list_renders, load_text
 
-    with reading() as connection:
+    with connect() as connection:
         found = list_renders(connection, prompt, limit)
         texts = [load_text(connection, one.message) if with_text else "" for one in found]
     if as_json:
@@ -95,20 +103,20 @@ def history(prompt: str, limit: int, with_text: bool, as_json: bool) -> None:
         print_json([{**row, **given, **extra} for row, given, extra in zip(rows, variables, more, strict=True)])
         return
     if not found:
-        say("It has not been rendered yet.")
+        print_note("It has not been rendered yet.")
         return
     heads = ("AT", "SESSION", "PROMPT", "PURPOSE")
-    rows = [(when(one.at), one.session[:8], f"{one.name}@{one.number}", one.purpose) for one in found]
+    rows = [(format_time(one.at), one.session[:8], f"{one.name}@{one.number}", one.purpose) for one in found]
     if not with_text:
         print_table(heads, rows)
         return
     for row, text_ in zip(rows, texts, strict=True):
-        click.secho(one_line("  ".join(row)), bold=True)
-        click.echo(indented(text_))
+        click.secho(escape_line("  ".join(row)), bold=True)
+        click.echo(indent(text_))
 
 
-def told(version: Any) -> dict[str, Any]:
-    """A version for programs, without its template."""
+def to_json(version: Any) -> dict[str, Any]:
+    """Convert a version to JSON, for programs, without its template."""
     names = ("name", "number", "hash", "first_seen", "renders", "last")
-    said = {name: getattr(version, name) for name in names}
-    return {**said, "variables": msgspec.json.decode(version.variables)}
+    values = {name: getattr(version, name) for name in names}
+    return {**values, "variables": msgspec.json.decode(version.variables)}

@@ -1,4 +1,4 @@
-"""`crow run`: one prompt, as an ACP client in the same process."""
+"""`crow run`: send one prompt, as an ACP client in the same process as the agent."""
 
 import asyncio
 import signal
@@ -25,31 +25,32 @@ from crow_core.acp.transports import memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
 
-from crow_cli.screen import Screen, spelled_out
+from crow_cli.console import escape_controls
+from crow_cli.terminal_client import TerminalClient
 
 Format = Literal["text", "json", "stream-json"]
 
-LAST = "last"
-"""Stands for the latest session of the folder."""
+LAST_SESSION = "last"
+"""Stands for the latest session of the folder, in place of a session's id."""
 
 CAPABILITIES = ClientCapabilities(session=ClientSessionCapabilities(notices=NoticeCapabilities()))
 
 
-class Lines(Screen):
-    """Prints every update as it came over the wire, a JSON object a line."""
+class JsonLinesClient(TerminalClient):
+    """An ACP client that prints every update as one line of JSON, in the form that ACP sends it."""
 
     def show(self, update: SessionUpdate) -> None:
         super().show(update)
-        click.echo(spelled_out(encode(update).decode()))
+        click.echo(escape_controls(encode(update).decode()))
 
 
 @asynccontextmanager
-async def screen(crow: Crow, style: Format, *, interactive: bool) -> AsyncGenerator[Screen]:
-    """A screen in conversation with an agent of this app."""
+async def open_client(crow: Crow, style: Format, *, interactive: bool) -> AsyncGenerator[TerminalClient]:
+    """Connect a client that prints to an agent of this app, both in memory."""
     ours, theirs = memory_pair()
     agent = asyncio.ensure_future(Agent(theirs, crow).serve())
-    kind = Lines if style == "stream-json" else Screen
-    client = kind(ours, interactive=interactive, quiet=style != "text")
+    client_class = JsonLinesClient if style == "stream-json" else TerminalClient
+    client = client_class(ours, interactive=interactive, quiet=style != "text")
     try:
         async with client.serving():
             await client.initialize("crow run", CAPABILITIES)
@@ -69,35 +70,35 @@ async def run(
     resume: str = "",
     mode: str | None = None,
 ) -> int:
-    """Say the prompt and print what comes; gives the exit code.
+    """Send the prompt, print the updates, and return the exit code.
 
-    `resume` is the id of the session to go on with, or LAST for the last one in this folder; `mode` is set there.
-    Raises BrokenPipeError when nobody reads on.
+    `resume` is the id of a session to continue, or LAST_SESSION; `mode` is then set in that session. Raises
+    BrokenPipeError when the reader of the output has closed it.
     """
-    async with screen(crow, style, interactive=interactive) as client:
+    async with open_client(crow, style, interactive=interactive) as client:
         outcome: dict[str, Any] = {}
         try:
             id = outcome["sessionId"] = await open_session(client, cwd, resume)
             if resume and mode:
                 await client.set_mode(id, mode)
-            with cancelling_on_interrupt(client, id):
+            with cancel_on_interrupt(client, id):
                 response = await client.prompt(id, prompt)
             outcome["stopReason"] = response.stop_reason
         except RpcError as error:
-            outcome["error"] = details(error)
-        if client.unread:
-            raise client.unread
+            outcome["error"] = describe_error(error)
+        if client.output_closed:
+            raise client.output_closed
         client.end_line()
-        report(client, outcome, style)
+        print_outcome(client, outcome, style)
     stop_reason = outcome.get("stopReason")
     return {"end_turn": 0, "cancelled": 130}.get(str(stop_reason), 1)
 
 
-async def open_session(client: Screen, cwd: str, resume: str) -> str:
-    """The id of a new session, or of the one to go on with. Raises RpcError."""
+async def open_session(client: TerminalClient, cwd: str, resume: str) -> str:
+    """Open a new session, or the session to continue, and return its id. Raises RpcError."""
     if not resume:
         return (await client.new_session(cwd)).session_id
-    if resume == LAST:
+    if resume == LAST_SESSION:
         found: ListSessionsResponse = await client.request("session/list", ListSessionsRequest(cwd=cwd))
         if not found.sessions:
             raise RpcError(NOT_FOUND, "No session yet", details=f"There is no session in {cwd} to go on with.")
@@ -106,13 +107,13 @@ async def open_session(client: Screen, cwd: str, resume: str) -> str:
     return resume
 
 
-def report(client: Screen, outcome: dict[str, Any], style: Format) -> None:
-    """How it ended: a JSON object, or a sentence where it did not end well."""
+def print_outcome(client: TerminalClient, outcome: dict[str, Any], style: Format) -> None:
+    """Print how the prompt ended: a JSON object, or in the style `text` a message unless it ended normally."""
     if style != "text":
         outcome["text"] = client.text
         if client.usage:
             outcome["usage"] = {"used": client.usage.used, "size": client.usage.size}
-        click.echo(spelled_out(msgspec.json.encode(outcome).decode()))
+        click.echo(escape_controls(msgspec.json.encode(outcome).decode()))
         return
     sentences = {
         "max_tokens": "The model's answer was cut at its length limit.",
@@ -125,8 +126,8 @@ def report(client: Screen, outcome: dict[str, Any], style: Format) -> None:
         click.secho(f"crow: {sentence}", fg="red", err=True)
 
 
-def details(error: RpcError) -> str:
-    """The words for a person in an error answer."""
+def describe_error(error: RpcError) -> str:
+    """Return the message for a person in an error answer."""
     match error.data:
         case {"details": str(text)}:
             return text
@@ -135,8 +136,8 @@ def details(error: RpcError) -> str:
 
 
 @contextmanager
-def cancelling_on_interrupt(client: Screen, session_id: str) -> Generator[None]:
-    """The first Ctrl-C cancels the turn; the second ends the process as usual."""
+def cancel_on_interrupt(client: TerminalClient, session_id: str) -> Generator[None]:
+    """Let the first Ctrl-C cancel the turn. The second one interrupts the process as usual."""
     loop = asyncio.get_running_loop()
     tasks: list[asyncio.Task[None]] = []
 
@@ -154,5 +155,5 @@ def cancelling_on_interrupt(client: Screen, session_id: str) -> Generator[None]:
 
 
 def is_interactive() -> bool:
-    """Whether a person can be asked."""
+    """Tell whether a person can be asked: standard input and standard error are a terminal."""
     return sys.stdin.isatty() and sys.stderr.isatty()

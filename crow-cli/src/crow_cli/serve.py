@@ -1,4 +1,4 @@
-"""`crow serve`: the agent behind a WebSocket, for clients that connect to it instead of starting it."""
+"""`crow serve`: serve ACP over WebSocket, for clients that connect to a running agent instead of starting one."""
 
 import asyncio
 import logging
@@ -18,11 +18,11 @@ from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.errors import ConfigError
 
-from crow_cli.house import build
+from crow_cli.app import build
 
-REMOTE = (
-    "crow: {url} can be reached from other machines. Whoever has the token can do what you can, and all that is said"
-    " passes unencrypted, the token included. An SSH tunnel to a loopback address, or a TLS proxy, is safer."
+REMOTE_WARNING = (
+    "crow: {url} can be reached from other machines. Whoever has the token can do what you can, and all messages"
+    " pass unencrypted, the token included. An SSH tunnel to a loopback address, or a TLS proxy, is safer."
 )
 
 
@@ -36,26 +36,26 @@ async def serve(
     max_connections: int,
     allow_remote: bool,
 ) -> int:
-    """Serve clients until a signal comes; then their turns are cancelled and answered, and all is put away."""
+    """Serve clients until SIGINT, SIGTERM or SIGHUP; then cancel and answer their turns, close all, and return 0."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="crow: %(message)s")
     secret, hint = choose_token(token, token_file)
-    pages = [whole_origin(origin) for origin in origins]
+    pages = [parse_origin(origin) for origin in origins]
     listener, address = listen(host, port, allow_remote)
     with listener:
-        crow = await build(os.environ, model=model, known=[secret])
-        shown = f"[{address}]" if address.version == 6 else str(address)
-        url = f"ws://{shown}:{listener.getsockname()[1]}{PATH}"
-        names = {"localhost", "127.0.0.1", "[::1]", shown, host.lower()}
+        crow = await build(os.environ, model=model, extra_secrets=[secret])
+        host_in_url = f"[{address}]" if address.version == 6 else str(address)
+        url = f"ws://{host_in_url}:{listener.getsockname()[1]}{PATH}"
+        names = {"localhost", "127.0.0.1", "[::1]", host_in_url, host.lower()}
         if not address.is_loopback:
-            click.echo(REMOTE.format(url=url), err=True)
+            click.echo(REMOTE_WARNING.format(url=url), err=True)
             names.add(socket.gethostname().lower())
         gate = AccessPolicy(secret, names, pages, accepts_any_address=address.is_unspecified)
         server = WebSocketServer(gate, lambda transport: Agent(transport, crow).serve(), max_connections)
         try:
-            await warm_up(crow)
+            await preload(crow)
             await server.listen(listener)
             click.echo(f"{url} Authorization: Bearer {hint}")
-            os.dup2(2, 1)  # what else is printed in this process goes elsewhere
+            os.dup2(2, 1)  # libraries may print: standard output ends with the address
             with suppress(asyncio.CancelledError):
                 await asyncio.get_running_loop().create_future()  # until a signal comes
             await server.close()
@@ -64,8 +64,8 @@ async def serve(
     return 0
 
 
-async def warm_up(crow: Crow) -> None:
-    """Load what is slow before anybody waits for it: the database, and the built-in tools. Raises StoreError."""
+async def preload(crow: Crow) -> None:
+    """Open the database and load the built-in tools before the first client needs them. Raises StoreError."""
     for server in crow.servers:
         server.connect()
     await crow.list_sessions.run("", "", 1)
@@ -73,7 +73,7 @@ async def warm_up(crow: Crow) -> None:
 
 
 def choose_token(token: str, file: Path | None) -> tuple[str, str]:
-    """The token, and what to show of it: all of it only when it was made here. Raises ConfigError."""
+    """Return the token, and the text that is printed in its place: only a new token is printed. Raises ConfigError."""
     if token and file:
         raise ConfigError("--token or --token-file: give one of them.")
     if file:
@@ -82,36 +82,36 @@ def choose_token(token: str, file: Path | None) -> tuple[str, str]:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--token-file: {file} cannot be read ({error}).") from error
     elif not token:
-        made = token_urlsafe(32)
-        return made, made
+        new = token_urlsafe(32)
+        return new, new
     if not re.fullmatch(r"[\w.~-]{16,}", token, re.ASCII):
-        where = f"--token-file: what {file} holds" if file else "--token: it"
+        where = f"--token-file: the token in {file}" if file else "--token: the token"
         raise ConfigError(f"{where} has to be 16 or more letters, digits, or any of . _ ~ -, on one line.")
-    return token, f"(what {file} holds)" if file else "(your --token)"
+    return token, f"(the token in {file})" if file else "(your --token)"
 
 
-def whole_origin(origin: str) -> str:
-    """An origin as browsers write it. Raises ConfigError."""
+def parse_origin(origin: str) -> str:
+    """Check an origin and return it as browsers write it. Raises ConfigError."""
     origin = origin.lower().rstrip("/")
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#*@\s]+", origin):
         raise ConfigError(
-            f"--allow-origin: {origin!r} is no origin. Write it like https://example.org or http://localhost:5173."
+            f"--allow-origin: {origin!r} is not an origin. Write it like https://example.org or http://localhost:5173."
         )
     return origin
 
 
 def listen(host: str, port: int, allow_remote: bool) -> tuple[socket.socket, IPv4Address | IPv6Address]:
-    """A socket that listens, and its address. Raises ConfigError."""
+    """Open a listening socket; return it and its address. Raises ConfigError."""
     try:
-        family, _, _, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, socket_address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"--host: {host!r} is not an address ({error}).") from error
-    address = ip_address(str(found[0]).partition("%")[0])
+    address = ip_address(str(socket_address[0]).partition("%")[0])
     if not address.is_loopback and not allow_remote:
-        raise ConfigError(f"--host: {address} can be reached from other machines. Add --allow-remote if it is to be.")
+        raise ConfigError(f"--host: {address} can be reached from other machines. Add --allow-remote to allow that.")
     try:
-        return socket.create_server(found[:2], family=family), address
+        return socket.create_server(socket_address[:2], family=family), address
     except OSError as error:
         why = os.strerror(error.errno or 0)
-        words = f"--port: {port} of {address} cannot be had ({why}). Choose another; 0 is any free one."
-        raise ConfigError(words) from error
+        message = f"--port: {port} of {address} cannot be used ({why}). Choose another; 0 chooses a free one."
+        raise ConfigError(message) from error

@@ -1,4 +1,4 @@
-"""`crow sessions`: what was said in earlier sessions, found, shown, given away, forked and deleted."""
+"""`crow sessions`: list, show, search, export, fork and delete stored sessions."""
 
 import os
 import sys
@@ -8,88 +8,95 @@ from typing import TYPE_CHECKING, Any
 import click
 from crow_core.errors import StoreError
 
-from crow_cli.ending import wrong
-from crow_cli.history import (
+from crow_cli.console import (
     AS_JSON,
-    cut,
-    indented,
-    limited,
-    one_line,
+    MAX_OUTPUT_LINES,
+    escape_controls,
+    escape_line,
+    format_time,
+    indent,
+    is_terminal,
+    limit_option,
     print_diff,
     print_json,
+    print_note,
     print_table,
-    prints_to_terminal,
-    reading,
-    say,
-    tail,
-    when,
-    writing,
+    shorten,
+    shorten_path,
 )
-from crow_cli.screen import LINES, spelled_out
+from crow_cli.process import fail
+from crow_cli.storage import connect
 
 if TYPE_CHECKING:
     from crow_core.messages import Message
     from crow_persistence.export.transcript import Transcript, TranscriptPart, TranscriptToolCall
 
 FORMATS = ("markdown", "jsonl", "html", "atif")
-HEADS = ("ID", "UPDATED", "TITLE")
+TABLE_HEADS = ("ID", "UPDATED", "TITLE")
 UNTITLED = "(no title)"
 SESSION = click.argument("session", metavar="ID")
 
 
 @click.group()
 def sessions() -> None:
-    """Earlier sessions. An ID may be given by its beginning."""
+    """List, show, search, export, fork and delete sessions. The beginning of an ID is enough."""
 
 
 @sessions.command("list")
-@click.option("--all", "everywhere", is_flag=True, help="Of all folders, not only this one.")
-@click.option("--agents", is_flag=True, help="Those of sub-agents, too.")
-@limited(20)
+@click.option("--all", "everywhere", is_flag=True, help="List the sessions of all folders.")
+@click.option("--agents", is_flag=True, help="Also list the sessions of sub-agents.")
+@limit_option(20)
 @AS_JSON
 def list_(everywhere: bool, agents: bool, limit: int, as_json: bool) -> None:
-    """The sessions of this folder, the latest first."""
+    """List the sessions of this folder, the latest first."""
     from crow_persistence.loader import list_sessions
 
-    with reading() as connection:
+    with connect() as connection:
         page = list_sessions(connection, "" if everywhere else os.getcwd(), "", limit, agents=agents)
     if as_json:
         print_json([{name: getattr(one, name) for name in one.__dataclass_fields__} for one in page.sessions])
         return
     if not page.sessions:
-        say("There are no sessions yet." if everywhere else "There are no sessions of this folder; --all shows others.")
+        print_note(
+            "There are no sessions yet." if everywhere else "There are no sessions of this folder; --all shows others."
+        )
         return
     rows = [
-        (one.id[:8], when(one.updated), *([tail(one.cwd, 24)] if everywhere else []), one.title or UNTITLED)
+        (
+            one.id[:8],
+            format_time(one.updated),
+            *([shorten_path(one.cwd, 24)] if everywhere else []),
+            one.title or UNTITLED,
+        )
         for one in page.sessions
     ]
-    print_table((*HEADS[:2], *(["FOLDER"] if everywhere else []), HEADS[2]), rows)
+    print_table((*TABLE_HEADS[:2], *(["FOLDER"] if everywhere else []), TABLE_HEADS[2]), rows)
     if page.cursor:
-        say(f"There are more; --limit {limit * 5} shows them.")
+        print_note(f"There are more; --limit {limit * 5} shows them.")
 
 
 @sessions.command()
 @SESSION
-@click.option("--view", is_flag=True, help="What the model would read, not what happened.")
+@click.option("--view", is_flag=True, help="Show the messages that the model would read next.")
 @AS_JSON
 def show(session: str, view: bool, as_json: bool) -> None:
-    """What was said and done in a session. Nothing is masked."""
+    """Show the messages and tool calls of a session. Secrets are not masked."""
     from crow_core.messages import drop_markers
     from crow_core.messages import view as view_of
     from crow_persistence.export.jsonl import to_records
     from crow_persistence.export.transcript import Transcript
     from crow_persistence.loader import find_session
 
-    with reading() as connection:
+    with connect() as connection:
         story = Transcript.load(connection, find_session(connection, session))
     if story.record.damage:
-        say(one_line(story.record.damage))
+        print_note(escape_line(story.record.damage))
     if view:
         system = story.record.system
         first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         seen, said = view_of(story.record.log), drop_markers(story.record.log)
         if len(seen) < len(said):
-            say(f"The model reads {len(seen)} messages, made of {len(said)}; without --view all of them are shown.")
+            print_note(f"The model reads {len(seen)} messages, made from {len(said)}. Without --view, all are shown.")
         request = [*first, *seen]
         if as_json:
             print_json(request)
@@ -103,170 +110,179 @@ def show(session: str, view: bool, as_json: bool) -> None:
 
 
 def print_message(message: "Message") -> None:
-    """A message as it goes to the model."""
+    """Print a message of a request to the model."""
     from crow_core.messages import to_parts
     from crow_persistence.export.transcript import describe_media, find_url
 
     answers = f" {message['tool_call_id']}" if "tool_call_id" in message else ""
-    click.secho(one_line(f"{message.get('role')}{answers}"), bold=True)
+    click.secho(escape_line(f"{message.get('role')}{answers}"), bold=True)
     for part in to_parts(message.get("content")):
-        click.echo(indented(f"[{describe_media(url)}]" if (url := find_url(part)) else str(part.get("text", ""))))
+        click.echo(indent(f"[{describe_media(url)}]" if (url := find_url(part)) else str(part.get("text", ""))))
     for call in message.get("tool_calls", []):
         function = call["function"]
-        click.secho(one_line(f"● {call['id']} {function['name']} {function['arguments']}"), fg="cyan")
+        click.secho(escape_line(f"● {call['id']} {function['name']} {function['arguments']}"), fg="cyan")
     click.echo()
 
 
 def print_story(story: "Transcript") -> None:
-    click.secho(one_line(story.summary.title or UNTITLED), bold=True)
+    click.secho(escape_line(story.summary.title or UNTITLED), bold=True)
     for name, value in story.facts():
-        click.secho(f"{name:8} {one_line(value)}", dim=True)
+        click.secho(f"{name:8} {escape_line(value)}", dim=True)
     for part in story.parts():
         click.echo()
         print_part(part)
 
 
 def print_part(part: "TranscriptPart") -> None:
+
     from crow_persistence.export.transcript import describe_media
 
     if part.who == "note":
-        click.secho(one_line(part.title), dim=True)
+        click.secho(escape_line(part.title), dim=True)
         return
-    facts = [when(part.at)] if part.at else []
+    facts = [format_time(part.at)] if part.at else []
     who = click.style("You" if part.who == "user" else "crow", bold=True, fg="green" if part.who == "user" else "blue")
-    click.echo(f"{who} {click.style(one_line(' '.join([*facts, part.id])), dim=True)}")
+    click.echo(f"{who} {click.style(escape_line(' '.join([*facts, part.id])), dim=True)}")
     if part.thought:
-        click.secho(indented(part.thought), dim=True)
+        click.secho(indent(part.thought), dim=True)
     if part.text:
-        click.echo(indented(part.text))
+        click.echo(indent(part.text))
     for url in part.media:
-        click.secho(indented(f"[{describe_media(url)}]"), dim=True)
+        click.secho(indent(f"[{describe_media(url)}]"), dim=True)
     if part.cut:
-        click.secho(one_line(f"! {part.cut}"), fg="red")
+        click.secho(escape_line(f"! {part.cut}"), fg="red")
     for use in part.tool_calls:
         print_use(use)
 
 
 def print_use(use: "TranscriptToolCall") -> None:
-    """A tool call: the end of what it answered, or what it changed."""
-    click.secho(one_line(f"● {use.title}"), fg="red" if use.failed else "cyan")
+    """Print a tool call with its changes to files, or with the last lines of its output."""
+    click.secho(escape_line(f"● {use.title}"), fg="red" if use.failed else "cyan")
     if use.decision:
-        click.secho(indented(use.decision), dim=True)
+        click.secho(indent(use.decision), dim=True)
     if use.diffs:
         for diff in use.diffs:
             print_diff(diff)
         return
-    answered = use.answer.strip().splitlines()
-    if len(answered) > LINES:
-        answered = [f"… {len(answered) - LINES} lines before", *answered[-LINES:]]
-    for line in answered:
-        click.secho(indented(line), fg="red" if use.failed else None, dim=not use.failed)
+    lines = use.answer.strip().splitlines()
+    if len(lines) > MAX_OUTPUT_LINES:
+        lines = [f"… {len(lines) - MAX_OUTPUT_LINES} lines before", *lines[-MAX_OUTPUT_LINES:]]
+    for line in lines:
+        click.secho(indent(line), fg="red" if use.failed else None, dim=not use.failed)
 
 
 @sessions.command()
 @click.argument("words", nargs=-1, required=True)
-@click.option("--everywhere", is_flag=True, help="In the sessions of all folders.")
-@limited(20)
+@click.option("--everywhere", is_flag=True, help="Search the sessions of all folders.")
+@limit_option(20)
 @AS_JSON
 def search(words: tuple[str, ...], everywhere: bool, limit: int, as_json: bool) -> None:
-    """Messages that hold all of these WORDS; "words in quotes" follow each other, word* is how one begins.
+    """Search for messages that contain all of these WORDS.
 
-    Exit codes: 0 something was found, 1 nothing was.
+    "Words in quotes" have to follow each other; word* finds words that begin with word. Exit codes: 0 something was
+    found, 1 nothing was.
     """
     from crow_persistence.search import MATCH_END, MATCH_START, search
 
-    with reading() as connection:
+    with connect() as connection:
         hits = search(connection, " ".join(words), cwd="" if everywhere else os.getcwd(), limit=limit)
     if as_json:
         print_json([{name: getattr(hit, name) for name in hit.__dataclass_fields__} for hit in hits])
     for hit in () if as_json else hits:
         who = hit.tool or {"user": "you", "assistant": "crow"}.get(hit.kind, hit.kind)
-        folder = f"  {tail(hit.cwd, 24)}" if everywhere else ""
-        head = f"{hit.session[:8]}  {when(hit.at)}{folder}  {who}  {hit.title}"
-        click.secho(cut(one_line(head), 80), dim=True)
-        before, *matches = spelled_out(hit.snippet).split(MATCH_START)
+        folder = f"  {shorten_path(hit.cwd, 24)}" if everywhere else ""
+        head = f"{hit.session[:8]}  {format_time(hit.at)}{folder}  {who}  {hit.title}"
+        click.secho(shorten(escape_line(head), 80), dim=True)
+        before, *matches = escape_controls(hit.snippet).split(MATCH_START)
         marked = [
             click.style(found, bold=True) + rest for found, _, rest in (match.partition(MATCH_END) for match in matches)
         ]
         click.echo(f"  {before}{''.join(marked)}")
     if not hits:
-        say("Nothing was found." if everywhere else "Nothing was found in this folder's sessions; try --everywhere.")
+        print_note(
+            "Nothing was found." if everywhere else "Nothing was found in this folder's sessions; try --everywhere."
+        )
         sys.exit(1)
 
 
 @sessions.command()
 @SESSION
 @click.option(
-    "--format", type=click.Choice(["markdown", "jsonl", "html", "atif"]), default="markdown", show_default=True
+    "--format",
+    "format_name",
+    type=click.Choice(FORMATS),
+    default="markdown",
+    show_default=True,
+    help="The format of the export.",
 )
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to a file.")
-@click.option("--no-redact", is_flag=True, help="Give away what looks like a secret, too.")
-def export(session: str, format: Any, output: Path | None, no_redact: bool) -> None:
-    """Write a session down, to be given away. What looks like a secret is masked."""
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
+@click.option("--no-redact", is_flag=True, help="Do not mask secrets.")
+def export(session: str, format_name: Any, output: Path | None, no_redact: bool) -> None:
+    """Export a session to share it. What looks like a secret is masked."""
     from crow_persistence.export import export
     from crow_persistence.export.redaction import MASK
     from crow_persistence.export.transcript import Transcript
     from crow_persistence.loader import find_session
 
-    with reading() as connection:
+    with connect() as connection:
         story = Transcript.load(connection, find_session(connection, session))
-    made = export(story if no_redact else story.redact(), format)
+    exported = export(story if no_redact else story.redact(), format_name)
     if output is None:
-        click.echo(spelled_out(made.text) if prints_to_terminal() else made.text, nl=False)
-        if made.files:
-            say(f"It refers to {len(made.files)} images; with -o FILE they are written beside it.")
+        click.echo(escape_controls(exported.text) if is_terminal() else exported.text, nl=False)
+        if exported.files:
+            print_note(f"It refers to {len(exported.files)} images; with -o FILE they are written beside it.")
     else:
         try:
-            made.write(output)
+            exported.write(output)
         except OSError as error:
-            wrong(f"{output} cannot be written ({error.strerror}). Name another file after -o.")
-    if masked := 0 if no_redact else made.text.count(MASK):
-        say(f"Masked {masked} times what looks like a secret. Read it before you give it away.")
+            fail(f"{output} cannot be written ({error.strerror}). Name another file after -o.")
+    if masked := 0 if no_redact else exported.text.count(MASK):
+        print_note(f"Secrets masked: {masked}. Read the export before you share it.")
     if story.record.damage:
-        say(one_line(story.record.damage))
+        print_note(escape_line(story.record.damage))
 
 
 @sessions.command()
 @SESSION
-@click.option("--at", metavar="ENTRY", default="", help="Go on from this entry, not from the end; `show` tells its id.")
+@click.option("--at", metavar="ENTRY", default="", help="Fork after this entry, not at the end; `show` prints the ids.")
 def fork(session: str, at: str) -> None:
-    """Begin a new session where another one stands; prints its id."""
+    """Make a new session that continues another one, and print its id."""
     from crow_core.log import new_id
     from crow_persistence import forks
     from crow_persistence.loader import find_session, load_session
 
-    with writing() as connection:
+    with connect(write=True) as connection:
         row = find_session(connection, session)
-        entry = entry_of(load_session(connection, row).log, at) if at else ""
+        entry = find_entry_id(load_session(connection, row).log, at) if at else ""
         id = new_id()
         forks.fork(connection, row.id, id, entry)
     click.echo(id)
-    say(f"crow run -r {id[:8]} goes on with it.")
+    print_note(f"Continue it: crow run -r {id[:8]}")
 
 
-def entry_of(log: "list[Message]", prefix: str) -> str:
-    """The id of the entry that begins so. Raises StoreError."""
+def find_entry_id(log: "list[Message]", prefix: str) -> str:
+    """Return the id of the one entry whose id begins with `prefix`. Raises StoreError."""
     found = [id for entry in log if (id := str(entry.get("crow", {}).get("id", ""))).startswith(prefix)]
     if len(found) == 1 or prefix in found:
         return prefix if prefix in found else found[0]
     many = "More than one entry begins" if found else "There is no entry that begins"
-    raise StoreError(f"--at: {many} with {prefix!r}. `crow sessions show` tells the ids.")
+    raise StoreError(f"--at: {many} with {prefix!r}. `crow sessions show` prints the ids.")
 
 
 @sessions.command()
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Delete without asking.")
 def delete(ids: tuple[str, ...], yes: bool) -> None:
-    """Forget sessions for good, but for what their forks use and for the decisions, which stay."""
+    """Delete sessions for good. Entries that their forks use, and the decisions about permissions, stay."""
     from crow_persistence import forks
     from crow_persistence.loader import find_session
 
-    with reading() as connection:
+    with connect() as connection:
         rows = list({row.id: row for row in (find_session(connection, id) for id in ids)}.values())
     if not yes:
-        print_table(HEADS, [(row.id[:8], when(row.updated), row.title or UNTITLED) for row in rows])
+        print_table(TABLE_HEADS, [(row.id[:8], format_time(row.updated), row.title or UNTITLED) for row in rows])
         click.confirm("Delete for good?", abort=True, err=True)
     for row in rows:
-        with writing() as connection:
+        with connect(write=True) as connection:
             forks.delete(connection, row.id)
-    say(f"Deleted {len(rows)} session{'s' if len(rows) > 1 else ''}.")
+    print_note(f"Deleted {len(rows)} session{'s' if len(rows) > 1 else ''}.")

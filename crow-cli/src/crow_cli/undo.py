@@ -1,4 +1,4 @@
-"""`crow undo`: takes back the last turns of a stored session, as /undo does in an open one."""
+"""`crow undo`: undo the last turns of a stored session, as /undo does in an open one."""
 
 import os
 import sys
@@ -10,9 +10,9 @@ from crow_core.acp.schema import ClientCapabilities
 from crow_core.errors import StoreError
 from msgspec import Struct
 
-from crow_cli.ending import complete, wrong
-from crow_cli.history import reading, say
-from crow_cli.screen import spelled_out
+from crow_cli.console import escape_controls, print_note
+from crow_cli.process import fail, run_to_end
+from crow_cli.storage import connect
 
 if TYPE_CHECKING:
     from crow_core.store import Summary
@@ -20,29 +20,32 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("session", metavar="[ID]", default="")
-@click.option("--turns", type=click.IntRange(min=1), default=1, show_default=True, help="How many turns to take back.")
-@click.option("--yes", is_flag=True, help="Do it without asking.")
+@click.option("--turns", type=click.IntRange(min=1), default=1, show_default=True, help="How many turns to undo.")
+@click.option("--yes", is_flag=True, help="Undo without asking.")
 def undo(session: str, turns: int, yes: bool) -> None:
-    """Take back the last turn: its edits, and what was said. Without an ID, of the last session in this folder."""
+    """Undo the last turn of a session: its edits and its messages.
+
+    Without an ID, it is the last session of this folder.
+    """
     from crow_persistence.loader import find_session, list_sessions, to_summary
 
-    with reading() as connection:
+    with connect() as connection:
         if session:
             found = to_summary(find_session(connection, session))
         elif sessions := list_sessions(connection, os.getcwd(), "", 1).sessions:
             found = sessions[0]
         else:
-            wrong(f"There is no session of {os.getcwd()}. Name one; crow sessions list --all shows them.")
+            fail(f"There is no session of {os.getcwd()}. Name one; crow sessions list --all shows them.")
     try:
-        sys.exit(complete(take_back(found, turns, yes)))
+        sys.exit(run_to_end(undo_turns(found, turns, yes)))
     except KeyboardInterrupt:
         sys.exit(130)
     except StoreError as error:
-        wrong(spelled_out(str(error)))
+        fail(escape_controls(str(error)))
 
 
-class Nobody:
-    """The client of a session that nobody looks at."""
+class AbsentClient:
+    """The client of a session that has none: it ignores notifications and fails requests."""
 
     capabilities = ClientCapabilities()
 
@@ -53,8 +56,9 @@ class Nobody:
         pass
 
 
-async def take_back(found: "Summary", turns: int, yes: bool) -> int:
-    """Open the session, so that nobody else writes to it meanwhile, tell, ask, and do it; gives the exit code."""
+async def undo_turns(stored: "Summary", turns: int, yes: bool) -> int:
+    """Print the plan, ask, undo the turns, and return the exit code. The session is open meanwhile, so that no other
+    process writes to it."""
     from crow_core.app import Crow
     from crow_core.extensions.undo import UndoError, plan_undo, take_back
     from crow_core.models.chat import ChatModel
@@ -65,17 +69,17 @@ async def take_back(found: "Summary", turns: int, yes: bool) -> int:
     crow = Crow(ChatModel(name="none"))
     crow.use(persistence, url=get_database_url(load_config(home, os.environ), home), folder=home.data)
     try:
-        session = await crow.load(Nobody(), found.id, found.cwd, roots=found.roots[1:])
+        session = await crow.load(AbsentClient(), stored.id, stored.cwd, roots=stored.roots[1:])
         if session is None:
-            raise StoreError(f"There is no session {found.id!r} any more.")
+            raise StoreError(f"There is no session {stored.id!r} any more.")
         if session.log.damage:
-            say(spelled_out(session.log.damage))
-        click.echo(spelled_out(str(plan_undo(session.log, turns))))
-        if not yes and not click.confirm("\nTake this back?"):
+            print_note(escape_controls(session.log.damage))
+        click.echo(escape_controls(str(plan_undo(session.log, turns))))
+        if not yes and not click.confirm("\nUndo this?"):
             return 1
-        click.echo(spelled_out(await take_back(session, turns)))
+        click.echo(escape_controls(await take_back(session, turns)))
     except UndoError as error:
-        click.secho(f"crow: {spelled_out(str(error))}", fg="red", err=True)
+        click.secho(f"crow: {escape_controls(str(error))}", fg="red", err=True)
         return 1
     finally:
         await crow.shut_down()

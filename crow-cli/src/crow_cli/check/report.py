@@ -1,4 +1,4 @@
-"""The examination's report, for a person and for a program."""
+"""Format the report of a check as text and as JSON."""
 
 import base64
 from collections import Counter
@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from crow_cli.check.examination import Finding, Report
+from crow_cli.check.conversation import WireLine
 from crow_cli.check.requirements import Level
-from crow_cli.check.talk import Line
-from crow_cli.screen import spelled_out
+from crow_cli.check.runner import CheckReport, RequirementResult
+from crow_cli.console import escape_controls
 
 COLOURS = {"pass": "green", "fail": "red", "not tested": "yellow", "skipped": None}
 LEVELS: dict[Level, str] = {
@@ -18,88 +18,92 @@ LEVELS: dict[Level, str] = {
     "advisory": "Advisory",
     "informational": "Good to know",
 }
-WIDTH = 400
-"""Characters of a line that a person is shown."""
+MAX_LINE_CHARACTERS = 400
+"""Characters of a line that the text report shows."""
 
 
-def as_text(report: Report) -> str:
-    """Lines for a terminal, with colours; nothing of the agent's can steer it."""
-    parts = [f"{agent_name(report)}, examined as {spelled_out(' '.join(report.options.command))}"]
+def to_text(report: CheckReport) -> str:
+    """Format a report for a terminal, with colours. Output of the agent cannot control the terminal."""
+    parts = [f"{get_agent_name(report)}, checked as {escape_controls(' '.join(report.options.command))}"]
     for level, title in LEVELS.items():
-        if found := [finding for finding in report.findings if finding.requirement.level == level]:
+        if found := [result for result in report.results if result.requirement.level == level]:
             parts += ["", click.style(title, bold=True)]
-            for before, finding in zip([None, *found], found, strict=False):
-                parts += finding_as_text(finding, repeated=before is not None and before.why == finding.why)
-    counts = Counter((finding.requirement.level, finding.word) for finding in report.findings)
+            for before, result in zip([None, *found], found, strict=False):
+                parts += result_to_text(result, repeated=before is not None and before.why == result.why)
+    counts = Counter((result.requirement.level, result.verdict) for result in report.results)
     failed, untested = counts["mandatory", "fail"], counts["mandatory", "not tested"]
     sum_up = f"{counts['mandatory', 'pass']} mandatory requirements passed, {failed} failed, {untested} not tested; "
     sum_up += f"{counts['capability', 'fail']} advertised capabilities failed."
-    verdict = "Conformant" if report.conformant else "Not conformant"
-    parts += ["", click.style(verdict, bold=True, fg="green" if report.conformant else "red") + f": {sum_up}"]
+    verdict = "Conformant" if report.is_conformant else "Not conformant"
+    parts += ["", click.style(verdict, bold=True, fg="green" if report.is_conformant else "red") + f": {sum_up}"]
     return "\n".join(parts)
 
 
-def finding_as_text(finding: Finding, *, repeated: bool) -> list[str]:
-    """A finding in some lines; a reason that is the one before's is not said again."""
-    word = click.style(f"{finding.word:<10}", fg=COLOURS[finding.word])
-    why = "" if repeated and finding.word != "fail" else spelled_out(finding.why)
-    remark = click.style(f" ({why})", dim=True) if why and finding.word in ("pass", "skipped") else ""
-    lines = [f"  {word} {finding.requirement.id:<23} {finding.requirement.sentence}{remark}"]
+def result_to_text(result: RequirementResult, *, repeated: bool) -> list[str]:
+    """Format a result as lines. With `repeated`, leave out a reason that the result before it has, too."""
+    word = click.style(f"{result.verdict:<10}", fg=COLOURS[result.verdict])
+    why = "" if repeated and result.verdict != "fail" else escape_controls(result.why)
+    remark = click.style(f" ({why})", dim=True) if why and result.verdict in ("pass", "skipped") else ""
+    lines = [f"  {word} {result.requirement.id:<23} {result.requirement.sentence}{remark}"]
     indent = " " * 13
     if why and not remark:
         lines.append(indent + why)
-    for line in finding.lines:
-        lines.append(f"{indent}{'→' if line.sender == 'client' else '←'} {shortened(spelled_out(text(line)))}")
-    if finding.stderr.strip():
-        lines += [f"{indent}standard error: {spelled_out(words)}" for words in finding.stderr.strip().splitlines()[-5:]]
+    for line in result.lines:
+        lines.append(
+            f"{indent}{'→' if line.sender == 'client' else '←'} {shorten_line(escape_controls(line_text(line)))}"
+        )
+    if result.stderr.strip():
+        lines += [
+            f"{indent}standard error: {escape_controls(text)}" for text in result.stderr.strip().splitlines()[-5:]
+        ]
     return lines
 
 
-def agent_name(report: Report) -> str:
-    info = report.facts.greeting.member("agentInfo") if report.facts.greeting else None
+def get_agent_name(report: CheckReport) -> str:
+    info = report.facts.initialize.member("agentInfo") if report.facts.initialize else None
     match info:
         case {"name": str(name), "version": str(version)}:
-            return spelled_out(f"{name} {version}")
+            return escape_controls(f"{name} {version}")
         case _:
             return "An agent without a name"
 
 
-def text(line: Line) -> str:
+def line_text(line: WireLine) -> str:
     return line.raw.decode(errors="backslashreplace")
 
 
-def shortened(words: str) -> str:
-    return words if len(words) <= WIDTH else f"{words[: WIDTH - 100]} … {words[-80:]}"
+def shorten_line(text: str) -> str:
+    return text if len(text) <= MAX_LINE_CHARACTERS else f"{text[: MAX_LINE_CHARACTERS - 100]} … {text[-80:]}"
 
 
-def as_json(report: Report) -> dict[str, Any]:
-    """The whole of it. A line that is no UTF-8 comes as base64, under `bytes`."""
-    greeting = report.facts.greeting
+def to_json(report: CheckReport) -> dict[str, Any]:
+    """Convert a report to JSON. A line that is not UTF-8 is base64 under `bytes`."""
+    greeting = report.facts.initialize
     return {
-        "conformant": report.conformant,
+        "conformant": report.is_conformant,
         "protocolVersion": 1,
         "command": list(report.options.command),
         "agentInfo": greeting.member("agentInfo") if greeting else None,
         "agentCapabilities": greeting.member("agentCapabilities") if greeting else None,
-        "requirements": [finding_as_json(finding) for finding in report.findings],
+        "requirements": [result_to_json(result) for result in report.results],
     }
 
 
-def finding_as_json(finding: Finding) -> dict[str, Any]:
+def result_to_json(result: RequirementResult) -> dict[str, Any]:
     return {
-        "id": finding.requirement.id,
-        "level": finding.requirement.level,
-        "sentence": finding.requirement.sentence,
-        "verdict": finding.word,
-        "why": finding.why,
-        "lines": [line_as_json(line) for line in finding.lines],
-        "stderr": finding.stderr,
+        "id": result.requirement.id,
+        "level": result.requirement.level,
+        "sentence": result.requirement.sentence,
+        "verdict": result.verdict,
+        "why": result.why,
+        "lines": [line_to_json(line) for line in result.lines],
+        "stderr": result.stderr,
     }
 
 
-def line_as_json(line: Line) -> dict[str, Any]:
-    said: dict[str, Any] = {"at": round(line.at, 6), "from": line.sender}
+def line_to_json(line: WireLine) -> dict[str, Any]:
+    entry: dict[str, Any] = {"at": round(line.at, 6), "from": line.sender}
     try:
-        return {**said, "line": line.raw.decode()}
+        return {**entry, "line": line.raw.decode()}
     except UnicodeDecodeError:
-        return {**said, "bytes": base64.b64encode(line.raw).decode()}
+        return {**entry, "bytes": base64.b64encode(line.raw).decode()}

@@ -1,4 +1,4 @@
-"""`crow demo`: a real piece of work on a small project, with a script in the place of the model."""
+"""`crow demo`: fix a bug in a small project, with a script in place of the model."""
 
 import asyncio
 import shlex
@@ -8,29 +8,33 @@ from collections.abc import Mapping
 from importlib.resources import as_file, files
 
 import click
+from crow_core.extensions.ask_user import ask_user
 from crow_core.models.chat import ChatModel
 from crow_core.testing import ScriptedServer
+from crow_persistence.extension import persistence
 
-from crow_cli.demo.script import TASK, TESTS, play
-from crow_cli.house import build
+from crow_cli.app import build
+from crow_cli.demo.script import TASK, TESTS, next_reply
 from crow_cli.run import is_interactive, run
 
-HONEST = "The model here is a script, served on this machine; crow, its tools, the files and the tests are real."
+SCRIPTED_NOTICE = (
+    "The model here is a script, served on this machine; crow, its tools, the files and the tests are real."
+)
 
 
-async def show(env: Mapping[str, str], model: str = "") -> int:
-    """Fix the demo's bug in a copy of its project; gives 0 only if the tests pass afterwards."""
+async def run_demo(env: Mapping[str, str], model: str = "") -> int:
+    """Fix the bug in a copy of the demo's project. Return 0 only if the project's tests pass afterwards."""
     with tempfile.TemporaryDirectory(prefix="crow-demo-") as folder, as_file(files("crow_cli.demo") / "project") as kit:
         shutil.copytree(kit, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
         click.secho(f"crow demo in {folder}", bold=True, err=True)
-        click.secho(f"{f'Model: {model}.' if model else HONEST}\n\n> {TASK}\n", dim=True, err=True)
+        click.secho(f"{f'Model: {model}.' if model else SCRIPTED_NOTICE}\n\n> {TASK}\n", dim=True, err=True)
         if model:
-            crow = await build(env, model=model, mode="accept-edits", remember=False, asks=False)
+            crow = await build(env, model=model, mode="accept-edits", without=[persistence, ask_user])
             code = await run(crow, TASK, folder, interactive=is_interactive())
         else:
-            async with ScriptedServer(play) as server:
+            async with ScriptedServer(next_reply) as server:
                 scripted = ChatModel(name="script", base_url=server.url, window=32_768)
-                crow = await build(env, mode="yolo", models={"script": scripted}, remember=False, asks=False)
+                crow = await build(env, mode="yolo", models={"script": scripted}, without=[persistence, ask_user])
                 code = await run(crow, TASK, folder)
         works = await tests_pass(folder)
     if works and code == 0:

@@ -1,4 +1,4 @@
-"""A model played by a script: it believes only what the tools show, so a broken tool makes a broken demo."""
+"""A script that answers as a model would. It relies on the tools' output, so a broken tool ends the demo."""
 
 import re
 import shlex
@@ -14,10 +14,10 @@ TASK = (
     f"One test of this small project fails. Run the tests with `{TESTS}`, find the bug and fix it in the code, not in "
     "the test. Then run the tests again and tell me in a few sentences what was wrong."
 )
-"""What the person asks; it is enough for a real model too."""
+"""The prompt of the demo. It contains all that a real model needs, too."""
 
-PACE = 0.007
-"""Seconds between fragments: alive to the eye, over within a few seconds."""
+FRAGMENT_DELAY = 0.007
+"""Seconds between the fragments of a reply: visibly streamed, and finished within a few seconds."""
 
 FILE = "pancakes.py"
 BUG = "people // SERVES"
@@ -30,51 +30,51 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 class FirstRun(NamedTuple):
     ran: str
-    """How many tests ran."""
+    """The number of tests that ran."""
     difference: str
-    """What the assertion said."""
+    """The message of the failed assertion."""
 
 
-class Surprise(Exception):
-    """A tool did not show what it has to show before the next step makes sense."""
+class UnexpectedOutput(Exception):
+    """The output of a tool lacks what the next step needs."""
 
-    def __init__(self, what: str, said: str) -> None:
-        super().__init__(f"{what}, so I stop here. {_quote(said)}")
+    def __init__(self, problem: str, output: str) -> None:
+        super().__init__(f"{problem}, so I stop here. {_quote_output(output)}")
 
 
-def play(request: dict[str, Any]) -> Reply:
-    """The next reply to a chat-completions request: run, read, fix, run again, report."""
+def next_reply(request: dict[str, Any]) -> Reply:
+    """Return the reply to a chat-completions request: run the tests, read, fix, run them again, or report."""
     try:
         _expect_tools(request)
         match _results(request):
             case []:
-                return _say("I run the tests first, to see what fails.", "terminal", command=TESTS)
+                return _reply("I run the tests first, to see what fails.", "terminal", command=TESTS)
             case [tests]:
-                failure = _failure(tests)
+                failure = _parse_failure(tests)
                 words = f"One of {failure.ran} tests fails, with `{failure.difference}`. I look at `{FILE}`."
-                return _say(words, "file_editor", command="view", path=FILE)
+                return _reply(words, "file_editor", command="view", path=FILE)
             case [_, code]:
                 _expect_bug(code)
                 words = f"There it is: `{BUG}` counts whole recipes only. One character too many."
-                return _say(words, "file_editor", command="str_replace", path=FILE, old_str=BUG, new_str=FIX)
+                return _reply(words, "file_editor", command="str_replace", path=FILE, old_str=BUG, new_str=FIX)
             case [_, _, edit]:
                 _expect_edit(edit)
-                return _say("Now the tests again.", "terminal", command=TESTS)
+                return _reply("Now the tests again.", "terminal", command=TESTS)
             case results:
                 tests, _, _, again, *_ = results
-                failure = _failure(tests)
+                failure = _parse_failure(tests)
                 _expect_success(again, failure.ran)
-                return Reply(_report(failure), pace=PACE)
-    except Surprise as surprise:
-        return Reply(str(surprise), pace=PACE)
+                return Reply(_report(failure), pace=FRAGMENT_DELAY)
+    except UnexpectedOutput as surprise:
+        return Reply(str(surprise), pace=FRAGMENT_DELAY)
 
 
-def _say(words: str, tool: str, **arguments: str) -> Reply:
-    return Reply(words, tool_calls=[{"name": tool, "arguments": arguments}], pace=PACE)
+def _reply(words: str, tool: str, **arguments: str) -> Reply:
+    return Reply(words, tool_calls=[{"name": tool, "arguments": arguments}], pace=FRAGMENT_DELAY)
 
 
 def _results(request: dict[str, Any]) -> list[str]:
-    """What the tools returned since the person last spoke, oldest first."""
+    """List the results of the tool calls since the last user message, oldest first."""
     results: list[str] = []
     for message in request["messages"]:
         if message["role"] == "user":
@@ -92,38 +92,38 @@ def _expect_tools(request: dict[str, Any]) -> None:
     tools: list[dict[str, Any]] = request.get("tools") or []
     offered = {tool["function"]["name"] for tool in tools}
     if missing := {"terminal", "file_editor"} - offered:
-        raise Surprise(f"I was not given the tool {' nor '.join(sorted(missing))}", ", ".join(sorted(offered)))
+        raise UnexpectedOutput(f"I was not given the tool {' nor '.join(sorted(missing))}", ", ".join(sorted(offered)))
 
 
-def _failure(tests: str) -> FirstRun:
-    """What the first run shows, which has to be the one failure."""
+def _parse_failure(tests: str) -> FirstRun:
+    """Parse the first run of the tests, which has to show exactly the one expected failure."""
     ran = RAN.search(tests)
     if not ran:
-        raise Surprise("The terminal tool did not show a run of the tests", tests)
+        raise UnexpectedOutput("The terminal tool did not show a run of the tests", tests)
     difference = re.search(r"^AssertionError: (\S.*?)\s*$", tests, re.M)
     if f"FAIL: {FAILING} " not in tests or "FAILED (failures=1)" not in tests or not difference:
-        raise Surprise("The terminal tool did not show the one failing test that I was asked to fix", tests)
+        raise UnexpectedOutput("The terminal tool did not show the one failing test that I was asked to fix", tests)
     return FirstRun(ran[1], difference[1])
 
 
 def _expect_bug(code: str) -> None:
     if BUG not in code:
-        raise Surprise(f"The file_editor tool did not show the line with `{BUG}` in `{FILE}`", code)
+        raise UnexpectedOutput(f"The file_editor tool did not show the line with `{BUG}` in `{FILE}`", code)
 
 
 def _expect_edit(edit: str) -> None:
     if FIX not in edit:
-        raise Surprise(f"The file_editor tool did not show `{FILE}` with `{FIX}` after the edit", edit)
+        raise UnexpectedOutput(f"The file_editor tool did not show `{FILE}` with `{FIX}` after the edit", edit)
 
 
 def _expect_success(tests: str, before: str) -> None:
     ran = RAN.search(tests)
     if not ran:
-        raise Surprise("The terminal tool did not show the second run of the tests", tests)
+        raise UnexpectedOutput("The terminal tool did not show the second run of the tests", tests)
     if not re.search(r"^OK\s*$", tests, re.M) or "[exit code" in tests:
-        raise Surprise("The tests do not pass after the edit", tests)
+        raise UnexpectedOutput("The tests do not pass after the edit", tests)
     if ran[1] != before:
-        raise Surprise(f"The first run had {before} tests and the second {ran[1]}", tests)
+        raise UnexpectedOutput(f"The first run had {before} tests and the second {ran[1]}", tests)
 
 
 def _report(failure: FirstRun) -> str:
@@ -134,7 +134,7 @@ def _report(failure: FirstRun) -> str:
     )
 
 
-def _quote(said: str) -> str:
-    """A tool's words as Markdown, the end of them: that is where errors stand."""
-    said = said.strip()
-    return f"What I got:\n\n```\n{said[-600:]}\n```" if said else "I got nothing."
+def _quote_output(output: str) -> str:
+    """Quote the last 600 characters of a tool's output as Markdown: errors are at the end."""
+    output = output.strip()
+    return f"What I got:\n\n```\n{output[-600:]}\n```" if output else "I got nothing."

@@ -137,7 +137,9 @@ def permissions(
                 # The answer to the call before may have settled this one, or the mode may have changed.
                 judgement = judge(session, get_permissions(session), tool_call)
                 if judgement.verdict == "ask":
-                    judgement = await ask_user(session, get_permissions(session), tool_call, may_last=judgement.may_last)
+                    judgement = await ask_user(
+                        session, get_permissions(session), tool_call, may_last=judgement.may_last
+                    )
         scope = f"session: {describe_scope(session, tool_call)}" if judgement.lasts else "once"
         decision = {"kind": "decision", "is": judgement.verdict, "by": judgement.reason, "scope": scope}
         session.log.append({"crow": {**decision, **identify(tool_call.use)}})

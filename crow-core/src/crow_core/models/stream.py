@@ -194,8 +194,8 @@ def parse_object(text: bytes) -> dict[str, Any] | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
     try:
-        lenient = json.dumps(json.loads(text.decode("utf-8", "replace")), ensure_ascii=False)
-        return OBJECT_DECODER.decode(lenient.encode("utf-8", "replace"))
+        convert_leniently = json.dumps(json.loads(text.decode("utf-8", "replace")), ensure_ascii=False)
+        return OBJECT_DECODER.decode(convert_leniently.encode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return None
 

@@ -1,4 +1,4 @@
-"""What a person sees of a turn in the terminal: the answer on standard output, all else on standard error."""
+"""An ACP client that prints a turn in the terminal: the answer on standard output, all else on standard error."""
 
 import asyncio
 import difflib
@@ -31,18 +31,14 @@ from crow_core.acp.transports import Transport
 from crow_core.text import CONTROL_CHARACTERS as CONTROL_CHARACTERS
 from msgspec import UNSET
 
-LINES = 12
-"""How much of a tool's output is shown."""
+from crow_cli.console import MAX_OUTPUT_LINES, remove_controls
 
-CONTROL = {code: None for code in CONTROL_CHARACTERS if chr(code) not in "\n\t"}
-"""Models and tools may not steer the terminal, nor turn text around: what could is left out."""
-
-ANSWERS = {"allow_once": "y", "allow_always": "a", "reject_once": "n"}
-"""The letter for each kind of answer; whatever else is typed means no."""
+ANSWER_LETTERS = {"allow_once": "y", "allow_always": "a", "reject_once": "n"}
+"""The letter to type for each kind of answer; any other input means no."""
 
 
-class Screen(AcpClient):
-    """An ACP client that prints. Only an `interactive` one asks the person for permissions."""
+class TerminalClient(AcpClient):
+    """An ACP client that prints updates. Only an `interactive` one asks the user for permissions."""
 
     def __init__(self, transport: Transport, *, interactive: bool = False, quiet: bool = False) -> None:
         handlers: dict[str, Handler] = {"session/update": self.on_update}
@@ -52,45 +48,45 @@ class Screen(AcpClient):
         self.quiet = quiet
         """Print nothing while the turn runs."""
         self.text = ""
-        """All that the agent said."""
+        """The text of all messages of the agent."""
         self.usage: UsageUpdate | None = None
-        self.previewed: set[str] = set()
-        """The calls whose diff was shown when they were asked about."""
-        self.message = ""
-        """The message being printed: another one starts on a line of its own."""
-        self.column: IO[str] | None = None
-        """Where a line has been begun and not ended."""
-        self.unread: BrokenPipeError | None = None
-        """That nobody reads on what is printed."""
+        self.previewed_calls: set[str] = set()
+        """The ids of the tool calls whose diff was printed with the question for permission."""
+        self.message_id = ""
+        """The id of the message being printed. Another message starts on a new line."""
+        self.open_line: IO[str] | None = None
+        """The stream whose last line has no newline yet."""
+        self.output_closed: BrokenPipeError | None = None
+        """The error that says that the reader of the output has closed it."""
 
     async def on_update(self, notification: SessionNotification) -> None:
-        if self.unread:
+        if self.output_closed:
             return
         try:
             self.show(notification.update)
         except BrokenPipeError as error:
-            self.unread = error
+            self.output_closed = error
             await self.cancel(notification.session_id)
 
     def show(self, update: SessionUpdate) -> None:
         match update:
             case AgentMessageChunk(content=TextBlock(text=text), message_id=message_id):
-                if self.text and message_id != self.message:
-                    self.say("\n\n" if self.column else "\n", sys.stdout)
+                if self.text and message_id != self.message_id:
+                    self.print("\n\n" if self.open_line else "\n", sys.stdout)
                     self.text += "\n\n"
-                self.message = str(message_id)
+                self.message_id = str(message_id)
                 self.text += text
-                self.say(text, sys.stdout)
+                self.print(text, sys.stdout)
             case AgentThoughtChunk(content=TextBlock(text=text)):
-                self.say(text, sys.stderr, dim=True)
+                self.print(text, sys.stderr, dim=True)
             case ToolCall(title=title) | ToolCallUpdate(title=str(title), status="pending") as call:
-                if call.raw_input is not UNSET:  # else the rest of it is to come
-                    self.line(f"● {title}", fg="cyan")
+                if call.raw_input is not UNSET:  # without input, the call is not complete yet
+                    self.print_line(f"● {title}", fg="cyan")
             case ToolCallUpdate(status="completed" | "failed" as status) as update:
-                if update.tool_call_id not in self.previewed or status == "failed":
-                    self.result(update.content or [], failed=status == "failed")
+                if update.tool_call_id not in self.previewed_calls or status == "failed":
+                    self.print_result(update.content or [], failed=status == "failed")
             case NoticeUpdate(title=title, severity=severity):
-                self.line(f"! {title}", fg="yellow" if severity != "info" else None)
+                self.print_line(f"! {title}", fg="yellow" if severity != "info" else None)
             case UsageUpdate() as usage:
                 self.usage = usage
             case _:
@@ -99,78 +95,68 @@ class Screen(AcpClient):
     async def on_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
         call = question.tool_call
         if call.content:
-            self.result(call.content, failed=False)
-            self.previewed.add(call.tool_call_id)
+            self.print_result(call.content, failed=False)
+            self.previewed_calls.add(call.tool_call_id)
         match call.raw_input:
             case {"command": str(command)} if call.kind == "execute" and command != call.title:
-                self.line(command)  # whole: the title shows one line of it
+                self.print_line(command)  # the whole command: the title has only one line of it
             case _:
                 pass
-        offered = {ANSWERS[option.kind]: option for option in question.options if option.kind in ANSWERS}
+        offered = {ANSWER_LETTERS[option.kind]: option for option in question.options if option.kind in ANSWER_LETTERS}
         self.end_line()
         always = ", [a]lways in this session" if "a" in offered else ""
-        self.say(f"Allow {call.title}? [y]es, [n]o{always}: ", sys.stderr, fg="yellow")
+        self.print(f"Allow {call.title}? [y]es, [n]o{always}: ", sys.stderr, fg="yellow")
         answer = await read_answer()
-        self.column = None
+        self.open_line = None
         chosen = offered.get(answer or "", offered.get("n"))
         if chosen is None or answer is None:
             return RequestPermissionResponse(outcome=CancelledOutcome())
         return RequestPermissionResponse(outcome=SelectedOutcome(option_id=chosen.option_id))
 
-    def result(self, parts: list[ToolCallContent], *, failed: bool) -> None:
-        """What a tool did: diffs, or the end of what it said."""
+    def print_result(self, parts: list[ToolCallContent], *, failed: bool) -> None:
+        """Print the result of a tool call: its diffs, or the last lines of its output."""
         for part in parts:
             match part:
                 case DiffContent():
-                    self.diff(part)
+                    self.print_diff(part)
                 case BlockContent(content=TextBlock(text=text)):
                     lines = [line for line in text.strip().splitlines() if not line.startswith("```")]
-                    if len(lines) > LINES:
-                        lines = [f"… {len(lines) - LINES} lines before", *lines[-LINES:]]
+                    if len(lines) > MAX_OUTPUT_LINES:
+                        lines = [f"… {len(lines) - MAX_OUTPUT_LINES} lines before", *lines[-MAX_OUTPUT_LINES:]]
                     for line in lines:
-                        self.line(f"  {line}", fg="red" if failed else None, dim=not failed)
+                        self.print_line(f"  {line}", fg="red" if failed else None, dim=not failed)
                 case _:
                     pass
 
-    def diff(self, change: DiffContent) -> None:
+    def print_diff(self, change: DiffContent) -> None:
         old, new = (change.old_text or "").splitlines(), change.new_text.splitlines()
         for line in list(difflib.unified_diff(old, new, lineterm="", n=2))[2:]:
             colour = {"+": "green", "-": "red"}.get(line[:1])
-            self.line(f"  {line}", fg=colour, dim=colour is None)
+            self.print_line(f"  {line}", fg=colour, dim=colour is None)
 
-    def line(self, text: str, *, fg: str | None = None, dim: bool = False) -> None:
-        """A line of its own, beside the answer."""
+    def print_line(self, text: str, *, fg: str | None = None, dim: bool = False) -> None:
+        """Print a line on standard error, apart from the answer."""
         self.end_line()
-        self.say(f"{text}\n", sys.stderr, fg=fg, dim=dim)
+        self.print(f"{text}\n", sys.stderr, fg=fg, dim=dim)
 
     def end_line(self) -> None:
-        if self.column is not None:
-            self.say("\n", self.column)
+        if self.open_line is not None:
+            self.print("\n", self.open_line)
 
-    def say(self, text: str, file: IO[str], *, fg: str | None = None, dim: bool = False) -> None:
-        if self.quiet or not (text := clean(text)):
+    def print(self, text: str, file: IO[str], *, fg: str | None = None, dim: bool = False) -> None:
+        if self.quiet or not (text := remove_controls(text)):
             return
-        if self.column not in (None, file):
-            click.echo(file=self.column)
+        if self.open_line not in (None, file):
+            click.echo(file=self.open_line)
         styled = click.style(text, fg=fg, dim=dim) if fg or dim else text
         click.echo(styled, file=file, nl=False)
-        self.column = None if text.endswith("\n") else file
-
-
-def clean(text: str) -> str:
-    """Text that cannot steer the terminal."""
-    return text.translate(CONTROL)
-
-
-def spelled_out(text: str) -> str:
-    """Text that cannot steer the terminal and hides nothing: its control characters as JSON writes them."""
-    return text.translate({code: f"\\u{code:04x}" for code in CONTROL})
+        self.open_line = None if text.endswith("\n") else file
 
 
 async def read_answer() -> str | None:
-    """The first letter of the next line typed, in lower case; None at the end of input.
+    """Read a line and return its first letter in lower case; return None at the end of input.
 
-    Not `input` in a thread: a cancelled question must not keep the process waiting for a key.
+    This does not call `input` in a thread, which would keep the process alive after the question was cancelled.
     """
     loop, line = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(sys.stdin, line.set)

@@ -1,4 +1,4 @@
-"""`crow acp --print-config`: what to paste where, so that a client starts this crow and no other."""
+"""`crow acp --print-config`: print the settings that make a client start this crow."""
 
 import json
 import os
@@ -11,37 +11,37 @@ from typing import Any
 
 import click
 
-Config = Callable[[Sequence[str], Mapping[str, str]], str]
-"""Takes the agent's command line, and at most one variable for it."""
+FormatConfig = Callable[[Sequence[str], Mapping[str, str]], str]
+"""Takes the agent's command line and at most one environment variable; returns the settings as text."""
 
 
-def command(argv0: str, executable: str) -> list[str]:
-    """How this crow is started from anywhere: its absolute path, or Python's where it runs as `python -m`.
+def find_command(argv0: str, executable: str) -> list[str]:
+    """Return a command line that starts this crow from any folder: the script's absolute path, or `python -m`.
 
-    Links stay as they are: the one that `uv tool` makes outlives an upgrade, what it leads to need not.
+    Links are not resolved: a link that `uv tool` makes stays valid after an upgrade, its target may not.
     """
-    found = shutil.which(argv0) if Path(argv0).suffix != ".py" else None
-    return [os.path.abspath(found)] if found else [executable, "-m", "crow_cli"]
+    script = shutil.which(argv0) if Path(argv0).suffix != ".py" else None
+    return [os.path.abspath(script)] if script else [executable, "-m", "crow_cli"]
 
 
 def zed(agent: Sequence[str], env: Mapping[str, str]) -> str:
-    return servers({"type": "custom", **started(agent, env)})
+    return to_agent_servers({"type": "custom", **to_launch(agent, env)})
 
 
 def jetbrains(agent: Sequence[str], env: Mapping[str, str]) -> str:
-    return servers(started(agent, env))
+    return to_agent_servers(to_launch(agent, env))
 
 
 def vscode(agent: Sequence[str], env: Mapping[str, str]) -> str:
-    return as_json({"acp.agents": {"Crow": started(agent, env)}})
+    return to_json({"acp.agents": {"Crow": to_launch(agent, env)}})
 
 
 def acpx(agent: Sequence[str], env: Mapping[str, str]) -> str:
-    return as_json({"agents": {"crow": {"argv": list(agent)}}})
+    return to_json({"agents": {"crow": {"argv": list(agent)}}})
 
 
 def codecompanion(agent: Sequence[str], env: Mapping[str, str]) -> str:
-    variables = "".join(f"\n          env = {{ {name} = {quoted(value)} }}," for name, value in env.items())
+    variables = "".join(f"\n          env = {{ {name} = {quote(value)} }}," for name, value in env.items())
     return f"""\
 require("codecompanion").setup({{
   adapters = {{
@@ -50,7 +50,7 @@ require("codecompanion").setup({{
         return require("codecompanion.adapters").extend("goose", {{
           name = "crow",
           formatted_name = "Crow",
-          commands = {{ default = {{ {", ".join(map(quoted, agent))} }} }},{variables}
+          commands = {{ default = {{ {", ".join(map(quote, agent))} }} }},{variables}
         }})
       end,
     }},
@@ -60,9 +60,9 @@ require("codecompanion").setup({{
 
 
 def agent_shell(agent: Sequence[str], env: Mapping[str, str]) -> str:
-    program, *args = map(quoted, agent)
+    program, *args = map(quote, agent)
     indent = "\n" + " " * 45
-    variables = "".join(f"{indent}:environment-variables '({quoted(f'{name}={env[name]}')})" for name in env)
+    variables = "".join(f"{indent}:environment-variables '({quote(f'{name}={env[name]}')})" for name in env)
     return f"""\
 (defun crow ()
   "Start a shell with the agent crow."
@@ -84,24 +84,24 @@ def toad(agent: Sequence[str], env: Mapping[str, str]) -> str:
     return f"toad acp {shlex.quote(shlex.join(agent))} ."
 
 
-def started(agent: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
+def to_launch(agent: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
     return {"command": agent[0], "args": list(agent[1:]), "env": dict(env)}
 
 
-def servers(agent: dict[str, Any]) -> str:
-    return as_json({"agent_servers": {"crow": agent}})
+def to_agent_servers(agent: dict[str, Any]) -> str:
+    return to_json({"agent_servers": {"crow": agent}})
 
 
-def as_json(value: Any) -> str:
+def to_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def quoted(text: str) -> str:
-    """A string as Lua and Emacs Lisp both read it."""
+def quote(text: str) -> str:
+    """Quote a string for Lua and for Emacs Lisp."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
-CLIENTS: dict[str, tuple[Config, str]] = {
+CLIENTS: dict[str, tuple[FormatConfig, str]] = {
     "zed": (zed, "Into Zed's settings (~/.config/zed/settings.json, or the command `zed: open settings file`)."),
     "jetbrains": (jetbrains, "Into ~/.jetbrains/acp.json; in the IDE: AI Chat, Add Custom Agent."),
     "codecompanion": (codecompanion, "Into the setup of codecompanion.nvim, in Neovim's init.lua."),
@@ -110,14 +110,14 @@ CLIENTS: dict[str, tuple[Config, str]] = {
     "vscode": (vscode, "Into VS Code's settings.json, for the extension ACP Client (formulahendry.acp-client)."),
     "acpx": (acpx, "Into ~/.acpx/config.json; then: acpx crow exec 'What is this?'"),
 }
-"""What each client wants, and where."""
+"""For each client, the function that formats its settings, and a sentence that says where to put them."""
 
 
-def show(client: str, model: str) -> None:
-    """Print what to paste on standard output, and where to put it on standard error."""
-    config, where = CLIENTS[client]
-    agent = [*command(sys.argv[0], sys.executable), "acp", *(["-m", model] if model else [])]
-    home = os.environ.get("CROW_HOME")  # the one variable that an editor does not have and crow may need
+def print_client_config(client: str, model: str) -> None:
+    """Print the settings on standard output, and the place for them on standard error."""
+    format_config, where = CLIENTS[client]
+    agent = [*find_command(sys.argv[0], sys.executable), "acp", *(["-m", model] if model else [])]
+    home = os.environ.get("CROW_HOME")  # an editor does not set it, and crow may need it
     env = {"CROW_HOME": os.path.abspath(home)} if home else {}
     click.echo(where, err=True)
-    click.echo(config(agent, env))
+    click.echo(format_config(agent, env))

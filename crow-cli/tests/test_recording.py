@@ -1,4 +1,4 @@
-"""`crow acp record` and `crow acp replay`: nothing changes on the way, nothing is lost, and it can be said again."""
+"""`crow acp record` and `crow acp replay`: messages are not changed, none is lost, and they can be replayed."""
 
 import asyncio
 import json
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_cli.replay import Viewer
-from crow_cli.wire import Said, message_of, read
+from crow_cli.recording.file import RecordedLine, parse_message, read_recording
+from crow_cli.recording.viewer import RecordingViewer
 from crow_core.acp.schema import ClientCapabilities
 from crow_core.acp.transports import spawn
 from crow_core.testing import Editor, Reply, ScriptedServer
@@ -27,22 +27,20 @@ SUBJECT = (sys.executable, "-I", "-S", str(Path(__file__).with_name("subject.py"
 
 
 async def start(machine: "Machine", file: Path, *command: str) -> Process:
-    """Start a command under the recorder, in a process group of its own."""
+    """Start a command under the recorder, in a new process group."""
     crow = (sys.executable, "-m", "crow_cli", "acp", "record", "-o", str(file), "--")
     return await asyncio.create_subprocess_exec(
         *crow, *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=machine.env, start_new_session=True
     )
 
 
-def said(file: Path, side: str) -> bytes:
-    """All that one side said, as the recording has it."""
-    return b"\n".join(line.raw for line in read(file) if line.side == side)
+def read_side(file: Path, side: str) -> bytes:
+    """Return everything that one side wrote, from the recording."""
+    return b"\n".join(line.raw for line in read_recording(file) if line.side == side)
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_bytes_pass_unchanged_whatever_they_are_and_are_all_written_down(
-    machine: "Machine", tmp_path: Path, seed: int
-) -> None:
+async def test_all_bytes_pass_unchanged_and_are_recorded(machine: "Machine", tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     pieces = [b"\n", b"\r\n", b"\xff\xfe", b"\0", "é\u2028".encode(), b'{"jsonrpc":"2.0"}', chance.randbytes(1 << 16)]
     sent = b"".join(chance.choices(pieces, k=200))
@@ -51,7 +49,11 @@ async def test_bytes_pass_unchanged_whatever_they_are_and_are_all_written_down(
 
     assert process.returncode == 0
     assert came == sent
-    assert said(tmp_path / "wire.jsonl", "client") == said(tmp_path / "wire.jsonl", "agent") == sent.removesuffix(b"\n")
+    assert (
+        read_side(tmp_path / "wire.jsonl", "client")
+        == read_side(tmp_path / "wire.jsonl", "agent")
+        == sent.removesuffix(b"\n")
+    )
 
 
 async def test_a_line_of_many_megabytes_passes(machine: "Machine", tmp_path: Path) -> None:
@@ -60,7 +62,7 @@ async def test_a_line_of_many_megabytes_passes(machine: "Machine", tmp_path: Pat
     came, _ = await process.communicate(sent)
 
     assert came == sent
-    assert [len(line.raw) for line in read(tmp_path / "wire.jsonl") if line.side == "agent"] == [40 << 20, 1]
+    assert [len(line.raw) for line in read_recording(tmp_path / "wire.jsonl") if line.side == "agent"] == [40 << 20, 1]
 
 
 async def test_the_first_half_of_a_line_does_not_wait_for_the_second(machine: "Machine", tmp_path: Path) -> None:
@@ -73,14 +75,14 @@ async def test_the_first_half_of_a_line_does_not_wait_for_the_second(machine: "M
     await process.communicate(b"")
 
 
-async def test_the_exit_code_is_the_agents(machine: "Machine", tmp_path: Path) -> None:
+async def test_exit_code_is_the_agents(machine: "Machine", tmp_path: Path) -> None:
     process = await start(machine, tmp_path / "wire.jsonl", "sh", "-c", "echo bye; echo oh >&2; exit 7")
 
     assert await process.communicate(b"") == (b"bye\n", b"oh\n")
     assert process.returncode == 7
 
 
-async def test_a_signal_reaches_the_agent_and_its_last_words_are_kept(machine: "Machine", tmp_path: Path) -> None:
+async def test_signal_reaches_the_agent_and_its_last_output_is_recorded(machine: "Machine", tmp_path: Path) -> None:
     script = "trap 'echo last words; exit 3' TERM; echo ready; while :; do sleep 0.1; done"
     process = await start(machine, tmp_path / "wire.jsonl", "sh", "-c", script)
     assert process.stdout
@@ -89,10 +91,10 @@ async def test_a_signal_reaches_the_agent_and_its_last_words_are_kept(machine: "
     came, _ = await process.communicate(b"")
 
     assert (process.returncode, came) == (3, b"last words\n")
-    assert said(tmp_path / "wire.jsonl", "agent") == b"ready\nlast words"
+    assert read_side(tmp_path / "wire.jsonl", "agent") == b"ready\nlast words"
 
 
-async def test_what_was_said_before_the_agent_is_killed_is_kept(machine: "Machine", tmp_path: Path) -> None:
+async def test_output_before_the_agent_is_killed_is_recorded(machine: "Machine", tmp_path: Path) -> None:
     process = await start(machine, tmp_path / "wire.jsonl", "sh", "-c", "read line; echo got $line; sleep 600")
     assert process.stdin
     assert process.stdout
@@ -102,8 +104,8 @@ async def test_what_was_said_before_the_agent_is_killed_is_kept(machine: "Machin
     await process.communicate(b"")
 
     assert process.returncode == -signal.SIGKILL
-    assert said(tmp_path / "wire.jsonl", "client") == b"this"
-    assert said(tmp_path / "wire.jsonl", "agent") == b"got this"
+    assert read_side(tmp_path / "wire.jsonl", "client") == b"this"
+    assert read_side(tmp_path / "wire.jsonl", "agent") == b"got this"
 
 
 async def test_an_agent_whose_client_is_gone_ends_as_it_would_without_a_recorder(
@@ -117,28 +119,26 @@ async def test_an_agent_whose_client_is_gone_ends_as_it_would_without_a_recorder
     assert await process.wait() == -signal.SIGPIPE
 
 
-async def insist(stdin: asyncio.StreamWriter) -> None:
-    """Talk until somebody hangs up."""
+async def write_until_closed(stdin: asyncio.StreamWriter) -> None:
+    """Write until the other side closes."""
     while True:
         stdin.write(b"hello?\n" * 10_000)
         await stdin.drain()
 
 
-async def test_a_client_hears_that_its_agent_listens_no_more(machine: "Machine", tmp_path: Path) -> None:
+async def test_client_notices_that_its_agent_closed_its_input(machine: "Machine", tmp_path: Path) -> None:
     process = await start(machine, tmp_path / "wire.jsonl", "sh", "-c", "exec <&-; echo deaf; read line; sleep 600")
     assert process.stdin
     assert process.stdout
     await process.stdout.readline()
 
     with pytest.raises((BrokenPipeError, ConnectionResetError)):
-        await insist(process.stdin)
+        await write_until_closed(process.stdin)
     os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
 
 
-async def test_a_recording_that_cannot_be_written_on_does_not_end_the_conversation(
-    machine: "Machine", tmp_path: Path
-) -> None:
+async def test_conversation_continues_when_the_recording_cannot_be_written(machine: "Machine", tmp_path: Path) -> None:
     record = f"{sys.executable} -m crow_cli acp record -o {tmp_path / 'wire.jsonl'} -- cat"
     process = await asyncio.create_subprocess_exec(
         "bash", "-c", f"ulimit -f 64; exec {record}", stdin=PIPE, stdout=PIPE, stderr=PIPE, env=machine.env
@@ -148,10 +148,10 @@ async def test_a_recording_that_cannot_be_written_on_does_not_end_the_conversati
 
     assert (process.returncode, came == sent) == (0, True)
     assert err == b"crow: the recording ends here: File too large.\n"
-    assert set(said(tmp_path / "wire.jsonl", "client").split(b"\n")) == {b"0123456789abcdef"}
+    assert set(read_side(tmp_path / "wire.jsonl", "client").split(b"\n")) == {b"0123456789abcdef"}
 
 
-async def test_each_recording_has_a_file_of_its_own_for_nobody_else_to_read(machine: "Machine", tmp_path: Path) -> None:
+async def test_each_recording_has_its_own_private_file(machine: "Machine", tmp_path: Path) -> None:
     for _ in range(3):
         await (await start(machine, tmp_path / "wire.jsonl", "true")).communicate(b"")
     default = await machine.crow("acp", "record", "--", "true")
@@ -163,7 +163,7 @@ async def test_each_recording_has_a_file_of_its_own_for_nobody_else_to_read(mach
     assert recordings == dict.fromkeys(["wire.jsonl", "wire-2.jsonl", "wire-3.jsonl", kept], 0o600)
 
 
-async def test_a_command_that_does_not_exist_is_a_sentence(machine: "Machine", tmp_path: Path) -> None:
+async def test_missing_command_is_one_sentence(machine: "Machine", tmp_path: Path) -> None:
     process = await start(machine, tmp_path / "wire.jsonl", "no-such-agent")
 
     assert (await process.communicate(b""))[1] == (
@@ -173,8 +173,8 @@ async def test_a_command_that_does_not_exist_is_a_sentence(machine: "Machine", t
     assert not (tmp_path / "wire.jsonl").exists()
 
 
-async def recorded(machine: "Machine", file: Path) -> None:
-    """Have an editor talk to the subject under the recorder: two sessions, a command, and a turn that is cancelled."""
+async def record_conversation(machine: "Machine", file: Path) -> None:
+    """Record an editor with the test agent: two sessions, a command, and a turn that is cancelled."""
     command = (sys.executable, "-m", "crow_cli", "acp", "record", "-o", str(file), "--", *SUBJECT)
     ear, mouth = os.pipe()
     with os.fdopen(mouth, "wb") as stderr:
@@ -191,9 +191,9 @@ async def recorded(machine: "Machine", file: Path) -> None:
         assert await asyncio.to_thread(stderr.read) == b""  # which ends with the recorder
 
 
-async def test_a_replay_shows_who_said_what_and_how_long_answers_took(machine: "Machine", tmp_path: Path) -> None:
+async def test_replay_shows_sides_messages_and_times(machine: "Machine", tmp_path: Path) -> None:
     file = tmp_path / "wire.jsonl"
-    await recorded(machine, file)
+    await record_conversation(machine, file)
     done = await machine.crow("acp", "replay", str(file))
 
     assert done.code == 0
@@ -222,9 +222,11 @@ async def test_a_replay_shows_who_said_what_and_how_long_answers_took(machine: "
     assert all(re.search(r" after \d+(\.\d)? m?s  ", words) for words in answers)
 
 
-async def test_a_replay_can_show_one_method_or_one_session_only_and_whole(machine: "Machine", tmp_path: Path) -> None:
+async def test_replay_can_be_filtered_by_method_and_session_and_show_whole_messages(
+    machine: "Machine", tmp_path: Path
+) -> None:
     file = tmp_path / "wire.jsonl"
-    await recorded(machine, file)
+    await record_conversation(machine, file)
     prompts = await machine.crow("acp", "replay", str(file), "--method", "session/p*")
     session = await machine.crow("acp", "replay", str(file), "--session", "session-1")
     full = await machine.crow("acp", "replay", str(file), "--method", "session/cancel", "--full")
@@ -242,16 +244,16 @@ async def test_a_replay_can_show_one_method_or_one_session_only_and_whole(machin
     assert json.loads("".join(rest))["params"] == {"sessionId": "session-1"}
 
 
-def heard(raw: bytes, side: Any = "agent") -> Said:
-    return Said(1.0, side, raw, message_of(raw))
+def make_line(raw: bytes, side: Any = "agent") -> RecordedLine:
+    return RecordedLine(1.0, side, raw, parse_message(raw))
 
 
-def test_what_has_no_answer_and_what_answers_nothing_stands_out() -> None:
-    viewer = Viewer()
-    viewer.view(heard(b'{"jsonrpc":"2.0","id":1,"method":"initialize"}', "client"))
-    viewer.view(heard(b'{"jsonrpc":"2.0","id":2,"method":"session/new"}', "client"))
+def test_replay_marks_requests_without_answer_and_answers_without_request() -> None:
+    viewer = RecordingViewer()
+    viewer.render(make_line(b'{"jsonrpc":"2.0","id":1,"method":"initialize"}', "client"))
+    viewer.render(make_line(b'{"jsonrpc":"2.0","id":2,"method":"session/new"}', "client"))
     once, again, stray, junk = [
-        viewer.view(heard(raw))
+        viewer.render(make_line(raw))
         for raw in (
             b'{"jsonrpc":"2.0","id":1,"result":{}}',
             b'{"jsonrpc":"2.0","id":1,"result":{}}',
@@ -260,19 +262,19 @@ def test_what_has_no_answer_and_what_answers_nothing_stands_out() -> None:
         )
     ]
 
-    assert "once more" not in once
-    assert "once more" in again
-    assert "an answer to nothing" in stray
+    assert " again" not in once
+    assert " again" in again
+    assert "an answer to no request" in stray
     assert "no message" in junk
     assert "Welcome!" in junk
-    [missing] = viewer.unanswered()
+    [missing] = viewer.list_unanswered()
     assert missing.endswith("session/new #2 was not answered")
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_a_replay_does_not_obey_what_it_shows(full: bool) -> None:
+def test_replay_does_not_control_the_terminal(full: bool) -> None:
     evil = "\x1b[2J\x07\u202e"
-    viewer = Viewer(full=full)
+    viewer = RecordingViewer(full=full)
     update = {"sessionUpdate": evil, "content": {"text": evil}}
     messages: list[dict[str, Any]] = [
         {"jsonrpc": "2.0", "id": evil, "method": evil, "params": {"sessionId": evil, "update": update}},
@@ -280,7 +282,9 @@ def test_a_replay_does_not_obey_what_it_shows(full: bool) -> None:
         {"jsonrpc": "2.0", "id": evil, "error": {"message": evil}},
     ]
     raw = [json.dumps(message, ensure_ascii=False).encode() for message in messages] + [evil.encode(), b"\x9b\xff"]
-    shown = [viewer.view(heard(line, side)) for line in raw for side in ("client", "agent")] + viewer.unanswered()
+    shown = [
+        viewer.render(make_line(line, side)) for line in raw for side in ("client", "agent")
+    ] + viewer.list_unanswered()
 
     assert len(shown) >= 10
     ours = ("\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[36m", "\x1b[0m", "\n")
@@ -290,9 +294,9 @@ def test_a_replay_does_not_obey_what_it_shows(full: bool) -> None:
         assert not any(ord(letter) < 32 or letter in "\x9b\u202e" for letter in line), repr(line)
 
 
-async def test_a_recording_cut_short_is_shown_as_far_as_it_goes(machine: "Machine", tmp_path: Path) -> None:
+async def test_incomplete_recording_is_shown_as_far_as_possible(machine: "Machine", tmp_path: Path) -> None:
     file = tmp_path / "wire.jsonl"
-    await recorded(machine, file)
+    await record_conversation(machine, file)
     file.write_bytes(file.read_bytes()[:-60])
     cut = await machine.crow("acp", "replay", str(file))
     (tmp_path / "other.txt").write_text("Dear diary\n")
@@ -306,7 +310,7 @@ async def test_a_recording_cut_short_is_shown_as_far_as_it_goes(machine: "Machin
 
 async def test_a_recorded_agent_can_be_played_to_an_editor(machine: "Machine", tmp_path: Path) -> None:
     file = tmp_path / "wire.jsonl"
-    await recorded(machine, file)
+    await record_conversation(machine, file)
     crow = ["-m", "crow_cli", "acp", "replay", str(file), "--as", "agent"]
     with (tmp_path / "stderr").open("wb") as stderr:
         editor = Editor(await spawn(sys.executable, crow, machine.env, stderr=stderr))
@@ -324,11 +328,9 @@ async def test_a_recorded_agent_can_be_played_to_an_editor(machine: "Machine", t
     assert len(editor.questions) == 1
 
 
-async def test_a_recorded_client_can_be_played_to_an_agent_that_names_things_otherwise(
-    machine: "Machine", tmp_path: Path
-) -> None:
+async def test_recorded_client_can_be_played_to_an_agent_with_other_ids(machine: "Machine", tmp_path: Path) -> None:
     file = tmp_path / "wire.jsonl"
-    await recorded(machine, file)
+    await record_conversation(machine, file)
     async with ScriptedServer([Reply("As you say."), Reply("one two", hang=True), Reply()]) as server:
         machine.ask(server.url)
         crow = (sys.executable, "-m", "crow_cli", "acp")
@@ -342,11 +344,13 @@ async def test_a_recorded_client_can_be_played_to_an_agent_that_names_things_oth
     assert "session-0" not in done.out
 
 
-async def test_a_client_that_goes_another_way_is_told(machine: "Machine", tmp_path: Path) -> None:
+async def test_client_that_differs_from_the_recording_is_reported(machine: "Machine", tmp_path: Path) -> None:
     file = tmp_path / "wire.jsonl"
-    await recorded(machine, file)
+    await record_conversation(machine, file)
     agent = await machine.start("acp", "replay", str(file), "--as", "agent", stdin=PIPE)
     done = await machine.finish(agent, b'{"jsonrpc":"2.0","id":1,"method":"session/new","params":{}}\n')
 
     assert done.code == 1
-    assert done.err.endswith("crow: it goes another way: the client ended before initialize came.\n")
+    assert done.err.endswith(
+        "crow: the conversation differs from the recording: the client ended before initialize came.\n"
+    )

@@ -1,0 +1,340 @@
+"""Build the app that the command runs: a `Crow` with its models, tools and extensions, from the configuration."""
+
+import os
+import shlex
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import crow_mcp_server
+from crow_compact.extension import compact
+from crow_core.app import Crow
+from crow_core.editor import ClientWorkspace, terminals
+from crow_core.errors import ConfigError, ElicitationError
+from crow_core.extensions.ask_user import ask_user
+from crow_core.extensions.broken_replies import broken_replies
+from crow_core.extensions.budgets import budgets
+from crow_core.extensions.commands import commands
+from crow_core.extensions.context_window import context_window
+from crow_core.extensions.cut_prompts import cut_prompts
+from crow_core.extensions.empty_replies import empty_replies
+from crow_core.extensions.loop_guard import loop_guard
+from crow_core.extensions.mask_secrets import mask_secrets
+from crow_core.extensions.mcp import mcp
+from crow_core.extensions.permissions import permissions
+from crow_core.extensions.plan import plan
+from crow_core.extensions.printed_calls import printed_calls
+from crow_core.extensions.reasoning_effort import reasoning_effort
+from crow_core.extensions.refused_prompts import refused_prompts
+from crow_core.extensions.resources import resources
+from crow_core.extensions.shell_hooks import shell_hooks
+from crow_core.extensions.subagents import subagents
+from crow_core.extensions.telemetry import telemetry
+from crow_core.extensions.templates import templates
+from crow_core.extensions.titles import titles
+from crow_core.extensions.tool_search import tool_search
+from crow_core.extensions.truncate import truncate
+from crow_core.extensions.undo import undo
+from crow_core.extensions.until_done import until_done
+from crow_core.extensions.usage import usage
+from crow_core.masking import find_secrets
+from crow_core.mcp.server import Server
+from crow_core.messages import Message, drop_rewound
+from crow_core.models.chat import Model
+from crow_core.prompts import Prompt
+from crow_core.session import Session
+from crow_core.settings.config import (
+    TOKENS_FOLDER,
+    Config,
+    Home,
+    ServerSettings,
+    describe_missing_login,
+    get_database_url,
+    load_config,
+    load_environment,
+    load_project_config,
+    parse_options,
+    to_read_error,
+    to_server,
+)
+from crow_core.settings.discovery import find_models
+from crow_core.settings.trust import TrustedFolders, list_project_files
+from crow_core.text import to_line
+from crow_mcp_server.workspace import Workspace, local_workspace
+from crow_persistence.extension import persistence
+from crow_skills.agents import agents
+from crow_skills.command_files import command_files
+from crow_skills.files import get_user_folders
+from crow_skills.mentions import mentions
+from crow_skills.skills import skills
+
+Mode = Literal["ask", "accept-edits", "plan", "yolo"]
+Extension = Callable[..., None]
+
+REPLACED_TOOLS = ("plan", "ask_user")
+"""Tools of crow-mcp-server that are left out: extensions offer them under the same names through the client."""
+
+FIRST_EXTENSIONS: tuple[Extension, ...] = (
+    command_files,  # before the others, whose commands replace a file's command of the same name
+    *(commands, mcp, resources, tool_search, reasoning_effort, context_window, cut_prompts, usage),
+    *(printed_calls, broken_replies, empty_replies, refused_prompts, loop_guard, truncate, titles, undo, plan),
+    *(mentions, agents, skills),
+)
+"""Used by default, in this order. `NAME = false` in `[extensions]` leaves one out."""
+OPTIONAL_EXTENSIONS: tuple[Extension, ...] = (budgets, until_done, subagents)
+"""Used only when `[extensions]` names them, in the order of the file, as are the user's own."""
+LAST_EXTENSIONS: tuple[Extension, ...] = (compact,)
+"""Used by default, after all others: they read what the others add to a session."""
+
+BUILT_IN = {extension.__name__: extension for extension in (*FIRST_EXTENSIONS, *OPTIONAL_EXTENSIONS, *LAST_EXTENSIONS)}
+"""crow's own extensions by the names that they have in `[extensions]`."""
+
+
+async def build(
+    env: Mapping[str, str],
+    *,
+    model: str = "",
+    mode: Mode | None = None,
+    max_requests: int | None = None,
+    models: Mapping[str, Model] | None = None,
+    without: Collection[Extension] = (),
+    extra_secrets: Sequence[str] = (),
+) -> Crow:
+    """Make an app from the user's files, the environment and the options of the command line.
+
+    `models` replaces the configured models. `without` names extensions to leave out: `persistence` stores sessions,
+    `ask_user` lets the model ask the user. `extra_secrets` are values to mask beside those of the configuration.
+    Raises ConfigError for a setting that cannot be used, ModelError when no model is found.
+    """
+    home = Home.find(env)
+    config, env = load_config(home, env), load_environment(home, env)
+    crow = Crow(
+        await find_models(config, env, model) if models is None else models,
+        system=load_system_prompt(config, home),
+        max_requests=max_requests or config.max_requests,
+    )
+    if config.servers_wait is not None:
+        crow.servers_wait = config.servers_wait
+    crow.servers.append(make_tool_server(crow, find_key_variables(env, config), env, config.fetch.allow_hosts))
+    rules, trust = config.permissions, TrustedFolders(home.data)
+    ordered: list[tuple[Extension, Mapping[str, Any]]] = [
+        # Hooks that end a session run in reverse order: persistence stores what the other extensions write then.
+        (persistence, {"url": get_database_url(config, home), "folder": home.data}),
+        (telemetry, {}),
+        (mask_secrets, {"known": [*find_secrets(config, env), *extra_secrets]}),
+        (templates, {"files": partial(find_prompt_files, config, home, trust)}),
+        (shell_hooks, parse_options(partial(shell_hooks), config.hooks, ["hooks"], home)),
+        (
+            permissions,
+            {
+                "mode": mode or rules.mode,
+                "allow": rules.allow,
+                "ask": rules.ask,
+                "deny": rules.deny,
+                "own": [str(home.config), str(home.data)],
+                "project": partial(load_project_rules, trust, env=env),
+            },
+        ),
+        (terminals, {}),
+        (configured_servers, {"config": config, "home": home}),
+        (project_servers, {"trust": trust, "env": env, "home": home}),
+        *named_extensions(config, home, trust, env),
+        (ask_user, {}),
+    ]
+    for extension, options in ordered:
+        if extension not in without:
+            crow.use(extension, **options)
+    return crow
+
+
+def named_extensions(
+    config: Config, home: Home, trust: TrustedFolders, env: Mapping[str, str]
+) -> Iterator[tuple[Extension, Mapping[str, Any]]]:
+    """Yield the extensions that have a table in `[extensions]`, and their options, in order. Raises ConfigError."""
+    user = Path(env.get("HOME") or Path.home())
+    preset: dict[str, dict[str, Any]] = {
+        "command_files": {"user": get_user_folders(home.config, user, "commands"), "trusted": trust.is_trusted},
+        "agents": {"user": [home.config]},
+        "skills": {"user": get_user_folders(home.config, user, "skills"), "trusted": trust.is_trusted},
+    }
+    first, last = ([one.__name__ for one in group] for group in (FIRST_EXTENSIONS, LAST_EXTENSIONS))
+    others = [name for name in config.extensions if name not in (*first, *last)]
+    for name in (*first, *others, *last):
+        if (table := config.extensions.get(name, {})) is not False:
+            extension = partial(find_extension(name, home), **preset.get(name, {}))
+            options = parse_options(extension, {} if table is True else table, ["extensions", name], home)
+            yield partial(use_named, name, extension), options
+
+
+def use_named(name: str, extension: Extension, crow: Crow, /, **options: Any) -> None:
+    """Use an extension. Raises ConfigError, with the name of its table, where it does not accept its options."""
+    try:
+        crow.use(extension, **options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"[extensions.{name}] cannot be used: {error}.") from error
+
+
+def find_extension(name: str, home: Home) -> Extension:
+    """Find an extension by its name: one of crow's own, the function `NAME` in `extensions/NAME.py` of crow's home, or
+    the entry point `NAME` of an installed package in the group `crow.extensions`. Raises ConfigError."""
+    if extension := BUILT_IN.get(name):
+        return extension
+    import importlib.metadata  # imported here because few users have extensions of their own
+    import importlib.util
+
+    try:
+        if (file := home.config / "extensions" / f"{name}.py").is_file():
+            spec = importlib.util.spec_from_file_location(f"crow_extension_{name}", file)
+            assert spec
+            assert spec.loader
+            spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+            return getattr(module, name)
+        for point in importlib.metadata.entry_points(group="crow.extensions", name=name):
+            return point.load()
+    except Exception as error:  # code of others may raise anything when it is imported
+        raise ConfigError(f"[extensions.{name}] cannot be loaded: {type(error).__name__}: {error}.") from error
+    raise ConfigError(
+        f"{home.config / 'config.toml'}: there is no extension {name!r}. Install the package that has it, "
+        f"write {file}, or remove [extensions.{name}]. crow's own are: {', '.join(sorted(BUILT_IN))}."
+    )
+
+
+def make_tool_server(
+    crow: Crow, hidden_env: Sequence[str] = (), env: Mapping[str, str] = os.environ, allow_hosts: Sequence[str] = ()
+) -> Server:
+    """Make the server of the built-in tools, in this process. A file describes the tools, so that their code is loaded
+    only when one is called."""
+    tools = [tool for tool in crow_mcp_server.tools() if tool["name"] not in REPLACED_TOOLS]
+
+    def source() -> Any:
+        return crow_mcp_server.create_server(
+            lambda meta: make_workspace(crow, meta), hidden_env, allow_hosts=allow_hosts, stay_on_host=True, env=env
+        )
+
+    crow.session_end(end_terminals)
+    return Server("crow", source, definitions=tools, built_in=True, shared=True)
+
+
+def make_workspace(crow: Crow, meta: dict[str, Any]) -> Workspace:
+    """Make the workspace of a tool call, with the files and terminals of its session's client where it offers them."""
+    here = local_workspace(meta)
+    if (session := crow.sessions.get(here.session)) is None:
+        return here
+    editor = ClientWorkspace(session, str(meta.get("crow/call")))
+    return replace(
+        here,
+        files=editor,
+        terminals=editor if editor.runs else None,
+        watch=editor.show_output,
+        changes=lambda: list_changes(session.log),
+        at_end=session.state.setdefault("at_end", []).append,
+    )
+
+
+def list_changes(log: Sequence[Message]) -> list[dict[str, Any]]:
+    """List what the edits of a session changed, except for edits that were undone with their turns."""
+    return [change for entry in drop_rewound(log) for change in entry.get("crow", {}).get("changes", [])]
+
+
+async def end_terminals(session: Session) -> None:
+    """End the processes that a session's commands left running."""
+    for end in session.state.pop("at_end", ()):
+        await end()
+
+
+def find_key_variables(env: Mapping[str, str], config: Config) -> list[str]:
+    """List the environment variables that hold crow's own keys. They are removed from the environment of commands."""
+    keys = {settings.api_key for settings in config.models.values()} | {env.get("OPENAI_API_KEY", "")}
+    return [name for name, value in env.items() if value and value in keys]
+
+
+def load_system_prompt(config: Config, home: Home) -> Prompt:
+    """Load the user's own system prompt if there is one, else the packaged one. Raises ConfigError."""
+    if not config.prompts.system:
+        return Prompt.from_package("system")
+    path = home.config / Path(config.prompts.system).expanduser()
+    try:
+        return Prompt.from_file("system", path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"prompts.system: {to_read_error(path, error)}") from error
+
+
+def find_prompt_files(config: Config, home: Home, trust: TrustedFolders, session: Session) -> dict[str, Path]:
+    """Find the templates that replace crow's own, by the prompt's name: the user's, then those of a trusted project."""
+    files = list_prompts(home.config / "prompts")
+    if config.prompts.system:
+        files["system"] = home.config / Path(config.prompts.system).expanduser()
+    project = Path(session.cwd)
+    if trust.is_trusted(project):
+        files |= list_prompts(project / ".crow" / "prompts")
+    return files
+
+
+def list_prompts(folder: Path) -> dict[str, Path]:
+    """List the templates in a folder, by the name of the prompt."""
+    return {path.name.removesuffix(".md.j2"): path for path in sorted(folder.glob("*.md.j2"))}
+
+
+def configured_servers(crow: Crow, *, config: Config, home: Home) -> None:
+    """Connect the user's own MCP servers in every session."""
+
+    @crow.mcp_servers
+    def servers(session: Session) -> Sequence[Server]:
+        return to_servers(session, config.mcp.servers, home)
+
+
+def to_servers(session: Session, wanted: Mapping[str, ServerSettings], home: Home) -> list[Server]:
+    """Make the servers that a session connects to from their settings, without those that are disabled."""
+    return [
+        to_server(
+            name, settings, session.cwd, tokens=home.data / TOKENS_FOLDER, visit=partial(send_to_login, session, name)
+        )
+        for name, settings in wanted.items()
+        if not settings.disabled
+    ]
+
+
+@asynccontextmanager
+async def send_to_login(session: Session, name: str, url: str) -> AsyncGenerator[None]:
+    """Ask the user, through the client, to log in at a URL; the block runs meanwhile. Raises ConnectionError."""
+    await session.turns.id_known.wait()
+    try:
+        answer = await session.user.elicit(f"The MCP server {to_line(name)} wants you to log in.", url=url)
+    except ElicitationError as error:
+        raise ConnectionError(describe_missing_login(name)) from error
+    if answer.action != "accept":
+        raise ConnectionError(describe_missing_login(name))
+    yield
+    await session.user.complete(answer.id)
+
+
+def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str], home: Home) -> None:
+    """Connect a trusted folder's MCP servers, and warn where a folder has some and is not trusted."""
+
+    @crow.mcp_servers
+    def servers(session: Session) -> Sequence[Server]:
+        folder = Path(session.cwd)
+        files = list_project_files(folder)
+        if files and not trust.is_trusted(folder):
+            names = " and ".join(dict.fromkeys("/".join(file.relative_to(folder).parts[:2]) for file in files))
+            command = f"crow trust {shlex.quote(session.cwd)}"
+            session.state["untrusted"] = f"{names} in {folder} ignored until you trust it: {command}"
+            return []
+        return to_servers(session, load_project_config(folder, env).mcp.servers, home)
+
+    @crow.before_prompt
+    async def warn(message: Any, session: Session) -> None:
+        if text := session.state.pop("untrusted", ""):
+            await session.notice(text, "warning")
+
+
+def load_project_rules(trust: TrustedFolders, cwd: str, env: Mapping[str, str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Load the `ask` and `deny` rules of a trusted folder. A folder has no `allow` rules."""
+    folder = Path(cwd)
+    if not trust.is_trusted(folder):
+        return (), ()
+    rules = load_project_config(folder, env).permissions
+    return rules.ask, rules.deny

@@ -1,0 +1,49 @@
+"""Open the database for the commands that read or change stored sessions."""
+
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from crow_core.errors import ConfigError, StoreError
+from crow_core.settings.config import Home, get_database_url, load_config
+
+from crow_cli.console import escape_controls
+from crow_cli.process import fail
+
+if TYPE_CHECKING:
+    from crow_persistence.database import Database
+    from sqlalchemy import Connection
+
+
+def open_database(env: Mapping[str, str]) -> "Database":
+    """Open the database that the user's settings name. Raises StoreError, also when it does not exist yet."""
+    from crow_persistence.database import Database  # imports SQLAlchemy, which is slow to load
+
+    home = Home.find(env)
+    try:
+        database = Database(get_database_url(load_config(home, env), home), home.data)
+    except ConfigError as error:
+        raise StoreError(str(error)) from error
+    if database.file and not database.file.exists():
+        raise StoreError(f"Nothing has been stored yet: {database.file} is made with the first session.")
+    return database
+
+
+def find_session_id(env: Mapping[str, str], prefix: str) -> str:
+    """Return the id of the one session whose id begins with `prefix`. Raises StoreError."""
+    from crow_persistence.loader import find_session
+
+    with open_database(env).begin_read() as connection:
+        return find_session(connection, prefix).id
+
+
+@contextmanager
+def connect(*, write: bool = False) -> "Generator[Connection]":
+    """Open a connection for reading, or a transaction for writing. On a StoreError, print it and exit with code 2."""
+    try:
+        database = open_database(os.environ)
+        with database.begin_write() if write else database.begin_read() as connection:
+            yield connection
+    except StoreError as error:
+        fail(escape_controls(str(error)))
