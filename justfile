@@ -43,8 +43,9 @@ bench:
     uv run benchmarks/cancel.py
     uv run benchmarks/idle.py
 
-# regenerate the ACP structs, the descriptions of the tools, and the page on the command line
+# regenerate the ACP structs, the descriptions of the tools, the page on the command line and the table of hooks
 generate:
     uv run scripts/generate_acp_schema.py
     uv run scripts/generate_tools.py
     uv run scripts/generate_cli_help.py
+    uv run scripts/generate_hook_table.py

@@ -1,4 +1,4 @@
-"""What the documents show runs."""
+"""The code and the settings in the documentation work."""
 
 import asyncio
 import re
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 READMES = [f"{folder}README.md" for folder in ("", "crow-core/", "crow-cli/", "crow-compact/", "crow-skills/")]
-"""But for crow-mcp-server's, which it tests itself."""
+"""All but that of crow-mcp-server, whose own tests cover it."""
 
 
 def python_blocks(path: Path) -> list[str]:
@@ -18,7 +18,7 @@ def python_blocks(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", READMES)
-def test_the_python_of_every_readme_runs(
+def test_the_python_code_of_every_readme_runs(
     name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("CROW_HOME", str(tmp_path))
@@ -34,7 +34,7 @@ def test_the_python_of_every_readme_runs(
     assert capsys.readouterr().out.strip()
 
 
-def test_the_idea_in_one_file_runs_and_stays_short():
+def test_the_example_in_one_file_runs_and_stays_short():
     file = ROOT / "streaming_async_react.py"
     assert len(file.read_text("utf-8").splitlines()) <= 200
     done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True)
@@ -42,7 +42,7 @@ def test_the_idea_in_one_file_runs_and_stays_short():
     assert "  hello from a real shell" in done.stdout
 
 
-def test_the_settings_in_the_readme_are_settings_that_crow_takes(tmp_path: Path):
+def test_the_settings_in_the_readme_are_valid(tmp_path: Path):
     from crow_core.settings.config import Home, load_config
 
     text = (ROOT / "README.md").read_text("utf-8")
@@ -54,7 +54,7 @@ def test_the_settings_in_the_readme_are_settings_that_crow_takes(tmp_path: Path)
     assert config.permissions.deny == ["terminal:rm *"]
 
 
-def test_the_settings_of_mcp_servers_are_settings_that_crow_takes(tmp_path: Path):
+def test_the_settings_in_the_page_on_mcp_are_valid(tmp_path: Path):
     from crow_core.settings.config import Home, ServerSettings, load_config
 
     blocks = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "mcp.md").read_text("utf-8"), re.M | re.S)
@@ -66,7 +66,7 @@ def test_the_settings_of_mcp_servers_are_settings_that_crow_takes(tmp_path: Path
     assert config.extensions["tool_search"] == {"above": 60, "share": 0.1}
 
 
-def test_the_agents_page_is_short_and_its_map_is_true():
+def test_agents_md_is_short_and_names_files_that_exist():
     text = (ROOT / "AGENTS.md").read_text("utf-8")
     assert len(text.splitlines()) < 100
     source = ROOT / "crow-core" / "src" / "crow_core"
@@ -83,7 +83,7 @@ def test_every_package_has_the_same_version():
     assert versions == {__version__}
 
 
-def test_the_tests_that_the_page_on_mcp_names_exist():
+def test_the_page_on_mcp_names_tests_that_exist():
     named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "mcp.md").read_text("utf-8")))
     tests = (path.read_text("utf-8") for path in [*ROOT.glob("crow-*/tests/**/*.py"), *ROOT.glob("tests/*.py")])
     assert named

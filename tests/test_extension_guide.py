@@ -1,8 +1,9 @@
-"""Every extension in the guide, as its reader has it: the file in crow's home, the table in the configuration."""
+"""The extensions in docs/extensions.md work when they are installed as the page says: a file and a table each."""
 
 import asyncio
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
@@ -13,38 +14,37 @@ from typing import Any
 import msgspec
 import pytest
 from crow_cli.app import BUILT_IN, build
-from crow_core.session import Hooks
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_persistence.extension import persistence
 
 pytestmark = pytest.mark.anyio
 
-GUIDE = (Path(__file__).parents[1] / "docs" / "extensions.md").read_text("utf-8")
+ROOT = Path(__file__).parents[1]
+GUIDE = (ROOT / "docs" / "extensions.md").read_text("utf-8")
 FILES = dict(re.findall(r"^```python\n# (.+?)\n(.*?)^```", GUIDE, re.M | re.S))
-MOMENTS = GUIDE.partition("## The moments")[2].partition("\n## ")[0]
 TABLES = re.findall(r"^```toml\n(.*?)^```", GUIDE, re.M | re.S)
 
 
-def call(name: str, **arguments: Any) -> Reply:
+def call_tool(name: str, **arguments: Any) -> Reply:
     return Reply(tool_calls=[{"name": name, "arguments": arguments}])
 
 
 @asynccontextmanager
-async def reader(
-    home: Path, model: ScriptedModel, *, permit: str = "allow_once", **said: str
+async def install_all(
+    home: Path, model: ScriptedModel, *, permit: str = "allow_once", **values: str
 ) -> AsyncGenerator[Editor]:
-    """Somebody who has done what the guide says; `said` stands for some of its values."""
+    """Install every extension of the guide, and connect; `values` replace texts in its tables."""
     (home / "extensions").mkdir()
     for name, code in FILES.items():
         if name.startswith("extensions/"):
             (home / name).write_text(code)
-    text = "\n".join(table for table in TABLES if "sober" not in table or "sober" in said)
+    text = "\n".join(table for table in TABLES if "sober" not in table or "sober" in values)
     text = (
         text.replace("notify-send", "true")
         .replace("just test", "true")
         .replace('"/home/me/bin/look-at-it.py"', '"-c", "pass"')
     )
-    for old, new in ({"https://example.org": "http://127.0.0.1:9"} | said).items():
+    for old, new in ({"https://example.org": "http://127.0.0.1:9"} | values).items():
         text = text.replace(old, new)
     (home / "config.toml").write_text(text)
     crow = await build({"CROW_HOME": str(home), "HOME": str(home)}, models={"scripted": model}, without=[persistence])
@@ -55,8 +55,8 @@ async def reader(
 
 async def test_phone_numbers_are_hidden_from_the_model(tmp_path: Path):
     (tmp_path / "contacts.txt").write_text("Ada: +49 30 1234567\n")
-    model = ScriptedModel([call("terminal", command="cat contacts.txt"), Reply("Done.")])
-    async with reader(tmp_path, model) as editor:
+    model = ScriptedModel([call_tool("terminal", command="cat contacts.txt"), Reply("Done.")])
+    async with install_all(tmp_path, model) as editor:
         session = await editor.new_session(str(tmp_path))
         await editor.prompt(session.session_id, "go")
     assert "Ada: [a number]" in model.requests[1]["messages"][-1]["content"]
@@ -82,9 +82,9 @@ def test_the_script_for_the_real_command_runs(tmp_path: Path):
     assert "Ada: [a number]" in done.stdout
 
 
-async def test_the_person_sets_a_temperature(tmp_path: Path):
+async def test_the_user_sets_a_temperature(tmp_path: Path):
     model = ScriptedModel([Reply("Cold."), Reply("Warm.")])
-    async with reader(tmp_path, model) as editor:
+    async with install_all(tmp_path, model) as editor:
         session = await editor.new_session("/tmp")
         await editor.prompt(session.session_id, "go")
         await editor.prompt(session.session_id, "/temperature 0.7")
@@ -92,61 +92,60 @@ async def test_the_person_sets_a_temperature(tmp_path: Path):
     assert [request["temperature"] for request in model.requests] == [0.2, 0.7]
 
 
-async def test_the_tools_that_the_guide_names_are_those_there_are(tmp_path: Path):
+async def test_the_guide_lists_every_tool(tmp_path: Path):
     model = ScriptedModel([Reply("Done.")])
-    async with reader(tmp_path, model) as editor:
+    async with install_all(tmp_path, model) as editor:
         session = await editor.new_session("/tmp")
         await editor.prompt(session.session_id, "go")
     offered = {tool["function"]["name"] for tool in model.requests[0]["tools"]} - {"dice_roll", "note"}
-    table = GUIDE.partition("## The tools by name")[2].partition("\n## ")[0]
+    table = GUIDE.partition("## The tools\n")[2].partition("\n## ")[0]
     named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)}
     assert named - offered == {"search_sessions", "skills", "mcp_resources", "tool_search", "call_tool"}
     assert offered <= named
 
 
-async def test_a_webhook_is_told_of_the_turn(tmp_path: Path):
-    told: list[Any] = []
+async def test_a_webhook_receives_a_summary_of_the_turn(tmp_path: Path):
+    received: list[Any] = []
 
-    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         size = re.search(rb"content-length: (\d+)", head, re.I)
         assert size
-        told.append(msgspec.json.decode(await reader.readexactly(int(size[1]))))
+        received.append(msgspec.json.decode(await reader.readexactly(int(size[1]))))
         writer.write(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n")
         writer.close()
 
-    server = await asyncio.start_server(hear, "127.0.0.1", 0)
+    server = await asyncio.start_server(receive, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, reader(tmp_path, ScriptedModel([Reply("Done.")]), **{"https://example.org": url}) as editor:
+    async with server, install_all(tmp_path, ScriptedModel([Reply("Done.")]), **{"https://example.org": url}) as editor:
         session = await editor.new_session("/tmp")
         await editor.prompt(session.session_id, "go")
-    (summary,) = told
+    (summary,) = received
     assert summary == {"session": session.session_id, "folder": "/tmp", "outcome": "end_turn", "text": "Done."}
 
 
-async def test_the_model_rolls_dice_and_keeps_notes(tmp_path: Path):
-    model = ScriptedModel([call("dice_roll", times=3), call("note", text="They rolled."), Reply("Done.")])
-    async with reader(tmp_path, model) as editor:
+async def test_the_model_rolls_dice_and_writes_notes(tmp_path: Path):
+    model = ScriptedModel([call_tool("dice_roll", times=3), call_tool("note", text="They rolled."), Reply("Done.")])
+    async with install_all(tmp_path, model) as editor:
         session = await editor.new_session("/tmp")
         await editor.prompt(session.session_id, "go")
         assert len(editor.questions) == 1
         await editor.prompt(session.session_id, "/notes")
     assert len(msgspec.json.decode(model.requests[1]["messages"][-1]["content"])) == 3
-    assert model.requests[2]["messages"][-1]["content"] == "Kept; there are 1 now."
+    assert model.requests[2]["messages"][-1]["content"] == "Note 1 is written."
     assert editor.text.endswith("- They rolled.")
 
 
-async def test_the_person_is_asked_late_at_night(tmp_path: Path):
-    async with reader(tmp_path, ScriptedModel([]), permit="reject_once", sober="sober") as editor:
+async def test_the_user_is_asked_late_in_the_evening(tmp_path: Path):
+    async with install_all(tmp_path, ScriptedModel([]), permit="reject_once", sober="sober") as editor:
         session = await editor.new_session("/tmp")
         await editor.prompt(session.session_id, "go")
     assert editor.text == "Good night."
 
 
-def test_every_moment_that_the_guide_names_is_one():
-    named = {name for row in re.findall(r"^\| (`\w+`.*?) \|", MOMENTS, re.M) for name in re.findall(r"`(\w+)`", row)}
-    stores = {"load_session", "fork_session", "list_sessions", "delete_session"}
-    assert named == vars(Hooks()).keys() - stores
+def test_the_table_of_hooks_is_up_to_date():
+    generator = runpy.run_path(str(ROOT / "scripts" / "generate_hook_table.py"))
+    assert generator["insert"](GUIDE, generator["render"]()) == GUIDE, "run scripts/generate_hook_table.py"
 
 
 def test_what_the_guide_sets_of_crows_own_exists():

@@ -100,6 +100,7 @@ async def test_crows_own_extensions_can_be_configured_and_left_out(machine: "Mac
         ("[extensions.shout]\nmarks = 1\n", "config.toml, line 2, extensions.shout.marks: no such setting."),
         ('[extensions.shout]\ntimes = "x"\n', "config.toml, line 2, extensions.shout.times: expected `int`, got `str`"),
         ("[extensions.compact]\nthreshold = -1\n", "line 2, extensions.compact.threshold: expected `float` >= 0"),
+        ("[extensions.budgets]\nturns = 1\n", "line 2, extensions.budgets.turns: this setting is called requests now."),
         ("[[hooks.before_lunch]]\n", "line 1, hooks.before_lunch: no such setting."),
         ('[[hooks.turn_end]]\ncommand = "x"\ntimeout = 0\n', "line 3, hooks.turn_end.timeout: expected `float` > 0.0"),
         ("[extensions.nobody]\n", "there is no extension 'nobody'. Install the package that has it, write "),
@@ -175,12 +176,12 @@ async def test_a_sub_agent_is_a_stored_session_and_works_with_the_files_of_the_s
 
 
 async def test_budget_ends_the_turn_when_nobody_can_be_asked(machine: "Machine"):
-    machine.configure("[extensions.budgets]\nturns = 1\n")
+    machine.configure("[extensions.budgets]\nrequests = 1\n")
     look: ScriptedCall = {"name": "tree", "arguments": {}}
     async with ScriptedServer([Reply("I look.", tool_calls=[look])]) as model:
         machine.ask(model.url)
         done = await machine.crow("run", "Look around")
-    assert "The budget is used up: 1 of 1 turns. [extensions.budgets] sets it." in done.out
+    assert "The budget is used up: 1 of 1 requests. [extensions.budgets] sets it." in done.out
     assert done.code != 0
 
 

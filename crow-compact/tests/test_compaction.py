@@ -21,7 +21,6 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.errors import ModelError
 from crow_core.extensions.commands import commands
-from crow_core.extensions.prefix import prefix
 from crow_core.extensions.usage import usage
 from crow_core.mcp.server import Server
 from crow_core.messages import SUMMARY_TEMPLATE, Message, marker_kind
@@ -117,7 +116,7 @@ async def talking(
     model = ScriptedModel(speaker, window=window)
     server = Server("files", lambda: FILES, shared=True)
     crow = Crow(model, servers=[server], system=Prompt("system", "You are crow."))
-    crow.use(commands).use(prefix).use(usage).use(compact, **options)
+    crow.use(commands).use(usage).use(compact, **options)
     async with connect(crow, capabilities=capabilities) as editor:
         await editor.new_session("/")
         (session,) = crow.sessions.values()
@@ -148,14 +147,14 @@ async def test_past_the_threshold_the_model_summarizes_and_continues_from_its_su
         assert talk.session.state["usage"].calls == 10, "what it cost is counted"
 
 
-async def test_prefix_report_explains_a_compaction():
+async def test_the_first_request_after_a_compaction_is_not_compared():
     async with talking(Speaker()) as talk:
         while not talk.markers():
             await talk.say(LONG)
         await talk.say("On!")
-        assert str(talk.session.state["prefix"]) == ""
+        assert talk.session.state["last_request"].describe() == ""
         await talk.say("On!")
-        assert "began like the one before" in str(talk.session.state["prefix"])
+        assert "began like the one before" in talk.session.state["last_request"].describe()
 
 
 async def test_long_turn_is_cut_where_tool_calls_are_answered_and_keeps_its_prompt():

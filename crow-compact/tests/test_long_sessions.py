@@ -11,7 +11,6 @@ from crow_core.acp.connection import RpcError
 from crow_core.app import Crow
 from crow_core.errors import ModelError
 from crow_core.extensions.commands import commands
-from crow_core.extensions.prefix import prefix
 from crow_core.mcp.server import Server
 from crow_core.messages import marker_kind
 from crow_core.prompts import Prompt
@@ -102,7 +101,7 @@ def goes_on(before: Request, after: Request) -> bool:
 async def test_session_of_200_turns_fits_a_small_window_and_keeps_its_facts():
     model = ScriptedModel(Worker(), window=WINDOW)
     crow = Crow(model, servers=[Server("files", lambda: FILES, shared=True)])
-    crow.use(commands).use(prefix).use(compact)
+    crow.use(commands).use(compact)
     planted = {3: "red is rouge", 40: "blue is bleu", 90: "green is vert"}
     async with connect(crow) as editor:
         session = await editor.new_session("/")

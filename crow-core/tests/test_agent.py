@@ -1,4 +1,4 @@
-"""The agent as any client sees it, down to the lines on the wire."""
+"""The agent, seen by a client that reads and writes lines of JSON."""
 
 import asyncio
 from typing import Any
@@ -17,31 +17,31 @@ from crow_core.testing.wire import connect_raw
 pytestmark = pytest.mark.anyio
 
 
-def greeter() -> Crow:
+def make_app() -> Crow:
     return Crow(ScriptedModel(lambda request: Reply("Hello."))).use(commands)
 
 
-async def test_initialize_says_who_and_what_it_is():
-    async with connect_raw(greeter()) as wire:
+async def test_initialize_returns_name_version_and_capabilities():
+    async with connect_raw(make_app()) as wire:
         answer = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]
     assert answer["protocolVersion"] == 1
     assert answer["agentInfo"] == {"name": "crow", "title": "Crow", "version": __version__}
     capabilities = answer["agentCapabilities"]
     assert capabilities["promptCapabilities"] == {"image": True, "embeddedContext": True}
     assert capabilities["mcpCapabilities"] == {"http": True, "sse": True}
-    assert not capabilities.get("loadSession")  # nobody has registered anything that could load one
+    assert not capabilities.get("loadSession")  # no function is registered in `load_session`
     assert "list" not in capabilities["sessionCapabilities"]
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 65535])
-async def test_it_answers_with_the_version_it_speaks(version: int):
-    async with connect_raw(greeter()) as wire:
+async def test_initialize_returns_the_supported_protocol_version(version: int):
+    async with connect_raw(make_app()) as wire:
         answer = await wire.ask("initialize", {"protocolVersion": version})
         assert answer["result"]["protocolVersion"] == 1
 
 
-async def test_initialize_may_come_again_and_with_other_capabilities():
-    async with connect_raw(greeter()) as wire:
+async def test_initialize_can_be_repeated_with_other_capabilities():
+    async with connect_raw(make_app()) as wire:
         for known in ("{}", '{"session": {"notices": {}}}'):
             answer = await wire.ask(
                 "initialize", {"protocolVersion": 1, "clientCapabilities": msgspec.Raw(known.encode())}
@@ -59,8 +59,8 @@ async def test_initialize_may_come_again_and_with_other_capabilities():
         {"session": {"notices": True, "configOptions": {"boolean": {}}}},
     ],
 )
-async def test_capabilities_of_any_shape_are_no_error(capabilities: Any):
-    async with connect_raw(greeter()) as wire:
+async def test_malformed_capabilities_are_no_error(capabilities: Any):
+    async with connect_raw(make_app()) as wire:
         answer = await wire.ask("initialize", {"protocolVersion": 1, "clientCapabilities": capabilities})
         assert "result" in answer
         session = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]
@@ -72,15 +72,15 @@ async def test_capabilities_of_any_shape_are_no_error(capabilities: Any):
 @pytest.mark.parametrize(
     "servers", [None, "absent", [], [{"name": "half"}, 7, {"type": "carrier-pigeon", "name": "x", "url": "y"}]]
 )
-async def test_a_session_opens_whatever_the_list_of_servers_looks_like(servers: Any):
+async def test_a_session_opens_with_a_malformed_list_of_servers(servers: Any):
     params = {"cwd": "/"} if servers == "absent" else {"cwd": "/", "mcpServers": servers}
-    async with connect_raw(greeter()) as wire:
+    async with connect_raw(make_app()) as wire:
         answer = await wire.ask("session/new", params)
         assert answer["result"]["sessionId"]
 
 
-async def test_the_answer_to_session_new_comes_before_any_update_of_that_session():
-    async with connect_raw(greeter()) as wire:
+async def test_the_response_to_session_new_is_sent_before_updates_of_the_session():
+    async with connect_raw(make_app()) as wire:
         for _ in range(5):
             session = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
             assert session not in repr(wire.received[:-1])
@@ -90,8 +90,8 @@ async def test_the_answer_to_session_new_comes_before_any_update_of_that_session
             assert update["params"]["update"]["sessionUpdate"] == "available_commands_update"
 
 
-async def test_all_updates_of_a_turn_come_before_its_answer_and_none_after():
-    async with connect_raw(greeter()) as wire:
+async def test_all_updates_of_a_turn_are_sent_before_its_response():
+    async with connect_raw(make_app()) as wire:
         session = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
         await wire.receive()
         at = len(wire.received)
@@ -104,20 +104,20 @@ async def test_all_updates_of_a_turn_come_before_its_answer_and_none_after():
 
 
 async def test_the_configured_model_is_the_only_way_to_authenticate():
-    async with connect_raw(greeter()) as wire:
+    async with connect_raw(make_app()) as wire:
         methods = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["authMethods"]
         assert [method["id"] for method in methods] == ["configured"]
         assert (await wire.ask("authenticate", {"methodId": "configured"}))["result"] == {}
         assert (await wire.ask("authenticate", {"methodId": "magic"}))["error"]["code"] == INVALID_PARAMS
 
 
-async def test_without_a_model_the_client_is_asked_to_log_in_and_may_try_again():
+async def test_the_client_is_asked_to_log_in_without_a_model_and_can_try_again():
     configured = False
 
     async def make() -> Crow:
         if not configured:
             raise ModelError("No model is configured. Set CROW_MODEL.")
-        return greeter()
+        return make_app()
 
     async with connect_raw(LazyApp(make)) as wire:
         assert "result" in await wire.ask("initialize", {"protocolVersion": 1})
@@ -129,7 +129,7 @@ async def test_without_a_model_the_client_is_asked_to_log_in_and_may_try_again()
         assert "result" in await wire.ask("session/new", {"cwd": "/"})
 
 
-async def test_a_configuration_that_cannot_be_used_is_said_in_its_own_words():
+async def test_a_configuration_error_is_sent_with_its_own_text():
     async def make() -> Crow:
         raise ConfigError("config.toml, line 3: unknown key 'modle'.")
 
@@ -139,12 +139,12 @@ async def test_a_configuration_that_cannot_be_used_is_said_in_its_own_words():
     assert error["data"] == {"details": "config.toml, line 3: unknown key 'modle'."}
 
 
-async def test_the_app_is_made_once_however_many_ask_for_it():
+async def test_the_app_is_made_once_for_concurrent_requests():
     made: list[Crow] = []
 
     async def make() -> Crow:
         await asyncio.sleep(0)
-        made.append(greeter())
+        made.append(make_app())
         return made[-1]
 
     async with connect_raw(LazyApp(make)) as wire:
@@ -160,12 +160,12 @@ async def test_the_app_is_made_once_however_many_ask_for_it():
 @pytest.mark.parametrize(
     "method", ["session/load", "session/list", "session/fork", "session/resume", "nonsense", "_x/y"]
 )
-async def test_what_it_did_not_promise_it_does_not_know(method: str):
-    async with connect_raw(greeter()) as wire:
+async def test_methods_without_a_capability_are_unknown(method: str):
+    async with connect_raw(make_app()) as wire:
         assert (await wire.ask(method, {}))["error"]["code"] == METHOD_NOT_FOUND
 
 
-async def test_a_model_that_does_not_answer_is_an_error_with_its_own_words():
+async def test_a_model_error_is_sent_with_its_own_text():
     model = ScriptedModel([Reply("Hel", error=ModelError("Nothing answers at http://localhost:1/v1. Start it."))])
     async with connect_raw(Crow(model)) as wire:
         session = (await wire.ask("session/new", {"cwd": "/"}))["result"]["sessionId"]
@@ -179,7 +179,7 @@ async def test_a_model_that_does_not_answer_is_an_error_with_its_own_words():
 
 
 async def test_a_client_that_leaves_right_after_opening_a_session_leaves_nothing_behind():
-    crow = greeter()
+    crow = make_app()
     async with connect_raw(crow) as wire:
         wire.transport.write(b'{"jsonrpc": "2.0", "id": 1, "method": "session/new", "params": {"cwd": "/"}}\n')
         await asyncio.sleep(0)
@@ -187,7 +187,7 @@ async def test_a_client_that_leaves_right_after_opening_a_session_leaves_nothing
 
 
 async def test_a_client_that_leaves_while_a_session_opens_leaves_nothing_behind():
-    crow, opening = greeter(), asyncio.Event()
+    crow, opening = make_app(), asyncio.Event()
 
     @crow.session_start
     async def slow(session: object) -> None:

@@ -1,4 +1,4 @@
-"""Questions to the person: forms, pages, and what becomes of them where a client knows neither."""
+"""Questions to the user: forms, pages, and clients that support neither."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -25,7 +25,7 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.elicitation import FormAnswer
 from crow_core.errors import ElicitationError, EndTurn
-from crow_core.extensions.ask import ask
+from crow_core.extensions.ask_user import ask_user
 from crow_core.extensions.permissions import permissions
 from crow_core.messages import Message
 from crow_core.session import Session
@@ -44,19 +44,19 @@ def accepted(**content: Any) -> CreateElicitationResponse:
     return CreateElicitationResponse(action="accept", content=content)
 
 
-def asking(**question: Any) -> ScriptedModel:
+def make_model(**question: Any) -> ScriptedModel:
     return ScriptedModel([Reply(tool_calls=[Use(name="ask_user", arguments=question)]), Reply("Done.")])
 
 
-def told(model: ScriptedModel) -> str:
-    """What the model read as the answer."""
+def get_answer(model: ScriptedModel) -> str:
+    """Return the answer that the model received."""
     return model.requests[-1]["messages"][-1]["content"]
 
 
 async def turn(
     model: ScriptedModel, answer: CreateElicitationResponse | None, capabilities: ClientCapabilities = FORMS
 ) -> Editor:
-    crow = Crow(model).use(permissions).use(ask)
+    crow = Crow(model).use(permissions).use(ask_user)
     async with connect(crow, capabilities=capabilities) as editor:
         editor.answer = answer
         session = await editor.new_session("/")
@@ -64,8 +64,8 @@ async def turn(
     return editor
 
 
-async def test_choices_become_a_form_tied_to_the_call():
-    model = asking(**COLOUR)
+async def test_choices_become_a_form_that_names_the_tool_call():
+    model = make_model(**COLOUR)
     editor = await turn(model, accepted(answer="blue"))
     (form,) = editor.forms
     assert (form.message, form.mode, form.tool_call_id) == ("Which colour?", "form", "call_1_0")
@@ -74,7 +74,7 @@ async def test_choices_become_a_form_tied_to_the_call():
         '{"type":"object","properties":{"answer":{"type":"string","title":"Answer","enum":["red","blue"]}},'
         '"required":["answer"]}'
     )
-    assert told(model) == "blue"
+    assert get_answer(model) == "blue"
     assert editor.questions == []
     assert editor.of(ToolCallUpdate)[-1].status == "completed"
 
@@ -93,27 +93,25 @@ async def test_choices_become_a_form_tied_to_the_call():
         ({"question": "How much?", "fields": '[{"name": "n", "type": "number"}]'}, {"n": 1.5}, '{"n":1.5}'),
     ],
 )
-async def test_what_the_person_says_is_what_the_model_reads(
-    question: dict[str, Any], content: dict[str, Any], read: str
-):
-    model = asking(**question)
+async def test_the_model_receives_the_answer_of_the_user(question: dict[str, Any], content: dict[str, Any], read: str):
+    model = make_model(**question)
     await turn(model, accepted(**content))
-    assert told(model) == read
+    assert get_answer(model) == read
 
 
 @pytest.mark.parametrize(("action", "words"), [("decline", "did not want"), ("cancel", "aside"), ("shrug", "aside")])
-async def test_no_answer_is_no_failure(action: str, words: str):
-    model = asking(**COLOUR)
+async def test_a_question_without_an_answer_is_no_tool_error(action: str, words: str):
+    model = make_model(**COLOUR)
     editor = await turn(model, CreateElicitationResponse(action=action))
-    assert words in told(model)
+    assert words in get_answer(model)
     assert editor.of(ToolCallUpdate)[-1].status == "completed"
 
 
 @pytest.mark.parametrize("content", [{}, {"answer": "green"}, {"answer": 7}, {"answer": ["red"]}])
-async def test_an_answer_that_was_not_on_offer_is_not_believed(content: dict[str, Any]):
-    model = asking(**COLOUR)
+async def test_an_answer_that_does_not_fit_the_form_is_an_error(content: dict[str, Any]):
+    model = make_model(**COLOUR)
     editor = await turn(model, accepted(**content))
-    assert told(model).startswith("The user was not asked: the answer")
+    assert get_answer(model).startswith("The user was not asked: the answer")
     assert editor.of(ToolCallUpdate)[-1].status == "failed"
 
 
@@ -127,52 +125,52 @@ async def test_an_answer_that_was_not_on_offer_is_not_believed(content: dict[str
         {"question": "Log in", "fields": [{"name": "user"}, {"name": "github_token"}]},
     ],
 )
-async def test_a_secret_is_never_asked_for_by_a_form(question: dict[str, Any]):
-    model = asking(**question)
+async def test_a_form_that_asks_for_a_secret_is_refused(question: dict[str, Any]):
+    model = make_model(**question)
     editor = await turn(model, accepted(answer="hunter2"))
     assert editor.forms == []
-    assert "must not ask for secrets" in told(model)
+    assert "must not ask for secrets" in get_answer(model)
 
 
-async def test_a_question_about_secrets_may_be_asked():
-    model = asking(question="Where should the password be kept?", choices=["keyring", "file"])
+async def test_a_question_about_secrets_is_asked():
+    model = make_model(question="Where should the password be kept?", choices=["keyring", "file"])
     await turn(model, accepted(answer="file"))
-    assert told(model) == "file"
+    assert get_answer(model) == "file"
 
 
 @pytest.mark.parametrize("capabilities", [ClientCapabilities(), NEITHER, PAGES])
-async def test_a_client_without_forms_is_asked_as_for_a_permission(capabilities: ClientCapabilities):
-    model = asking(**COLOUR)
+async def test_a_client_without_forms_receives_the_question_as_a_permission_request(capabilities: ClientCapabilities):
+    model = make_model(**COLOUR)
     editor = await turn(model, None, capabilities)
     (question,) = editor.questions
     assert editor.forms == []
     assert question.tool_call.title == "Which colour?"
     assert [option.name for option in question.options] == ["red", "blue", "None of these"]
-    assert told(model) == "red"
+    assert get_answer(model) == "red"
     (tool,) = model.requests[0]["tools"]
     assert tool["function"]["parameters"]["required"] == ["question", "choices"]
 
 
 @pytest.mark.parametrize(("permit", "words"), [("reject_once", "did not want"), ("allow_once", "red")])
-async def test_none_of_the_choices_is_an_answer_too(permit: str, words: str):
-    model = asking(**COLOUR)
-    async with connect(Crow(model).use(ask), permit=permit) as editor:
+async def test_the_user_can_choose_none_of_the_choices(permit: str, words: str):
+    model = make_model(**COLOUR)
+    async with connect(Crow(model).use(ask_user), permit=permit) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
-    assert words in told(model)
+    assert words in get_answer(model)
 
 
 @pytest.mark.parametrize("question", [{"question": "Why?"}, {**COLOUR, "several": True}])
-async def test_what_such_a_client_cannot_ask_the_model_is_told_so(question: dict[str, Any]):
-    model = asking(**question)
+async def test_a_question_that_the_client_cannot_ask_is_an_error_for_the_model(question: dict[str, Any]):
+    model = make_model(**question)
     editor = await turn(model, None, NEITHER)
     assert editor.questions == []
-    assert told(model) == "The user was not asked: this client can only offer choices of which one is taken."
+    assert get_answer(model) == "The user was not asked: this client can only offer choices of which one is taken."
 
 
 @pytest.mark.parametrize("capabilities", [FORMS, NEITHER])
-async def test_a_cancelled_turn_withdraws_its_question(capabilities: ClientCapabilities):
-    async with connect(Crow(asking(**COLOUR)).use(ask), permit=None, capabilities=capabilities) as editor:
+async def test_cancelling_a_turn_withdraws_its_question(capabilities: ClientCapabilities):
+    async with connect(Crow(make_model(**COLOUR)).use(ask_user), permit=None, capabilities=capabilities) as editor:
         session = await editor.new_session("/")
         prompting = asyncio.ensure_future(editor.prompt(session.session_id, "go"))
         await editor.until(lambda editor: editor.forms or editor.questions)
@@ -182,12 +180,12 @@ async def test_a_cancelled_turn_withdraws_its_question(capabilities: ClientCapab
     assert editor.cancelled_questions == 1
 
 
-async def at_the_door(
+async def call_in_hook(
     ask_so: Callable[[Session], Awaitable[Any]],
     answer: CreateElicitationResponse | None,
     capabilities: ClientCapabilities,
 ) -> tuple[Any, Editor]:
-    """What `session.elicit` gives or raises in a command of an extension's."""
+    """Call `ask` in a hook; return what it returned or raised."""
     crow, outcome = Crow(ScriptedModel([])), list[Any]()
 
     @crow.before_prompt
@@ -205,13 +203,13 @@ async def at_the_door(
     return outcome[0], editor
 
 
-async def test_a_person_is_sent_to_a_page_and_told_when_all_is_done():
+async def test_the_user_is_sent_to_a_page_and_the_client_learns_when_it_is_done():
     async def log_in(session: Session) -> FormAnswer:
         answer = await session.user.elicit("Log in there.", url="https://example.org/login")
         await session.user.complete(answer.id)
         return answer
 
-    answer, editor = await at_the_door(log_in, CreateElicitationResponse(action="accept"), PAGES)
+    answer, editor = await call_in_hook(log_in, CreateElicitationResponse(action="accept"), PAGES)
     (page,) = editor.forms
     assert (page.mode, page.url, page.elicitation_id) == ("url", "https://example.org/login", answer.id)
     assert answer.action == "accept"
@@ -221,16 +219,16 @@ async def test_a_person_is_sent_to_a_page_and_told_when_all_is_done():
 @pytest.mark.parametrize(
     "url", ["http://example.org", "javascript:alert(1)", "file:///etc/passwd", "https", "http://["]
 )
-async def test_nobody_is_sent_to_an_unsafe_page(url: str):
-    error, editor = await at_the_door(lambda session: session.user.elicit("Go.", url=url), None, PAGES)
+async def test_an_unsafe_page_is_not_offered(url: str):
+    error, editor = await call_in_hook(lambda session: session.user.elicit("Go.", url=url), None, PAGES)
     assert isinstance(error, ElicitationError)
     assert editor.forms == []
 
 
 @pytest.mark.parametrize("capabilities", [ClientCapabilities(), NEITHER, PAGES])
-async def test_a_form_is_not_sent_to_a_client_that_did_not_offer_it(capabilities: ClientCapabilities):
+async def test_a_form_is_not_sent_to_a_client_without_the_capability(capabilities: ClientCapabilities):
     form = ElicitationSchema(properties={"a": BooleanPropertySchema()})
-    error, editor = await at_the_door(lambda session: session.user.elicit("?", form=form), None, capabilities)
+    error, editor = await call_in_hook(lambda session: session.user.elicit("?", form=form), None, capabilities)
     assert str(error) == "The client cannot show forms."
     assert editor.forms == []
 
@@ -270,14 +268,14 @@ FORM = ElicitationSchema(
         ("more", [[], ["a"]], [["a", "a"], ["b"]]),
     ],
 )
-async def test_every_kind_of_field_is_checked_again(field: str, good: list[Any], bad: list[Any]):
+async def test_answers_are_checked_against_every_kind_of_field(field: str, good: list[Any], bad: list[Any]):
     for value in good:
-        answer, _ = await at_the_door(
+        answer, _ = await call_in_hook(
             lambda session: session.user.elicit("?", form=FORM), accepted(**{field: value}), FORMS
         )
         assert answer == FormAnswer("accept", {field: value})
     for value in bad:
-        error, _ = await at_the_door(
+        error, _ = await call_in_hook(
             lambda session: session.user.elicit("?", form=FORM), accepted(**{field: value}), FORMS
         )
         assert str(error) == f"the answer has an unfit {field!r}"

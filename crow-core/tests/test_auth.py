@@ -1,4 +1,4 @@
-"""Logging in and out: credentials are there or not, and a client that logs in eagerly is not kept waiting."""
+"""Authentication: login and logout, and clients that log in first."""
 
 import asyncio
 from typing import Any
@@ -16,22 +16,22 @@ pytestmark = pytest.mark.anyio
 LOGIN = {"methodId": "configured"}
 
 
-def greeter() -> Crow:
+def make_app() -> Crow:
     return Crow(ScriptedModel(lambda request: Reply("Hello.")))
 
 
-async def opened(wire: RawClient) -> str:
+async def open_session(wire: RawClient) -> str:
     return (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
 
 
-def said(session: str, text: str = "hi") -> dict[str, Any]:
+def make_prompt(session: str, text: str = "hi") -> dict[str, Any]:
     return {"sessionId": session, "prompt": [{"type": "text", "text": text}]}
 
 
 @pytest.mark.parametrize("capabilities", [{}, {"auth": {"terminal": True}}])
-async def test_every_way_to_log_in_is_the_agents_own_business(capabilities: dict[str, Any]):
-    """No terminal method: what it would do, a file and two variables do."""
-    async with connect_raw(greeter()) as wire:
+async def test_all_authentication_methods_are_agent_methods(capabilities: dict[str, Any]):
+    """There is no terminal method, since a file or two variables are enough."""
+    async with connect_raw(make_app()) as wire:
         answer = await wire.ask("initialize", {"protocolVersion": 1, "clientCapabilities": capabilities})
     (method,) = answer["result"]["authMethods"]
     assert method.get("type", "agent") == "agent"
@@ -39,28 +39,28 @@ async def test_every_way_to_log_in_is_the_agents_own_business(capabilities: dict
     assert answer["result"]["agentCapabilities"]["auth"] == {"logout": {}}
 
 
-async def test_a_client_that_logs_in_before_anything_else_succeeds_at_once():
-    async with connect_raw(greeter()) as wire:
+async def test_a_client_can_log_in_first():
+    async with connect_raw(make_app()) as wire:
         assert (await wire.ask("authenticate", LOGIN))["result"] == {}
         assert (await wire.ask("authenticate", LOGIN))["result"] == {}
-        assert await opened(wire)
+        assert await open_session(wire)
 
 
-async def test_after_logout_nothing_is_opened_or_asked_until_the_next_login():
-    crow = greeter()
+async def test_sessions_and_prompts_are_refused_after_logout_until_the_next_login():
+    crow = make_app()
     async with connect_raw(crow) as wire:
-        session = await opened(wire)
+        session = await open_session(wire)
         assert (await wire.ask("logout", {}))["result"] == {}
         new: dict[str, Any] = {"cwd": "/", "mcpServers": []}
-        for method, params in (("session/new", new), ("session/prompt", said(session))):
+        for method, params in (("session/new", new), ("session/prompt", make_prompt(session))):
             error = (await wire.ask(method, params))["error"]
             assert error["code"] == AUTH_REQUIRED
             assert error["data"]["details"]
         assert (await wire.ask("authenticate", LOGIN))["result"] == {}
-        assert (await wire.ask("session/prompt", said(session)))["result"]["stopReason"] == "end_turn"
+        assert (await wire.ask("session/prompt", make_prompt(session)))["result"]["stopReason"] == "end_turn"
 
 
-async def test_logout_cancels_what_runs():
+async def test_logout_cancels_running_turns():
     asked = asyncio.Event()
 
     async def think(request: Any) -> Reply:
@@ -68,23 +68,23 @@ async def test_logout_cancels_what_runs():
         return Reply(hang=True)
 
     async with connect_raw(Crow(ScriptedModel(think))) as wire:
-        session = await opened(wire)
-        prompting = asyncio.ensure_future(wire.ask("session/prompt", said(session)))
+        session = await open_session(wire)
+        prompting = asyncio.ensure_future(wire.ask("session/prompt", make_prompt(session)))
         await asked.wait()
         wire.transport.write(b'{"jsonrpc": "2.0", "id": "bye", "method": "logout"}\n')
         assert (await prompting)["result"]["stopReason"] == "cancelled"
 
 
 async def test_a_session_can_be_closed_after_logout():
-    crow = greeter()
+    crow = make_app()
     async with connect_raw(crow) as wire:
-        session = await opened(wire)
+        session = await open_session(wire)
         await wire.ask("logout", {})
         assert (await wire.ask("session/close", {"sessionId": session}))["result"] == {}
         assert crow.sessions == {}
 
 
-async def test_logout_before_there_is_an_app_is_fine():
+async def test_logout_works_before_the_app_is_made():
     async def make() -> Crow:
         raise ModelError("No model is configured.")
 

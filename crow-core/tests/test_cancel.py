@@ -1,4 +1,4 @@
-"""Cancelling a turn: always answered, nothing left open, and the next prompt works."""
+"""Cancelling a turn: the prompt and all tool calls are answered, and the next prompt works."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Waiting:
-    """A tool that waits until it is told to go on, or until it is cancelled."""
+    """A tool that waits for an event, or until it is cancelled."""
 
     def __init__(self) -> None:
         self.started = asyncio.Event()
@@ -70,12 +70,12 @@ def calling(*names: str) -> Reply:
 
 
 def after_tools(first: Reply, then: Reply | None = None) -> Callable[[dict[str, Any]], Reply]:
-    """Answer the word "go" with `first` and everything else with `then`."""
+    """Make a script that answers the prompt "go" with `first` and everything else with `then`."""
     return lambda request: first if request["messages"][-1]["content"].endswith("go") else then or Reply("Done.")
 
 
 def assert_valid(request: dict[str, Any]) -> None:
-    """Each call has its one answer right behind it, and no two of the same speaker follow one another."""
+    """Each tool call has exactly one answer directly behind it, and roles alternate."""
     open_calls: list[str] = []
     before = ""
     for message in request["messages"]:
@@ -96,7 +96,7 @@ def log_of(crow: Crow) -> list[Message]:
 
 
 async def assert_usable(editor: Editor, model: ScriptedModel, session_id: str) -> None:
-    """Nothing of the cancelled turn is left open, and the next prompt works."""
+    """All calls of the cancelled turn have ended, and the next prompt works."""
     assert all(states[-1] in ("completed", "failed") for states in editor.calls().values())
     answer = await editor.prompt(session_id, "and now?")
     assert answer.stop_reason == "end_turn"
@@ -105,33 +105,33 @@ async def assert_usable(editor: Editor, model: ScriptedModel, session_id: str) -
 
 
 @asynccontextmanager
-async def begun(editor: Editor, session_id: str) -> AsyncGenerator["asyncio.Task[PromptResponse]"]:
-    """A turn that will be cancelled, and how it must end."""
+async def start_turn(editor: Editor, session_id: str) -> AsyncGenerator["asyncio.Task[PromptResponse]"]:
+    """Start a turn, and check that it ends as cancelled."""
     turn = asyncio.ensure_future(editor.prompt(session_id, "go"))
     yield turn
     assert (await turn).stop_reason == "cancelled"
 
 
-async def test_cancelled_in_mid_stream_keeps_the_text_that_was_shown():
+async def test_cancelling_while_text_streams_keeps_the_text_that_was_shown():
     model = ScriptedModel(after_tools(Reply("Once upon a time", hang=True)))
     crow = Crow(model)
     async with connect(crow) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await editor.until(lambda editor: editor.text == "Once upon a time")
             await editor.cancel(id)
         assert [m.get("content") for m in log_of(crow)] == ["go", "Once upon a time"]
         await assert_usable(editor, model, id)
 
 
-async def test_cancelled_in_the_midst_of_a_call_the_call_is_forgotten():
-    """The client has not seen it yet, and half a call cannot be answered."""
+async def test_cancelling_while_a_tool_call_streams_drops_the_call():
+    """The client has not seen it, and an incomplete call cannot be answered."""
     half = Reply("I will", tool_calls=[{"name": "demo_quick", "arguments": "{"}], hang=True)
     model = ScriptedModel(after_tools(half))
     crow = Crow(model, servers=[Waiting().server])
     async with connect(crow) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await editor.until(lambda editor: editor.text == "I will")
             await editor.cancel(id)
         assert editor.of(AcpToolCall) == []
@@ -139,7 +139,7 @@ async def test_cancelled_in_the_midst_of_a_call_the_call_is_forgotten():
         await assert_usable(editor, model, id)
 
 
-async def test_cancelled_before_the_tools_every_call_is_answered():
+async def test_cancelling_before_tools_run_leaves_every_call_answered():
     asked = asyncio.Event()
     model = ScriptedModel(after_tools(calling("quick", "quick")))
     crow = Crow(model, servers=[Waiting().server])
@@ -153,7 +153,7 @@ async def test_cancelled_before_the_tools_every_call_is_answered():
 
     async with connect(crow) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await asked.wait()
             await editor.cancel(id)
         assert list(editor.calls().values()) == [["pending", "failed"]] * 2
@@ -162,8 +162,8 @@ async def test_cancelled_before_the_tools_every_call_is_answered():
         await assert_usable(editor, model, id)
 
 
-async def test_cancelled_before_a_call_that_was_shown_early_can_run_the_call_has_failed():
-    """A call with long arguments is shown while they still come. The user cancels while the reply is being written."""
+async def test_cancelling_before_an_early_shown_call_runs_fails_the_call():
+    """A call with long arguments is shown while they arrive. The user cancels while the reply is written."""
     long: Use = {"name": "demo_quick", "arguments": {"text": "word " * 100}}
     model = ScriptedModel(after_tools(Reply(tool_calls=[long])))
     crow = Crow(model, servers=[Waiting().server])
@@ -177,7 +177,7 @@ async def test_cancelled_before_a_call_that_was_shown_early_can_run_the_call_has
 
     async with connect(crow) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await writing.wait()
             assert list(editor.calls().values()) == [["pending"]]
             await editor.cancel(id)
@@ -187,29 +187,29 @@ async def test_cancelled_before_a_call_that_was_shown_early_can_run_the_call_has
         await assert_usable(editor, model, id)
 
 
-async def test_cancelled_during_an_mcp_tool_the_server_hears_of_it():
+async def test_cancelling_during_a_tool_call_notifies_the_mcp_server():
     tool = Waiting()
     model = ScriptedModel(after_tools(calling("quick", "wait")))
     crow = Crow(model, servers=[tool.server])
     async with connect(crow) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await tool.started.wait()
             await editor.until(lambda editor: "completed" in repr(editor.calls()))
             await editor.cancel(id)
         await tool.cancelled.wait()
-        # What a sibling had found by then is kept.
+        # The result of the other call is kept.
         assert [m.get("content") for m in log_of(crow)[-2:]] == ["quick", INTERRUPTED]
         assert [states[-1] for states in editor.calls().values()] == ["completed", "failed"]
         await assert_usable(editor, model, id)
 
 
-async def test_cancelled_during_a_question_the_question_is_taken_back():
+async def test_cancelling_during_a_permission_question_withdraws_it():
     model = ScriptedModel(after_tools(calling("quick", "quick")))
     crow = Crow(model, servers=[Waiting().server]).use(permissions)
     async with connect(crow, permit=None) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await editor.until(lambda editor: editor.questions)
             await editor.cancel(id)
         assert editor.cancelled_questions == len(editor.questions) == 1
@@ -217,7 +217,7 @@ async def test_cancelled_during_a_question_the_question_is_taken_back():
         await assert_usable(editor, model, id)
 
 
-async def test_cancelled_while_the_client_does_not_read_every_call_it_will_see_has_ended():
+async def test_cancelling_while_the_client_does_not_read_ends_every_call_that_it_will_see():
     long = {"name": "demo_quick", "arguments": {"text": "a" * HIGH_WATER_BYTES}, "id": "one"}
     calls = Reply(tool_calls=[long, long])  # type: ignore[list-item] - of one id, so that none is shown before it is whole
     crow, called = Crow(ScriptedModel([calls]), servers=[Waiting().server]), asyncio.Event()
@@ -231,7 +231,7 @@ async def test_cancelled_while_the_client_does_not_read_every_call_it_will_see_h
         id = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
         wire.send("turn", "session/prompt", {"sessionId": id, "prompt": [{"type": "text", "text": "go"}]})
         await called.wait()
-        await wait_all_tasks_blocked()  # the calls are on their way, and nobody takes them
+        await wait_all_tasks_blocked()  # the updates wait, since the client does not read
         wire.notify("session/cancel", {"sessionId": id})
         await wait_all_tasks_blocked()
         while (message := await wire.receive()).get("id") != "turn":
@@ -242,7 +242,7 @@ async def test_cancelled_while_the_client_does_not_read_every_call_it_will_see_h
     assert states == {"one": "failed", "one_2": "failed"}
 
 
-async def test_cancelled_between_two_steps_the_answers_stay():
+async def test_cancelling_between_two_requests_keeps_the_answers():
     between = asyncio.Event()
     model = ScriptedModel(after_tools(calling("quick")))
     crow = Crow(model, servers=[Waiting().server])
@@ -255,15 +255,15 @@ async def test_cancelled_between_two_steps_the_answers_stay():
 
     async with connect(crow) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await between.wait()
             await editor.cancel(id)
         assert log_of(crow)[-1].get("content") == "quick"
         await assert_usable(editor, model, id)
 
 
-async def test_cancelled_twice_and_more_the_clean_up_goes_on():
-    """However the client says it: by the session, by the request, and again."""
+async def test_cancelling_several_times_does_not_interrupt_the_clean_up():
+    """With session/cancel, with the cancellation of the request, and again."""
     tool = Waiting()
     model = ScriptedModel(after_tools(calling("wait")))
     crow = Crow(model, servers=[tool.server])
@@ -282,22 +282,22 @@ async def test_cancelled_twice_and_more_the_clean_up_goes_on():
 
     async with connect(crow) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await tool.started.wait()
             for happened in (tool.cancelled, cleaning):
                 await editor.cancel(id)
                 await editor.connection.notify("$/cancel_request", CancelRequestNotification(request_id=3))
                 await editor.cancel(id)
                 await happened.wait()
-            await editor.set_option(id, "model", model.name)  # its answer says that all before it has arrived
+            await editor.set_option(id, "model", model.name)  # once it is answered, everything before has arrived
             clean.set()
         assert outcomes == ["cancelled"]
         assert list(editor.calls().values()) == [["pending", "in_progress", "failed"]]
         await assert_usable(editor, model, id)
 
 
-async def test_a_turn_whose_work_is_done_cannot_be_cancelled_any_more():
-    """What extensions do at its end runs to the end, all of it."""
+async def test_a_turn_that_is_ending_cannot_be_cancelled():
+    """All functions of `turn_end` run to their end."""
     crow = Crow(ScriptedModel([Reply("Done.")]))
     ending, end = asyncio.Event(), asyncio.Event()
     told: list[str] = []
@@ -320,22 +320,22 @@ async def test_a_turn_whose_work_is_done_cannot_be_cancelled_any_more():
         await editor.connection.notify("$/cancel_request", CancelRequestNotification(request_id=3))
         await editor.set_option(id, "model", "scripted")
         end.set()
-        # The request was withdrawn, so it may say so; the session's turn had ended.
+        # The error says that the request was cancelled; the turn had ended.
         assert (await turn).stop_reason in ("end_turn", "cancelled")
     assert told == ["first", "last"]
 
 
-async def test_cancelled_right_after_the_prompt():
+async def test_cancelling_right_after_the_prompt_cancels_the_turn():
     model = ScriptedModel([Reply("Hello.")])
     async with connect(Crow(model)) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await asyncio.sleep(0)  # the prompt is written, and nothing more
             await editor.cancel(id)
         await assert_usable(editor, model, id)
 
 
-async def test_cancelled_with_nothing_running_it_does_not_reach_the_next_prompt():
+async def test_cancelling_with_no_turn_running_does_not_affect_the_next_prompt():
     model = ScriptedModel([Reply("Hello."), Reply("Hello again.")])
     async with connect(Crow(model)) as editor:
         id = (await editor.new_session("/")).session_id
@@ -346,17 +346,17 @@ async def test_cancelled_with_nothing_running_it_does_not_reach_the_next_prompt(
         assert (await editor.prompt(id, "hi")).stop_reason == "end_turn"
 
 
-async def test_a_withdrawn_request_is_a_cancelled_prompt():
+async def test_cancelling_the_prompt_request_cancels_the_turn():
     model = ScriptedModel(after_tools(Reply("Once", hang=True)))
     async with connect(Crow(model)) as editor:
         id = (await editor.new_session("/")).session_id
-        async with begun(editor, id):
+        async with start_turn(editor, id):
             await editor.until(lambda editor: editor.text == "Once")
             await editor.connection.notify("$/cancel_request", CancelRequestNotification(request_id=3))
         await assert_usable(editor, model, id)
 
 
-async def test_withdrawing_a_queued_prompt_leaves_the_running_one_alone():
+async def test_cancelling_a_queued_prompt_does_not_affect_the_running_turn():
     tool = Waiting()
     model = ScriptedModel(after_tools(calling("wait")))
     async with connect(Crow(model, servers=[tool.server])) as editor:
@@ -372,7 +372,7 @@ async def test_withdrawing_a_queued_prompt_leaves_the_running_one_alone():
     assert len(model.requests) == 2
 
 
-async def test_cancelling_a_session_cancels_the_prompts_that_wait_too():
+async def test_cancelling_a_session_cancels_its_queued_prompts():
     tool = Waiting()
     model = ScriptedModel(after_tools(calling("wait")))
     async with connect(Crow(model, servers=[tool.server])) as editor:
@@ -398,7 +398,7 @@ async def test_closing_a_session_cancels_its_turns():
         assert crow.sessions == {}
 
 
-async def test_a_client_that_hangs_up_cancels_what_it_had_begun():
+async def test_a_client_that_disconnects_cancels_its_turns():
     tool = Waiting()
     crow = Crow(ScriptedModel(after_tools(calling("wait"))), servers=[tool.server])
     logs: list[Sequence[Message]] = []
@@ -420,8 +420,8 @@ async def test_a_client_that_hangs_up_cancels_what_it_had_begun():
     await crow.shut_down()
 
 
-async def test_a_program_that_stops_waiting_ends_the_turn():
-    """Who awaits `Crow.prompt` and is cancelled gets its CancelledError once the turn has ended."""
+async def test_cancelling_a_task_that_awaits_prompt_ends_the_turn():
+    """A task that awaits `Crow.prompt` and is cancelled gets CancelledError when the turn has ended."""
     tool = Waiting()
     crow = Crow(ScriptedModel(after_tools(calling("wait"))), servers=[tool.server])
     async with connect(crow) as editor:
@@ -436,8 +436,8 @@ async def test_a_program_that_stops_waiting_ends_the_turn():
         assert session.turns.tasks == []
 
 
-class Tapped:
-    """A transport that keeps what came over it."""
+class RecordingTransport:
+    """A transport that records the messages it receives."""
 
     def __init__(self, transport: MemoryTransport) -> None:
         self.write, self.drain, self.close = transport.write, transport.drain, transport.close
@@ -452,7 +452,7 @@ class Tapped:
 
 
 def play(request: dict[str, Any]) -> Reply:
-    """Say the session's name, and do what the last prompt wants: answer, call, wait in a tool, or hang."""
+    """Reply with the name of the session, and do what the last prompt asks: answer, call, wait in a tool, or hang."""
     words: list[str] = [m["content"] for m in request["messages"] if m["role"] == "user"][-1].split()
     name, want = words[-2:]
     if request["messages"][-1]["role"] == "tool":
@@ -480,13 +480,13 @@ STEPS = st.lists(
 
 @settings(max_examples=settings.default.max_examples * 4 // 10, deadline=None)
 @given(STEPS)
-async def test_whatever_the_order_of_prompts_and_cancels_each_prompt_has_one_answer(
+async def test_each_prompt_has_one_answer_in_any_order_of_prompts_and_cancels(
     steps: list[tuple[str, int, str]],
 ):
     model = ScriptedModel(play)
     crow = Crow(model, servers=[Waiting().server])
     ours, theirs = memory_pair()
-    tapped = Tapped(ours)
+    tapped = RecordingTransport(ours)
     agent = asyncio.ensure_future(Agent(theirs, crow).serve())
     editor = Editor(tapped)
     async with editor.serving():

@@ -16,7 +16,7 @@ from crow_core.acp.schema import AGENT_METHODS, CLIENT_METHODS, PROTOCOL_METHODS
 from crow_core.acp.transports import memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
-from crow_core.extensions.ask import ask
+from crow_core.extensions.ask_user import ask_user
 from crow_core.extensions.commands import commands
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.plan import plan
@@ -34,7 +34,7 @@ ABLE = ("notices", "boolean", "compaction", "form", "url", "fs", "terminal", "lo
 
 
 def capabilities(able: set[str]) -> dict[str, Any]:
-    """What a client says that is able to do so much."""
+    """Return the capabilities of a client that can do this."""
     here: dict[str, Any] = {name: {} for name in ("notices", "compaction") if name in able}
     if "boolean" in able:
         here["configOptions"] = {"boolean": {}}
@@ -48,14 +48,14 @@ def capabilities(able: set[str]) -> dict[str, Any]:
 
 
 def everything() -> Crow:
-    """An app that would like to use all that a client may be able to do."""
+    """Make an app that uses every capability of a client."""
     uses = [
         Use(name="plan", arguments={"entries": [{"content": "Ask", "status": "in_progress"}]}),
         Use(name="ask_user", arguments={"question": "Which?", "choices": ["red", "blue"]}),
         Use(name="nothing", arguments={}),
     ]
     crow = Crow(ScriptedModel([Reply("Well.", reasoning="Hm.", tool_calls=uses), Reply("Done.")]))
-    crow.use(permissions).use(commands).use(usage).use(titles).use(plan).use(ask)
+    crow.use(permissions).use(commands).use(usage).use(titles).use(plan).use(ask_user)
 
     @crow.options
     def verbose(session: Session) -> Option:
@@ -71,7 +71,7 @@ def everything() -> Crow:
 @pytest.mark.parametrize(
     "able", [{n for n, can in zip(ABLE, c, strict=True) if can} for c in product((0, 1), repeat=8)]
 )
-async def test_a_client_hears_only_what_it_understands(able: set[str]):
+async def test_a_client_receives_only_what_it_supports(able: set[str]):
     heard: list[tuple[str, Any]] = []
 
     async def hear(params: Any) -> None:
@@ -129,62 +129,62 @@ async def test_a_client_hears_only_what_it_understands(able: set[str]):
 
 
 PROOF = {
-    "initialize": "test_it_answers_with_the_version_it_speaks",
-    "authenticate": "test_a_client_that_logs_in_before_anything_else_succeeds_at_once",
-    "logout": "test_after_logout_nothing_is_opened_or_asked_until_the_next_login",
-    "session/new": "test_the_answer_to_session_new_comes_before_any_update_of_that_session",
+    "initialize": "test_initialize_returns_the_supported_protocol_version",
+    "authenticate": "test_a_client_can_log_in_first",
+    "logout": "test_sessions_and_prompts_are_refused_after_logout_until_the_next_login",
+    "session/new": "test_the_response_to_session_new_is_sent_before_updates_of_the_session",
     "session/load": "test_loaded_session_replays_its_updates",
     "session/resume": "test_resumed_session_replays_nothing",
     "session/list": "test_client_receives_the_list_in_pages",
     "session/delete": "test_deleted_session_is_gone_and_may_be_deleted_again",
     "session/close": "test_closing_a_session_cancels_its_turns",
-    "session/prompt": "test_all_updates_of_a_turn_come_before_its_answer_and_none_after",
-    "session/cancel": "test_whatever_the_order_of_prompts_and_cancels_each_prompt_has_one_answer",
-    "session/set_mode": "test_a_mode_set_in_the_old_words_is_announced_in_the_new_ones_too",
-    "session/set_config_option": "test_which_options_there_are_may_depend_on_another",
+    "session/prompt": "test_all_updates_of_a_turn_are_sent_before_its_response",
+    "session/cancel": "test_each_prompt_has_one_answer_in_any_order_of_prompts_and_cancels",
+    "session/set_mode": "test_a_mode_set_with_set_mode_is_announced_as_a_config_option",
+    "session/set_config_option": "test_the_list_of_options_can_depend_on_another_option",
     "session/fork": "test_fork_is_independent_of_its_origin",
-    "providers/list": "test_the_client_brings_its_own_endpoint_where_none_is_configured",
-    "providers/set": "test_an_endpoint_counts_from_the_next_session_on_and_until_it_is_disabled",
-    "providers/disable": "test_an_endpoint_counts_from_the_next_session_on_and_until_it_is_disabled",
-    "$/cancel_request": "test_a_withdrawn_request_is_a_cancelled_prompt",
-    "_vendor": "test_an_extension_answers_a_method_of_its_own",
-    "session/request_permission": "test_each_answer_does_what_it_says",
-    "elicitation/create": "test_every_kind_of_field_is_checked_again",
-    "elicitation/complete": "test_a_person_is_sent_to_a_page_and_told_when_all_is_done",
-    "session/update": "test_a_client_hears_only_what_it_understands",
+    "providers/list": "test_the_client_can_set_an_endpoint_if_none_is_configured",
+    "providers/set": "test_an_endpoint_of_the_client_is_used_from_the_next_session_until_it_is_disabled",
+    "providers/disable": "test_an_endpoint_of_the_client_is_used_from_the_next_session_until_it_is_disabled",
+    "$/cancel_request": "test_cancelling_the_prompt_request_cancels_the_turn",
+    "_vendor": "test_an_extension_can_add_a_method",
+    "session/request_permission": "test_each_answer_has_the_effect_that_it_names",
+    "elicitation/create": "test_answers_are_checked_against_every_kind_of_field",
+    "elicitation/complete": "test_the_user_is_sent_to_a_page_and_the_client_learns_when_it_is_done",
+    "session/update": "test_a_client_receives_only_what_it_supports",
     "user_message_chunk": "test_loaded_session_replays_its_updates",
-    "agent_message_chunk": "test_text_alone_is_streamed_under_one_id_and_remembered",
-    "agent_thought_chunk": "test_a_notice_is_shown_the_way_the_client_knows",
-    "tool_call": "test_a_call_is_shown_with_its_name_kind_place_and_whole_arguments",
-    "tool_call_update": "test_an_edit_is_shown_as_the_diff_of_what_really_changed",
-    "plan": "test_the_plan_is_shown_again_with_a_stored_session",
-    "available_commands_update": "test_the_client_learns_which_commands_there_are",
-    "current_mode_update": "test_a_mode_set_in_the_new_words_is_announced_in_the_old_ones",
-    "config_option_update": "test_a_mode_set_by_a_command_is_announced_in_both",
-    "session_info_update": "test_a_session_is_named_once_after_its_first_words",
-    "usage_update": "test_usage_is_told_after_each_reply_and_adds_up",
-    "notice": "test_a_notice_is_shown_the_way_the_client_knows",
-    "content blocks": "test_what_a_prompt_attached_is_shown_again_as_it_was",
-    "audio": "test_a_sound_is_sent_only_to_a_model_that_hears_and_the_client_knows_before",
-    "boolean options": "test_a_client_that_knows_booleans_is_shown_one",
-    "auth methods": "test_every_way_to_log_in_is_the_agents_own_business",
+    "agent_message_chunk": "test_text_is_streamed_under_one_id_and_appended_to_the_log",
+    "agent_thought_chunk": "test_a_notice_is_sent_in_a_form_that_the_client_supports",
+    "tool_call": "test_a_tool_call_is_shown_with_name_kind_location_and_arguments",
+    "tool_call_update": "test_an_edit_is_shown_as_the_diff_of_its_changes",
+    "plan": "test_a_loaded_session_shows_its_plans_again",
+    "available_commands_update": "test_the_client_receives_the_list_of_commands",
+    "current_mode_update": "test_a_mode_set_as_a_config_option_is_announced_as_a_mode",
+    "config_option_update": "test_a_mode_set_by_a_slash_command_is_announced_in_both_ways",
+    "session_info_update": "test_a_session_is_named_once_after_its_first_prompt",
+    "usage_update": "test_usage_is_reported_after_each_reply_and_adds_up",
+    "notice": "test_a_notice_is_sent_in_a_form_that_the_client_supports",
+    "content blocks": "test_attachments_of_a_prompt_are_shown_again_unchanged",
+    "audio": "test_audio_is_announced_and_sent_only_for_a_model_that_accepts_it",
+    "boolean options": "test_a_client_with_boolean_options_receives_one",
+    "auth methods": "test_all_authentication_methods_are_agent_methods",
     "compaction_update": "test_client_with_the_capability_gets_updates_and_others_get_notices",
     "MCP servers": "test_a_server_that_does_not_start_is_reported_and_the_others_work",
-    "additional directories": "test_the_working_folder_is_the_sessions_and_additional_ones_are_open_too",
-    "stop reason refusal": "test_what_was_refused_is_not_said_to_the_model_again",
-    "stop reason max_turn_requests": "test_a_turn_takes_no_more_requests_than_it_may",
+    "additional directories": "test_tools_work_in_the_working_directory_and_in_additional_folders",
+    "stop reason refusal": "test_a_refused_prompt_is_not_sent_to_the_model_again",
+    "stop reason max_turn_requests": "test_a_turn_ends_at_the_limit_of_requests",
     "errors": "test_error_that_a_handler_raises_is_sent_unchanged",
     "_meta": "test_every_server_gets_the_trace_and_only_built_in_ones_get_more",
     "framing": "test_standard_output_carries_json_lines_only",
 }
-"""The rows of the protocol, and a test that proves each."""
+"""The rows of the protocol, each with a test that proves it."""
 NOT_YET = {"compaction_summary_chunk"}
-"""A summary is shown when it is whole, and has taken the place of what it sums up."""
+"""A summary is shown when it is complete and has replaced the entries."""
 ELSEWHERE = {method for method in CLIENT_METHODS if method.startswith(("fs/", "terminal/"))}
-"""Proved where the client's files and terminals are used."""
+"""The tests of the client's files and terminals prove these."""
 
 
-def test_every_row_of_the_protocol_is_proved_by_a_test_that_exists():
+def test_every_row_of_the_protocol_names_a_test_that_exists():
     kinds = {update.__struct_config__.tag for update in get_args(schema.SessionUpdate)}
     rows = {*AGENT_METHODS, *CLIENT_METHODS, *PROTOCOL_METHODS, *kinds} - NOT_YET - ELSEWHERE
     assert rows <= PROOF.keys()

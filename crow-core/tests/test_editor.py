@@ -27,7 +27,7 @@ from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.content import replay
 from crow_core.editor import terminals
-from crow_core.extensions.masking import mask_secrets
+from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.extensions.permissions import permissions
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use

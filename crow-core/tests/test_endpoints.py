@@ -19,12 +19,11 @@ from crow_core.acp.schema import (
     UsageUpdate,
 )
 from crow_core.app import Crow
+from crow_core.extensions.broken_replies import REQUEST, broken_replies
 from crow_core.extensions.commands import commands
-from crow_core.extensions.effort import effort
-from crow_core.extensions.nudge import nudge
-from crow_core.extensions.prefix import prefix
+from crow_core.extensions.empty_replies import empty_replies
 from crow_core.extensions.printed_calls import printed_calls
-from crow_core.extensions.resume import GO_ON, resume
+from crow_core.extensions.reasoning_effort import reasoning_effort
 from crow_core.extensions.usage import usage
 from crow_core.mcp.toolbox import Server
 from crow_core.messages import Message
@@ -75,7 +74,7 @@ CUT = ConnectionError("cut")
 
 async def test_cut_answer_is_resumed_and_no_text_is_repeated() -> None:
     async with ScriptedServer([Reply("It will be ", error=CUT), Reply("sunny.")]) as server:
-        crow = Crow(ChatModel(name="m", base_url=server.url)).use(resume).use(nudge)
+        crow = Crow(ChatModel(name="m", base_url=server.url)).use(broken_replies).use(empty_replies)
         async with connect(crow, capabilities=NOTICES) as editor:
             session = await editor.new_session("/")
             answer = await editor.prompt(session.session_id, "The weather?")
@@ -84,7 +83,7 @@ async def test_cut_answer_is_resumed_and_no_text_is_repeated() -> None:
             assert log_of(crow) == [
                 {"role": "user", "content": "The weather?"},
                 {"role": "assistant", "content": "It will be "},
-                {"role": "user", "content": GO_ON},
+                {"role": "user", "content": REQUEST},
                 {"role": "assistant", "content": "sunny."},
             ]
             assert notices(editor) == ["The connection broke in the middle of the answer. Asking the model to go on."]
@@ -92,14 +91,14 @@ async def test_cut_answer_is_resumed_and_no_text_is_repeated() -> None:
     assert server.requests[1]["messages"][1:] == [
         {"role": "user", "content": "The weather?"},
         {"role": "assistant", "content": "It will be "},
-        {"role": "user", "content": GO_ON},
+        {"role": "user", "content": REQUEST},
     ]
 
 
 async def test_answer_is_resumed_at_most_twice_before_the_error_ends_the_turn() -> None:
     broken = [Reply(f"{n} ", error=CUT) for n in range(3)]
     async with ScriptedServer([*broken, Reply("4 ", error=CUT), Reply("5")]) as server:
-        crow = Crow(ChatModel(name="m", base_url=server.url)).use(resume)
+        crow = Crow(ChatModel(name="m", base_url=server.url)).use(broken_replies)
         async with connect(crow) as editor:
             session = await editor.new_session("/")
             with pytest.raises(RpcError) as caught:
@@ -116,7 +115,7 @@ async def test_tool_calls_of_a_cut_answer_are_not_run() -> None:
     half = Reply("I add. ", tool_calls=[{"name": "demo_add", "arguments": {"a": 1, "b": 1}}], error=CUT)
     whole = Reply("", tool_calls=[{"name": "demo_add", "arguments": {"a": 2, "b": 3}}])
     async with ScriptedServer([half, whole, Reply("Five.")]) as server:
-        crow = Crow(ChatModel(name="m", base_url=server.url), servers=[demo()]).use(resume)
+        crow = Crow(ChatModel(name="m", base_url=server.url), servers=[demo()]).use(broken_replies)
         async with connect(crow) as editor:
             session = await editor.new_session("/")
             await editor.prompt(session.session_id, "2 + 3?")
@@ -147,7 +146,7 @@ def levels(options: Any) -> dict[str, tuple[str, list[str]]]:
 async def test_effort_is_sent_under_the_endpoints_parameter(parameter: str, sent: dict[str, Any]) -> None:
     async with (
         ScriptedServer(lambda request: Reply("Hi")) as server,
-        connect(Crow(thinking(server.url, parameter)).use(effort)) as editor,
+        connect(Crow(thinking(server.url, parameter)).use(reasoning_effort)) as editor,
     ):
         session = await editor.new_session("/")
         assert levels(session.config_options) == {"thought_level": ("default", ["default", "low", "medium", "high"])}
@@ -167,7 +166,7 @@ async def test_efforts_are_offered_only_for_models_that_have_them() -> None:
             "plain": ChatModel(name="plain", base_url=server.url),
             "thinker": thinking(server.url, "reasoning_effort", efforts=("minimal", "high")),
         }
-        async with connect(Crow(models).use(commands).use(effort)) as editor:
+        async with connect(Crow(models).use(commands).use(reasoning_effort)) as editor:
             session = await editor.new_session("/")
             assert levels(session.config_options) == {}
             await editor.prompt(session.session_id, "/model thinker")
@@ -186,7 +185,7 @@ async def test_refused_effort_is_not_offered_again() -> None:
         return Failure(400, refusal) if "reasoning_effort" in request else Reply("Hi")
 
     async with ScriptedServer(script) as server:
-        crow = Crow(thinking(server.url, "reasoning_effort")).use(effort)
+        crow = Crow(thinking(server.url, "reasoning_effort")).use(reasoning_effort)
         async with connect(crow, capabilities=NOTICES) as editor:
             session = await editor.new_session("/")
             await editor.set_option(session.session_id, "thought_level", "high")
@@ -213,7 +212,7 @@ async def test_cached_tokens_are_counted_and_cost_less_under_all_their_keys(cach
     counts = {"prompt_tokens": 1000, "completion_tokens": 100, **cached}
     async with ScriptedServer(lambda request: Reply("Hi", usage=counts)) as server:
         model = ChatModel(name="m", base_url=server.url, prices=Prices(input=4.0, output=10.0, cached=0.4))
-        async with connect(Crow(model).use(commands).use(prefix).use(usage)) as editor:
+        async with connect(Crow(model).use(commands).use(usage)) as editor:
             session = await editor.new_session("/")
             await editor.prompt(session.session_id, "hello")
             (update,) = editor.of(UsageUpdate)
@@ -247,7 +246,7 @@ async def test_without_prices_no_cost_is_reported() -> None:
 
 async def test_usage_says_that_the_prefix_is_unchanged() -> None:
     model = ScriptedModel(lambda request: Reply("Hi"))
-    async with connect(Crow(model).use(commands).use(prefix).use(usage)) as editor:
+    async with connect(Crow(model).use(commands).use(usage)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "one")
         await editor.prompt(session.session_id, "/usage")
@@ -270,7 +269,7 @@ async def test_usage_names_the_change_of_the_prefix(changed: str) -> None:
             return {**request, "messages": [first, {**second, "content": f"at {volatile}"}, *rest]}
 
     model = ScriptedModel(lambda request: Reply("Hi"))
-    async with connect(Crow(model).use(spoil).use(commands).use(prefix).use(usage)) as editor:
+    async with connect(Crow(model).use(spoil).use(commands).use(usage)) as editor:
         session = await editor.new_session("/")
         for prompt in ("one", "two", "three", "/usage"):
             await editor.prompt(session.session_id, prompt)

@@ -1,4 +1,4 @@
-"""The extensions that ship with the core, through the front door."""
+"""The smaller extensions that ship with the core, through an ACP client."""
 
 import base64
 import re
@@ -22,7 +22,7 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.extensions.commands import commands
 from crow_core.extensions.permissions import permissions
-from crow_core.extensions.refusal import refusal
+from crow_core.extensions.refused_prompts import refused_prompts
 from crow_core.extensions.templates import templates
 from crow_core.extensions.titles import titles
 from crow_core.extensions.truncate import truncate
@@ -47,7 +47,7 @@ def two_models() -> dict[str, ScriptedModel]:
     }
 
 
-async def test_the_client_learns_which_commands_there_are():
+async def test_the_client_receives_the_list_of_commands():
     crow = Crow(two_models()).use(permissions).use(commands).use(usage)
     async with connect(crow) as editor:
         await editor.new_session("/")
@@ -56,7 +56,7 @@ async def test_the_client_learns_which_commands_there_are():
     assert [command.name for command in update.available_commands] == ["help", "prompt", "model", "mode", "usage"]
 
 
-async def test_help_says_what_can_be_typed_and_the_model_is_not_asked():
+async def test_help_lists_commands_without_asking_the_model():
     models = two_models()
     async with connect(Crow(models).use(commands).use(usage)) as editor:
         session = await editor.new_session("/")
@@ -68,7 +68,7 @@ async def test_help_says_what_can_be_typed_and_the_model_is_not_asked():
 
 
 @pytest.mark.parametrize("typed", ["/model large", "/model\nlarge", "/model   large  "])
-async def test_model_chooses_another_model_and_tells_the_client(typed: str):
+async def test_the_command_model_switches_the_model_and_updates_the_client(typed: str):
     async with connect(Crow(two_models()).use(commands)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, typed)
@@ -80,7 +80,7 @@ async def test_model_chooses_another_model_and_tells_the_client(typed: str):
     assert editor.text.endswith("I am large.")
 
 
-async def test_mode_shows_the_modes_and_refuses_one_that_is_none():
+async def test_the_command_mode_lists_modes_and_refuses_an_unknown_one():
     crow = Crow(two_models()).use(permissions).use(commands)
     async with connect(crow) as editor:
         session = await editor.new_session("/")
@@ -94,7 +94,7 @@ async def test_mode_shows_the_modes_and_refuses_one_that_is_none():
 
 
 @pytest.mark.parametrize("typed", ["/etc/passwd looks odd", "/", "//", " /help", "/helpful", "/help/me"])
-async def test_what_is_no_command_goes_to_the_model(typed: str):
+async def test_a_text_that_is_no_command_is_sent_to_the_model(typed: str):
     models = two_models()
     async with connect(Crow(models).use(commands)) as editor:
         session = await editor.new_session("/")
@@ -102,7 +102,7 @@ async def test_what_is_no_command_goes_to_the_model(typed: str):
     assert models["small"].requests[0]["messages"][-1]["content"] == typed
 
 
-async def test_a_command_is_recognised_with_something_attached():
+async def test_a_command_with_attachments_is_recognised():
     models = two_models()
     async with connect(Crow(models).use(commands).use(usage)) as editor:
         session = await editor.new_session("/")
@@ -111,7 +111,7 @@ async def test_a_command_is_recognised_with_something_attached():
     assert editor.text == "The model has not been asked since this session was opened."
 
 
-async def test_prompt_shows_what_every_request_begins_with():
+async def test_the_command_prompt_shows_the_system_prompt_and_the_size_of_the_tools():
     model = ScriptedModel([Reply("Hello.")])
     crow = Crow(model, system=Prompt("system", "You are in\n{{ cwd }}.")).use(commands)
     async with connect(crow) as editor:
@@ -125,7 +125,7 @@ async def test_prompt_shows_what_every_request_begins_with():
     assert editor.text.endswith("    You are in\n    /.")
 
 
-async def test_usage_is_told_after_each_reply_and_adds_up():
+async def test_usage_is_reported_after_each_reply_and_adds_up():
     counts = {"prompt_tokens": 1000, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 900}}
     model = ScriptedModel([Reply("One.", usage=counts), Reply("Two.", usage=counts)], window=8192)
     async with connect(Crow(model).use(commands).use(usage)) as editor:
@@ -139,7 +139,7 @@ async def test_usage_is_told_after_each_reply_and_adds_up():
 
 
 @pytest.mark.parametrize("counts", [{}, {"prompt_tokens": None, "completion_tokens": None}])
-async def test_usage_that_nobody_counted_is_estimated_or_nothing(counts: dict[str, Any]):
+async def test_usage_that_the_server_did_not_count_is_estimated(counts: dict[str, Any]):
     model = ScriptedModel([Reply("One.", usage=counts)])
     async with connect(Crow(model).use(commands).use(usage)) as editor:
         session = await editor.new_session("/")
@@ -151,7 +151,7 @@ async def test_usage_that_nobody_counted_is_estimated_or_nothing(counts: dict[st
     assert ("about" in editor.text) == (not counts)
 
 
-async def test_a_session_is_named_once_after_its_first_words():
+async def test_a_session_is_named_once_after_its_first_prompt():
     model = ScriptedModel([Reply("Hello."), Reply("Hello again.")])
     async with connect(Crow(model).use(titles)) as editor:
         session = await editor.new_session("/")
@@ -164,7 +164,7 @@ async def test_a_session_is_named_once_after_its_first_words():
     assert len(update.title) <= 60
 
 
-async def test_a_command_does_not_name_the_session():
+async def test_a_slash_command_does_not_name_the_session():
     async with connect(Crow(two_models()).use(commands).use(titles)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "/help")
@@ -183,8 +183,8 @@ def flood(content: Any) -> Server:
     return Server("demo", lambda: server, shared=True)
 
 
-async def test_what_a_tool_says_too_much_is_cut_in_the_middle_and_kept_in_a_file():
-    """For the model and the client alike; the model can read the file with its own tools, and only while it lives."""
+async def test_a_long_result_is_cut_in_the_middle_and_written_to_a_file():
+    """Both for the model and the client. The file tools can read the file until the session ends."""
     text = "".join(f"{number}\n" for number in range(30_000))
     strange: Use = {"name": "demo_flood", "arguments": {}, "id": "../../outside/call"}
     built_in = Server(
@@ -215,8 +215,8 @@ async def test_what_a_tool_says_too_much_is_cut_in_the_middle_and_kept_in_a_file
     assert contents(paths[0]) is None
 
 
-async def test_what_is_no_text_and_too_large_is_left_out_and_kept_in_a_file():
-    """Counted together; what is no base64 is kept as it came."""
+async def test_large_data_in_a_result_is_left_out_and_written_to_a_file():
+    """The data of one result is counted together. Text that is no base64 is written as it is."""
     sound = AudioContent(type="audio", data=base64.b64encode(b"s" * 3_000).decode(), mime_type="audio/wav")
     document = BlobResourceContents(uri="memory://a.pdf", mime_type="application/pdf", blob="?" * 4_001)
     blocks = [Image(data=b"i" * 3_000, format="png").to_image_content(), sound]
@@ -233,7 +233,7 @@ async def test_what_is_no_text_and_too_large_is_left_out_and_kept_in_a_file():
         assert len(repr(editor.of(ToolCallUpdate)[1].content)) < 6_000
 
 
-async def test_structured_content_without_words_is_cut_like_a_text():
+async def test_structured_content_without_text_is_cut_like_text():
     server = FastMCP("demo")
     server.tool(lambda: ToolResult([], structured_content={"rows": ["x" * 10] * 500}), name="flood")
     model = ScriptedModel([Reply(tool_calls=[{"name": "demo_flood", "arguments": {}}]), Reply("Done.")])
@@ -246,7 +246,7 @@ async def test_structured_content_without_words_is_cut_like_a_text():
         assert "of 6,510 characters left out" in said
 
 
-async def test_many_small_texts_are_too_much_together():
+async def test_the_limit_holds_for_all_texts_of_a_result_together():
     page = TextResourceContents(uri="memory://page", text="p" * 400)
     pieces = [TextContent(type="text", text="x" * 400), EmbeddedResource(type="resource", resource=page)] * 5
     model = ScriptedModel([Reply(tool_calls=[{"name": "demo_flood", "arguments": {}}]), Reply("Done.")])
@@ -260,7 +260,7 @@ async def test_many_small_texts_are_too_much_together():
     assert "data:image/png;base64," in read
 
 
-async def test_the_least_there_can_be_is_nothing():
+async def test_a_limit_of_zero_leaves_no_text():
     model = ScriptedModel([Reply(tool_calls=[{"name": "demo_flood", "arguments": {}}]), Reply("Done.")])
     async with connect(Crow(model, servers=[flood("x" * 1000)]).use(truncate, limit=0)) as editor:
         session = await editor.new_session("/")
@@ -268,7 +268,7 @@ async def test_the_least_there_can_be_is_nothing():
     assert model.requests[1]["messages"][-1]["content"].strip().startswith("[1,000 of 1,000 characters left out")
 
 
-async def test_what_fits_is_left_as_it_is():
+async def test_a_result_within_the_limits_is_unchanged():
     model = ScriptedModel([Reply(tool_calls=[{"name": "demo_flood", "arguments": {}}]), Reply("Done.")])
     async with connect(Crow(model, servers=[flood("x" * 1000)]).use(truncate, limit=1000)) as editor:
         session = await editor.new_session("/")
@@ -276,9 +276,9 @@ async def test_what_fits_is_left_as_it_is():
     assert model.requests[1]["messages"][-1]["content"] == "x" * 1000
 
 
-async def test_what_was_refused_is_not_said_to_the_model_again():
+async def test_a_refused_prompt_is_not_sent_to_the_model_again():
     model = ScriptedModel([Reply("Hello."), Reply("No.", finish_reason="content_filter"), Reply("Yes.")])
-    async with connect(Crow(model).use(refusal)) as editor:
+    async with connect(Crow(model).use(refused_prompts)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "hi")
         refused = await editor.prompt(session.session_id, "something foul")
@@ -287,7 +287,7 @@ async def test_what_was_refused_is_not_said_to_the_model_again():
     assert [message["content"] for message in model.requests[2]["messages"][1:]] == ["hi", "Hello.", "something fair"]
 
 
-async def test_a_file_stands_in_for_a_prompt_and_counts_from_the_next_session_on(tmp_path: Path):
+async def test_a_file_replaces_a_prompt_from_the_next_session_on(tmp_path: Path):
     file = tmp_path / "system.md.j2"
     file.write_text("You are in {{ cwd }}.")
     model = ScriptedModel([Reply("Yes.")] * 3)
@@ -302,7 +302,7 @@ async def test_a_file_stands_in_for_a_prompt_and_counts_from_the_next_session_on
     assert systems == ["You are in /.", "You are in /.", "You are still in /."]
 
 
-async def test_a_template_that_is_wrong_is_an_error_that_names_it(tmp_path: Path):
+async def test_the_error_for_an_invalid_template_names_it(tmp_path: Path):
     file = tmp_path / "system.md.j2"
     file.write_text("You are {{ nobody }}.")
     async with connect(Crow(ScriptedModel([])).use(templates, files=lambda session: {"system": file})) as editor:
@@ -312,10 +312,20 @@ async def test_a_template_that_is_wrong_is_an_error_that_names_it(tmp_path: Path
     assert caught.value.data == {"details": "The template of the prompt 'system' is wrong: 'nobody' is undefined."}
 
 
-async def test_a_template_that_cannot_be_read_is_an_error_that_names_its_file(tmp_path: Path):
+async def test_the_error_for_an_unreadable_template_names_its_file(tmp_path: Path):
     file = tmp_path / "system.md.j2"
     file.write_bytes(b"\xff\xfe\xfd")
     async with connect(Crow(ScriptedModel([])).use(templates, files=lambda session: {"system": file})) as editor:
         with pytest.raises(RpcError) as caught:
             await editor.new_session("/")
     assert str(file) in str(caught.value.data)
+
+
+def test_each_key_of_the_session_state_belongs_to_one_module():
+    """Extensions do not read each other's values."""
+    modules: dict[str, set[str]] = {}
+    for path in Path(__file__).parents[2].glob("crow-*/src/**/*.py"):
+        code = "\n".join(line for line in path.read_text("utf-8").splitlines() if not line.startswith("    " * 4))
+        for key in re.findall(r"\.state(?:\[|\.(?:get|pop|setdefault)\()(\"[^\"]+\")", code):
+            modules.setdefault(key, set()).add(path.name)
+    assert {key: names for key, names in modules.items() if len(names) > 1} == {}

@@ -1,4 +1,4 @@
-"""Ten thousand lines that no client should send: the agent lives, answers each once, and serves its sessions."""
+"""Malformed lines: the agent survives, answers each request once, and serves its sessions."""
 
 import asyncio
 import json
@@ -10,9 +10,9 @@ import pytest
 from crow_core.acp.transports import HIGH_WATER_BYTES, memory_pair
 from crow_core.agent import Agent
 from crow_core.app import Crow
-from crow_core.extensions.ask import ask
+from crow_core.extensions.ask_user import ask_user
 from crow_core.extensions.commands import commands
-from crow_core.extensions.masking import mask_secrets
+from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.plan import plan
 from crow_core.extensions.telemetry import telemetry
@@ -48,7 +48,7 @@ META: dict[str, Any] = {
     "traceparent": "00-0-0-0",
     "_meta": {"_meta": None},
 }
-"""Names real parameters, and has to change nothing."""
+"""Has the names of real parameters, and must change nothing."""
 BASE: dict[str, dict[str, Any]] = {
     "initialize": {"protocolVersion": 1, "clientCapabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
     "authenticate": {"methodId": "configured"},
@@ -83,8 +83,8 @@ BLOCKS: list[Any] = [
 
 
 @st.composite
-def bent(draw: st.DrawFn) -> tuple[str, Any]:
-    """A request with something wrong in it, perhaps."""
+def requests_with_faults(draw: st.DrawFn) -> tuple[str, Any]:
+    """Draw a request that may have a fault."""
     method = draw(st.sampled_from(list(BASE)))
     params: Any = {**BASE[method]}
     match draw(st.integers(0, 5)):
@@ -105,14 +105,14 @@ def bent(draw: st.DrawFn) -> tuple[str, Any]:
     return method, params
 
 
-LINES = st.lists(bent() | st.sampled_from(INVALID_LINES), min_size=50, max_size=50)
+LINES = st.lists(requests_with_faults() | st.sampled_from(INVALID_LINES), min_size=50, max_size=50)
 
 
 def everything() -> Crow:
-    """An app with all that a client can reach, and a store that holds one session."""
+    """Make an app with all methods that a client can call, and a store with one session."""
     crow = Crow(ScriptedModel(lambda request: Reply("Well.")))
     crow.use(telemetry).use(mask_secrets).use(permissions).use(commands).use(usage).use(titles).use(undo).use(plan).use(
-        ask
+        ask_user
     )
     entry: Any = {"role": "user", "content": "earlier", "crow": {"id": "1"}}
 
@@ -133,14 +133,14 @@ def everything() -> Crow:
     return crow
 
 
-def spoken(id: str, method: str, params: Any, session: str, twice: bool) -> bytes:
-    """A request as a line; `twice` names the method a second time."""
+def encode_request(id: str, method: str, params: Any, session: str, twice: bool) -> bytes:
+    """Encode a request as a line; with `twice`, the method is named twice."""
     again = f'"method": {json.dumps(method)}, ' if twice else ""
     line = f'{{"jsonrpc": "2.0", {again}"id": "{id}", "method": {json.dumps(method)}, "params": {json.dumps(params)}}}'
     return line.replace(HERE, session).encode()
 
 
-async def opened(wire: RawClient) -> str:
+async def open_session(wire: RawClient) -> str:
     return (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
 
 
@@ -149,18 +149,18 @@ async def survive(lines: list[bytes | tuple[str, Any]]) -> None:
     crow = everything()
     serving = asyncio.ensure_future(Agent(theirs, crow, unstable=True).serve())
     wire = RawClient(ours)
-    here, other = await opened(wire), await opened(wire)
+    here, other = await open_session(wire), await open_session(wire)
     asked: set[str] = set()
     for number, line in enumerate(lines):
         if isinstance(line, bytes):
             wire.transport.write(line + b"\n")
         else:
             asked.add(f"r{number}")
-            wire.transport.write(spoken(f"r{number}", line[0], line[1], here, twice=number % 7 == 0) + b"\n")
+            wire.transport.write(encode_request(f"r{number}", line[0], line[1], here, twice=number % 7 == 0) + b"\n")
         await asyncio.sleep(0)
     prompt = {"sessionId": other, "prompt": TEXT}
     while (answer := await wire.ask("session/prompt", prompt)).get("error"):
-        assert answer["error"]["code"] == -32000  # somebody has logged out
+        assert answer["error"]["code"] == -32000  # a line has logged out
         await wire.ask("authenticate", {"methodId": "configured"})
     assert answer["result"]["stopReason"] == "end_turn"
     while asked - {message.get("id") for message in wire.received}:
@@ -183,13 +183,13 @@ async def survive(lines: list[bytes | tuple[str, Any]]) -> None:
     derandomize=True,
 )
 @given(LINES)
-def test_ten_thousand_lines_end_nothing_and_block_nobody(lines: list[bytes | tuple[str, Any]]):
+def test_malformed_lines_neither_end_the_agent_nor_block_it(lines: list[bytes | tuple[str, Any]]):
     asyncio.run(survive(lines))
 
 
 @pytest.mark.anyio
-async def test_a_client_that_stops_reading_pauses_the_model():
-    """Nothing piles up: a little waits unread, then the model is not listened to until somebody reads."""
+async def test_a_client_that_stops_reading_pauses_the_model_stream():
+    """Little is buffered: then the model's stream is not read until the client reads."""
     words, said = "word " * 200, 0
 
     class Talker:
@@ -207,10 +207,10 @@ async def test_a_client_that_stops_reading_pauses_the_model():
     crow = Crow(Talker())
     serving = asyncio.ensure_future(Agent(theirs, crow).serve())
     wire = RawClient(ours)
-    session = await opened(wire)
+    session = await open_session(wire)
     wire.send("p", "session/prompt", {"sessionId": session, "prompt": TEXT})
     before = -1
-    while said == 0 or said > before:  # until it has come to rest
+    while said == 0 or said > before:  # until nothing more is sent
         before = said
         for _ in range(100):
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What stops a model that does not stop by itself: the loop guard, and budgets."""
+"""The loop guard and budgets stop a model that does not stop by itself."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ LOOK: Use = {"name": "box_look", "arguments": {"at": "a"}}
 
 
 def box(answers: list[str] | None = None) -> Server:
-    """A tool that says these in turn, or always the same."""
+    """Make a server with a tool that returns these answers in turn, or always the same."""
     server = FastMCP("box")
     answers = answers or []
 
@@ -41,17 +41,17 @@ def box(answers: list[str] | None = None) -> Server:
 
 
 def results(model: ScriptedModel) -> list[str]:
-    """What the model was told of its calls, in its last request."""
+    """Return the tool results in the last request to the model."""
     return [message["content"] for message in model.requests[-1]["messages"] if message["role"] == "tool"]
 
 
-def looking(*, until: int) -> ScriptedModel:
-    """A model that makes the same call again and again."""
+def make_model(*, until: int) -> ScriptedModel:
+    """Make a model that makes the same tool call several times."""
     return ScriptedModel([*[Reply(tool_calls=[LOOK]) for _ in range(until)], Reply("I give up.")])
 
 
-async def test_a_model_that_repeats_itself_is_told_at_the_third_time():
-    model = looking(until=4)
+async def test_a_model_that_repeats_a_call_is_told_after_three_times():
+    model = make_model(until=4)
     async with connect(Crow(model, servers=[box()]).use(loop_guard)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
@@ -61,8 +61,8 @@ async def test_a_model_that_repeats_itself_is_told_at_the_third_time():
 
 
 @pytest.mark.parametrize(("permit", "ends"), [("allow_once", "I give up."), ("reject_once", "You stopped it.")])
-async def test_at_the_fifth_time_the_person_is_asked_whether_to_go_on(permit: str, ends: str):
-    model = looking(until=6)
+async def test_the_user_is_asked_after_five_equal_calls(permit: str, ends: str):
+    model = make_model(until=6)
     async with connect(Crow(model, servers=[box()]).use(loop_guard), permit=permit) as editor:
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "go")
@@ -73,7 +73,7 @@ async def test_at_the_fifth_time_the_person_is_asked_whether_to_go_on(permit: st
     assert all(states[-1] == "completed" for states in editor.calls().values())
 
 
-async def test_two_calls_in_turn_are_a_loop_too():
+async def test_two_alternating_calls_are_a_loop():
     other: Use = {"name": "box_look", "arguments": {"at": "b"}}
     model = ScriptedModel([*[Reply(tool_calls=[use]) for use in [LOOK, other] * 3], Reply("Done.")])
     async with connect(Crow(model, servers=[box()]).use(loop_guard)) as editor:
@@ -82,8 +82,8 @@ async def test_two_calls_in_turn_are_a_loop_too():
     assert [("this very call" in result) for result in results(model)] == [False] * 4 + [True] * 2
 
 
-async def test_a_result_that_changes_is_progress():
-    model = looking(until=9)
+async def test_a_changed_result_starts_the_count_again():
+    model = make_model(until=9)
     answers = [f"{number}%" for number in range(9)]
     async with connect(Crow(model, servers=[box(answers)]).use(loop_guard)) as editor:
         session = await editor.new_session("/")
@@ -92,7 +92,7 @@ async def test_a_result_that_changes_is_progress():
     assert editor.questions == []
 
 
-async def test_each_turn_begins_anew():
+async def test_each_turn_starts_the_count_again():
     model = ScriptedModel([Reply(tool_calls=[LOOK]), Reply(tool_calls=[LOOK]), Reply("Empty.")] * 3)
     async with connect(Crow(model, servers=[box()]).use(loop_guard)) as editor:
         session = await editor.new_session("/")
@@ -111,47 +111,47 @@ async def spend(
     return editor, reasons
 
 
-async def test_a_budget_that_is_used_up_pauses_and_the_person_stops():
-    model = looking(until=9)
-    editor, reasons = await spend(model, turns=3)
+async def test_a_turn_ends_if_the_user_refuses_more_budget():
+    model = make_model(until=9)
+    editor, reasons = await spend(model, requests=3)
     assert len(model.requests) == 3
     assert reasons == ["max_turn_requests"]
-    assert editor.text == "The budget is used up: 3 of 3 turns. [extensions.budgets] sets it."
+    assert editor.text == "The budget is used up: 3 of 3 requests. [extensions.budgets] sets it."
     assert [message["role"] for message in model.requests[-1]["messages"]][-2:] == ["assistant", "tool"]
 
 
-async def test_who_goes_on_grants_as_much_again():
-    model = looking(until=8)
-    editor, reasons = await spend(model, permit="allow_once", turns=3)
+async def test_going_on_grants_the_same_budget_again():
+    model = make_model(until=8)
+    editor, reasons = await spend(model, permit="allow_once", requests=3)
     assert reasons == ["end_turn"]
     assert [question.tool_call.title for question in editor.questions] == [
-        "The budget is used up: 3 of 3 turns. Go on, with as much again?",
-        "The budget is used up: 6 of 6 turns. Go on, with as much again?",
+        "The budget is used up: 3 of 3 requests. Go on, with as much again?",
+        "The budget is used up: 6 of 6 requests. Go on, with as much again?",
     ]
 
 
-async def test_a_budget_is_the_sessions_and_the_next_prompt_asks_again():
-    model = looking(until=9)
-    editor, reasons = await spend(model, prompts=3, turns=2)
+async def test_a_budget_holds_for_the_session_so_the_next_prompt_asks_again():
+    model = make_model(until=9)
+    editor, reasons = await spend(model, prompts=3, requests=2)
     assert reasons == ["max_turn_requests"] * 3
     assert len(model.requests) == 2
     assert len(editor.questions) == 3
 
 
-async def test_tokens_count_in_and_out():
+async def test_input_and_output_tokens_count():
     counts = {"prompt_tokens": 900, "completion_tokens": 100}
     model = ScriptedModel([Reply(tool_calls=[LOOK], usage=counts)] * 3)
     editor, _ = await spend(model, tokens=2000)
     assert "2,000 of 2,000 tokens" in editor.text
 
 
-async def test_time_counts():
+async def test_minutes_of_turns_count():
     editor, reasons = await spend(ScriptedModel([]), minutes=1e-9)
     assert reasons == ["max_turn_requests"]
     assert "minutes" in editor.text
 
 
-async def test_money_counts_where_prices_are_known():
+async def test_money_counts_if_the_model_has_prices():
     usage = {"prompt_tokens": 1_000_000, "completion_tokens": 0}
     async with ScriptedServer([Reply(tool_calls=[LOOK], usage=usage)] * 2) as server:
         model = ChatModel(name="scripted", base_url=server.url, prices=Prices(input=3, output=9))
@@ -160,8 +160,8 @@ async def test_money_counts_where_prices_are_known():
     assert "6 of 5 money" in editor.text
 
 
-async def test_what_was_spent_is_known_when_the_session_is_loaded():
-    crow, log = Crow(looking(until=9), servers=[box()]).use(budgets, turns=2), list[Message]()
+async def test_a_loaded_session_knows_what_it_has_used():
+    crow, log = Crow(make_model(until=9), servers=[box()]).use(budgets, requests=2), list[Message]()
 
     @crow.session_end
     def keep(session: Session) -> None:
@@ -170,7 +170,7 @@ async def test_what_was_spent_is_known_when_the_session_is_loaded():
     async with connect(crow, permit="reject_once") as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
-    later = Crow(model := ScriptedModel([]), servers=[box()]).use(budgets, turns=2)
+    later = Crow(model := ScriptedModel([]), servers=[box()]).use(budgets, requests=2)
 
     @later.load_session
     def load(id: str) -> Record:
@@ -184,12 +184,12 @@ async def test_what_was_spent_is_known_when_the_session_is_loaded():
 
 
 @pytest.mark.parametrize(("said", "requests"), [("Go on", 4), ("Stop", 2)])
-async def test_a_client_that_shows_forms_is_shown_one(said: str, requests: int):
-    model = looking(until=3)
-    async with connect(Crow(model, servers=[box()]).use(budgets, turns=2), capabilities=FORMS) as editor:
+async def test_a_client_with_forms_is_asked_by_a_form(said: str, requests: int):
+    model = make_model(until=3)
+    async with connect(Crow(model, servers=[box()]).use(budgets, requests=2), capabilities=FORMS) as editor:
         editor.answer = CreateElicitationResponse(action="accept", content={"answer": said})
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
     assert len(model.requests) == requests
     assert editor.questions == []
-    assert editor.forms[0].message.startswith("The budget is used up: 2 of 2 turns.")
+    assert editor.forms[0].message.startswith("The budget is used up: 2 of 2 requests.")

@@ -1,11 +1,15 @@
-"""The moments at which extensions join in, and what becomes of a turn when one of them fails."""
+"""The hooks, and turns whose hooks fail."""
 
 import asyncio
+import pydoc
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
+import crow_core
 import pytest
 from anyio import wait_all_tasks_blocked
+from crow_core import api
 from crow_core import log as log_module
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import AgentMessageChunk, StopReason, ToolCallUpdate
@@ -28,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 USE_ECHO = Reply("Looking.", tool_calls=[{"name": "demo_echo", "arguments": {"text": "as asked"}}])
 
-MOMENTS = (
+TURN_HOOKS = (
     "before_prompt",
     "instructions",
     "before_model",
@@ -59,13 +63,13 @@ def only_session(crow: Crow) -> Session:
     return session
 
 
-def asked(request: dict[str, Any]) -> str:
-    """The last words of the user in a request."""
+def get_user_message(request: dict[str, Any]) -> str:
+    """Return the last user message of a request."""
     return next(message["content"] for message in reversed(request["messages"]) if message["role"] == "user")
 
 
 def assert_valid(request: dict[str, Any]) -> None:
-    """Each call has its one answer right behind it, and nothing else is a tool message."""
+    """Each tool call has exactly one answer directly behind it, and there are no other tool messages."""
     open_calls: list[str] = []
     for message in request["messages"]:
         if message["role"] == "tool":
@@ -77,8 +81,8 @@ def assert_valid(request: dict[str, Any]) -> None:
     assert not open_calls
 
 
-def noting(notes: list[str], what: str) -> Callable[..., None]:
-    """A function for any moment that only writes down that it was called."""
+def make_note_taker(notes: list[str], what: str) -> Callable[..., None]:
+    """Make a function for any hook that appends `what` to `notes`."""
 
     def function(*_: object) -> None:
         notes.append(what)
@@ -87,7 +91,7 @@ def noting(notes: list[str], what: str) -> Callable[..., None]:
 
 
 def join(crow: Crow, moment: str, act: Any) -> None:
-    """Register a function that does `act()` at a moment, whatever that moment hands over."""
+    """Register a function that calls `act()` in a hook, with any arguments."""
 
     async def function(*_: Any) -> None:
         act()
@@ -95,7 +99,24 @@ def join(crow: Crow, moment: str, act: Any) -> None:
     getattr(crow, moment)(function)
 
 
-async def test_plain_and_async_functions_pass_a_value_along_in_the_order_of_registration():
+HOOKS = [name for name, hook in vars(Hooks).items() if isinstance(hook, Hook)]
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_help_shows_the_contract_of_a_hook_and_its_example_runs(name: str):
+    hook = getattr(Crow, name)
+    shown = pydoc.render_doc(hook, renderer=pydoc.plaintext)
+    assert all(line in shown for line in hook.contract.splitlines())
+    assert f"{type(hook).__name__}: {hook.kind}" in shown
+    _, at, example = hook.contract.partition(f"    @crow.{name}\n")
+    assert at, "no example"
+    crow = Crow(ScriptedModel([]))
+    names = {name: getattr(crow_core, name) for name in vars(api) if not name.startswith("_")}
+    exec(textwrap.dedent(at + example), {**names, "crow": crow})
+    assert len(getattr(crow, name).functions) == (2 if name == "options" else 1)  # the app has an option of its own
+
+
+async def test_pipe_calls_plain_and_async_functions_in_the_order_of_registration():
     model = ScriptedModel([Reply("Hello.")])
     crow = Crow(model)
 
@@ -115,10 +136,10 @@ async def test_plain_and_async_functions_pass_a_value_along_in_the_order_of_regi
     async with connect(crow) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "zero")
-    assert asked(model.requests[0]) == "zero one two"
+    assert get_user_message(model.requests[0]) == "zero one two"
 
 
-async def test_the_first_answer_settles_it_and_stands_in_for_the_tool():
+async def test_the_first_answer_of_before_tool_replaces_the_tool():
     model = ScriptedModel([USE_ECHO, Reply("Done.")])
     crow = crow_with(model)
     asked_in_vain: list[str] = []
@@ -142,7 +163,7 @@ async def test_the_first_answer_settles_it_and_stands_in_for_the_tool():
     assert list(editor.calls().values()) == [["pending", "completed"]]
 
 
-async def test_after_tool_may_replace_what_the_client_and_the_model_see():
+async def test_after_tool_can_replace_the_result_for_client_and_model():
     model = ScriptedModel([USE_ECHO, Reply("Done.")])
     crow = crow_with(model)
 
@@ -157,7 +178,7 @@ async def test_after_tool_may_replace_what_the_client_and_the_model_see():
     assert "AS ASKED" in repr(editor.of(ToolCallUpdate)[-1].content)
 
 
-async def test_before_model_may_change_the_request_but_not_the_log():
+async def test_before_model_can_change_the_request_but_not_the_log():
     model = ScriptedModel([Reply("Hello.")])
     crow = Crow(model)
 
@@ -172,7 +193,7 @@ async def test_before_model_may_change_the_request_but_not_the_log():
     assert model.requests[0]["temperature"] == 0
 
 
-async def test_before_end_goes_on_with_a_message_until_it_has_none():
+async def test_before_end_continues_the_turn_as_long_as_it_returns_a_message():
     model = ScriptedModel([Reply("Half."), Reply("Whole.")])
     crow = Crow(model)
 
@@ -184,11 +205,11 @@ async def test_before_end_goes_on_with_a_message_until_it_has_none():
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "do it")
     assert answer.stop_reason == "end_turn"
-    assert asked(model.requests[1]) == "And the rest?"
+    assert get_user_message(model.requests[1]) == "And the rest?"
     assert editor.text == "Half.Whole."
 
 
-async def test_every_answer_counts_where_answers_are_collected():
+async def test_collect_uses_every_answer():
     model = ScriptedModel([Reply("Hello.")])
     crow = Crow(model)
     crow.instructions(lambda session: "First rule.")
@@ -203,13 +224,13 @@ async def test_every_answer_counts_where_answers_are_collected():
 
 @pytest.mark.parametrize("answer", [False, 0, "", {}, []])
 async def test_every_answer_but_none_counts_also_one_that_is_false(answer: Any):
-    """Whether the first answer settles it, all are collected, or each replaces a value."""
+    """For First, Collect and Pipe."""
     crow = Crow(ScriptedModel([]))
     asked_in_vain: list[str] = []
     for hook in (crow.model_error, crow.instructions, crow.before_prompt):
         hook(lambda *_: None)
         hook(lambda *_: answer)
-    crow.model_error(noting(asked_in_vain, "model_error"))
+    crow.model_error(make_note_taker(asked_in_vain, "model_error"))
     given: Any = object()
     first = await crow.model_error.run(given, given)
     collected = await crow.instructions.run(given)
@@ -232,7 +253,7 @@ async def test_an_extension_that_says_no_to_a_failed_model_call_ends_the_turn():
     assert len(model.requests) == 1
 
 
-async def test_what_ends_something_runs_in_reverse_and_a_failure_stops_nobody(caplog: pytest.LogCaptureFixture):
+async def test_unwind_runs_in_reverse_and_continues_after_a_failure(caplog: pytest.LogCaptureFixture):
     crow = Crow(ScriptedModel([Reply("Hello.")]))
     order: list[str] = []
 
@@ -240,9 +261,9 @@ async def test_what_ends_something_runs_in_reverse_and_a_failure_stops_nobody(ca
         raise ValueError("the disk of the diary is full")
 
     for hook in (crow.turn_end, crow.session_end):
-        hook(noting(order, "registered first"))
+        hook(make_note_taker(order, "registered first"))
         hook(failing)
-        hook(noting(order, "registered last"))
+        hook(make_note_taker(order, "registered last"))
     async with connect(crow) as editor:
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "hi")
@@ -256,7 +277,7 @@ async def test_what_ends_something_runs_in_reverse_and_a_failure_stops_nobody(ca
 
 
 async def test_what_is_no_error_passes_through_the_hooks_that_end_something():
-    """A cancellation, or the end of the process, is not logged and forgotten."""
+    """It is raised, not logged."""
 
     class Halt(BaseException): ...
 
@@ -271,26 +292,26 @@ async def test_what_is_no_error_passes_through_the_hooks_that_end_something():
 
 
 @pytest.mark.parametrize("moment", sorted(name for name, hook in vars(Hooks).items() if isinstance(hook, Hook)))
-async def test_registering_after_the_first_session_has_opened_is_refused(moment: str):
+async def test_registration_is_refused_after_the_first_session_has_opened(moment: str):
     crow = Crow(ScriptedModel([]))
     async with connect(crow) as editor:
         await editor.new_session("/")
         with pytest.raises(RuntimeError, match="before the first session opens"):
-            getattr(crow, moment)(noting([], moment))
+            getattr(crow, moment)(make_note_taker([], moment))
 
 
 async def test_two_apps_in_one_process_do_not_share_their_hooks():
     first, second = (Crow(ScriptedModel([Reply("Hello.")])) for _ in range(2))
     heard: list[str] = []
-    first.turn_end(noting(heard, "first"))
+    first.turn_end(make_note_taker(heard, "first"))
     async with connect(first), connect(second) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "hi")
     assert heard == []
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-async def test_a_failing_hook_ends_the_turn_loudly_and_the_next_prompt_works(moment: str):
+@pytest.mark.parametrize("moment", TURN_HOOKS)
+async def test_an_exception_in_a_hook_ends_the_turn_with_an_error_and_the_next_prompt_works(moment: str):
     model = ScriptedModel(lambda request: Reply("Done.") if request["messages"][-1]["role"] == "tool" else USE_ECHO)
     crow = crow_with(model)
     broken = True
@@ -313,8 +334,8 @@ async def test_a_failing_hook_ends_the_turn_loudly_and_the_next_prompt_works(mom
         assert_valid(request)
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-async def test_any_hook_may_end_the_turn_in_good_order(moment: str):
+@pytest.mark.parametrize("moment", TURN_HOOKS)
+async def test_any_hook_of_a_turn_can_end_it_with_end_turn(moment: str):
     model = ScriptedModel(lambda request: Reply("Done.") if request["messages"][-1]["role"] == "tool" else USE_ECHO)
     crow = crow_with(model)
     enough = True
@@ -339,7 +360,7 @@ async def test_any_hook_may_end_the_turn_in_good_order(moment: str):
         assert_valid(request)
 
 
-async def test_turn_end_hears_how_the_turn_ended():
+async def test_turn_end_receives_the_outcome_of_the_turn():
     model = ScriptedModel([Reply("Hello."), Reply("Hel", error=ValueError("cut"))])
     crow = Crow(model)
     outcomes: list[object] = []
@@ -353,7 +374,7 @@ async def test_turn_end_hears_how_the_turn_ended():
     assert isinstance(outcomes[1], ValueError)
 
 
-async def test_after_model_comes_when_the_calls_have_been_answered():
+async def test_after_model_is_called_when_the_tool_calls_are_answered():
     model = ScriptedModel([USE_ECHO, Reply("Done.")])
     crow = crow_with(model)
     logs: list[list[str | None]] = []
@@ -368,7 +389,7 @@ async def test_after_model_comes_when_the_calls_have_been_answered():
     assert logs == [["user", "assistant", "tool"], ["user", "assistant", "tool", "assistant"]]
 
 
-async def test_the_model_is_asked_while_the_message_is_still_being_written():
+async def test_the_model_is_asked_while_the_message_hooks_still_run():
     asked_for_one = asyncio.Event()
 
     def script(request: dict[str, Any]) -> Reply:
@@ -388,8 +409,8 @@ async def test_the_model_is_asked_while_the_message_is_still_being_written():
     assert editor.text == "Hello."
 
 
-async def test_nothing_is_shown_before_all_that_precedes_it_is_written():
-    """The hooks of one entry after the other, and only then what follows them."""
+async def test_updates_wait_until_the_entries_before_them_are_written():
+    """The hooks of one entry run after those of the entry before, and updates are sent after both."""
     crow = crow_with(ScriptedModel([USE_ECHO, Reply("Done.")]))
     waiting: asyncio.Queue[tuple[Message, asyncio.Event]] = asyncio.Queue()
     writing = 0
@@ -417,7 +438,7 @@ async def test_nothing_is_shown_before_all_that_precedes_it_is_written():
             entry, release = getting.result()
             await wait_all_tasks_blocked()
             name = entry.get("role") or entry.get("crow", {})["kind"]
-            shown_before.setdefault(name, shown(editor))
+            shown_before.setdefault(name, count_updates(editor))
             release.set()
         await turn
         roles = [entry.get("role") or entry.get("crow", {})["kind"] for entry in only_session(crow).log]
@@ -429,13 +450,13 @@ async def test_nothing_is_shown_before_all_that_precedes_it_is_written():
     assert shown_before["tool"] == chunks + 2  # pending, in progress
 
 
-def shown(editor: Editor) -> int:
-    """How many fragments of text and states of calls."""
+def count_updates(editor: Editor) -> int:
+    """Count the text fragments and the states of tool calls that were sent."""
     return len([*editor.of(AgentMessageChunk), *editor.of(AcpToolCall), *editor.of(ToolCallUpdate)])
 
 
-async def test_what_a_turn_could_not_write_fails_the_turn_even_at_its_very_end():
-    """Also when an extension's last word is the first to run into it."""
+async def test_a_turn_fails_if_an_entry_cannot_be_written_even_at_its_end():
+    """Also if the first entry that cannot be written is appended in `turn_end`."""
     crow = Crow(ScriptedModel([Reply("Hello."), Reply("Welcome back.")]))
     broken = True
 
@@ -458,8 +479,8 @@ async def test_what_a_turn_could_not_write_fails_the_turn_even_at_its_very_end()
     assert answer.stop_reason == "end_turn"
 
 
-async def test_entries_that_follow_a_failed_one_are_still_handed_to_the_hooks():
-    """So that who writes them down can catch up."""
+async def test_entries_after_a_failed_write_are_still_passed_to_the_hooks():
+    """A store can write them later."""
     crow = Crow(ScriptedModel([Reply("Hello.")]))
     seen: list[str] = []
 
@@ -477,7 +498,7 @@ async def test_entries_that_follow_a_failed_one_are_still_handed_to_the_hooks():
     assert seen[:2] == ["user", "render"]
 
 
-async def test_a_session_that_an_extension_refuses_leaves_nothing_behind():
+async def test_a_session_that_a_hook_refuses_leaves_nothing_behind():
     crow = Crow(ScriptedModel([]))
     ended: list[str] = []
 
@@ -494,8 +515,8 @@ async def test_a_session_that_an_extension_refuses_leaves_nothing_behind():
         assert len(ended) == 1
 
 
-async def test_a_hook_that_fails_for_one_call_ends_its_siblings_and_all_are_answered():
-    """Whichever was running is interrupted, whichever had ended keeps its result; the client sees each of them end."""
+async def test_a_hook_that_fails_for_one_tool_call_ends_the_others_and_all_are_answered():
+    """Calls that run are interrupted, calls that have ended keep their results, and the client sees each end."""
     one: Use = {"name": "demo_echo", "arguments": {"text": "as asked"}}
     two: Use = {"name": "demo_wait", "arguments": {"text": "for ever"}}
     model = ScriptedModel([Reply(tool_calls=[one, two, one]), Reply("Done.")])
@@ -531,7 +552,7 @@ async def test_a_hook_that_fails_for_one_call_ends_its_siblings_and_all_are_answ
     assert sorted(said) == sorted(["as asked", INTERRUPTED, INTERRUPTED])
 
 
-async def test_calls_end_on_the_client_even_when_nothing_can_be_written_any_more():
+async def test_tool_calls_end_on_the_client_even_if_writing_fails():
     model = ScriptedModel([Reply(tool_calls=[USE_ECHO.tool_calls[0]] * 3), Reply("Done.")])
     crow = crow_with(model).use(permissions, mode="yolo")
     broken = True
@@ -556,8 +577,8 @@ async def test_calls_end_on_the_client_even_when_nothing_can_be_written_any_more
     assert_valid(model.requests[1])
 
 
-async def test_a_reply_that_still_streams_is_drafted_under_the_id_it_will_keep():
-    """What was shown is told of soon, although nothing more may come for long."""
+async def test_a_streaming_reply_is_drafted_under_its_final_id():
+    """Text that was shown is drafted soon, even if no more text arrives for a long time."""
     crow = Crow(ScriptedModel([Reply("Half a sent", reasoning="Hm.", hang=True)]))
     drafts: asyncio.Queue[Message] = asyncio.Queue()
 
@@ -569,18 +590,18 @@ async def test_a_reply_that_still_streams_is_drafted_under_the_id_it_will_keep()
         session = await editor.new_session("/")
         turn = asyncio.ensure_future(editor.prompt(session.session_id, "hi"))
         while (draft := await drafts.get()).get("content") != "Half a sent":
-            pass  # what came so far, on a busy machine
+            pass  # a part of the reply, on a busy machine
         await editor.cancel(session.session_id)
         await turn
         kept = only_session(crow).log[-1]
-        assert drafts.empty()  # nothing more once the reply is in the log
+        assert drafts.empty()  # no draft follows once the reply is in the log
     assert (draft.get("reasoning_content"), draft.get("content")) == ("Hm.", "Half a sent")
     assert draft.get("crow", {})["id"] == kept.get("crow", {})["id"]
     assert kept.get("content") == "Half a sent"
 
 
-async def test_a_reply_that_comes_at_once_needs_no_draft(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(log_module, "DRAFT_INTERVAL", 3600)  # it comes before that
+async def test_a_fast_reply_needs_no_draft(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(log_module, "DRAFT_INTERVAL", 3600)  # the reply comes before that
     crow = Crow(ScriptedModel([Reply("All of it.")]))
     drafts: list[Message] = []
     crow.draft(lambda session, reply: drafts.append(reply))
@@ -590,8 +611,8 @@ async def test_a_reply_that_comes_at_once_needs_no_draft(monkeypatch: pytest.Mon
     assert drafts == []
 
 
-async def test_every_request_is_told_of_when_it_leaves_and_when_it_has_ended():
-    """With the body to the byte, between the entries it was made of and the one it brings; a failed one, too."""
+async def test_model_call_is_called_when_a_request_is_sent_and_when_it_has_ended():
+    """With its exact body, between the entries it was made of and its reply; also if it fails."""
     told: list[Any] = []
     async with ScriptedServer([Reply("Hello."), Failure(400, "no")]) as server:
         crow = Crow(ChatModel(name="m", base_url=server.url, parameters={"temperature": 0}))
@@ -614,8 +635,8 @@ async def test_every_request_is_told_of_when_it_leaves_and_when_it_has_ended():
     assert told == [*first, "user", ("sent", False), ("ended", True)]
 
 
-async def test_tools_that_run_together_are_answered_as_they_end():
-    """What the client saw complete is in the log, whatever becomes of the call beside it; the model reads in order."""
+async def test_parallel_tool_calls_are_written_as_they_end():
+    """A call that the client saw completed is in the log, whatever happens to the other."""
     release = asyncio.Event()
     server = FastMCP("demo")
 

@@ -1,4 +1,4 @@
-"""A page tells the model to send away what it has read, and the model obeys: nothing leaves without a question."""
+"""A web page tells the model to send away data, and the model obeys: nothing is sent without a question."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ READ: Use = {"name": "file_editor", "arguments": {"command": "view", "path": "se
 
 @dataclass
 class Thief:
-    """Waits on this machine for what is sent away."""
+    """A server on this machine that records what is sent to it."""
 
     port: int = 0
     heard: bytes = b""
@@ -48,7 +48,7 @@ async def thief() -> AsyncIterator[Thief]:
 
 
 def crow_with(model: ScriptedModel, thief: Thief, **rules: Any) -> Crow:
-    """An app whose tools could reach the thief, with the permissions that come by default."""
+    """Make an app with the default permissions, whose tools can reach the thief."""
 
     def source() -> object:
         env = {"SEARXNG_URL": f"http://127.0.0.1:{thief.port}"}
@@ -112,7 +112,7 @@ LEAKS: list[Use] = [
 
 
 @pytest.mark.parametrize("mode", ["ask", "accept-edits", "plan"])
-async def test_nothing_that_was_read_leaves_without_a_question(tmp_path: Path, thief: Thief, mode: str):
+async def test_data_that_was_read_is_not_sent_away_without_a_question(tmp_path: Path, thief: Thief, mode: str):
     (tmp_path / "secret.txt").write_text(CANARY)
     text = json.dumps(LEAKS).replace("{port}", str(thief.port)).replace("{canary}", CANARY)
     uses: list[Use] = json.loads(text)
@@ -127,8 +127,8 @@ async def test_nothing_that_was_read_leaves_without_a_question(tmp_path: Path, t
     assert len(model.requests) == 2 * len(uses) + 1
 
 
-async def test_a_host_that_is_allowed_for_the_session_leads_to_no_other(tmp_path: Path, thief: Thief):
-    """It redirects to another one, with what it was told in the address."""
+async def test_allowing_a_host_for_the_session_does_not_allow_its_redirect_targets(tmp_path: Path, thief: Thief):
+    """The host redirects to another one, with the data in the URL."""
     here, there = f"http://127.0.0.1:{thief.port}", f"http://localhost:{thief.port}"
     calls = [Reply(tool_calls=[{"name": "fetch", "arguments": {"url": url}}]) for url in (f"{here}/1", f"{here}/2")]
     away = Reply(tool_calls=[{"name": "fetch", "arguments": {"url": there}}])
@@ -145,7 +145,7 @@ async def test_a_host_that_is_allowed_for_the_session_leads_to_no_other(tmp_path
     assert "redirects to another host" in str(model.requests[-1]["messages"])
 
 
-async def test_rules_for_fetch_are_about_its_address(tmp_path: Path, thief: Thief):
+async def test_rules_for_fetch_match_its_url(tmp_path: Path, thief: Thief):
     here = f"http://127.0.0.1:{thief.port}"
     urls = [f"HTTP://127.0.0.1:{thief.port}/docs/a", f"{here}/docs@x/../a", f"{here}/private"]
     calls = [Reply(tool_calls=[{"name": "fetch", "arguments": {"url": url}}]) for url in urls]

@@ -16,7 +16,7 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.app import Crow
-from crow_core.extensions.masking import mask_secrets
+from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.truncate import truncate
 from crow_core.masking import MASK, find_secrets, mask

@@ -1,4 +1,4 @@
-"""How a reply grows, how it is closed, and how a log becomes a request that every server takes."""
+"""Deltas become a reply, and a log becomes a request that every server accepts."""
 
 import copy
 import json
@@ -37,12 +37,12 @@ Fragment = dict[str, Any]
 
 
 def fragment(name: Any = None, arguments: Any = None, **more: Any) -> Fragment:
-    """A fragment of a tool call; `more` is its id and index."""
+    """Make a fragment of a tool call; `more` is its id and index."""
     return {**more, "function": {"name": name, "arguments": arguments}}
 
 
-def folded(*fragments: Fragment, used: set[str] | None = None) -> list[tuple[str, str, str]]:
-    """What these fragments, one a delta, settle into: id, name and arguments of each call."""
+def settle_fragments(*fragments: Fragment, used: set[str] | None = None) -> list[tuple[str, str, str]]:
+    """Merge and settle fragments, one in each delta; return id, name and arguments of each call."""
     reply: Message = {"role": "assistant"}
     for piece in fragments:
         merge(reply, {"tool_calls": [piece]})
@@ -54,7 +54,7 @@ def use(id: str, name: str = "f", arguments: str = "{}") -> ToolUse:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def asks(*calls: ToolUse, **more: Any) -> Message:
+def assistant_with_calls(*calls: ToolUse, **more: Any) -> Message:
     return Message(role="assistant", tool_calls=list(calls), **more)
 
 
@@ -73,7 +73,7 @@ def text(words: str) -> dict[str, Any]:
     return {"type": "text", "text": words}
 
 
-def test_text_and_reasoning_grow_side_by_side() -> None:
+def test_text_and_reasoning_are_merged_separately() -> None:
     reply: Message = {"role": "assistant"}
     pieces: list[Delta] = [{"reasoning_content": "H"}, {"content": "Y", "reasoning_content": "m"}, {"content": "es"}]
     for delta in pieces:
@@ -81,13 +81,13 @@ def test_text_and_reasoning_grow_side_by_side() -> None:
     assert reply == {"role": "assistant", "reasoning_content": "Hm", "content": "Yes"}
 
 
-def test_delta_of_notice_and_usage_alone_leaves_the_reply_as_it_is() -> None:
+def test_delta_of_notice_and_usage_leaves_the_reply_unchanged() -> None:
     reply: Message = {"role": "assistant"}
     merge(reply, {"notice": "wait", "usage": {"a": 1}, "finish_reason": "stop"})
     assert reply == {"role": "assistant"}
 
 
-def test_thought_that_ends_takes_the_content_before_it() -> None:
+def test_content_before_the_end_of_thought_becomes_reasoning() -> None:
     reply: Message = {"role": "assistant", "reasoning_content": "a", "content": "b"}
     merge(reply, {"thought_ends": True, "reasoning_content": "c", "content": "d"})
     assert reply == {"role": "assistant", "reasoning_content": "abc", "content": "d"}
@@ -99,17 +99,17 @@ def test_fragments_with_index_and_one_id_make_one_call() -> None:
         fragment(arguments='{"x"', index=0),
         fragment(arguments=": 1}", index=0),
     )
-    assert folded(*pieces) == [("a", "f", '{"x": 1}')]
+    assert settle_fragments(*pieces) == [("a", "f", '{"x": 1}')]
 
 
 def test_id_repeated_on_every_fragment_is_the_same_call() -> None:
     pieces = fragment("f", '{"x"', index=0, id="a"), fragment("f", ": 1}", index=0, id="a"), fragment("f", "", id="a")
-    assert folded(*pieces) == [("a", "f", '{"x": 1}')]
+    assert settle_fragments(*pieces) == [("a", "f", '{"x": 1}')]
 
 
 @pytest.mark.parametrize("id", [None, ""])
-def test_call_whose_id_is_missing_or_empty_gets_one(id: str | None) -> None:
-    assert folded(fragment("f", "{}", index=0, id=id), fragment("g", "{}", index=1, id=id)) == [
+def test_call_without_an_id_gets_one(id: str | None) -> None:
+    assert settle_fragments(fragment("f", "{}", index=0, id=id), fragment("g", "{}", index=1, id=id)) == [
         ("call", "f", "{}"),
         ("call_2", "g", "{}"),
     ]
@@ -117,112 +117,120 @@ def test_call_whose_id_is_missing_or_empty_gets_one(id: str | None) -> None:
 
 def test_empty_id_on_later_fragments_does_not_end_the_call() -> None:
     pieces = fragment("f", '{"x"', index=0, id="a"), fragment("", ": 1}", index=0, id="")
-    assert folded(*pieces) == [("a", "f", '{"x": 1}')]
+    assert settle_fragments(*pieces) == [("a", "f", '{"x": 1}')]
 
 
-def test_id_that_comes_late_belongs_to_the_call_of_its_index() -> None:
+def test_late_id_belongs_to_the_call_of_its_index() -> None:
     pieces = fragment("f", "", index=0), fragment("g", "", index=1), fragment(arguments="{}", index=0, id="a")
-    assert folded(*pieces) == [("a", "f", "{}"), ("call", "g", "{}")]
+    assert settle_fragments(*pieces) == [("a", "f", "{}"), ("call", "g", "{}")]
 
 
-def test_id_that_comes_late_with_its_name_takes_the_arguments_before_it() -> None:
-    assert folded(fragment(arguments='{"x": ', index=0), fragment("f", "1}", index=0, id="a")) == [
+def test_late_id_with_a_name_belongs_to_the_arguments_before_it() -> None:
+    assert settle_fragments(fragment(arguments='{"x": ', index=0), fragment("f", "1}", index=0, id="a")) == [
         ("a", "f", '{"x": 1}')
     ]
 
 
-def test_id_used_in_an_earlier_turn_becomes_another() -> None:
+def test_id_of_an_earlier_turn_is_replaced() -> None:
     used: set[str] = set()
-    turns = [folded(fragment("f", "{}", id="a"), used=used) for _ in range(3)]
+    turns = [settle_fragments(fragment("f", "{}", id="a"), used=used) for _ in range(3)]
     assert [calls[0][0] for calls in turns] == ["a", "a_2", "a_3"]
     assert used == {"a", "a_2", "a_3"}
 
 
-def test_ids_made_up_in_later_turns_are_unlike_the_earlier_ones() -> None:
+def test_generated_ids_are_unique_across_turns() -> None:
     used: set[str] = set()
-    ids = [folded(fragment("f", "{}"), fragment("g", "{}"), used=used) for _ in range(2)]
+    ids = [settle_fragments(fragment("f", "{}"), fragment("g", "{}"), used=used) for _ in range(2)]
     assert [call[0] for calls in ids for call in calls] == ["call", "call_2", "call_3", "call_4"]
 
 
-def test_parallel_calls_under_one_id_are_two_and_told_apart() -> None:
+def test_parallel_calls_under_one_id_get_two_ids() -> None:
     pieces = (
         fragment("f", "{}", index=0, id="a"),
         fragment("f", '{"x"', index=1, id="a"),
         fragment(arguments=": 1}", index=1),
     )
-    assert folded(*pieces) == [("a", "f", "{}"), ("a_2", "f", '{"x": 1}')]
+    assert settle_fragments(*pieces) == [("a", "f", "{}"), ("a_2", "f", '{"x": 1}')]
 
 
-def test_parallel_calls_that_share_an_index_are_told_apart_by_id() -> None:
+def test_parallel_calls_with_one_index_are_separated_by_id() -> None:
     pieces = [fragment("f", '{"x"', index=0, id="a"), fragment(arguments=": 1}", index=0)]
     pieces += [fragment("f", '{"x"', index=0, id="b"), fragment(arguments=": 2}", index=0)]
-    assert folded(*pieces) == [("a", "f", '{"x": 1}'), ("b", "f", '{"x": 2}')]
+    assert settle_fragments(*pieces) == [("a", "f", '{"x": 1}'), ("b", "f", '{"x": 2}')]
 
 
 @pytest.mark.parametrize("place", [{}, {"index": 0}, {"index": 0, "id": ""}, {"index": None, "id": None}])
-def test_parallel_calls_without_ids_that_share_an_index_are_told_apart_by_name(place: Fragment) -> None:
+def test_parallel_calls_with_one_index_and_no_ids_are_separated_by_name(place: Fragment) -> None:
     pieces = [fragment("f", "", **place), fragment(None, '{"x": 1}', **place), fragment("f", '{"x": 2}', **place)]
     pieces += [fragment("g", None, **place), fragment(None, '{"x"', **place), fragment(None, ": 3}", **place)]
-    assert folded(*pieces) == [("call", "f", '{"x": 1}'), ("call_2", "f", '{"x": 2}'), ("call_3", "g", '{"x": 3}')]
+    assert settle_fragments(*pieces) == [
+        ("call", "f", '{"x": 1}'),
+        ("call_2", "f", '{"x": 2}'),
+        ("call_3", "g", '{"x": 3}'),
+    ]
 
 
 @pytest.mark.parametrize("place", [{}, {"index": 0}, {"id": "a"}, {"index": 0, "id": "a"}])
 def test_name_repeated_on_every_fragment_starts_no_call(place: Fragment) -> None:
     pieces = fragment("f", '{"x"', **place), fragment("f", ": 1}", **place), fragment("f", "", **place)
-    assert [call[1:] for call in folded(*pieces)] == [("f", '{"x": 1}')]
+    assert [call[1:] for call in settle_fragments(*pieces)] == [("f", '{"x": 1}')]
 
 
 @pytest.mark.parametrize("index", [{"index": 0}, {}])
 @pytest.mark.parametrize("again", [{"index": 0}, {}])
-def test_a_known_id_goes_on_with_its_call_though_its_arguments_seem_whole(index: Fragment, again: Fragment) -> None:
+def test_a_known_id_continues_its_call_even_if_the_arguments_look_complete(index: Fragment, again: Fragment) -> None:
     pieces = fragment("f", "{}", **index, id="a"), fragment("f", "\n!", **again, id="a")
-    told_apart = again and not index  # an index that comes late is another's
-    assert folded(*pieces) == ([("a", "f", "{}"), ("a_2", "f", "\n!")] if told_apart else [("a", "f", "{}\n!")])
+    told_apart = again and not index  # a late index belongs to another call
+    assert settle_fragments(*pieces) == (
+        [("a", "f", "{}"), ("a_2", "f", "\n!")] if told_apart else [("a", "f", "{}\n!")]
+    )
 
 
-def test_two_calls_of_one_tool_without_arguments_are_told_apart_by_id() -> None:
+def test_two_calls_of_one_tool_without_arguments_are_separated_by_id() -> None:
     pieces = fragment("f", "{}", index=0, id="a"), fragment("f", "", index=1, id="b")
-    assert folded(*pieces) == [("a", "f", "{}"), ("b", "f", "{}")]
+    assert settle_fragments(*pieces) == [("a", "f", "{}"), ("b", "f", "{}")]
 
 
-def test_name_may_come_in_pieces() -> None:
-    assert folded(fragment("get_", index=0, id="a"), fragment("weather", "{}", index=0)) == [("a", "get_weather", "{}")]
+def test_fragments_of_a_name_are_joined() -> None:
+    assert settle_fragments(fragment("get_", index=0, id="a"), fragment("weather", "{}", index=0)) == [
+        ("a", "get_weather", "{}")
+    ]
 
 
-def test_fragments_of_parallel_calls_may_alternate() -> None:
+def test_alternating_fragments_of_parallel_calls_are_separated() -> None:
     pieces = [fragment("f", "", index=0, id="a"), fragment("g", "", index=1, id="b")]
     pieces += [fragment(arguments=piece, index=index) for piece in ('{"x"', ": 1}") for index in (0, 1)]
-    assert folded(*pieces) == [("a", "f", '{"x": 1}'), ("b", "g", '{"x": 1}')]
+    assert settle_fragments(*pieces) == [("a", "f", '{"x": 1}'), ("b", "g", '{"x": 1}')]
 
 
-def test_name_and_first_arguments_may_be_null_and_the_function_too() -> None:
+def test_null_names_arguments_and_functions_are_ignored() -> None:
     pieces = fragment("f", None, index=0, id="a"), {"index": 0, "function": None}, fragment(None, "{}", index=0)
-    assert folded(*pieces) == [("a", "f", "{}")]
+    assert settle_fragments(*pieces) == [("a", "f", "{}")]
 
 
-def test_arguments_may_come_as_an_object() -> None:
-    assert folded(fragment("f", {"x": [1, None, "ü"]}, id="a")) == [("a", "f", '{"x":[1,null,"ü"]}')]
+def test_arguments_that_are_an_object_become_json_text() -> None:
+    assert settle_fragments(fragment("f", {"x": [1, None, "ü"]}, id="a")) == [("a", "f", '{"x":[1,null,"ü"]}')]
 
 
 @pytest.mark.parametrize("nothing", [None, ""])
-def test_no_arguments_at_all_become_an_empty_object(nothing: str | None) -> None:
-    assert folded(fragment("f", nothing, id="a")) == [("a", "f", "{}")]
+def test_missing_arguments_become_an_empty_object(nothing: str | None) -> None:
+    assert settle_fragments(fragment("f", nothing, id="a")) == [("a", "f", "{}")]
 
 
 @pytest.mark.parametrize(
     "broken", ['{"x": ', "[1]", '"x"', "null", "x", '{"x": 1}{"x": 1}', "[" * 100_000, '{"x": NaN}']
 )
-def test_arguments_that_are_no_object_are_kept_as_they_came_and_read_as_none(broken: str) -> None:
-    ((id, name, arguments),) = folded(fragment("f", broken, id="a"))
+def test_arguments_that_are_no_json_object_are_kept_and_parse_as_none(broken: str) -> None:
+    ((id, name, arguments),) = settle_fragments(fragment("f", broken, id="a"))
     assert (id, name, arguments) == ("a", "f", broken)
     assert parse_arguments(use("a", arguments=broken)) is None
 
 
-def test_call_without_a_name_is_no_call() -> None:
-    assert folded(fragment(arguments="{}", index=0, id="a")) == []
+def test_call_without_a_name_is_dropped() -> None:
+    assert settle_fragments(fragment(arguments="{}", index=0, id="a")) == []
 
 
-def test_calls_of_a_reply_cut_short_are_dropped_and_noted() -> None:
+def test_calls_of_a_truncated_reply_are_dropped_and_noted() -> None:
     reply: Message = {"role": "assistant", "content": "Let me"}
     merge(reply, {"tool_calls": [fragment("rm", '{"path": "/', index=0, id="a")]})
     assert settle(reply, used=set(), whole=False) == {
@@ -232,15 +240,15 @@ def test_calls_of_a_reply_cut_short_are_dropped_and_noted() -> None:
     }
 
 
-def test_text_cut_short_settles_into_itself() -> None:
+def test_text_of_a_truncated_reply_is_kept() -> None:
     reply: Message = {"role": "assistant", "content": "Half"}
     assert settle(reply, used=set(), whole=False) == {"role": "assistant", "content": "Half"}
 
 
-def test_settled_reply_holds_nothing_of_its_making() -> None:
+def test_settled_reply_has_no_merge_notes() -> None:
     reply: Message = {"role": "assistant"}
     merge(reply, {"tool_calls": [fragment("f", "{}", index=0, id="a")]})
-    assert settle(reply, used=set()) == asks(use("a"))
+    assert settle(reply, used=set()) == assistant_with_calls(use("a"))
 
 
 OBJECTS = st.sampled_from(["{}", '{"x": 1}', '{"path": "a b", "y": {"z": []}}', '{"ü": "}{"}', '{"x": "\\"}"}'])
@@ -248,7 +256,7 @@ OBJECTS = st.sampled_from(["{}", '{"x": 1}', '{"path": "a b", "y": {"z": []}}', 
 
 @st.composite
 def replies(draw: st.DrawFn) -> tuple[list[tuple[str, str]], list[Fragment], bool]:
-    """Calls as (name, arguments), their fragments in a legal order, and whether the fragments carry ids."""
+    """Draw tool calls as (name, arguments), their fragments in a legal order, and whether the fragments have ids."""
     calls = draw(st.lists(st.tuples(st.sampled_from(["f", "get_weather"]), OBJECTS), min_size=1, max_size=4))
     ids = draw(st.sampled_from(["every", "first", "none"]))
     indexes = draw(st.sampled_from(["own", "shared", "none"]))
@@ -266,7 +274,7 @@ def replies(draw: st.DrawFn) -> tuple[list[tuple[str, str]], list[Fragment], boo
                 here["index"] = at if indexes == "own" else 0
         lines.append(line)
     order = [at for at, line in enumerate(lines) for _ in line]
-    if indexes == "own" or ids == "every":  # else only their order tells the calls apart
+    if indexes == "own" or ids == "every":  # otherwise only their order separates the calls
         order = draw(st.permutations(order))
     return calls, [lines[at].pop(0) for at in order], ids != "none"
 
@@ -307,38 +315,48 @@ def test_markers_are_not_sent() -> None:
         {"role": "assistant", "content": "", "tool_calls": []},
     ],
 )
-def test_reply_without_words_or_calls_is_not_sent(silent: Message) -> None:
+def test_reply_without_text_or_calls_is_not_sent(silent: Message) -> None:
     assert drop_thoughts([user("Hi"), silent, says("Yes")]) == [user("Hi"), says("Yes")]
 
 
-def test_reply_of_calls_alone_is_sent() -> None:
-    assert drop_thoughts([asks(use("a"), content=None)]) == [asks(use("a"), content=None)]
-
-
-def test_invalid_arguments_are_sent_as_an_object_that_shows_them() -> None:
-    log = [asks(use("a", arguments='{"x": '), use("b", arguments='{"x": 1}'))]
-    assert repair_arguments(log) == [
-        asks(use("a", arguments='{"invalid_json":"{\\"x\\": "}'), use("b", arguments='{"x": 1}'))
+def test_reply_with_calls_only_is_sent() -> None:
+    assert drop_thoughts([assistant_with_calls(use("a"), content=None)]) == [
+        assistant_with_calls(use("a"), content=None)
     ]
 
 
-def test_arguments_with_half_a_character_are_shown_as_they_are() -> None:
-    log = [asks(use("a", arguments='{"x": "\ud800"}'))]
-    assert repair_arguments(log) == [asks(use("a", arguments='{"invalid_json":"{\\"x\\": \\"\ud800\\"}"}'))]
+def test_invalid_arguments_are_sent_as_an_object_that_shows_them() -> None:
+    log = [assistant_with_calls(use("a", arguments='{"x": '), use("b", arguments='{"x": 1}'))]
+    assert repair_arguments(log) == [
+        assistant_with_calls(use("a", arguments='{"invalid_json":"{\\"x\\": "}'), use("b", arguments='{"x": 1}'))
+    ]
+
+
+def test_arguments_with_half_a_surrogate_pair_are_shown_unchanged() -> None:
+    log = [assistant_with_calls(use("a", arguments='{"x": "\ud800"}'))]
+    assert repair_arguments(log) == [
+        assistant_with_calls(use("a", arguments='{"invalid_json":"{\\"x\\": \\"\ud800\\"}"}'))
+    ]
 
 
 def test_missing_arguments_are_sent_as_an_empty_object() -> None:
-    assert repair_arguments([asks(use("a", arguments=""))]) == [asks(use("a", arguments="{}"))]
+    assert repair_arguments([assistant_with_calls(use("a", arguments=""))]) == [
+        assistant_with_calls(use("a", arguments="{}"))
+    ]
 
 
-def test_unanswered_call_is_sent_with_a_word_that_it_was_interrupted() -> None:
-    log = [asks(use("a"), use("b")), answer_tool_call(use("b"), "done"), user("Go on")]
-    assert complete_answers(log) == [asks(use("a"), use("b")), answer_tool_call(use("a"), INTERRUPTED), *log[1:]]
+def test_unanswered_call_is_sent_with_an_answer_that_says_interrupted() -> None:
+    log = [assistant_with_calls(use("a"), use("b")), answer_tool_call(use("b"), "done"), user("Go on")]
+    assert complete_answers(log) == [
+        assistant_with_calls(use("a"), use("b")),
+        answer_tool_call(use("a"), INTERRUPTED),
+        *log[1:],
+    ]
 
 
-def test_answers_follow_their_call_in_the_order_asked_whatever_stands_between() -> None:
+def test_answers_are_sent_behind_their_calls_in_order() -> None:
     log = [
-        asks(use("a"), use("b")),
+        assistant_with_calls(use("a"), use("b")),
         answer_tool_call(use("b"), "2"),
         user("Hi"),
         answer_tool_call(use("a"), "1"),
@@ -351,20 +369,20 @@ def test_stray_and_second_answers_are_not_sent() -> None:
     a, x = use("a"), use("x")
     log = [
         answer_tool_call(x, "?"),
-        asks(a),
+        assistant_with_calls(a),
         answer_tool_call(a, "1"),
         answer_tool_call(x, "?"),
         answer_tool_call(a, "2"),
         says("Yes"),
         answer_tool_call(a, "3"),
     ]
-    assert complete_answers(log) == [asks(a), answer_tool_call(a, "1"), says("Yes")]
+    assert complete_answers(log) == [assistant_with_calls(a), answer_tool_call(a, "1"), says("Yes")]
 
 
-def test_answer_behind_a_later_reply_is_not_that_of_an_earlier_call() -> None:
-    log = [asks(use("a")), user("Go on"), says("Yes"), answer_tool_call(use("a"), "late")]
+def test_answer_behind_a_later_reply_does_not_answer_an_earlier_call() -> None:
+    log = [assistant_with_calls(use("a")), user("Go on"), says("Yes"), answer_tool_call(use("a"), "late")]
     assert complete_answers(log) == [
-        asks(use("a")),
+        assistant_with_calls(use("a")),
         answer_tool_call(use("a"), INTERRUPTED),
         user("Go on"),
         says("Yes"),
@@ -372,11 +390,16 @@ def test_answer_behind_a_later_reply_is_not_that_of_an_earlier_call() -> None:
 
 
 def test_ids_reused_in_a_later_turn_keep_their_own_answers() -> None:
-    log = [asks(use("a")), answer_tool_call(use("a"), "1"), asks(use("a")), answer_tool_call(use("a"), "2")]
+    log = [
+        assistant_with_calls(use("a")),
+        answer_tool_call(use("a"), "1"),
+        assistant_with_calls(use("a")),
+        answer_tool_call(use("a"), "2"),
+    ]
     assert complete_answers(log) == log
 
 
-def test_images_of_tools_follow_behind_the_answers_and_are_numbered_in_both_places() -> None:
+def test_images_of_tools_follow_the_answers_and_are_numbered_in_both_places() -> None:
     a, b, c = use("a"), use("b"), use("c")
     results = [
         answer_tool_call(a, [text("One:"), IMAGE, IMAGE]),
@@ -384,8 +407,8 @@ def test_images_of_tools_follow_behind_the_answers_and_are_numbered_in_both_plac
         answer_tool_call(c, [IMAGE]),
     ]
     one, two, three = (f"[image {n} of these tool results]" for n in (1, 2, 3))
-    assert move_images([asks(a, b, c), *results, says("I see.")]) == [
-        asks(a, b, c),
+    assert move_images([assistant_with_calls(a, b, c), *results, says("I see.")]) == [
+        assistant_with_calls(a, b, c),
         answer_tool_call(a, f"One:\n\n{one}\n\n{two}"),
         answer_tool_call(b, "no image"),
         answer_tool_call(c, three),
@@ -395,7 +418,7 @@ def test_images_of_tools_follow_behind_the_answers_and_are_numbered_in_both_plac
 
 
 def test_images_of_the_last_answers_are_sent_too() -> None:
-    *_, last = move_images([asks(use("a")), answer_tool_call(use("a"), [IMAGE])])
+    *_, last = move_images([assistant_with_calls(use("a")), answer_tool_call(use("a"), [IMAGE])])
     assert last.get("role") == "user"
 
 
@@ -403,16 +426,16 @@ def test_tool_message_is_always_one_text() -> None:
     assert move_images([answer_tool_call(use("a"), [text("x"), text("y")])]) == [answer_tool_call(use("a"), "x\n\ny")]
 
 
-def test_images_of_tools_join_the_users_next_words() -> None:
+def test_images_of_tools_join_the_next_user_message() -> None:
     label = "[image 1 of these tool results]"
-    log = [user("Look"), asks(use("a")), answer_tool_call(use("a"), [IMAGE]), user("Well?")]
+    log = [user("Look"), assistant_with_calls(use("a")), answer_tool_call(use("a"), [IMAGE]), user("Well?")]
     assert view(log)[-2:] == [
         {"role": "tool", "tool_call_id": "a", "content": label},
         user([text(label), IMAGE, text("Well?")]),
     ]
 
 
-def test_users_own_images_stay_where_they_are() -> None:
+def test_images_of_the_user_stay_in_place() -> None:
     assert view([user([text("What is this?"), IMAGE])]) == [user([text("What is this?"), IMAGE])]
 
 
@@ -430,7 +453,7 @@ def test_two_user_messages_in_a_row_become_one(first: Any, second: Any, both: An
     assert join_user_messages([user(first), user(second)]) == [user(both)]
 
 
-def test_only_keys_of_the_protocol_are_sent_always_in_one_order() -> None:
+def test_only_keys_of_the_protocol_are_sent_in_a_fixed_order() -> None:
     log: list[Message] = [
         {"crow": {"id": "1"}, "content": "Hi", "role": "user"},
         {"reasoning_content": "Hm.", "tool_calls": [use("a")], "role": "assistant", "crow": {"cut": "x"}},
@@ -439,7 +462,7 @@ def test_only_keys_of_the_protocol_are_sent_always_in_one_order() -> None:
     sent = drop_notes(log)
     assert sent == [
         user("Hi"),
-        {**asks(use("a"), content=""), "reasoning_content": "Hm."},
+        {**assistant_with_calls(use("a"), content=""), "reasoning_content": "Hm."},
         {"role": "tool", "tool_call_id": "a", "content": "ok"},
     ]
     assert [list(message) for message in sent] == [
@@ -449,13 +472,15 @@ def test_only_keys_of_the_protocol_are_sent_always_in_one_order() -> None:
     ]
 
 
-def test_whole_log_becomes_a_whole_request() -> None:
+def test_example_log_becomes_the_expected_request() -> None:
     log: list[Message] = [
         {"crow": {"kind": "render"}},
         user("Do it"),
         {"role": "assistant", "reasoning_content": "How?", "crow": {"id": "1"}},
         user("Well?"),
-        asks(use("a", "look", '{"path": "'), use("b"), content="Looking.", reasoning_content="Hm.", crow={"id": "2"}),
+        assistant_with_calls(
+            use("a", "look", '{"path": "'), use("b"), content="Looking.", reasoning_content="Hm.", crow={"id": "2"}
+        ),
         answer_tool_call(use("b"), [text("seen"), IMAGE], failed=True),
         {"crow": {"kind": "decision"}},
         user("Stop"),
@@ -463,7 +488,7 @@ def test_whole_log_becomes_a_whole_request() -> None:
     label = "[image 1 of these tool results]"
     assert view(log) == [
         user("Do it\n\nWell?"),
-        asks(
+        assistant_with_calls(
             use("a", "look", '{"invalid_json":"{\\"path\\": \\""}'),
             use("b"),
             content="Looking.",
@@ -476,7 +501,7 @@ def test_whole_log_becomes_a_whole_request() -> None:
 
 
 def assert_valid(messages: Sequence[Message]) -> None:
-    """The rules of chat completions, as the strictest servers and templates hold them."""
+    """Check the rules of chat completions that the strictest servers and templates have."""
     awaited: list[str] = []
     before = ""
     for message in messages:
@@ -516,7 +541,7 @@ rarely = st.sampled_from([False, False, False, True])
 
 @st.composite
 def turns(draw: st.DrawFn, number: int) -> list[Message]:
-    """One reply and what came of its calls: answered, failed, twice, not at all, by somebody else, in any order."""
+    """Draw a reply and the answers to its calls: one, an error, two, none, or one for another call, in any order."""
     names = draw(st.lists(st.tuples(st.sampled_from(["f", "g"]), arguments_texts), max_size=3))
     calls = [use(f"{number}-{at}", *call) for at, call in enumerate(names)]
     reply = Message(role="assistant", **draw(notes))
@@ -548,13 +573,13 @@ def logs(draw: st.DrawFn) -> list[Message]:
 
 @settings(deadline=None)
 @given(logs(), st.data())
-def test_log_cut_at_any_row_gives_a_valid_request(log: list[Message], data: st.DataObject) -> None:
+def test_every_start_of_a_log_gives_a_valid_request(log: list[Message], data: st.DataObject) -> None:
     assert_valid(view(log[: data.draw(st.integers(0, len(log)))]))
 
 
 @settings(deadline=None)
 @given(logs())
-def test_view_never_edits_the_log(log: list[Message]) -> None:
+def test_view_does_not_change_the_log(log: list[Message]) -> None:
     before = copy.deepcopy(log)
     view(log)
     assert log == before
@@ -571,7 +596,7 @@ def test_view_of_a_view_is_the_same(log: list[Message]) -> None:
 
 @settings(deadline=None)
 @given(logs())
-def test_no_call_is_lost_and_none_is_made_up(log: list[Message]) -> None:
+def test_view_has_exactly_the_calls_of_the_log(log: list[Message]) -> None:
     asked = [call["id"] for message in log for call in message.get("tool_calls", [])]
     sent = [call["id"] for message in view(log) for call in message.get("tool_calls", [])]
     assert sent == asked
@@ -579,7 +604,7 @@ def test_no_call_is_lost_and_none_is_made_up(log: list[Message]) -> None:
 
 @settings(deadline=None)
 @given(logs(), st.lists(st.integers(0, 30)))
-def test_view_of_a_growing_log_is_the_view_of_the_whole(log: list[Message], stops: list[int]) -> None:
+def test_incremental_view_of_a_growing_log_equals_the_view_of_the_whole(log: list[Message], stops: list[int]) -> None:
     growing = View()
     for stop in sorted({min(stop, len(log)) for stop in stops}):
         assert growing.messages(log[:stop]) == view(log[:stop])
@@ -591,8 +616,8 @@ def id_of(entry: Message) -> str:
 
 
 @st.composite
-def marked(draw: st.DrawFn) -> list[Message]:
-    """A log in which markers choose, anywhere, what is read: entries go, come back, shrink, are summed up or pinned."""
+def logs_with_markers(draw: st.DrawFn) -> list[Message]:
+    """Draw a log with markers at any place that remove, restore, shorten, sum up or pin entries."""
     log: list[Message] = []
     for at, message in enumerate(draw(logs())):
         log.append({**message, "crow": {**message.get("crow", {}), "id": str(at)}})
@@ -614,10 +639,8 @@ def marked(draw: st.DrawFn) -> list[Message]:
 
 
 @settings(deadline=None)
-@given(marked(), st.lists(st.integers(0, 60)))
-def test_whatever_markers_choose_the_request_is_valid_and_the_growing_view_the_same(
-    log: list[Message], stops: list[int]
-) -> None:
+@given(logs_with_markers(), st.lists(st.integers(0, 60)))
+def test_any_markers_give_a_valid_request_and_an_equal_incremental_view(log: list[Message], stops: list[int]) -> None:
     growing, before = View(), copy.deepcopy(log)
     for stop in sorted({min(stop, len(log)) for stop in stops}):
         assert_valid(view(log[:stop]))
@@ -631,17 +654,17 @@ LONG = "".join(f"line {n}\n" for n in range(100))
 
 
 def long_work() -> list[Message]:
-    """Two turns, the second one in the middle of its work."""
+    """Make a log of two turns, the second of which still runs."""
     entries: list[Message] = [
         user("Mend it"),
-        asks(use("a", "look")),
+        assistant_with_calls(use("a", "look")),
         answer_tool_call(use("a"), LONG),
         says("Mended."),
         user("Now the other"),
-        asks(use("b", "look"), use("c", "look")),
+        assistant_with_calls(use("b", "look"), use("c", "look")),
         answer_tool_call(use("b"), LONG),
         answer_tool_call(use("c"), [text(LONG), IMAGE]),
-        asks(use("d", "look")),
+        assistant_with_calls(use("d", "look")),
         answer_tool_call(use("d"), LONG),
     ]
     return [{**entry, "crow": {"id": str(at)}} for at, entry in enumerate(entries)]
@@ -652,7 +675,7 @@ def compaction(start: str, *pinned: str, summary: str = "All went well.") -> Mes
     return {"crow": notes}
 
 
-def test_a_compaction_leaves_the_first_words_what_is_pinned_a_summary_and_the_rest_whole() -> None:
+def test_a_compaction_leaves_the_first_prompt_pinned_entries_a_summary_and_the_rest() -> None:
     first, _, _, mended, second, *_, call, result = drop_notes(long_work())
     summed_up = user(SUMMARY_TEMPLATE.format("All went well."))
     log = [*long_work(), compaction("8", "3", "4"), says("Done.")]
@@ -665,19 +688,19 @@ def test_a_compaction_that_keeps_nothing_ends_with_its_summary() -> None:
 
 
 @pytest.mark.parametrize("start", ["unknown", "0"])
-def test_a_compaction_that_names_nothing_to_keep_counts_for_nothing(start: str) -> None:
+def test_a_compaction_with_an_unknown_start_is_ignored(start: str) -> None:
     log = [*long_work(), compaction("4")]
     assert view([*log, compaction(start, summary="?")]) == view(log)
 
 
-def test_only_the_latest_compaction_counts_and_a_rewind_takes_it_back() -> None:
+def test_only_the_latest_compaction_counts_and_a_rewind_undoes_it() -> None:
     log = [*long_work(), compaction("4", summary="One."), says("Done."), compaction("8", summary="Two.")]
     assert "One." not in str(view(log))
     assert "Two." in str(view(log))
     assert view([*log, {"crow": {"kind": "rewind", "to": "9"}}]) == view(long_work())
 
 
-def test_old_outputs_shrink_to_head_and_tail_and_say_how_the_whole_is_read() -> None:
+def test_shortened_outputs_have_head_and_tail_and_say_how_to_read_the_whole() -> None:
     notes: dict[str, Any] = {"kind": "shrink", "upto": "8", "limit": 40, "tool": "read_output", "pinned": ["2"]}
     log = [*long_work(), Message(crow=notes)]
     pinned, short, image, late = [m.get("content") for m in view(log) if m.get("role") == "tool"]
@@ -688,9 +711,9 @@ def test_old_outputs_shrink_to_head_and_tail_and_say_how_the_whole_is_read() -> 
     assert "image_url" not in str(view(log))
 
 
-def test_an_output_that_would_not_get_shorter_stays_whole() -> None:
+def test_an_output_that_would_not_become_shorter_stays_whole() -> None:
     log = [
-        asks(use("a")),
+        assistant_with_calls(use("a")),
         answer_tool_call(use("a"), "x" * 60),
         Message(crow={"kind": "shrink", "upto": "", "limit": 40}),
     ]
@@ -698,8 +721,8 @@ def test_an_output_that_would_not_get_shorter_stays_whole() -> None:
 
 
 @st.composite
-def rewound(draw: st.DrawFn) -> list[Message]:
-    """A log in which the user has gone back, now and then, to an entry that was still to be seen."""
+def rewound_logs(draw: st.DrawFn) -> list[Message]:
+    """Draw a log with rewinds to visible entries."""
     log: list[Message] = []
     for at, message in enumerate(draw(logs())):
         log.append({**message, "crow": {**message.get("crow", {}), "id": str(at)}})
@@ -710,8 +733,8 @@ def rewound(draw: st.DrawFn) -> list[Message]:
 
 
 @settings(deadline=None)
-@given(rewound(), st.lists(st.integers(0, 60)))
-def test_view_of_a_growing_log_that_is_rewound_is_the_view_of_the_whole(log: list[Message], stops: list[int]) -> None:
+@given(rewound_logs(), st.lists(st.integers(0, 60)))
+def test_incremental_view_of_a_rewound_log_equals_the_view_of_the_whole(log: list[Message], stops: list[int]) -> None:
     growing = View()
     for stop in sorted({min(stop, len(log)) for stop in stops}):
         assert growing.messages(log[:stop]) == view(log[:stop])
@@ -719,13 +742,13 @@ def test_view_of_a_growing_log_that_is_rewound_is_the_view_of_the_whole(log: lis
 
 
 @settings(deadline=None)
-@given(rewound())
-def test_what_is_stored_without_the_rewound_reads_the_same(log: list[Message]) -> None:
+@given(rewound_logs())
+def test_a_log_without_rewound_entries_gives_the_same_view(log: list[Message]) -> None:
     assert drop_rewound(drop_rewound(log)) == drop_rewound(log)
     assert view(drop_rewound(log)) == view(log)
 
 
-def test_what_was_rewound_is_gone_for_the_model() -> None:
+def test_rewound_entries_are_not_sent() -> None:
     log: list[Message] = [
         {**user("one"), "crow": {"id": "a"}},
         {**says("First."), "crow": {"id": "b"}},
@@ -739,12 +762,14 @@ def test_what_was_rewound_is_gone_for_the_model() -> None:
     assert view([*log, {"crow": {"kind": "rewind", "to": "unknown"}}]) == view(log)
 
 
-def test_the_calls_that_nobody_answered_are_those_of_the_last_reply() -> None:
+def test_unanswered_calls_are_those_of_the_last_reply() -> None:
     a, b = use("a", "look"), use("b", "look")
     assert find_unanswered([]) == []
-    assert find_unanswered([user("Hi"), asks(a, b)]) == [a, b]
-    assert find_unanswered([user("Hi"), asks(a, b), answer_tool_call(b, "seen"), {"crow": {"kind": "decision"}}]) == [a]
-    assert find_unanswered([asks(a), says("Well."), user("Hi")]) == []
+    assert find_unanswered([user("Hi"), assistant_with_calls(a, b)]) == [a, b]
+    assert find_unanswered(
+        [user("Hi"), assistant_with_calls(a, b), answer_tool_call(b, "seen"), {"crow": {"kind": "decision"}}]
+    ) == [a]
+    assert find_unanswered([assistant_with_calls(a), says("Well."), user("Hi")]) == []
 
 
 def test_bytes_of_a_request_up_to_its_last_message_begin_the_next_request() -> None:
@@ -754,14 +779,14 @@ def test_bytes_of_a_request_up_to_its_last_message_begin_the_next_request() -> N
         [user("Hi")],
         [says("Hello."), user([text("What is this?"), IMAGE])],
         [
-            asks(a, b, content="Let me look.", reasoning_content="Hm."),
+            assistant_with_calls(a, b, content="Let me look.", reasoning_content="Hm."),
             answer_tool_call(b, "failed"),
             answer_tool_call(a, [text("x"), IMAGE]),
         ],
         [{"role": "assistant", "reasoning_content": "Hm."}, user("Well?")],
-        [{"crow": {"kind": "decision"}}, asks(c), user("Stop. Do something else.")],
+        [{"crow": {"kind": "decision"}}, assistant_with_calls(c), user("Stop. Do something else.")],
         [{"role": "assistant", "content": "Half a sen", "crow": {"cut": "CancelledError"}}, user("Go on")],
-        [asks(use("d")), answer_tool_call(use("d"), "done")],
+        [assistant_with_calls(use("d")), answer_tool_call(use("d"), "done")],
     ]
     before = b""
     for rows in turns:

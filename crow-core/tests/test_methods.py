@@ -1,4 +1,4 @@
-"""What a client may ask beyond ACP: methods that begin with an underscore."""
+"""Methods beyond ACP, whose names begin with an underscore."""
 
 import asyncio
 from pathlib import Path
@@ -24,7 +24,7 @@ BUILT_IN = Server(
 )
 
 
-async def opened(wire: RawClient, cwd: str = "/") -> str:
+async def open_session(wire: RawClient, cwd: str = "/") -> str:
     return (await wire.ask("session/new", {"cwd": cwd, "mcpServers": []}))["result"]["sessionId"]
 
 
@@ -32,7 +32,7 @@ async def prompt(wire: RawClient, session: str) -> dict[str, Any]:
     return await wire.ask("session/prompt", {"sessionId": session, "prompt": [{"type": "text", "text": "go"}]})
 
 
-def greeter() -> Crow:
+def make_app() -> Crow:
     return Crow(ScriptedModel(lambda request: Reply("Hello.")))
 
 
@@ -40,24 +40,24 @@ def code(answer: dict[str, Any]) -> int:
     return answer["error"]["code"]
 
 
-async def test_they_are_told_at_the_start():
-    async with connect_raw(greeter().use(usage).use(undo)) as wire:
+async def test_initialize_lists_the_extension_methods():
+    async with connect_raw(make_app().use(usage).use(undo)) as wire:
         capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
         assert capabilities["_meta"] == {"crow": {"methods": ["_crow/usage", "_crow/undo"]}}
-    async with connect_raw(greeter()) as wire:
+    async with connect_raw(make_app()) as wire:
         capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
         assert "_meta" not in capabilities
 
 
-async def test_an_extension_answers_a_method_of_its_own():
-    crow = greeter()
+async def test_an_extension_can_add_a_method():
+    crow = make_app()
 
     async def double(session: Session, params: dict[str, Any]) -> Any:
         return {"twice": params["n"] * 2, "cwd": session.cwd}
 
     crow.methods["_mine/double"] = double
     async with connect_raw(crow) as wire:
-        session = await opened(wire)
+        session = await open_session(wire)
         assert (await wire.ask("_mine/double", {"sessionId": session, "n": 4}))["result"] == {"twice": 8, "cwd": "/"}
         assert code(await wire.ask("_mine/double", {"sessionId": session})) == INTERNAL_ERROR
         assert code(await wire.ask("_mine/double", {"sessionId": "other", "n": 4})) == NOT_FOUND
@@ -69,19 +69,19 @@ async def test_an_extension_answers_a_method_of_its_own():
         assert (await prompt(wire, session))["result"] == {"stopReason": "end_turn"}
 
 
-async def test_another_clients_session_is_nobody_elses():
-    crow = greeter().use(usage)
+async def test_a_method_does_not_reach_the_session_of_another_client():
+    crow = make_app().use(usage)
     async with connect_raw(crow) as one, connect_raw(crow) as other:
-        session = await opened(one)
+        session = await open_session(one)
         assert code(await other.ask("_crow/usage", {"sessionId": session})) == NOT_FOUND
         assert "result" in await one.ask("_crow/usage", {"sessionId": session})
 
 
-async def test_usage_is_told_in_numbers():
+async def test_the_method_usage_returns_numbers():
     counts = {"prompt_tokens": 1000, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 900}}
     model = ScriptedModel([Reply("Hello.", usage=counts)], window=8192)
     async with connect_raw(Crow(model).use(usage)) as wire:
-        session = await opened(wire)
+        session = await open_session(wire)
         assert (await wire.ask("_crow/usage", {"sessionId": session}))["result"]["calls"] == 0
         await prompt(wire, session)
         assert (await wire.ask("_crow/usage", {"sessionId": session}))["result"] == {
@@ -95,13 +95,13 @@ async def test_usage_is_told_in_numbers():
         }
 
 
-async def test_undo_tells_first_and_does_it_when_it_is_confirmed(tmp_path: Path):
+async def test_the_method_undo_returns_a_plan_and_carries_it_out_if_confirmed(tmp_path: Path):
     file = tmp_path / "new.txt"
     edit = Use(name="file_editor", arguments={"command": "create", "path": str(file), "file_text": "hello\n"})
     model = ScriptedModel([Reply(tool_calls=[edit]), Reply("Done.")])
     crow = Crow(model, servers=[BUILT_IN]).use(permissions, mode="yolo").use(undo)
     async with connect_raw(crow) as wire:
-        session = await opened(wire, str(tmp_path))
+        session = await open_session(wire, str(tmp_path))
         assert code(await wire.ask("_crow/undo", {"sessionId": session})) == INVALID_REQUEST
         await prompt(wire, session)
         assert file.exists()
@@ -117,7 +117,7 @@ async def test_undo_tells_first_and_does_it_when_it_is_confirmed(tmp_path: Path)
         assert code(await wire.ask("_crow/undo", {"sessionId": session})) == INVALID_REQUEST
 
 
-async def test_nothing_is_undone_under_a_running_turn():
+async def test_the_method_undo_is_refused_while_a_turn_runs():
     asked = asyncio.Event()
 
     async def think(request: Any) -> Reply:
@@ -125,7 +125,7 @@ async def test_nothing_is_undone_under_a_running_turn():
         return Reply(hang=True)
 
     async with connect_raw(Crow(ScriptedModel(think)).use(undo)) as wire:
-        session = await opened(wire)
+        session = await open_session(wire)
         wire.send("p", "session/prompt", {"sessionId": session, "prompt": [{"type": "text", "text": "go"}]})
         await asked.wait()
         assert code(await wire.ask("_crow/undo", {"sessionId": session, "confirm": True})) == INVALID_REQUEST

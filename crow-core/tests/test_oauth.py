@@ -13,7 +13,7 @@ import keyring
 import pytest
 import uvicorn
 from crow_core.app import Crow
-from crow_core.extensions.masking import mask_secrets
+from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.mcp.oauth import open_token_store
 from crow_core.settings.config import OAuthSettings, ServerSettings, to_server
 from crow_core.testing import Reply, ScriptedModel, connect

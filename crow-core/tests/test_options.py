@@ -1,4 +1,4 @@
-"""Options and modes, as clients of every age see them: one truth in two vocabularies."""
+"""Options and modes for clients with and without config options."""
 
 import asyncio
 from typing import Any
@@ -7,8 +7,8 @@ import pytest
 from crow_core.acp.schema import INVALID_PARAMS
 from crow_core.app import Crow
 from crow_core.extensions.commands import commands
-from crow_core.extensions.effort import effort
 from crow_core.extensions.permissions import permissions
+from crow_core.extensions.reasoning_effort import reasoning_effort
 from crow_core.models.chat import ChatModel
 from crow_core.models.quirks import Quirks
 from crow_core.options import ON_OFF, Choice, Option
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 BOOLEANS: dict[str, Any] = {"session": {"configOptions": {"boolean": {}}}}
 
 
-def talker() -> ScriptedModel:
+def make_model() -> ScriptedModel:
     return ScriptedModel(lambda request: Reply("Well."))
 
 
@@ -45,8 +45,8 @@ def verbosity(crow: Crow) -> None:
         )
 
 
-async def opened(wire: RawClient, capabilities: Any = None) -> dict[str, Any]:
-    """What `session/new` answers to a client that can do so much."""
+async def open_session(wire: RawClient, capabilities: Any = None) -> dict[str, Any]:
+    """Open a session for a client with these capabilities; return the result of `session/new`."""
     await wire.ask("initialize", {"protocolVersion": 1, "clientCapabilities": capabilities or {}})
     return (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]
 
@@ -66,9 +66,9 @@ def updates(wire: RawClient, kind: str) -> list[dict[str, Any]]:
     return [update for update in heard if update["sessionUpdate"] == kind]
 
 
-async def test_a_client_that_knows_booleans_is_shown_one():
-    async with connect_raw(Crow(talker()).use(verbosity)) as wire:
-        session = await opened(wire, BOOLEANS)
+async def test_a_client_with_boolean_options_receives_one():
+    async with connect_raw(Crow(make_model()).use(verbosity)) as wire:
+        session = await open_session(wire, BOOLEANS)
         assert session["configOptions"][-1] == {
             "type": "boolean",
             "id": "verbose",
@@ -83,9 +83,9 @@ async def test_a_client_that_knows_booleans_is_shown_one():
 
 
 @pytest.mark.parametrize("capabilities", [{}, {"session": {"configOptions": {"boolean": None}}}, {"session": {}}])
-async def test_a_client_that_does_not_is_shown_two_choices(capabilities: dict[str, Any]):
-    async with connect_raw(Crow(talker()).use(verbosity)) as wire:
-        session = await opened(wire, capabilities)
+async def test_a_client_without_boolean_options_receives_two_choices(capabilities: dict[str, Any]):
+    async with connect_raw(Crow(make_model()).use(verbosity)) as wire:
+        session = await open_session(wire, capabilities)
         option = session["configOptions"][-1]
         assert (option["type"], option["currentValue"]) == ("select", "off")
         assert [entry["value"] for entry in option["options"]] == ["on", "off"]
@@ -95,9 +95,9 @@ async def test_a_client_that_does_not_is_shown_two_choices(capabilities: dict[st
         assert answer["error"]["code"] == INVALID_PARAMS
 
 
-async def test_a_mode_set_in_the_old_words_is_announced_in_the_new_ones_too():
-    async with connect_raw(Crow(talker()).use(permissions)) as wire:
-        session = await opened(wire)
+async def test_a_mode_set_with_set_mode_is_announced_as_a_config_option():
+    async with connect_raw(Crow(make_model()).use(permissions)) as wire:
+        session = await open_session(wire)
         assert session["modes"]["currentModeId"] == values(session["configOptions"])["mode"] == "ask"
         answer = await wire.ask("session/set_mode", {"sessionId": session["sessionId"], "modeId": "plan"})
         assert answer["result"] == {}
@@ -106,9 +106,9 @@ async def test_a_mode_set_in_the_old_words_is_announced_in_the_new_ones_too():
         assert [update["currentModeId"] for update in updates(wire, "current_mode_update")] == ["plan"]
 
 
-async def test_a_mode_set_in_the_new_words_is_announced_in_the_old_ones():
-    async with connect_raw(Crow(talker()).use(permissions)) as wire:
-        session = await opened(wire)
+async def test_a_mode_set_as_a_config_option_is_announced_as_a_mode():
+    async with connect_raw(Crow(make_model()).use(permissions)) as wire:
+        session = await open_session(wire)
         answer = await choose(wire, session["sessionId"], "mode", "plan")
         assert values(answer["result"]["configOptions"]) == {"model": "scripted", "mode": "plan"}
         assert [update["currentModeId"] for update in updates(wire, "current_mode_update")] == ["plan"]
@@ -118,9 +118,9 @@ async def test_a_mode_set_in_the_new_words_is_announced_in_the_old_ones():
         assert updates(wire, "config_option_update") == []
 
 
-async def test_a_mode_set_by_a_command_is_announced_in_both():
-    async with connect_raw(Crow(talker()).use(permissions).use(commands)) as wire:
-        session = await opened(wire)
+async def test_a_mode_set_by_a_slash_command_is_announced_in_both_ways():
+    async with connect_raw(Crow(make_model()).use(permissions).use(commands)) as wire:
+        session = await open_session(wire)
         said = [{"type": "text", "text": "/mode plan"}]
         await wire.ask("session/prompt", {"sessionId": session["sessionId"], "prompt": said})
         assert [update["currentModeId"] for update in updates(wire, "current_mode_update")] == ["plan"]
@@ -129,17 +129,17 @@ async def test_a_mode_set_by_a_command_is_announced_in_both():
 
 
 @pytest.mark.parametrize("mode", ["god", "", "Plan"])
-async def test_a_mode_that_there_is_not_changes_nothing(mode: str):
-    async with connect_raw(Crow(talker()).use(permissions)) as wire:
-        session = await opened(wire)
+async def test_an_unknown_mode_changes_nothing(mode: str):
+    async with connect_raw(Crow(make_model()).use(permissions)) as wire:
+        session = await open_session(wire)
         answer = await wire.ask("session/set_mode", {"sessionId": session["sessionId"], "modeId": mode})
         assert answer["error"]["code"] == INVALID_PARAMS
         answer = await choose(wire, session["sessionId"], "model", "scripted")
         assert values(answer["result"]["configOptions"])["mode"] == "ask"
 
 
-async def test_an_option_that_moves_the_mode_is_announced_in_the_old_words_too():
-    crow = Crow(talker())
+async def test_an_option_that_changes_the_mode_is_announced_as_a_mode_too():
+    crow = Crow(make_model())
 
     @crow.options
     def mode(session: Session) -> Option:
@@ -152,15 +152,15 @@ async def test_an_option_that_moves_the_mode_is_announced_in_the_old_words_too()
         return Option("mode", "Mode", "mode", [Choice("shy", "Shy"), Choice("bold", "Bold")], current, choose)
 
     async with connect_raw(crow.use(verbosity)) as wire:
-        session = await opened(wire, BOOLEANS)
+        session = await open_session(wire, BOOLEANS)
         await choose(wire, session["sessionId"], "verbose", True, type="boolean")
         assert [update["currentModeId"] for update in updates(wire, "current_mode_update")] == ["bold"]
 
 
-async def test_which_options_there_are_may_depend_on_another():
+async def test_the_list_of_options_can_depend_on_another_option():
     thinker = ChatModel(name="thinker", quirks=Quirks(effort="reasoning_effort"))
-    async with connect_raw(Crow({"plain": talker(), "thinker": thinker}).use(effort)) as wire:
-        session = await opened(wire)
+    async with connect_raw(Crow({"plain": make_model(), "thinker": thinker}).use(reasoning_effort)) as wire:
+        session = await open_session(wire)
         assert list(values(session["configOptions"])) == ["model"]
         answer = await choose(wire, session["sessionId"], "model", "thinker")
         assert values(answer["result"]["configOptions"]) == {"model": "thinker", "thought_level": "default"}
@@ -172,7 +172,7 @@ async def test_which_options_there_are_may_depend_on_another():
         assert answer["error"]["code"] == INVALID_PARAMS
 
 
-async def test_an_option_chosen_while_a_turn_runs_counts_from_the_next_request_on():
+async def test_an_option_set_while_a_turn_runs_holds_from_the_next_request_on():
     asked, chosen = asyncio.Event(), asyncio.Event()
 
     async def first(request: dict[str, Any]) -> Reply:
@@ -183,7 +183,7 @@ async def test_an_option_chosen_while_a_turn_runs_counts_from_the_next_request_o
     async with ScriptedServer([Reply("From the other.")]) as server:
         other = ChatModel(name="other", base_url=server.url)
         async with connect_raw(Crow({"one": ScriptedModel(first), "other": other}).use(permissions)) as wire:
-            session = (await opened(wire))["sessionId"]
+            session = (await open_session(wire))["sessionId"]
             prompt = {"sessionId": session, "prompt": [{"type": "text", "text": "go"}]}
             prompting = asyncio.ensure_future(wire.ask("session/prompt", prompt))
             await asked.wait()

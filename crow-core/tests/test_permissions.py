@@ -1,4 +1,4 @@
-"""Who may do what: modes, rules, memory, and the question, with the real tools behind them."""
+"""Permissions: modes, rules, answers for the session, and questions, with the real tools."""
 
 import asyncio
 import hashlib
@@ -54,17 +54,17 @@ def create(path: str, text: str = "new\n") -> Use:
 
 
 def together(*uses: Use) -> ScriptedModel:
-    """A model that makes all these calls at once."""
+    """Make a model that makes all these tool calls at once."""
     return ScriptedModel([Reply(tool_calls=list(uses)), Reply("Done.")])
 
 
 def in_turn(*uses: Use) -> ScriptedModel:
-    """A model that makes one call a prompt."""
+    """Make a model that makes one of these tool calls in each turn."""
     return ScriptedModel([reply for use in uses for reply in (Reply(tool_calls=[use]), Reply("Done."))])
 
 
 def answers(model: ScriptedModel) -> list[str]:
-    """What came back from the last calls, as the model reads it."""
+    """Return the results of the last tool calls, as the model receives them."""
     answered: list[str] = []
     for message in reversed(model.requests[-1]["messages"]):
         if message["role"] != "tool":
@@ -92,7 +92,7 @@ Answer = Callable[[RequestPermissionRequest], Awaitable[RequestPermissionRespons
 
 
 class Person(Editor):
-    """Answers each question as a function says."""
+    """An editor that answers each permission question by a function."""
 
     def __init__(self, transport: Transport, answer: Answer) -> None:
         super().__init__(transport)
@@ -124,7 +124,7 @@ async def connect_person(crow: Crow, answer: Answer) -> AsyncGenerator[Person]:
         ("yolo", ["free", "free", "free", "free"]),
     ],
 )
-async def test_each_mode_asks_for_what_it_says(mode: Mode, verdicts: list[str], tmp_path: Path):
+async def test_each_mode_asks_as_described(mode: Mode, verdicts: list[str], tmp_path: Path):
     (tmp_path / "a.txt").write_text("one\n")
     server = FastMCP("demo")
     server.tool(lambda: "told", name="tell")
@@ -141,7 +141,7 @@ async def test_each_mode_asks_for_what_it_says(mode: Mode, verdicts: list[str], 
     assert (tmp_path / "b.txt").exists() == (mode != "plan")
 
 
-async def test_plan_mode_tells_the_model_what_to_do_instead(tmp_path: Path):
+async def test_a_denial_in_plan_mode_tells_the_model_what_to_do_instead(tmp_path: Path):
     model = together(create("b.txt"))
     async with connect(crow_with(model, mode="plan", allow=["file_editor", "terminal"])) as editor:
         session = await editor.new_session(str(tmp_path))
@@ -150,7 +150,7 @@ async def test_plan_mode_tells_the_model_what_to_do_instead(tmp_path: Path):
     assert said.startswith("This was not run: plan mode only reads. Describe the change instead.")
 
 
-async def test_a_mode_chosen_in_mid_session_holds_from_the_next_call_on(tmp_path: Path):
+async def test_a_new_mode_holds_from_the_next_tool_call_on(tmp_path: Path):
     model = in_turn(create("a.txt"), create("b.txt"))
     async with connect(crow_with(model, mode="plan")) as editor:
         session = await editor.new_session(str(tmp_path))
@@ -166,7 +166,7 @@ async def test_a_mode_chosen_in_mid_session_holds_from_the_next_call_on(tmp_path
     ("permit", "runs", "questions"),
     [("allow_once", 2, 2), ("allow_always", 2, 1), ("reject_once", 0, 2), ("reject_always", 0, 1)],
 )
-async def test_each_answer_does_what_it_says(permit: str, runs: int, questions: int, tmp_path: Path):
+async def test_each_answer_has_the_effect_that_it_names(permit: str, runs: int, questions: int, tmp_path: Path):
     command = "echo x >> out.txt"
     model = in_turn(run(command), run(command))
     async with connect(crow_with(model), permit=permit) as editor:
@@ -186,8 +186,8 @@ async def test_each_answer_does_what_it_says(permit: str, runs: int, questions: 
         assert answers(model)[0].startswith("This was not run: the user ")
 
 
-async def test_an_answer_for_the_session_reaches_as_far_as_it_says_and_no_further(tmp_path: Path):
-    """This very command in this very folder; all edits; but not another session."""
+async def test_an_answer_for_the_session_covers_exactly_what_it_names(tmp_path: Path):
+    """It covers the same command in the same folder, or all edits, but no other session."""
     (tmp_path / "sub").mkdir()
     uses = [run("true"), run("true"), run("true "), run("true x"), run("true", cwd="sub"), create("a"), create("b")]
     model = in_turn(*uses, run("true"))
@@ -204,8 +204,8 @@ async def test_an_answer_for_the_session_reaches_as_far_as_it_says_and_no_furthe
     assert len(editor.questions) == len(asked) + 1
 
 
-async def test_where_an_answer_for_the_session_would_not_last_none_is_offered(tmp_path: Path):
-    """A rule that asks, and files that change what runs later, ask each time."""
+async def test_no_answer_for_the_session_is_offered_if_it_could_not_last(tmp_path: Path):
+    """An ask rule and sensitive files lead to a question each time."""
     model = in_turn(run("git push"), create(".envrc"))
     async with connect(crow_with(model, ask=["terminal:git push*"])) as editor:
         session = await editor.new_session(str(tmp_path))
@@ -253,7 +253,7 @@ SIMPLE = [
 ]
 
 DANGEROUS = [
-    # what joins commands
+    # operators that join commands
     "git status; rm -rf x",
     "git status;rm -rf x",
     "git status && rm -rf x",
@@ -313,7 +313,7 @@ DANGEROUS = [
     "r\\m -rf x",
     "git status #",
     "git status 'unclosed",
-    # characters that are not what they seem
+    # characters that look like others
     "git status\trm",
     "git status\x0brm x",
     "git status\x0crm x",
@@ -344,7 +344,7 @@ DANGEROUS = [
 
 
 @pytest.mark.parametrize("rule", ["terminal:*", "terminal:*git status*"])
-async def test_an_allow_rule_matches_only_a_simple_command(rule: str, tmp_path: Path):
+async def test_an_allow_rule_does_not_match_a_command_that_is_not_simple(rule: str, tmp_path: Path):
     assert len(DANGEROUS) >= 60
     model = together(*map(run, DANGEROUS))
     async with connect(crow_with(model, allow=[rule]), permit="reject_once") as editor:
@@ -375,7 +375,7 @@ async def test_an_allow_rule_without_a_pattern_allows_every_command(tmp_path: Pa
     assert answers(model) == ["one\ntwo", "three"]
 
 
-async def test_a_rule_without_a_wildcard_means_exactly_that_and_here(tmp_path: Path):
+async def test_a_rule_without_a_wildcard_matches_exactly_and_in_the_working_directory_only(tmp_path: Path):
     twins = [
         "git status --short",
         "git statusx",
@@ -392,7 +392,7 @@ async def test_a_rule_without_a_wildcard_means_exactly_that_and_here(tmp_path: P
     assert commands_asked(editor) == [*twins, "git status", "git status"]
 
 
-async def test_a_folder_that_is_the_working_folder_by_another_name_is_still_here(tmp_path: Path):
+async def test_every_spelling_of_the_working_directory_means_the_working_directory(tmp_path: Path):
     model = together(run("true", cwd="."), run("true", cwd=str(tmp_path)), run("true", cwd=""))
     async with connect(crow_with(model, allow=["terminal:true"])) as editor:
         session = await editor.new_session(str(tmp_path))
@@ -448,7 +448,7 @@ FORBIDDEN = [
 
 
 @pytest.mark.parametrize("mode", ["yolo", "ask"])
-async def test_a_deny_rule_finds_its_command_in_whatever_it_is_wrapped(mode: Mode, tmp_path: Path):
+async def test_a_deny_rule_matches_its_command_inside_other_commands(mode: Mode, tmp_path: Path):
     model = together(*map(run, FORBIDDEN), run("rm -rf x", cwd="/"))
     rules = {"allow": ["terminal"], "deny": ["terminal:rm *"]}
     async with connect(crow_with(model, mode=mode, **rules)) as editor:
@@ -459,7 +459,7 @@ async def test_a_deny_rule_finds_its_command_in_whatever_it_is_wrapped(mode: Mod
     assert editor.questions == []
 
 
-async def test_a_deny_rule_leaves_other_commands_alone(tmp_path: Path):
+async def test_a_deny_rule_does_not_match_other_commands(tmp_path: Path):
     others = ["echo farm x", "printf 'arm x'", "ls", "true # rmdir"]
     model = together(*map(run, others))
     async with connect(crow_with(model, mode="yolo", deny=["terminal:rm *"])) as editor:
@@ -468,8 +468,8 @@ async def test_a_deny_rule_leaves_other_commands_alone(tmp_path: Path):
     assert [states[-1] for states in editor.calls().values()] == ["completed"] * len(others)
 
 
-async def test_a_path_is_judged_where_it_leads(tmp_path: Path):
-    """Through links, dots and absolute spellings, for rules written either way."""
+async def test_rules_compare_the_resolved_path(tmp_path: Path):
+    """For links, dots and absolute paths, with relative and absolute rules."""
     project, secrets = tmp_path / "project", tmp_path / "project" / "secrets"
     secrets.mkdir(parents=True)
     (secrets / "key").write_text("hunter2\n")
@@ -483,7 +483,7 @@ async def test_a_path_is_judged_where_it_leads(tmp_path: Path):
         assert all("says deny" in said for said in answers(model)), rule
 
 
-async def test_a_rule_on_the_project_does_not_match_its_namesake(tmp_path: Path):
+async def test_a_folder_whose_name_begins_with_the_projects_is_outside_the_project(tmp_path: Path):
     for name in ("proj", "proj2"):
         (tmp_path / name).mkdir()
     model = together(create(str(tmp_path / "proj2" / "a.txt")), create("../proj2/b.txt"))
@@ -493,7 +493,7 @@ async def test_a_rule_on_the_project_does_not_match_its_namesake(tmp_path: Path)
     assert len(editor.questions) == 2
 
 
-async def test_additional_folders_belong_to_the_project(tmp_path: Path):
+async def test_edits_in_additional_folders_are_accepted_like_those_in_the_project(tmp_path: Path):
     for name in ("proj", "proj2"):
         (tmp_path / name).mkdir()
     model = together(create(str(tmp_path / "proj2" / "a.txt")))
@@ -539,8 +539,8 @@ TOUCHY = [
 ]
 
 
-async def test_files_that_change_what_runs_later_are_always_asked_about(tmp_path: Path):
-    """Whatever the mode, the rules, and the answers before say."""
+async def test_edits_of_files_that_change_what_runs_later_are_always_asked_about(tmp_path: Path):
+    """In every mode but yolo, whatever rules and earlier answers allow."""
     (tmp_path / ".git").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / ".git")
     model = in_turn(create("a.txt"), *map(create, TOUCHY))
@@ -555,8 +555,8 @@ async def test_files_that_change_what_runs_later_are_always_asked_about(tmp_path
 
 
 @pytest.mark.parametrize("here", [True, False])
-async def test_crows_own_home_is_asked_about_wherever_it_is(tmp_path: Path, here: bool):
-    """Also from inside, where its files are near, and through a link."""
+async def test_edits_in_crows_own_home_are_asked_about_wherever_it_is(tmp_path: Path, here: bool):
+    """Also if it is the working directory, and through a link."""
     home, project = tmp_path / "nest", tmp_path / "project"
     home.mkdir()
     project.mkdir()
@@ -571,7 +571,7 @@ async def test_crows_own_home_is_asked_about_wherever_it_is(tmp_path: Path, here
     assert os.listdir(home) == []
 
 
-async def test_a_rule_on_a_path_holds_for_every_tool_that_names_it(tmp_path: Path):
+async def test_a_rule_for_a_path_holds_for_every_tool_that_names_the_path(tmp_path: Path):
     (tmp_path / "secrets").mkdir()
     (tmp_path / "link").symlink_to("secrets")
     (tmp_path / ".env").write_text("KEY=hunter2\n")
@@ -607,7 +607,7 @@ async def test_a_rule_on_a_path_holds_for_every_tool_that_names_it(tmp_path: Pat
 
 
 @pytest.mark.parametrize("path", [".gitignore", "github/a", "crow/a.py", "env.py", "my.bashrc.txt", ".environment"])
-async def test_files_that_only_look_like_it_are_not(path: str, tmp_path: Path):
+async def test_files_with_similar_names_are_not_sensitive(path: str, tmp_path: Path):
     model = together(create(path))
     async with connect(crow_with(model, mode="accept-edits")) as editor:
         session = await editor.new_session(str(tmp_path))
@@ -615,7 +615,7 @@ async def test_files_that_only_look_like_it_are_not(path: str, tmp_path: Path):
     assert editor.questions == []
 
 
-async def test_with_nobody_to_answer_the_model_is_told_why(tmp_path: Path):
+async def test_the_model_is_told_that_nobody_can_answer(tmp_path: Path):
     model = together(run("true"))
 
     async def ignore(_: Any) -> None: ...
@@ -665,7 +665,7 @@ async def test_an_answer_for_the_session_settles_the_questions_that_wait(tmp_pat
     assert len(editor.questions) == 1
 
 
-async def test_the_question_holds_the_whole_command(tmp_path: Path):
+async def test_the_question_shows_the_whole_command(tmp_path: Path):
     long = "echo harmless" + " " * 4000 + "; rm -rf /tmp/nothing\n# and more"
     model = together(run(long, timeout=5))
     async with connect(crow_with(model), permit="reject_once") as editor:
@@ -678,8 +678,8 @@ async def test_the_question_holds_the_whole_command(tmp_path: Path):
     assert (question.tool_call.kind, question.tool_call.name) == ("execute", "terminal")
 
 
-async def test_the_question_about_an_edit_shows_the_diff_it_would_make(tmp_path: Path):
-    """As the tool works it out, not as the arguments claim; and nothing is changed meanwhile."""
+async def test_the_question_about_an_edit_shows_its_diff(tmp_path: Path):
+    """The diff is the tool's, not the one of the arguments, and no file is changed."""
     (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
     arguments = {"command": "str_replace", "path": "a.txt", "old_str": "two", "new_str": "2"}
     model = together({"name": "file_editor", "arguments": arguments})
@@ -699,7 +699,7 @@ async def test_the_question_about_an_edit_shows_the_diff_it_would_make(tmp_path:
     assert (tmp_path / "a.txt").read_text() == "one\n2\nthree\n"
 
 
-async def test_a_question_answered_with_cancelled_ends_the_turn_so(tmp_path: Path):
+async def test_the_answer_cancelled_ends_the_turn_as_cancelled(tmp_path: Path):
     async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
         return RequestPermissionResponse(outcome=CancelledOutcome())
 
@@ -714,7 +714,7 @@ async def test_a_question_answered_with_cancelled_ends_the_turn_so(tmp_path: Pat
         assert ended.stop_reason == "end_turn"
 
 
-async def test_an_answer_that_was_not_offered_is_a_no(tmp_path: Path):
+async def test_an_answer_that_was_not_offered_denies_the_call(tmp_path: Path):
     async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
         return RequestPermissionResponse(outcome=SelectedOutcome(option_id="sure, whatever"))
 
@@ -725,7 +725,7 @@ async def test_an_answer_that_was_not_offered_is_a_no(tmp_path: Path):
     assert not (tmp_path / "x").exists()
 
 
-async def test_every_decision_is_in_the_log_with_who_made_it(tmp_path: Path):
+async def test_the_log_has_every_decision_with_its_reason(tmp_path: Path):
     written: list[Message] = []
     model = in_turn(view("a.txt"), run("true"), run("false"))
     crow = crow_with(model, deny=["terminal:false"])
@@ -743,7 +743,7 @@ async def test_every_decision_is_in_the_log_with_who_made_it(tmp_path: Path):
     assert [note["call"] for note in notes] == list(editor.calls())
 
 
-async def test_no_more_changes_for_this_session_still_lets_files_be_read(tmp_path: Path):
+async def test_rejecting_edits_for_the_session_does_not_reject_reading(tmp_path: Path):
     (tmp_path / "a.txt").write_text("readable")
     edit = {"name": "file_editor", "arguments": {"command": "create", "path": "b.txt", "file_text": "1"}}
     model = in_turn(edit, view("a.txt"), edit)
@@ -755,7 +755,7 @@ async def test_no_more_changes_for_this_session_still_lets_files_be_read(tmp_pat
     assert len(editor.questions) == 1
 
 
-async def test_a_decision_says_how_far_it_reaches_and_for_which_arguments(tmp_path: Path):
+async def test_a_decision_names_its_scope_and_a_digest_of_the_arguments(tmp_path: Path):
     edit = {"name": "file_editor", "arguments": {"command": "create", "path": "a.txt", "file_text": "1"}}
     uses = [run("true"), run("true"), edit, view("a.txt")]
     model = in_turn(*uses, run("touch x"))
@@ -774,7 +774,7 @@ async def test_a_decision_says_how_far_it_reaches_and_for_which_arguments(tmp_pa
     assert [note["arguments"] for note in notes] == [hashlib.sha256(text.encode()).hexdigest() for text in asked]
 
 
-async def test_a_strangers_tool_is_asked_about_whatever_it_calls_itself(tmp_path: Path):
+async def test_a_tool_of_an_external_server_is_asked_about_whatever_its_kind(tmp_path: Path):
     server = FastMCP("demo")
     server.tool(lambda: "done", name="peek", meta={"crow/kind": "read"}, annotations={"readOnlyHint": True})
     model = together({"name": "demo_peek", "arguments": {}})
@@ -789,7 +789,7 @@ async def test_a_strangers_tool_is_asked_about_whatever_it_calls_itself(tmp_path
 @pytest.mark.parametrize(
     "arguments", ['{"sql": "DROP TABLE birds"}', '{"sql": "\\u0044ROP TABLE birds"}', '{ "sql":"DROP"}']
 )
-async def test_a_rule_on_another_tool_sees_through_how_its_arguments_are_spelled(arguments: str, tmp_path: Path):
+async def test_a_rule_matches_arguments_in_any_json_spelling(arguments: str, tmp_path: Path):
     server = FastMCP("db")
 
     @server.tool
@@ -805,7 +805,7 @@ async def test_a_rule_on_another_tool_sees_through_how_its_arguments_are_spelled
     assert "says deny" in answers(model)[0]
 
 
-async def test_a_project_may_tighten_the_rules_of_its_own_sessions(tmp_path: Path):
+async def test_a_project_can_tighten_the_rules_of_its_sessions(tmp_path: Path):
     def project(cwd: str) -> tuple[Sequence[str], Sequence[str]]:
         return (["terminal:echo a"], ["terminal:echo b"]) if cwd == str(tmp_path) else ((), ())
 
@@ -825,7 +825,7 @@ async def test_a_project_may_tighten_the_rules_of_its_own_sessions(tmp_path: Pat
 # Terminals that remember
 
 
-async def test_a_rule_does_not_hold_where_an_earlier_command_went(tmp_path: Path):
+async def test_an_allow_rule_does_not_hold_after_a_command_changed_the_folder(tmp_path: Path):
     (tmp_path / "sub").mkdir()
     model = in_turn(run("pwd"), run("cd sub && true"), run("pwd"), run("cd .."), run("pwd"))
     crow = crow_with(model, allow=["terminal:pwd"])
@@ -854,7 +854,7 @@ async def test_nothing_is_kept_of_a_call_that_was_answered(tmp_path: Path):
         assert not [id for id in editor.calls() if id in repr((opened.state, opened.folders))]
 
 
-async def test_a_command_runs_where_it_was_judged_whatever_runs_beside_it(tmp_path: Path):
+async def test_a_command_runs_in_the_folder_for_which_it_was_decided(tmp_path: Path):
     (tmp_path / "sub").mkdir()
     model = ScriptedModel([Reply(tool_calls=[run("cd sub"), run("pwd")]), Reply("Done.")])
     crow = crow_with(model, allow=["terminal:cd sub"])
@@ -876,7 +876,7 @@ async def test_a_command_runs_where_it_was_judged_whatever_runs_beside_it(tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "asked"),
     [
-        ({"command": "echo hello", "session": "a"}, True),  # what `echo` means there nobody knows
+        ({"command": "echo hello", "session": "a"}, True),  # `echo` may be a function there
         ({"session": "a", "input": "echo hello"}, True),
         ({"session": "a", "input": ""}, True),
         ({"session": "a", "keys": "C-c"}, True),
@@ -885,7 +885,9 @@ async def test_a_command_runs_where_it_was_judged_whatever_runs_beside_it(tmp_pa
         ({"session": "a", "keys": "kill", "input": "y"}, True),
     ],
 )
-async def test_what_is_typed_is_asked_for_and_a_look_is_free(tmp_path: Path, arguments: dict[str, Any], asked: bool):
+async def test_input_for_a_terminal_session_is_asked_about_and_polling_is_not(
+    tmp_path: Path, arguments: dict[str, Any], asked: bool
+):
     model = together({"name": "terminal", "arguments": arguments})
     crow = crow_with(model, allow=["terminal:echo*"])
     async with connect(crow, permit="allow_once") as editor:
@@ -897,7 +899,7 @@ async def test_what_is_typed_is_asked_for_and_a_look_is_free(tmp_path: Path, arg
             assert [option.kind for option in question.options] == ["allow_once", "reject_once"]
 
 
-async def test_what_is_forbidden_may_not_be_typed_either(tmp_path: Path):
+async def test_deny_rules_hold_for_input_to_a_terminal_session(tmp_path: Path):
     typed = {"name": "terminal", "arguments": {"session": "a", "input": "rm -rf x"}}
     model = together(run("rm -rf x", session="a"), typed)  # type: ignore[arg-type]
     crow = crow_with(model, mode="yolo", deny=["terminal:rm *"])

@@ -1,4 +1,4 @@
-"""A plan that the model writes, and the person follows."""
+"""The tool `plan`: its updates, its errors, and a loaded session."""
 
 from typing import Any
 
@@ -18,8 +18,8 @@ LOOK = {"content": "Look around", "status": "completed", "priority": "low"}
 MEND = {"content": "Mend it", "status": "in_progress"}
 
 
-def planning(*plans: Any) -> ScriptedModel:
-    """Writes one plan after another, then ends."""
+def make_model(*plans: Any) -> ScriptedModel:
+    """Make a model that writes one plan after another, then ends."""
     replies = [Reply(tool_calls=[Use(name="plan", arguments=each)]) for each in plans]
     return ScriptedModel([*replies, Reply("Done.")])
 
@@ -31,13 +31,13 @@ async def turn(crow: Crow) -> Editor:
     return editor
 
 
-def answer_of(model: ScriptedModel) -> str:
+def get_answer(model: ScriptedModel) -> str:
     return model.requests[-1]["messages"][-1]["content"]
 
 
 @pytest.mark.parametrize("mode", ["ask", "plan"])
-async def test_the_client_is_shown_each_plan_whole_and_nobody_is_asked(mode: Any):
-    model = planning({"entries": [LOOK, MEND]}, {"entries": [LOOK, {**MEND, "status": "completed"}]})
+async def test_each_plan_is_shown_whole_without_a_permission_question(mode: Any):
+    model = make_model({"entries": [LOOK, MEND]}, {"entries": [LOOK, {**MEND, "status": "completed"}]})
     editor = await turn(Crow(model).use(permissions, mode=mode).use(plan))
     first, second = editor.of(PlanUpdate)
     assert first.entries == [
@@ -45,13 +45,13 @@ async def test_the_client_is_shown_each_plan_whole_and_nobody_is_asked(mode: Any
         PlanEntry(content="Mend it", priority="medium", status="in_progress"),
     ]
     assert [entry.status for entry in second.entries] == ["completed", "completed"]
-    assert answer_of(model) == "The user sees the plan: 2 of 2 steps completed."
+    assert get_answer(model) == "The user sees the plan: 2 of 2 steps completed."
     assert {states[-1] for states in editor.calls().values()} == {"completed"}
     assert editor.of(ToolCall)[0].title == "plan(2 entries)"
 
 
-async def test_a_plan_sent_as_text_is_understood():
-    editor = await turn(Crow(planning({"entries": '[{"content": "Mend it", "status": "pending"}]'})).use(plan))
+async def test_a_plan_whose_entries_are_json_text_is_parsed():
+    editor = await turn(Crow(make_model({"entries": '[{"content": "Mend it", "status": "pending"}]'})).use(plan))
     assert [entry.content for update in editor.of(PlanUpdate) for entry in update.entries] == ["Mend it"]
 
 
@@ -66,16 +66,16 @@ async def test_a_plan_sent_as_text_is_understood():
         ({"entries": [{**LOOK, "content": 7}]}, "entries[0].content: expected str"),
     ],
 )
-async def test_a_plan_that_is_none_is_not_shown_and_the_model_learns_why(wrong: Any, why: str):
-    model = planning(wrong)
+async def test_an_invalid_plan_is_an_error_for_the_model_and_is_not_shown(wrong: Any, why: str):
+    model = make_model(wrong)
     editor = await turn(Crow(model).use(plan))
     assert editor.of(PlanUpdate) == []
-    assert why in answer_of(model)
+    assert why in get_answer(model)
     assert editor.of(ToolCallUpdate)[-1].status == "failed"
 
 
-async def test_the_plan_is_shown_again_with_a_stored_session():
-    crow = Crow(planning({"entries": [LOOK]}, {"entries": []}, {"entries": [MEND]})).use(plan)
+async def test_a_loaded_session_shows_its_plans_again():
+    crow = Crow(make_model({"entries": [LOOK]}, {"entries": []}, {"entries": [MEND]})).use(plan)
     kept: list[Any] = []
 
     @crow.session_end
@@ -83,7 +83,7 @@ async def test_the_plan_is_shown_again_with_a_stored_session():
         kept.extend(session.log)
 
     await turn(crow)
-    later = Crow(planning()).use(plan)
+    later = Crow(make_model()).use(plan)
 
     @later.load_session
     def load(id: str) -> Record:

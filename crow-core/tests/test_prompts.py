@@ -1,4 +1,4 @@
-"""Templates: what they may say, and that what comes from outside stays what it is."""
+"""Templates, their variables, and their errors."""
 
 import hashlib
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_broken_template_is_an_error_of_the_documented_kind() -> None:
         "🐦\0",
     ],
 )
-def test_words_from_outside_are_never_evaluated(words: str) -> None:
+def test_variables_are_never_evaluated(words: str) -> None:
     assert Prompt("p", "<{{ words }}>").render(words=words) == f"<{words}>"
 
 
@@ -54,7 +54,7 @@ def test_words_from_outside_are_never_evaluated(words: str) -> None:
     "template",
     ["{{ x.__class__.__mro__ }}", "{{ x.append(1) }}", "{{ ''.__class__ }}", "{{ '{0.__class__}'.format(x) }}"],
 )
-def test_template_cannot_reach_behind_its_variables(template: str) -> None:
+def test_template_can_neither_change_variables_nor_reach_python_internals(template: str) -> None:
     with pytest.raises(PromptError):
         Prompt("p", template).render(x=[])
 
@@ -86,18 +86,18 @@ def test_system_prompt_names_further_folders_and_ends_with_the_instructions() ->
     assert text.endswith("Use {{ tabs }}.")
 
 
-def test_template_of_the_users_own_is_read_from_a_file(tmp_path: Path) -> None:
+def test_a_template_of_the_user_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.md"
     path.write_text("Sei höflich zu {{ name }}.", "utf-8")
     assert Prompt.from_file("system", path).render(name="Ann") == "Sei höflich zu Ann."
 
 
-def test_template_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
+def test_a_missing_template_file_raises_os_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nowhere"):
         Prompt.from_file("system", tmp_path / "nowhere.md")
 
 
-def test_system_prompt_names_only_tools_that_are_there() -> None:
+def test_system_prompt_names_only_tools_of_the_session() -> None:
     prompt = Prompt.from_package("system")
     named = {"file_editor", "grep", "glob", "terminal", "ask_user"}
 

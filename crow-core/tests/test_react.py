@@ -1,4 +1,4 @@
-"""The loop: ask, act, repeat; seen by the editor, in the log, and in what the model is asked next."""
+"""The loop, as seen by the editor, in the log, and in the next request."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from crow_core.acp.schema import AgentMessageChunk, AgentThoughtChunk, ToolCallU
 from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
 from crow_core.errors import ModelError
-from crow_core.extensions.nudge import nudge
+from crow_core.extensions.empty_replies import empty_replies
 from crow_core.mcp.server import Server
 from crow_core.messages import Message
 from crow_core.models.chat import ModelCall
@@ -50,7 +50,7 @@ def use(name: str, arguments: dict[str, Any] | str, **more: Any) -> Use:
 
 
 def log_of(crow: Crow) -> list[Message]:
-    """The messages of the only session, without markers and notes."""
+    """Return the messages of the only session, without markers and notes."""
     (session,) = crow.sessions.values()
     return [
         {key: value for key, value in entry.items() if key != "crow"}  # type: ignore[misc]
@@ -60,11 +60,11 @@ def log_of(crow: Crow) -> list[Message]:
 
 
 def results(request: dict[str, Any]) -> list[str]:
-    """What the tools answered, as the model reads it."""
+    """Return the tool results, as the model receives them."""
     return [message["content"] for message in request["messages"] if message["role"] == "tool"]
 
 
-async def test_text_alone_is_streamed_under_one_id_and_remembered():
+async def test_text_is_streamed_under_one_id_and_appended_to_the_log():
     model = ScriptedModel([Reply("Good morning.", reasoning="A greeting.")])
     crow = crow_with(model)
     async with connect(crow) as editor:
@@ -81,7 +81,7 @@ async def test_text_alone_is_streamed_under_one_id_and_remembered():
         ]
 
 
-async def test_a_tools_result_goes_back_to_the_model_and_to_the_client():
+async def test_a_tool_result_is_sent_to_the_model_and_to_the_client():
     model = ScriptedModel([Reply("Let me see.", tool_calls=[use("demo_add", {"a": 2, "b": 3})]), Reply("Five.")])
     crow = crow_with(model)
     async with connect(crow) as editor:
@@ -100,7 +100,7 @@ async def test_a_tools_result_goes_back_to_the_model_and_to_the_client():
     assert model.requests[1]["messages"][: len(model.requests[0]["messages"])] == model.requests[0]["messages"]
 
 
-async def test_parallel_calls_run_together_and_are_answered_in_the_order_asked():
+async def test_parallel_calls_run_together_and_are_answered_in_order():
     server, second_is_done = FastMCP("demo"), asyncio.Event()
 
     @server.tool
@@ -123,7 +123,7 @@ async def test_parallel_calls_run_together_and_are_answered_in_the_order_asked()
     assert ended == begun[::-1]
 
 
-async def test_a_failing_tool_is_a_result_and_does_not_hurt_its_siblings():
+async def test_a_failing_tool_returns_an_error_result_and_other_calls_go_on():
     calls = [use("demo_fail", {"why": "no such bird"}), use("demo_add", {"a": 1, "b": 1})]
     model = ScriptedModel([Reply(tool_calls=calls), Reply("I see.")])
     async with connect(crow_with(model)) as editor:
@@ -136,7 +136,7 @@ async def test_a_failing_tool_is_a_result_and_does_not_hurt_its_siblings():
     assert [states[-1] for states in editor.calls().values()] == ["failed", "completed"]
 
 
-async def test_the_word_error_in_a_result_is_no_failure():
+async def test_the_word_error_in_a_result_does_not_make_it_an_error():
     server = FastMCP("demo")
     server.tool(lambda: "Error: 0 errors found", name="lint")
     model = ScriptedModel([Reply(tool_calls=[use("demo_lint", {})]), Reply("Clean.")])
@@ -146,7 +146,7 @@ async def test_the_word_error_in_a_result_is_no_failure():
     assert [states[-1] for states in editor.calls().values()] == ["completed"]
 
 
-async def test_an_unknown_tool_is_answered_with_those_there_are():
+async def test_a_call_of_an_unknown_tool_is_answered_with_the_list_of_tools():
     model = ScriptedModel([Reply(tool_calls=[use("demo_fly", {})]), Reply("I cannot.")])
     async with connect(crow_with(model)) as editor:
         session = await editor.new_session("/")
@@ -169,8 +169,8 @@ async def test_an_unknown_tool_is_answered_with_those_there_are():
         ('{"a": "\\ud800", "b": 1}', "surrogate"),
     ],
 )
-async def test_arguments_that_are_no_json_object_are_never_run_but_answered(arguments: str, where: str):
-    """With where they go wrong and the schema; the request that follows holds a stand-in that every server takes."""
+async def test_a_call_whose_arguments_are_no_json_object_is_answered_with_an_error(arguments: str, where: str):
+    """The error has the position and the schema. The next request has valid arguments in their place."""
     model = ScriptedModel([Reply(tool_calls=[use("demo_add", arguments)]), Reply("Sorry.")])
     crow = crow_with(model)
     ran: list[str] = []
@@ -189,7 +189,7 @@ async def test_arguments_that_are_no_json_object_are_never_run_but_answered(argu
     assert list(editor.calls().values()) == [["pending", "failed"]]
 
 
-async def test_arguments_sent_as_strings_are_decoded_only_where_the_schema_wants_no_string():
+async def test_arguments_that_are_json_text_are_decoded_unless_the_schema_wants_a_string():
     quoted = {"note": '{"a": 1}', "tags": '["x"]', "text": '{"a": 1}', "maybe": '["x"]'}
     model = ScriptedModel([Reply(tool_calls=[use("demo_remember", quoted)]), Reply("Noted.")])
     async with connect(crow_with(model)) as editor:
@@ -199,7 +199,7 @@ async def test_arguments_sent_as_strings_are_decoded_only_where_the_schema_wants
     assert json.loads(said) == {"note": {"a": 1}, "tags": ["x"], "text": '{"a": 1}', "maybe": '["x"]'}
 
 
-async def test_what_is_quoted_but_no_object_reaches_the_tool_as_it_was_sent():
+async def test_an_argument_that_is_no_json_text_reaches_the_tool_unchanged():
     model = ScriptedModel([Reply(tool_calls=[use("demo_remember", {"note": '"just a string"'})]), Reply("Oh.")])
     async with connect(crow_with(model)) as editor:
         session = await editor.new_session("/")
@@ -210,7 +210,7 @@ async def test_what_is_quoted_but_no_object_reaches_the_tool_as_it_was_sent():
 
 
 @pytest.mark.parametrize(("finish_reason", "stop_reason"), [("length", "max_tokens"), ("content_filter", "refusal")])
-async def test_a_call_of_a_reply_that_was_cut_is_not_run(finish_reason: str, stop_reason: str):
+async def test_a_tool_call_of_a_truncated_reply_is_not_run(finish_reason: str, stop_reason: str):
     half = use("demo_add", '{"a": 1, "b": 2')
     whole = use("demo_add", {"a": 1, "b": 2})
     model = ScriptedModel([Reply("So I", tool_calls=[whole, half], finish_reason=finish_reason), Reply("On.")])
@@ -226,9 +226,9 @@ async def test_a_call_of_a_reply_that_was_cut_is_not_run(finish_reason: str, sto
 
 
 @pytest.mark.parametrize("silence", [Reply(), Reply(reasoning="Hm.")])
-async def test_an_empty_reply_is_nudged_once(silence: Reply):
+async def test_the_model_is_asked_once_more_after_an_empty_reply(silence: Reply):
     model = ScriptedModel([silence, Reply("Here I am.")])
-    async with connect(crow_with(model).use(nudge)) as editor:
+    async with connect(crow_with(model).use(empty_replies)) as editor:
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "hello?")
     assert answer.stop_reason == "end_turn"
@@ -236,9 +236,9 @@ async def test_an_empty_reply_is_nudged_once(silence: Reply):
     assert "empty" in model.requests[1]["messages"][-1]["content"]
 
 
-async def test_two_empty_replies_are_an_error_and_the_next_prompt_is_nudged_afresh():
+async def test_two_empty_replies_are_an_error_and_the_next_prompt_starts_the_count_again():
     model = ScriptedModel([Reply(), Reply(), Reply(), Reply("Here I am.")])
-    async with connect(crow_with(model).use(nudge)) as editor:
+    async with connect(crow_with(model).use(empty_replies)) as editor:
         session = await editor.new_session("/")
         with pytest.raises(RpcError) as caught:
             await editor.prompt(session.session_id, "hello?")
@@ -247,7 +247,7 @@ async def test_two_empty_replies_are_an_error_and_the_next_prompt_is_nudged_afre
     assert editor.text == "Here I am."
 
 
-async def test_a_turn_that_fell_silent_and_was_cancelled_does_not_count_against_the_next():
+async def test_an_empty_reply_of_a_cancelled_turn_does_not_count_in_the_next_turn():
     nudged = asyncio.Event()
 
     def script(request: dict[str, Any]) -> Reply:
@@ -261,7 +261,7 @@ async def test_a_turn_that_fell_silent_and_was_cancelled_does_not_count_against_
                 return Reply()
 
     model = ScriptedModel(script)
-    async with connect(crow_with(model).use(nudge)) as editor:
+    async with connect(crow_with(model).use(empty_replies)) as editor:
         session = await editor.new_session("/")
         turn = asyncio.ensure_future(editor.prompt(session.session_id, "hello?"))
         await nudged.wait()
@@ -271,7 +271,7 @@ async def test_a_turn_that_fell_silent_and_was_cancelled_does_not_count_against_
     assert editor.text == "Here I am."
 
 
-async def test_a_turn_takes_no_more_requests_than_it_may():
+async def test_a_turn_ends_at_the_limit_of_requests():
     model = ScriptedModel(lambda request: Reply("Once more.", tool_calls=[use("demo_add", {"a": 1, "b": 1})]))
     crow = crow_with(model, max_steps=3)
     async with connect(crow) as editor:
@@ -284,7 +284,7 @@ async def test_a_turn_takes_no_more_requests_than_it_may():
     assert len(model.requests) == 6
 
 
-async def test_a_model_that_breaks_off_is_an_error_and_its_text_is_kept():
+async def test_a_broken_reply_is_an_error_and_its_text_stays_in_the_log():
     half = use("demo_add", '{"a": 1')
     model = ScriptedModel([Reply("I was about", tool_calls=[half], error=OSError("line cut")), Reply("Right.")])
     crow = crow_with(model)
@@ -304,7 +304,7 @@ async def test_a_model_that_breaks_off_is_an_error_and_its_text_is_kept():
     ]
 
 
-async def test_a_model_that_fails_at_once_leaves_only_the_prompt():
+async def test_a_model_call_that_fails_at_once_leaves_only_the_prompt_in_the_log():
     model = ScriptedModel([Reply(error=OSError("no route")), Reply("Right.")])
     crow = crow_with(model)
     async with connect(crow) as editor:
@@ -316,7 +316,7 @@ async def test_a_model_that_fails_at_once_leaves_only_the_prompt():
     assert model.requests[1]["messages"][-1] == {"role": "user", "content": "go\n\nagain"}
 
 
-async def test_a_call_id_that_comes_again_is_another_towards_the_client():
+async def test_a_repeated_tool_call_id_is_made_unique():
     again = Reply(tool_calls=[use("demo_add", {"a": 1, "b": 1}, id="call_0")])
     model = ScriptedModel([again, again, Reply("Done.")])
     async with connect(crow_with(model)) as editor:
@@ -328,10 +328,10 @@ async def test_a_call_id_that_comes_again_is_another_towards_the_client():
 
 
 LONG = use("demo_remember", {"note": {}, "text": "a word and " * 50}, id="call_0")
-"""A call whose arguments take a while."""
+"""A call with long arguments."""
 
 
-async def test_a_long_call_is_shown_while_its_arguments_still_come():
+async def test_a_long_tool_call_is_shown_while_its_arguments_arrive():
     model = ScriptedModel([Reply(tool_calls=[LONG]), Reply("Done.")])
     async with connect(crow_with(model)) as editor:
         session = await editor.new_session("/")
@@ -347,7 +347,7 @@ async def test_a_long_call_is_shown_while_its_arguments_still_come():
 @pytest.mark.parametrize(
     "cut", [{"finish_reason": "length"}, {"hang": True}, {"error": ModelError("It broke off.", retry=True)}]
 )
-async def test_a_long_call_that_never_came_whole_has_failed_and_its_id_is_not_used_again(cut: dict[str, Any]):
+async def test_a_long_tool_call_that_was_cut_fails_and_its_id_is_not_used_again(cut: dict[str, Any]):
     model = ScriptedModel([Reply(tool_calls=[LONG], **cut), Reply(tool_calls=[LONG]), Reply("Done.")])
     crow = crow_with(model)
     async with connect(crow) as editor:
@@ -364,7 +364,7 @@ async def test_a_long_call_that_never_came_whole_has_failed_and_its_id_is_not_us
         assert editor.calls()["call_0_2"][-1] == "completed"
 
 
-async def test_a_long_call_whose_id_is_not_its_own_is_shown_once_it_is_whole():
+async def test_a_long_tool_call_without_a_unique_id_is_shown_when_it_is_whole():
     model = ScriptedModel([Reply(tool_calls=[LONG, LONG, {**LONG, "id": ""}]), Reply("Done.")])
     async with connect(crow_with(model)) as editor:
         session = await editor.new_session("/")
@@ -374,8 +374,8 @@ async def test_a_long_call_whose_id_is_not_its_own_is_shown_once_it_is_whole():
     assert {states[-1] for states in editor.calls().values()} == {"completed"}
 
 
-async def test_a_tools_arguments_may_be_anything_the_model_thinks_of():
-    """What a tool says of itself by its `command` is looked up with whatever the model sent as one."""
+async def test_arguments_of_any_type_do_not_break_the_display_of_a_call():
+    """The kind of a tool that depends on `command` is found for any value of it."""
     server = FastMCP("crow")
 
     @server.tool(meta={"crow/kind": {"view": "read"}})
@@ -392,7 +392,7 @@ async def test_a_tools_arguments_may_be_anything_the_model_thinks_of():
     assert [call.kind for call in editor.of(AcpToolCall)] == ["other", "other", "other"]
 
 
-async def test_system_prompt_and_tools_stay_byte_for_byte_what_they_were():
+async def test_system_prompt_and_tools_stay_equal_to_the_byte():
     calls = Reply(tool_calls=[use("demo_add", {"a": 1, "b": 1})])
     model = ScriptedModel([calls, Reply("Two."), Reply("Bye.")])
     crow = crow_with(model)
@@ -406,7 +406,7 @@ async def test_system_prompt_and_tools_stay_byte_for_byte_what_they_were():
         first = request
 
 
-async def test_a_request_that_was_refused_is_made_anew_where_an_extension_says_so():
+async def test_model_error_can_make_and_send_a_refused_request_again():
     refusals: list[str] = []
 
     def answer(request: dict[str, Any]) -> Reply:
@@ -428,7 +428,7 @@ async def test_a_request_that_was_refused_is_made_anew_where_an_extension_says_s
 
 
 async def test_a_passing_error_before_the_first_word_is_one_that_an_extension_may_answer():
-    """It is no reply that broke off: nothing of it is in the log, and no hook sees a reply."""
+    """There is no reply: the log has none, and no hook receives one."""
     model = ScriptedModel([Reply(error=ModelError("Try again.", retry=True)), Reply("Well.")])
     crow = crow_with(model)
     seen: list[str] = []
@@ -441,7 +441,7 @@ async def test_a_passing_error_before_the_first_word_is_one_that_an_extension_ma
     assert seen == ["Try again.", "Well."]
 
 
-async def test_what_is_asked_beside_the_conversation_is_noted_but_neither_shown_nor_kept():
+async def test_ask_model_is_recorded_but_neither_shown_nor_appended_to_the_log():
     crow = crow_with(ScriptedModel([Reply("Aside.", usage={"prompt_tokens": 7})]))
     noted: list[ModelCall] = []
 

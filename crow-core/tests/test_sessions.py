@@ -1,4 +1,4 @@
-"""Sessions side by side: turns, queues, roots, options, and the end of it all."""
+"""Several sessions: turns, queues, folders, options, and closing."""
 
 import asyncio
 from pathlib import Path
@@ -36,13 +36,13 @@ pytestmark = pytest.mark.anyio
 
 
 def values(options: Any) -> dict[str, str]:
-    """The current values of all options, by id."""
+    """Return the values of all options, by id."""
     listed: list[SessionConfigOption] = options
     return {option.id: option.current_value for option in listed if isinstance(option, SelectConfigOption)}
 
 
-async def test_two_sessions_run_side_by_side():
-    """Each turn ends only after the other one has begun."""
+async def test_two_sessions_run_in_parallel():
+    """Each turn ends only after the other has started."""
     begun = {"one": asyncio.Event(), "two": asyncio.Event()}
 
     async def script(request: dict[str, Any]) -> Reply:
@@ -59,7 +59,7 @@ async def test_two_sessions_run_side_by_side():
     assert said == ["This is one.", "This is two."]
 
 
-async def test_prompts_to_a_busy_session_wait_their_turn():
+async def test_prompts_to_a_busy_session_are_queued():
     release = asyncio.Event()
 
     async def script(request: dict[str, Any]) -> Reply:
@@ -70,7 +70,7 @@ async def test_prompts_to_a_busy_session_wait_their_turn():
     async with connect(Crow(model)) as editor:
         id = (await editor.new_session("/")).session_id
         turns = [asyncio.ensure_future(editor.prompt(id, words)) for words in ("one", "two", "three")]
-        await editor.set_option(id, "model", "scripted")  # its answer says that all before it has arrived
+        await editor.set_option(id, "model", "scripted")  # once it is answered, everything before has arrived
         assert len(model.requests) == 1
         release.set()
         answers = await asyncio.gather(*turns)
@@ -87,7 +87,7 @@ async def test_ids_of_sessions_cannot_be_guessed():
     assert all(len(id) * 4 >= 122 for id in ids)
 
 
-async def test_a_closed_session_is_unknown_and_the_others_live_on():
+async def test_a_closed_session_is_unknown_and_others_stay_open():
     crow = Crow(ScriptedModel([Reply("Still here.")]))
     async with connect(crow) as editor:
         closed, other = [(await editor.new_session("/")).session_id for _ in range(2)]
@@ -116,7 +116,7 @@ async def test_a_closed_session_is_unknown_and_the_others_live_on():
         ("/", ["/no/such"]),
     ],
 )
-async def test_a_folder_that_cannot_be_used_is_refused_by_name(cwd: str, roots: list[str]):
+async def test_an_invalid_folder_is_refused_by_name(cwd: str, roots: list[str]):
     crow = Crow(ScriptedModel([]))
     async with connect(crow) as editor:
         with pytest.raises(RpcError) as caught:
@@ -126,7 +126,7 @@ async def test_a_folder_that_cannot_be_used_is_refused_by_name(cwd: str, roots: 
         assert crow.sessions == {}
 
 
-async def test_the_working_folder_is_the_sessions_and_additional_ones_are_open_too(tmp_path: Path):
+async def test_tools_work_in_the_working_directory_and_in_additional_folders(tmp_path: Path):
     for name in ("here", "there", "elsewhere"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.txt").write_text(f"I am {name}.\n")
@@ -148,7 +148,7 @@ async def test_the_working_folder_is_the_sessions_and_additional_ones_are_open_t
     assert str(tmp_path / "there") in system
 
 
-async def test_every_answer_holds_all_options_with_their_values():
+async def test_every_response_has_all_options_with_their_values():
     models = {name: ScriptedModel([], name=name) for name in ("small", "large")}
     async with connect(Crow(models).use(permissions)) as editor:
         session = await editor.new_session("/")
@@ -159,11 +159,11 @@ async def test_every_answer_holds_all_options_with_their_values():
         assert values(answer.config_options) == {"model": "large", "mode": "plan"}
     assert isinstance(session.config_options, list)
     for option in session.config_options:
-        assert isinstance(option, SelectConfigOption)  # no boolean ones: the client did not say that it knows them
+        assert isinstance(option, SelectConfigOption)  # no boolean options: the client does not support them
         assert option.current_value in [choice.value for choice in option.options]  # type: ignore[union-attr]
 
 
-async def test_modes_and_the_mode_option_follow_one_another():
+async def test_modes_and_the_mode_option_stay_equal():
     async with connect(Crow(ScriptedModel([])).use(permissions, mode="plan")) as editor:
         session = await editor.new_session("/")
         id = session.session_id
@@ -177,7 +177,7 @@ async def test_modes_and_the_mode_option_follow_one_another():
         await editor.until(lambda editor: editor.of(CurrentModeUpdate)[-1].current_mode_id == "ask")
 
 
-async def test_without_modes_none_are_offered():
+async def test_no_modes_are_offered_without_a_mode_option():
     async with connect(Crow(ScriptedModel([]))) as editor:
         session = await editor.new_session("/")
         assert not session.modes
@@ -198,7 +198,7 @@ async def test_an_unknown_option_or_value_is_refused_and_changes_nothing(option:
         assert values(answer.config_options) == {"model": "scripted", "mode": "ask"}
 
 
-async def test_a_boolean_for_an_option_that_has_choices_is_refused():
+async def test_a_boolean_value_for_an_option_with_choices_is_refused():
     async with connect(Crow(ScriptedModel([])).use(permissions)) as editor:
         session = await editor.new_session("/")
         params = {"sessionId": session.session_id, "configId": "mode", "type": "boolean", "value": True}
@@ -228,7 +228,7 @@ async def test_an_option_set_during_a_turn_holds_from_the_next_request_on():
     assert editor.text == "Small.Large."
 
 
-async def test_options_belong_to_their_session():
+async def test_options_hold_for_their_session_only():
     async with connect(Crow(ScriptedModel([])).use(permissions)) as editor:
         first, second = [(await editor.new_session("/")).session_id for _ in range(2)]
         await editor.set_mode(first, "yolo")
@@ -236,7 +236,7 @@ async def test_options_belong_to_their_session():
 
 
 @pytest.mark.parametrize("notices", [True, False])
-async def test_a_notice_is_shown_the_way_the_client_knows(notices: bool):
+async def test_a_notice_is_sent_in_a_form_that_the_client_supports(notices: bool):
     crow = Crow(ScriptedModel([Reply("Hello.")]))
 
     @crow.before_prompt
@@ -253,7 +253,7 @@ async def test_a_notice_is_shown_the_way_the_client_knows(notices: bool):
     assert len(ids) == (1 if notices else 2)
 
 
-async def test_shutting_down_ends_every_session():
+async def test_shutting_down_closes_every_session():
     crow = Crow(ScriptedModel([]))
     ended: list[str] = []
     crow.session_end(lambda session: ended.append(session.id))

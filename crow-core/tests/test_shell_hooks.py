@@ -1,4 +1,4 @@
-"""The user's own commands at the moments of a session."""
+"""Commands of the user as hooks."""
 
 import json
 import os
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from crow_core.app import Crow
-from crow_core.extensions.masking import mask_secrets
+from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.extensions.permissions import permissions
-from crow_core.extensions.shell_hooks import Hook, shell_hooks
+from crow_core.extensions.shell_hooks import ShellHook, shell_hooks
 from crow_core.masking import MASK
 from crow_core.mcp.server import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
@@ -30,7 +30,7 @@ def add_server(ran: list[int]) -> Server:
 
 
 async def turn(folder: Path, **hooks: Any) -> tuple[Editor, ScriptedModel, list[int]]:
-    """A prompt that adds 2 and 3; what was shown, the model, and what was added."""
+    """Run a turn that adds 2 and 3; return the editor, the model, and the sums."""
     ran: list[int] = []
     call = Reply(tool_calls=[{"name": "maths_add", "arguments": {"a": 2, "b": 3}, "id": "one"}])
     model = ScriptedModel([call, Reply("Done.")])
@@ -45,9 +45,9 @@ def result(model: ScriptedModel) -> str:
     return model.requests[-1]["messages"][-1]["content"]
 
 
-async def test_a_hook_is_told_what_happens(tmp_path: Path):
+async def test_a_shell_hook_receives_what_happens_as_json(tmp_path: Path):
     moments = ["session_start", "before_prompt", "before_tool", "after_tool", "turn_end", "session_end"]
-    write = [Hook(command="cat >> log; echo >> log")]
+    write = [ShellHook(command="cat >> log; echo >> log")]
     await turn(tmp_path, **dict.fromkeys(moments, write))
     told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [one["moment"] for one in told] == moments
@@ -65,8 +65,8 @@ async def test_a_hook_is_told_what_happens(tmp_path: Path):
     assert told[4]["outcome"] == "end_turn"
 
 
-async def test_exit_code_2_keeps_a_call_from_running_and_nobody_is_asked(tmp_path: Path):
-    no = [Hook(command="echo 'No sums today.' >&2; exit 2"), Hook(command="touch second")]
+async def test_exit_code_2_refuses_a_tool_call_before_the_permission_question(tmp_path: Path):
+    no = [ShellHook(command="echo 'No sums today.' >&2; exit 2"), ShellHook(command="touch second")]
     editor, model, ran = await turn(tmp_path, before_tool=no)
     assert ran == []
     assert editor.questions == []
@@ -74,20 +74,20 @@ async def test_exit_code_2_keeps_a_call_from_running_and_nobody_is_asked(tmp_pat
     assert not (tmp_path / "second").exists()
 
 
-async def test_a_hook_may_be_a_program_with_arguments_and_for_some_tools_only(tmp_path: Path):
-    hooks = [Hook(command=["touch", "$HOME"]), Hook(command=["touch", "other"], tool="terminal*")]
+async def test_a_shell_hook_can_be_a_program_with_arguments_for_some_tools(tmp_path: Path):
+    hooks = [ShellHook(command=["touch", "$HOME"]), ShellHook(command=["touch", "other"], tool="terminal*")]
     await turn(tmp_path, before_tool=hooks)
     assert os.listdir(tmp_path) == ["$HOME"]
 
 
-async def test_exit_code_2_after_a_tool_is_told_to_the_model_with_the_result(tmp_path: Path):
-    _, model, ran = await turn(tmp_path, after_tool=[Hook(command="echo 'Round it.' >&2; exit 2")])
+async def test_exit_code_2_after_a_tool_adds_to_its_result(tmp_path: Path):
+    _, model, ran = await turn(tmp_path, after_tool=[ShellHook(command="echo 'Round it.' >&2; exit 2")])
     assert ran == [5]
     assert result(model) == "5\n\nRound it."
 
 
-async def test_a_secret_that_a_hook_says_is_masked(tmp_path: Path):
-    hooks = [Hook(command="echo 'canary-0123456789 is wrong.' >&2; exit 2")]
+async def test_a_secret_in_the_output_of_a_shell_hook_is_masked(tmp_path: Path):
+    hooks = [ShellHook(command="echo 'canary-0123456789 is wrong.' >&2; exit 2")]
     model = ScriptedModel([Reply(tool_calls=[{"name": "maths_add", "arguments": {"a": 2, "b": 3}}]), Reply("Done.")])
     crow = Crow(model, servers=[add_server([])]).use(mask_secrets, known=["canary-0123456789"])
     async with connect(crow.use(shell_hooks, after_tool=hooks)) as editor:
@@ -97,7 +97,7 @@ async def test_a_secret_that_a_hook_says_is_masked(tmp_path: Path):
 
 
 async def test_exit_code_2_before_a_prompt_ends_the_turn(tmp_path: Path):
-    editor, model, _ = await turn(tmp_path, before_prompt=[Hook(command="echo 'Not on Sundays.' >&2; exit 2")])
+    editor, model, _ = await turn(tmp_path, before_prompt=[ShellHook(command="echo 'Not on Sundays.' >&2; exit 2")])
     assert model.requests == []
     assert editor.text == "Not on Sundays."
 
@@ -105,21 +105,21 @@ async def test_exit_code_2_before_a_prompt_ends_the_turn(tmp_path: Path):
 @pytest.mark.parametrize(
     ("hook", "says"),
     [
-        (Hook(command="echo ouch >&2; exit 1"), "failed: ouch"),
-        (Hook(command="exit 7"), "failed: exit code 7"),
-        (Hook(command="sleep 60 & wait", timeout=0.05), "failed: it took more than 0.05 seconds"),
-        (Hook(command=["no-such-program"]), "failed: [Errno 2] No such file or directory: 'no-such-program'"),
-        (Hook(command="kill -9 $$"), "failed: exit code -9"),
+        (ShellHook(command="echo ouch >&2; exit 1"), "failed: ouch"),
+        (ShellHook(command="exit 7"), "failed: exit code 7"),
+        (ShellHook(command="sleep 60 & wait", timeout=0.05), "failed: it took more than 0.05 seconds"),
+        (ShellHook(command=["no-such-program"]), "failed: [Errno 2] No such file or directory: 'no-such-program'"),
+        (ShellHook(command="kill -9 $$"), "failed: exit code -9"),
     ],
 )
-async def test_a_hook_that_fails_is_a_warning_and_nothing_more(tmp_path: Path, hook: Hook, says: str):
+async def test_a_shell_hook_that_fails_is_only_a_warning(tmp_path: Path, hook: ShellHook, says: str):
     editor, _, ran = await turn(tmp_path, before_tool=[hook], session_end=[hook], session_start=[hook])
     assert ran == [5]
     assert says in editor.thoughts
     assert editor.thoughts.count("failed") == 1
 
 
-async def test_a_hook_may_leave_something_running_and_need_not_listen(tmp_path: Path):
-    editor, _, ran = await turn(tmp_path, after_tool=[Hook(command="exec < /dev/null; sleep 3 & exit 0")])
+async def test_a_shell_hook_can_leave_a_process_running_and_ignore_its_input(tmp_path: Path):
+    editor, _, ran = await turn(tmp_path, after_tool=[ShellHook(command="exec < /dev/null; sleep 3 & exit 0")])
     assert ran == [5]
     assert editor.text == "Done."

@@ -1,4 +1,4 @@
-"""Sub-agents: a part of the work in a session of its own, seen and steered through the one the person has."""
+"""Sub-agents: a task in a session of its own, which the client sees through its parent."""
 
 import asyncio
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import crow_mcp_server
 import pytest
 from crow_core.acp.schema import McpServer, ToolCallUpdate
 from crow_core.acp.schema import ToolCall as AcpToolCall
@@ -16,7 +17,7 @@ from crow_core.extensions.commands import commands
 from crow_core.extensions.loop_guard import loop_guard
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.plan import plan
-from crow_core.extensions.shell_hooks import Hook, shell_hooks
+from crow_core.extensions.shell_hooks import ShellHook, shell_hooks
 from crow_core.extensions.subagents import REPORT, subagents
 from crow_core.extensions.usage import usage
 from crow_core.mcp.server import Server
@@ -60,8 +61,8 @@ def is_child(request: dict[str, Any]) -> bool:
     return request["messages"][1]["content"].endswith(REPORT)
 
 
-def cast(parent: Sequence[Reply], child: Sequence[Reply], name: str = "scripted") -> ScriptedModel:
-    """A model that plays both parts."""
+def make_model(parent: Sequence[Reply], child: Sequence[Reply], name: str = "scripted") -> ScriptedModel:
+    """Make a model that plays a script for the parent and another for the sub-agent."""
     ours, theirs = play_in_order(parent), play_in_order(child)
     return ScriptedModel(lambda request: theirs(request) if is_child(request) else ours(request), name)
 
@@ -74,8 +75,8 @@ def tools(request: dict[str, Any]) -> list[str]:
     return [tool["function"]["name"] for tool in request.get("tools", [])]
 
 
-async def test_an_agent_works_apart_and_reports():
-    model = cast(
+async def test_a_sub_agent_works_in_its_own_session_and_returns_a_report():
+    model = make_model(
         [task(), Reply("It is empty.")],
         [Reply("Hm.", tool_calls=call("box_look", "one", at="a").tool_calls), Reply("Empty!")],
     )
@@ -92,8 +93,8 @@ async def test_an_agent_works_apart_and_reports():
     assert editor.text == "It is empty."
 
 
-async def test_what_it_does_is_seen_below_the_call_and_its_questions_are_the_sessions():
-    model = cast([task(), Reply("Done.")], [call("box_look", "one", at="a"), Reply("x" * 900)])
+async def test_its_tool_calls_appear_below_the_call_and_its_questions_come_from_the_parent():
+    model = make_model([task(), Reply("Done.")], [call("box_look", "one", at="a"), Reply("x" * 900)])
     async with connect(Crow(model, servers=[box()]).use(permissions).use(subagents)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
@@ -106,8 +107,8 @@ async def test_what_it_does_is_seen_below_the_call_and_its_questions_are_the_ses
     assert len(progress) >= 3
 
 
-async def test_an_answer_for_the_whole_session_is_for_both():
-    model = cast([task(), call("box_look", at="b"), Reply("Done.")], [call("box_look", at="a"), Reply("Empty.")])
+async def test_an_answer_for_the_session_holds_for_parent_and_sub_agent():
+    model = make_model([task(), call("box_look", at="b"), Reply("Done.")], [call("box_look", at="a"), Reply("Empty.")])
     crow = Crow(model, servers=[box()]).use(permissions).use(subagents)
     async with connect(crow, permit="allow_always") as editor:
         session = await editor.new_session("/")
@@ -115,7 +116,7 @@ async def test_an_answer_for_the_whole_session_is_for_both():
     assert len(editor.questions) == 1
 
 
-async def test_cancel_ends_the_agent_too():
+async def test_cancelling_the_turn_ends_the_sub_agent():
     started = asyncio.Event()
 
     def script(request: dict[str, Any]) -> Reply:
@@ -137,7 +138,7 @@ async def test_cancel_ends_the_agent_too():
     assert editor.calls()["one"][-1] == "failed"
 
 
-async def test_several_work_side_by_side():
+async def test_several_sub_agents_run_in_parallel():
     both = Reply(tool_calls=[*task("one").tool_calls, *task("two", prompt="Look into b.").tool_calls])
     here = asyncio.Barrier(2)
 
@@ -155,9 +156,9 @@ async def test_several_work_side_by_side():
     assert told == ["Look into a.", "Look into b."]
 
 
-async def test_it_may_have_another_model_and_fewer_tools():
-    large = cast([task(model="small", tools=["box_l*", "terminal"]), Reply("Done.")], [], "large-70b")
-    small = cast([], [call("agent"), call("box_open"), Reply("No.")], "small-1b")
+async def test_a_sub_agent_can_have_another_model_and_fewer_tools():
+    large = make_model([task(model="small", tools=["box_l*", "terminal"]), Reply("Done.")], [], "large-70b")
+    small = make_model([], [call("agent"), call("box_open"), Reply("No.")], "small-1b")
     two = FastMCP("box")
     two.tool(lambda: "x", name="look")
     two.tool(lambda: "x", name="open")
@@ -179,15 +180,15 @@ async def test_it_may_have_another_model_and_fewer_tools():
     ],
 )
 async def test_a_wrong_call_is_answered_with_what_to_do(reply: Reply, says: str):
-    model = cast([reply, Reply("Done.")], [])
+    model = make_model([reply, Reply("Done.")], [])
     async with connect(Crow(model).use(subagents)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
     assert model.requests[-1]["messages"][-1]["content"] == says
 
 
-async def test_an_agent_that_fails_is_a_tool_that_fails():
-    model = cast([task(), Reply("Done.")], [Reply(error=ModelError("The endpoint is gone."))])
+async def test_a_sub_agent_that_fails_is_a_failed_tool_call():
+    model = make_model([task(), Reply("Done.")], [Reply(error=ModelError("The endpoint is gone."))])
     async with connect(Crow(model).use(subagents)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
@@ -195,8 +196,8 @@ async def test_an_agent_that_fails_is_a_tool_that_fails():
     assert editor.calls()["one"][-1] == "failed"
 
 
-async def test_an_agent_that_does_not_stop_says_how_far_it_came():
-    model = cast([task(), Reply("Done.")], [Reply("Again.", tool_calls=call("box_look", at="a").tool_calls)] * 5)
+async def test_a_sub_agent_that_reaches_the_request_limit_returns_its_last_text():
+    model = make_model([task(), Reply("Done.")], [Reply("Again.", tool_calls=call("box_look", at="a").tool_calls)] * 5)
     async with connect(Crow(model, servers=[box()], max_requests=5).use(subagents)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
@@ -204,8 +205,8 @@ async def test_an_agent_that_does_not_stop_says_how_far_it_came():
     assert told == "The agent did not come to its end (max_turn_requests). Its last words:\n\n" + "Again." * 5
 
 
-async def test_one_that_the_person_stops_says_so():
-    model = cast([task(), Reply("Done.")], [call("box_look", at="a")] * 5)
+async def test_a_sub_agent_that_the_user_stops_reports_it():
+    model = make_model([task(), Reply("Done.")], [call("box_look", at="a")] * 5)
     async with connect(Crow(model, servers=[box()]).use(subagents).use(loop_guard), permit="reject_once") as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
@@ -214,16 +215,16 @@ async def test_one_that_the_person_stops_says_so():
     assert told.endswith("You stopped it.")
 
 
-async def test_a_task_is_no_command_of_a_persons():
-    model = cast([task(prompt="/help"), Reply("Done.")], [Reply("Helped.")])
+async def test_a_task_that_begins_with_a_slash_is_no_command():
+    model = make_model([task(prompt="/help"), Reply("Done.")], [Reply("Helped.")])
     async with connect(Crow(model).use(commands).use(subagents)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
     assert model.requests[-1]["messages"][-1]["content"] == "Helped."
 
 
-async def test_its_warnings_are_the_sessions():
-    crow = Crow(cast([task(), Reply("Done.")], [Reply("Empty.")])).use(subagents)
+async def test_notices_of_a_sub_agent_are_shown_by_its_parent():
+    crow = Crow(make_model([task(), Reply("Done.")], [Reply("Empty.")])).use(subagents)
 
     @crow.after_model
     async def warn(session: Session, model_call: ModelCall) -> None:
@@ -236,10 +237,10 @@ async def test_its_warnings_are_the_sessions():
     assert editor.thoughts == "It is late.\n"
 
 
-async def test_it_uses_the_servers_that_the_client_brought_and_leaves_them_running(tmp_path: Path):
+async def test_a_sub_agent_uses_the_servers_of_the_client_and_leaves_them_running(tmp_path: Path):
     file = tmp_path / "count.py"
     file.write_text(COUNT)
-    model = cast(
+    model = make_model(
         [call("mine_count", "a"), task(), call("mine_count", "b"), Reply("Done.")], [call("mine_count"), Reply("Two.")]
     )
     brought = McpServer(name="mine", command=sys.executable, args=[str(file)], env=[])
@@ -252,9 +253,23 @@ async def test_it_uses_the_servers_that_the_client_brought_and_leaves_them_runni
     assert (told[0], told[-1]) == ("1", "3")
 
 
-async def test_a_budget_is_shared():
-    model = cast([task(), Reply("Done.")], [call("box_look", at="a")] * 5)
-    crow = Crow(model, servers=[box()]).use(subagents).use(budgets, turns=3)
+async def test_commands_of_a_sub_agent_start_in_the_current_folder_of_its_parent(tmp_path: Path):
+    (tmp_path / "below").mkdir()
+    tools = Server("crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True)
+    model = make_model(
+        [call("terminal", "a", command="cd below"), task(), Reply("Done.")],
+        [call("terminal", "b", command="pwd"), Reply("There.")],
+    )
+    async with connect(Crow(model, servers=[tools]).use(permissions, mode="yolo").use(subagents)) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    pwd = requests(model, child=True)[-1]["messages"][-1]["content"]
+    assert str(tmp_path / "below") in pwd
+
+
+async def test_a_sub_agent_shares_the_budget_of_its_parent():
+    model = make_model([task(), Reply("Done.")], [call("box_look", at="a")] * 5)
+    crow = Crow(model, servers=[box()]).use(subagents).use(budgets, requests=3)
     async with connect(crow, permit="reject_once") as editor:
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "go")
@@ -263,9 +278,9 @@ async def test_a_budget_is_shared():
     assert len(editor.questions) == 1
 
 
-async def test_hooks_hear_of_its_calls_and_not_of_its_turn(tmp_path: Path):
-    model = cast([task(), Reply("Done.")], [call("box_look", at="a"), Reply("Empty.")])
-    write = [Hook(command="cat >> log; echo >> log")]
+async def test_shell_hooks_run_for_tool_calls_of_a_sub_agent_but_not_for_its_turn(tmp_path: Path):
+    model = make_model([task(), Reply("Done.")], [call("box_look", at="a"), Reply("Empty.")])
+    write = [ShellHook(command="cat >> log; echo >> log")]
     crow = Crow(model, servers=[box()]).use(shell_hooks, before_tool=write, turn_end=write).use(subagents)
     async with connect(crow) as editor:
         session = await editor.new_session(str(tmp_path))
@@ -274,8 +289,8 @@ async def test_hooks_hear_of_its_calls_and_not_of_its_turn(tmp_path: Path):
     assert ["agent" in line or "box_look" in line for line in lines] == [True, True, False]
 
 
-async def test_what_it_used_counts_for_the_session():
-    model = cast([task(), Reply("Done.")], [Reply("Empty.")])
+async def test_usage_of_a_sub_agent_counts_for_its_parent():
+    model = make_model([task(), Reply("Done.")], [Reply("Empty.")])
     async with connect(Crow(model).use(commands).use(usage).use(subagents)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")

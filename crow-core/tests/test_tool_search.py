@@ -1,4 +1,4 @@
-"""With very many tools the model searches; what it is sent stays short, and the same."""
+"""The model searches for tools if there are very many; the list it is sent stays short and constant."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ from crow_core.acp.schema import ResumeSessionRequest, ToolCall, ToolCallUpdate
 from crow_core.app import Crow
 from crow_core.content import replay
 from crow_core.extensions.permissions import permissions
-from crow_core.extensions.tool_search import ranked, tool_search
+from crow_core.extensions.tool_search import rank_tools, tool_search
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import Tool
 from crow_core.store import Record
@@ -39,7 +39,7 @@ def app(model: ScriptedModel, *servers: tuple[str, FastMCP], **options: Any) -> 
     return Crow(model, servers=hung_up).use(permissions).use(tool_search, **options)
 
 
-def offered(request: dict[str, Any]) -> list[str]:
+def list_tools(request: dict[str, Any]) -> list[str]:
     return [tool["function"]["name"] for tool in request.get("tools", [])]
 
 
@@ -51,16 +51,16 @@ def use(tool: str, /, **arguments: Any) -> Reply:
     return Reply(tool_calls=[Use(name=tool, arguments=arguments)])
 
 
-async def test_few_tools_are_all_sent():
+async def test_a_short_list_of_tools_is_sent_whole():
     model = ScriptedModel([Reply("Hello.")])
     async with connect(app(model, ("shop", many(60)))) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "hi")
-    assert len(offered(model.requests[0])) == 60
-    assert "tool_search" not in offered(model.requests[0])
+    assert len(list_tools(model.requests[0])) == 60
+    assert "tool_search" not in list_tools(model.requests[0])
 
 
-async def test_a_model_finds_a_tool_among_five_hundred_and_calls_it():
+async def test_the_model_finds_and_calls_one_of_five_hundred_tools():
     model = ScriptedModel(
         [
             use("tool_search", query="customer wants money back"),
@@ -74,7 +74,7 @@ async def test_a_model_finds_a_tool_among_five_hundred_and_calls_it():
         await editor.prompt(session.session_id, "refund order 7")
         (opened,) = crow.sessions.values()
         replayed = [update for update in replay(opened.log, "/") if isinstance(update, ToolCall)]
-    assert offered(model.requests[0]) == ["call_tool", "tool_search"]
+    assert list_tools(model.requests[0]) == ["call_tool", "tool_search"]
     found = result(model.requests[1])
     assert found.startswith("shop_refund_order\nGive a customer the money back.\n{")
     assert json.loads(found.splitlines()[2])["properties"]["order"]["type"] == "integer"
@@ -84,7 +84,7 @@ async def test_a_model_finds_a_tool_among_five_hundred_and_calls_it():
     assert [call.name for call in replayed] == ["tool_search", "shop_refund_order"]
 
 
-async def test_a_call_through_the_proxy_is_asked_about_as_the_tool_that_it_calls():
+async def test_a_call_through_call_tool_asks_permission_for_the_called_tool():
     model = ScriptedModel([use("call_tool", name="shop_refund_order", arguments={"order": 7}), Reply("Done.")])
     async with connect(app(model, ("shop", many(100))), permit="reject_once") as editor:
         session = await editor.new_session("/")
@@ -95,7 +95,7 @@ async def test_a_call_through_the_proxy_is_asked_about_as_the_tool_that_it_calls
     assert "refunded" not in result(model.requests[-1])
 
 
-async def test_a_tool_that_was_found_may_also_be_called_by_its_name():
+async def test_a_tool_that_is_not_listed_can_be_called_by_its_name():
     model = ScriptedModel([use("shop_refund_order", order=8), Reply("Done.")])
     async with connect(app(model, ("shop", many(100)))) as editor:
         session = await editor.new_session("/")
@@ -110,7 +110,7 @@ async def test_a_tool_that_was_found_may_also_be_called_by_its_name():
         {"name": "shop_refund_order", "arguments": {"order": "9"}},
     ],
 )
-async def test_arguments_that_come_as_text_are_understood(arguments: dict[str, Any]):
+async def test_arguments_of_call_tool_as_json_text_are_parsed(arguments: dict[str, Any]):
     model = ScriptedModel([use("call_tool", **arguments), Reply("Done.")])
     async with connect(app(model, ("shop", many(100)))) as editor:
         session = await editor.new_session("/")
@@ -139,7 +139,7 @@ async def test_a_wrong_call_is_answered_with_what_to_do(call: Reply, says: str):
     assert editor.of(ToolCallUpdate)[-1].status in ("failed", "completed")
 
 
-async def test_tools_that_join_later_change_nothing_once_the_model_searches():
+async def test_later_tools_do_not_change_the_list_once_the_model_searches():
     model = ScriptedModel(lambda request: Reply("Hello."))
     crow = app(model, ("shop", many(100)))
     async with connect(crow) as editor:
@@ -156,7 +156,7 @@ async def test_tools_that_join_later_change_nothing_once_the_model_searches():
     assert model.requests[1]["tools"] == model.requests[0]["tools"]
 
 
-async def test_what_was_sent_stays_when_many_more_join():
+async def test_tools_that_were_sent_stay_when_many_more_join():
     model = ScriptedModel(lambda request: Reply("Hello."))
     first = FastMCP("first")
     first.tool(lambda: "x", name="one")
@@ -169,11 +169,11 @@ async def test_what_was_sent_stays_when_many_more_join():
         opened.toolbox.add([server])
         await server.list()
         await editor.prompt(session.session_id, "hi again")
-    assert offered(model.requests[0]) == ["first_one"]
-    assert offered(model.requests[1]) == ["first_one", "call_tool", "tool_search"]
+    assert list_tools(model.requests[0]) == ["first_one"]
+    assert list_tools(model.requests[1]) == ["first_one", "call_tool", "tool_search"]
 
 
-async def test_a_stored_session_goes_on_with_the_list_it_had():
+async def test_a_loaded_session_sends_the_same_tool_list():
     model = ScriptedModel(
         [Reply("Hello."), use("call_tool", name="shop_refund_order", arguments={"order": 3}), Reply("Done.")]
     )
@@ -192,13 +192,13 @@ async def test_a_stored_session_goes_on_with_the_list_it_had():
     assert result(model.requests[-1]) == "refunded 3"
 
 
-async def test_a_small_window_is_reason_enough_to_search():
+async def test_tools_that_take_much_of_a_small_window_are_searched():
     model = ScriptedModel([Reply("Hello.")])
     model.window = 4000
     async with connect(app(model, ("shop", many(30)))) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "hi")
-    assert offered(model.requests[0]) == ["call_tool", "tool_search"]
+    assert list_tools(model.requests[0]) == ["call_tool", "tool_search"]
 
 
 def tool(name: str, description: str = "", **properties: Any) -> Tool:
@@ -208,8 +208,8 @@ def tool(name: str, description: str = "", **properties: Any) -> Tool:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text())
-def test_whatever_is_searched_for_is_only_words(query: str):
-    assert len(ranked([tool("a", query), tool("b", "b", **{query: {}})], query)) <= 2
+def test_any_query_is_read_as_words(query: str):
+    assert len(rank_tools([tool("a", query), tool("b", "b", **{query: {}})], query)) <= 2
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_whatever_is_searched_for_is_only_words(query: str):
         ("wetter", "weather_get"),
     ],
 )
-def test_the_best_is_first_whatever_names_look_like(query: str, best: str):
+def test_the_best_match_is_first_in_any_spelling_of_names(query: str, best: str):
     tools = [
         tool("github_list_commits", "List commits.", since={"type": "string"}),
         tool("github_close", "Close an issue, or create chaos."),
@@ -229,4 +229,4 @@ def test_the_best_is_first_whatever_names_look_like(query: str, best: str):
         tool("weather_get", "Das Wetter."),
         tool("odd", "", a={"type": ["x"]}),
     ]
-    assert ranked(tools, query)[0].name == best
+    assert rank_tools(tools, query)[0].name == best

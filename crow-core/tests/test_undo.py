@@ -1,4 +1,4 @@
-"""Turns are taken back to the byte, and what somebody else has done is never lost."""
+"""Undo restores files to the byte, and never loses a change by somebody else."""
 
 import codecs
 import hashlib
@@ -16,10 +16,10 @@ from crow_core.acp.connection import RpcError
 from crow_core.app import Crow
 from crow_core.errors import StoreError
 from crow_core.extensions.commands import commands
-from crow_core.extensions.masking import mask_secrets
+from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.subagents import subagents
-from crow_core.extensions.undo import plan, restore, undo
+from crow_core.extensions.undo import plan_undo, restore_files, undo
 from crow_core.masking import MASK
 from crow_core.mcp.server import Server
 from crow_core.messages import Message, drop_rewound, view
@@ -50,7 +50,7 @@ def run(command: str) -> Use:
 
 @dataclass
 class Talk:
-    """A session in a folder, and the person in it."""
+    """A session in a folder, and its editor."""
 
     editor: Editor
     session: Session
@@ -58,7 +58,7 @@ class Talk:
     model: ScriptedModel
 
     async def say(self, words: str) -> str:
-        """A prompt; gives what was said to it."""
+        """Send a prompt; return the text of the answer."""
         before = len(self.editor.text)
         await self.editor.prompt(self.session.id, words)
         return self.editor.text[before:]
@@ -69,7 +69,7 @@ class Talk:
 
 @asynccontextmanager
 async def talk(folder: Path, *turns: Sequence[Use], crow: Crow | None = None, **options: Any) -> AsyncIterator[Talk]:
-    """A session whose model makes these calls, turn by turn, one after the other."""
+    """Open a session whose model makes these tool calls, turn by turn, one after the other."""
     replies = [reply for turn in turns for reply in ([Reply(tool_calls=[use]) for use in turn] + [Reply("Done.")])]
     model = ScriptedModel([*replies, Reply("What was that?")])
     crow = (crow or Crow(model, servers=[TOOLS])).use(mask_secrets, **options).use(permissions, deny=["terminal:rm*"])
@@ -80,7 +80,7 @@ async def talk(folder: Path, *turns: Sequence[Use], crow: Crow | None = None, **
 
 
 @pytest.mark.anyio
-async def test_undo_tells_first_and_yes_does_it(tmp_path: Path):
+async def test_undo_shows_a_plan_and_undo_yes_restores_the_files(tmp_path: Path):
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     turn = [replace("a.txt", "two\n", "2\n3\n"), create("new/b.txt", "b\n"), replace("a.txt", "one", "1")]
     async with talk(tmp_path, turn) as it:
@@ -105,7 +105,7 @@ async def test_undo_tells_first_and_yes_does_it(tmp_path: Path):
 
 
 @pytest.mark.anyio
-async def test_turns_are_taken_back_one_after_the_other_and_several_at_once(tmp_path: Path):
+async def test_turns_can_be_undone_one_by_one_or_several_at_once(tmp_path: Path):
     turns = [[create("a.txt", "1\n")], [replace("a.txt", "1", "2")], [replace("a.txt", "2", "3")], []]
     async with talk(tmp_path, *turns) as it:
         for n in range(4):
@@ -124,7 +124,7 @@ async def test_turns_are_taken_back_one_after_the_other_and_several_at_once(tmp_
 
 
 @pytest.mark.anyio
-async def test_the_turns_before_stay_as_they_were(tmp_path: Path):
+async def test_undo_leaves_earlier_turns_unchanged(tmp_path: Path):
     async with talk(tmp_path, [create("a.txt", "1\n")], [create("b.txt", "2\n")]) as it:
         await it.say("first")
         before = view(it.session.log)
@@ -135,7 +135,7 @@ async def test_the_turns_before_stay_as_they_were(tmp_path: Path):
 
 
 @pytest.mark.anyio
-async def test_the_log_tells_the_system_prompt_of_what_comes_after_the_first_turn_was_taken_back(tmp_path: Path):
+async def test_the_system_prompt_is_rendered_again_after_the_first_turn_was_undone(tmp_path: Path):
     async with talk(tmp_path, []) as it:
         await it.say("first")
         await it.say("/undo yes")
@@ -161,7 +161,7 @@ async def test_the_log_tells_the_system_prompt_of_what_comes_after_the_first_tur
     ],
 )
 @pytest.mark.anyio
-async def test_a_file_gets_its_very_bytes_and_its_mode_back(tmp_path: Path, before: bytes):
+async def test_undo_restores_the_bytes_and_the_mode_of_a_file(tmp_path: Path, before: bytes):
     (tmp_path / "a.txt").write_bytes(before)
     (tmp_path / "a.txt").chmod(0o751)
     async with talk(tmp_path, [edit("view", "a.txt"), create("a.txt", "other\n")]) as it:
@@ -174,7 +174,7 @@ async def test_a_file_gets_its_very_bytes_and_its_mode_back(tmp_path: Path, befo
 
 
 @pytest.mark.anyio
-async def test_a_removed_file_comes_back(tmp_path: Path):
+async def test_undo_restores_a_removed_file(tmp_path: Path):
     async with talk(tmp_path, [create("deep/a.txt", "precious\n")], [edit("undo_edit", "deep/a.txt")]) as it:
         await it.say("make")
         await it.say("remove")
@@ -186,7 +186,7 @@ async def test_a_removed_file_comes_back(tmp_path: Path):
 
 @pytest.mark.parametrize("meddle", ["edit", "remove", "replace with a folder", "link", "link above"])
 @pytest.mark.anyio
-async def test_a_file_changed_by_somebody_else_since_stops_it_and_nothing_is_touched(tmp_path: Path, meddle: str):
+async def test_undo_changes_nothing_if_somebody_else_changed_a_file_since(tmp_path: Path, meddle: str):
     project = tmp_path / "project"
     file = project / "in" / "b.txt"
     file.parent.mkdir(parents=True)
@@ -217,7 +217,7 @@ async def test_a_file_changed_by_somebody_else_since_stops_it_and_nothing_is_tou
 
 
 @pytest.mark.anyio
-async def test_an_edit_of_the_users_between_two_turns_is_not_lost(tmp_path: Path):
+async def test_undo_does_not_lose_an_edit_of_the_user_between_two_turns(tmp_path: Path):
     async with talk(tmp_path, [create("a.txt", "1\n")], [edit("view", "a.txt"), create("a.txt", "3\n")]) as it:
         await it.say("first")
         (tmp_path / "a.txt").write_text("2, by hand\n")
@@ -232,7 +232,7 @@ async def test_an_edit_of_the_users_between_two_turns_is_not_lost(tmp_path: Path
 
 
 @pytest.mark.anyio
-async def test_what_a_command_did_to_a_file_between_two_edits_is_told_and_goes(tmp_path: Path):
+async def test_undo_reports_a_change_by_a_command_between_two_edits_and_undoes_it(tmp_path: Path):
     (tmp_path / "a.txt").write_text("one\n")
     turn = [
         replace("a.txt", "one", "two"),
@@ -250,7 +250,7 @@ async def test_what_a_command_did_to_a_file_between_two_edits_is_told_and_goes(t
 
 
 @pytest.mark.anyio
-async def test_commands_that_ran_are_named_as_they_cannot_be_taken_back(tmp_path: Path):
+async def test_undo_lists_commands_since_their_effects_stay(tmp_path: Path):
     turn = [run("touch made"), run("rm -rf made"), run("false"), edit("view", "."), create("a.txt", "1\n")]
     async with talk(tmp_path, turn) as it:
         await it.say("go")
@@ -261,7 +261,7 @@ async def test_commands_that_ran_are_named_as_they_cannot_be_taken_back(tmp_path
 
 
 @pytest.mark.anyio
-async def test_what_a_sub_agent_did_is_taken_back_with_the_turn(tmp_path: Path):
+async def test_undo_restores_what_a_sub_agent_changed_in_the_turn(tmp_path: Path):
     (tmp_path / "a.txt").write_text("one\n")
     task = Use(name="agent", arguments={"description": "Edit", "prompt": "Edit."})
     plays = [[task], [replace("a.txt", "one", "two")], [run("touch made")], [], [replace("a.txt", "two", "2")], []]
@@ -277,7 +277,7 @@ async def test_what_a_sub_agent_did_is_taken_back_with_the_turn(tmp_path: Path):
 
 
 @pytest.mark.anyio
-async def test_a_file_whose_secret_was_masked_is_not_overwritten_with_the_mask(tmp_path: Path):
+async def test_undo_does_not_write_the_mask_of_a_secret_into_a_file(tmp_path: Path):
     key = "canary-0123456789"
     (tmp_path / ".envrc").write_text(f"KEY={key}\nPORT=1\n")
     async with talk(tmp_path, [replace(".envrc", "PORT=1", "PORT=2"), create("b", "1")], known=[key]) as it:
@@ -291,7 +291,7 @@ async def test_a_file_whose_secret_was_masked_is_not_overwritten_with_the_mask(t
 
 
 @pytest.mark.anyio
-async def test_a_text_that_only_looks_masked_comes_back(tmp_path: Path):
+async def test_undo_restores_a_text_that_only_looks_like_the_mask(tmp_path: Path):
     (tmp_path / "a.txt").write_text(f"{MASK}\n")
     async with talk(tmp_path, [replace("a.txt", MASK, "open")]) as it:
         await it.say("go")
@@ -300,7 +300,7 @@ async def test_a_text_that_only_looks_masked_comes_back(tmp_path: Path):
 
 
 @pytest.mark.anyio
-async def test_what_came_to_a_halt_halfway_goes_on_when_it_is_asked_again(tmp_path: Path):
+async def test_an_interrupted_undo_continues_when_it_is_repeated(tmp_path: Path):
     async with talk(
         tmp_path,
         [create("a.txt", "1\n"), create("in/b.txt", "2\n")],
@@ -321,7 +321,7 @@ async def test_what_came_to_a_halt_halfway_goes_on_when_it_is_asked_again(tmp_pa
 
 
 @pytest.mark.anyio
-async def test_a_rewind_that_cannot_be_stored_is_an_error_and_holds(tmp_path: Path):
+async def test_a_rewind_that_cannot_be_stored_is_an_error_but_takes_effect(tmp_path: Path):
     def store(session: Session, entry: Message) -> None:
         if entry.get("crow", {}).get("kind") == "rewind":
             raise StoreError("The disk is full. Make room.")
@@ -337,7 +337,7 @@ async def test_a_rewind_that_cannot_be_stored_is_an_error_and_holds(tmp_path: Pa
 
 @pytest.mark.parametrize("words", ["no", "0", "-1", "yes 2", "1 2 yes", "yes please", "²"])
 @pytest.mark.anyio
-async def test_other_words_change_nothing_and_are_explained(tmp_path: Path, words: str):
+async def test_undo_with_other_arguments_explains_them_and_changes_nothing(tmp_path: Path, words: str):
     async with talk(tmp_path, [create("a.txt", "1\n")]) as it:
         await it.say("go")
         assert "is not understood" in await it.say(f"/undo {words}")
@@ -345,7 +345,7 @@ async def test_other_words_change_nothing_and_are_explained(tmp_path: Path, word
 
 
 @pytest.mark.anyio
-async def test_a_command_without_a_turn_is_no_turn(tmp_path: Path):
+async def test_a_slash_command_does_not_count_as_a_turn(tmp_path: Path):
     async with talk(tmp_path) as it:
         await it.say("/help")
         assert await it.say("/undo yes") == "There are no turns to take back."
@@ -359,10 +359,8 @@ TEXT = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 
 
 @given(st.lists(st.lists(st.tuples(st.sampled_from("abc"), TEXT)), min_size=1, max_size=4), st.data())
-def test_whatever_the_edits_were_the_files_are_as_before(
-    turns: list[list[tuple[str, str | None]]], data: st.DataObject
-):
-    """A turn is a list of edits: a file, and what it holds from then on, None for no more."""
+def test_undo_restores_files_after_any_edits(turns: list[list[tuple[str, str | None]]], data: st.DataObject):
+    """A turn is a list of edits: the name of a file and its new content, None for a removed file."""
     with TemporaryDirectory() as created:
         folder = os.path.realpath(created)
         held: dict[str, str | None] = {}
@@ -389,8 +387,8 @@ def test_whatever_the_edits_were_the_files_are_as_before(
             if text is not None:
                 Path(folder, name).write_bytes(text.encode())
         back = data.draw(st.integers(1, len(turns)))
-        planned = plan(log, back)
-        restore(planned.files)
+        planned = plan_undo(log, back)
+        restore_files(planned.files)
         wanted = {name: text.encode() for name, text in states[-back].items() if text is not None}
         assert {file.name: file.read_bytes() for file in Path(folder).iterdir()} == wanted
         ids = [entry.get("crow", {})["id"] for entry in log]

@@ -1,4 +1,4 @@
-"""What ACP may still change: silent unless it was asked for, and then as its drafts have it."""
+"""Unstable parts of ACP: off by default, and as the drafts describe them."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from crow_core.acp.schema import AUTH_REQUIRED, INVALID_PARAMS, METHOD_NOT_FOUND
 from crow_core.agent import LazyApp
 from crow_core.app import Crow
 from crow_core.errors import ModelError
-from crow_core.extensions.masking import mask_secrets
+from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.extensions.usage import usage
 from crow_core.prompts import Prompt
 from crow_core.session import Session
@@ -27,7 +27,7 @@ COUNTS = {
 }
 
 
-async def opened(wire: RawClient, **params: Any) -> str:
+async def open_session(wire: RawClient, **params: Any) -> str:
     return (await wire.ask("session/new", {"cwd": "/", "mcpServers": [], **params}))["result"]["sessionId"]
 
 
@@ -43,46 +43,46 @@ def system_of(model: ScriptedModel, request: int = -1) -> str:
     return model.requests[request]["messages"][0]["content"]
 
 
-def well(request: Any) -> Reply:
+def answer_well(request: Any) -> Reply:
     return Reply("Well.")
 
 
-def talker() -> ScriptedModel:
-    return ScriptedModel(well)
+def make_model() -> ScriptedModel:
+    return ScriptedModel(answer_well)
 
 
 async def no_app(models: Any = None) -> Crow:
-    """An app of which nothing is configured."""
+    """Refuse to make an app, as without a configuration."""
     if models is None:
         raise ModelError("No model is configured.")
     return Crow(models).use(mask_secrets)
 
 
-async def test_without_the_flag_there_is_none_of_it():
+async def test_unstable_features_are_off_by_default():
     model = ScriptedModel(lambda request: Reply("Well.", usage=COUNTS))
-    async with connect_raw(remembering(model).use(usage)) as wire:
+    async with connect_raw(make_app_with_store(model).use(usage)) as wire:
         capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
         assert "providers" not in capabilities
         assert not {"fork", "systemPrompt"} & capabilities["sessionCapabilities"].keys()
         assert (await wire.ask("providers/list", {}))["error"]["code"] == METHOD_NOT_FOUND
-        session = await opened(wire, **instructions("Speak French."))
+        session = await open_session(wire, **instructions("Speak French."))
         assert await prompt(wire, session) == {"stopReason": "end_turn"}
     assert "French" not in system_of(model)
 
 
-async def test_it_says_what_it_can_do():
-    async with connect_raw(remembering(talker()), unstable=True) as wire:
+async def test_initialize_announces_unstable_capabilities():
+    async with connect_raw(make_app_with_store(make_model()), unstable=True) as wire:
         capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
     assert capabilities["providers"] == {}
     assert capabilities["sessionCapabilities"]["fork"] == {}
     assert capabilities["sessionCapabilities"]["systemPrompt"] == {"mode": {"override": {}}}
 
 
-async def test_a_prompts_answer_counts_the_tokens_of_its_own_turn():
+async def test_the_response_to_a_prompt_has_the_tokens_of_its_turn():
     calls = [Use(name="nothing", arguments={})]
     model = ScriptedModel([Reply(tool_calls=calls, usage=COUNTS), Reply("A", usage=COUNTS), Reply("B", usage=COUNTS)])
     async with connect_raw(Crow(model).use(usage), unstable=True) as wire:
-        session = await opened(wire)
+        session = await open_session(wire)
         assert (await prompt(wire, session))["usage"] == {
             "inputTokens": 2000,
             "outputTokens": 40,
@@ -93,16 +93,16 @@ async def test_a_prompts_answer_counts_the_tokens_of_its_own_turn():
         assert (await prompt(wire, session))["usage"]["totalTokens"] == 1020
 
 
-async def test_a_clients_instructions_follow_the_agents_own():
-    model = talker()
+async def test_instructions_of_the_client_are_appended_to_those_of_the_agent():
+    model = make_model()
     async with connect_raw(Crow(model), unstable=True) as wire:
-        await prompt(wire, await opened(wire, **instructions("Speak {{ cwd }} French.")))
+        await prompt(wire, await open_session(wire, **instructions("Speak {{ cwd }} French.")))
     assert system_of(model).startswith("You are crow")
     assert system_of(model).endswith("\n\nSpeak {{ cwd }} French.")
 
 
-async def test_a_clients_instructions_take_the_place_of_the_agents_own():
-    model = talker()
+async def test_instructions_of_the_client_can_replace_those_of_the_agent():
+    model = make_model()
     crow = Crow(model)
 
     @crow.instructions
@@ -110,14 +110,14 @@ async def test_a_clients_instructions_take_the_place_of_the_agents_own():
         return "The project's own rules."
 
     async with connect_raw(crow, unstable=True) as wire:
-        await prompt(wire, await opened(wire, **instructions("{% if %} Be a poet.", "override")))
+        await prompt(wire, await open_session(wire, **instructions("{% if %} Be a poet.", "override")))
     assert system_of(model) == "{% if %} Be a poet.\n\nThe project's own rules."
 
 
-async def test_a_clients_instructions_are_written_down_as_what_they_are():
-    crow = Crow(talker())
+async def test_instructions_of_the_client_are_recorded_as_variables():
+    crow = Crow(make_model())
     async with connect_raw(crow, unstable=True) as wire:
-        session = await opened(wire, **instructions("Be brief."))
+        session = await open_session(wire, **instructions("Be brief."))
         await prompt(wire, session)
         notes = [entry.get("crow", {}) for entry in crow.sessions[session].log]
         (render,) = (note for note in notes if note.get("kind") == "render")
@@ -137,16 +137,16 @@ async def test_a_clients_instructions_are_written_down_as_what_they_are():
         "Be brief.",
     ],
 )
-async def test_instructions_that_are_not_understood_open_no_session(wrong: Any):
-    crow = Crow(talker())
+async def test_invalid_instructions_open_no_session(wrong: Any):
+    crow = Crow(make_model())
     async with connect_raw(crow, unstable=True) as wire:
         answer = await wire.ask("session/new", {"cwd": "/", "mcpServers": [], "systemPrompt": wrong})
         assert answer["error"]["code"] == INVALID_PARAMS
         assert crow.sessions == {}
 
 
-def remembering(model: ScriptedModel) -> Crow:
-    """An app whose store holds a session that was told to be brief."""
+def make_app_with_store(model: ScriptedModel) -> Crow:
+    """Make an app whose store has a session with the instruction to be brief."""
     crow = Crow(model)
     variables: dict[str, Any] = {"instructions": ["Be brief."]}
     render = {"kind": "render", "purpose": "system", "prompt": "system", "variables": variables, "id": "1"}
@@ -168,16 +168,18 @@ def remembering(model: ScriptedModel) -> Crow:
     ],
 )
 @pytest.mark.parametrize("method", ["session/load", "session/resume"])
-async def test_a_stored_session_is_told_anew_only_what_is_new(method: str, given: dict[str, Any], told: str):
-    model = talker()
-    async with connect_raw(remembering(model), unstable=True) as wire:
+async def test_a_loaded_session_gets_a_new_system_prompt_only_for_new_instructions(
+    method: str, given: dict[str, Any], told: str
+):
+    model = make_model()
+    async with connect_raw(make_app_with_store(model), unstable=True) as wire:
         await wire.ask(method, {"sessionId": "s", "cwd": "/", "mcpServers": [], **given})
         await prompt(wire, "s")
     assert system_of(model).endswith(told)
     assert system_of(model).startswith("As it was") == told.startswith("As it was")
 
 
-async def test_the_client_brings_its_own_endpoint_where_none_is_configured():
+async def test_the_client_can_set_an_endpoint_if_none_is_configured():
     headers = {"Authorization": "Bearer sk-of-the-client-1234", "X-Route": "eu"}
     async with (
         ScriptedServer(lambda request: Reply("From afar.")) as server,
@@ -192,7 +194,7 @@ async def test_the_client_brings_its_own_endpoint_where_none_is_configured():
         assert (await wire.ask("providers/set", wanted))["result"] == {}
         (info,) = (await wire.ask("providers/list", {}))["result"]["providers"]
         assert info["current"] == {"apiType": "openai", "baseUrl": server.url}
-        await prompt(wire, await opened(wire))
+        await prompt(wire, await open_session(wire))
         assert server.requests[0]["model"] == "scripted"
         assert server.headers[0]["authorization"] == headers["Authorization"]
         assert server.headers[0]["x-route"] == "eu"
@@ -200,35 +202,35 @@ async def test_the_client_brings_its_own_endpoint_where_none_is_configured():
         assert (await wire.ask("session/new", new))["error"]["code"] == AUTH_REQUIRED
 
 
-async def test_an_endpoint_counts_from_the_next_session_on_and_until_it_is_disabled():
+async def test_an_endpoint_of_the_client_is_used_from_the_next_session_until_it_is_disabled():
     configured = ScriptedModel(lambda request: Reply("From here."))
     crow = Crow(configured)
     async with ScriptedServer(lambda request: Reply("From afar.")) as server, connect_raw(crow, unstable=True) as wire:
-        before = await opened(wire)
+        before = await open_session(wire)
         await wire.ask("providers/set", {"providerId": "main", "apiType": "openai", "baseUrl": server.url})
-        during = await opened(wire)
+        during = await open_session(wire)
         await wire.ask("providers/disable", {"providerId": "main"})
         await wire.ask("providers/disable", {"providerId": "main"})
-        after = await opened(wire)
+        after = await open_session(wire)
         for session in (before, during, after):
             await prompt(wire, session)
         assert (len(configured.requests), len(server.requests)) == (2, 1)
 
 
-async def test_what_the_client_sent_along_for_its_endpoint_is_a_secret():
+async def test_the_key_of_the_clients_endpoint_is_secret():
     key = "sk-of-the-client-1234"
 
     async def make(models: Any = None) -> Crow:
         return made
 
-    made = Crow(talker()).use(mask_secrets)
+    made = Crow(make_model()).use(mask_secrets)
     async with (
         ScriptedServer(lambda request: Reply("Well.")) as server,
         connect_raw(LazyApp(make), unstable=True) as wire,
     ):
         wanted = {"providerId": "main", "apiType": "openai", "baseUrl": server.url, "headers": {"X-Api-Key": key}}
         await wire.ask("providers/set", wanted)
-        session = made.sessions[await opened(wire)]
+        session = made.sessions[await open_session(wire)]
         assert key in session.secrets
         said = [{"type": "text", "text": f"my key is {key}"}]
         await wire.ask("session/prompt", {"sessionId": session.id, "prompt": said})
@@ -251,25 +253,28 @@ async def test_what_the_client_sent_along_for_its_endpoint_is_a_secret():
         {"headers": {"a": 1}},
     ],
 )
-async def test_an_endpoint_that_cannot_be_used_is_refused_and_changes_nothing(wrong: dict[str, Any]):
-    async with connect_raw(Crow(talker()), unstable=True) as wire:
+async def test_an_invalid_endpoint_is_refused_and_changes_nothing(wrong: dict[str, Any]):
+    async with connect_raw(Crow(make_model()), unstable=True) as wire:
         right = {"providerId": "main", "apiType": "openai", "baseUrl": "https://example.org/v1"}
         assert (await wire.ask("providers/set", {**right, **wrong}))["error"]["code"] == INVALID_PARAMS
         assert "current" not in (await wire.ask("providers/list", {}))["result"]["providers"][0]
         assert (await wire.ask("providers/disable", {"providerId": "unknown"}))["result"] == {}
 
 
-async def test_an_endpoint_that_lists_no_models_is_asked_for_those_that_are_configured():
+async def test_an_endpoint_without_a_model_list_serves_the_configured_models():
     pages = {"/v1/models": "nothing here"}
-    async with ScriptedServer(well, pages=pages) as server, connect_raw(Crow(talker()), unstable=True) as wire:
+    async with (
+        ScriptedServer(answer_well, pages=pages) as server,
+        connect_raw(Crow(make_model()), unstable=True) as wire,
+    ):
         await wire.ask("providers/set", {"providerId": "main", "apiType": "openai", "baseUrl": server.url})
-        await prompt(wire, await opened(wire))
+        await prompt(wire, await open_session(wire))
         assert server.requests[0]["model"] == "scripted"
-    async with ScriptedServer(well, pages=pages) as server, connect_raw(LazyApp(no_app), unstable=True) as wire:
+    async with ScriptedServer(answer_well, pages=pages) as server, connect_raw(LazyApp(no_app), unstable=True) as wire:
         await wire.ask("providers/set", {"providerId": "main", "apiType": "openai", "baseUrl": server.url})
         error = (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["error"]
         assert error["data"]["details"] == f"{server.url} does not list its models, and none is named. Set CROW_MODEL."
 
 
-def test_the_template_in_place_of_the_agents_own_holds_no_words():
+def test_the_template_for_client_instructions_has_no_text_of_its_own():
     assert Prompt.from_package("client").render(instructions=["a", "b"]) == "a\n\nb"

@@ -1,4 +1,4 @@
-"""A turn that goes on until a check succeeds, or the model has looked at its own work."""
+"""A turn goes on until a check succeeds, or until the model has checked its own work."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import crow_mcp_server
 import pytest
 from crow_core.app import Crow
 from crow_core.extensions.commands import commands
-from crow_core.extensions.until_done import ASK, until_done
+from crow_core.extensions.until_done import QUESTION, until_done
 from crow_core.mcp.server import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 
@@ -31,8 +31,8 @@ async def turn(folder: Path, model: ScriptedModel, *prompts: str, **options: Any
     return editor, answer.stop_reason
 
 
-def asked(model: ScriptedModel) -> list[str]:
-    """What the model reads as the user's words, at last."""
+def list_user_messages(model: ScriptedModel) -> list[str]:
+    """Return the user messages in the last request."""
     return [message["content"] for message in model.requests[-1]["messages"] if message["role"] == "user"]
 
 
@@ -41,13 +41,13 @@ async def test_a_turn_goes_on_until_the_check_succeeds(tmp_path: Path):
     editor, reason = await turn(tmp_path, model, check="cat answer; grep -q 42 answer || exit 3")
     assert reason == "end_turn"
     assert editor.text == "Done.Now it is done."
-    (_, told) = asked(model)
+    (_, told) = list_user_messages(model)
     assert told.startswith("You are not done: `cat answer; grep -q 42 answer || exit 3` failed (exit code 3).")
     assert told.endswith("\n\n41")
     assert "failed; going on (1 of 5)." in editor.thoughts
 
 
-async def test_it_ends_in_the_end(tmp_path: Path):
+async def test_a_turn_ends_after_the_allowed_number_of_rounds(tmp_path: Path):
     model = ScriptedModel([write("41"), *[Reply("Done.")] * 3])
     editor, reason = await turn(tmp_path, model, check="false", times=2)
     assert reason == "end_turn"
@@ -55,26 +55,26 @@ async def test_it_ends_in_the_end(tmp_path: Path):
     assert "Not done after 2 more rounds" in editor.thoughts
 
 
-async def test_a_check_that_takes_too_long_has_failed(tmp_path: Path):
+async def test_a_check_that_times_out_has_failed(tmp_path: Path):
     model = ScriptedModel([write("41"), Reply("Done."), Reply("Done.")])
     await turn(tmp_path, model, check="sleep 60", times=1, timeout=0.05)
-    assert "it took more than 0.05 seconds" in asked(model)[-1]
+    assert "it took more than 0.05 seconds" in list_user_messages(model)[-1]
 
 
-async def test_a_mere_answer_is_not_checked(tmp_path: Path):
+async def test_a_turn_without_tool_calls_is_not_checked(tmp_path: Path):
     model = ScriptedModel([write("1"), Reply("Done."), Reply("Hello.")])
     await turn(tmp_path, model, "go", "hi", check="test $(cat answer) = 1 && rm answer")
     assert len(model.requests) == 3
 
 
 @pytest.mark.parametrize("word", ["DONE", "All is well. DONE."])
-async def test_without_a_check_the_model_is_asked_itself(tmp_path: Path, word: str):
+async def test_without_a_check_the_model_is_asked_whether_it_is_done(tmp_path: Path, word: str):
     model = ScriptedModel([write("41"), Reply("DONE"), write("42"), Reply("Better."), Reply(word)])
     await turn(tmp_path, model)
-    assert asked(model) == ["go", ASK, ASK]
+    assert list_user_messages(model) == ["go", QUESTION, QUESTION]
 
 
-async def test_it_can_be_switched_off(tmp_path: Path):
+async def test_until_done_can_be_switched_off(tmp_path: Path):
     model = ScriptedModel([write("41"), Reply("Done.")])
     await turn(tmp_path, model, "/until_done off", "go", check="false")
     assert len(model.requests) == 2

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 from crow_core.acp.schema import ClientCapabilities, ClientSessionCapabilities, NoticeCapabilities, NoticeUpdate
 from crow_core.app import Crow
-from crow_core.extensions.alarm import alarm, least
+from crow_core.extensions.context_window import context_window
+from crow_core.extensions.cut_prompts import cut_prompts
 from crow_core.extensions.usage import usage
-from crow_core.extensions.window import window
 from crow_core.models import window as windows
 from crow_core.models.chat import ChatModel
+from crow_core.models.estimate import count_min_tokens
 from crow_core.models.quirks import Quirks
 from crow_core.models.window import find_window, is_on_private_network
 from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect
@@ -86,7 +87,7 @@ async def test_window_is_never_larger_than_configured(configured: int | None, us
     pages = {"/props": {"default_generation_settings": {"n_ctx": 8192}}}
     async with ScriptedServer(lambda request: Reply("Hi"), pages=pages) as server:
         model = ChatModel(name="m", base_url=server.url, window=configured)
-        crow = Crow(model).use(window)
+        crow = Crow(model).use(context_window)
         async with connect(crow) as editor:
             session = await editor.new_session("/")
             await editor.prompt(session.session_id, "hello")
@@ -105,7 +106,7 @@ def notices(editor: Editor) -> list[str]:
 
 
 async def prompted(model: Any, *prompts: str) -> list[str]:
-    async with connect(Crow(model).use(alarm), capabilities=NOTICES) as editor:
+    async with connect(Crow(model).use(cut_prompts), capabilities=NOTICES) as editor:
         session = await editor.new_session("/")
         for prompt in prompts:
             await editor.prompt(session.session_id, prompt)
@@ -170,7 +171,7 @@ async def test_complete_prompt_raises_no_alarm_in_any_language(text: str, packed
 )
 async def test_unusable_counts_raise_no_alarm(counts: Any) -> None:
     model = ScriptedModel(lambda request: Reply("Hm.", usage=counts))
-    async with connect(Crow(model).use(alarm).use(usage), capabilities=NOTICES) as editor:
+    async with connect(Crow(model).use(cut_prompts).use(usage), capabilities=NOTICES) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, STORY * 400)
         assert notices(editor) == []
@@ -200,4 +201,4 @@ async def test_short_prompt_raises_no_alarm() -> None:
 
 @given(st.text())
 def test_least_is_no_more_than_one_token_a_character(text: str) -> None:
-    assert 0 <= least([{"role": "user", "content": text}]) <= len(text)
+    assert 0 <= count_min_tokens([{"role": "user", "content": text}]) <= len(text)

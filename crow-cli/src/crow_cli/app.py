@@ -14,22 +14,22 @@ from crow_compact.extension import compact
 from crow_core.app import Crow
 from crow_core.editor import ClientWorkspace, terminals
 from crow_core.errors import ConfigError, ElicitationError
-from crow_core.extensions.alarm import alarm
-from crow_core.extensions.ask import ask
+from crow_core.extensions.ask_user import ask_user
+from crow_core.extensions.broken_replies import broken_replies
 from crow_core.extensions.budgets import budgets
 from crow_core.extensions.commands import commands
-from crow_core.extensions.effort import effort
+from crow_core.extensions.context_window import context_window
+from crow_core.extensions.cut_prompts import cut_prompts
+from crow_core.extensions.empty_replies import empty_replies
 from crow_core.extensions.loop_guard import loop_guard
-from crow_core.extensions.masking import mask_secrets
+from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.extensions.mcp import mcp
-from crow_core.extensions.nudge import nudge
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.plan import plan
-from crow_core.extensions.prefix import prefix
 from crow_core.extensions.printed_calls import printed_calls
-from crow_core.extensions.refusal import refusal
+from crow_core.extensions.reasoning_effort import reasoning_effort
+from crow_core.extensions.refused_prompts import refused_prompts
 from crow_core.extensions.resources import resources
-from crow_core.extensions.resume import resume
 from crow_core.extensions.shell_hooks import shell_hooks
 from crow_core.extensions.subagents import subagents
 from crow_core.extensions.telemetry import telemetry
@@ -40,7 +40,6 @@ from crow_core.extensions.truncate import truncate
 from crow_core.extensions.undo import undo
 from crow_core.extensions.until_done import until_done
 from crow_core.extensions.usage import usage
-from crow_core.extensions.window import window
 from crow_core.masking import find_secrets
 from crow_core.mcp.server import Server
 from crow_core.messages import Message, drop_rewound
@@ -80,8 +79,8 @@ REPLACED_TOOLS = ("plan", "ask_user")
 
 FIRST_EXTENSIONS: tuple[Extension, ...] = (
     command_files,  # before the others, whose commands replace a file's command of the same name
-    *(commands, mcp, resources, tool_search, effort, window, prefix, alarm, usage),
-    *(printed_calls, resume, nudge, refusal, loop_guard, truncate, titles, undo, plan),
+    *(commands, mcp, resources, tool_search, reasoning_effort, context_window, cut_prompts, usage),
+    *(printed_calls, broken_replies, empty_replies, refused_prompts, loop_guard, truncate, titles, undo, plan),
     *(mentions, agents, skills),
 )
 """Used by default, in this order. `NAME = false` in `[extensions]` leaves one out."""
@@ -107,7 +106,7 @@ async def build(
     """Make an app from the user's files, the environment and the options of the command line.
 
     `models` replaces the configured models. `without` names extensions to leave out: `persistence` stores sessions,
-    `ask` lets the model ask the user. `extra_secrets` are values to mask beside those of the configuration.
+    `ask_user` lets the model ask the user. `extra_secrets` are values to mask beside those of the configuration.
     Raises ConfigError for a setting that cannot be used, ModelError when no model is found.
     """
     home = Home.find(env)
@@ -143,7 +142,7 @@ async def build(
         (configured_servers, {"config": config, "home": home}),
         (project_servers, {"trust": trust, "env": env, "home": home}),
         *named_extensions(config, home, trust, env),
-        (ask, {}),
+        (ask_user, {}),
     ]
     for extension, options in ordered:
         if extension not in without:

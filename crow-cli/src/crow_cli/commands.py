@@ -143,12 +143,12 @@ def run(
 async def run_prompt(
     prompt: str, cwd: str, model: str, mode: Any, style: Any, max_requests: int | None, resume: str
 ) -> int:
-    from crow_core.extensions.ask import ask
+    from crow_core.extensions.ask_user import ask_user
 
     from crow_cli.app import build
     from crow_cli.run import LAST_SESSION, is_interactive, run
 
-    crow = await build(os.environ, model=model, mode=mode, max_requests=max_requests, without=[ask])
+    crow = await build(os.environ, model=model, mode=mode, max_requests=max_requests, without=[ask_user])
     if resume and resume != LAST_SESSION:
         from crow_cli.storage import find_session_id
 

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import click
 import msgspec
 from crow_core.errors import ConfigError, ModelError
-from crow_core.extensions.alarm import least
 from crow_core.extensions.printed_calls import is_printed_call
 from crow_core.messages import Delta, Message, answer_tool_call, parse_arguments, settle, view
 from crow_core.models.chat import TOOL_ADVICE, ChatModel, ModelCall, ModelRequest
 from crow_core.models.endpoint import CONNECT_TIMEOUT, create_http_client, join_url
+from crow_core.models.estimate import count_min_tokens
 from crow_core.models.quirks import Quirks
 from crow_core.models.stream import parse_object, shorten_text
 from crow_core.models.usage import count_cached_tokens, to_count
@@ -371,7 +371,7 @@ async def probe_long_prompt(examined: ExaminedModel) -> ProbeResult:
     times = min(6000, (examined.window or 9000) // 3) // len(FILLER.split())
     prompt = f"The password is HERON.\n\n{FILLER * times}\n\nWhat is the password? Answer in one word."
     model_call = examined.long_call = await examined.complete(prompt)
-    must, counted = least(model_call.request["messages"]), to_count(model_call.usage.get("prompt_tokens"))
+    must, counted = count_min_tokens(model_call.request["messages"]), to_count(model_call.usage.get("prompt_tokens"))
     counted += cached if (cached := count_cached_tokens(model_call.usage)) > counted else 0
     if counted and counted < 0.8 * must:
         advice = "Give it a larger context (Ollama: num_ctx, llama.cpp: -c)."

@@ -60,7 +60,7 @@ async def undo_turns(stored: "Summary", turns: int, yes: bool) -> int:
     """Print the plan, ask, undo the turns, and return the exit code. The session is open meanwhile, so that no other
     process writes to it."""
     from crow_core.app import Crow
-    from crow_core.extensions.undo import UndoError, plan, take_back
+    from crow_core.extensions.undo import UndoError, plan_undo, take_back
     from crow_core.models.chat import ChatModel
     from crow_core.settings.config import Home, get_database_url, load_config
     from crow_persistence.extension import persistence
@@ -74,7 +74,7 @@ async def undo_turns(stored: "Summary", turns: int, yes: bool) -> int:
             raise StoreError(f"There is no session {stored.id!r} any more.")
         if session.log.damage:
             print_note(escape_controls(session.log.damage))
-        click.echo(escape_controls(str(plan(session.log, turns))))
+        click.echo(escape_controls(str(plan_undo(session.log, turns))))
         if not yes and not click.confirm("\nUndo this?"):
             return 1
         click.echo(escape_controls(await take_back(session, turns)))

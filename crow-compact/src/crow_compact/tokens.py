@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from crow_core.extensions.alarm import size
 from crow_core.messages import to_parts
 from crow_core.models.chat import ModelCall, ModelRequest, encode_json
+from crow_core.models.estimate import count_text_characters
 from crow_core.models.usage import count_cached_tokens, to_count
 
 DEFAULT_RATE = 0.3
@@ -55,4 +55,4 @@ def count_characters(request: ModelRequest) -> int:
     messages: list[dict[str, Any]] = request["messages"]
     images = sum(part.get("type") != "text" for message in messages for part in to_parts(message.get("content")))
     tools = len(encode_json(request["tools"])) if "tools" in request else 0
-    return size(messages) + MESSAGE_CHARACTERS * len(messages) + IMAGE_CHARACTERS * images + tools
+    return count_text_characters(messages) + MESSAGE_CHARACTERS * len(messages) + IMAGE_CHARACTERS * images + tools

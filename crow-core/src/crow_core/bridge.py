@@ -264,7 +264,7 @@ class Bridge:
 
         Shorten the text afterwards, not before: a part of a secret is not found.
         """
-        text = mask(text, {*self.session.toolbox.secrets, *self.session.state.get("secrets", ())})
+        text = mask(text, self.session.secrets)
         return clean_lines(text) if lines else to_line(text)
 
 

@@ -1,8 +1,7 @@
 """The five kinds of hooks; `Hooks` in `session.py` declares every hook, with its contract and an example.
 
 A hook is a list of functions, plain or async, called in the order in which they were registered. A function that
-returns None leaves things as they are. The class of a hook says what becomes of the other
-answers.
+returns None leaves things as they are. The class of a hook says what becomes of the other answers.
 """
 
 import inspect
@@ -20,7 +19,7 @@ Function = Callable[P, Awaitable[R | None]] | Callable[P, R | None]
 
 
 class Hook(Generic[P, R]):
-    """A moment that functions can join: `@crow.before_tool` above a function registers the function.
+    """A list of functions that are called at one point: `@crow.before_tool` above a function registers it.
 
     Declared on a class, a hook is a descriptor: each instance of the class gets a hook of its own at first use.
     """
@@ -34,7 +33,7 @@ class Hook(Generic[P, R]):
         self.name = ""
         self.functions: list[Function[P, R]] = []
         self.closed = False
-        """True once the first session has opened: a function registered later would miss earlier moments."""
+        """True once the first session has opened: a function that is registered later has missed calls."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -84,7 +83,7 @@ class Unwind(Hook[P, None]):
 
 
 class Collect(Hook[P, R]):
-    kind = "every function may answer; the answers are kept in order."
+    kind = "every function may return an answer; all answers are used, in order."
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> list[R]:
         answers: list[R | None] = [await call_function(function, *args, **kwargs) for function in self.functions]

@@ -146,7 +146,7 @@ class Session:
         self.stream = ReplyStream(self)
         self.turns = Turns(max_requests)
         self.state: dict[str, Any] = {}
-        """Values that extensions keep for this session, each under the extension's own name."""
+        """Values of extensions for this session. An extension uses only its own keys; a store adds `Record.state`."""
         self.parent = parent
         """The session that this one works for, if it is a sub-agent's."""
         self._models = models
@@ -393,9 +393,9 @@ class Hooks:
         """)
 
     tools: Pipe[list[dict[str, Any]], [Session]] = Pipe("""
-        Receives the tool list at the start of a turn, before it is frozen; may return another.
+        Receives the list of tools for a turn, at its start, as it will be sent; may return another.
 
-        Tools that were sent once should stay, since a changed list makes the model read everything again.
+        Tools that were sent once should stay, since a changed list makes the server process the whole prompt again.
 
             @crow.tools
             def leave_out(schemas: list[dict], session: Session) -> list[dict]:
@@ -464,14 +464,14 @@ class Hooks:
     draft: Observe[[Session, Message]] = Observe("""
         Called with the part of a reply that has arrived, under the id that the reply will keep, while it streams.
 
-        Called at most once in `crow_core.log.DRAFT_INTERVAL` seconds, so that little of a reply is lost on a kill.
+        Called at most once in `crow_core.log.DRAFT_INTERVAL` seconds, so that a killed process loses little of a reply.
 
             @crow.draft
             async def write(session: Session, reply: Message) -> None: ...
         """)
 
     model_call: Observe[[Session, ModelCall]] = Observe("""
-        Called when a request to a model has been sent, and again when it has ended (`model_call.ended`), well or not.
+        Called when a request to a model has been sent, and again when it has ended (`model_call.ended`) or failed.
 
         Unlike `after_model`, it is also called for requests beside the conversation, such as a summary.
 
@@ -481,7 +481,7 @@ class Hooks:
         """)
 
     model_error: First[[Session, ModelError], bool] = First("""
-        Called when a request of the loop failed; True makes the request anew and sends it once more.
+        Called when a request of a turn failed; True makes the request again and sends it.
 
             @crow.model_error
             async def shorten(session: Session, error: ModelError) -> bool | None:
@@ -549,7 +549,7 @@ class Hooks:
         """)
 
     list_sessions: First[[str, str, int], Page] = First("""
-        Returns stored sessions of a folder ("" for all), from a cursor on ("" for the start), at most so many.
+        Returns a page of stored sessions. Receives a folder ("" for all), a cursor ("" for the start) and a limit.
 
         Raises StoreError; ValueError for an unknown cursor.
 
@@ -565,7 +565,7 @@ class Hooks:
         """)
 
     def seal(self) -> None:
-        """Refuse further registrations: a function that is registered now would miss moments that have passed."""
+        """Refuse further registrations: a function that is registered now has missed calls."""
         for name, hook in vars(Hooks).items():
             if isinstance(hook, Hook):
                 getattr(self, name).closed = True

@@ -17,11 +17,10 @@ from crow_core.acp.schema import (
     ToolCall,
 )
 from crow_core.app import Crow
-from crow_core.extensions.alarm import alarm
-from crow_core.extensions.nudge import nudge
-from crow_core.extensions.prefix import prefix
+from crow_core.extensions.broken_replies import broken_replies
+from crow_core.extensions.cut_prompts import cut_prompts
+from crow_core.extensions.empty_replies import empty_replies
 from crow_core.extensions.printed_calls import printed_calls
-from crow_core.extensions.resume import resume
 from crow_core.extensions.usage import usage
 from crow_core.mcp.toolbox import Server
 from crow_core.messages import view
@@ -132,7 +131,7 @@ UNFINISHED = {"stops at half a call": "max_tokens", "calls printed as text": "en
 def crow_on(url: str) -> Crow:
     model = ChatModel(name="m", base_url=url, parameters={"temperature": 0})
     crow = Crow(model, servers=[Server("demo", lambda: TOOLS, shared=True)])
-    for extension in (prefix, alarm, usage, printed_calls, resume, nudge):
+    for extension in (cut_prompts, usage, printed_calls, broken_replies, empty_replies):
         crow.use(extension)
     return crow
 

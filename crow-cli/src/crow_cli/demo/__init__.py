@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib.resources import as_file, files
 
 import click
-from crow_core.extensions.ask import ask
+from crow_core.extensions.ask_user import ask_user
 from crow_core.models.chat import ChatModel
 from crow_core.testing import ScriptedServer
 from crow_persistence.extension import persistence
@@ -29,12 +29,12 @@ async def run_demo(env: Mapping[str, str], model: str = "") -> int:
         click.secho(f"crow demo in {folder}", bold=True, err=True)
         click.secho(f"{f'Model: {model}.' if model else SCRIPTED_NOTICE}\n\n> {TASK}\n", dim=True, err=True)
         if model:
-            crow = await build(env, model=model, mode="accept-edits", without=[persistence, ask])
+            crow = await build(env, model=model, mode="accept-edits", without=[persistence, ask_user])
             code = await run(crow, TASK, folder, interactive=is_interactive())
         else:
             async with ScriptedServer(next_reply) as server:
                 scripted = ChatModel(name="script", base_url=server.url, window=32_768)
-                crow = await build(env, mode="yolo", models={"script": scripted}, without=[persistence, ask])
+                crow = await build(env, mode="yolo", models={"script": scripted}, without=[persistence, ask_user])
                 code = await run(crow, TASK, folder)
         works = await tests_pass(folder)
     if works and code == 0:

@@ -1,1 +1,1 @@
-"""Extensions that ship with the core; each joins in by the same moments as anyone's."""
+"""The extensions that ship with the core. They use the hooks of `Crow`, like everybody else's, and never each other."""

@@ -1,4 +1,4 @@
-"""What a session may spend before the person is asked whether it may spend as much again."""
+"""Limits of what a session may use before the user is asked whether it may use as much again."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,26 +19,30 @@ from crow_core.session import Session
 
 @dataclass
 class Budget:
-    """What a session and its sub-agents have spent."""
+    """The limits of a session and its sub-agents, and what they have used."""
 
     limits: dict[str, float]
+    """By name: "requests", "tokens", "money", "minutes"."""
     spent: dict[str, float] = field(default_factory=dict[str, float])
     since: float = 0.0
-    """When the turn's time was last counted, in seconds of the monotonic clock; 0 between turns."""
+    """The time up to which the turn's time is counted, in seconds of the monotonic clock; 0 between turns."""
     stopped: bool = False
-    """The person said no in this turn."""
-    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Whether the user said no in this turn."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the user is asked: once, whatever the number of sub-agents."""
 
     def spend(self, what: str, amount: float) -> None:
+        """Add to what was used of the limit of this name."""
         self.spent[what] = self.spent.get(what, 0) + amount
 
     def count_time(self, *, on: bool = True) -> None:
+        """Add the time since the last call. With `on` false, time stops to count until the next call."""
         now = monotonic()
         self.spend("minutes", (now - self.since) / 60 if self.since else 0)
         self.since = now if on else 0
 
-    def over(self) -> list[str]:
-        """The limits that are reached."""
+    def find_reached(self) -> list[str]:
+        """List the names of the limits that are reached."""
         return [what for what, limit in self.limits.items() if self.spent.get(what, 0) >= limit]
 
 
@@ -48,21 +52,24 @@ AboveZero = Annotated[float, Meta(gt=0)]
 def budgets(
     crow: Crow,
     *,
-    turns: AboveZero | None = None,
+    requests: AboveZero | None = None,
     tokens: AboveZero | None = None,
     money: AboveZero | None = None,
     minutes: AboveZero | None = None,
 ) -> None:
-    """Pause before the next model request when a session has used up a limit: model requests, tokens in and out, what
-    they cost in the currency of `prices`, minutes of its turns. Whoever goes on grants as much again."""
-    given = {"turns": turns, "tokens": tokens, "money": money, "minutes": minutes}
+    """Ask the user before the next model call of a session that has reached a limit; a yes grants as much again.
+
+    The limits, which sub-agents share: `requests` to the model; `tokens`, input and output together; `money`, in the
+    currency of the model's `prices`; `minutes` of the session's turns.
+    """
+    given = {"requests": requests, "tokens": tokens, "money": money, "minutes": minutes}
     limits = {what: limit for what, limit in given.items() if limit is not None}
 
     def budget_of(session: Session) -> Budget:
         while parent := session.parent:
             session = parent
         if "budget" not in session.state:
-            session.state["budget"] = Budget(dict(limits), spent_in(session.log))
+            session.state["budget"] = Budget(dict(limits), find_spent(session.log))
         return session.state["budget"]
 
     @crow.before_prompt
@@ -75,16 +82,16 @@ def budgets(
     def spend(session: Session, model_call: ModelCall) -> None:
         if model_call.ended:
             budget, counted, paid = budget_of(session), count_tokens(model_call), find_price(model_call)
-            budget.spend("turns", 1)
+            budget.spend("requests", 1)
             budget.spend("tokens", counted["prompt"] + counted["completion"])
             budget.spend("money", paid[0] if paid else 0)
 
     @crow.before_model
     async def pause(request: ModelRequest, session: Session) -> None:
         budget = budget_of(session)
-        async with budget.asking:
+        async with budget.lock:
             budget.count_time()
-            if not (over := budget.over()):
+            if not (over := budget.find_reached()):
                 return
             spent = ", ".join(f"{budget.spent[what]:,.6g} of {budget.limits[what]:,.6g} {what}" for what in over)
             spent = f"The budget is used up: {spent}."
@@ -93,7 +100,7 @@ def budgets(
                 raise EndTurn("max_turn_requests", f"{spent} [extensions.budgets] sets it.")
             for what in over:
                 budget.limits[what] = budget.spent[what] + limits[what]
-            budget.since = monotonic()  # thinking about it is free
+            budget.since = monotonic()  # the time of the question does not count
 
     @crow.turn_end
     def end(session: Session, outcome: StopReason | Exception) -> None:
@@ -102,12 +109,12 @@ def budgets(
         budget = budget_of(session)
         budget.count_time(on=False)
         spent = {what: budget.spent[what] for what in limits if what in budget.spent}
-        if spent != spent_in(drop_rewound(session.log)):
+        if spent != find_spent(drop_rewound(session.log)):
             session.log.append({"crow": {"kind": "budget", "spent": spent}})
 
 
-def spent_in(log: Sequence[Message]) -> dict[str, float]:
-    """What had been spent when it was last written down."""
+def find_spent(log: Sequence[Message]) -> dict[str, float]:
+    """Find the last budget marker of a log; return what had been used by then."""
     for entry in reversed(log):
         if marker_kind(entry) == "budget":
             return dict(entry.get("crow", {})["spent"])

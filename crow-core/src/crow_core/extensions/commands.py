@@ -1,4 +1,4 @@
-"""Slash commands: `/name words` at the start of a prompt runs a command in place of the model."""
+"""Slash commands: a prompt that begins with `/NAME` runs a command instead of asking the model."""
 
 import msgspec
 
@@ -12,22 +12,20 @@ from crow_core.session import Command, Session
 
 
 def commands(crow: Crow) -> None:
-    """Dispatch slash commands, and bring /help, /prompt, /model and /mode."""
+    """Run slash commands. Adds /help, /prompt, and a command for each option of the session, such as /model."""
 
     @crow.commands
     def builtin(session: Session) -> list[Command]:
-        found = [
+        commands = [
             Command("help", "What you can type here", show_help),
             Command("prompt", "What every request of this session begins with", show_prompt),
         ]
-        for option in session.options:
-            found.append(setting(option))
-        return found
+        return [*commands, *(make_option_command(option) for option in session.options)]
 
     @crow.before_prompt
     async def dispatch(message: Message, session: Session) -> Message | None:
         if session.parent:
-            return None  # a model's words are no person's commands
+            return None  # the prompt of a sub-agent is written by a model
         match to_blocks(message):
             case [TextBlock(text=text), *others] if text.startswith("/"):
                 name, *words = text[1:].split(maxsplit=1) or [""]
@@ -35,7 +33,7 @@ def commands(crow: Crow) -> None:
                 return None
         command = session.commands.get(name)
         if command is None:
-            return None  # a path, perhaps; the model may make sense of it
+            return None  # it may be a path; the model reads it
         answer = await command.run(session, "".join(words).strip())
         if isinstance(answer, str):
             raise EndTurn("end_turn", answer)
@@ -58,16 +56,16 @@ async def show_prompt(session: Session, words: str) -> str:
         return f"System prompt: {prompt.name}, version {prompt.version}; nothing has been sent yet.\n\n{of_tools}"
     name, version, text = (render[key] for key in ("prompt", "version", "text"))
     about = f"{len(text):,} characters, about {len(text) // 4:,} tokens"
-    return f"System prompt: {name}, version {version}, {about}.\n\n{of_tools}\n\n{quoted(text)}"
+    return f"System prompt: {name}, version {version}, {about}.\n\n{of_tools}\n\n{to_code_block(text)}"
 
 
-def quoted(text: str) -> str:
-    """A text as a block of Markdown, whatever is in it."""
+def to_code_block(text: str) -> str:
+    """Convert a text to an indented Markdown code block."""
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
-def setting(option: Option) -> Command:
-    """A command that shows or changes an option."""
+def make_option_command(option: Option) -> Command:
+    """Make the command that shows or changes an option."""
 
     async def run(session: Session, words: str) -> str:
         now = session.options.find(option.id)

@@ -1,4 +1,4 @@
-"""A model that makes the same call again and again, and learns nothing from it, is told; then the person decides."""
+"""Stop a model that repeats a tool call without progress: tell the model first, then ask the user."""
 
 from collections import Counter
 from hashlib import sha256
@@ -13,45 +13,47 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.models.chat import ModelCall
 from crow_core.session import Session
 
-TOLD = "[You made this very call {} times, and it gave the same each time. Try something else, or say what is missing.]"
+REMARK = (
+    "[You made this very call {} times, and it gave the same each time. Try something else, or say what is missing.]"
+)
 
 
 def loop_guard(crow: Crow, *, tell: int = 3, ask: int = 5) -> None:
-    """Tell the model after `tell` equal calls with equal results, ask the person after `ask`.
+    """Tell the model after `tell` equal calls with equal results, and ask the user after `ask` of them.
 
-    A call or a result that is new to the turn is progress: the count begins again. To be used before what writes into
-    results where they are kept.
+    A call or a result that is new in the turn is progress: the count starts again. Use this before extensions that
+    write the name of a new file into results, since no two of these results are equal.
     """
 
     @crow.after_tool
     def count(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
-        seen = counted(session)
-        did = msgspec.json.encode([tool_call.arguments, result.content], order="sorted")
-        made = tool_call.name, sha256(did).digest()
-        if made not in seen:
-            for known in seen:
-                seen[known] = 1
-        seen[made] += 1
-        if seen[made] < tell:
+        counts = get_counts(session)
+        content = msgspec.json.encode([tool_call.arguments, result.content], order="sorted")
+        key = tool_call.name, sha256(content).digest()
+        if key not in counts:
+            for other in counts:
+                counts[other] = 1
+        counts[key] += 1
+        if counts[key] < tell:
             return None
-        told = {"type": "text", "text": TOLD.format(seen[made])}
-        return ToolResult([*result.content, told], result.is_error, result.meta)
+        remark = {"type": "text", "text": REMARK.format(counts[key])}
+        return ToolResult([*result.content, remark], result.is_error, result.meta)
 
     @crow.after_model
     async def pause(session: Session, model_call: ModelCall) -> None:
-        for (name, _), times in counted(session).most_common(1):
+        for (name, _), times in get_counts(session).most_common(1):
             if times < ask:
                 return
             said = f"The model called {name} {times} times and it gave the same each time."
             if not await session.user.confirm(f"{said} Go on?"):
                 raise EndTurn("end_turn", f"{said} You stopped it.")
-            counted(session).clear()
+            get_counts(session).clear()
 
     @crow.turn_end
     def forget(session: Session, outcome: StopReason | Exception) -> None:
-        counted(session).clear()
+        get_counts(session).clear()
 
 
-def counted(session: Session) -> "Counter[tuple[str, bytes]]":
-    """How often each call was made, and gave what it gave, since something was new."""
+def get_counts(session: Session) -> "Counter[tuple[str, bytes]]":
+    """Return how often each call gave the same result: (tool, digest of arguments and result) to a number."""
     return session.state.setdefault("loop_guard", Counter())

@@ -110,7 +110,9 @@ def permissions(
     """
     allowed, asked, denied = parse_rules(allow), parse_rules(ask), parse_rules(deny)
 
-    def of(session: Session) -> SessionPermissions:
+    def get_permissions(session: Session) -> SessionPermissions:
+        if session.parent:
+            return get_permissions(session.parent)  # a sub-agent shares the mode, the rules and the answers
         known: SessionPermissions | None = session.state.get("permissions")
         if known is None:
             more_ask, more_deny = project(session.cwd) if project else ((), ())
@@ -121,21 +123,23 @@ def permissions(
     @crow.options
     def mode_option(session: Session) -> Option:
         def choose(value: str) -> None:
-            of(session).mode = cast(Mode, value)
+            get_permissions(session).mode = cast(Mode, value)
 
-        return Option("mode", "Mode", "mode", MODES, lambda: of(session).mode, choose)
+        return Option("mode", "Mode", "mode", MODES, lambda: get_permissions(session).mode, choose)
 
     @crow.before_tool
     async def decide(session: Session, tool_call: ToolCall) -> ToolResult | None:
         folders = session.folders
         folders.starts[tool_call.id] = folders.current or session.cwd  # judged for this folder, so it runs there
-        judgement = judge(session, of(session), tool_call)
+        judgement = judge(session, get_permissions(session), tool_call)
         if judgement.verdict == "ask":
-            async with of(session).queue:
+            async with get_permissions(session).queue:
                 # The answer to the call before may have settled this one, or the mode may have changed.
-                judgement = judge(session, of(session), tool_call)
+                judgement = judge(session, get_permissions(session), tool_call)
                 if judgement.verdict == "ask":
-                    judgement = await ask_user(session, of(session), tool_call, may_last=judgement.may_last)
+                    judgement = await ask_user(
+                        session, get_permissions(session), tool_call, may_last=judgement.may_last
+                    )
         scope = f"session: {describe_scope(session, tool_call)}" if judgement.lasts else "once"
         decision = {"kind": "decision", "is": judgement.verdict, "by": judgement.reason, "scope": scope}
         session.log.append({"crow": {**decision, **identify(tool_call.use)}})

@@ -1,4 +1,4 @@
-"""The tool `plan`: what the model is going to do, for the person to follow (ACP, `plan` updates)."""
+"""The tool `plan`: the model shows the user the steps of its work (ACP, `plan` updates)."""
 
 from typing import Any
 
@@ -44,14 +44,14 @@ DEFINITION: dict[str, Any] = {
 }
 
 
-class Plan(Struct):
-    """The arguments of a call."""
+class PlanArguments(Struct):
+    """The arguments of a call of `plan`."""
 
     entries: list[PlanEntry]
 
 
 def plan(crow: Crow) -> None:
-    """Let the model write a plan. The last one comes back with a stored session."""
+    """Let the model show a plan. A stored session shows its plans again when it is loaded."""
     tools = Server("plan", None, definitions=[DEFINITION], built_in=True, shared=True)
     crow.servers.append(tools)
 
@@ -60,7 +60,7 @@ def plan(crow: Crow) -> None:
         if not tool_call.is_for(tools):
             return None
         try:
-            entries = entries_in(decode_strings(tool_call.arguments, SCHEMA))
+            entries = parse_entries(decode_strings(tool_call.arguments, SCHEMA))
         except ValidationError as error:
             return ToolResult.error(f"The plan was not shown: {error}.")
         await session.update(PlanUpdate(entries=entries))
@@ -70,10 +70,12 @@ def plan(crow: Crow) -> None:
         return ToolResult([text], meta={"crow/plan": shown})
 
 
-def entries_in(arguments: dict[str, Any]) -> list[PlanEntry]:
-    """The plan in a call's arguments. Raises ValidationError."""
+def parse_entries(arguments: dict[str, Any]) -> list[PlanEntry]:
+    """Parse the entries of a call's arguments. Raises ValidationError."""
     match arguments:
         case {"entries": [*entries]} if all(isinstance(entry, dict) for entry in entries):
-            return convert_leniently({"entries": [{"priority": "medium", **entry} for entry in entries]}, Plan).entries
+            return convert_leniently(
+                {"entries": [{"priority": "medium", **entry} for entry in entries]}, PlanArguments
+            ).entries
         case _:
             raise ValidationError("entries is a list of objects")

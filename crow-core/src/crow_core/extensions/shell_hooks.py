@@ -1,4 +1,4 @@
-"""The user's own commands at the moments of a session: to be told, to refuse a call, to end a turn before it begins."""
+"""Run the user's own commands as hooks; they can refuse a tool call, or end a turn before it starts."""
 
 import logging
 from collections.abc import Sequence
@@ -23,82 +23,85 @@ from crow_core.text import to_line
 log = logging.getLogger("crow")
 
 
-class Hook(Struct, forbid_unknown_fields=True):
-    """A command for a moment."""
+class ShellHook(Struct, forbid_unknown_fields=True):
+    """A command of the configuration that runs as a hook."""
 
     command: str | list[str]
-    """For the shell, or a program and its arguments; it runs in the session's folder."""
+    """A shell command, or a program and its arguments. It runs in the working directory of the session."""
     tool: str = "*"
-    """A pattern of tools' names; a call of another tool is none of its business."""
+    """A pattern of tool names. For a hook about a tool call: it does not run for other tools."""
     timeout: Annotated[float, Meta(gt=0)] = 60.0
-    """Seconds after which it is ended."""
+    """Seconds after which it is killed."""
 
 
-Hooks = Sequence[Hook]
+ShellHooks = Sequence[ShellHook]
 
 
 def shell_hooks(
     crow: Crow,
     *,
-    session_start: Hooks = (),
-    before_prompt: Hooks = (),
-    before_tool: Hooks = (),
-    after_tool: Hooks = (),
-    turn_end: Hooks = (),
-    session_end: Hooks = (),
+    session_start: ShellHooks = (),
+    before_prompt: ShellHooks = (),
+    before_tool: ShellHooks = (),
+    after_tool: ShellHooks = (),
+    turn_end: ShellHooks = (),
+    session_end: ShellHooks = (),
 ) -> None:
-    """Run commands, with the moment as JSON on their standard input.
+    """Run commands; each reads what happens as one JSON object from its standard input.
 
-    Exit code 2 objects, with what was written to standard error: the call is not run, the prompt is not begun, or of a
-    result the model is told. Every other failure is a warning for the person.
+    Exit code 2 objects, with the text of standard error: the tool call does not run, the turn does not start, or the
+    text is added to the tool's result. Any other failure is a warning to the user.
     """
 
     @crow.session_start
     async def start(session: Session) -> None:
-        await run(session_start, session, "session_start")
+        await run_hooks(session_start, session, "session_start")
 
     @crow.before_prompt
     async def prompt(message: Message, session: Session) -> None:
-        if objection := await run(before_prompt, session, "before_prompt", prompt=find_first_text(message)):
+        if objection := await run_hooks(before_prompt, session, "before_prompt", prompt=find_first_text(message)):
             raise EndTurn("end_turn", objection)
 
     @crow.before_tool
     async def before(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        objection = await run(before_tool, session, "before_tool", **describe_call(tool_call))
+        objection = await run_hooks(before_tool, session, "before_tool", **describe_call(tool_call))
         return ToolResult.error(f"This was not run: {objection}") if objection else None
 
     @crow.after_tool
     async def after(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
-        told = {"result": "\n\n".join(map(to_text, result.content)), "is_error": result.is_error}
-        if objection := await run(after_tool, session, "after_tool", **describe_call(tool_call), **told):
+        outcome = {"result": "\n\n".join(map(to_text, result.content)), "is_error": result.is_error}
+        if objection := await run_hooks(after_tool, session, "after_tool", **describe_call(tool_call), **outcome):
             return ToolResult([*result.content, {"type": "text", "text": objection}], result.is_error, result.meta)
         return None
 
     @crow.turn_end
     async def turn(session: Session, outcome: StopReason | Exception) -> None:
-        await run(turn_end, session, "turn_end", outcome=str(outcome))
+        await run_hooks(turn_end, session, "turn_end", outcome=str(outcome))
 
     @crow.session_end
     async def end(session: Session) -> None:
-        await run(session_end, session, "session_end")
+        await run_hooks(session_end, session, "session_end")
 
 
 def describe_call(tool_call: ToolCall) -> dict[str, Any]:
-    """Describe a tool call to a command, as JSON."""
+    """Describe a tool call as the JSON values that a command reads."""
     arguments = tool_call.arguments if tool_call.is_valid else None
     return {"tool": tool_call.name, "arguments": arguments, "call": tool_call.id}
 
 
-async def run(hooks: Hooks, session: Session, moment: str, **more: Any) -> str:
-    """Run commands one after the other; gives what the first says that objects. Of a sub-agent only calls count."""
+async def run_hooks(hooks: ShellHooks, session: Session, moment: str, **more: Any) -> str:
+    """Run commands one after the other until one objects; return its objection, or "".
+
+    For a sub-agent, only commands about tool calls run.
+    """
     if session.parent and "tool" not in more:
         return ""
-    told = msgspec.json.encode({"moment": moment, "session": session.id, "cwd": session.cwd, **more})
+    stdin = msgspec.json.encode({"moment": moment, "session": session.id, "cwd": session.cwd, **more})
     for hook in hooks:
         if not fnmatchcase(more.get("tool", ""), hook.tool):
             continue
         try:
-            code, said = await run_command(hook.command, session.cwd, hook.timeout, told)
+            code, said = await run_command(hook.command, session.cwd, hook.timeout, stdin)
         except TimeoutError:
             code, said = 1, f"it took more than {hook.timeout:g} seconds"
         except OSError as error:

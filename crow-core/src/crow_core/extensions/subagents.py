@@ -1,4 +1,4 @@
-"""The tool `agent`: a part of the work goes to a session of its own, which begins with nothing but its task."""
+"""The tool `agent`: the model gives a part of its work to a sub-agent, a session that starts with the task alone."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -42,15 +42,15 @@ REPORT = """
 ---
 Another agent gave you this task, and nobody else reads along. Your last message is your report to it, and all that it \
 gets: say what you found or did, with paths and lines, and what is left."""
-"""Behind the task."""
-LIMIT = 4_000
-"""Characters of the end of what an agent says, for the client to follow, and in place of a report."""
-SHOWN = 400
-"""Characters of new text after which the client sees more of it."""
+"""Is appended to the task."""
+TEXT_LIMIT = 4_000
+"""Characters of the end of a sub-agent's text that the client is shown, and that stand in for a missing report."""
+UPDATE_INTERVAL = 400
+"""Characters of new text after which the client is sent an update."""
 
 
-def schema(models: Sequence[str]) -> dict[str, Any]:
-    """What the tool takes where these models can be chosen."""
+def make_schema(models: Sequence[str]) -> dict[str, Any]:
+    """Make the schema of the tool's arguments, where these models can be chosen."""
     properties: dict[str, Any] = {
         "description": {"type": "string", "description": "the task in a few words, for the user"},
         "prompt": {"type": "string", "description": "the task"},
@@ -65,8 +65,8 @@ def schema(models: Sequence[str]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": ["description", "prompt"]}
 
 
-class Task(Struct):
-    """The arguments of a call."""
+class AgentTask(Struct):
+    """The arguments of a call of `agent`."""
 
     prompt: str
     description: str = ""
@@ -74,66 +74,71 @@ class Task(Struct):
     model: str = ""
 
 
-class Nested:
-    """The client of a child session: the parent's, who sees what the child does below the parent's call.
+class ChildClient:
+    """The client of a sub-agent's session: it passes on to the parent's client what that may see.
 
-    Ids of the child's calls begin with the parent's; questions come from the parent's session.
+    The ids of the sub-agent's tool calls begin with the id of the parent's call. Requests are sent in the name of the
+    parent's session.
     """
 
-    def __init__(self, parent: Session, call: str) -> None:
-        self.parent, self.call = parent, call
-        notices = ClientSessionCapabilities(notices=NoticeCapabilities())  # the parent finds a way to show them
+    def __init__(self, parent: Session, tool_call_id: str) -> None:
+        self.parent, self.tool_call_id = parent, tool_call_id
+        notices = ClientSessionCapabilities(notices=NoticeCapabilities())  # `Session.notice` of the parent shows them
         self.capabilities = replace(parent.client.capabilities, session=notices)
         self.text = ""
-        """The end of what the child has said."""
+        """The end of the sub-agent's text."""
         self.unseen = 0
-        """Characters of it that the client has not seen."""
+        """Characters of it that the client was not sent."""
 
     async def request(self, method: str, params: Any) -> Any:
-        return await self.parent.client.request(method, self.lifted(params))
+        return await self.parent.client.request(method, self.to_parent_request(params))
 
     async def notify(self, method: str, params: Any) -> None:
         match params:
             case SessionNotification(update=NoticeUpdate(title=title, severity="info" | "warning" | "error" as kind)):
                 await self.parent.notice(title, kind)
             case SessionNotification(update=update):
-                if (seen := self.seen(update)) is not None:
-                    await self.parent.send(seen)
+                if (shown := self.to_parent_update(update)) is not None:
+                    await self.parent.send(shown)
             case _:
-                await self.parent.client.notify(method, self.lifted(params))
+                await self.parent.client.notify(method, self.to_parent_request(params))
 
-    def lifted(self, params: Any) -> Any:
-        """What the child asks, as the parent asks it."""
+    def to_parent_request(self, params: Any) -> Any:
+        """Convert the params of the sub-agent's request to those of the parent's."""
         if isinstance(params, RequestPermissionRequest):
             about = params.tool_call
-            params = replace(params, tool_call=replace(about, tool_call_id=self.below(about.tool_call_id)))
+            params = replace(params, tool_call=replace(about, tool_call_id=self.to_parent_id(about.tool_call_id)))
         elif isinstance(id := getattr(params, "tool_call_id", None), str):
-            params = replace(params, tool_call_id=self.below(id))
+            params = replace(params, tool_call_id=self.to_parent_id(id))
         return replace(params, session_id=self.parent.id) if hasattr(params, "session_id") else params
 
-    def seen(self, update: SessionUpdate) -> SessionUpdate | None:
-        """What of the child's updates the client sees."""
+    def to_parent_update(self, update: SessionUpdate) -> SessionUpdate | None:
+        """Convert an update of the sub-agent to one of the parent; None for what the client is not shown."""
         match update:
             case AcpToolCall() | ToolCallUpdate():
-                return replace(update, tool_call_id=self.below(update.tool_call_id))
+                return replace(update, tool_call_id=self.to_parent_id(update.tool_call_id))
             case AgentMessageChunk(content=TextBlock(text=text)):
-                self.text = (self.text + text)[-LIMIT:]
+                self.text = (self.text + text)[-TEXT_LIMIT:]
                 self.unseen += len(text)
-                if self.unseen < SHOWN:
+                if self.unseen < UPDATE_INTERVAL:
                     return None
                 self.unseen = 0
                 content = BlockContent(content=TextBlock(text=self.text))
-                return ToolCallUpdate(tool_call_id=self.call, content=[content])
+                return ToolCallUpdate(tool_call_id=self.tool_call_id, content=[content])
             case _:
                 return None
 
-    def below(self, id: str) -> str:
-        return f"{self.call}/{id}"
+    def to_parent_id(self, id: str) -> str:
+        """Convert the id of a sub-agent's tool call."""
+        return f"{self.tool_call_id}/{id}"
 
 
 def subagents(crow: Crow) -> None:
-    """Let the model give work to agents of their own sessions: their permissions and their budget are the parent's, and
-    they end when its turn does. They have the tools that it has, but no agents of their own."""
+    """Let the model give work to sub-agents, each in a session of its own.
+
+    They share the permissions and the budget of their parent, and end when its turn does. They have the parent's tools,
+    except `agent` and `plan`.
+    """
 
     @crow.mcp_servers
     def offer(session: Session) -> Sequence[Server] | None:
@@ -142,7 +147,7 @@ def subagents(crow: Crow) -> None:
         definition = {
             "name": NAME,
             "description": DESCRIPTION,
-            "inputSchema": schema(list(session.models)),
+            "inputSchema": make_schema(list(session.models)),
             "_meta": {"crow/kind": "think"},
         }
         session.state[NAME] = Server(NAME, None, definitions=[definition], built_in=True)
@@ -150,7 +155,7 @@ def subagents(crow: Crow) -> None:
 
     @crow.tools
     def leave_out(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]]:
-        return [one for one in schemas if may_use(session, one["function"]["name"])]
+        return [schema for schema in schemas if may_use(session, schema["function"]["name"])]
 
     @crow.before_tool
     async def run(session: Session, tool_call: ToolCall) -> ToolResult | None:
@@ -159,26 +164,27 @@ def subagents(crow: Crow) -> None:
         if session.parent or not tool_call.is_for(session.state[NAME]):
             return None
         try:
-            task = convert_leniently(decode_strings(tool_call.arguments, schema([])), Task)
+            task = convert_leniently(decode_strings(tool_call.arguments, make_schema([])), AgentTask)
         except ValidationError as error:
             return ToolResult.error(f"No agent was started: {error}.")
         if task.model and task.model not in session.models:
             return ToolResult.error(f"There is no model {task.model!r}. Choose one of: {', '.join(session.models)}.")
-        return await work(crow, session, tool_call, task)
+        return await run_task(crow, session, tool_call, task)
 
 
 def may_use(session: Session, tool: str) -> bool:
+    """Whether a session may call the tool of this name."""
     if tool == "plan" and session.parent:
         return False  # the plan that the user sees is the parent's
-    patterns: list[str] = session.state.get("agent_tools", [])
+    patterns: list[str] = session.state.get("subagent_tools", [])
     return not patterns or any(fnmatchcase(tool, pattern) for pattern in patterns)
 
 
-async def work(crow: Crow, session: Session, tool_call: ToolCall, task: Task) -> ToolResult:
-    """Run a task to its end in a session of its own; gives its report."""
+async def run_task(crow: Crow, session: Session, tool_call: ToolCall, task: AgentTask) -> ToolResult:
+    """Run a task in a session of its own; return its report."""
     title = to_line(task.description or task.prompt)[:80]
     await session.update(ToolCallUpdate(tool_call_id=tool_call.id, title=title, status="in_progress"))
-    client = Nested(session, tool_call.id)
+    client = ChildClient(session, tool_call.id)
     child = await crow.open(
         client,
         session.cwd,
@@ -189,10 +195,8 @@ async def work(crow: Crow, session: Session, tool_call: ToolCall, task: Task) ->
     )
     try:
         child.model = session.models.get(task.model, session.model)
-        child.state["agent_tools"] = task.tools
-        for shared in ("permissions", "folder", "effort"):  # its mode and the answers that last; where commands begin
-            if shared in session.state:
-                child.state[shared] = session.state[shared]
+        child.state["subagent_tools"] = task.tools
+        child.folders.current = session.folders.current
         session.log.append({"crow": {"kind": "child", "session": child.id, "call": tool_call.id}})
         child.log.append({"crow": {"kind": "parent", "session": session.id, "call": tool_call.id}})
         await child.set_title(title)

@@ -1,7 +1,7 @@
-"""Turns, model calls and tool calls as OpenTelemetry spans, under the names of its conventions for generative AI.
+"""Trace turns, model calls and tool calls as OpenTelemetry spans, named as its conventions for generative AI say.
 
-Who wants spans has loaded OpenTelemetry before us (`opentelemetry-instrument crow acp`, or a program that we are part
-of); it is never loaded for their sake. No span holds what was said.
+Spans are made only where OpenTelemetry is loaded already (`opentelemetry-instrument crow acp`, or a program that uses
+crow): this module never loads it by itself. No span holds text of the conversation.
 """
 
 import sys
@@ -24,26 +24,28 @@ TURN, CHAT = "turn", "chat"
 
 
 def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
-    """Trace what sessions do; `tracer` is whose spans they are, the process's if nobody says. To be used first: what
-    other extensions do in a turn is part of it."""
+    """Trace sessions with a tracer, the one of the process if none is given.
 
-    def spans_of(session: Session) -> "dict[str, Span]":
-        """The spans that are open."""
+    Use it before other extensions, so that what they do in a turn becomes part of the turn's span.
+    """
+
+    def get_spans(session: Session) -> "dict[str, Span]":
+        """Return the open spans of a session: TURN, CHAT, or the id of a tool call to its span."""
         return session.state.setdefault("spans", {})
 
     def start(session: Session, key: str, name: str, operation: str, **more: Any) -> None:
         if tracer is None and "opentelemetry.trace" not in sys.modules:
             return
-        from opentelemetry import context, propagate, trace  # not above, see there
+        from opentelemetry import context, propagate, trace  # never at the top: see the module
 
-        ours = tracer or trace.get_tracer("crow")
+        used_tracer = tracer or trace.get_tracer("crow")
         parent = propagate.extract(TRACE.get()) if key == TURN else None
         attributes = {"gen_ai.operation.name": operation, "gen_ai.conversation.id": session.id, **more}
         kind = trace.SpanKind.CLIENT if key == CHAT else trace.SpanKind.INTERNAL
-        spans_of(session)[key] = span = ours.start_span(name, parent, kind, attributes)
+        get_spans(session)[key] = span = used_tracer.start_span(name, parent, kind, attributes)
         if key == CHAT:
             return
-        # What the task that we run in does from here on is inside; the task ends with the span.
+        # Everything that the current task does from here on is inside the span; the task ends with it.
         inside = trace.set_span_in_context(span, parent)
         context.attach(inside)
         carrier = dict(TRACE.get())
@@ -51,11 +53,11 @@ def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
         TRACE.set(carrier)
 
     def end(session: Session, key: str, attributes: Mapping[str, Any], error: str = "") -> None:
-        if (span := spans_of(session).pop(key, None)) is None:
+        if (span := get_spans(session).pop(key, None)) is None:
             return
         span.set_attributes({**attributes, **({"error.type": error} if error else {})})
         if error:
-            from opentelemetry.trace import Status, StatusCode  # not above, see there
+            from opentelemetry.trace import Status, StatusCode  # never at the top: see the module
 
             span.set_status(Status(StatusCode.ERROR))
         span.end()
@@ -67,8 +69,8 @@ def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
     @crow.before_model
     def chat(request: ModelRequest, session: Session) -> None:
         name = session.model.name
-        told = {"gen_ai.request.model": name, "gen_ai.provider.name": "openai"}  # whose protocol it is
-        start(session, CHAT, f"chat {name}", "chat", **told)
+        attributes = {"gen_ai.request.model": name, "gen_ai.provider.name": "openai"}  # the protocol is OpenAI's
+        start(session, CHAT, f"chat {name}", "chat", **attributes)
 
     @crow.model_call
     def answered(session: Session, model_call: ModelCall) -> None:
@@ -92,6 +94,6 @@ def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
 
     @crow.turn_end
     def over(session: Session, outcome: StopReason | Exception) -> None:
-        for key in [key for key in spans_of(session) if key != TURN]:
+        for key in [key for key in get_spans(session) if key != TURN]:
             end(session, key, {}, "cancelled")
         end(session, TURN, {}, type(outcome).__name__ if isinstance(outcome, Exception) else "")

@@ -1,4 +1,4 @@
-"""A file stands in for a prompt of its name."""
+"""Replace prompts by files of the user."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,8 +10,11 @@ from crow_core.session import Session
 
 
 def templates(crow: Crow, *, files: Callable[[Session], Mapping[str, Path]]) -> None:
-    """Take a session's prompts from `files` (name to path) where it names them: an edited file counts from the next
-    session on."""
+    """Take the prompts of a session from files.
+
+    `files` is called when a session opens, and returns a path for each prompt to replace, by the prompt's name. Raises
+    ConfigError, from the hook, for a file that cannot be read.
+    """
 
     @crow.session_start
     def replace(session: Session) -> None:

@@ -1,4 +1,4 @@
-"""A session's name in the client's list: the first words of its first prompt."""
+"""Name sessions after the first words of their first prompt; clients list sessions by these names."""
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
@@ -8,7 +8,7 @@ from crow_core.text import to_line
 
 
 def titles(crow: Crow) -> None:
-    """Name the session after its first exchange."""
+    """Give a session without a title one of at most 60 characters when a turn has ended without an error."""
 
     @crow.turn_end
     async def name(session: Session, outcome: StopReason | Exception) -> None:

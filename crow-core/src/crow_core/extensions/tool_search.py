@@ -1,4 +1,4 @@
-"""With very many tools, the model searches for those it needs: the list it is sent stays short, and the same."""
+"""Let the model search for tools where there are very many, so that the list it is sent stays short and constant."""
 
 import re
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from crow_core.messages import PROXY_TOOL
 from crow_core.session import Session
 
 NAME = "tool_search"
-MOST = 20
-"""Tools that one search may give."""
+RESULTS_LIMIT = 20
+"""Tools that one search returns at most."""
 
 DEFINITIONS: list[dict[str, Any]] = [
     {
@@ -28,7 +28,7 @@ DEFINITIONS: list[dict[str, Any]] = [
             "type": "object",
             "properties": {
                 "query": {"type": "string", "description": "words of what the tool should do, or of its name"},
-                "limit": {"type": "integer", "default": 5, "minimum": 1, "maximum": MOST},
+                "limit": {"type": "integer", "default": 5, "minimum": 1, "maximum": RESULTS_LIMIT},
             },
             "required": ["query"],
         },
@@ -49,16 +49,19 @@ DEFINITIONS: list[dict[str, Any]] = [
 ]
 
 
-class Query(Struct):
-    """The arguments of a search."""
+class ToolQuery(Struct):
+    """The arguments of a call of `tool_search`."""
 
     query: str
     limit: int = 5
 
 
 def tool_search(crow: Crow, *, above: int = 60, share: float = 0.1) -> None:
-    """Leave the tools of MCP servers out of the list when they are more than `above`, or their schemas take more than
-    `share` of the model's window; the model finds them by a search, and calls them through `call_tool`."""
+    """Leave tools out of the list when MCP servers have many; the model finds them by a search, and uses `call_tool`.
+
+    Tools are left out when there are more than `above` of them, or when their schemas take more than `share` of the
+    model's window (0.1 is a tenth).
+    """
 
     @crow.mcp_servers
     def offer(session: Session) -> Sequence[Server]:
@@ -67,14 +70,14 @@ def tool_search(crow: Crow, *, above: int = 60, share: float = 0.1) -> None:
 
     @crow.tools
     def defer(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]]:
-        tools, sent = session.toolbox.tools, {name_of(schema) for schema in session.toolbox.sent or ()}
-        rest = [schema for schema in schemas if tools[name_of(schema)].server is not session.state[NAME]]
-        searched = [schema for schema in rest if is_foreign(tools[name_of(schema)])]
+        tools, sent = session.toolbox.tools, {get_name(schema) for schema in session.toolbox.sent or ()}
+        rest = [schema for schema in schemas if tools[get_name(schema)].server is not session.state[NAME]]
+        searched = [schema for schema in rest if is_foreign(tools[get_name(schema)])]
         if NAME not in sent and len(searched) <= above and not is_large(searched, session, share):
             return rest
-        hidden = {name_of(schema) for schema in searched} - sent
-        ours = [schema for schema in schemas if tools[name_of(schema)].server is session.state[NAME]]
-        return [schema for schema in rest if name_of(schema) not in hidden] + ours
+        hidden = {get_name(schema) for schema in searched} - sent
+        ours = [schema for schema in schemas if tools[get_name(schema)].server is session.state[NAME]]
+        return [schema for schema in rest if get_name(schema) not in hidden] + ours
 
     @crow.before_tool
     def search(session: Session, tool_call: ToolCall) -> ToolResult | None:
@@ -83,46 +86,49 @@ def tool_search(crow: Crow, *, above: int = 60, share: float = 0.1) -> None:
         if tool_call.name == PROXY_TOOL:
             return ToolResult.error('Nothing was called. The arguments are {"name": …, "arguments": {…}}.')
         try:
-            wanted = convert_leniently(tool_call.arguments, Query)
+            query = convert_leniently(tool_call.arguments, ToolQuery)
         except ValidationError as error:
             return ToolResult.error(f"Nothing was searched: {error}.")
         tools = [tool for tool in session.toolbox.tools.values() if is_foreign(tool)]
-        found = ranked(tools, wanted.query)[: min(max(wanted.limit, 1), MOST)]
+        found = rank_tools(tools, query.query)[: min(max(query.limit, 1), RESULTS_LIMIT)]
         if not found:
             servers = sorted({tool.server.name for tool in tools if tool.server})
             return ToolResult.text(f"No tool has these words. Try others; the servers are: {', '.join(servers)}.")
-        return ToolResult.text("\n\n".join(described(tool) for tool in found))
+        return ToolResult.text("\n\n".join(describe_tool(tool) for tool in found))
 
 
-def name_of(schema: dict[str, Any]) -> str:
+def get_name(schema: dict[str, Any]) -> str:
+    """Return the name of a tool from its schema."""
     return schema["function"]["name"]
 
 
 def is_foreign(tool: Tool) -> bool:
-    """Whether a tool is not crow's own."""
+    """Whether a tool is one of an MCP server that is not built in."""
     return tool.server is not None and not tool.server.built_in
 
 
 def is_large(schemas: Sequence[dict[str, Any]], session: Session, share: float) -> bool:
-    """Whether schemas take more than this share of the window, at four characters a token."""
+    """Whether schemas take more than this share of the model's window, at four characters a token."""
     window = session.model.window
     return bool(window) and len(msgspec.json.encode(schemas)) / 4 > share * (window or 0)
 
 
-def described(tool: Tool) -> str:
-    """All that the model has to know to call it."""
+def describe_tool(tool: Tool) -> str:
+    """Describe a tool for the model: its name, its description and the schema of its arguments."""
     function = tool.schema["function"]
     return f"{tool.name}\n{function['description']}\n{msgspec.json.encode(function['parameters']).decode()}"
 
 
-def ranked(tools: Sequence[Tool], query: str) -> list[Tool]:
-    """The tools that have a word of the query, the best first (BM25; a name counts more than what it does)."""
-    import sqlite3  # not above: few sessions search
+def rank_tools(tools: Sequence[Tool], query: str) -> list[Tool]:
+    """List the tools that have a word of the query, the best first (BM25; a name weighs more than a description)."""
+    import sqlite3  # imported here: few sessions search
 
-    words = split(query)
+    words = split_words(query)
     with sqlite3.connect(":memory:") as base:
         base.execute("CREATE VIRTUAL TABLE tool USING fts5(name, description, parameters, tokenize='porter')")
-        base.executemany("INSERT INTO tool (rowid, name, description, parameters) VALUES (?, ?, ?, ?)", rows(tools))
+        base.executemany(
+            "INSERT INTO tool (rowid, name, description, parameters) VALUES (?, ?, ?, ?)", make_rows(tools)
+        )
         asked = " OR ".join(f'"{word}"' for word in words)
         matches = "SELECT rowid FROM tool WHERE tool MATCH ? ORDER BY bm25(tool, 4.0, 2.0, 1.0), rowid"
         found = base.execute(matches, (asked,)).fetchall() if words else []
@@ -130,18 +136,18 @@ def ranked(tools: Sequence[Tool], query: str) -> list[Tool]:
     return [tools[row] for (row,) in found]
 
 
-def rows(tools: Sequence[Tool]) -> list[tuple[int, str, str, str]]:
-    """What is searched of each tool: its name, what it does, its parameters."""
-    found: list[tuple[int, str, str, str]] = []
+def make_rows(tools: Sequence[Tool]) -> list[tuple[int, str, str, str]]:
+    """Make a row for each tool: its index, and the words of its name, its description and its parameters."""
+    rows: list[tuple[int, str, str, str]] = []
     for at, tool in enumerate(tools):
         function = tool.schema["function"]
         properties: Any = function["parameters"].get("properties")
         parameters = msgspec.json.encode(properties if isinstance(properties, dict) else {}).decode()
-        name, about = " ".join(split(tool.name)), " ".join(split(function["description"]))
-        found.append((at, name, about, " ".join(split(parameters))))
-    return found
+        name, about = " ".join(split_words(tool.name)), " ".join(split_words(function["description"]))
+        rows.append((at, name, about, " ".join(split_words(parameters))))
+    return rows
 
 
-def split(text: str) -> list[str]:
-    """The words of a text, also those of `camelCase` and `snake_case`."""
+def split_words(text: str) -> list[str]:
+    """Split a text into words, also `camelCase` and `snake_case`."""
     return re.findall(r"[^\W_]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text))

@@ -1,7 +1,7 @@
-"""Turns taken back: the files they changed are as before, and the model has forgotten them.
+"""Undo turns: restore the files that they changed, and rewind the session.
 
-Needs no version control: the log holds what every edit found. A file that somebody else has changed since is never
-touched, and then nothing else is either.
+No version control is needed, since the log holds the text before each edit. If one of the files was changed by somebody
+else since then, no file is restored.
 """
 
 import asyncio
@@ -28,45 +28,46 @@ from crow_core.session import Command, Session
 from crow_core.text import to_line
 
 Change = dict[str, Any]
-"""What an edit says of itself: `path`, `old`, `new`, `before`, `after`, perhaps `encoding` and `mark`."""
-HARMLESS = ("read", "search", "think")
-"""Kinds of calls that leave nothing behind."""
+"""An edit as the log has it: `path`; the texts `old` and `new`; their digests `before` and `after`; and, where they are
+not UTF-8 without a byte order mark, `encoding` and `mark`."""
+HARMLESS_KINDS = ("read", "search", "think")
+"""The kinds of tool calls that change nothing."""
 
 
 class UndoError(Exception):
-    """A turn cannot be taken back; the text is for a person: what is in the way, and where."""
+    """A turn cannot be undone; the text tells the user why, and for which file."""
 
 
 @dataclass(frozen=True)
-class File:
-    """A file that turns have changed."""
+class ChangedFile:
+    """A file to restore."""
 
     path: str
     data: bytes | None
-    """What it held before; None where there was none."""
+    """The content before; None if there was no file."""
     lines: tuple[int, int]
-    """How many come back, and how many go."""
+    """The number of lines that come back, and of those that go."""
     disturbed: bool
-    """Between two edits of one turn, somebody or something else changed it, too."""
+    """Whether something else changed the file, too, between two edits of one turn."""
 
 
 @dataclass(frozen=True)
-class Undo:
-    """What taking back some turns means."""
+class UndoPlan:
+    """The changes that undo some turns."""
 
     prompt: str
-    """The first words of the first of them."""
+    """The start of the prompt of the first of them."""
     turns: int
     to: str
-    """The id of the last entry that stays; "" for none."""
-    files: Sequence[File]
+    """The id of the last log entry that stays; "" for none."""
+    files: Sequence[ChangedFile]
     stays: Sequence[str]
-    """The titles of calls whose effects nobody can take back."""
+    """The titles of tool calls whose effects cannot be undone."""
 
     def __str__(self) -> str:
-        """In words, as Markdown."""
+        """Describe the plan to the user, in Markdown."""
         what = "the last turn," if self.turns == 1 else f"the last {self.turns} turns, from"
-        lines = [f"To take back {what} “{self.prompt}”:", "", *map(described, self.files)]
+        lines = [f"To take back {what} “{self.prompt}”:", "", *map(describe_file, self.files)]
         if not self.files:
             lines.append("- No file changes: only the conversation goes back.")
         if self.stays:
@@ -76,30 +77,34 @@ class Undo:
 
 
 def undo(crow: Crow) -> None:
-    """Bring /undo: it says what would be taken back, and `/undo yes` does it. For programs it is `_crow/undo`, with
-    `turns` and `confirm`."""
-    crow.methods["_crow/undo"] = answer
+    """Add the command /undo, which shows what would be undone; `/undo yes` does it.
+
+    Also adds the method `_crow/undo`, with the parameters `turns` and `confirm`.
+    """
+    crow.methods["_crow/undo"] = answer_undo
 
     @crow.commands
     def command(session: Session) -> list[Command]:
-        return [Command("undo", "Take back the last turn: its edits, and what was said", run, hint="[turns] [yes]")]
+        return [
+            Command("undo", "Take back the last turn: its edits, and what was said", run_undo, hint="[turns] [yes]")
+        ]
 
-    # What a sub-agent did is its session's to take back:
+    # The two hooks below let the parent undo what a sub-agent did.
 
     @crow.message
-    async def hand_up(session: Session, entry: Message) -> None:
+    async def copy_changes(session: Session, entry: Message) -> None:
         if (parent := session.parent) and (changes := entry.get("crow", {}).get("changes")):
             parent.log.append({"crow": {"kind": "changes", "session": session.id, "changes": changes}})
             await parent.log.written()
 
     @crow.turn_end
-    def tell(session: Session, outcome: StopReason | Exception) -> None:
-        if (parent := session.parent) and (stays := [*lasting(session.log)]):
+    def list_effects(session: Session, outcome: StopReason | Exception) -> None:
+        if (parent := session.parent) and (stays := [*find_lasting(session.log)]):
             parent.log.append({"crow": {"kind": "stays", "session": session.id, "calls": stays}})
 
 
-async def run(session: Session, words: str) -> str:
-    """The command: without `yes` it only tells."""
+async def run_undo(session: Session, words: str) -> str:
+    """Run the command /undo: describe the plan, or, with `yes`, carry it out."""
     wanted = re.fullmatch(r"([1-9][0-9]{0,8})? *(yes)?", words)
     if wanted is None:
         return f"/undo {words} is not understood. `/undo` or `/undo 2` tells what would change, `/undo 2 yes` does it."
@@ -107,14 +112,14 @@ async def run(session: Session, words: str) -> str:
     try:
         if wanted[2]:
             return await take_back(session, turns)
-        planned = await asyncio.to_thread(plan, session.log, turns)
+        planned = await asyncio.to_thread(plan_undo, session.log, turns)
     except UndoError as error:
         return str(error)
     return f"{planned}\n\n`/undo {f'{turns} ' if turns > 1 else ''}yes` does it."
 
 
-async def answer(session: Session, params: dict[str, Any]) -> dict[str, Any]:
-    """The same for a program: what would be taken back, and with `confirm` whether it was. Raises RpcError."""
+async def answer_undo(session: Session, params: dict[str, Any]) -> dict[str, Any]:
+    """Answer the method `_crow/undo`: describe the plan, and with `confirm` carry it out. Raises RpcError."""
     turns, confirm = params.get("turns", 1), params.get("confirm", False)
     if type(turns) is not int or type(confirm) is not bool:
         raise RpcError(INVALID_PARAMS, "Invalid params", details="turns is a whole number, confirm is true or false.")
@@ -122,7 +127,7 @@ async def answer(session: Session, params: dict[str, Any]) -> dict[str, Any]:
         raise RpcError(INVALID_REQUEST, "A turn is running", details="Cancel it, or wait for its end.")
     try:
         async with session.turns.lock:
-            planned = await asyncio.to_thread(plan, session.log, turns)
+            planned = await asyncio.to_thread(plan_undo, session.log, turns)
             if confirm:
                 await take_back(session, turns)
     except (UndoError, StoreError) as error:
@@ -132,10 +137,12 @@ async def answer(session: Session, params: dict[str, Any]) -> dict[str, Any]:
 
 
 async def take_back(session: Session, turns: int = 1) -> str:
-    """Restore the files, rewind the session, and tell it. Raises UndoError when it cannot be done, StoreError when it
-    is done and cannot be stored now."""
-    planned = await asyncio.to_thread(plan, session.log, turns)
-    await asyncio.to_thread(restore, planned.files)
+    """Restore the files and rewind the session; return a sentence for the user.
+
+    Raises UndoError if it cannot be done, StoreError if it is done but cannot be stored.
+    """
+    planned = await asyncio.to_thread(plan_undo, session.log, turns)
+    await asyncio.to_thread(restore_files, planned.files)
     session.rewind(planned.to)
     await session.log.written()
     count = len(planned.files)
@@ -143,8 +150,8 @@ async def take_back(session: Session, turns: int = 1) -> str:
     return f"Taken back, {files}. The model has forgotten “{planned.prompt}” and what followed."
 
 
-def plan(log: Sequence[Message], turns: int = 1) -> Undo:
-    """What it takes to go back to before the last turns; changes nothing. Raises UndoError when it cannot be done."""
+def plan_undo(log: Sequence[Message], turns: int = 1) -> UndoPlan:
+    """Plan how to go back to before the last turns; change nothing. Raises UndoError if it cannot be done."""
     entries = drop_rewound(log)
     starts = find_prompts(entries)
     if not 0 < turns <= len(starts):
@@ -153,36 +160,36 @@ def plan(log: Sequence[Message], turns: int = 1) -> Undo:
     ends = [*starts[1:], len(entries)]
     wanted = [entries[start:end] for start, end in zip(starts, ends, strict=True)][-turns:]
     first = starts[-turns]
-    return Undo(
-        prompt=shortened(find_first_text(entries[first])),
+    return UndoPlan(
+        prompt=shorten(find_first_text(entries[first])),
         turns=turns,
         to=str(entries[first - 1].get("crow", {}).get("id", "")) if first else "",
-        files=files_of(wanted),
-        stays=[title for turn in wanted for title in lasting(turn)],
+        files=plan_files(wanted),
+        stays=[title for turn in wanted for title in find_lasting(turn)],
     )
 
 
-def files_of(turns: Sequence[Sequence[Message]]) -> list[File]:
-    """The files to restore, walking back from the last change to the first. Raises UndoError."""
-    changes = [(n, change) for n, turn in enumerate(turns) for change in changes_of(turn)]
+def plan_files(turns: Sequence[Sequence[Message]]) -> list[ChangedFile]:
+    """Find the files to restore, from the last change back to the first. Raises UndoError."""
+    changes = [(n, change) for n, turn in enumerate(turns) for change in iterate_changes(turn)]
     newest: dict[str, Change] = {}
     oldest: dict[str, tuple[int, Change]] = {}
     disturbed: set[str] = set()
     for n, change in reversed(changes):
         path = change["path"]
         newest.setdefault(path, change)
-        later, next = oldest.get(path, (n, None))
-        if next and next["before"] != change["after"]:
+        later, after = oldest.get(path, (n, None))
+        if after and after["before"] != change["after"]:
             if later != n:
                 raise UndoError(f"{path} was changed by somebody else between these turns. Take back fewer turns.")
             disturbed.add(path)
         oldest[path] = n, change
-    files = [file_of(newest[path], oldest[path][1], path in disturbed) for path in sorted(oldest)]
+    files = [plan_file(newest[path], oldest[path][1], path in disturbed) for path in sorted(oldest)]
     return [file for file in files if file]
 
 
-def changes_of(turn: Sequence[Message]) -> Iterator[Change]:
-    """The edits of a turn, in their order. Raises UndoError."""
+def iterate_changes(turn: Sequence[Message]) -> Iterator[Change]:
+    """Iterate over the edits of a turn, in order. Raises UndoError for one whose texts were not recorded."""
     for entry in turn:
         changes: list[Change] = entry.get("crow", {}).get("changes", [])
         for change in changes:
@@ -191,21 +198,21 @@ def changes_of(turn: Sequence[Message]) -> Iterator[Change]:
             yield change
 
 
-def file_of(newest: Change, oldest: Change, disturbed: bool) -> File | None:
-    """What to do with one file; None when it is as before. Raises UndoError when that must not be done."""
+def plan_file(newest: Change, oldest: Change, disturbed: bool) -> ChangedFile | None:
+    """Plan how to restore one file; None if it is as before. Raises UndoError if somebody else changed it."""
     path = newest["path"]
-    now = digest_of(path)
+    now = compute_digest(path)
     if now == oldest["before"]:
-        return None  # also where an earlier try did not come to its end
+        return None  # for example after an undo that was interrupted
     if now != newest["after"]:
         raise UndoError(f"{path} has been changed by somebody else since. Nothing was taken back.")
-    data = bytes_before(oldest)
+    data = read_old_bytes(oldest)
     old, new = (Counter((change or "").splitlines()) for change in (oldest["old"], newest["new"]))
-    return File(path, data, ((old - new).total(), (new - old).total()), disturbed)
+    return ChangedFile(path, data, ((old - new).total(), (new - old).total()), disturbed)
 
 
-def digest_of(path: str) -> str | None:
-    """SHA-256 of a file as it is now, None where there is none. Raises UndoError."""
+def compute_digest(path: str) -> str | None:
+    """Compute the SHA-256 of a file; None if there is no file. Raises UndoError."""
     if os.path.realpath(path) != path:
         raise UndoError(f"{path} leads elsewhere now, to {os.path.realpath(path)}. Nothing was taken back.")
     if not os.path.lexists(path):
@@ -219,8 +226,8 @@ def digest_of(path: str) -> str | None:
         raise UndoError(f"{path} cannot be read ({error.strerror}). Nothing was taken back.") from error
 
 
-def bytes_before(change: Change) -> bytes | None:
-    """What a file held before a change. Raises UndoError when the log does not hold it whole."""
+def read_old_bytes(change: Change) -> bytes | None:
+    """Return the content of a file before a change. Raises UndoError if the log does not have it whole."""
     path, text = change["path"], change["old"]
     if text is None:
         return None
@@ -234,11 +241,11 @@ def bytes_before(change: Change) -> bytes | None:
     return data
 
 
-def restore(files: Sequence[File]) -> None:
-    """Put files back, each at once. Raises UndoError, which says how far it came."""
+def restore_files(files: Sequence[ChangedFile]) -> None:
+    """Restore files, each in one step. Raises UndoError with the number of files that are restored."""
     for done, file in enumerate(files):
         try:
-            put_back(file)
+            restore_file(file)
         except OSError as error:
             raise UndoError(
                 f"{file.path} cannot be put back ({error.strerror}); {done} of {len(files)} files are as before. "
@@ -246,8 +253,8 @@ def restore(files: Sequence[File]) -> None:
             ) from error
 
 
-def put_back(file: File) -> None:
-    """Make a file what it was; mode and owner stay. Raises OSError."""
+def restore_file(file: ChangedFile) -> None:
+    """Restore a file; its mode and its owner stay. Raises OSError."""
     if file.data is None:
         os.unlink(file.path)
         return
@@ -269,25 +276,25 @@ def put_back(file: File) -> None:
         raise
 
 
-def lasting(turn: Sequence[Message]) -> Iterator[str]:
-    """The titles of the calls of a turn, and of its sub-agents, that may have done what no edit tells of."""
+def find_lasting(turn: Sequence[Message]) -> Iterator[str]:
+    """Iterate over the titles of tool calls that may have had effects other than edits, also those of sub-agents."""
     for entry in turn:
         if marker_kind(entry) == "stays":
             yield from entry.get("crow", {})["calls"]
     answers = {entry.get("tool_call_id"): entry for entry in turn if entry.get("role") == "tool"}
     denied = {notes.get("call") for entry in turn if (notes := entry.get("crow", {})).get("is") == "deny"}
-    for call in [call for entry in turn for call in entry.get("tool_calls", [])]:
-        answer = answers.get(call["id"], Message())
+    for use in [use for entry in turn for use in entry.get("tool_calls", [])]:
+        answer = answers.get(use["id"], Message())
         notes = answer.get("crow", {})
         kind = notes.get("shown", {}).get("kind", "other")
         cut = answer.get("content", INTERRUPTED) == INTERRUPTED
-        harmless = kind in HARMLESS or (kind != "execute" and notes.get("failed")) or notes.get("changes")
-        if call["id"] not in denied and (cut or not harmless):
-            yield make_title(call["function"]["name"], parse_arguments(call) or {})
+        harmless = kind in HARMLESS_KINDS or (kind != "execute" and notes.get("failed")) or notes.get("changes")
+        if use["id"] not in denied and (cut or not harmless):
+            yield make_title(use["function"]["name"], parse_arguments(use) or {})
 
 
-def described(file: File) -> str:
-    """A line of the list."""
+def describe_file(file: ChangedFile) -> str:
+    """Describe a file in one line of a Markdown list."""
     back, gone = file.lines
     if file.data is None:
         what = "will be removed"
@@ -297,6 +304,7 @@ def described(file: File) -> str:
     return f"- `{to_line(file.path)}`: {what}{also}"
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
+    """Return the first 60 characters of a text, on one line."""
     words = to_line(" ".join(text.split()))
     return words if len(words) <= 60 else f"{words[:59].rstrip()}…"

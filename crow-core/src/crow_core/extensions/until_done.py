@@ -1,4 +1,4 @@
-"""The model is done when a command says so, or when it has looked at its own work and says so once more."""
+"""Let a turn go on until a command succeeds, or until the model has checked its own work."""
 
 from typing import Annotated
 
@@ -16,9 +16,9 @@ from crow_core.shell import run_command
 from crow_core.text import to_line
 
 ROUNDS = "until_done_rounds"
-"""How often the turn was made to go on, in `Session.state`; None while no tool has been called."""
+"""The key in `Session.state` of the number of times that the turn was continued; None before the first tool call."""
 DONE = "DONE"
-ASK = (
+QUESTION = (
     f"Compare what was asked with what you did and saw. If all of it is done and checked, answer only {DONE}. "
     "Otherwise go on with what is missing."
 )
@@ -28,10 +28,10 @@ AboveZero = Annotated[float, Meta(gt=0)]
 
 
 def until_done(crow: Crow, *, check: str = "", times: int = 5, timeout: AboveZero = 600.0) -> None:
-    """Let a turn in which tools were called go on, at most `times` times, until the shell command `check` succeeds in
-    the session's folder, within `timeout` seconds; without one, until the model was asked and says that it is done.
+    """Let a turn in which tools were called go on until it is done, at most `times` times.
 
-    Brings the session option `until_done`, on or off.
+    It is done when the shell command `check` succeeds in the working directory within `timeout` seconds. Without a
+    command, the model is asked whether it is done. Adds the session option `until_done`, on or off.
     """
 
     @crow.options
@@ -58,7 +58,7 @@ def until_done(crow: Crow, *, check: str = "", times: int = 5, timeout: AboveZer
         wanted = session.state.get("until_done", "on") == "on" and not session.parent
         if rounds is None or not wanted or stop_reason != "end_turn":
             return None
-        if not (missing := await failure(session) if check else asked(session, rounds)):
+        if not (missing := await run_check(session) if check else make_question(session, rounds)):
             return None
         if rounds >= times:
             await session.notice(
@@ -70,8 +70,8 @@ def until_done(crow: Crow, *, check: str = "", times: int = 5, timeout: AboveZer
             await session.notice(f"{to_line(check)} failed; going on ({rounds + 1} of {times}).")
         return {"role": "user", "content": missing, "crow": {"hidden": True}}
 
-    async def failure(session: Session) -> str:
-        """What the check has to say; empty when it succeeds."""
+    async def run_check(session: Session) -> str:
+        """Run the check; return the message to the model if it fails, or "" if it succeeds."""
         try:
             code, said = await run_command(check, session.cwd, timeout, with_stdout=True)
             why = f"exit code {code}"
@@ -82,7 +82,7 @@ def until_done(crow: Crow, *, check: str = "", times: int = 5, timeout: AboveZer
         return mask(FAILED.format(check, why, said), session.secrets) if code else ""
 
 
-def asked(session: Session, rounds: int) -> str:
-    """What to ask a model about its own work; empty when it has been asked and says that it is done."""
+def make_question(session: Session, rounds: int) -> str:
+    """Return the question to the model about its own work, or "" once it has answered that it is done."""
     said = next((entry.get("content") for entry in reversed(session.log) if entry.get("role") == "assistant"), "")
-    return "" if rounds and str(said).strip().rstrip(".").endswith(DONE) else ASK
+    return "" if rounds and str(said).strip().rstrip(".").endswith(DONE) else QUESTION

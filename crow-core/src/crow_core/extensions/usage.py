@@ -1,64 +1,105 @@
-"""How full the context is and what it cost: told to the client after each reply, and by /usage."""
+"""Report the tokens, the cost and the cache use of model calls: to the client after each reply, and through /usage."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import UNSET
 
 from crow_core.acp.schema import Cost, UsageUpdate
 from crow_core.app import Crow
-from crow_core.models.chat import ModelCall, get_window
+from crow_core.messages import SELECTING_MARKERS, Message, marker_kind
+from crow_core.models.chat import ModelCall, ModelRequest, get_window
 from crow_core.models.usage import ASSUMED_WINDOW, TURN_TOTALS, TokenTotals, count_tokens, find_price
 from crow_core.session import Command, Session
 
 
+@dataclass
+class LastRequest:
+    """The last request of a session, compared with the one before: servers reuse what is equal at the start."""
+
+    messages: list[dict[str, Any]]
+    tools: Any
+    equal: int = 0
+    """The number of messages, from the first on, that are those of the request before; -1 if its tools are others."""
+    total: int = 0
+    """The number of messages of the request before; 0 if there was none."""
+
+    def describe(self) -> str:
+        """Make a sentence for /usage; empty for the first request."""
+        if not self.total:
+            return ""
+        if self.equal >= self.total - 1:  # the last message may grow: two user messages in a row are joined
+            return "The last request began like the one before it: the server could reuse all it had read."
+        where = f"message {self.equal + 1} of {self.total}" if self.equal >= 0 else "its tools"
+        return f"The last request departed from the one before it at {where}."
+
+
+def compare_requests(request: ModelRequest, before: LastRequest | None) -> LastRequest:
+    """Compare a request with the one before it."""
+    last = LastRequest(request["messages"], request.get("tools"))
+    if before:
+        pairs = enumerate(zip(before.messages, last.messages, strict=False))
+        shorter = min(len(before.messages), len(last.messages))
+        equal = next((n for n, (old, new) in pairs if old != new), shorter)
+        last.equal, last.total = equal if before.tools == last.tools else -1, len(before.messages)
+    return last
+
+
 def usage(crow: Crow) -> None:
-    """Report the tokens of each model call; bring /usage and `_crow/usage`."""
+    """Report the tokens of each model call. Adds the command /usage and the method `_crow/usage`."""
+
+    @crow.message
+    def forget_request(session: Session, entry: Message) -> None:
+        if marker_kind(entry) in SELECTING_MARKERS:  # it changes what is sent, so there is nothing to compare
+            session.state.pop("last_request", None)
 
     @crow.model_call
     def count_aside(session: Session, model_call: ModelCall) -> None:
         if model_call.ended and not model_call.error and model_call.purpose != "turn":
-            count(session, model_call)
+            add_usage(session, model_call)
 
     @crow.after_model
     async def report(session: Session, model_call: ModelCall) -> None:
-        totals, counted = count(session, model_call), count_tokens(model_call)
+        session.state["last_request"] = compare_requests(model_call.request, session.state.get("last_request"))
+        totals, counted = add_usage(session, model_call), count_tokens(model_call)
         totals.used, totals.estimated = counted["prompt"] + counted["completion"], not model_call.usage
         cost = Cost(amount=totals.cost, currency=totals.currency) if totals.currency else UNSET
         await session.update(UsageUpdate(used=totals.used, size=get_window(session.model) or ASSUMED_WINDOW, cost=cost))
 
-    crow.methods["_crow/usage"] = tell
+    crow.methods["_crow/usage"] = report_usage
 
     @crow.commands
     def command(session: Session) -> list[Command]:
-        return [Command("usage", "Tokens used so far", show)]
+        return [Command("usage", "Tokens used so far", show_usage)]
 
 
-def count(session: Session, model_call: ModelCall) -> TokenTotals:
-    """Add a call to what the session, whom it works for, and the turn have used; gives the session's."""
+def add_usage(session: Session, model_call: ModelCall) -> TokenTotals:
+    """Add a model call to the totals of the session, its parent and the turn; return those of the session."""
     parent = session.parent
-    totals, above = totals_of(session), parent and totals_of(parent)
+    totals, above = get_totals(session), parent and get_totals(parent)
     counted = count_tokens(model_call)
-    for sum in filter(None, (totals, above, TURN_TOTALS.get())):
-        sum.calls += 1
-        sum.prompt += counted["prompt"]
-        sum.completion += counted["completion"]
-        sum.cached += counted["cached"]
-        sum.thought += counted["thought"]
+    for each in filter(None, (totals, above, TURN_TOTALS.get())):
+        each.calls += 1
+        each.prompt += counted["prompt"]
+        each.completion += counted["completion"]
+        each.cached += counted["cached"]
+        each.thought += counted["thought"]
     if paid := find_price(model_call):
-        for sum in filter(None, (totals, above)):
-            sum.cost += paid[0]
-            sum.currency = paid[1]
+        for each in filter(None, (totals, above)):
+            each.cost += paid[0]
+            each.currency = paid[1]
     return totals
 
 
-def totals_of(session: Session) -> TokenTotals:
+def get_totals(session: Session) -> TokenTotals:
+    """Return the totals of a session, which are zero at first."""
     return session.state.setdefault("usage", TokenTotals())
 
 
-def tell(session: Session, params: dict[str, Any]) -> dict[str, Any]:
-    """The totals, for a program."""
+def report_usage(session: Session, params: dict[str, Any]) -> dict[str, Any]:
+    """Answer the method `_crow/usage` with the totals of a session."""
     totals: TokenTotals = session.state.get("usage") or TokenTotals()
-    told: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "calls": totals.calls,
         "inputTokens": totals.prompt,
         "outputTokens": totals.completion,
@@ -67,13 +108,15 @@ def tell(session: Session, params: dict[str, Any]) -> dict[str, Any]:
         "used": totals.used,
         "size": get_window(session.model),
     }
-    return {**told, "cost": {"amount": totals.cost, "currency": totals.currency}} if totals.currency else told
+    return {**answer, "cost": {"amount": totals.cost, "currency": totals.currency}} if totals.currency else answer
 
 
-async def show(session: Session, words: str) -> str:
+async def show_usage(session: Session, words: str) -> str:
+    """Answer the command /usage."""
     totals: TokenTotals | None = session.state.get("usage")
     if not totals:
         return "The model has not been asked since this session was opened."
+    last: LastRequest | None = session.state.get("last_request")
     size = get_window(session.model) or ASSUMED_WINDOW
     about = "about " if totals.estimated else ""
     share = f", {totals.cached / totals.prompt:.0%}" if totals.prompt else ""
@@ -81,7 +124,7 @@ async def show(session: Session, words: str) -> str:
         f"Context: {about}{totals.used:,} of {size:,} tokens{'' if get_window(session.model) else ' (assumed)'}.",
         f"{totals.calls} model calls: {totals.prompt:,} tokens in ({totals.cached:,} from the server's cache{share}), "
         f"{totals.completion:,} out.",
-        str(session.state.get("prefix", "")),
+        last.describe() if last else "",
         f"Cost: {totals.cost:.4f} {totals.currency}." if totals.currency else "",
     ]
     return "\n\n".join(line for line in lines if line)

@@ -56,7 +56,7 @@ VARIABLE = re.compile(r"\$\{(?:env:)?(\w+)(?::-([^}]*))?\}")
 """A use of a variable: its name and, after `:-`, its default."""
 
 UNKNOWN_KEY = "no such setting. Remove it, or correct its name"
-FORMER_KEYS = {"max_turns": "max_requests"}
+FORMER_KEYS = {"max_turns": "max_requests", "extensions.budgets.turns": "requests"}
 """The present names of settings by their former names."""
 
 

@@ -1,4 +1,4 @@
-"""Keep the secrets that crow was given out of the log: those of its configuration, its models and its MCP servers."""
+"""Mask the secrets of the configuration, the models and the MCP servers before they reach the log and the model."""
 
 from collections.abc import Collection
 

@@ -1,4 +1,4 @@
-"""The tool `ask_user`: the model asks the person, with choices or a form (ACP, elicitation)."""
+"""The tool `ask_user`: the model asks the user, with choices or a form (ACP, elicitation)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,13 +33,13 @@ Ask the user, and wait for the answer. Only for what you cannot find out yoursel
 Never ask for passwords, keys or other secrets."""
 
 CHOICES: dict[str, Any] = {"type": "array", "items": {"type": "string"}, "description": "answers to choose from"}
-ONE_OF_SEVERAL: dict[str, Any] = {
+CHOICE_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"question": {"type": "string"}, "choices": {**CHOICES, "minItems": 1}},
     "required": ["question", "choices"],
 }
-"""What can be asked through any client."""
-ANYTHING: dict[str, Any] = {
+"""The tool's input for a client that shows no forms: one of several choices."""
+FORM_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "question": {"type": "string"},
@@ -63,15 +63,15 @@ ANYTHING: dict[str, Any] = {
     },
     "required": ["question"],
 }
-"""What can be asked through a client that shows forms."""
+"""The tool's input for a client that shows forms."""
 
-FIELDS = {"number": NumberPropertySchema, "integer": IntegerPropertySchema, "boolean": BooleanPropertySchema}
+FIELD_TYPES = {"number": NumberPropertySchema, "integer": IntegerPropertySchema, "boolean": BooleanPropertySchema}
 DECLINED = "The user did not want to answer. Go on without it, or end your turn."
 DISMISSED = "The user put the question aside. Go on without an answer, or end your turn."
 
 
-class Field(Struct):
-    """A field of a form, as the model describes it."""
+class QuestionField(Struct):
+    """A field of a form that the model asks for."""
 
     name: str
     type: str = "string"
@@ -80,21 +80,21 @@ class Field(Struct):
     optional: bool = False
 
 
-class Question(Struct):
-    """The arguments of a call."""
+class UserQuestion(Struct):
+    """The arguments of a call of `ask_user`."""
 
     question: str
     choices: list[str] = []
     several: bool = False
-    fields: list[Field] = []
+    fields: list[QuestionField] = []
 
 
-def ask(crow: Crow) -> None:
-    """Let the model ask. Through a client that shows no forms, it may only let the person choose."""
+def ask_user(crow: Crow) -> None:
+    """Let the model ask the user. Through a client that shows no forms, it can only offer choices."""
 
     @crow.mcp_servers
     def offer(session: Session) -> Sequence[Server]:
-        schema = ANYTHING if can_ask(session.client.capabilities, "form") else ONE_OF_SEVERAL
+        schema = FORM_SCHEMA if can_ask(session.client.capabilities, "form") else CHOICE_SCHEMA
         definition = {"name": NAME, "description": DESCRIPTION, "inputSchema": schema, "_meta": {"crow/kind": "think"}}
         session.state["ask"] = Server("ask", None, definitions=[definition], built_in=True)
         return [session.state["ask"]]
@@ -104,20 +104,20 @@ def ask(crow: Crow) -> None:
         if not tool_call.is_for(session.state["ask"]):
             return None
         try:
-            asked = convert_leniently(decode_strings(tool_call.arguments, ANYTHING), Question)
+            question = convert_leniently(decode_strings(tool_call.arguments, FORM_SCHEMA), UserQuestion)
             if can_ask(session.client.capabilities, "form"):
-                return ToolResult.text(await by_form(session, tool_call, asked))
-            return ToolResult.text(await by_choice(session, tool_call, asked))
+                return ToolResult.text(await ask_by_form(session, tool_call, question))
+            return ToolResult.text(await ask_by_choice(session, tool_call, question))
         except (ElicitationError, ValidationError) as error:
             return ToolResult.error(f"The user was not asked: {str(error).rstrip('.')}.")
 
 
-async def by_form(session: Session, tool_call: ToolCall, asked: Question) -> str:
-    """Ask by a form; gives the answer in words, or as JSON where it is more than one."""
-    form = form_of(asked)
-    answer = await session.user.elicit(asked.question, form=form, tool_call_id=tool_call.id)
+async def ask_by_form(session: Session, tool_call: ToolCall, question: UserQuestion) -> str:
+    """Ask by a form; return one text as it is, and any other answer as JSON. Raises ElicitationError."""
+    form = to_form(question)
+    answer = await session.user.elicit(question.question, form=form, tool_call_id=tool_call.id)
     match answer.action:
-        case "accept" if asked.fields:
+        case "accept" if question.fields:
             return msgspec.json.encode(answer.content).decode()
         case "accept":
             said = answer.content["answer"]
@@ -128,38 +128,39 @@ async def by_form(session: Session, tool_call: ToolCall, asked: Question) -> str
             return DISMISSED
 
 
-def form_of(asked: Question) -> ElicitationSchema:
-    """What the model wants to know, as a form."""
-    if asked.fields:
-        properties = {field.name: property_of(field) for field in asked.fields}
+def to_form(question: UserQuestion) -> ElicitationSchema:
+    """Convert a question to a form."""
+    if question.fields:
+        properties = {field.name: to_property(field) for field in question.fields}
         return ElicitationSchema(
-            properties=properties, required=[field.name for field in asked.fields if not field.optional]
+            properties=properties, required=[field.name for field in question.fields if not field.optional]
         )
-    choices = distinct(asked.choices)
+    choices = remove_duplicates(question.choices)
     answer: ElicitationPropertySchema = StringPropertySchema(title="Answer", enum=choices or UNSET)
-    if choices and asked.several:
+    if choices and question.several:
         answer = MultiSelectPropertySchema(title="Answer", items=MultiSelectItems(type="string", enum=choices))
     return ElicitationSchema(properties={"answer": answer}, required=["answer"])
 
 
-def property_of(field: Field) -> ElicitationPropertySchema:
-    """A field as the protocol has it."""
-    if kind := FIELDS.get(field.type):
+def to_property(field: QuestionField) -> ElicitationPropertySchema:
+    """Convert a field to its ACP schema."""
+    if kind := FIELD_TYPES.get(field.type):
         return kind(description=field.description or UNSET)
-    return StringPropertySchema(description=field.description or UNSET, enum=distinct(field.choices) or UNSET)
+    return StringPropertySchema(description=field.description or UNSET, enum=remove_duplicates(field.choices) or UNSET)
 
 
-async def by_choice(session: Session, tool_call: ToolCall, asked: Question) -> str:
-    """Ask through a client that knows only permissions: the choices stand where its answers would.
+async def ask_by_choice(session: Session, tool_call: ToolCall, question: UserQuestion) -> str:
+    """Ask through a permission request, whose options are the choices; return the chosen one.
 
-    Raises EndTurn when the client answers that the turn is cancelled.
+    Raises ElicitationError if the question is not about one of several choices, EndTurn if the client answers that the
+    turn is cancelled.
     """
-    choices = distinct(asked.choices)
-    if not choices or asked.several or asked.fields:
+    choices = remove_duplicates(question.choices)
+    if not choices or question.several or question.fields:
         raise ElicitationError("this client can only offer choices of which one is taken")
     about = ToolCallFields(
         tool_call_id=tool_call.id,
-        title=asked.question,
+        title=question.question,
         name=NAME,
         kind="think",
         status="pending",
@@ -169,6 +170,6 @@ async def by_choice(session: Session, tool_call: ToolCall, asked: Question) -> s
     return DECLINED if chosen is None else choices[chosen]
 
 
-def distinct(choices: Sequence[str]) -> list[str]:
-    """Each once, in order, and none empty."""
+def remove_duplicates(choices: Sequence[str]) -> list[str]:
+    """Remove duplicates and empty choices; keep the order."""
     return list(dict.fromkeys(filter(None, choices)))

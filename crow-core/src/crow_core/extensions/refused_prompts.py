@@ -1,4 +1,4 @@
-"""What a model refused is not said to it again: as clients drop such a prompt (ACP, stop reasons), so does the view."""
+"""Take a refused prompt out of what the model reads. Clients drop such a prompt, too (ACP, stop reasons)."""
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
@@ -6,8 +6,8 @@ from crow_core.messages import find_prompts
 from crow_core.session import Session
 
 
-def refusal(crow: Crow) -> None:
-    """Go back to before the prompt that was refused."""
+def refused_prompts(crow: Crow) -> None:
+    """Rewind the session to before a prompt that the model refused."""
 
     @crow.turn_end
     def forget(session: Session, outcome: StopReason | Exception) -> None:

@@ -1,0 +1,32 @@
+"""Estimate the size of messages without a tokenizer."""
+
+import re
+from typing import Any
+
+from crow_core.messages import to_parts
+
+WORD = re.compile(r"[^\W\d_]+")
+
+
+def count_min_tokens(messages: list[dict[str, Any]]) -> int:
+    """Count the tokens that messages have at least, in any language and with any usual tokenizer.
+
+    A word counts as one token, since no usual tokenizer joins two; a long word, or a run of letters in a script without
+    spaces, counts as several. Tools and images do not count: their tokens depend on the server.
+    """
+    texts = list_texts(messages)
+    words = sum(1 + len(word) // (16 if word.isascii() else 6) for text in texts for word in WORD.findall(text))
+    characters = sum(len(re.sub(r"(\W)\1{3,}", r"\1", text)) for text in texts)
+    return max(words, characters // 10)
+
+
+def count_text_characters(messages: list[dict[str, Any]]) -> int:
+    """Count the characters of the texts and of the tool calls' arguments."""
+    return sum(map(len, list_texts(messages)))
+
+
+def list_texts(messages: list[dict[str, Any]]) -> list[str]:
+    """List the texts of messages, and the arguments of their tool calls."""
+    texts = [part.get("text") or "" for message in messages for part in to_parts(message.get("content"))]
+    tool_calls = [use for message in messages for use in message.get("tool_calls") or ()]
+    return texts + [use["function"]["arguments"] for use in tool_calls]
