@@ -72,7 +72,7 @@ class Judgement:
 
     verdict: Verdict
     reason: str
-    """Who or what decided, in words that complete "This was not run: …"."""
+    """The source of the decision, as a text that completes "This was not run: …"."""
     may_last: bool = False
     """With the verdict "ask": whether the user may answer for the rest of the session."""
     lasts: bool = False
