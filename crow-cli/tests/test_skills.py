@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from crow_core.testing import Reply, ScriptedServer
-from skills_ref import validate as judge
+from skills_ref import validate as validate_by_specification
 
 if TYPE_CHECKING:
     from conftest import Machine
@@ -27,7 +27,7 @@ async def test_new_skill_is_valid_and_used_after_trust(machine: "Machine"):
     folder = machine.project / ".crow" / "skills" / "release-notes"
     assert (made.code, made.out.strip()) == (0, str(folder / "SKILL.md"))
     assert f"crow trust {machine.project}" in made.err
-    assert judge(folder) == []
+    assert validate_by_specification(folder) == []
     assert (await machine.crow("skills", "validate", str(folder))).code == 0
     before = await machine.crow("skills", "list", "--json")
     assert json.loads(before.out) == []
