@@ -7,6 +7,7 @@ returns None leaves things as they are. The class of a hook says what becomes of
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from copy import copy
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 P = ParamSpec("P")
@@ -41,8 +42,8 @@ class Hook(Generic[P, R]):
     def __get__(self, instance: object, owner: Any = None) -> Self:
         if instance is None:
             return self
-        hook = type(self)(self.contract)
-        hook.name = self.name
+        hook = copy(self)
+        hook.functions = []
         vars(instance)[self.name] = hook  # found before this descriptor from now on
         return hook
 
