@@ -22,10 +22,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Run a single file in this process: workers take longer to start than most files take to run."""
+    """Choose the number of workers: none for a single file, else one more than processors, as many tests wait.
+
+    Workers take longer to start than most files take to run.
+    """
     if len(config.args) == 1 and Path(config.args[0].partition("::")[0]).is_file():
         return 0
-    return None  # xdist counts the processors
+    return min(8, len(os.sched_getaffinity(0)) + 1) if hasattr(os, "sched_getaffinity") else None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -249,6 +249,7 @@ async def test_agent_that_sends_random_messages_gets_a_report(_: int) -> None:
     json.dumps(to_json(report))
 
 
+@pytest.mark.slow
 async def test_interrupted_check_leaves_no_process(machine: "Machine", open_pipe: OpenPipe) -> None:
     pipe = await open_pipe("pipe")
     process = await machine.start("acp", "check", "--", *SUBJECT, "hangs and is deaf", str(pipe.path))

@@ -225,6 +225,7 @@ async def test_huge_form_and_script_page_are_declined(marked: Marked):
         assert results(model.requests[-1]) == ['[{"action": "decline"}, {"action": "decline"}]']
 
 
+@pytest.mark.slow
 async def test_many_sessions_leave_no_process(marked: Marked):
     async with connect(Crow(ScriptedModel(lambda request: Reply("Hello.")))) as editor:
         for _ in range(10):
