@@ -197,7 +197,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def prefork() -> Iterator[Prefork | None]:
-    """What runs commands quickly; None where all is tested, or where a fork needs an `exec` behind it."""
+    """Start the process that runs commands in forks. Yields None in `.ci/run`, and where a fork is unsafe (not Linux)."""
     prefork = None if TEST_ALL or sys.platform != "linux" else Prefork()
     yield prefork
     if prefork:

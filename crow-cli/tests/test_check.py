@@ -134,7 +134,7 @@ HOSTILE = [
     "leaves a child behind",
     "asks for everything",
 ]
-"""What a hostile agent may do to its client."""
+"""Attacks of a hostile agent on its client."""
 
 
 async def check_subject(

@@ -23,7 +23,7 @@ from crow_compact.read_output import make_server, read_output
 from crow_compact.tokens import TokenEstimator
 
 RETRY_GROWTH = 1.1
-"""How many times longer a request must be than after the last attempt before the next one."""
+"""Factor by which a request must have grown since the last attempt before compaction is tried again."""
 
 AtLeastZero = Annotated[float, Meta(ge=0)]
 
