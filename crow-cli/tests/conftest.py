@@ -197,7 +197,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def prefork() -> Iterator[Prefork | None]:
-    """Start the process that runs commands in forks. Yields None in `.ci/run`, and where a fork is unsafe (not Linux)."""
+    """Start the process that runs commands in forks; None in `.ci/run`, and where forks are not safe."""
     prefork = None if TEST_ALL or sys.platform != "linux" else Prefork()
     yield prefork
     if prefork:

@@ -458,3 +458,27 @@ async def test_ask_model_is_recorded_but_neither_shown_nor_appended_to_the_log()
         assert not editor.text
     assert (call.reply.get("content"), call.purpose, call.usage) == ("Aside.", "title", {"prompt_tokens": 7})
     assert noted == [call]
+
+
+async def test_tool_hooks_receive_the_session_of_the_call():
+    crow = crow_with(ScriptedModel([Reply(tool_calls=[use("demo_add", {"a": 1, "b": 2})]), Reply("Three.")]))
+    sessions: list[object] = []
+    crow.before_tool(lambda session, tool_call: sessions.append(session))
+    crow.after_tool(lambda result, session, tool_call: sessions.append(session))
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+        assert sessions == [crow.sessions[session.session_id]] * 2
+
+
+async def test_error_that_must_not_be_retried_ends_the_turn_after_the_reply_has_begun():
+    model = ScriptedModel([Reply("Half of", error=ModelError("The endpoint refused the rest."))])
+    crow = crow_with(model)
+    asked: list[str] = []
+    crow.before_end(lambda session, stop_reason: asked.append(stop_reason))
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        with pytest.raises(RpcError) as failure:
+            await editor.prompt(session.session_id, "go")
+    assert failure.value.data == {"details": "The endpoint refused the rest."}
+    assert asked == [], "nothing may continue the turn"
