@@ -246,19 +246,28 @@ async def test_glob_and_tree_refuse_a_file(project, refused):
         assert "is a file" in await refused(tool, path="kept.log", **arguments)
 
 
-async def test_cancelled_searches_leave_nothing_running(folder):
+@pytest.mark.parametrize(("tool", "processes"), [("grep", 1), ("glob", 2)])
+async def test_cancelled_searches_leave_nothing_running(folder, tool, processes):
     os.mkfifo(folder / ".gitignore")  # nothing writes to it, so that rg never ends
-
-    def running() -> list[str]:
-        listed = subprocess.run(["ps", "-A", "-o", "ppid=,args="], capture_output=True, text=True, check=True).stdout
-        return [line for line in listed.splitlines() if line.split()[:2] == [str(os.getpid()), find_program()]]
-
     async with Client(create_server()) as client:
-        call = partial(client.call_tool_mcp, "grep", {"pattern": "x"}, meta={"crow/cwd": str(folder)})
+        call = partial(client.call_tool_mcp, tool, {"pattern": "x"}, meta={"crow/cwd": str(folder)})
         searches = [asyncio.create_task(call()) for _ in range(8)]
-        while len(await asyncio.to_thread(running)) < len(searches):
+        while len(await asyncio.to_thread(list_searches)) < len(searches) * processes:
             await asyncio.sleep(0.01)
         for each in searches:
             each.cancel()
         await asyncio.gather(*searches, return_exceptions=True)
-    assert not running()
+    assert not list_searches()
+
+
+async def test_refused_glob_leaves_nothing_running(project, refused):
+    (project / ".gitignore").unlink()
+    os.mkfifo(project / ".gitignore")
+    assert "glob" in await refused("glob", pattern="{")
+    assert not list_searches()
+
+
+def list_searches() -> list[str]:
+    """Return the command lines of the searches that run."""
+    listed = subprocess.run(["ps", "-A", "-o", "ppid=,args="], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if line.split()[:2] == [str(os.getpid()), find_program()]]

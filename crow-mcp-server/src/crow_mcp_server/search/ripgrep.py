@@ -103,16 +103,18 @@ async def list_files(target: ResolvedPath, glob: str = "") -> list[str]:
     Raises ToolRefusal when the target is not a folder.
     """
     if not glob:
-        return await _list_names(target)
+        async with run_ripgrep(target, "--files") as output:
+            return await _read_names(target, output)
     # The first list has too many files if .gitignore includes some again with `!`; the second one has ignored files.
-    not_ignored, named = await asyncio.gather(_list_names(target, only=glob), _list_names(target, f"--glob={glob}"))
-    wanted = set(named)
-    return [name for name in not_ignored if name in wanted]
+    # Both run at once in this one task: a task of its own would go on, or lose its shield, when the other one fails.
+    async with run_ripgrep(target, "--files", only=glob) as not_ignored:
+        async with run_ripgrep(target, "--files", f"--glob={glob}") as named:
+            wanted = set(await _read_names(target, named))
+        return [name for name in await _read_names(target, not_ignored) if name in wanted]
 
 
-async def _list_names(target: ResolvedPath, *options: str, only: str = "") -> list[str]:
-    async with run_ripgrep(target, "--files", *options, only=only) as output:
-        printed = await output.read()
+async def _read_names(target: ResolvedPath, output: StreamReader) -> list[str]:
+    printed = await output.read()
     if printed == f"{STDIN_NAME}\0".encode():
         raise ToolRefusal(f"{target.path} is a file. Give the path of a folder.")
     return [os.fsdecode(name.removeprefix(b"./")) for name in printed.split(b"\0")[:-1]]
