@@ -86,13 +86,30 @@ async def test_cut_answer_is_resumed_and_no_text_is_repeated() -> None:
                 {"role": "user", "content": REQUEST},
                 {"role": "assistant", "content": "sunny."},
             ]
-            assert notices(editor) == ["The connection broke in the middle of the answer. Asking the model to go on."]
+            (notice,) = notices(editor)
+            assert notice.startswith(f"The answer broke off. {server.url} broke off (")
+            assert notice.endswith("Asking the model to go on.")
             assert len({chunk.message_id for chunk in editor.of(AgentMessageChunk)}) == 2
     assert server.requests[1]["messages"][1:] == [
         {"role": "user", "content": "The weather?"},
         {"role": "assistant", "content": "It will be "},
         {"role": "user", "content": REQUEST},
     ]
+
+
+async def test_error_in_mid_answer_is_told_with_the_endpoints_words_and_without_the_key() -> None:
+    key = "sk-c4n4ry/Q+x9=Zr"
+    half = b'data: {"choices": [{"delta": {"content": "It will be "}}]}\n\n'
+    error = f'event: error\ndata: {{"message": "overloaded for {key}"}}\n\n'.encode()
+    async with ScriptedServer([Raw([half, error]), Reply("sunny.")]) as server:
+        crow = Crow(ChatModel(name="m", base_url=server.url, api_key=key)).use(broken_replies)
+        async with connect(crow, capabilities=NOTICES) as editor:
+            session = await editor.new_session("/")
+            await editor.prompt(session.session_id, "The weather?")
+            assert editor.text == "It will be sunny."
+            (notice,) = notices(editor)
+            assert "reported an error: overloaded for [secret]. " in notice
+            assert key not in repr(editor.updates) + repr(log_of(crow))
 
 
 async def test_answer_is_resumed_at_most_twice_before_the_error_ends_the_turn() -> None:
