@@ -13,7 +13,7 @@ OURS = {
     tomllib.loads(path.read_text("utf-8"))["project"]["name"]
     for path in (ROOT / "pyproject.toml", *ROOT.glob("crow-*/pyproject.toml"))
 }
-INSTALL = re.compile(r"\b(?:uv tool install|uvx|uv pip install|uv add|pip install|pipx install|pipx run)\b([^\n`|#]*)")
+INSTALL = re.compile(r"\b(?:uv tool install|uvx|uv pip install|uv add|pip install|pipx install|pipx run)\b([^\n`|#&]*)")
 DOCUMENTS = sorted(
     path
     for pattern in ("*.md", "docs/**/*.md", "crow-*/*.md", "crow-*/src/**/*.md", "crow-*/src/**/*.py")
