@@ -226,8 +226,13 @@ def test_arguments_that_are_no_json_object_are_kept_and_parse_as_none(broken: st
     assert parse_arguments(use("a", arguments=broken)) is None
 
 
-def test_call_without_a_name_is_dropped() -> None:
-    assert settle_fragments(fragment(arguments="{}", index=0, id="a")) == []
+@pytest.mark.parametrize("arguments", [None, ""])
+def test_call_without_a_name_and_arguments_is_dropped(arguments: str | None) -> None:
+    assert settle_fragments(fragment(arguments=arguments, index=0, id="a")) == []
+
+
+def test_call_without_a_name_but_with_arguments_is_kept() -> None:
+    assert settle_fragments(fragment(arguments="{}", index=0, id="a")) == [("a", "", "{}")]
 
 
 def test_calls_of_a_truncated_reply_are_dropped_and_noted() -> None:

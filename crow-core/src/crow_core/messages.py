@@ -5,7 +5,9 @@ the key `crow`. `merge` adds a delta to a reply, `settle` completes the reply, a
 messages of the next request.
 """
 
+import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Literal, TypedDict
@@ -22,11 +24,15 @@ SUMMARY_TEMPLATE = (
 PROXY_TOOL = "call_tool"
 """The name of the tool that calls another tool; its arguments are {name, arguments}."""
 
+LEGAL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""Matches a tool's name that every provider accepts."""
+
 JSON_OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 class Function(TypedDict):
     name: str
+    """The name that the model wrote, which may not be a tool's; see `name_tool_uses`."""
     arguments: str
     """JSON text, exactly as the model wrote it."""
 
@@ -42,7 +48,8 @@ class ToolUse(TypedDict):
 class Message(TypedDict, total=False):
     """An entry of the log: a chat-completions message or, with only the key `crow`, a marker.
 
-    `crow` holds notes of our own; it is never sent.
+    `crow` holds notes of our own; it is never sent. The note `called` of a reply has the tool's name for each call that
+    names its tool in another way, by the call's id.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -165,7 +172,7 @@ def settle(reply: Message, *, used: set[str], whole: bool = True) -> Message:
     """
     notes = reply.get("crow", {})
     notes.pop("indexes", None)
-    calls = [call for call in reply.pop("tool_calls", []) if call["function"]["name"]]
+    calls = [call for call in reply.pop("tool_calls", []) if call["function"]["name"] or call["function"]["arguments"]]
     calls = [call for before, call in zip([None, *calls], calls, strict=False) if not is_echo(call, before)]
     if calls and not whole:
         # Half a call cannot run, and a call that does not run must not appear in the log.
@@ -198,6 +205,30 @@ def make_unique(name: str, used: set[str]) -> str:
         n += 1
         candidate = f"{name}_{n}"
     return candidate
+
+
+def to_legal_name(name: str) -> str:
+    """Replace the characters of a tool's name that a provider may refuse."""
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)
+
+
+def make_legal_name(name: str) -> str:
+    """Return a name that every provider accepts: `name` itself if it is one, else one that no other name has."""
+    if LEGAL_NAME.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:8]
+    return f"{to_legal_name(name[:50])}_{digest}"
+
+
+def name_tool_uses(reply: Message) -> list[ToolUse]:
+    """Return the tool calls of a reply under the names of the tools that they call."""
+    called: dict[str, str] = reply.get("crow", {}).get("called", {})
+    return [rename(call, called.get(call["id"], call["function"]["name"])) for call in reply.get("tool_calls", [])]
+
+
+def rename(call: ToolUse, name: str) -> ToolUse:
+    """Return a tool call under another name."""
+    return call if call["function"]["name"] == name else {**call, "function": {**call["function"], "name": name}}
 
 
 def answer_tool_call(call: ToolUse, content: "str | list[dict[str, Any]]", **notes: Any) -> Message:
@@ -386,6 +417,15 @@ def is_blank(message: Message) -> bool:
     return all(part.get("type") == "text" and not part["text"].strip() for part in to_parts(message.get("content")))
 
 
+def make_names_legal(messages: list[Message]) -> list[Message]:
+    """Replace the names of tool calls by the names of their tools; servers refuse a name with other characters."""
+    kept: list[Message] = []
+    for message in messages:
+        calls = [rename(call, make_legal_name(call["function"]["name"])) for call in name_tool_uses(message)]
+        kept.append({**message, "tool_calls": calls} if calls else message)
+    return kept
+
+
 def repair_arguments(messages: list[Message]) -> list[Message]:
     """Replace arguments that are not a JSON object by an object that shows their text, as servers refuse them."""
     return [repair_message(m) if m.get("tool_calls") else m for m in messages]
@@ -493,6 +533,7 @@ SELECTING_MARKERS = frozenset({"rewind", "shrink", "compaction"})
 SHAPING_PASSES: tuple[Pass, ...] = (
     drop_markers,
     drop_thoughts,
+    make_names_legal,
     repair_arguments,
     complete_answers,
     move_images,
