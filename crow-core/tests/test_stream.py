@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,18 @@ def read(*pieces: bytes) -> Answer:
         answer.error = str(error)
     settle(answer.message, used=set())
     return answer
+
+
+def read_deltas(*pieces: bytes) -> tuple[list[Any], str]:
+    """Read a stream that arrives in these pieces; return its deltas, and the error behind them."""
+    reader, deltas = EventStreamReader("http://model/v1"), list[Any]()
+    try:
+        for piece in pieces:
+            deltas.extend(reader.feed(piece))
+        deltas.extend(reader.finish())
+    except ModelError as error:
+        return deltas, str(error)
+    return deltas, ""
 
 
 def event(delta: Any = None, **more: Any) -> bytes:
@@ -141,7 +154,8 @@ def test_delta_that_is_empty_wins_over_the_whole_message_beside_it() -> None:
 
 @pytest.mark.parametrize("missing", [{}, {"choices": None}, {"choices": []}], ids=["absent", "null", "empty"])
 def test_usage_comes_in_the_last_chunk_without_choices(missing: dict[str, Any]) -> None:
-    answer = read(event({"content": "Hi"}), STOP, chunk(**missing, usage={"prompt_tokens": 3}))
+    usage = chunk(**missing, usage={"prompt_tokens": 3})
+    answer = read(event({"content": "Hi"}), event(finish_reason="stop"), usage, b"data: [DONE]\n\n")
     assert answer.usage == {"prompt_tokens": 3}
 
 
@@ -267,10 +281,92 @@ def test_error_is_recognized_in_any_form(data: bytes) -> None:
     assert "reported an error: overloaded." in read(data).error
 
 
+BEFORE_ERRORS = {
+    "text": (event({"content": "Hal"}), "Hal", ""),
+    "part of a tag": (event({"content": "Hal"}) + event({"content": " a <"}), "Hal a <", ""),
+    "reasoning": (event({"reasoning_content": "Hm"}) + event({"content": "Hal"}), "Hal", "Hm"),
+    "open tag": (event({"content": "<think>Hm. </th"}), "", "Hm. </th"),
+    "half a character": (b'data: {"choices": [{"delta": {"content": "Hal\\ud83d"}}]}\n\n', "Hal\ufffd", ""),
+    "tool call": (event({"content": "Hal"}) + call("f", '{"a": 1}', index=0, id="a"), "Hal", ""),
+}
+"""The beginning of a stream, its text and its reasoning."""
+ERRORS = {
+    "object": chunk(error={"message": "CUDA out of memory."}),
+    "beside a choice": chunk(choices=[{"index": 0, "delta": {}}], error={"message": "CUDA out of memory."}),
+    "beside odd choices": chunk(choices=5, error={"message": "CUDA out of memory."}),
+    "field": b'error: {"message": "CUDA out of memory."}\n\n',
+    "no event": b'{"error": {"message": "CUDA out of memory."}}\n',
+    "not JSON": b'data: {"choices": [{"delta": {"content": "b}}]}\n\n',
+    "unknown": chunk(choices=5),
+    "unknown call": event({"tool_calls": [5]}),
+    "too deep": b'data: {"a": ' + b"[" * 5_000 + b"]" * 5_000 + b"}\n\n",
+    "cut": b'data: {"choices": [{"delta": {"con',
+}
+
+
+@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize("before", BEFORE_ERRORS.values(), ids=BEFORE_ERRORS)
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
+def test_text_before_an_error_arrives_at_any_split(
+    before: tuple[bytes, str, str], error: bytes, line_end: bytes
+) -> None:
+    start, content, thought = before
+    stream = (start + error).replace(b"\n", line_end)
+    answer, whole = read(stream), read_deltas(stream)
+    assert (answer.content or "", answer.thought or "") == (content, thought)
+    assert answer.error
+    cuts = range(1, len(stream), 1 + len(stream) // 300)
+    assert all(read_deltas(stream[:at], stream[at:]) == whole for at in cuts)
+    assert read_deltas(*(stream[at : at + 1] for at in range(len(stream)))) == whole
+
+
+@pytest.mark.parametrize(
+    ("odd", "content"),
+    [
+        ({"choices": [{"delta": {"content": "f"}, "error": {"message": "CUDA"}}]}, "Half"),
+        ({"choices": [{"delta": {"content": "f"}}], "error": {"message": "CUDA"}}, "Half"),
+        ({"choices": [{"delta": {"content": "f", "tool_calls": 1}}]}, "Half"),
+    ],
+)
+def test_text_beside_an_error_arrives(odd: dict[str, Any], content: str) -> None:
+    answer = read(event({"content": "Hal"}), chunk(**odd))
+    assert answer.error
+    assert answer.content == content
+
+
+EVENTS = [
+    *(event({"content": text}) for text in ("Hi", "<think>", "a</thi", "nk>b", " <", "é🐦")),
+    *(
+        b'data: {"choices": [{"delta": {"content": "' + text + b'"}}]}\n\n'
+        for text in (b"\\ud83d", b"\\udc26", b"\xf0\x9f")
+    ),
+    event({"reasoning_content": "Hm"}),
+    call("f", '{"a"', index=0, id="a"),
+    call(None, ": 1}", index=0),
+    event({"content": "Two"}, index=1),
+    chunk(usage={"prompt_tokens": 3}),
+    *(b"\xef\xbb\xbf", b"\n", b"\r", b"\r\n", b": ping\n", b"data: ping\n\n", b"data: {\n", b"data: }\n", b"junk\n"),
+    event(finish_reason="stop"),
+    b"data: [DONE]\n\n",
+    *ERRORS.values(),
+]
+
+
+@settings(max_examples=5 * settings.default.max_examples, deadline=None)
+@given(st.lists(st.sampled_from(EVENTS), max_size=8), st.sampled_from([b"\n", b"\r\n", b"\r"]), st.data())
+def test_any_split_of_any_events_gives_the_same_deltas_and_error(
+    events: list[bytes], line_end: bytes, data: st.DataObject
+) -> None:
+    stream = b"".join(events).replace(b"\n", line_end)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(stream)), max_size=8)))
+    pieces = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, None], strict=True)]
+    assert read_deltas(*pieces) == read_deltas(stream)
+
+
 @pytest.mark.parametrize(("code", "passing"), [(429, True), ("503", True), (400, False), (None, False)])
 def test_code_of_an_error_object_decides_whether_to_retry(code: Any, passing: bool) -> None:
     with pytest.raises(ModelError) as caught:
-        EventStreamReader("x").feed(chunk(error={"message": "no", "code": code}))
+        list(EventStreamReader("x").feed(chunk(error={"message": "no", "code": code})))
     assert caught.value.retry == passing
 
 
@@ -333,7 +429,7 @@ OTHERWISE = [
 @pytest.mark.parametrize(("said", "too_long"), [*((said, True) for said in TOO_LONG), *((s, False) for s in OTHERWISE)])
 def test_error_says_whether_the_request_was_too_long(said: str, too_long: bool) -> None:
     with pytest.raises(ModelError) as caught:
-        EventStreamReader("x").feed(chunk(error={"message": said, "code": 500}))
+        list(EventStreamReader("x").feed(chunk(error={"message": said, "code": 500})))
     assert caught.value.too_long == too_long
 
 
@@ -581,6 +677,36 @@ def test_any_split_of_a_recorded_stream_gives_the_same_message(recording: dict[s
     stream: bytes = recording["response_sse"].encode()
     cuts = sorted(data.draw(st.sets(st.integers(0, len(stream)), max_size=20)))
     assert read(*(stream[start:end] for start, end in zip([0, *cuts], [*cuts, None], strict=True))) == read(stream)
+
+
+@pytest.mark.parametrize("recording", recorded("stream"))
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_any_split_of_a_recorded_stream_with_an_error_gives_the_deltas_before_it(
+    recording: dict[str, Any], data: st.DataObject
+) -> None:
+    lines = recording["response_sse"].encode().split(b"\n\n")
+    before = b"".join(line + b"\n\n" for line in lines[: data.draw(st.integers(0, len(lines) - 1))])
+    if b"[DONE]" in before:
+        return
+    stream = before + data.draw(st.sampled_from([*ERRORS.values()]))
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(stream)), max_size=20)))
+    deltas, error = read_deltas(*(stream[start:end] for start, end in zip([0, *cuts], [*cuts, None], strict=True)))
+    assert (deltas, error) == read_deltas(stream)
+
+    reader = EventStreamReader("x")
+    broken = [*reader.feed(before)]
+    with pytest.raises(ModelError) if not reader.has_finish_reason else nullcontext():
+        broken += reader.finish(ModelError("The connection broke."))
+    assert texts(deltas) == texts(broken)
+
+
+def texts(deltas: Iterable[Any]) -> tuple[Any, Any]:
+    """Return the text and the reasoning of these deltas."""
+    reply = Message(role="assistant")
+    for delta in deltas:
+        merge(reply, delta)
+    return reply.get("content"), reply.get("reasoning_content")
 
 
 @pytest.mark.parametrize("recording", recorded("stream"))

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 import msgspec
 
@@ -27,7 +27,11 @@ PROXY_TOOL = "call_tool"
 LEGAL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """Matches a tool's name that every provider accepts."""
 
-JSON_OBJECT = msgspec.json.Decoder(dict[str, Any])
+MAX_DEPTH = 100
+"""The most levels of JSON that are read. Deeper JSON exhausts the stack of one of the encoders that it passes."""
+TOO_DEEP = f"it has more than {MAX_DEPTH} levels"
+
+JSON = msgspec.json.Decoder()
 
 
 class Function(TypedDict):
@@ -147,9 +151,41 @@ def parse_arguments(call: ToolUse) -> dict[str, Any] | None:
     if not text:
         return None
     try:
-        return JSON_OBJECT.decode(text)
-    except (ValueError, RecursionError):  # not JSON, or with half a surrogate pair
+        parsed = decode_json(text)
+    except ValueError:  # not JSON, or with half a surrogate pair
         return None
+    return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else None
+
+
+def decode_json(text: str | bytes) -> Any:
+    """Decode JSON. Raises ValueError, also for JSON of more than MAX_DEPTH levels."""
+    try:
+        value: Any = JSON.decode(text)
+    except RecursionError as error:
+        raise ValueError(TOO_DEEP) from error
+    brackets = text.count(b"{") + text.count(b"[") if isinstance(text, bytes) else text.count("{") + text.count("[")
+    if brackets > MAX_DEPTH and is_deep(value):
+        raise ValueError(TOO_DEEP)
+    return value
+
+
+def is_deep(value: Any) -> bool:
+    """Whether a JSON value has more than MAX_DEPTH levels."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for outer in level for inner in list_inner(outer)]
+    return bool(level)
+
+
+def list_inner(value: Any) -> Iterable[Any]:
+    """Return the values inside a JSON object or array; none for any other value."""
+    match value:
+        case dict():
+            return cast("dict[str, Any]", value).values()
+        case list():
+            return cast("list[Any]", value)
+        case _:
+            return ()
 
 
 def unwrap_proxy_call(call: ToolUse) -> ToolUse:

@@ -14,7 +14,7 @@ import msgspec
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Host, RunningCall, Server
 from crow_core.mcp.tool import Tool, ToolCall, name_tool_use, parse_tool_call
-from crow_core.messages import ToolUse, make_unique, to_legal_name
+from crow_core.messages import ToolUse, decode_json, make_unique, to_legal_name
 
 NAMES_LIMIT = 100
 """Tool names that are listed to a model that called a tool that does not exist."""
@@ -246,8 +246,8 @@ def decode_strings(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[st
     decoded = dict(arguments)
     for key, value in arguments.items():
         if isinstance(value, str) and find_types(properties.get(key), definitions) - {"null"} <= {"object", "array"}:
-            with suppress(msgspec.DecodeError, RecursionError):
-                inner = msgspec.json.decode(value)
+            with suppress(ValueError):
+                inner = decode_json(value)
                 decoded[key] = inner if isinstance(inner, dict | list) else value
     return decoded
 
@@ -271,6 +271,7 @@ def find_json_error(text: str) -> str:
     """Say where the arguments of a call stop being a JSON object."""
     try:
         json.loads(text)  # its messages name line and column
+        decode_json(text)
         msgspec.json.decode(text, type=dict[str, Any])
     except (ValueError, RecursionError) as error:
         return str(error)
