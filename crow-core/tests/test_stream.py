@@ -731,3 +731,136 @@ def test_recorded_error_is_described(recording: dict[str, Any]) -> None:
 @pytest.mark.parametrize("piece", [b"a" * 2**20, b'data: {"a": "' + b"a" * 2**20 + b"\n"], ids=["line", "event"])
 def test_event_without_an_end_is_an_error(piece: bytes) -> None:
     assert "sent an event without an end" in read(*[piece] * (MAX_EVENT_BYTES // 2**20 + 1)).error
+
+
+@pytest.mark.parametrize("first", [0, 1, 7, "0", None])
+def test_one_of_several_answers_is_read(first: Any) -> None:
+    """The one whose index comes first is read; deltas of the other come between, and in the same event."""
+    both = [{"index": first, "delta": {"content": "b"}}, {"index": 2, "delta": {"content": "XX"}}]
+    other = [{"index": 2, "delta": {"content": "X"}, "finish_reason": "length"}]
+    stream = chunk(choices=both[:1]), chunk(choices=other), chunk(choices=both), chunk(choices=both[::-1])
+    answer = read(*stream, chunk(choices=[{"index": first, "delta": {}, "finish_reason": "stop"}]))
+    if first is not None:
+        assert (answer.content, answer.finish_reason, answer.error) == ("bbb", "stop", "")
+
+
+def test_tool_calls_of_another_answer_are_not_run() -> None:
+    fragments = [{"index": 0, "id": id, "function": {"name": "f", "arguments": "{}"}} for id in ("a", "b")]
+    choices = [{"index": at, "delta": {"tool_calls": [fragment]}} for at, fragment in enumerate(fragments)]
+    assert read(chunk(choices=choices[:1]), chunk(choices=choices[1:]), CALLS).calls == [("a", "f", "{}")]
+
+
+def test_first_of_several_whole_completions_is_read() -> None:
+    choices = [{"index": n, "message": {"content": f"{n}"}, "finish_reason": "stop"} for n in range(3)]
+    assert read(json.dumps({"choices": choices}).encode()).content == "0"
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
+def test_byte_order_mark_is_skipped(line_end: bytes) -> None:
+    mark = "\ufeff".encode()
+    stream = mark + (event({"content": "H"}) + mark + event({"content": "i"}) + STOP).replace(b"\n", line_end)
+    assert (read(stream), read(stream).content) == (read(*(stream[at : at + 1] for at in range(len(stream)))), "Hi")
+    whole = json.dumps({"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}).encode()
+    assert read(mark + whole).content == "Hi"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" * 400])
+def test_number_that_json_does_not_have_does_not_break_an_event(number: str) -> None:
+    odd = (
+        b'data: {"created": N, "usage": {"cost": N, "prompt_tokens": 3}, "choices": [{"delta": {"content": "i"}}]}\n\n'
+    )
+    answer = read(event({"content": "H"}), odd.replace(b"N,", number.encode() + b","), STOP)
+    assert (answer.content, answer.error, answer.usage["prompt_tokens"]) == ("Hi", "", 3)
+
+
+def test_control_character_in_a_string_does_not_break_an_event() -> None:
+    assert read(event({"content": "a\tb"}).replace(b"\\t", b"\t"), STOP).content == "a\tb"
+
+
+@pytest.mark.parametrize("odd", [True, 7, "many", ["many"], {"prompt_tokens": True}, {"prompt_tokens": "7"}, [[]]])
+@pytest.mark.parametrize("place", ["usage", "timings", "x_groq", "choice", "id", "created", "logprobs"])
+def test_other_types_beside_an_answer_do_not_break_it(odd: Any, place: str) -> None:
+    choice = {"index": 0, "delta": {"content": "i"}, **({"usage": odd, "logprobs": odd} if place == "choice" else {})}
+    stream = chunk(choices=[choice], **{place: odd}), event(finish_reason="stop"), chunk(choices=[], **{place: odd})
+    answer = read(event({"content": "H"}), *stream)
+    assert (answer.content, answer.error, answer.finish_reason) == ("Hi", "", "stop")
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(["choices", "usage", "timings", "x_groq", "object", "id"]), ANY))
+def test_no_event_breaks_an_answer_that_is_complete(odd: dict[str, Any]) -> None:
+    if odd.get("object") == "error":
+        return
+    answer = read(event({"content": "Hi"}), event(finish_reason="stop"), chunk(**odd), b'data: {"\n\n')
+    assert (str(answer.content)[:2], answer.error) == ("Hi", "")
+
+
+DEEP = b"[" * 50_000 + b"]" * 50_000
+
+
+@pytest.mark.parametrize(
+    "deep", [DEEP, DEEP[:50_000], b"[" * 300 + b"]" * 300, b'{"a":' * 50_000 + b"1" + b"}" * 50_000]
+)
+def test_deep_json_is_an_error_behind_the_text(deep: bytes) -> None:
+    answer = read(event({"content": "Hi"}), b'data: {"choices": ' + deep + b"}\n\n", STOP)
+    assert (answer.content, answer.error) == (
+        "Hi",
+        "http://model/v1 sent an event that is not JSON. If that goes on, look into the server's log.",
+    )
+    assert "did not answer as a chat-completions endpoint" in read(b'{"choices": ' + deep + b"}").error
+    answer = read(event({"content": "Hi"}), event(finish_reason="stop"), b'data: {"usage": ' + deep + b"}\n\n", STOP)
+    assert (answer.content, answer.error) == ("Hi", "")
+
+
+def test_deep_arguments_of_a_call_are_kept_as_they_are() -> None:
+    answer = read(call("f", '{"a": ' + DEEP.decode() + "}", index=0, id="a"), CALLS)
+    assert answer.calls == [("a", "f", '{"a": ' + DEEP.decode() + "}")]
+
+
+BIRD = "🐦"
+HALVES = {"surrogates": (b"\\ud83d", b"\\udc26"), "bytes": (BIRD.encode()[:2], BIRD.encode()[2:])}
+
+
+@pytest.mark.parametrize("halves", HALVES.values(), ids=HALVES)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b'"content": "a', b'"content": "'),
+        (b'"reasoning_content": "a', b'"reasoning_content": "'),
+        (b'"reasoning": "a', b'"reasoning": "'),
+        (b'"content": [{"type": "text", "text": "a', b'"content": [{"type": "text", "text": "'),
+        (b'"tool_calls": [{"index": 0, "id": "x", "function": {"name": "f", "arguments": "a',) * 2,
+    ],
+    ids=["content", "reasoning_content", "reasoning", "parts", "arguments"],
+)
+def test_character_split_between_two_deltas_is_joined(before: bytes, after: bytes, halves: tuple[bytes, bytes]) -> None:
+    def to_event(start: bytes, text: bytes) -> bytes:
+        end = b"}]" if b"[{" in start else b""
+        end = b'"}' + end if b"arguments" in start else b'"' + end
+        return b'data: {"choices": [{"delta": {' + start + text + end + b"}}]}\n\n"
+
+    other = event({"role": "assistant"}) + chunk(usage={"prompt_tokens": 1})
+    answer = read(to_event(before, halves[0]), other, to_event(after.removesuffix(b"a"), halves[1] + b"b"), STOP)
+    texts = [answer.content, answer.thought, *(arguments for _, _, arguments in answer.calls)]
+    assert [text for text in texts if text] == [f"a{BIRD}b"]
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from("a🐦💀é\ud83d\udc80"), max_size=8), st.data())
+def test_text_cut_between_any_code_units_has_all_its_characters(text: str, data: st.DataObject) -> None:
+    data_of = text.encode("utf-16-be", "surrogatepass")
+    escaped = ["\\u" + data_of[at : at + 2].hex() for at in range(0, len(data_of), 2)]
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(escaped)), max_size=4)))
+    pieces = ["".join(escaped[start:end]) for start, end in zip([0, *cuts], [*cuts, None], strict=True)]
+    events = [b'data: {"choices": [{"delta": {"content": "%s"}}]}\n\n' % piece.encode() for piece in pieces]
+    expected = re.sub("[\ud800-\udfff]", "\ufffd", data_of.decode("utf-16-be", "surrogatepass"))
+    assert (read(*events, STOP).content or "") == expected
+
+
+def test_half_characters_in_other_fields_are_replaced() -> None:
+    fragment = {"index": 0, "id": "x\ud83d", "function": {"name": "f\ud83d", "arguments": "{}"}}
+    choices = [{"delta": {"tool_calls": [fragment]}, "finish_reason": "odd\ud83d"}]
+    half = b"data: " + json.dumps({"choices": choices, "usage": {"\ud83d": "\ud83d"}}).encode() + b"\n\n"
+    answer = read(half, b"data: [DONE]\n\n")
+    assert answer.calls == [("x?", "f?", "{}")]
+    assert (answer.finish_reason, answer.usage) == ("odd?", {"?": "?"})

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any, Literal, TypedDict, cast
 
 import msgspec
@@ -105,7 +105,7 @@ def merge_tool_call(reply: Message, fragment: dict[str, Any]) -> None:
         indexes.append(fragment.get("index"))
     call = calls[at]
     function: dict[str, Any] = fragment.get("function") or {}
-    call["id"] = call["id"] or str(fragment.get("id") or "")
+    call["id"] = call["id"] or to_id(fragment)
     if (name := function.get("name")) and name != call["function"]["name"]:
         call["function"]["name"] += str(name)
     if (arguments := function.get("arguments")) is not None:
@@ -117,27 +117,31 @@ def find_tool_call(calls: list[ToolUse], indexes: list[Any], fragment: dict[str,
     """Find the tool call that a fragment continues; None if it starts a new one.
 
     A known id decides; else a new id starts a call; else the index decides; else the fragment continues the last call.
+    But a name after complete arguments starts a new call: some servers send parallel calls with one id, with one index,
+    with both, or with none.
     """
-    id, index = fragment.get("id"), fragment.get("index")
+    id, index = to_id(fragment), fragment.get("index")
     function: dict[str, Any] = fragment.get("function") or {}
     name = function.get("name")
     latest_first = range(len(calls))[::-1]
+    repeats = False
     if id:
         at = next((at for at in latest_first if calls[at]["id"] == id), None)
         if at is None:  # a new call, or the id of a call that had none so far
             without = (at for at in latest_first if not calls[at]["id"] and indexes[at] == index)
             return next((at for at in without if not (name and calls[at]["function"]["name"])), None)
-        if index is None or index == indexes[at]:
-            return at
+        repeats = index is None or index == indexes[at]
     elif index is not None:
         at = next((at for at in latest_first if indexes[at] == index), None)
     else:
         at = len(calls) - 1 if calls else None
-    if at is not None and name and is_complete(calls[at]):
-        # Some servers send parallel calls with one index or id, or with none: a name after complete arguments starts a
-        # new call.
-        return None
-    return at
+    begins = not repeats or str(function.get("arguments") or "{").lstrip()[:1] in ("", "{")
+    return None if at is not None and name and begins and is_complete(calls[at]) else at
+
+
+def to_id(fragment: dict[str, Any]) -> str:
+    """Return the id of a fragment of a tool call; empty if it has none."""
+    return str(fragment.get("id") or "")
 
 
 def is_complete(call: ToolUse) -> bool:
@@ -207,9 +211,7 @@ def settle(reply: Message, *, used: set[str], whole: bool = True) -> Message:
     turns, but ids must be unique in a session (ACP, tool calls).
     """
     notes = reply.get("crow", {})
-    notes.pop("indexes", None)
-    calls = [call for call in reply.pop("tool_calls", []) if call["function"]["name"] or call["function"]["arguments"]]
-    calls = [call for before, call in zip([None, *calls], calls, strict=False) if not is_echo(call, before)]
+    calls = drop_echoes(reply.pop("tool_calls", []), notes.pop("indexes", []))
     if calls and not whole:
         # Half a call cannot run, and a call that does not run must not appear in the log.
         notes["dropped_calls"] = [call["function"]["name"] for call in calls]
@@ -227,11 +229,19 @@ def settle(reply: Message, *, used: set[str], whole: bool = True) -> Message:
     return reply
 
 
-def is_echo(call: ToolUse, before: ToolUse | None) -> bool:
-    """Whether it only repeats the name of the call before it, as some servers do behind the arguments."""
-    if before is None or call["function"]["arguments"].strip():
-        return False
-    return call["function"]["name"] == before["function"]["name"] and call["id"] in ("", before["id"])
+def drop_echoes(calls: Sequence[ToolUse], indexes: Sequence[Any]) -> list[ToolUse]:
+    """Drop the calls that are empty, or only repeat one: its name behind its arguments, or all of it with its index."""
+    kept: list[ToolUse] = []
+    seen: set[tuple[str, ...]] = set()
+    for call, index in zip_longest(calls, indexes):
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        key = (call["id"], str(index), name, arguments)
+        is_repeated = kept and not arguments.strip() and name == kept[-1]["function"]["name"]
+        is_echo = (is_repeated and call["id"] in ("", kept[-1]["id"])) or (call["id"] and key in seen)
+        if (name or arguments) and not is_echo:
+            kept.append(call)
+        seen.add(key)
+    return kept
 
 
 def make_unique(name: str, used: set[str]) -> str:

@@ -206,7 +206,7 @@ class EventStreamReader:
         """Return the next piece of a text; a character that is cut at its end is held back until its rest comes."""
         if not self.halves and text.isascii():
             return text
-        text = self.halves.pop(key, "") + text
+        text = join_surrogates(self.halves.pop(key, "") + text)
         whole = CUT_CHARACTER.sub("", text)
         if len(whole) < len(text):
             self.halves[key] = text[len(whole) :]
@@ -301,15 +301,17 @@ def clean_object(parsed: T) -> T:
     return parsed
 
 
-def replace_halves(text: str) -> str:
-    """Join the halves of characters in a text, and replace those whose other half is missing."""
+def join_surrogates(text: str) -> str:
+    """Join the surrogate pairs in a text to characters; lone surrogates stay."""
     if not SURROGATE.search(text):
         return text
-    joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
-    decoded = ESCAPED_BYTES.sub(
-        lambda match: match[0].encode("utf-8", "surrogateescape").decode("utf-8", "replace"), joined
-    )
-    return SURROGATE.sub("\ufffd", decoded)
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+
+def replace_halves(text: str) -> str:
+    """Join the bytes of characters in a text, and replace what is no whole character."""
+    text = ESCAPED_BYTES.sub(lambda match: match[0].encode("utf-8", "surrogateescape").decode("utf-8", "replace"), text)
+    return SURROGATE.sub("\ufffd", text)
 
 
 def read_usage(chunk: dict[str, Any], choice: dict[str, Any], delta: Delta) -> None:
