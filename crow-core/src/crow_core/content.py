@@ -44,6 +44,7 @@ from crow_core.messages import (
     answer_tool_call,
     drop_rewound,
     join_content,
+    name_tool_uses,
     parse_arguments,
     to_parts,
     unwrap_proxy_call,
@@ -264,7 +265,7 @@ def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
                     yield AgentMessageChunk(content=TextBlock(text=str(text)), message_id=id)
                 if notes.get("cut") == "interrupted":
                     yield AgentThoughtChunk(content=TextBlock(text="Interrupted here.\n"), message_id=f"{id}-cut")
-                for use in map(unwrap_proxy_call, entry.get("tool_calls", [])):
+                for use in map(unwrap_proxy_call, name_tool_uses(entry)):
                     message = answers.get(use["id"]) or answer_tool_call(use, INTERRUPTED, failed=True)
                     seen: dict[str, Any] = message.get("crow", {}).get("shown", {})
                     arguments = parse_arguments(use)

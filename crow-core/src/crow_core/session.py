@@ -352,6 +352,8 @@ class ReplyStream:
         if not whole:
             notes["cut"] = model_call.error or model_call.finish_reason
         reply = settle(model_call.reply, used=self.used_ids, whole=whole)
+        if called := self._session.toolbox.find_called(reply.get("tool_calls", [])):
+            notes["called"] = called
         if any(reply.get(key) for key in ("content", "reasoning_content", "tool_calls")):
             reply["crow"] = reply.get("crow", {}) | notes
             log.append(reply)

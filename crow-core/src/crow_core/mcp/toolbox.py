@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import json
-import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,8 +13,8 @@ import msgspec
 
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Host, RunningCall, Server
-from crow_core.mcp.tool import Tool, ToolCall, parse_tool_call
-from crow_core.messages import ToolUse, make_unique
+from crow_core.mcp.tool import Tool, ToolCall, name_tool_use, parse_tool_call
+from crow_core.messages import ToolUse, decode_json, make_unique, to_legal_name
 
 NAMES_LIMIT = 100
 """Tool names that are listed to a model that called a tool that does not exist."""
@@ -194,6 +193,11 @@ class Toolbox:
         """Parse a tool call of a reply, and look up its tool."""
         return parse_tool_call(use, self.tools)
 
+    def find_called(self, uses: Sequence[ToolUse]) -> dict[str, str]:
+        """Find the tools of those calls that name their tool in another way: call id to the tool's name."""
+        named = [(use, name_tool_use(use, self.tools)) for use in uses]
+        return {use["id"]: renamed["function"]["name"] for use, renamed in named if renamed is not use}
+
     def reject(self, tool_call: ToolCall) -> ToolResult | None:
         """Answer a call that cannot run: its tool does not exist, or its arguments are not a JSON object."""
         name, tool = tool_call.name, tool_call.tool
@@ -201,7 +205,7 @@ class Toolbox:
             what = (
                 f"The tool {name!r} is gone: its server took it back"
                 if name in self._removed
-                else f"There is no tool {name!r}"
+                else f"There is no tool {name[:200]!r}"
             )
             names = [*islice(self.tools, NAMES_LIMIT), *(["…"] if len(self.tools) > NAMES_LIMIT else [])]
             return ToolResult.error(f"{what}. The tools are: {', '.join(names) or 'none'}.")
@@ -235,11 +239,6 @@ class Toolbox:
         await asyncio.gather(*(server.close() for server in self.servers if not (server.shared or server.hosts)))
 
 
-def to_legal_name(name: str) -> str:
-    """Replace the characters of a tool's name that a provider may refuse."""
-    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)
-
-
 def decode_strings(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     """Decode arguments that are JSON text where the schema allows only an object or an array."""
     properties: dict[str, Any] = schema.get("properties") or {}
@@ -247,8 +246,8 @@ def decode_strings(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[st
     decoded = dict(arguments)
     for key, value in arguments.items():
         if isinstance(value, str) and find_types(properties.get(key), definitions) - {"null"} <= {"object", "array"}:
-            with suppress(msgspec.DecodeError, RecursionError):
-                inner = msgspec.json.decode(value)
+            with suppress(ValueError):
+                inner = decode_json(value)
                 decoded[key] = inner if isinstance(inner, dict | list) else value
     return decoded
 
@@ -272,6 +271,7 @@ def find_json_error(text: str) -> str:
     """Say where the arguments of a call stop being a JSON object."""
     try:
         json.loads(text)  # its messages name line and column
+        decode_json(text)
         msgspec.json.decode(text, type=dict[str, Any])
     except (ValueError, RecursionError) as error:
         return str(error)
