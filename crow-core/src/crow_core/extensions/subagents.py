@@ -140,7 +140,7 @@ def subagents(crow: Crow) -> None:
 
     They share the permissions and the budget of their parent, and end when its turn does. Their requests begin as the
     parent's do, with its system prompt and all its tools, so that a server has that in its cache; a call of `agent`, or
-    of a tool that they were not given, is refused. Another model has no such cache, and is sent only the tools it may use.
+    of a tool that they were not given, is refused. Another model has no such cache, and is sent only tools it may use.
     """
 
     @crow.mcp_servers
