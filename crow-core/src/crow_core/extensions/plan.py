@@ -17,6 +17,10 @@ DESCRIPTION = """\
 Show the user your plan for work of several steps, and how far you are. Give the whole list each time.
 One step is in progress at a time; mark it completed before you go on. Not for what takes a step or two."""
 
+PLAN_OF_PARENT = (
+    "You are a sub-agent: the plan that the user sees is that of the agent which gave you the task. Go on without."
+)
+
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -59,6 +63,8 @@ def plan(crow: Crow) -> None:
     async def write(session: Session, tool_call: ToolCall) -> ToolResult | None:
         if not tool_call.is_for(tools):
             return None
+        if session.parent:
+            return ToolResult.error(PLAN_OF_PARENT)
         try:
             entries = parse_entries(decode_strings(tool_call.arguments, SCHEMA))
         except ValidationError as error:

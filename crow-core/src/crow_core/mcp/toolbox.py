@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any
 
@@ -53,6 +54,8 @@ class Toolbox:
     """The tool list of the session's requests. It changes only between turns, with a marker; None before the first."""
     own_secrets: Collection[str] = ()
     """Secrets of the session beside those of its servers: of the configuration, and of its models."""
+    allowed: Sequence[str] = ()
+    """Patterns of the names of the tools that may be called; empty for all."""
     _labels: dict[Server, str] = field(default_factory=dict[Server, str])
     """The prefix of the names of each server's tools."""
     _starting: dict[Server, "asyncio.Task[list[dict[str, Any]]]"] = field(
@@ -198,9 +201,15 @@ class Toolbox:
         named = [(use, name_tool_use(use, self.tools)) for use in uses]
         return {use["id"]: renamed["function"]["name"] for use, renamed in named if renamed is not use}
 
+    def is_allowed(self, name: str) -> bool:
+        """Whether the tool of this name may be called."""
+        return not self.allowed or any(fnmatchcase(name, pattern) for pattern in self.allowed)
+
     def reject(self, tool_call: ToolCall) -> ToolResult | None:
-        """Answer a call that cannot run: its tool does not exist, or its arguments are not a JSON object."""
+        """Answer a call that cannot run: of a tool that is not allowed or does not exist, or without a JSON object."""
         name, tool = tool_call.name, tool_call.tool
+        if not self.is_allowed(name):
+            return ToolResult.error(f"You were not given the tool {name!r}. Do without it.")
         if tool is None:
             what = (
                 f"The tool {name!r} is gone: its server took it back"
