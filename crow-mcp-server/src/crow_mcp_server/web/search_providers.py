@@ -18,7 +18,7 @@ from crow_mcp_server.web.search_results import PROVIDER_KEYS, WebSearchResult, W
 
 NOT_CONFIGURED = (
     "Web search is not set up. Tell the user to set one of SEARXNG_URL (the address of a SearXNG whose settings allow "
-    f"the format json), {', '.join(PROVIDER_KEYS)}, or to install crow-mcp-server[duckduckgo], which needs no key."
+    f"the format json), {', '.join(PROVIDER_KEYS)}, or to install the library ddgs, which needs no key."
 )
 
 PROVIDER_TIMEOUT = 15.0  # seconds for one provider
