@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -20,7 +20,7 @@ from crow_core.messages import ToolUse, decode_json, make_unique, to_legal_name
 NAMES_LIMIT = 100
 """Tool names that are listed to a model that called a tool that does not exist."""
 CHANGES_WAIT = 5.0
-"""Seconds a turn waits for the new tool list of a server that has announced a change."""
+"""Seconds a turn waits for the new tool lists of servers that have announced a change."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,33 @@ class Toolbox:
             definition = {"description": function.get("description"), "inputSchema": function.get("parameters")}
             self.tools[function["name"]] = Tool(function["name"], None, definition)
 
-    async def update(self, wait: float) -> list[ToolChanges]:
+    async def wait(self, seconds: float) -> dict[Server, "asyncio.Task[list[dict[str, Any]]]"]:
+        """Wait for servers that are starting, each at most `seconds` from the start of its process or connection.
+
+        Returns those of the client's own that have not listed their tools by then, each with the task that does.
+        """
+        await asyncio.gather(*(wait_for_tools(server, task, seconds) for server, task in self._starting.items()))
+        joined = {tool.server for tool in self.tools.values()}
+        return {
+            server: self._starting[server]
+            for server in self.client_servers
+            if server not in joined and server in self._starting and not self._starting[server].done()
+        }
+
+    async def failures(self) -> AsyncGenerator[Server]:
+        """Yield each of the servers that are starting when it fails."""
+        servers = {task: server for server, task in self._starting.items()}
+        while servers:
+            done, _ = await asyncio.wait(servers, return_when=asyncio.FIRST_COMPLETED)
+            for server in map(servers.pop, done):
+                if server.error:
+                    yield server
+                    self._starting.pop(server, None)  # not before: the caller may be cancelled
+
+    async def update(self) -> list[ToolChanges]:
         """Take in the tools of the servers that have connected since the last time, or whose tools have changed.
 
-        Waits at most `wait` seconds for servers that are still starting; with 0, only for announced changes.
+        Waits at most CHANGES_WAIT for the new tools of servers that have announced a change.
         """
         self._announce_roots()
         changed = [
@@ -109,11 +132,8 @@ class Toolbox:
         ]
         for server in changed:
             self._start(server)
-        if not self._starting:
-            return []
-        waiting = self._starting if wait else changed or self._starting
-        timeout = wait or (CHANGES_WAIT if changed else 0)
-        await asyncio.wait([self._starting[server] for server in waiting], timeout=timeout)
+        if changed:
+            await asyncio.wait([self._starting[server] for server in changed], timeout=CHANGES_WAIT)
         listed = [server for server, task in self._starting.items() if task.done()]
         news: list[ToolChanges] = []
         for server in sorted(listed, key=lambda server: (not server.built_in, self._labels[server])):
@@ -246,6 +266,16 @@ class Toolbox:
             if self.host:
                 server.hosts.discard(self.host)
         await asyncio.gather(*(server.close() for server in self.servers if not (server.shared or server.hosts)))
+
+
+async def wait_for_tools(server: Server, listing: "asyncio.Task[list[dict[str, Any]]]", seconds: float) -> None:
+    """Wait until a server has listed its tools, at most `seconds` from the start of its process or connection."""
+    starting = asyncio.ensure_future(server.started.wait())
+    try:
+        await asyncio.wait([listing, starting], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([listing], timeout=server.start_time + seconds - asyncio.get_running_loop().time())
+    finally:
+        starting.cancel()
 
 
 def decode_strings(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
