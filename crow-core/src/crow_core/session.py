@@ -445,6 +445,17 @@ class Hooks:
                 return ToolResult.error("Reading only.") if tool_call.kind != "read" else None
         """)
 
+    permission: First[[Session, ToolCall], ToolResult] = First("""
+        Called before a tool of crow's own asks an MCP server for the model; a result that is returned refuses it.
+
+        The tool call is the one that the server is asked: of its own tools, or of `SERVER_mcp_resources`. `before_tool`
+        is called for the call that the model made, before.
+
+            @crow.permission
+            def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
+                return ToolResult.error("No servers today.") if tool_call.kind == "fetch" else None
+        """)
+
     after_tool: Pipe[ToolResult, [Session, ToolCall]] = Pipe("""
         Receives the result of a tool call before the client and the model do; may return another.
 

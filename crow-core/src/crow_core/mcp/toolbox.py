@@ -202,6 +202,10 @@ class Toolbox:
         """List the servers that are not crow's own."""
         return [server for server in self.servers if server.source and not server.built_in]
 
+    def make_tool(self, server: Server, definition: dict[str, Any]) -> Tool:
+        """Make a tool that a server does not list, under the name that it would have among the server's tools."""
+        return Tool(f"{self._labels[server]}_{definition['name']}", server, definition)
+
     def preload(self) -> None:
         """Load what a tool call will need, a little later."""
         for server in self.servers:
