@@ -202,7 +202,7 @@ def to_block(block: dict[str, Any], kind: ToolKind) -> ContentBlock:
     """Convert an MCP content block to an ACP one. The output of a command is fenced, as it is not Markdown."""
     match block:
         case {"type": "text", "text": str(text)}:
-            return TextBlock(text=fence(text) if kind == "execute" else text)
+            return TextBlock(text=fence(text.removesuffix("\n")) if kind == "execute" else text)
         case {"type": "image", "data": str(data), "mimeType": str(mime_type)}:
             return ImageBlock(data=data, mime_type=mime_type)
         case {"type": "audio", "data": str(data), "mimeType": str(mime_type)}:
