@@ -25,7 +25,6 @@ from crow_core.errors import EndTurn, ModelError
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.mcp.toolbox import decode_strings
 from crow_core.messages import Message, marker_kind
 from crow_core.session import Session
 from crow_core.text import to_line
@@ -170,7 +169,7 @@ def subagents(crow: Crow) -> None:
         if session.parent:
             return ToolResult.error(NO_OTHERS)
         try:
-            task = convert_leniently(decode_strings(tool_call.arguments, make_schema([])), AgentTask)
+            task = convert_leniently(tool_call.arguments, AgentTask)
         except ValidationError as error:
             return ToolResult.error(f"No agent was started: {error}.")
         if task.model and task.model not in session.models:

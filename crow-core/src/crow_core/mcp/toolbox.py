@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncGenerator, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -241,7 +240,9 @@ class Toolbox:
                 else f"There is no tool {name[:200]!r}"
             )
             names = [*islice(self.tools, NAMES_LIMIT), *(["…"] if len(self.tools) > NAMES_LIMIT else [])]
-            return ToolResult.error(f"{what}. The tools are: {', '.join(names) or 'none'}.")
+            ours = next((tool for tool in self.tools.values() if tool.replaces(name)), None)
+            instead = f" Use {ours.name}, whose arguments are: {', '.join(ours.properties)}." if ours else ""
+            return ToolResult.error(f"{what}.{instead} The tools are: {', '.join(names) or 'none'}.")
         if tool.server is None:
             return ToolResult.error(f"The tool {name!r} is not connected: its server is no part of this session now.")
         if not tool_call.is_valid:
@@ -250,6 +251,8 @@ class Toolbox:
             return ToolResult.error(
                 f"The call was not run: its arguments are not a JSON object ({fault}). The schema is: {schema}"
             )
+        if tool_call.fault:
+            return ToolResult.error(f"{name} was not run. {tool_call.fault} Correct the arguments and call again.")
         return None
 
     async def call(self, tool_call: ToolCall, meta: dict[str, Any]) -> ToolResult:
@@ -257,7 +260,7 @@ class Toolbox:
         tool = tool_call.tool
         assert tool is not None
         assert tool.server is not None
-        arguments = decode_strings(tool_call.arguments, tool.schema["function"]["parameters"])
+        arguments = tool_call.arguments
         running = RunningCall(self.host, tool_call.id, tool_call.title, may_repeat=tool.may_repeat(arguments))
         return await tool.server.call(tool.definition["name"], arguments, meta, running)
 
@@ -280,34 +283,6 @@ async def wait_for_tools(server: Server, listing: "asyncio.Task[list[dict[str, A
         await asyncio.wait([listing], timeout=server.start_time + seconds - asyncio.get_running_loop().time())
     finally:
         starting.cancel()
-
-
-def decode_strings(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """Decode arguments that are JSON text where the schema allows only an object or an array."""
-    properties: dict[str, Any] = schema.get("properties") or {}
-    definitions: dict[str, Any] = schema.get("$defs") or {}
-    decoded = dict(arguments)
-    for key, value in arguments.items():
-        if isinstance(value, str) and find_types(properties.get(key), definitions) - {"null"} <= {"object", "array"}:
-            with suppress(ValueError):
-                inner = decode_json(value)
-                decoded[key] = inner if isinstance(inner, dict | list) else value
-    return decoded
-
-
-def find_types(schema: Any, definitions: dict[str, Any]) -> set[str]:
-    """List the JSON types that the schema of a property allows; {"any"} where it does not say."""
-    match schema:
-        case {"type": str(kind)}:
-            return {kind}
-        case {"type": [*kinds]}:
-            return set(map(str, kinds))
-        case {"anyOf": [*choices]} | {"oneOf": [*choices]}:
-            return {kind for choice in choices for kind in find_types(choice, definitions)}
-        case {"$ref": str(name)} if (target := definitions.get(name.removeprefix("#/$defs/"))) is not None:
-            return find_types(target, {})  # one step only: a schema may refer to itself
-        case _:
-            return {"any"}
 
 
 def find_json_error(text: str) -> str:
