@@ -86,9 +86,7 @@ async def test_cut_answer_is_resumed_and_no_text_is_repeated() -> None:
                 {"role": "user", "content": REQUEST},
                 {"role": "assistant", "content": "sunny."},
             ]
-            (notice,) = notices(editor)
-            assert notice.startswith(f"The answer broke off. {server.url} broke off (")
-            assert notice.endswith("Asking the model to go on.")
+            assert notices(editor) == ["The connection broke in the middle of the answer. Asking the model to go on."]
             assert len({chunk.message_id for chunk in editor.of(AgentMessageChunk)}) == 2
     assert server.requests[1]["messages"][1:] == [
         {"role": "user", "content": "The weather?"},
@@ -97,7 +95,7 @@ async def test_cut_answer_is_resumed_and_no_text_is_repeated() -> None:
     ]
 
 
-async def test_error_in_mid_answer_is_told_with_the_endpoints_words_and_without_the_key() -> None:
+async def test_key_that_the_endpoint_quotes_in_mid_answer_is_neither_shown_nor_stored() -> None:
     key = "sk-c4n4ry/Q+x9=Zr"
     half = b'data: {"choices": [{"delta": {"content": "It will be "}}]}\n\n'
     error = f'event: error\ndata: {{"message": "overloaded for {key}"}}\n\n'.encode()
@@ -107,8 +105,6 @@ async def test_error_in_mid_answer_is_told_with_the_endpoints_words_and_without_
             session = await editor.new_session("/")
             await editor.prompt(session.session_id, "The weather?")
             assert editor.text == "It will be sunny."
-            (notice,) = notices(editor)
-            assert "reported an error: overloaded for [secret]. " in notice
             assert key not in repr(editor.updates) + repr(log_of(crow))
 
 

@@ -30,8 +30,8 @@ def read_error(stream: bytes) -> ModelError:
     """Return the error that a stream ends with."""
     reader = EventStreamReader("http://model/v1")
     try:
-        reader.feed(stream)
-        reader.finish()
+        list(reader.feed(stream))
+        list(reader.finish())
     except ModelError as error:
         return error
     pytest.fail("the stream ends without an error")
@@ -189,7 +189,7 @@ def test_error_object_of_an_answer_that_goes_on_is_none() -> None:
     chunk = {"error": None, "choices": [{"delta": {"content": "Hi"}, "error": None}], "status": "running"}
     noise = event({"type": "ping"}) + event({"message": "in the queue"}) + event({"status": "processing", "code": "ok"})
     reader = EventStreamReader("x")
-    assert reader.feed(noise + event(chunk)) == [{"content": "Hi"}]
+    assert list(reader.feed(noise + event(chunk))) == [{"content": "Hi"}]
 
 
 @pytest.mark.parametrize(

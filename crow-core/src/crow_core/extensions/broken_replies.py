@@ -17,18 +17,14 @@ def broken_replies(crow: Crow, *, times: int = 2) -> None:
     """Ask the model to continue a reply that broke off, at most `times` times in a row."""
 
     @crow.after_model
-    def collect(session: Session, model_call: ModelCall) -> None:
-        if model_call.interruption is None:
-            session.state.pop("broken_replies", None)
-        else:
-            session.state.setdefault("broken_replies", []).append(str(model_call.interruption))
+    def count(session: Session, model_call: ModelCall) -> None:
+        session.state["broken_replies"] = session.state.get("broken_replies", 0) + 1 if model_call.interruption else 0
 
     @crow.before_end
     async def go_on(session: Session, stop_reason: StopReason) -> Message | None:
-        errors: list[str] = session.state.get("broken_replies", [])
-        if not 0 < len(errors) <= times:
+        if not 0 < session.state.get("broken_replies", 0) <= times:
             return None
-        await session.notice(f"The answer broke off. {errors[-1]} Asking the model to go on.", "warning")
+        await session.notice("The connection broke in the middle of the answer. Asking the model to go on.", "warning")
         return {"role": "user", "content": REQUEST, "crow": {"hidden": True}}
 
     @crow.turn_end

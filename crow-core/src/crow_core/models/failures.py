@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from crow_core.errors import ModelError
+from crow_core.messages import is_deep
 
 MAX_PAGE_BYTES = 1024 * 1024
 """The most bytes that are read of a response that is no event stream, such as an error page."""
@@ -251,13 +252,14 @@ def is_error_status(value: Any) -> bool:
 
 
 def parse_text(text: str | bytes) -> Any:
-    """Parse JSON; return text that is none as it is."""
+    """Parse JSON; return text that is none, or that is very deep, without white space around it."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return text.strip()
+    return text.strip() if is_deep(value) else value
 
 
 def describe_error(error: Any, status: int = 200) -> str:
