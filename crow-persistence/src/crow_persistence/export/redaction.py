@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
+import msgspec
 from crow_core.messages import decode_json
 
 MASK = "[redacted]"
