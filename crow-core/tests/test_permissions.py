@@ -64,12 +64,12 @@ def in_turn(*uses: Use) -> ScriptedModel:
 
 
 def answers(model: ScriptedModel) -> list[str]:
-    """Return the results of the last tool calls, as the model receives them."""
+    """Return the results of the last tool calls, as the model receives them, without the last line feed."""
     answered: list[str] = []
     for message in reversed(model.requests[-1]["messages"]):
         if message["role"] != "tool":
             break
-        answered.insert(0, message["content"])
+        answered.insert(0, message["content"].removesuffix("\n"))
     return answered
 
 

@@ -177,6 +177,64 @@ async def test_exit_codes_are_reported_with_any_output(tools):
     assert await tools.run("cat <<'X'\nit's !! $x\nX\necho after # comment", session="a") == "it's !! $x\nafter"
 
 
+SHADOWED = ["printf", "eval", "command", "builtin", "unset", "return", "set", "exit", "exec", "trap", "readonly", ":"]
+DISTURBANCES = [
+    "PROMPT_COMMAND='echo prompt'",
+    "PROMPT_COMMAND=cat PS1='$(cat)' PS0='$(cat)'",
+    "PROMPT_COMMAND=('echo one' 'echo two'); PS1='$ '",
+    r"printf 'PROMPT_COMMAND=cat\nPS1=\"\\u \\w \"\nset -o vi\nshopt -s histappend\n' > rc; . ./rc",
+    "precmd() { echo precmd; }; preexec() { seen=$BASH_COMMAND; }; PROMPT_COMMAND=precmd; trap preexec DEBUG",
+    "trap 'seen=$BASH_COMMAND' DEBUG",
+    "trap 'true' ERR",
+    "trap 'echo end' EXIT",
+    "set -e",
+    "set -u",
+    "set -eu -o pipefail",
+    "set -f -C -o posix",
+    "set -o history",
+    "IFS=0123456789",
+    "TMOUT=1",
+    "; ".join(f"{name}() {{ echo shadowed; }}" for name in SHADOWED),
+    "; ".join(f"alias {name}='echo alias'" for name in (*SHADOWED, "__crow", "__crow_end", "case", "{")),
+    "exec 8>&-; exec 9>&-; exec > /dev/null 2>&1; exec < /dev/null",
+    "unset -f __crow __crow_end; unset __crow",
+    "exit() { echo shadowed; }; cd() { echo shadowed; }",
+]
+
+
+@pytest.mark.skipif(os.path.basename(processes.SHELL) != "bash", reason="uses features of bash")
+@pytest.mark.parametrize("disturbance", DISTURBANCES)
+async def test_nothing_that_a_command_sets_breaks_its_session(tools, disturbance):
+    await tools.run(f"x=5\n{disturbance}", session="a", wait=60)
+    assert await tools.run("\\echo begun; false", session="a", wait=60) == "begun\n[exit code 1]"
+    await tools.run("sh -c 'echo $$ > a; mv a a.pid; exec sleep 999'", session="a", wait=0)
+    await tools.wait_for_pids(1)
+    assert await tools.poll("a", keys="C-c", wait=60) == "^C\n[exit code 130]"
+    assert await tools.run('\\echo again "$x" >&2', session="a", wait=60) == "again 5"
+
+
+async def test_only_commands_are_traced(tools):
+    await tools.run("set -xv; PS4='+ '", session="a")
+    assert (await tools.run("echo traced", session="a")).splitlines()[-2:] == ["++ echo traced", "traced"]
+    assert await tools.run("set +xv; trap 'echo before $BASH_COMMAND' DEBUG", session="a") != ""
+    assert await tools.run("true", session="a") == "before true"
+
+
+async def test_failure_under_set_e_ends_only_the_shell_of_that_command(tools):
+    await tools.run("x=5; set -e", session="a")
+    assert await tools.run("false; echo $x", session="a") == "5"
+    assert await tools.run("set -e; false", session="a") == "[the shell has ended, exit code 1]"
+    assert await tools.run("echo new", session="a") == "new"
+
+
+@pytest.mark.parametrize("other", ["sh", "bash --norc", "python3 -q"])
+async def test_shell_replaced_by_another_program_takes_input(tools, other):
+    await tools.run("echo", session="a")
+    await tools.poll_until("a", RUNNING, command=f"exec {other}")
+    ends = "exit(4)" if "python" in other else "exit 4"
+    assert "[the shell has ended, exit code 4]" in await tools.poll_until("a", "[the shell", input=ends)
+
+
 async def test_program_that_asks_gets_its_answer(tools):
     asks = await tools.run("read -p 'Name? ' name; echo \"Hello $name\"", session="a")
     assert asks.startswith(f'Name? \n{RUNNING} "a"')
@@ -248,7 +306,6 @@ async def test_end_of_a_shell_kills_its_processes(tools, folder):
 async def test_end_of_a_shell_is_reported_and_frees_its_name(tools):
     assert (await tools.run("exit 3", session="a")).endswith("[the shell has ended, exit code 3]")
     assert "There is no session 'a'" in await tools.get_terminal_error(session="a")
-    assert await tools.run("set -e; false", session="a") == "[the shell has ended, exit code 1]"
     assert await tools.run("echo new", session="a") == "new"
 
 

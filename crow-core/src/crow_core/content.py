@@ -193,6 +193,7 @@ def to_update(result: ToolResult, tool_call: ToolCall) -> ToolCallUpdate:
     return ToolCallUpdate(
         tool_call_id=tool_call.id,
         status="failed" if result.is_error else "completed",
+        title=result.meta.get("crow/title", UNSET),
         content=content,
         locations=locations or UNSET,
     )
@@ -228,6 +229,8 @@ def to_tool_message(result: ToolResult, tool_call: ToolCall) -> Message:
         notes["shown"]["title"] = tool_call.tool_title
     if any(block.get("type") != "text" for block in result.content):
         notes["shown"]["blocks"] = result.content
+    if title := result.meta.get("crow/title"):
+        notes["shown"]["call"] = title
     if places := result.meta.get("crow/locations"):
         notes["shown"]["locations"] = places
     if changes := result.meta.get("crow/changes"):
@@ -245,6 +248,8 @@ def to_result(message: Message) -> ToolResult:
     seen: dict[str, Any] = notes.get("shown", {})
     blocks = seen.get("blocks") or [to_text_part(part.get("text", "")) for part in to_parts(message.get("content"))]
     meta = {"crow/changes": notes.get("changes", []), "crow/locations": seen.get("locations", [])}
+    if title := seen.get("call"):
+        meta["crow/title"] = title
     return ToolResult(blocks, bool(notes.get("failed")), meta)
 
 

@@ -15,7 +15,14 @@ from anyio import to_thread
 
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.terminal import processes
-from crow_mcp_server.terminal.processes import MARK_VARIABLE, TERM_GRACE, PipedCommand, ProcessTree, inherit_environment
+from crow_mcp_server.terminal.processes import (
+    MARK_VARIABLE,
+    TERM_GRACE,
+    PipedCommand,
+    ProcessTree,
+    inherit_environment,
+    name_signal,
+)
 from crow_mcp_server.terminal.shell_state import ShellState
 from crow_mcp_server.terminal.tempfiles import TempFolders
 from crow_mcp_server.workspace import CommandOutcome, Terminals, Workspace
@@ -330,7 +337,7 @@ async def report_session(name: str, shell: "PipedCommand | Shell") -> str:
         parts.append(format_running(name))
     elif shell.exit_code is not None:
         await shell.kill()  # the processes that it left
-        parts.append("" if shell.timed_out else f"[the shell has ended, exit code {shell.exit_code}]")
+        parts.append("" if shell.timed_out else format_end(shell.exit_code))
     elif not isinstance(shell, PipedCommand):
         parts.append("" if shell.timed_out else format_status(shell.status))
     parts.append(format_timeout(shell.timeout) if shell.timed_out and not shell.is_running else "")
@@ -366,6 +373,13 @@ def format_status(status: int) -> str:
     if status == 128 + signal.SIGTSTP:
         return "[stopped: fg or bg lets it go on]"
     return f"[exit code {status}]" if status else ""
+
+
+def format_end(exit_code: int) -> str:
+    """Return the note on a terminal whose shell has ended."""
+    if exit_code < 0:
+        return f"[the shell has ended, killed by {name_signal(-exit_code)}]"
+    return f"[the shell has ended, exit code {exit_code}]"
 
 
 def format_timeout(timeout: float) -> str:
