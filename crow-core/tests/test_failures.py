@@ -199,9 +199,9 @@ def test_error_object_of_an_answer_that_goes_on_is_none() -> None:
             (status, "trouble")
             for status in (408, 409, 425, 500, 502, 503, 504, 507, 520, 522, 524, 527, 530, 598, 599)
         ),
-        *((status, "invalid") for status in (400, 405, 413, 415, 418, 422, 424, 451, 501, 505)),
+        *((status, "invalid") for status in (400, 405, 415, 418, 422, 424, 451, 501, 505)),
         *((429, "limited"), (529, "overloaded"), (498, "overloaded"), (401, "key"), (402, "payment"), (403, "access")),
-        (404, "model"),
+        *((404, "model"), (413, "too_long")),
     ],
 )
 def test_status_decides_if_the_error_says_nothing_else(status: int, kind: str) -> None:
@@ -226,6 +226,10 @@ def test_status_decides_if_the_error_says_nothing_else(status: int, kind: str) -
         (500, {"error": {"message": "the request exceeds the available context size", "code": 500}}, "too_long"),
         (400, {"error": {"message": "Failed", "code": "tool_use_failed", "failed_generation": "503"}}, "slip"),
         (401, {"error": {"message": "overloaded"}}, "key"),
+        (401, {"error": {"message": "Country not supported"}}, "region"),
+        (429, {"message": "Too many tokens, please wait before trying again."}, "limited"),
+        (0, {"error": {"code": "insufficient_system_resource"}}, "overloaded"),
+        (0, {"error": 'Post "http://127.0.0.1:4/completion": EOF'}, "trouble"),
     ],
 )
 def test_error_says_more_than_its_status(status: int, error: Any, kind: str) -> None:
@@ -284,6 +288,9 @@ KEYS: list[tuple[int, Any]] = [
     (400, {"error": {"message": "Invalid API Key", "type": "invalid_request_error", "code": "invalid_api_key"}}),
     (500, {"error": {"message": "Invalid token", "type": "new_api_error", "code": "invalid_api_key"}}),
     (400, {"error": "Unauthorized"}),
+    (400, {"error": {"message": "authorization header is missing"}}),
+    (400, {"error": {"message": "Bad Request: token expired or incorrect", "code": "1000"}}),
+    (406, {"error": {"message": "The provided token is invalid."}}),
     (400, {"detail": "Not authenticated"}),
     (404, {"error": {"code": "InvalidApiKey", "message": "Invalid API-key provided."}}),
     (200, {"base_resp": {"status_code": 1004, "status_msg": "login fail: Please carry the API secret key"}}),
