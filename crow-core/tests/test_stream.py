@@ -460,6 +460,46 @@ def test_finish_reason_or_done_alone_completes_an_answer(end: bytes) -> None:
     assert (answer.content, answer.calls, answer.error, answer.notices) == ("Hi", [("a", "f", "{}")], "", [])
 
 
+FINISH_REASONS = {
+    "length": [
+        "length",
+        "model_length",
+        "max_tokens",
+        "MAX_TOKENS",
+        "max_output_tokens",
+        "model_context_window_exceeded",
+    ],
+    "content_filter": ["content_filter", "SAFETY", "sensitive", "refusal", "RECITATION", "PROHIBITED_CONTENT"],
+    "": [
+        *("error", "abort", "insufficient_system_resource", "network_error", "engine_overloaded", "cancelled"),
+        *("timeout", "MALFORMED_FUNCTION_CALL", "server_error", "rate_limit", "incomplete"),
+    ],
+    "stop": ["stop"],
+    "eos_token": ["eos_token"],
+    "END_TURN": ["END_TURN"],
+    "function_call": ["function_call"],
+    "other": ["other"],
+}
+
+
+@pytest.mark.parametrize(
+    ("meaning", "reason"), [(m, reason) for m, known in FINISH_REASONS.items() for reason in known]
+)
+def test_finish_reasons_that_mean_the_same_are_read_alike(meaning: str, reason: str) -> None:
+    answer = read(event({"content": "Hal"}), event(finish_reason=reason), chunk(usage={"a": 1}), b"data: [DONE]\n\n")
+    assert (answer.content, answer.finish_reason, answer.usage) == ("Hal", meaning, {"a": 1})
+    sentence = f"http://model/v1 broke off its answer ({reason}). Try again, or choose another model."
+    assert answer.error == ("" if meaning else sentence)
+    notice = "http://model/v1 ended its answer for the reason 'other'; it may be cut short."
+    assert answer.notices == ([notice] if meaning == "other" else [])
+
+
+@pytest.mark.parametrize("nothing", [None, "", "null", "None", False])
+def test_finish_reason_that_says_nothing_is_none(nothing: Any) -> None:
+    answer = read(event({"content": "H"}, finish_reason=nothing), event({"content": "i"}, finish_reason=nothing))
+    assert (answer.content, answer.finish_reason, len(answer.notices)) == ("Hi", "", 1)
+
+
 def test_keep_alive_comments_and_other_fields_are_skipped() -> None:
     noise = (
         b": OPENROUTER PROCESSING\n\n",

@@ -35,6 +35,18 @@ TOO_LONG_PATTERN = re.compile(
 )
 """Matches the messages of servers that refuse a request as longer than the window."""
 
+COMPLETE_PATTERN = re.compile(r"(stop|eos|end)(_\w+)?|done|completed?|finish(ed)?|success|(tool|function)_(call|use)s?")
+"""Matches the finish reasons of a complete answer, in lower case."""
+FAILED_PATTERN = re.compile(
+    r"error|abort|fail|cancel|time(d_)?_?out|overload|insufficient|interrupt|preempt|malformed|incomplete|unavailable"
+    r"|unexpected|disconnect|exception|rate_?limit"
+)
+"""Matches the finish reasons of an answer that failed: `error`, `abort`, `insufficient_system_resource` and others."""
+CUT_PATTERN = re.compile(r"length|max|limit|window|budget")
+"""Matches the finish reasons of an answer that reached a limit: `length`, `model_length`, `MAX_TOKENS` and others."""
+REFUSED_PATTERN = re.compile(r"filter|safety|sensitive|refus|recitation|block|prohibited|spii|guardrail|moderat|policy")
+"""Matches the finish reasons of an answer that the provider withheld: `content_filter`, `SAFETY` and others."""
+
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SURROGATE = re.compile("[\ud800-\udfff]")
 CUT_CHARACTER = re.compile("(?:[\ud800-\udbff]|[\udc80-\udcff]{1,3})\\Z")
@@ -78,6 +90,10 @@ class EventStreamReader:
         self.is_done = False
         """Whether `[DONE]` has come; nothing behind it is read."""
         self.has_finish_reason = False
+        self.failure = ""
+        """The finish reason, if it says that the answer failed."""
+        self.unknown_reason = ""
+        """The finish reason, if it means nothing known."""
         self.has_answer = False
         """Whether text, reasoning or a tool call has come."""
         self.has_tool_calls = False
@@ -198,9 +214,27 @@ class EventStreamReader:
                 if isinstance(arguments := function.get("arguments"), str):
                     function["arguments"] = self.join_halves(f"call {fragment.get('index')}", arguments)
             delta["tool_calls"] = calls
-        if reason := choice.get("finish_reason"):
+        if (reason := str(choice.get("finish_reason") or "")) and reason.lower() not in ("null", "none"):
             self.has_finish_reason = True
-            delta["finish_reason"] = str(reason)
+            self.read_finish_reason(reason, delta)
+
+    def read_finish_reason(self, reason: str, delta: Delta) -> None:
+        """Add a finish reason to a delta, unless it says that the answer failed.
+
+        `length` and `content_filter` stand for all other reasons that mean the same.
+        """
+        self.failure = self.unknown_reason = ""
+        known = reason.lower()
+        if FAILED_PATTERN.search(known):
+            self.failure = reason
+            return
+        if REFUSED_PATTERN.search(known):
+            reason = "content_filter"
+        elif CUT_PATTERN.search(known):
+            reason = "length"
+        elif not COMPLETE_PATTERN.fullmatch(known):
+            self.unknown_reason = reason
+        delta["finish_reason"] = reason
 
     def join_halves(self, key: str, text: str) -> str:
         """Return the next piece of a text; a character that is cut at its end is held back until its rest comes."""
@@ -228,11 +262,16 @@ class EventStreamReader:
             yield from self.release(deltas)
             raise
         yield from self.release(deltas)
-        if not self.has_finish_reason and not self.is_done:
+        if reason := shorten_text(self.unknown_reason):
+            yield {"notice": f"{self.endpoint} ended its answer for the reason {reason!r}; it may be cut short."}
+        elif not self.has_finish_reason and not self.is_done:
             yield {"notice": f"{self.endpoint} did not say that its answer is complete; it may be cut short."}
 
     def check_end(self, error: ModelError | None) -> None:
         """Raise ModelError if the stream has ended in the middle of its answer."""
+        if self.failure:
+            sentence = f"{self.endpoint} broke off its answer ({shorten_text(self.failure)})."
+            raise ModelError(f"{sentence} Try again, or choose another model.", retry=True)
         if self.has_finish_reason:
             return
         if error is not None:
