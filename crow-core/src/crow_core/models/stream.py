@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from math import isfinite
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -62,12 +62,6 @@ MAX_PAGE_BYTES = 1024 * 1024
 LOG_ADVICE = "If that goes on, look into the server's log."
 
 
-class ToolCallFragment(TypedDict, total=False):
-    """The required form of a part of a tool call. `merge` accepts its other keys in any form."""
-
-    function: dict[str, Any] | None
-
-
 class EventStreamReader:
     """Converts the bytes of an event stream to deltas."""
 
@@ -83,8 +77,8 @@ class EventStreamReader:
         """The content of a `data:` line whose JSON continues in the next one."""
         self.halves: dict[str, str] = {}
         """The first parts of characters whose rest comes in a later event, by the text to which they belong."""
-        self.index: Any = None
-        """The index of the choice that is read; another choice is another answer."""
+        self.index: int | None = None
+        """The index of the choice that is read, the first that came; another one is another answer."""
         self.splitter = ThinkTagSplitter()
         self.splitter.is_over = self.splitter.has_text = not think_tags  # then all content is text
         self.is_done = False
@@ -171,22 +165,24 @@ class EventStreamReader:
         try:
             choice = self.find_choice(chunk)
             self.read_choice(choice, delta)
-        except (AttributeError, TypeError, LookupError, msgspec.ValidationError) as error:
+        except (AttributeError, TypeError, LookupError) as error:
             fault = error
+        if self.has_answer and self.index is None and type(index := choice.get("index")) is int:
+            self.index = index
         read_usage(chunk, choice, delta)
         if delta:
             deltas.append(clean_object(delta))
         if error := chunk.get("error") or choice.get("error") or (chunk.get("object") == "error" and chunk):
             raise self.to_reported_error(describe_error(error), retry=is_transient(error))
         if fault:
-            self.refuse(ModelError(f"{self.endpoint} sent something unknown: {describe_error(chunk)}."))
+            sentence = f"{self.endpoint} sent something unknown: {describe_error(chunk)}."
+            self.refuse(ModelError(sentence, retry=self.has_answer))
 
     def find_choice(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        """Return the choice of an event that has the index of the first one that came; an empty one if none has."""
+        """Return the choice of an event that continues the answer, by its index; an empty one if none does."""
         for choice in chunk.get("choices") or ():
             index = choice.get("index")
-            self.index = index if self.index is None else self.index
-            if index is None or index == self.index:
+            if self.index is None or type(index) is not int or index == self.index:
                 return choice
         return {}
 
@@ -208,10 +204,10 @@ class EventStreamReader:
             self.splitter.feed(self.join_halves("content", content), delta)
         if calls := part.get("tool_calls"):
             self.has_answer = self.has_tool_calls = True
-            msgspec.convert(calls, list[ToolCallFragment])
-            for fragment in calls:
+            for fragment in calls:  # in any other form, one of these lines raises
                 function: dict[str, Any] = fragment.get("function") or {}
-                if isinstance(arguments := function.get("arguments"), str):
+                arguments = function.get("arguments")
+                if isinstance(arguments, str):
                     function["arguments"] = self.join_halves(f"call {fragment.get('index')}", arguments)
             delta["tool_calls"] = calls
         if (reason := str(choice.get("finish_reason") or "")) and reason.lower() not in ("null", "none"):
@@ -433,10 +429,12 @@ def count_overlap(text: str, tag: str) -> int:
 
 
 def split_parts(parts: Any) -> tuple[str, str]:
-    """Return the text and the reasoning of content that is a list of parts."""
+    """Return the text and the reasoning of content that is a list of parts, or one part."""
     text = reasoning = ""
-    for part in parts:
+    for part in [parts] if isinstance(parts, dict) else parts:
         match part:
+            case str(piece):
+                text += piece
             case {"type": "text", "text": str(piece)}:
                 text += piece
             case {"type": "thinking", "thinking": str(piece)}:
