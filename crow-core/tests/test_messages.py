@@ -27,6 +27,7 @@ from crow_core.messages import (
     move_images,
     parse_arguments,
     repair_arguments,
+    select_entries,
     settle,
     view,
 )
@@ -91,6 +92,36 @@ def test_content_before_the_end_of_thought_becomes_reasoning() -> None:
     reply: Message = {"role": "assistant", "reasoning_content": "a", "content": "b"}
     merge(reply, {"thought_ends": True, "reasoning_content": "c", "content": "d"})
     assert reply == {"role": "assistant", "reasoning_content": "abc", "content": "d"}
+
+
+def test_end_of_thought_without_text_before_it_adds_no_text() -> None:
+    reply: Message = {"role": "assistant"}
+    merge(reply, {"thought_ends": True})
+    merge(reply, {"content": "Yes."})
+    assert reply == {"role": "assistant", "reasoning_content": "", "content": "Yes."}
+    other: Message = {"role": "assistant", "content": "Hm."}
+    merge(other, {"thought_ends": True})
+    assert other == {"role": "assistant", "reasoning_content": "Hm."}
+
+
+def test_notes_of_a_reply_are_kept_when_it_is_settled() -> None:
+    reply: Message = {"role": "assistant", "crow": {"id": "r1"}}
+    merge(reply, {"tool_calls": [fragment("f", "{}", index=0, id="a")]})
+    assert settle(reply, used=set()) == assistant_with_calls(use("a"), crow={"id": "r1"})
+
+
+def test_name_repeated_without_an_id_behind_the_arguments_starts_no_call() -> None:
+    repeated = [fragment("f", '{"a":1}', index=0, id="a"), fragment("f", "", index=1)]
+    assert settle_fragments(*repeated) == [("a", "f", '{"a":1}')]
+
+
+def test_answer_of_a_tool_call_holds_the_notes_it_is_given() -> None:
+    assert answer_tool_call(use("a"), "done", failed=True) == {
+        "role": "tool",
+        "tool_call_id": "a",
+        "content": "done",
+        "crow": {"failed": True},
+    }
 
 
 def test_fragments_with_index_and_one_id_make_one_call() -> None:
@@ -738,6 +769,40 @@ def test_shortened_outputs_have_head_and_tail_and_say_how_to_read_the_whole() ->
     assert short == f"{LONG[:20]}\n\n{line}\n\n{LONG[-20:]}"
     assert "'c'" in str(image)
     assert "image_url" not in str(view(log))
+
+
+def test_images_of_a_shortened_output_are_left_out_and_counted_as_text() -> None:
+    log: list[Message] = [
+        assistant_with_calls(use("a"), use("b")),
+        answer_tool_call(use("a"), [text("A plot:"), IMAGE]),
+        answer_tool_call(use("b"), [text("x" * 200), IMAGE]),
+        Message(crow={"kind": "shrink", "upto": "", "limit": 40, "tool": "read_output"}),
+    ]
+    few, many = (message.get("content") for message in view(log)[1:])
+    assert few == "A plot:\n\n[image]\n\n[images left out; read_output shows those of 'a']"
+    line = "[169 of 209 characters left out; read_output gives the whole of 'b']"
+    assert many == f"{'x' * 20}\n\n{line}\n\n{'x' * 11}\n\n[image]"
+
+
+def test_an_entry_with_a_role_is_no_marker() -> None:
+    log: list[Message] = [user("one"), {**user("two"), "crow": {"kind": "rewind", "to": ""}}]
+    assert view(log) == view([user("one"), user("two")])
+    grown = View()
+    assert grown.messages(log) == grown.messages(log) == view(log)
+
+
+def test_summary_is_hidden_from_clients_and_only_pinned_messages_stay() -> None:
+    log = [*long_work(), Message(crow={"kind": "compaction", "from": "8", "summary": "All went well."})]
+    first, summary, call, *_ = select_entries(log)
+    assert (first.get("content"), call) == ("Mend it", log[8])
+    assert summary == {**user(SUMMARY_TEMPLATE.format("All went well.")), "crow": {"hidden": True}}
+    assert select_entries([*long_work(), compaction("8", "1")])[1] == long_work()[1]
+
+
+def test_a_rewind_to_the_first_entry_keeps_that_entry() -> None:
+    log: list[Message] = [{**user("one"), "crow": {"id": "a"}}, {**says("First."), "crow": {"id": "b"}}]
+    assert view([*log, {"crow": {"kind": "rewind", "to": "a"}}]) == view(log[:1])
+    assert view([*log, {"crow": {"kind": "rewind"}}]) == view(log)
 
 
 def test_an_output_that_would_not_become_shorter_stays_whole() -> None:

@@ -484,3 +484,18 @@ async def test_error_that_must_not_be_retried_ends_the_turn_after_the_reply_has_
             await editor.prompt(session.session_id, "go")
     assert failure.value.data == {"details": "The endpoint refused the rest."}
     assert asked == [], "nothing may continue the turn"
+
+
+async def test_interrupted_reply_ends_the_turn_with_its_error_unless_a_hook_continues_it():
+    broken = Reply("Half of", error=ModelError("The connection broke.", retry=True))
+    model = ScriptedModel([broken, broken, Reply("it.")])
+    crow = crow_with(model)
+    more: list[Message] = [{"role": "user", "content": "Go on."}]
+    crow.before_end(lambda session, stop_reason: more.pop() if len(model.requests) == 2 else None)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        with pytest.raises(RpcError) as failure:
+            await editor.prompt(session.session_id, "go")
+        assert failure.value.data == {"details": "The connection broke."}
+        assert (await editor.prompt(session.session_id, "again")).stop_reason == "end_turn"
+    assert len(model.requests) == 3

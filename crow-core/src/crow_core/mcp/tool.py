@@ -11,6 +11,7 @@ from typing import Any, cast
 import msgspec
 
 from crow_core.acp.schema import ToolKind
+from crow_core.mcp.arguments import fit_arguments, to_key
 from crow_core.mcp.schemas import is_small
 from crow_core.mcp.server import Server
 from crow_core.messages import LEGAL_NAME, ToolUse, parse_arguments, rename, to_legal_name, unwrap_proxy_call
@@ -72,6 +73,11 @@ class Tool:
         return hashlib.sha256(msgspec.json.encode(self.definition, order="sorted")).hexdigest()
 
     @property
+    def own_meta(self) -> dict[str, Any]:
+        """The `_meta` of a built-in server's definition; empty for any other, which is not believed."""
+        return self.definition.get("_meta") or {} if self.server and self.server.built_in else {}
+
+    @property
     def hints(self) -> dict[str, Any]:
         """The annotations of its definition (MCP): claims of the server, not facts."""
         return self.definition.get("annotations") or {}
@@ -91,12 +97,25 @@ class Tool:
         if not self.server.built_in:
             reads = self.server.trust and self.hints.get("readOnlyHint") is True and not self.destroys
             return "read" if reads else "other"
-        meta: dict[str, Any] = self.definition.get("_meta") or {}
-        match meta.get("crow/kind", "other"):
+        match self.own_meta.get("crow/kind", "other"):
             case str(kind):
                 return cast(ToolKind, kind)
             case kinds:
                 return kinds.get(str(arguments.get("command")), "other")
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """The schemas of its arguments, by their names."""
+        return self.schema["function"]["parameters"].get("properties", {})
+
+    def fit(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Convert arguments to the names and types of the schema that the model was sent. Raises ValueError."""
+        table = self.own_meta.get("crow/arguments", {}) if self.server and self.server.built_in else None
+        return fit_arguments(arguments, self.schema["function"]["parameters"], table)
+
+    def replaces(self, name: str) -> bool:
+        """Whether another agent has a tool of this name that does what this one does."""
+        return to_key(name) in self.own_meta.get("crow/replaces", ())
 
     def may_repeat(self, arguments: dict[str, Any]) -> bool:
         """Whether a call may run a second time after its connection broke.
@@ -117,7 +136,7 @@ class ToolCall:
     use: ToolUse
     """The call in the model's reply, under its tool's name; for a call of `call_tool`, the call that it asks for."""
     arguments: dict[str, Any]
-    """Empty where the text of the arguments is not a JSON object."""
+    """As its tool takes them (`Tool.fit`), for hooks and the tool alike; empty where they are not a JSON object."""
     is_valid: bool = True
     """Whether the text of the arguments is a JSON object."""
     kind: ToolKind = "other"
@@ -125,6 +144,8 @@ class ToolCall:
     """The title that the tool's server gives it; empty if it has none."""
     tool: Tool | None = None
     """None if the session has no tool of that name."""
+    fault: str = ""
+    """The reason why the tool cannot take the arguments, as a sentence for the model; empty if it can."""
 
     @property
     def id(self) -> str:
@@ -152,11 +173,15 @@ class ToolCall:
 
 
 def parse_tool_call(use: ToolUse, tools: Mapping[str, Tool]) -> ToolCall:
-    """Parse a tool call of a reply, and look up its tool among `tools`."""
+    """Parse a tool call of a reply, look up its tool among `tools`, and convert its arguments for that."""
     use = name_tool_use(unwrap_proxy_call(name_tool_use(use, tools)), tools)
     arguments = parse_arguments(use)
-    tool = tools.get(use["function"]["name"])
+    tool, fault = tools.get(use["function"]["name"]), ""
     given = arguments or {}
+    try:
+        given = tool.fit(given) if tool else given
+    except ValueError as error:
+        fault = str(error)
     return ToolCall(
         use,
         given,
@@ -164,6 +189,7 @@ def parse_tool_call(use: ToolUse, tools: Mapping[str, Tool]) -> ToolCall:
         kind=tool.kind(given) if tool else "other",
         tool_title=tool.title if tool else "",
         tool=tool,
+        fault=fault,
     )
 
 
