@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 ModelRequest = dict[str, Any]
 """The body of a chat-completions request. `messages` is the last key, so that the unchanging part comes first."""
 
+ANSWER_KEYS = frozenset({"content", "reasoning_content", "tool_calls"})
+"""The keys of a delta that are parts of an answer."""
+
 END_TIMEOUT = 0.5
 """Seconds to wait for the end of a response after its last event."""
 
@@ -112,7 +115,7 @@ class ModelCall:
     started: float = 0.0
     """The start of the call, in seconds of the monotonic clock, like `first_delta` and `ended`."""
     first_delta: float = 0.0
-    """The time of the first delta; 0 if none came."""
+    """The time of the first delta with a part of the answer; 0 if none came."""
     ended: float = 0.0
     paused: float = 0.0
     """Seconds spent in `on_delta`, in which nothing was read."""
@@ -132,7 +135,7 @@ class ModelCall:
             async for delta in deltas:
                 if (body := delta.get("sent")) is not None:
                     self.sent = body
-                elif "notice" not in delta:
+                elif ANSWER_KEYS & delta.keys():
                     self.first_delta = self.first_delta or monotonic()
                 merge(self.reply, delta)
                 self.finish_reason = delta.get("finish_reason", self.finish_reason)
@@ -180,8 +183,9 @@ class ChatModel:
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta]:
         """Yield the reply in deltas. Raises ModelError.
 
-        A failed request is sent again only if no delta has come yet: otherwise the user would see the same text twice.
-        Changes of the quirks after a refusal last only if a later attempt is answered.
+        A failed request is sent again only if no part of the answer has come yet: otherwise the user would see the same
+        text twice. Changes of the quirks after a refusal last only if a later attempt is
+        answered.
         """
         import stamina
 
@@ -193,8 +197,9 @@ class ChatModel:
                 try:
                     async with aclosing(self.stream_once(body)) as deltas:
                         async for delta in deltas:
-                            has_begun = True
+                            has_begun = has_begun or bool(ANSWER_KEYS & delta.keys())
                             yield delta
+                    learning.confirm()
                     return
                 except ModelError as failure:
                     error = learning.learn(failure) if isinstance(failure, InstructiveRefusal) else failure
@@ -413,8 +418,12 @@ class LearnedInCall:
         model.refused_parameters |= learned.refused_parameters
         return refusal
 
+    def confirm(self) -> None:
+        """Keep the changes: a request was answered after them."""
+        self._undo.clear()
+
     def undo(self) -> None:
-        """Undo the changes."""
+        """Undo the changes that are not confirmed."""
         for former, parameters in reversed(self._undo):
             self.model.quirks = structs.replace(self.model.quirks, **former)
             self.model.refused_parameters -= parameters

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from math import isfinite
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -32,6 +32,18 @@ LENIENT_DECODER = json.JSONDecoder(
 )
 """Accepts control characters in strings, and numbers that JSON does not have, which become null."""
 
+COMPLETE_PATTERN = re.compile(r"(stop|eos|end)(_\w+)?|done|completed?|finish(ed)?|success|(tool|function)_(call|use)s?")
+"""Matches the finish reasons of a complete answer, in lower case."""
+FAILED_PATTERN = re.compile(
+    r"error|abort|fail|cancel|time(d_)?_?out|overload|insufficient|interrupt|preempt|malformed|incomplete|unavailable"
+    r"|unexpected|disconnect|exception|rate_?limit"
+)
+"""Matches the finish reasons of an answer that failed: `error`, `abort`, `insufficient_system_resource` and others."""
+CUT_PATTERN = re.compile(r"length|max|limit|window|budget")
+"""Matches the finish reasons of an answer that reached a limit: `length`, `model_length`, `MAX_TOKENS` and others."""
+REFUSED_PATTERN = re.compile(r"filter|safety|sensitive|refus|recitation|block|prohibited|spii|guardrail|moderat|policy")
+"""Matches the finish reasons of an answer that the provider withheld: `content_filter`, `SAFETY` and others."""
+
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SURROGATE = re.compile("[\ud800-\udfff]")
 CUT_CHARACTER = re.compile("(?:[\ud800-\udbff]|[\udc80-\udcff]{1,3})\\Z")
@@ -43,12 +55,6 @@ MAX_EVENT_BYTES = 16 * 1024 * 1024
 """The most bytes of one event."""
 
 LOG_ADVICE = "If that goes on, look into the server's log."
-
-
-class ToolCallFragment(TypedDict, total=False):
-    """The required form of a part of a tool call. `merge` accepts its other keys in any form."""
-
-    function: dict[str, Any] | None
 
 
 class EventStreamReader:
@@ -72,13 +78,17 @@ class EventStreamReader:
         """The content of a `data:` line whose JSON continues in the next one."""
         self.halves: dict[str, str] = {}
         """The first parts of characters whose rest comes in a later event, by the text to which they belong."""
-        self.index: Any = None
-        """The index of the choice that is read; another choice is another answer."""
+        self.index: int | None = None
+        """The index of the choice that is read, the first that came; another one is another answer."""
         self.splitter = ThinkTagSplitter()
         self.splitter.is_over = self.splitter.has_text = not think_tags  # then all content is text
         self.is_done = False
         """Whether `[DONE]` has come; nothing behind it is read."""
         self.has_finish_reason = False
+        self.failure = ""
+        """The finish reason, if it says that the answer failed."""
+        self.unknown_reason = ""
+        """The finish reason, if it means nothing known."""
         self.has_answer = False
         """Whether text, reasoning or a tool call has come."""
         self.has_tool_calls = False
@@ -173,25 +183,26 @@ class EventStreamReader:
         try:
             choice = self.find_choice(chunk)
             self.read_choice(choice, delta)
-        except (AttributeError, TypeError, LookupError, msgspec.ValidationError) as error:
+        except (AttributeError, TypeError, LookupError) as error:
             fault = error
+        if self.has_answer and self.index is None and type(index := choice.get("index")) is int:
+            self.index = index
         read_usage(chunk, choice, delta)
         if delta:
             deltas.append(clean_object(delta))
         if (error := find_error(chunk)) is not None:
             raise self.to_reported_error(error)
         if fault:
-            said = shorten_text(self.redact(describe_error(chunk)))
-            self.refuse(ModelError(f"{self.endpoint} sent something unknown: {said}."))
+            sentence = f"{self.endpoint} sent something unknown: {shorten_text(self.redact(describe_error(chunk)))}."
+            self.refuse(ModelError(sentence, retry=self.has_answer))
         if not delta and not choice:
             self.unknown_event = chunk
 
     def find_choice(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        """Return the choice of an event that has the index of the first one that came; an empty one if none has."""
+        """Return the choice of an event that continues the answer, by its index; an empty one if none does."""
         for choice in chunk.get("choices") or ():
             index = choice.get("index")
-            self.index = index if self.index is None else self.index
-            if index is None or index == self.index:
+            if self.index is None or type(index) is not int or index == self.index:
                 return choice
         return {}
 
@@ -213,15 +224,33 @@ class EventStreamReader:
             self.splitter.feed(self.join_halves("content", content), delta)
         if calls := part.get("tool_calls"):
             self.has_answer = self.has_tool_calls = True
-            msgspec.convert(calls, list[ToolCallFragment])
-            for fragment in calls:
+            for fragment in calls:  # in any other form, one of these lines raises
                 function: dict[str, Any] = fragment.get("function") or {}
-                if isinstance(arguments := function.get("arguments"), str):
+                arguments = function.get("arguments")
+                if isinstance(arguments, str):
                     function["arguments"] = self.join_halves(f"call {fragment.get('index')}", arguments)
             delta["tool_calls"] = calls
-        if reason := choice.get("finish_reason"):
+        if (reason := str(choice.get("finish_reason") or "")) and reason.lower() not in ("null", "none"):
             self.has_finish_reason = True
-            delta["finish_reason"] = str(reason)
+            self.read_finish_reason(reason, delta)
+
+    def read_finish_reason(self, reason: str, delta: Delta) -> None:
+        """Add a finish reason to a delta, unless it says that the answer failed.
+
+        `length` and `content_filter` stand for all other reasons that mean the same.
+        """
+        self.failure = self.unknown_reason = ""
+        known = reason.lower()
+        if FAILED_PATTERN.search(known):
+            self.failure = reason
+            return
+        if REFUSED_PATTERN.search(known):
+            reason = "content_filter"
+        elif CUT_PATTERN.search(known):
+            reason = "length"
+        elif not COMPLETE_PATTERN.fullmatch(known):
+            self.unknown_reason = reason
+        delta["finish_reason"] = reason
 
     def join_halves(self, key: str, text: str) -> str:
         """Return the next piece of a text; a character that is cut at its end is held back until its rest comes."""
@@ -249,11 +278,16 @@ class EventStreamReader:
             yield from self.release(deltas)
             raise
         yield from self.release(deltas)
-        if not self.has_finish_reason and not self.is_done:
+        if reason := shorten_text(self.redact(self.unknown_reason)):
+            yield {"notice": f"{self.endpoint} ended its answer for the reason {reason!r}; it may be cut short."}
+        elif not self.has_finish_reason and not self.is_done:
             yield {"notice": f"{self.endpoint} did not say that its answer is complete; it may be cut short."}
 
     def check_end(self, error: ModelError | None) -> None:
         """Raise ModelError if the stream has ended in the middle of its answer."""
+        if self.failure:
+            sentence = f"{self.endpoint} broke off its answer ({shorten_text(self.redact(self.failure))})."
+            raise ModelError(f"{sentence} Try again, or choose another model.", retry=True)
         if self.has_finish_reason:
             return
         if error is not None:
@@ -422,10 +456,12 @@ def count_overlap(text: str, tag: str) -> int:
 
 
 def split_parts(parts: Any) -> tuple[str, str]:
-    """Return the text and the reasoning of content that is a list of parts."""
+    """Return the text and the reasoning of content that is a list of parts, or one part."""
     text = reasoning = ""
-    for part in parts:
+    for part in [parts] if isinstance(parts, dict) else parts:
         match part:
+            case str(piece):
+                text += piece
             case {"type": "text", "text": str(piece)}:
                 text += piece
             case {"type": "thinking", "thinking": str(piece)}:
