@@ -11,6 +11,7 @@ import pytest
 from crow_core.acp.schema import McpServer, ToolCallUpdate
 from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
+from crow_core.content import replay
 from crow_core.errors import ModelError
 from crow_core.extensions.budgets import budgets
 from crow_core.extensions.commands import commands
@@ -140,6 +141,15 @@ async def test_a_tool_that_a_sub_agent_was_not_given_is_refused_without_asking_t
     told = [message["content"] for message in last["messages"] if message["role"] == "tool"]
     assert told == ["You were not given the tool 'box_open'. Do without it.", "x"]
     assert len(editor.questions) == 1
+
+
+async def test_the_title_of_a_sub_agents_task_is_shown_again_by_a_load():
+    crow = Crow(make_model([task(), Reply("It is empty.")], [Reply("Empty!")])).use(subagents)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "What is in a?")
+        shown = [u for u in replay(crow.sessions[session.session_id].log, "/") if isinstance(u, ToolCallUpdate)]
+    assert [update.title for update in shown] == ["Look"]
 
 
 async def test_its_tool_calls_appear_below_the_call_and_its_questions_come_from_the_parent():

@@ -10,7 +10,6 @@ from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.mcp.toolbox import decode_strings
 from crow_core.session import Session
 
 DESCRIPTION = """\
@@ -44,7 +43,22 @@ DEFINITION: dict[str, Any] = {
     "name": "plan",
     "description": DESCRIPTION,
     "inputSchema": SCHEMA,
-    "_meta": {"crow/kind": "think"},
+    "_meta": {
+        "crow/kind": "think",
+        "crow/replaces": ["todo_write", "todowrite", "update_plan", "write_todos", "update_todo_list", "todo", "todos"],
+        "crow/arguments": {
+            "synonyms": {
+                "entries": ["todos", "plan", "steps", "items", "tasks", "todo_list", "task_list"],
+                "content": ["step", "title", "text", "task", "name"],
+                "status": ["state"],
+            },
+            "values": {
+                "pending": ["todo", "not_started", "open", "planned"],
+                "in_progress": ["active", "doing", "started", "current", "ongoing", "wip"],
+                "completed": ["done", "complete", "finished"],
+            },
+        },
+    },
 }
 
 
@@ -66,7 +80,7 @@ def plan(crow: Crow) -> None:
         if session.parent:
             return ToolResult.error(PLAN_OF_PARENT)
         try:
-            entries = parse_entries(decode_strings(tool_call.arguments, SCHEMA))
+            entries = parse_entries(tool_call.arguments)
         except ValidationError as error:
             return ToolResult.error(f"The plan was not shown: {error}.")
         await session.update(PlanUpdate(entries=entries))

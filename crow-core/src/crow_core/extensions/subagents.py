@@ -25,7 +25,6 @@ from crow_core.errors import EndTurn, ModelError
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.mcp.toolbox import decode_strings
 from crow_core.messages import Message, marker_kind
 from crow_core.session import Session
 from crow_core.text import to_line
@@ -170,12 +169,13 @@ def subagents(crow: Crow) -> None:
         if session.parent:
             return ToolResult.error(NO_OTHERS)
         try:
-            task = convert_leniently(decode_strings(tool_call.arguments, make_schema([])), AgentTask)
+            task = convert_leniently(tool_call.arguments, AgentTask)
         except ValidationError as error:
             return ToolResult.error(f"No agent was started: {error}.")
         if task.model and task.model not in session.models:
             return ToolResult.error(f"There is no model {task.model!r}. Choose one of: {', '.join(session.models)}.")
-        return await run_task(crow, session, tool_call, task)
+        result = await run_task(crow, session, tool_call, task)
+        return ToolResult(result.content, result.is_error, {"crow/title": make_title(task)})
 
 
 def share_system_prompt(parent: Session, child: Session) -> None:
@@ -186,9 +186,14 @@ def share_system_prompt(parent: Session, child: Session) -> None:
         child.log.append({"crow": {key: value for key, value in notes.items() if key != "id"}})
 
 
+def make_title(task: AgentTask) -> str:
+    """Make the line that tells the user what a sub-agent does."""
+    return to_line(task.description or task.prompt)[:80]
+
+
 async def run_task(crow: Crow, session: Session, tool_call: ToolCall, task: AgentTask) -> ToolResult:
     """Run a task in a session of its own; return its report."""
-    title = to_line(task.description or task.prompt)[:80]
+    title = make_title(task)
     await session.update(ToolCallUpdate(tool_call_id=tool_call.id, title=title, status="in_progress"))
     client = ChildClient(session, tool_call.id)
     child = await crow.open(
