@@ -76,7 +76,7 @@ class SessionLog(Sequence[Message]):
             self._write(self._on_message, entry)
 
     def record(self, model_call: ModelCall) -> None:
-        """Record a model call that was sent, or has ended. The writer receives it as it is now, also if it runs later."""
+        """Record a model call that was sent, or has ended. The writer sees it as it is now, also if it runs later."""
         if self._on_model_call:
             self._write(self._on_model_call, copy(model_call))
 
