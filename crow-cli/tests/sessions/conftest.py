@@ -158,7 +158,7 @@ class Choice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 Step = Prompt | Answer | Cancel | Kill | Reload | UserCommand | Choice
-STEPS: dict[str, Any] = {
+STEPS: dict[str, type[Step]] = {
     "user": Prompt,
     "model": Answer,
     "cancel": Cancel,
@@ -612,7 +612,9 @@ def to_transcript(updates: list[SessionUpdate], commands: bool = True) -> list[s
                 if update.tool_call_id not in calls:
                     calls[update.tool_call_id] = {}
                     lines.append(("Call", update.tool_call_id))
-                known = {name: getattr(update, name) for name in ("title", "kind", "status", "content", "raw_input")}
+                known = {
+                    name: getattr(update, name) for name in ("title", "name", "kind", "status", "content", "raw_input")
+                }
                 calls[update.tool_call_id] |= {k: v for k, v in known.items() if v is not msgspec.UNSET}
             case PlanUpdate():
                 plans.append("Plan: " + " / ".join(f"{one.content} [{one.status}]" for one in update.entries))
@@ -629,7 +631,7 @@ def describe_call(call: dict[str, Any], commands: bool) -> str:
     parts = [] if hidden else [describe_content(part) for part in call.get("content") or []]
     status = call.get("status")
     if status in ("pending", "in_progress") or (status == "failed" and parts in ([], [INTERRUPTED + "\n"])):
-        return f"{call.get('title')} (interrupted)"
+        return f"{call.get('name')}({call.get('raw_input')}) was interrupted"
     return "\n".join([f"{call.get('title')} ({call.get('kind')}, {status})", *parts])
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Machine, Play
+    from conftest import Machine, Play, Prefork
 
 pytestmark = pytest.mark.anyio
 
@@ -32,8 +32,9 @@ async def test_session_ends_as_its_file_says(file: Path, machine: "Machine", pla
 @pytest.mark.slow
 @pytest.mark.parametrize("file", SURVIVORS, ids=[file.stem for file in SURVIVORS])
 async def test_session_ends_in_the_same_way_if_the_agent_is_killed_after_every_tool_call(
-    file: Path, machine: "Machine", play_session: PlaySession
+    file: Path, machine: "Machine", play_session: PlaySession, forks: "Prefork | None"
 ) -> None:
+    machine.prefork = forks  # also in `.ci/run`, for many starts; the sessions above start processes there
     await check_play(await play_session(file, kills=True), machine)
 
 
