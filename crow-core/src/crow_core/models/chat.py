@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 ModelRequest = dict[str, Any]
 """The body of a chat-completions request. `messages` is the last key, so that the unchanging part comes first."""
 
+ANSWER_KEYS = frozenset({"content", "reasoning_content", "tool_calls"})
+"""The keys of a delta that are parts of an answer."""
+
 END_TIMEOUT = 0.5
 """Seconds to wait for the end of a response after its last event."""
 
@@ -105,7 +108,7 @@ class ModelCall:
     started: float = 0.0
     """The start of the call, in seconds of the monotonic clock, like `first_delta` and `ended`."""
     first_delta: float = 0.0
-    """The time of the first delta; 0 if none came."""
+    """The time of the first delta with a part of the answer; 0 if none came."""
     ended: float = 0.0
     paused: float = 0.0
     """Seconds spent in `on_delta`, in which nothing was read."""
@@ -125,7 +128,7 @@ class ModelCall:
             async for delta in deltas:
                 if (body := delta.get("sent")) is not None:
                     self.sent = body
-                elif "notice" not in delta:
+                elif ANSWER_KEYS & delta.keys():
                     self.first_delta = self.first_delta or monotonic()
                 merge(self.reply, delta)
                 self.finish_reason = delta.get("finish_reason", self.finish_reason)
@@ -175,7 +178,8 @@ class ChatModel:
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta]:
         """Yield the reply in deltas. Raises ModelError.
 
-        A failed request is sent again only if no delta has come yet: otherwise the user would see the same text twice.
+        A failed request is sent again only if no part of the answer has come yet: otherwise the user would see the same
+        text twice.
         """
         import stamina
 
@@ -186,7 +190,7 @@ class ChatModel:
             try:
                 async with aclosing(self.stream_once(body)) as deltas:
                     async for delta in deltas:
-                        has_begun = True
+                        has_begun = has_begun or bool(ANSWER_KEYS & delta.keys())
                         yield delta
                 return
             except ModelError as error:
@@ -213,6 +217,7 @@ class ChatModel:
         import httpx2
 
         reader = EventStreamReader(self.display_url, think_tags=self.quirks.think_tags)
+        broken: ModelError | None = None
         try:
             async with self.post(body) as chunks:
                 try:
@@ -221,10 +226,9 @@ class ChatModel:
                             yield delta
                         if reader.is_done:
                             break
-                except httpx2.HTTPError:
-                    if not reader.has_finish_reason:
-                        raise
-                for delta in reader.finish():
+                except httpx2.HTTPError as error:
+                    broken = self.to_model_error(error)
+                for delta in reader.finish(broken):
                     yield delta
                 with suppress(httpx2.HTTPError, TimeoutError):
                     async with timeout(END_TIMEOUT):
