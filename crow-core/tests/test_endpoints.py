@@ -98,21 +98,6 @@ async def test_cut_answer_is_resumed_and_no_text_is_repeated() -> None:
     ]
 
 
-async def test_key_that_the_endpoint_quotes_in_mid_answer_is_neither_shown_nor_stored() -> None:
-    key = "sk-c4n4ry/Q+x9=Zr"
-    half = b'data: {"choices": [{"delta": {"content": "It will be "}}]}\n\n'
-    error = f'event: error\ndata: {{"message": "overloaded for {key}"}}\n\n'.encode()
-    async with ScriptedServer([Raw([half, error]), Reply("sunny.")]) as server:
-        crow = Crow(ChatModel(name="m", base_url=server.url, api_key=key)).use(broken_replies)
-        async with connect(crow, capabilities=NOTICES) as editor:
-            session = await editor.new_session("/")
-            await editor.prompt(session.session_id, "The weather?")
-            assert editor.text == "It will be sunny."
-            (notice,) = notices(editor)
-            assert "reported an error: overloaded for [secret]. " in notice
-            assert key not in repr(editor.updates) + repr(log_of(crow))
-
-
 @pytest.mark.parametrize("reason", ["error", "abort", "insufficient_system_resource"])
 async def test_answer_whose_finish_reason_says_that_it_failed_is_resumed(reason: str) -> None:
     """Its calls are not run; an answer without text is asked for again."""
@@ -165,6 +150,21 @@ async def test_usage_of_another_form_does_not_end_a_turn(odd: Any) -> None:
             for _ in range(2):
                 assert (await editor.prompt(session.session_id, "The weather?")).stop_reason == "end_turn"
             assert editor.text == "It rains.Yes."
+
+
+async def test_key_that_the_endpoint_quotes_in_mid_answer_is_neither_shown_nor_stored() -> None:
+    key = "sk-c4n4ry/Q+x9=Zr"
+    half = b'data: {"choices": [{"delta": {"content": "It will be "}}]}\n\n'
+    error = f'event: error\ndata: {{"message": "overloaded for {key}"}}\n\n'.encode()
+    async with ScriptedServer([Raw([half, error]), Reply("sunny.")]) as server:
+        crow = Crow(ChatModel(name="m", base_url=server.url, api_key=key)).use(broken_replies)
+        async with connect(crow, capabilities=NOTICES) as editor:
+            session = await editor.new_session("/")
+            await editor.prompt(session.session_id, "The weather?")
+            assert editor.text == "It will be sunny."
+            (notice,) = notices(editor)
+            assert "reported an error: overloaded for [secret]. " in notice
+            assert key not in repr(editor.updates) + repr(log_of(crow))
 
 
 async def test_answer_is_resumed_at_most_twice_before_the_error_ends_the_turn() -> None:

@@ -184,8 +184,7 @@ class ChatModel:
         """Yield the reply in deltas. Raises ModelError.
 
         A failed request is sent again only if no part of the answer has come yet: otherwise the user would see the same
-        text twice. Changes of the quirks after a refusal last only if a later attempt is
-        answered.
+        text twice. Changes of the quirks after a refusal last only if a later attempt is answered.
         """
         import stamina
 
@@ -199,7 +198,7 @@ class ChatModel:
                         async for delta in deltas:
                             has_begun = has_begun or bool(ANSWER_KEYS & delta.keys())
                             yield delta
-                    learning.confirm()
+                    has_begun = True  # it is complete, even if it is empty
                     return
                 except ModelError as failure:
                     error = learning.learn(failure) if isinstance(failure, InstructiveRefusal) else failure
@@ -418,12 +417,8 @@ class LearnedInCall:
         model.refused_parameters |= learned.refused_parameters
         return refusal
 
-    def confirm(self) -> None:
-        """Keep the changes: a request was answered after them."""
-        self._undo.clear()
-
     def undo(self) -> None:
-        """Undo the changes that are not confirmed."""
+        """Undo the changes."""
         for former, parameters in reversed(self._undo):
             self.model.quirks = structs.replace(self.model.quirks, **former)
             self.model.refused_parameters -= parameters

@@ -193,8 +193,8 @@ class EventStreamReader:
         if (error := find_error(chunk)) is not None:
             raise self.to_reported_error(error)
         if fault:
-            sentence = f"{self.endpoint} sent something unknown: {shorten_text(self.redact(describe_error(chunk)))}."
-            self.refuse(ModelError(sentence, retry=self.has_answer))
+            said = shorten_text(self.redact(describe_error(chunk)))
+            self.refuse(ModelError(f"{self.endpoint} sent something unknown: {said}.", retry=self.has_answer))
         if not delta and not choice:
             self.unknown_event = chunk
 
@@ -458,7 +458,8 @@ def count_overlap(text: str, tag: str) -> int:
 def split_parts(parts: Any) -> tuple[str, str]:
     """Return the text and the reasoning of content that is a list of parts, or one part."""
     text = reasoning = ""
-    for part in [parts] if isinstance(parts, dict) else parts:
+    listed: list[Any] = [parts] if isinstance(parts, dict) else parts
+    for part in listed:
         match part:
             case str(piece):
                 text += piece
