@@ -283,7 +283,6 @@ class Agent:
                     **stored_session_capabilities() if announced.stored else {},
                     close=SessionCloseCapabilities(),
                     additional_directories=SessionAdditionalDirectoriesCapabilities(),
-                    fork=SessionForkCapabilities() if self.unstable and announced.stored else UNSET,
                     **system_prompt_capabilities() if self.unstable else {},
                 ),
                 providers=ProvidersCapabilities() if self.unstable else UNSET,
@@ -528,6 +527,7 @@ def stored_session_capabilities() -> dict[str, Any]:
         "list": SessionListCapabilities(),
         "delete": SessionDeleteCapabilities(),
         "resume": SessionResumeCapabilities(),
+        "fork": SessionForkCapabilities(),  # not in the stable schema yet; clients and other agents use it already
     }
 
 
