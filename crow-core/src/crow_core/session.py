@@ -178,7 +178,7 @@ class Session:
     async def send(self, update: SessionUpdate) -> None:
         """Send the client an update without waiting for the log.
 
-        For the end of a tool call, which must be sent even when writing has failed.
+        For the end of a tool call, which must be sent even when writing has failed, and for notices.
         """
         await self.client.notify("session/update", SessionNotification(session_id=self.id, update=update))
 
@@ -187,12 +187,12 @@ class Session:
         await self.update(AgentMessageChunk(content=TextBlock(text=text), message_id=new_id()))
 
     async def notice(self, title: str, severity: Literal["info", "warning", "error"] = "info") -> None:
-        """Tell the user something that is not part of the conversation."""
+        """Tell the user something that is not part of the conversation. Does not wait for the log."""
         wanted = self.client.capabilities.session
         if wanted and wanted.notices:
-            await self.update(NoticeUpdate(severity=severity, title=title))
+            await self.send(NoticeUpdate(severity=severity, title=title))
         else:
-            await self.update(AgentThoughtChunk(content=TextBlock(text=f"{title}\n"), message_id=new_id()))
+            await self.send(AgentThoughtChunk(content=TextBlock(text=f"{title}\n"), message_id=new_id()))
 
     async def announce_options(self) -> None:
         """Tell the client that an option was changed by something else than the client."""
@@ -355,6 +355,8 @@ class ReplyStream:
         if not whole:
             notes["cut"] = model_call.error or model_call.finish_reason
         reply = settle(model_call.reply, used=self.used_ids, whole=whole)
+        if called := self._session.toolbox.find_called(reply.get("tool_calls", [])):
+            notes["called"] = called
         if any(reply.get(key) for key in ("content", "reasoning_content", "tool_calls")):
             reply["crow"] = reply.get("crow", {}) | notes
             log.append(reply)
