@@ -424,7 +424,7 @@ class Agent:
         task.add_done_callback(self._tasks.discard)
 
     async def announce(self, session: Session) -> None:
-        """Tell the client the commands and the title of a session, and what could not be restored."""
+        """Tell the client the commands and the title of a session, what could not be restored, and its mode."""
         session.turns.id_known.set()
         with suppress(ConnectionClosed):
             await session.announce_commands()
@@ -432,6 +432,8 @@ class Agent:
                 await session.update(SessionInfoUpdate(title=session.log.title))
             if session.log.damage:
                 await session.notice(session.log.damage, "warning")
+            for remark in session.options.remarks:
+                await session.notice(remark)
 
     async def prompt(self, params: PromptRequest) -> PromptResponse:
         session, crow = self.session(params.session_id), await self.crow()

@@ -77,6 +77,9 @@ class Toolbox:
             label = make_unique(to_legal_name(server.name)[:40], {*self._labels.values()})
             self._labels[server] = "" if server.built_in else label
             self._start(server)
+        for server in servers:
+            if server.definitions is not None:  # so that the kinds of unanswered calls are known at once
+                self.tools |= self._name_tools(server, server.definitions)
 
     def _start(self, server: Server) -> None:
         self._seen[server] = server.changes["tools"]

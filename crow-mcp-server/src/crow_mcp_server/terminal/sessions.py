@@ -6,9 +6,9 @@ import re
 import shlex
 import signal
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
@@ -84,6 +84,8 @@ class TerminalAnswer:
     """The folder in which the next command starts; "" if no command has ended."""
     host_terminal: str = ""
     """The host's id of the terminal in which the command ran."""
+    failure: Mapping[str, int | str] = field(default_factory=dict[str, int | str])
+    """`exitCode` or `signal` of a command that ended with another exit code than 0; empty otherwise."""
 
 
 class TerminalSessions:
@@ -111,7 +113,7 @@ class TerminalSessions:
         if "\0" in arguments.command:
             raise ToolRefusal("command has a NUL in it. Give the shell command to run.")
         if arguments.session:
-            return TerminalAnswer(await self._use_session(workspace, arguments))
+            return await self._use_session(workspace, arguments)
         if arguments.keys or arguments.input is not None:
             raise ToolRefusal(f"input and keys go to a session: name it. {self._list_sessions()}")
         if not arguments.command.strip():
@@ -166,8 +168,11 @@ class TerminalSessions:
             ended.release()
         if outcome.get("background"):
             self._background.append(program)
-        text = format_outcome(outcome, program.timeout, unshown, self._describe_move(before))
-        return TerminalAnswer(text, self.shell_state.folder)
+        return TerminalAnswer(
+            format_outcome(outcome, program.timeout, unshown, self._describe_move(before)),
+            self.shell_state.folder,
+            failure=find_failure(outcome),
+        )
 
     async def _run_at_host(
         self, workspace: Workspace, terminals: Terminals, arguments: TerminalArguments
@@ -193,9 +198,9 @@ class TerminalSessions:
         outcome["output"] = capture.get_text(MAX_OUTPUT_CHARACTERS)
         capture.close()
         text = format_outcome(outcome, timeout, self._describe_move(before))
-        return TerminalAnswer(text, self.shell_state.folder, outcome.get("terminal", ""))
+        return TerminalAnswer(text, self.shell_state.folder, outcome.get("terminal", ""), find_failure(outcome))
 
-    async def _use_session(self, workspace: Workspace, arguments: TerminalArguments) -> str:
+    async def _use_session(self, workspace: Workspace, arguments: TerminalArguments) -> TerminalAnswer:
         """Run a command in a named session, send input to it, or only report on it."""
         name, program = arguments.session, self._sessions.get(arguments.session)
         has_input = arguments.input is not None or bool(arguments.keys)
@@ -212,7 +217,7 @@ class TerminalSessions:
         elif arguments.keys == "kill":
             del self._sessions[name]
             await program.kill()
-            return join_parts(program.capture.get_text(MAX_OUTPUT_CHARACTERS), "[killed]")
+            return TerminalAnswer(join_parts(program.capture.get_text(MAX_OUTPUT_CHARACTERS), "[killed]"))
         elif has_input:
             await self._send_input(program, arguments)
         wait = SESSION_WAIT if has_input or arguments.command else POLL_WAIT
@@ -227,8 +232,10 @@ class TerminalSessions:
         if not program.is_running and (isinstance(program, PipedCommand) or program.exit_code is not None):
             self._sessions.pop(name, None)
         if isinstance(program, PipedCommand) and not program.is_running:
-            return (await self._collect_answer(program)).text
-        return await report_session(name, program)
+            ended = await self._collect_answer(program)
+            return TerminalAnswer(ended.text, failure=ended.failure)
+        failure = find_shell_failure(program) if arguments.command and not isinstance(program, PipedCommand) else {}
+        return TerminalAnswer(await report_session(name, program), failure=failure)
 
     async def _open_shell(self, workspace: Workspace, arguments: TerminalArguments) -> "Shell":
         """Return the idle terminal of the session that a command is for; open it if there is none."""
@@ -360,6 +367,21 @@ def format_outcome(outcome: CommandOutcome, timeout: float, *notes: str) -> str:
     return join_parts(outcome["output"], left, end, *notes)
 
 
+def find_failure(outcome: CommandOutcome) -> dict[str, int | str]:
+    """Return the `exitCode` or the `signal` of a command that failed; an empty dict if it succeeded."""
+    if outcome["signal"]:
+        return {"signal": outcome["signal"]}
+    if outcome.get("timed_out"):
+        return {"signal": "SIGKILL"}
+    return {"exitCode": outcome["exit_code"]} if outcome["exit_code"] else {}
+
+
+def find_shell_failure(shell: "Shell") -> dict[str, int | str]:
+    """Return the `exitCode` of the command that ended last in a session; an empty dict if it succeeded, or runs."""
+    status = shell.status if shell.exit_code is None else shell.exit_code
+    return {} if shell.is_running or not status or is_stopped(status) else {"exitCode": status}
+
+
 def join_parts(output: str, *notes: str) -> str:
     """Return the output as it is, and below it the notes that are not empty, one a line."""
     end = "" if output.endswith("\n") or not output else "\n"
@@ -371,7 +393,7 @@ def join_parts(output: str, *notes: str) -> str:
 
 def format_status(status: int) -> str:
     """Return the note on an exit status; "" for 0."""
-    if status == 128 + signal.SIGTSTP:
+    if is_stopped(status):
         return "[stopped: fg or bg lets it go on]"
     return f"[exit code {status}]" if status else ""
 
@@ -381,6 +403,11 @@ def format_end(exit_code: int) -> str:
     if exit_code < 0:
         return f"[the shell has ended, killed by {name_signal(-exit_code)}]"
     return f"[the shell has ended, exit code {exit_code}]"
+
+
+def is_stopped(status: int) -> bool:
+    """Tell whether an exit status is that of a command that Ctrl-Z stopped."""
+    return status == 128 + signal.SIGTSTP
 
 
 def format_timeout(timeout: float) -> str:
