@@ -453,14 +453,11 @@ async def test_command_in_a_terminal_gets_the_same_environment_as_elsewhere(
     results: dict[bool, list[str]] = {}
     for terminal in (True, False):
         async with talk(tmp_path, offers(terminal=terminal)) as it:
-            names = ("PAGER", "GIT_PAGER", "EDITOR", "GIT_TERMINAL_PROMPT", "TERM", "NO_COLOR", "CROW_TEST_KEY")
+            names = ("PAGER", "GIT_PAGER", "GIT_TERMINAL_PROMPT", "TERM", "NO_COLOR", "CROW_TEST_KEY")
             environment = await it.use(run("echo " + " ".join(f"{name}=${name}" for name in names)))
             results[terminal] = [environment, await it.use(run("pwd", cwd="link")), await it.use(run("cat; echo $?"))]
     assert results[True] == results[False]
-    assert (
-        results[True][0]
-        == "PAGER=cat GIT_PAGER=cat EDITOR=false GIT_TERMINAL_PROMPT=0 TERM=dumb NO_COLOR=1 CROW_TEST_KEY="
-    )
+    assert results[True][0] == "PAGER=cat GIT_PAGER=cat GIT_TERMINAL_PROMPT=0 TERM=dumb NO_COLOR=1 CROW_TEST_KEY="
     assert results[True][1] == f"{tmp_path}/link"
 
 
