@@ -152,6 +152,19 @@ async def test_usage_of_another_form_does_not_end_a_turn(odd: Any) -> None:
             assert editor.text == "It rains.Yes."
 
 
+async def test_key_that_the_endpoint_quotes_in_mid_answer_is_neither_shown_nor_stored() -> None:
+    key = "sk-c4n4ry/Q+x9=Zr"
+    half = b'data: {"choices": [{"delta": {"content": "It will be "}}]}\n\n'
+    error = f'event: error\ndata: {{"message": "overloaded for {key}"}}\n\n'.encode()
+    async with ScriptedServer([Raw([half, error]), Reply("sunny.")]) as server:
+        crow = Crow(ChatModel(name="m", base_url=server.url, api_key=key)).use(broken_replies)
+        async with connect(crow, capabilities=NOTICES) as editor:
+            session = await editor.new_session("/")
+            await editor.prompt(session.session_id, "The weather?")
+            assert editor.text == "It will be sunny."
+            assert key not in repr(editor.updates) + repr(log_of(crow))
+
+
 async def test_answer_is_resumed_at_most_twice_before_the_error_ends_the_turn() -> None:
     broken = [Reply(f"{n} ", error=CUT) for n in range(3)]
     async with ScriptedServer([*broken, Reply("4 ", error=CUT), Reply("5")]) as server:

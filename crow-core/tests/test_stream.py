@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from crow_core.errors import ModelError
 from crow_core.messages import Message, merge, settle
-from crow_core.models.stream import MAX_EVENT_BYTES, EventStreamReader, describe_body
+from crow_core.models.stream import MAX_EVENT_BYTES, EventStreamReader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
@@ -625,35 +625,6 @@ def test_empty_reply_with_a_finish_reason_is_complete() -> None:
     assert (answer.message, answer.finish_reason, answer.error) == ({"role": "assistant"}, "stop", "")
 
 
-@pytest.mark.parametrize(
-    ("body", "sentence"),
-    [
-        (b'{"error": {"message": "No such model.\\nReally.", "code": 404}}', "No such model. Really"),
-        (b'{"error": "at capacity", "code": "unavailable"}', "at capacity"),
-        (b'{"error": true, "message": "at capacity"}', "at capacity"),
-        (b'{"statusCode": 401, "message": "Who are you?", "error": "Unauthorized"}', "Who are you?"),
-        (b'{"detail": "Unauthorized"}', "Unauthorized"),
-        (b'{"detail": [{"loc": ["body", "tools", 0], "msg": "Field required"}]}', "body.tools.0: Field required"),
-        (b'[{"error": {"message": "quota", "status": "X"}}]', "quota"),
-        (
-            b'{"error": {"message": "Provider error", "metadata": {"raw": "{\\"detail\\": \\"slow\\"}"}}}',
-            "Provider error: slow",
-        ),
-        (b"upstream  connect\nerror", "upstream connect error"),
-        (b"", "it sent nothing"),
-        (b'{"error": {"message": "\\u001b[31mred\\u0007"}}', "[31mred"),
-        (b'{"foo": 1}', '{"foo": 1}'),
-        (b"<html>", "it sent a web page instead of JSON; base_url usually ends in /v1"),
-    ],
-)
-def test_message_of_an_error_is_found_under_any_providers_keys(body: bytes, sentence: str) -> None:
-    assert describe_body(body, "") == sentence
-
-
-def test_long_error_body_is_cut() -> None:
-    assert len(describe_body(b"x" * 10_000, "")) == 300
-
-
 def recorded(kind: str) -> Sequence[Any]:
     """Return the recordings of a kind as parameters; a skipped one if there are none."""
     if not RECORDINGS.is_dir():
@@ -764,13 +735,6 @@ def test_recorded_stream_that_is_cut_never_ends_in_a_partial_tool_call(
     whole = read(stream)
     answer = read(stream[: data.draw(st.integers(0, len(stream)))])
     assert answer.error or answer.notices or answer.calls == whole.calls
-
-
-@pytest.mark.parametrize("recording", recorded("error"))
-def test_recorded_error_is_described(recording: dict[str, Any]) -> None:
-    said = describe_body(recording["response_sse"].encode(), "")
-    assert said
-    assert said[0] not in "{[", "no JSON is left"
 
 
 @pytest.mark.parametrize("piece", [b"a" * 2**20, b'data: {"a": "' + b"a" * 2**20 + b"\n"], ids=["line", "event"])

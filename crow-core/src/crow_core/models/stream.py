@@ -6,7 +6,7 @@ how the bytes are split into chunks.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import isfinite
 from typing import Any, Literal, TypeVar
 
@@ -14,6 +14,16 @@ import msgspec
 
 from crow_core.errors import ModelError
 from crow_core.messages import Delta, decode_json, is_deep
+from crow_core.models.failures import (
+    MAX_PAGE_BYTES,
+    describe_error,
+    find_error,
+    find_message,
+    is_known_failure,
+    parse_text,
+    shorten_text,
+    to_model_error,
+)
 
 T = TypeVar("T")
 
@@ -21,19 +31,6 @@ LENIENT_DECODER = json.JSONDecoder(
     strict=False, parse_constant=lambda _: None, parse_float=lambda text: to_finite(text)
 )
 """Accepts control characters in strings, and numbers that JSON does not have, which become null."""
-
-TRANSIENT_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-"""HTTP statuses of failures that a retry may solve."""
-
-TOO_LONG_PATTERN = re.compile(
-    r"context[ _](length|size|window|limit)|model token limit|maximum prompt length|input length should be"
-    r"|\b(prompt|inputs?|request|messages)`?( token)?( count)?( \([^)]*\))?( of \d+)?"
-    r" ((is )?(too (long|large)|longer than)|exceed)"
-    r"|(prompt|input|request|`inputs`) (contains|must have less than) \d+ (\w+ )?tokens"
-    r"|too many tokens|reduce the length of the (messages|prompt)",
-    re.I,
-)
-"""Matches the messages of servers that refuse a request as longer than the window."""
 
 COMPLETE_PATTERN = re.compile(r"(stop|eos|end)(_\w+)?|done|completed?|finish(ed)?|success|(tool|function)_(call|use)s?")
 """Matches the finish reasons of a complete answer, in lower case."""
@@ -56,8 +53,6 @@ ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 """The most bytes of one event."""
-MAX_PAGE_BYTES = 1024 * 1024
-"""The most bytes that are read of a response that is no event stream, such as an error page."""
 
 LOG_ADVICE = "If that goes on, look into the server's log."
 
@@ -65,9 +60,15 @@ LOG_ADVICE = "If that goes on, look into the server's log."
 class EventStreamReader:
     """Converts the bytes of an event stream to deltas."""
 
-    def __init__(self, endpoint: str, *, think_tags: bool = True) -> None:
+    def __init__(self, endpoint: str, *, think_tags: bool = True, redact: Callable[[str], str] = str) -> None:
         self.endpoint = endpoint
         """The endpoint's URL, for error messages."""
+        self.redact = redact
+        """Removes the secrets from a text for an error message."""
+        self.is_error_event = False
+        """Whether the current event is an error by its name."""
+        self.unknown_event: dict[str, Any] = {}
+        """The last event that is neither a part of an answer nor an error."""
         self.incomplete_line = bytearray()
         self.ends_in_cr = False
         """Whether the last bytes end in CR: a line feed that follows belongs to it."""
@@ -142,20 +143,37 @@ class EventStreamReader:
                 self.read_payload(payload, deltas)
         elif not line:
             if self.incomplete_json:  # the event has ended and is not JSON
-                self.incomplete_json = b""
+                event, self.incomplete_json = self.incomplete_json, b""
+                self.check_error_event(event)
                 self.refuse(self.to_broken_error("sent an event that is not JSON"))
+            self.is_error_event = False
+        elif line.startswith(b"event:"):
+            name = line[6:].lower()
+            self.is_error_event = b"error" in name or b"exception" in name
         elif line.startswith(b"error:"):  # llama.cpp's own field, in older versions
-            raise self.to_reported_error(describe_body(line[6:], ""))
-        elif not line.startswith((b":", b"event:", b"id:", b"retry:")) and len(self.other_lines) < MAX_PAGE_BYTES:
+            raise self.to_reported_error(parse_text(line[6:]))
+        elif not line.startswith((b":", b"id:", b"retry:")) and len(self.other_lines) < MAX_PAGE_BYTES:
             self.other_lines += line + b"\n"
 
     def read_payload(self, payload: bytes, deltas: list[Delta]) -> None:
-        chunk = parse_event(self.incomplete_json + payload)
-        if chunk is not None:
-            self.incomplete_json = b""
+        payload = self.incomplete_json + payload
+        chunk = parse_event(payload)
+        if chunk is None and payload.startswith(b"{"):
+            self.incomplete_json = payload
+            return
+        self.incomplete_json = b""
+        if not chunk or "choices" not in chunk:
+            self.check_error_event(payload)
+        if chunk is not None:  # other text only keeps the connection alive
             self.read_chunk(chunk, deltas)
-        elif self.incomplete_json or payload.startswith(b"{"):  # other text only keeps the connection alive
-            self.incomplete_json += payload
+
+    def check_error_event(self, payload: bytes) -> None:
+        """Raise ModelError if an event without an answer is an error: by its name, as `[ERROR] …`, or as a list."""
+        is_named = self.is_error_event or payload[:6].lower() in (b"[error", b"error:")
+        if is_named or payload.startswith(b"["):
+            content = parse_text(payload)
+            if is_named or find_error(content):
+                raise self.to_reported_error(content)
 
     def read_chunk(self, chunk: dict[str, Any], deltas: list[Delta]) -> None:
         """Append the delta of one parsed event, unless it is empty. Raises ModelError, for an error object also."""
@@ -172,11 +190,13 @@ class EventStreamReader:
         read_usage(chunk, choice, delta)
         if delta:
             deltas.append(clean_object(delta))
-        if error := chunk.get("error") or choice.get("error") or (chunk.get("object") == "error" and chunk):
-            raise self.to_reported_error(describe_error(error), retry=is_transient(error))
+        if (error := find_error(chunk)) is not None:
+            raise self.to_reported_error(error)
         if fault:
-            sentence = f"{self.endpoint} sent something unknown: {describe_error(chunk)}."
-            self.refuse(ModelError(sentence, retry=self.has_answer))
+            said = shorten_text(self.redact(describe_error(chunk)))
+            self.refuse(ModelError(f"{self.endpoint} sent something unknown: {said}.", retry=self.has_answer))
+        if not delta and not choice:
+            self.unknown_event = chunk
 
     def find_choice(self, chunk: dict[str, Any]) -> dict[str, Any]:
         """Return the choice of an event that continues the answer, by its index; an empty one if none does."""
@@ -275,25 +295,32 @@ class EventStreamReader:
         if self.incomplete_json or (self.has_tool_calls and not self.is_done):
             raise self.to_broken_error("broke off in the middle of its answer")
         if not self.has_answer:
-            raise self.to_broken_error("closed the connection without an answer")
+            raise self.to_unanswered_error()
 
     def to_broken_error(self, event: str) -> ModelError:
         return ModelError(f"{self.endpoint} {event}. {LOG_ADVICE}", retry=True)
 
-    def to_reported_error(self, message: str, retry: bool = False) -> ModelError:
-        if TOO_LONG_PATTERN.search(message):
-            return to_too_long_error(self.endpoint, message)
-        sentence = f"{self.endpoint} reported an error: {message}. Try again, or choose another model."
-        return ModelError(sentence, retry=retry)
+    def to_unanswered_error(self) -> ModelError:
+        """Make the error for a stream without an answer, with the words that came in place of one."""
+        said = shorten_text(self.redact(find_message(self.unknown_event)))
+        if said and is_known_failure(self.unknown_event):
+            return self.to_reported_error(self.unknown_event)
+        return self.to_broken_error(f"closed the connection without an answer{said and f': {said}'}")
+
+    def to_reported_error(self, error: Any) -> ModelError:
+        return to_model_error(self.endpoint, error, redact=self.redact)
 
     def read_other_lines(self, deltas: list[Delta]) -> None:
         """Read an answer that is no event stream: a whole completion, an error object, or a web page."""
+        content = parse_text(bytes(self.other_lines))
+        if (error := find_error(content)) is not None:
+            raise self.to_reported_error(error)
         chunk = parse_event(bytes(self.other_lines))
-        if chunk is not None and (not self.has_answer or "error" in chunk):
+        if chunk is not None and not self.has_answer:
             self.is_done = True
             self.read_chunk(chunk, deltas)
         if not self.has_answer and not self.has_finish_reason:
-            message = describe_body(bytes(self.other_lines), "")
+            message = shorten_text(self.redact(describe_error(content)))
             raise ModelError(
                 f"{self.endpoint} did not answer as a chat-completions endpoint: {message}. Check base_url."
             )
@@ -431,7 +458,8 @@ def count_overlap(text: str, tag: str) -> int:
 def split_parts(parts: Any) -> tuple[str, str]:
     """Return the text and the reasoning of content that is a list of parts, or one part."""
     text = reasoning = ""
-    for part in [parts] if isinstance(parts, dict) else parts:
+    listed: list[Any] = [parts] if isinstance(parts, dict) else parts
+    for part in listed:
         match part:
             case str(piece):
                 text += piece
@@ -444,53 +472,3 @@ def split_parts(parts: Any) -> tuple[str, str]:
             case _:
                 pass
     return text, reasoning
-
-
-def to_too_long_error(endpoint: str, message: str) -> ModelError:
-    advice = "Take the prompt back (/undo), go on in a new session, or choose a model with a larger window."
-    return ModelError(f"{endpoint} refused the request as too long: {message}. {advice}", too_long=True)
-
-
-def describe_body(body: bytes, kind: str) -> str:
-    """Return the message of an error body, as a part of a sentence."""
-    text = body.decode("utf-8", "replace").strip()
-    try:
-        return describe_error(json.loads(text))
-    except (ValueError, RecursionError):
-        if "html" in kind or text[:1] == "<":
-            return "it sent a web page instead of JSON; base_url usually ends in /v1"
-        return shorten_text(text) or "it sent nothing"
-
-
-def describe_error(error: Any) -> str:
-    """Return the message in an error object, under any provider's keys."""
-    match error:
-        case str(text):
-            return shorten_text(text)
-        case {"error": {} | [*_] as inner} if inner:
-            return describe_error(inner)
-        case {"message": str(text), "metadata": {"raw": str(raw)}}:
-            return f"{shorten_text(text)}: {describe_body(raw.encode(), '')}"
-        case {"loc": [*path], "msg": str(text)}:
-            return f"{'.'.join(map(str, path))}: {shorten_text(text)}"
-        case {"message": inner} | {"detail": inner} | {"msg": inner} | {"error": inner} if inner:
-            return describe_error(inner)
-        case [first, *_]:
-            return describe_error(first)
-        case _:
-            return shorten_text(json.dumps(error))
-
-
-def shorten_text(text: str) -> str:
-    """Return the first 300 characters of a text in one line, without control characters."""
-    printable = "".join(c if c.isprintable() else " " for c in text)
-    return " ".join(printable.split())[:300].rstrip(" .")
-
-
-def is_transient(error: Any) -> bool:
-    """Return whether an error object has a status of a failure that a retry may solve."""
-    match error:
-        case {"code": code} | {"status": code}:
-            return str(code) in map(str, TRANSIENT_STATUSES)
-        case _:
-            return False
