@@ -469,6 +469,18 @@ async def test_loaded_session_shows_text_instead_of_terminals(tmp_path: Path):
         assert end.content == [BlockContent(content=TextBlock(text="```\nhello\n```"))]
 
 
+async def test_loaded_session_shows_the_arguments_that_a_tool_was_called_with(tmp_path: Path):
+    """The model wrote a list as a string."""
+    async with talk(tmp_path) as it:
+        (tmp_path / "a.txt").write_text("one\ntwo\n")
+        await it.use(edit("view", "a.txt", view_range="[2, 2]"))
+        (live,) = it.editor.of(ToolCall)
+        (session,) = it.crow.sessions.values()
+        (loaded,) = [update for update in replay(session.log, str(tmp_path)) if isinstance(update, ToolCall)]
+    assert (loaded.raw_input, loaded.title) == (live.raw_input, live.title)
+    assert live.raw_input["view_range"] == [2, 2]
+
+
 async def overlong(it: Talk, command: str) -> tuple[str, str]:
     """Run a command over its timeout; return the first line of its output, and the rest of the result."""
     for timeout in (0.5, 5, 50):  # the machine may be busy

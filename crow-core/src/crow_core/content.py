@@ -247,6 +247,8 @@ def to_tool_message(result: ToolResult, tool_call: ToolCall) -> Message:
     notes: dict[str, Any] = {"shown": {"kind": tool_call.kind}}
     if tool_call.tool_title:
         notes["shown"]["title"] = tool_call.tool_title
+    if tool_call.arguments != (parse_arguments(tool_call.use) or {}):
+        notes["shown"]["arguments"] = tool_call.arguments
     if any(block.get("type") != "text" for block in result.content):
         notes["shown"]["blocks"] = result.content
     if title := result.meta.get("crow/title"):
@@ -304,7 +306,7 @@ def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
                 for use in map(unwrap_proxy_call, name_tool_uses(entry)):
                     message = answers.get(use["id"]) or answer_tool_call(use, INTERRUPTED, failed=True)
                     seen: dict[str, Any] = message.get("crow", {}).get("shown", {})
-                    arguments = parse_arguments(use)
+                    arguments = seen.get("arguments", parse_arguments(use))
                     kind: ToolKind = seen.get("kind", "other")
                     title = seen.get("title", "")
                     tool_call = ToolCall(use, arguments or {}, arguments is not None, kind, title)
