@@ -63,10 +63,13 @@ async def test_the_files_of_the_user_and_of_a_trusted_project_reach_the_model(ma
     write(machine.project, ".claude/commands/ask.md", "Which birds are in $1?")
     async with ScriptedServer([Reply("Yes."), Reply("Yes."), Reply("Yes.")]) as model:
         machine.ask(model.url)
-        untrusted = await machine.crow("run", "/ask @list.txt")
-        assert ".agents/skills and .claude/commands in" in untrusted.err
+        unknown = await machine.crow("run", "/ask @list.txt")
+        assert ".agents/skills and .claude/commands in" in unknown.err
+        assert "There is no command `/ask`." in unknown.out
+        assert not model.requests
+        await machine.crow("run", "ask @list.txt")
         system, said = (message["content"] for message in model.requests[-1]["messages"])
-        assert said == "/ask @list.txt"
+        assert said == "ask @list.txt"
         for told in ("Be brief.", "Use tabs.", "birds: About birds.", "fish: About fish."):
             assert told in system
         assert "The project's." not in system

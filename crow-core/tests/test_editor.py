@@ -117,6 +117,54 @@ async def talk(
     assert editor.missing_terminals == []
 
 
+@pytest.mark.parametrize("capabilities", [EVERYTHING, ClientCapabilities()], ids=["terminal", "local"])
+@pytest.mark.parametrize(
+    ("command", "status", "exit_status"),
+    [
+        ("true", "completed", None),
+        ("echo out; exit 3", "failed", {"exitCode": 3}),
+        ("kill -SEGV $$", "failed", {"signal": "SIGSEGV"}),
+        ("no-such-command-7", "failed", {"exitCode": 127}),
+    ],
+)
+async def test_command_that_fails_is_shown_as_failed_with_its_exit_status(
+    tmp_path: Path, capabilities: ClientCapabilities, command: str, status: str, exit_status: dict[str, Any] | None
+):
+    async with talk(tmp_path, capabilities) as it:
+        text = await it.use(run(command))
+        assert it.last_update.status == status
+        assert it.last_update.raw_output == {
+            "output": text,
+            **({"exitStatus": exit_status} if exit_status else {}),
+        }
+
+
+async def test_command_that_times_out_is_shown_as_failed(tmp_path: Path):
+    async with talk(tmp_path, ClientCapabilities()) as it:
+        await it.use(run("sleep 1000", timeout=0.2))
+        assert it.last_update.status == "failed"
+
+
+async def test_failed_command_of_a_terminal_session_is_shown_as_failed(tmp_path: Path):
+    async with talk(tmp_path) as it:
+        await it.use(run("false", session="one"))
+        assert it.last_update.status == "failed"
+        assert it.last_update.raw_output["exitStatus"] == {"exitCode": 1}
+        await it.use({"name": "terminal", "arguments": {"session": "one"}})
+        assert it.last_update.status == "completed"
+
+
+async def test_raw_output_is_limited_and_has_both_ends(tmp_path: Path):
+    async with talk(tmp_path) as it:
+        it.write("long", "first line\n" + ("x" * 60 + "\n") * 300 + "\nlast line\n")
+        await it.use(edit("view", "long"))
+        raw = it.last_update.raw_output
+        assert raw["truncated"] is True
+        assert len(raw["output"]) < 10_100
+        assert "first line" in raw["output"]
+        assert "last line" in raw["output"]
+
+
 # Files
 
 
@@ -232,7 +280,7 @@ async def test_line_endings_survive_a_client_that_sends_only_line_feeds(tmp_path
         it.editor.buffers[str(path)] = "one\ntwo\nthree\n"
         await it.use(replace("a.txt", "one\ntwo", "1\n2"))
         assert path.read_bytes() == b"1\r\n2\r\nthree\r\n"
-        assert it.diff() == ("one\r\ntwo\r\nthree\r\n", "1\r\n2\r\nthree\r\n")
+        assert it.diff() == ("one\ntwo\nthree\n", "1\n2\nthree\n")  # what the client shows has line feeds alone
 
 
 async def test_linked_folder_keeps_the_name_that_the_client_uses(tmp_path: Path):
@@ -387,7 +435,7 @@ async def test_command_runs_in_a_terminal_of_the_client_that_stays_visible(tmp_p
         assert create.output_byte_limit > 100_000
         embedded = [TerminalContent(terminal_id="terminal-1")]
         states = [(update.status or None, update.content or None) for update in it.editor.of(ToolCallUpdate)]
-        assert states == [("in_progress", None), (None, embedded), ("completed", embedded)]
+        assert states == [("in_progress", None), (None, embedded), ("failed", embedded)]
     assert it.editor.list_requested_methods() == [
         "terminal/create",
         "terminal/wait_for_exit",
@@ -419,6 +467,18 @@ async def test_loaded_session_shows_text_instead_of_terminals(tmp_path: Path):
         (session,) = it.crow.sessions.values()
         *_, end = [update for update in replay(session.log, str(tmp_path)) if isinstance(update, ToolCallUpdate)]
         assert end.content == [BlockContent(content=TextBlock(text="```\nhello\n```"))]
+
+
+async def test_loaded_session_shows_the_arguments_that_a_tool_was_called_with(tmp_path: Path):
+    """The model wrote a list as a string."""
+    async with talk(tmp_path) as it:
+        (tmp_path / "a.txt").write_text("one\ntwo\n")
+        await it.use(edit("view", "a.txt", view_range="[2, 2]"))
+        (live,) = it.editor.of(ToolCall)
+        (session,) = it.crow.sessions.values()
+        (loaded,) = [update for update in replay(session.log, str(tmp_path)) if isinstance(update, ToolCall)]
+    assert (loaded.raw_input, loaded.title) == (live.raw_input, live.title)
+    assert live.raw_input["view_range"] == [2, 2]
 
 
 async def overlong(it: Talk, command: str) -> tuple[str, str]:

@@ -93,7 +93,23 @@ async def test_the_command_mode_lists_modes_and_refuses_an_unknown_one():
         assert [update.current_mode_id for update in editor.of(CurrentModeUpdate)] == ["plan"]
 
 
-@pytest.mark.parametrize("typed", ["/etc/passwd looks odd", "/", "//", " /help", "/helpful", "/help/me"])
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("/nosuch now", "There is no command `/nosuch`. `/help` lists the commands."),
+        ("/Halp", "There is no command `/Halp`. Did you mean `/help`?"),
+    ],
+)
+async def test_unknown_command_is_answered_without_the_model(typed: str, said: str):
+    models = two_models()
+    async with connect(Crow(models).use(commands)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, typed)
+        assert editor.text == f"{said} To send this text to the model, put a space before the slash."
+    assert not models["small"].requests
+
+
+@pytest.mark.parametrize("typed", ["/etc/passwd looks odd", "/", "//", " /help", "/help/me", "/tmp is full", "/1"])
 async def test_a_text_that_is_no_command_is_sent_to_the_model(typed: str):
     models = two_models()
     async with connect(Crow(models).use(commands)) as editor:

@@ -17,7 +17,7 @@ from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
 from crow_core.errors import EndTurn, ModelError
 from crow_core.extensions.permissions import permissions
-from crow_core.hooks import Hook
+from crow_core.hooks import Collect, First, Hook, Observe, Pipe, Unwind
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
@@ -114,6 +114,32 @@ def test_help_shows_the_contract_of_a_hook_and_its_example_runs(name: str):
     names = {name: getattr(crow_core, name) for name in vars(api) if not name.startswith("_")}
     exec(textwrap.dedent(at + example), {**names, "crow": crow})
     assert len(getattr(crow, name).functions) == (2 if name == "options" else 1)  # the app has an option of its own
+
+
+@pytest.mark.parametrize("kind", [Observe, Unwind, Collect, First, Pipe])
+async def test_hooks_pass_positional_and_keyword_arguments_to_their_functions(kind: type[Hook[..., Any]]):
+    class Moments:
+        moment = kind(
+            """Called at a moment.
+
+            Indented as its class.
+            """
+        )
+
+    moments, calls = Moments(), list[tuple[tuple[Any, ...], dict[str, Any]]]()
+    assert not moments.moment
+
+    @moments.moment
+    def function(*args: Any, **kwargs: Any) -> None:
+        calls.append((args, kwargs))
+
+    assert moments.moment
+    await getattr(moments.moment, "run")("value", 1, name="two")  # noqa: B009  # each kind has types of its own
+    assert calls == [(("value", 1), {"name": "two"})]
+    assert (Moments.moment.name, Moments.moment.contract) == ("moment", "Called at a moment.\n\nIndented as its class.")
+    assert Moments.moment.__doc__ == f"{Moments.moment.contract}\n\n{kind.__name__}: {kind.kind}"
+    assert not Moments.moment, "functions belong to an instance"
+    assert kind().contract == ""
 
 
 async def test_pipe_calls_plain_and_async_functions_in_the_order_of_registration():
@@ -633,6 +659,24 @@ async def test_model_call_is_called_when_a_request_is_sent_and_when_it_has_ended
                 await editor.prompt(session.session_id, "and?")
     first = ["user", "render", ("sent", False), "assistant", ("ended", False)]
     assert told == [*first, "user", ("sent", False), ("ended", True)]
+
+
+async def test_a_sent_request_is_not_reported_as_ended_to_a_hook_that_runs_after_a_slow_one():
+    """Else a function that counts the ended calls counts a quick one twice."""
+    ended: list[bool] = []
+    async with ScriptedServer([Reply(tool_calls=[{"name": "none", "arguments": {}}]), Reply("Done.")]) as server:
+        crow = Crow(ChatModel(name="m", base_url=server.url))
+
+        @crow.model_call
+        async def write_slowly(session: Session, model_call: ModelCall) -> None:
+            while not ended and not any(entry.get("role") == "assistant" for entry in session.log):
+                await asyncio.sleep(0.01)
+
+        crow.model_call(lambda session, model_call: ended.append(bool(model_call.ended)))
+        async with connect(crow) as editor:
+            session = await editor.new_session("/")
+            await editor.prompt(session.session_id, "hi")
+    assert ended == [False, True] * 2
 
 
 async def test_parallel_tool_calls_are_written_as_they_end():

@@ -27,6 +27,7 @@ from crow_core.messages import (
     move_images,
     parse_arguments,
     repair_arguments,
+    select_entries,
     settle,
     view,
 )
@@ -91,6 +92,36 @@ def test_content_before_the_end_of_thought_becomes_reasoning() -> None:
     reply: Message = {"role": "assistant", "reasoning_content": "a", "content": "b"}
     merge(reply, {"thought_ends": True, "reasoning_content": "c", "content": "d"})
     assert reply == {"role": "assistant", "reasoning_content": "abc", "content": "d"}
+
+
+def test_end_of_thought_without_text_before_it_adds_no_text() -> None:
+    reply: Message = {"role": "assistant"}
+    merge(reply, {"thought_ends": True})
+    merge(reply, {"content": "Yes."})
+    assert reply == {"role": "assistant", "reasoning_content": "", "content": "Yes."}
+    other: Message = {"role": "assistant", "content": "Hm."}
+    merge(other, {"thought_ends": True})
+    assert other == {"role": "assistant", "reasoning_content": "Hm."}
+
+
+def test_notes_of_a_reply_are_kept_when_it_is_settled() -> None:
+    reply: Message = {"role": "assistant", "crow": {"id": "r1"}}
+    merge(reply, {"tool_calls": [fragment("f", "{}", index=0, id="a")]})
+    assert settle(reply, used=set()) == assistant_with_calls(use("a"), crow={"id": "r1"})
+
+
+def test_name_repeated_without_an_id_behind_the_arguments_starts_no_call() -> None:
+    repeated = [fragment("f", '{"a":1}', index=0, id="a"), fragment("f", "", index=1)]
+    assert settle_fragments(*repeated) == [("a", "f", '{"a":1}')]
+
+
+def test_answer_of_a_tool_call_holds_the_notes_it_is_given() -> None:
+    assert answer_tool_call(use("a"), "done", failed=True) == {
+        "role": "tool",
+        "tool_call_id": "a",
+        "content": "done",
+        "crow": {"failed": True},
+    }
 
 
 def test_fragments_with_index_and_one_id_make_one_call() -> None:
@@ -186,6 +217,26 @@ def test_a_known_id_continues_its_call_even_if_the_arguments_look_complete(index
     )
 
 
+@pytest.mark.parametrize("index", [{"index": 0}, {}])
+@pytest.mark.parametrize("second", ["f", "g"])
+@pytest.mark.parametrize("parts", [['{"x": 2}'], ["", '{"x": 2}'], ['{"x"', ": 2}"]])
+def test_two_calls_with_one_id_and_one_index_are_separated(index: Fragment, second: str, parts: list[str]) -> None:
+    pieces = [fragment("f", '{"x": 1}', **index, id="a"), fragment(second, parts[0], **index, id="a")]
+    pieces += [fragment(arguments=part, **index) for part in parts[1:]]
+    assert settle_fragments(*pieces) == [("a", "f", '{"x": 1}'), ("a_2", second, '{"x": 2}')]
+
+
+def test_call_that_is_sent_twice_in_whole_is_one_call() -> None:
+    call, other = fragment("f", '{"x": 1}', index=0, id="a"), fragment("f", '{"x": 1}', index=1, id="b")
+    assert [id for id, _, _ in settle_fragments(call, other, call, other)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("id", [5, 5.5, True, ["a"], {"a": 1}])
+def test_id_that_is_no_text_is_one_id_in_all_fragments(id: Any) -> None:
+    pieces = fragment("f", '{"x"', index=0, id=id), fragment("f", ": 1}", index=0, id=id)
+    assert settle_fragments(*pieces) == [(str(id), "f", '{"x": 1}')]
+
+
 def test_two_calls_of_one_tool_without_arguments_are_separated_by_id() -> None:
     pieces = fragment("f", "{}", index=0, id="a"), fragment("f", "", index=1, id="b")
     assert settle_fragments(*pieces) == [("a", "f", "{}"), ("b", "f", "{}")]
@@ -218,7 +269,11 @@ def test_missing_arguments_become_an_empty_object(nothing: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", ['{"x": ', "[1]", '"x"', "null", "x", '{"x": 1}{"x": 1}', "[" * 100_000, '{"x": NaN}']
+    "broken",
+    [
+        *('{"x": ', "[1]", '"x"', "null", "x", '{"x": 1}{"x": 1}', "[" * 100_000, '{"x": NaN}', '{"x": 1e999}'),
+        '{"x": ' + "[" * 200 + "]" * 200 + "}",
+    ],
 )
 def test_arguments_that_are_no_json_object_are_kept_and_parse_as_none(broken: str) -> None:
     ((id, name, arguments),) = settle_fragments(fragment("f", broken, id="a"))
@@ -226,8 +281,13 @@ def test_arguments_that_are_no_json_object_are_kept_and_parse_as_none(broken: st
     assert parse_arguments(use("a", arguments=broken)) is None
 
 
-def test_call_without_a_name_is_dropped() -> None:
-    assert settle_fragments(fragment(arguments="{}", index=0, id="a")) == []
+@pytest.mark.parametrize("arguments", [None, ""])
+def test_call_without_a_name_and_arguments_is_dropped(arguments: str | None) -> None:
+    assert settle_fragments(fragment(arguments=arguments, index=0, id="a")) == []
+
+
+def test_call_without_a_name_but_with_arguments_is_kept() -> None:
+    assert settle_fragments(fragment(arguments="{}", index=0, id="a")) == [("a", "", "{}")]
 
 
 def test_calls_of_a_truncated_reply_are_dropped_and_noted() -> None:
@@ -709,6 +769,40 @@ def test_shortened_outputs_have_head_and_tail_and_say_how_to_read_the_whole() ->
     assert short == f"{LONG[:20]}\n\n{line}\n\n{LONG[-20:]}"
     assert "'c'" in str(image)
     assert "image_url" not in str(view(log))
+
+
+def test_images_of_a_shortened_output_are_left_out_and_counted_as_text() -> None:
+    log: list[Message] = [
+        assistant_with_calls(use("a"), use("b")),
+        answer_tool_call(use("a"), [text("A plot:"), IMAGE]),
+        answer_tool_call(use("b"), [text("x" * 200), IMAGE]),
+        Message(crow={"kind": "shrink", "upto": "", "limit": 40, "tool": "read_output"}),
+    ]
+    few, many = (message.get("content") for message in view(log)[1:])
+    assert few == "A plot:\n\n[image]\n\n[images left out; read_output shows those of 'a']"
+    line = "[169 of 209 characters left out; read_output gives the whole of 'b']"
+    assert many == f"{'x' * 20}\n\n{line}\n\n{'x' * 11}\n\n[image]"
+
+
+def test_an_entry_with_a_role_is_no_marker() -> None:
+    log: list[Message] = [user("one"), {**user("two"), "crow": {"kind": "rewind", "to": ""}}]
+    assert view(log) == view([user("one"), user("two")])
+    grown = View()
+    assert grown.messages(log) == grown.messages(log) == view(log)
+
+
+def test_summary_is_hidden_from_clients_and_only_pinned_messages_stay() -> None:
+    log = [*long_work(), Message(crow={"kind": "compaction", "from": "8", "summary": "All went well."})]
+    first, summary, call, *_ = select_entries(log)
+    assert (first.get("content"), call) == ("Mend it", log[8])
+    assert summary == {**user(SUMMARY_TEMPLATE.format("All went well.")), "crow": {"hidden": True}}
+    assert select_entries([*long_work(), compaction("8", "1")])[1] == long_work()[1]
+
+
+def test_a_rewind_to_the_first_entry_keeps_that_entry() -> None:
+    log: list[Message] = [{**user("one"), "crow": {"id": "a"}}, {**says("First."), "crow": {"id": "b"}}]
+    assert view([*log, {"crow": {"kind": "rewind", "to": "a"}}]) == view(log[:1])
+    assert view([*log, {"crow": {"kind": "rewind"}}]) == view(log)
 
 
 def test_an_output_that_would_not_become_shorter_stays_whole() -> None:

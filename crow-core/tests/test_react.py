@@ -166,6 +166,8 @@ async def test_a_call_of_an_unknown_tool_is_answered_with_the_list_of_tools():
         ("[1, 2]", "got `array`"),
         ("null", "got `null`"),
         ('{"a": NaN, "b": 1}', "byte 6"),
+        ('{"a": ' + "[" * 50_000 + "]" * 50_000 + "}", "depth"),
+        ('{"a": ' + "[" * 300 + "]" * 300 + "}", "more than 100 levels"),
         ('{"a": "\\ud800", "b": 1}', "surrogate"),
     ],
 )
@@ -186,7 +188,7 @@ async def test_a_call_whose_arguments_are_no_json_object_is_answered_with_an_err
     assert '"required":["a","b"]' in said
     (call,) = model.requests[1]["messages"][-2]["tool_calls"]
     assert isinstance(json.loads(call["function"]["arguments"]), dict)
-    assert list(editor.calls().values()) == [["pending", "failed"]]
+    assert [[*dict.fromkeys(states)] for states in editor.calls().values()] == [["pending", "failed"]]
 
 
 async def test_arguments_that_are_json_text_are_decoded_unless_the_schema_wants_a_string():
@@ -482,3 +484,18 @@ async def test_error_that_must_not_be_retried_ends_the_turn_after_the_reply_has_
             await editor.prompt(session.session_id, "go")
     assert failure.value.data == {"details": "The endpoint refused the rest."}
     assert asked == [], "nothing may continue the turn"
+
+
+async def test_interrupted_reply_ends_the_turn_with_its_error_unless_a_hook_continues_it():
+    broken = Reply("Half of", error=ModelError("The connection broke.", retry=True))
+    model = ScriptedModel([broken, broken, Reply("it.")])
+    crow = crow_with(model)
+    more: list[Message] = [{"role": "user", "content": "Go on."}]
+    crow.before_end(lambda session, stop_reason: more.pop() if len(model.requests) == 2 else None)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        with pytest.raises(RpcError) as failure:
+            await editor.prompt(session.session_id, "go")
+        assert failure.value.data == {"details": "The connection broke."}
+        assert (await editor.prompt(session.session_id, "again")).stop_reason == "end_turn"
+    assert len(model.requests) == 3

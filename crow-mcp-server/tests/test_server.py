@@ -37,9 +37,11 @@ async def test_tools_json_is_what_the_server_lists():
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_both_protocol_versions_list_the_same_tools(mode):
-    async with Client(create_server(), mode=mode) as client:
+    async with Client(create_server(env={"SEARXNG_URL": "http://localhost"}), mode=mode) as client:
         listed = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in await client.list_tools()]
     known = {tool["name"]: tool for tool in crow_mcp_server.tools()}
+    for tool in known.values():
+        del tool["_meta"]["crow/arguments"], tool["_meta"]["crow/replaces"]
     assert {tool["name"]: {key: tool.get(key) for key in known[tool["name"]]} for tool in listed} == known
 
 
@@ -50,7 +52,7 @@ def test_every_command_has_a_kind_and_annotations():
     assert editor["_meta"]["crow/kind"]["view"] == "read"
     hints = editor["_meta"]["crow/annotations"]
     assert [name for name in hints if hints[name]["readOnlyHint"]] == ["view"]
-    assert [name for name in hints if hints[name]["idempotentHint"]] == ["create", "view"]
+    assert [name for name in hints if hints[name]["idempotentHint"]] == ["view", "create"]
     assert terminal["_meta"]["crow/kind"] == "execute"
 
 
@@ -85,7 +87,7 @@ async def test_without_meta_the_process_folder_is_the_workspace(tmp_path, monkey
         assert viewed.content[0].text.startswith(f"{tmp_path}/a (1 line)")
         outside = await client.call_tool_mcp("file_editor", {"command": "view", "path": ".."})
         assert outside.is_error
-        assert (await client.call_tool("terminal", {"command": "pwd"})).content[0].text == str(tmp_path)
+        assert (await client.call_tool("terminal", {"command": "pwd"})).content[0].text == f"{tmp_path}\n"
 
 
 async def test_relative_folder_in_the_meta_is_an_error(tmp_path):
@@ -301,7 +303,7 @@ async def test_over_stdio_it_serves_a_folder_and_ignores_the_env_file_there(fold
         assert viewed.content[0].text.endswith("     1\tone")
         outside = await client.call_tool_mcp("file_editor", {"command": "view", "path": str(tmp_path)})
         assert outside.is_error
-        assert (await client.call_tool("terminal", {"command": "pwd -P"})).content[0].text == str(folder.resolve())
+        assert (await client.call_tool("terminal", {"command": "pwd -P"})).content[0].text == f"{folder.resolve()}\n"
     assert (tmp_path / "log").read_text() == ""
 
 

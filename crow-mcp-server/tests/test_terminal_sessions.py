@@ -134,7 +134,7 @@ async def test_new_server_starts_in_the_last_folder_and_tells_what_is_gone(folde
     assert (first, second) == (f"{folder}/sub\n{gone}", f"{folder}/sub\n")
     assert last == {"folder": f"{folder}/sub"}
     last.update(kept)
-    assert await run({"command": "echo $x", "session": "a"}) == [f"\n{gone}"]
+    assert await run({"command": "echo $x", "session": "a"}) == [f"\n[nothing but white space]\n{gone}"]
     (folder / "sub").rmdir()
     assert (await run({"command": "pwd"}))[0].startswith(f"{folder}\n")
 

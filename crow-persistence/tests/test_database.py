@@ -195,7 +195,7 @@ def test_home_folder_is_expanded_in_the_url(tmp_path: Path, monkeypatch: pytest.
 def test_missing_psycopg_is_reported_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     database = Database("postgresql://me:hidden@host/crow")
-    with pytest.raises(StoreError, match=r"pip install 'crow-persistence\[postgres\]'") as error:
+    with pytest.raises(StoreError, match=r"pip install 'psycopg\[binary\]'") as error:
         written(database)
     assert "hidden" not in str(error.value)
 

@@ -86,7 +86,8 @@ async def test_files_of_an_untrusted_folder_are_not_commands(app: App, talk: "Ta
     write(project / ".crow/commands", "review", REVIEW)
     async with talk(app().use(command_files).use(commands)) as it:
         await it.say("/review a.py bugs")
-        assert it.last_content == "/review a.py bugs"
+        assert not it.model.requests
+        assert "There is no command `/review`." in it.editor.text
 
 
 async def test_mentions_and_skills_in_a_command_file_are_added(app: App, talk: "Talking", project: Path):

@@ -66,11 +66,8 @@ def list_(as_json: bool) -> None:
         keys = ("name", "description", "source", "origin", "triggers", "problems")
         print_json([{key: getattr(skill, key) for key in keys} for skill in found.skills.values()])
     elif found.skills:
-        rows = [
-            (skill.name, skill.origin, shorten_path(skill.source, 50), skill.description)
-            for skill in found.skills.values()
-        ]
-        print_table(("NAME", "FROM", "FILE", "DESCRIPTION"), rows)
+        rows = [(skill.name, describe_folder(skill.source, cwd), skill.description) for skill in found.skills.values()]
+        print_table(("NAME", "FOLDER", "DESCRIPTION"), rows)
     else:
         print_note("There are no skills. Make one: crow skills new NAME")
     for skill in found.skills.values():
@@ -82,6 +79,12 @@ def list_(as_json: bool) -> None:
         print_note(
             escape_line(f"The skills of {folder} are ignored until you trust it: crow trust {quote(str(folder))}")
         )
+
+
+def describe_folder(source: str, cwd: Path) -> str:
+    """Return the folder that holds a skill's own folder, relative to the working folder if it is inside of that."""
+    folder = Path(source).parents[1]
+    return str(folder.relative_to(cwd)) if folder.is_relative_to(cwd) else shorten_path(str(folder), 30)
 
 
 @skills.command()

@@ -166,7 +166,8 @@ class Database:
             engine = create_engine(self.url, pool_pre_ping=not self.file, hide_parameters=True)
         except ImportError as error:
             raise StoreError(
-                f"{self.name} needs a driver ({error}). Install it: pip install 'crow-persistence[postgres]'"
+                f"{self.name} needs a driver ({error}). Install 'psycopg[binary]' where crow is installed: "
+                "uv tool install CLONE --with 'psycopg[binary]', or pip install 'psycopg[binary]'."
             ) from error
         if self.file:
             event.listen(engine, "connect", prepare_connection)

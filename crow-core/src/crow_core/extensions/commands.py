@@ -1,5 +1,9 @@
 """Slash commands: a prompt that begins with `/NAME` runs a command instead of asking the model."""
 
+import os
+import re
+from difflib import get_close_matches
+
 import msgspec
 
 from crow_core.acp.schema import TextBlock
@@ -9,6 +13,8 @@ from crow_core.errors import EndTurn
 from crow_core.messages import Message, drop_rewound, marker_kind
 from crow_core.options import Option
 from crow_core.session import Command, Session
+
+COMMAND_NAME = re.compile(r"[A-Za-z][\w-]*")
 
 
 def commands(crow: Crow) -> None:
@@ -33,11 +39,25 @@ def commands(crow: Crow) -> None:
                 return None
         command = session.commands.get(name)
         if command is None:
-            return None  # it may be a path; the model reads it
+            if is_path(name):
+                return None  # the model reads it
+            raise EndTurn("end_turn", describe_unknown(name, session))
         answer = await command.run(session, "".join(words).strip())
         if isinstance(answer, str):
             raise EndTurn("end_turn", answer)
         return attach_blocks(answer, others)
+
+
+def is_path(name: str) -> bool:
+    """Whether what follows a slash is a path rather than the name of a command."""
+    return not COMMAND_NAME.fullmatch(name) or os.path.lexists(f"/{name}")
+
+
+def describe_unknown(name: str, session: Session) -> str:
+    """Return the answer to a command that does not exist; the model is not asked."""
+    near = [f"`/{known}`" for known in get_close_matches(name.lower(), session.commands, cutoff=0.6)]
+    meant = f"Did you mean {' or '.join(near)}?" if near else "`/help` lists the commands."
+    return f"There is no command `/{name}`. {meant} To send this text to the model, put a space before the slash."
 
 
 async def show_help(session: Session, words: str) -> str:

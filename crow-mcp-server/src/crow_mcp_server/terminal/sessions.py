@@ -9,7 +9,7 @@ import signal
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 from anyio import to_thread
@@ -94,6 +94,8 @@ class TerminalAnswer:
     """The folder in which the next command starts; "" if no command has ended."""
     host_terminal: str = ""
     """The host's id of the terminal in which the command ran."""
+    failure: Mapping[str, int | str] = field(default_factory=dict[str, int | str])
+    """`exitCode` or `signal` of a command that ended with another exit code than 0; empty otherwise."""
 
 
 class LastingState(TypedDict, total=False):
@@ -164,7 +166,7 @@ class TerminalSessions:
         """Run a command without input as a process of this machine."""
         folder = await to_thread.run_sync(self._find_folder, workspace, arguments.cwd)
         editor = dict.fromkeys(EDITOR_VARIABLES, self._temp_folders.no_editor)
-        env = self._make_environment(folder, COMMAND_ENVIRONMENT | editor)
+        env = self._make_environment(folder, COMMAND_ENVIRONMENT | editor) | dict(workspace.env)
         command, update_state = self._track_state(arguments.command, env, folder)
         program = PipedCommand(
             env[MARK_VARIABLE],
@@ -208,8 +210,11 @@ class TerminalSessions:
             ended.release()
         if outcome.get("background"):
             self._background.append(program)
-        text = format_outcome(outcome, program.timeout, unshown, self._describe_move(before))
-        return TerminalAnswer(text, self.shell_state.folder)
+        return TerminalAnswer(
+            format_outcome(outcome, program.timeout, unshown, self._describe_move(before)),
+            self.shell_state.folder,
+            failure=find_failure(outcome),
+        )
 
     async def _run_at_host(
         self, workspace: Workspace, terminals: Terminals, arguments: TerminalArguments
@@ -219,7 +224,7 @@ class TerminalSessions:
         before, timeout = self.shell_state.folder, min(arguments.timeout or COMMAND_WAIT, MAX_WAIT)
         hidden = dict.fromkeys(self._temp_folders.hidden_env, "")
         editor = dict.fromkeys(EDITOR_VARIABLES, self._temp_folders.no_editor)
-        env = self.shell_state.apply_to(hidden | COMMAND_ENVIRONMENT | editor) | {"PWD": folder}
+        env = self.shell_state.apply_to(hidden | COMMAND_ENVIRONMENT | editor) | {"PWD": folder, **workspace.env}
         command, update_state = self._track_state(arguments.command, env, folder, env_is_unknown=True)
         try:
             outcome = await terminals.run(
@@ -235,7 +240,7 @@ class TerminalSessions:
         outcome["output"] = capture.get_text(MAX_OUTPUT_CHARACTERS)
         capture.close()
         text = format_outcome(outcome, timeout, capture.describe_unshown(), self._describe_move(before))
-        return TerminalAnswer(text, self.shell_state.folder, outcome.get("terminal", ""))
+        return TerminalAnswer(text, self.shell_state.folder, outcome.get("terminal", ""), find_failure(outcome))
 
     async def _use_session(self, workspace: Workspace, arguments: TerminalArguments) -> TerminalAnswer:
         """Run a command in a named session, send input to it, or only report on it."""
@@ -277,7 +282,8 @@ class TerminalSessions:
             self._sessions.pop(name, None)
         if isinstance(program, PipedCommand) and not program.is_running:
             return await self._collect_answer(program)
-        return TerminalAnswer(echo + await report_session(name, program))
+        failure = find_shell_failure(program) if command and not isinstance(program, PipedCommand) else {}
+        return TerminalAnswer(echo + await report_session(name, program), failure=failure)
 
     async def _open_shell(self, workspace: Workspace, arguments: TerminalArguments) -> "Shell":
         """Return the idle terminal of the session that a command is for; open it if there is none."""
@@ -299,7 +305,7 @@ class TerminalSessions:
             raise ToolRefusal(f'Not run: too many sessions. End one with keys "kill". {self._list_sessions()}')
         folder = await to_thread.run_sync(self._find_folder, workspace, arguments.cwd)
         editor = dict.fromkeys(EDITOR_VARIABLES, find_editor(os.environ) or self._temp_folders.no_editor)
-        env = self._make_environment(folder, COMMAND_ENVIRONMENT | TERMINAL_ENVIRONMENT | editor)
+        env = self._make_environment(folder, COMMAND_ENVIRONMENT | TERMINAL_ENVIRONMENT | editor) | dict(workspace.env)
         capture = self._temp_folders.open_capture(from_terminal=True)
         shell = Shell(env[MARK_VARIABLE], capture, self._temp_folders.watchdog)
         try:
@@ -452,6 +458,21 @@ def format_outcome(outcome: CommandOutcome, timeout: float, *notes: str) -> str:
     return join_parts(outcome["output"], left, end, need, *notes)
 
 
+def find_failure(outcome: CommandOutcome) -> dict[str, int | str]:
+    """Return the `exitCode` or the `signal` of a command that failed; an empty dict if it succeeded."""
+    if outcome["signal"]:
+        return {"signal": outcome["signal"]}
+    if outcome.get("timed_out"):
+        return {"signal": "SIGKILL"}
+    return {"exitCode": outcome["exit_code"]} if outcome["exit_code"] else {}
+
+
+def find_shell_failure(shell: "Shell") -> dict[str, int | str]:
+    """Return the `exitCode` of the command that ended last in a session; an empty dict if it succeeded, or runs."""
+    status = shell.status if shell.exit_code is None else shell.exit_code
+    return {} if shell.is_running or not status or is_stopped(status) else {"exitCode": status}
+
+
 def join_parts(output: str, *notes: str) -> str:
     """Return the output as it is, and below it the notes that are not empty, one a line."""
     end = "" if output.endswith("\n") or not output else "\n"
@@ -463,7 +484,7 @@ def join_parts(output: str, *notes: str) -> str:
 
 def format_status(status: int) -> str:
     """Return the note on an exit status; "" for 0."""
-    if status == 128 + signal.SIGTSTP:
+    if is_stopped(status):
         return "[stopped: fg or bg lets it go on]"
     return f"[exit code {status}]" if status else ""
 
@@ -473,6 +494,11 @@ def format_end(exit_code: int) -> str:
     if exit_code < 0:
         return f"[the shell has ended, killed by {name_signal(-exit_code)}]"
     return f"[the shell has ended, exit code {exit_code}]"
+
+
+def is_stopped(status: int) -> bool:
+    """Tell whether an exit status is that of a command that Ctrl-Z stopped."""
+    return status == 128 + signal.SIGTSTP
 
 
 def format_timeout(timeout: float) -> str:

@@ -88,5 +88,6 @@ def register(server: FastMCP, options: ToolOptions) -> None:
             "crow/folder": answer.folder,
             "crow/shell": terminals.lasting_state,
             "crow/terminal": answer.host_terminal,
+            "crow/exit": answer.failure,
         }
         return ToolResult(answer.text, meta={name: value for name, value in meta.items() if value} or None)
