@@ -32,6 +32,7 @@ from crow_core.extensions.permissions import permissions
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_mcp_server.terminal import processes
+from crow_mcp_server.terminal.output import UNSHOWN_NOTE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,11 +76,11 @@ class Talk:
         return Reply(tool_calls=self.uses) if request["messages"][-1]["role"] == "user" else Reply("Done.")
 
     async def use(self, *uses: Use) -> str:
-        """Let the model call tools in parallel; return the text of the last result."""
+        """Let the model call tools in parallel; return the text of the last result, without its last line feed."""
         self.uses = list(uses)
         response = await self.editor.prompt(self.id, "go")
         assert response.stop_reason == "end_turn"
-        return self.model.requests[-1]["messages"][-1]["content"]
+        return self.model.requests[-1]["messages"][-1]["content"].removesuffix("\n")
 
     @property
     def last_update(self) -> ToolCallUpdate:
@@ -593,7 +594,7 @@ async def test_commands_and_edits_run_in_parallel(tmp_path: Path):
         meet = "touch {0}; while [ ! -e {1} ]; do sleep 0.01; done; echo met"
         await it.use(run(meet.format("a", "b")), edit("create", "c", file_text="c\n"), run(meet.format("b", "a")))
         answers = [message["content"] for message in it.model.requests[-1]["messages"][-3:]]
-        assert (answers[0], answers[2]) == ("met", "met")
+        assert (answers[0], answers[2]) == ("met\n", "met\n")
         assert (tmp_path / "c").read_text() == "c\n"
         await it.editor.until(lambda editor: not editor.terminals)
 
@@ -686,6 +687,8 @@ async def test_model_reads_the_same_with_and_without_the_client(tmp_path: Path):
         async with talk(folder, capabilities) as it:
             uses = [*EDITS, *map(run, COMMANDS), run("sleep 600", timeout=0.3), run("true", cwd="gone")]
             answers = [(await it.use(use)).replace(str(folder), "FOLDER") for use in uses]
+            # A client's terminal may add or remove the CR of a line end, and cannot tell what it does not show.
+            answers = [answer.replace("\r\n", "\n").replace(UNSHOWN_NOTE, "").rstrip("\n") for answer in answers]
             results.append([re.sub(r"/\S*/crow-terminal-\S+", "FILE", answer) for answer in answers])
             updates = [update for update in it.editor.of(ToolCallUpdate) if update.status != "in_progress"]
             diffs.append([part for update in updates for part in update.content or [] if isinstance(part, DiffContent)])
@@ -719,7 +722,7 @@ async def test_local_command_shows_its_output_while_it_runs(tmp_path: Path, monk
         it.write("go", "")
         await turn
         assert it.last_update.content == [BlockContent(content=TextBlock(text="```\none\ntwo\n```"))]
-        assert it.model.requests[-1]["messages"][-1]["content"] == "one\ntwo"
+        assert it.model.requests[-1]["messages"][-1]["content"] == "one\ntwo\n"
 
 
 async def test_shown_output_of_a_running_command_is_short_and_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
