@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 from crow_cli.app import BUILT_IN, build
+from crow_core import Crow, ModelError, Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_persistence.extension import persistence
+from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio
 
@@ -23,6 +25,13 @@ ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "extensions.md").read_text("utf-8")
 FILES = dict(re.findall(r"^```python\n# (.+?)\n(.*?)^```", GUIDE, re.M | re.S))
 TABLES = re.findall(r"^```toml\n(.*?)^```", GUIDE, re.M | re.S)
+
+DEMO = FastMCP("demo")
+
+
+@DEMO.tool
+def add(a: int, b: int) -> int:
+    return a + b
 
 
 def call_tool(name: str, **arguments: Any) -> Reply:
@@ -62,10 +71,27 @@ async def test_phone_numbers_are_hidden_from_the_model(tmp_path: Path):
     assert "Ada: [a number]" in model.requests[1]["messages"][-1]["content"]
 
 
-def test_the_test_in_the_guide_passes(tmp_path: Path):
+@pytest.mark.parametrize("name", ["test_redact.py", "test_with_tools.py"])
+def test_the_tests_in_the_guide_pass(tmp_path: Path, name: str):
     (tmp_path / "redact.py").write_text(FILES["extensions/redact.py"])
-    (tmp_path / "test_redact.py").write_text(FILES["test_redact.py"])
-    subprocess.run([sys.executable, "test_redact.py"], cwd=tmp_path, check=True)
+    (tmp_path / name).write_text(FILES[name])
+    subprocess.run([sys.executable, name], cwd=tmp_path, check=True)
+
+
+async def test_the_hooks_are_called_in_the_order_that_the_guide_shows():
+    (drawn,) = re.findall(r"^```text order\n(.*?)^```", GUIDE, re.M | re.S)
+    listed = re.findall(r"[a-z_]+", re.sub(r"\(.*?\)|^ *[a-z ]+?  +", "", drawn, flags=re.M))
+    add = call_tool("demo_add", a=1, b=2)
+    model, called = ScriptedModel([Reply(error=ModelError("Busy.", retry=True)), add, Reply("3.")]), list[str]()
+    crow = Crow(model, servers=[Server("demo", lambda: DEMO, shared=True)])
+    for name in set(listed):
+        getattr(crow, name)(lambda *_, name=name: called.append(name))
+    crow.model_error(lambda session, error: True)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    del called[called.index("model_error") + 1]  # before_model, as the failed request is made again
+    assert called == listed
 
 
 def test_the_script_for_the_real_command_runs(tmp_path: Path):

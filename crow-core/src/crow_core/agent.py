@@ -94,6 +94,7 @@ from crow_core.options import Option
 from crow_core.providers import PROTOCOL, PROVIDER_ID, ClientProvider, is_shareable_url
 from crow_core.session import Session
 from crow_core.store import Page
+from crow_core.text import clean_json
 from crow_core.trace import TRACE, extract_trace
 
 PAGE_SIZE = 50
@@ -223,6 +224,7 @@ class Agent:
                 **(trying if unstable else {}),
             },
             fallback=self.call_method,
+            clean=clean_json,
         )
         self._opening = 0
         """The number of sessions that are being opened."""
@@ -281,7 +283,6 @@ class Agent:
                     **stored_session_capabilities() if announced.stored else {},
                     close=SessionCloseCapabilities(),
                     additional_directories=SessionAdditionalDirectoriesCapabilities(),
-                    fork=SessionForkCapabilities() if self.unstable and announced.stored else UNSET,
                     **system_prompt_capabilities() if self.unstable else {},
                 ),
                 providers=ProvidersCapabilities() if self.unstable else UNSET,
@@ -423,7 +424,7 @@ class Agent:
         task.add_done_callback(self._tasks.discard)
 
     async def announce(self, session: Session) -> None:
-        """Tell the client the commands and the title of a session, and what could not be restored."""
+        """Tell the client the commands and the title of a session, what could not be restored, and its mode."""
         session.turns.id_known.set()
         with suppress(ConnectionClosed):
             await session.announce_commands()
@@ -431,6 +432,8 @@ class Agent:
                 await session.update(SessionInfoUpdate(title=session.log.title))
             if session.log.damage:
                 await session.notice(session.log.damage, "warning")
+            for remark in session.options.remarks:
+                await session.notice(remark)
 
     async def prompt(self, params: PromptRequest) -> PromptResponse:
         session, crow = self.session(params.session_id), await self.crow()
@@ -526,6 +529,7 @@ def stored_session_capabilities() -> dict[str, Any]:
         "list": SessionListCapabilities(),
         "delete": SessionDeleteCapabilities(),
         "resume": SessionResumeCapabilities(),
+        "fork": SessionForkCapabilities(),  # not in the stable schema yet; clients and other agents use it already
     }
 
 

@@ -16,6 +16,10 @@ DESCRIPTION = """\
 Show the user your plan for work of several steps, and how far you are. Give the whole list each time.
 One step is in progress at a time; mark it completed before you go on. Not for what takes a step or two."""
 
+PLAN_OF_PARENT = (
+    "You are a sub-agent: the plan that the user sees is that of the agent which gave you the task. Go on without."
+)
+
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -73,6 +77,8 @@ def plan(crow: Crow) -> None:
     async def write(session: Session, tool_call: ToolCall) -> ToolResult | None:
         if not tool_call.is_for(tools):
             return None
+        if session.parent:
+            return ToolResult.error(PLAN_OF_PARENT)
         try:
             entries = parse_entries(tool_call.arguments)
         except ValidationError as error:
