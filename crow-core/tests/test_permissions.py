@@ -950,7 +950,7 @@ async def test_question_shows_the_arguments_that_the_tool_will_use(tmp_path: Pat
     (question,) = editor.questions
     assert question.tool_call.raw_input == {"command": "echo $((6*7))"}
     assert question.tool_call.title == "echo $((6*7))"
-    assert answers(model) == ["42"]
+    assert [answer.rstrip() for answer in answers(model)] == ["42"]
 
 
 async def test_two_values_of_one_argument_are_refused_without_a_question(tmp_path: Path):
