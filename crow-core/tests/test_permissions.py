@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ from crow_core.mcp.server import Server
 from crow_core.messages import Message
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
+from crow_core.text import clean_json
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio
