@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import anyio
+import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp import ClientSession
 from mcp.client.stdio import get_default_environment
@@ -179,10 +180,13 @@ async def stop_reading_after_exit(child: ChildTransport, reading: "asyncio.Task[
 
 
 def parse_message(line: bytearray) -> Any:
-    """Parse a line as a message; repair its text if necessary. Raises ValueError."""
+    """Parse a line as a message; repair its text if necessary. Raises ValueError.
+
+    The adapter is given objects, because it takes six times the memory for the text: it tries each kind of message.
+    """
     try:
-        return jsonrpc_message_adapter.validate_json(line, by_name=False)
-    except ValueError:
+        return jsonrpc_message_adapter.validate_python(msgspec.json.decode(line), by_name=False)
+    except (ValueError, RecursionError):
         return jsonrpc_message_adapter.validate_json(repair_json(line), by_name=False)
 
 

@@ -30,6 +30,7 @@ MISSING_COMMAND = "no such command"
 """The fault of a server whose command does not exist."""
 
 BLOCK = "x" * 1_000_000
+FLOOD = 200_000
 
 
 def make_faulty_server(fault: str, name: str = "bad") -> "McpServer":
@@ -255,6 +256,27 @@ def answers_with_one_line_of_100_MB(request: Message) -> None:
 
 
 @register_call_fault
+def answers_with_empty_blocks(request: Message) -> None:
+    """Answers with 200,000 blocks of empty text."""
+    blocks = ", ".join(['{"type": "text", "text": ""}'] * FLOOD)
+    write_line(f'{{"jsonrpc": "2.0", "id": {request["id"]}, "result": {{"content": [{blocks}]}}}}')
+
+
+@register_call_fault
+def answers_with_invalid_blocks(request: Message) -> None:
+    """Answers with 200,000 blocks that are none."""
+    blocks = ", ".join(["{}"] * FLOOD)
+    write_line(f'{{"jsonrpc": "2.0", "id": {request["id"]}, "result": {{"content": [{blocks}]}}}}')
+
+
+@register_call_fault
+def answers_at_great_depth(request: Message) -> None:
+    """Answers with 500 objects within each other."""
+    deep = '{"a": ' * 500 + "1" + "}" * 500
+    write_line(f'{{"jsonrpc": "2.0", "id": {request["id"]}, "result": {{"content": [], "structuredContent": {deep}}}}}')
+
+
+@register_call_fault
 def answers_nonsense(request: Message) -> None:
     """Answers with half a character and half an escape sequence, which is not JSON."""
     line = f'{{"jsonrpc": "2.0", "id": {request["id"]}, "result": {{"content": [{{"type": "text", "text": "\\ud8'
@@ -298,6 +320,14 @@ def floods_with_notifications(request: Message) -> None:
         send_message(method="notifications/tools/list_changed")
         send_message(method="notifications/progress", params={"progressToken": request["id"], "progress": count})
         send_message(method="notifications/of/its/own", params={"count": count})
+    answer_call(request)
+
+
+@register_call_fault
+def floods_with_requests(request: Message) -> None:
+    """Asks for the roots 200,000 times, and reads none of the answers before it answers."""
+    for count in range(FLOOD):
+        sys.stdout.write(f'{{"jsonrpc": "2.0", "id": "roots-{count}", "method": "roots/list"}}\n')
     answer_call(request)
 
 
