@@ -1,7 +1,6 @@
 """Write a session's entries to rows: each entry once, after its parent, and only under the session's lease."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -22,7 +21,7 @@ INSERT_MESSAGE = insert(messages)
 INSERT_LINKS = insert(links)
 UPDATE_SESSION = (
     update(sessions)
-    .where(sessions.c.number == bindparam("session"))
+    .where(sessions.c.number == bindparam("session"), sessions.c.owner == bindparam("by"))
     .values(
         head=bindparam("new_head"),
         updated=bindparam("at"),
@@ -41,34 +40,19 @@ INSERT_DRAFT = insert(drafts)
 DELETE_DRAFT = delete(drafts).where(drafts.c.session == bindparam("of"))
 
 
-@dataclass(frozen=True)
-class Committed:
-    """A session's progress after the transaction is committed."""
-
-    number: int
-    head: int
-    rows: list[int]
-    options: dict[str, str]
-    decisions: audit.AnchoredHead | None
-    """The head of the audit chain to announce; None when no decisions were recorded. See `audit`."""
-
-    def apply_to(self, progress: Progress) -> None:
-        """Update a session's progress, after the commit."""
-        progress.number, progress.head, progress.options = self.number, self.head, self.options
-        progress.rows += self.rows
-
-
 def write_entries(
     connection: Connection,
     progress: Progress,
     session: Session,
     entries: Sequence[Message],
     secrets: Collection[str] = (),
-) -> Committed:
-    """Write new entries of a session. Raises StoreError when this owner has lost the session's lease."""
+) -> list[audit.AuditRow]:
+    """Write new entries of a session, and advance its progress. Return the rows for the audit chain.
+
+    Raises StoreError when this owner has lost the session's lease. If the transaction fails, `resync` restores the
+    progress.
+    """
     at = leases.now()
-    if progress.number:
-        hold_lease(connection, progress, session)
     number = progress.number or insert_session(connection, progress, session, at)
     head, rows, title, options = progress.head, list[int](), None, progress.options
     clean: list[Message] = mask(list(entries), secrets)
@@ -89,6 +73,7 @@ def write_entries(
     search.index_entries(connection, number, session.cwd, list(zip(rows, clean, strict=True)))
     changes = {
         "session": number,
+        "by": progress.owner,
         "new_head": head,
         "at": at,
         "folder": clean_text(session.cwd),
@@ -96,14 +81,19 @@ def write_entries(
         "chosen": encode(options),
         "name": title,
     }
-    connection.execute(UPDATE_SESSION, changes)
-    if any("role" in entry for entry in clean):
+    if not connection.execute(UPDATE_SESSION, changes).rowcount:
+        raise explain_lost_lease(connection, session.id, progress)
+    if progress.has_draft and any("role" in entry for entry in clean):
         connection.execute(DELETE_DRAFT, {"of": number})
-    return Committed(number, head, rows, options, audit.record(connection, session.id, clean, at))
+        progress.has_draft = False
+    progress.number, progress.head, progress.options = number, head, options
+    progress.rows += rows
+    return audit.make_rows(connection, session.id, clean, at)
 
 
 def insert_session(connection: Connection, progress: Progress, session: Session, at: int) -> int:
     """Insert the row of a new session, and its prompts. Return the session's number."""
+    progress.has_draft = False
     for prompt in session.prompts.templates.values():
         prompts.store_version(connection, prompt.name, prompt.template, at)
     row = {
@@ -148,17 +138,12 @@ def write_draft(
     connection: Connection, progress: Progress, session: Session, reply: Message, secrets: Collection[str] = ()
 ) -> None:
     """Write a reply that is still streaming. Raises StoreError, as `write_entries` does."""
-    hold_lease(connection, progress, session)
-    at = leases.now()
+    if connection.scalar(SELECT_OWNER, {"session": progress.number}) != progress.owner:  # locks the row
+        raise explain_lost_lease(connection, session.id, progress)
+    at, progress.has_draft = leases.now(), True
     body = pack(mask(reply, secrets)).body
     if not connection.execute(UPDATE_DRAFT, {"of": progress.number, "time": at, "reply": body}).rowcount:
         connection.execute(INSERT_DRAFT, {"session": progress.number, "at": at, "body": body})
-
-
-def hold_lease(connection: Connection, progress: Progress, session: Session) -> None:
-    """Keep the session's lease until the transaction ends. Raises StoreError when this owner has lost it."""
-    if connection.scalar(SELECT_OWNER, {"session": progress.number}) != progress.owner:
-        raise explain_lost_lease(connection, session.id, progress)
 
 
 def explain_lost_lease(connection: Connection, id: str, progress: Progress) -> StoreError:
@@ -185,6 +170,7 @@ def resync(connection: Connection, progress: Progress, session: Session) -> None
     if row is None:
         progress.number, progress.head, progress.rows[:], progress.encoder = 0, None, [], None
         return
+    progress.has_draft = True
     if row.deleted is not None or row.owner != progress.owner:
         raise explain_lost_lease(connection, session.id, progress)
     known = loader.map_rows(connection, row)
