@@ -38,14 +38,19 @@ def commands(crow: Crow) -> None:
             case _:
                 return None
         command = session.commands.get(name)
-        if command is None and COMMAND_NAME.fullmatch(name) and not os.path.lexists(f"/{name}"):
-            raise EndTurn("end_turn", describe_unknown(name, session))
         if command is None:
-            return None  # a path; the model reads it
+            if is_path(name):
+                return None  # the model reads it
+            raise EndTurn("end_turn", describe_unknown(name, session))
         answer = await command.run(session, "".join(words).strip())
         if isinstance(answer, str):
             raise EndTurn("end_turn", answer)
         return attach_blocks(answer, others)
+
+
+def is_path(name: str) -> bool:
+    """Whether what follows a slash is a path rather than the name of a command."""
+    return not COMMAND_NAME.fullmatch(name) or os.path.lexists(f"/{name}")
 
 
 def describe_unknown(name: str, session: Session) -> str:
