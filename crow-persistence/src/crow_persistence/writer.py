@@ -21,7 +21,7 @@ INSERT_MESSAGE = insert(messages)
 INSERT_LINKS = insert(links)
 UPDATE_SESSION = (
     update(sessions)
-    .where(sessions.c.number == bindparam("session"), sessions.c.owner == bindparam("by"))
+    .where(sessions.c.number == bindparam("session"))
     .values(
         head=bindparam("new_head"),
         updated=bindparam("at"),
@@ -53,6 +53,8 @@ def write_entries(
     progress.
     """
     at = leases.now()
+    if progress.number:
+        hold_lease(connection, progress, session)
     number = progress.number or insert_session(connection, progress, session, at)
     head, rows, title, options = progress.head, list[int](), None, progress.options
     clean: list[Message] = mask(list(entries), secrets)
@@ -73,7 +75,6 @@ def write_entries(
     search.index_entries(connection, number, session.cwd, list(zip(rows, clean, strict=True)))
     changes = {
         "session": number,
-        "by": progress.owner,
         "new_head": head,
         "at": at,
         "folder": clean_text(session.cwd),
@@ -81,8 +82,7 @@ def write_entries(
         "chosen": encode(options),
         "name": title,
     }
-    if not connection.execute(UPDATE_SESSION, changes).rowcount:
-        raise explain_lost_lease(connection, session.id, progress)
+    connection.execute(UPDATE_SESSION, changes)
     if progress.has_draft and any("role" in entry for entry in clean):
         connection.execute(DELETE_DRAFT, {"of": number})
         progress.has_draft = False
@@ -138,12 +138,17 @@ def write_draft(
     connection: Connection, progress: Progress, session: Session, reply: Message, secrets: Collection[str] = ()
 ) -> None:
     """Write a reply that is still streaming. Raises StoreError, as `write_entries` does."""
-    if connection.scalar(SELECT_OWNER, {"session": progress.number}) != progress.owner:  # locks the row
-        raise explain_lost_lease(connection, session.id, progress)
+    hold_lease(connection, progress, session)
     at, progress.has_draft = leases.now(), True
     body = pack(mask(reply, secrets)).body
     if not connection.execute(UPDATE_DRAFT, {"of": progress.number, "time": at, "reply": body}).rowcount:
         connection.execute(INSERT_DRAFT, {"session": progress.number, "at": at, "body": body})
+
+
+def hold_lease(connection: Connection, progress: Progress, session: Session) -> None:
+    """Keep the session's lease until the transaction ends. Raises StoreError when this owner has lost it."""
+    if connection.scalar(SELECT_OWNER, {"session": progress.number}) != progress.owner:
+        raise explain_lost_lease(connection, session.id, progress)
 
 
 def explain_lost_lease(connection: Connection, id: str, progress: Progress) -> StoreError:
