@@ -301,7 +301,7 @@ async def test_model_call_in_another_file_is_written_with_its_session(tmp_path: 
     async with unstored_session() as mine, unstored_session() as foreign:
         for each, session in ((store, mine), (other, foreign)):
             session.log.append({"role": "user", "content": "one"})
-            each.write_sessions([SessionWrite(session)])
+            each.write_sessions([SessionWrite(session, entries=len(session.log))])
         other.database.close()
         for name in ("crow.db-wal", "crow.db-shm"):
             os.unlink(tmp_path / name)
@@ -309,7 +309,7 @@ async def test_model_call_in_another_file_is_written_with_its_session(tmp_path: 
         with pytest.raises(StoreError, match="replaced"):
             store.send_heartbeat()  # is the first to notice
         call = ModelCall(mine.model, {"messages": []})
-        store.write_sessions([SessionWrite(mine, model_calls=[(call, False)])])
+        store.write_sessions([SessionWrite(mine, model_calls=[(call, False)], entries=len(mine.log))])
         with store.database.begin_read() as connection:
             assert connection.scalar(select(sessions.c.id).join(calls)) == mine.id
     store.database.close()
@@ -343,13 +343,13 @@ async def test_committed_rows_are_not_written_twice_after_a_lost_reply(database:
     async with unstored_session() as session:
         if not first:
             session.log.append({"role": "user", "content": "zero"})
-            store.write_sessions([SessionWrite(session)])
+            store.write_sessions([SessionWrite(session, entries=len(session.log))])
         lossy.lose_reply = True
         session.log.append({"role": "user", "content": "one"})
         with pytest.raises(StoreError):
-            store.write_sessions([SessionWrite(session)])
+            store.write_sessions([SessionWrite(session, entries=len(session.log))])
         session.log.append({"role": "user", "content": "two"})
-        store.write_sessions([SessionWrite(session)])
+        store.write_sessions([SessionWrite(session, entries=len(session.log))])
         assert stored(database, session.id) == session.log.entries
     lossy.close()
 
@@ -373,7 +373,7 @@ async def test_five_thousand_messages_are_restored(database: Database):
         for n in range(2500):
             session.log.append({"role": "user", "content": f"prompt {n}"})
             session.log.append({"role": "assistant", "content": f"reply {n}"})
-        store.write_sessions([SessionWrite(session)])
+        store.write_sessions([SessionWrite(session, entries=len(session.log))])
         assert stored(database, session.id) == session.log.entries
     store.database.close()
 

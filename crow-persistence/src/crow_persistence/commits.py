@@ -37,13 +37,14 @@ class SessionWrite:
     """Model calls that were sent or have ended, and whether they had ended then."""
     secrets: Collection[str] = ()
     """Strings that are masked in all of it."""
+    entries: int = 0
+    """Number of the log's entries when the commit began. Later ones may have a draft that is still to be written."""
     done: "asyncio.Future[None] | None" = None
     """Ends with the commit, for those who wait for it."""
 
     def take_over(self, failed: "SessionWrite") -> None:
-        """Also write what an earlier write failed to. The entries are those that the log has and the database not."""
+        """Also write the model calls of an earlier write, which failed. Its entries are still to be written anyway."""
         self.model_calls[:0] = failed.model_calls
-        self.draft = self.draft or failed.draft
 
 
 class GroupCommit:
@@ -105,7 +106,7 @@ class GroupCommit:
                 self._is_urgent = False
                 self._running, self._gathered = self._gathered, {}
                 for write in self._running.values():
-                    write.secrets = self._get_secrets(write.session)
+                    write.secrets, write.entries = self._get_secrets(write.session), len(write.session.log)
                 errors = await self._commit(list(self._running.values()))
                 writes, self._running = self._running, {}
                 for write in writes.values():
@@ -126,7 +127,7 @@ class GroupCommit:
         """Tell those who wait that a write has ended; keep what failed for the next write of the session."""
         id = write.session.id
         if error is not None:
-            if write.model_calls or write.draft:
+            if write.model_calls:
                 self._gathered.setdefault(id, SessionWrite(write.session)).take_over(write)
             if write.done is None:
                 self._errors[id] = error

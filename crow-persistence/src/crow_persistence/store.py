@@ -71,10 +71,10 @@ class Store:
     def has_news(self, write: SessionWrite) -> bool:
         """Test whether there is anything to write; a session is not stored before its first message."""
         progress = self.get_progress(write.session)
-        if not progress.number and not any("role" in entry for entry in write.session.log):
+        if not progress.number and not any("role" in entry for entry in write.session.log[: write.entries]):
             progress.model_calls += write.model_calls
             return False
-        return bool(len(progress.rows) < len(write.session.log) or write.draft or write.model_calls)
+        return bool(len(progress.rows) < write.entries or write.draft or write.model_calls)
 
     def write_session(self, connection: Connection, write: SessionWrite) -> list[audit.AuditRow]:
         """Write what one session has gathered. Return its rows for the audit chain. Raises StoreError."""
@@ -83,9 +83,9 @@ class Store:
             writer.resync(connection, progress, session)
         progress.engine = None  # until the transaction is committed
         decisions: list[audit.AuditRow] = []
-        if entries := session.log[len(progress.rows) :]:
+        if entries := session.log[len(progress.rows) : write.entries]:
             decisions = writer.write_entries(connection, progress, session, entries, secrets)
-        if write.draft:
+        if write.draft and loader.entry_id(write.draft) not in map(loader.entry_id, entries):
             writer.write_draft(connection, progress, session, write.draft, secrets)
         write.model_calls[:0], progress.model_calls = progress.model_calls, []
         progress.encoder = progress.encoder or RequestEncoder(session.log, progress.rows)
