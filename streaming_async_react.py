@@ -73,7 +73,8 @@ async def converse(model: Model, prompt: str) -> str:
     """One prompt with the built-in tools, from connecting to closing."""
     toolbox = Toolbox()
     toolbox.add([built_in_tools()])
-    await toolbox.update(wait=5.0)
+    await toolbox.wait(5.0)
+    await toolbox.update()
     try:
         return await react(model, toolbox, [{"role": "user", "content": prompt}])
     finally:

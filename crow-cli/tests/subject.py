@@ -190,6 +190,13 @@ class SubjectAgent:
         if FAULT == "asks for everything":
             for _ in range(1000):
                 self.request("fs/read_text_file", {"sessionId": "x", "path": "/etc/passwd"})
+        if f"answers {method} too late" == FAULT:
+            for _ in sys.stdin.buffer:  # until the client has given up
+                pass
+        if FAULT == "takes its time":
+            time.sleep(1.5)
+        if f"never answers {method}" == FAULT:
+            self.take(read())
         if f"refuses {method}" == FAULT:
             raise SubjectError(-32603, f"Not today: {method}")
         if method.startswith("_"):

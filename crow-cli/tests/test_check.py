@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import json
+import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -227,6 +228,48 @@ async def test_refused_login_is_reported_as_the_reason() -> None:
     assert set(verdicts(report, "not tested").values()) == {
         'authenticate with nobody\'s was refused: -32602 "No such method"'
     }
+
+
+@pytest.mark.parametrize(
+    ("method", "id"),
+    [
+        ("initialize", "INIT-001"),
+        pytest.param("session/new", "SESSION-001", marks=pytest.mark.slow),
+        pytest.param("session/prompt", "PROMPT-001", marks=pytest.mark.slow),
+    ],
+)
+async def test_slow_agent_fails_one_requirement_which_says_how_slow_it_is(method: str, id: str) -> None:
+    login_hint = "give --auth-method with one of: key, other"
+    report = await check_subject(f"answers {method} too late", timeout=5)
+
+    failed = verdicts(report, "fail")
+    assert failed.keys() == {id}
+    assert re.fullmatch(rf"{method} was too slow \(\d+(\.\d)? s; --timeout is 5 s\)", failed[id])
+    [result] = [result for result in report.results if result.verdict == "fail"]
+    assert [line.sender for line in result.lines] == ["client", "agent"]
+    untested = verdicts(report, "not tested")
+    reasons = (f"{method} was too slow (", f"{method} was not answered within 5 s; see ", login_hint)
+    assert all(any(reason in why for reason in reasons) for why in untested.values())
+    assert not report.is_conformant
+
+
+@pytest.mark.parametrize(
+    ("method", "id"),
+    [
+        ("initialize", "INIT-001"),
+        pytest.param("session/new", "SESSION-001", marks=pytest.mark.slow),
+    ],
+)
+async def test_agent_that_never_answers_a_request_fails_one_requirement(method: str, id: str) -> None:
+    report = await check_subject(f"never answers {method}", timeout=5)
+
+    assert verdicts(report, "fail") == {id: f"{method} was not answered within 5 s"}
+
+
+async def test_conversation_that_takes_too_long_gives_a_reason_for_each_verdict() -> None:
+    report = await check_subject("takes its time", timeout=2)
+
+    assert all(result.why for result in report.results if result.verdict in ("fail", "not tested"))
 
 
 @pytest.mark.parametrize("fault", HOSTILE)

@@ -594,6 +594,29 @@ async def test_error_object_in_a_stream_keeps_the_text_and_is_not_retried(make: 
     assert call.reply == {"role": "assistant", "content": "Half"}
 
 
+@pytest.mark.parametrize("together", [False, True], ids=["in two reads", "in one read"])
+@pytest.mark.parametrize("end", ["error", "cut", "cut in an event", "cut behind an event without its line end"])
+async def test_all_text_before_a_broken_end_is_kept(make: Make, end: str, together: bool) -> None:
+    chunks = [b'data: {"choices": [{"delta": {"content": "' + text + b'"}}]}\n\n' for text in (b"Half", b" of it, a <")]
+    match end:
+        case "error":
+            chunks.append(b'data: {"error": {"message": "overloaded", "code": 503}}\n\n')
+        case "cut in an event":
+            chunks.append(b'data: {"choices": [{"del')
+        case "cut behind an event without its line end":
+            chunks[-1] = chunks[-1].rstrip()
+        case _:
+            pass
+    sent = [b"".join(chunks)] if together else chunks
+    async with ScriptedServer([Raw(sent, abort=end != "error"), Reply("Hi")]) as server:
+        call = ModelCall(make(server.url), ASK)
+        with pytest.raises(ModelError) as caught:
+            await call.run()
+        assert len(server.requests) == 1
+    assert call.reply == {"role": "assistant", "content": "Half of it, a <"}
+    assert caught.value.retry
+
+
 async def test_silence_before_the_first_delta_is_reported_and_retried(make: Make) -> None:
     silent = asyncio.Event()
 

@@ -64,12 +64,12 @@ def in_turn(*uses: Use) -> ScriptedModel:
 
 
 def answers(model: ScriptedModel) -> list[str]:
-    """Return the results of the last tool calls, as the model receives them."""
+    """Return the results of the last tool calls, as the model receives them, without the last line feed."""
     answered: list[str] = []
     for message in reversed(model.requests[-1]["messages"]):
         if message["role"] != "tool":
             break
-        answered.insert(0, message["content"])
+        answered.insert(0, message["content"].removesuffix("\n"))
     return answered
 
 
@@ -907,3 +907,70 @@ async def test_deny_rules_hold_for_input_to_a_terminal_session(tmp_path: Path):
         session = await editor.new_session(str(tmp_path))
         await editor.prompt(session.session_id, "go")
     assert all("the rule 'terminal:rm *' says deny" in answer for answer in answers(model))
+
+
+OTHER_NAMES: list[tuple[str, Use]] = [
+    ("terminal:git push*", {"name": "terminal", "arguments": {"cmd": "git push origin"}}),
+    ("terminal:git push*", {"name": "terminal", "arguments": {"command": ["git", "push", "origin"]}}),
+    ("terminal:git push*", {"name": "terminal", "arguments": {"command": ["bash", "-lc", "git push origin"]}}),
+    ("terminal:git push*", {"name": "terminal", "arguments": {"cmd": '["bash", "-c", "[\\"git\\", \\"push\\"]"]'}}),
+    ("terminal:git push*", {"name": "terminal", "arguments": {"command": None, "script": "git push"}}),
+    ("terminal:git push*", {"name": "terminal", "arguments": {"Command": "git push"}}),
+    ("terminal:cd /etc*", {"name": "terminal", "arguments": {"cmd": "touch a", "workdir": "/etc"}}),
+    ("file_editor:secret*", {"name": "file_editor", "arguments": {"command": "view", "file_path": "secret.txt"}}),
+    ("file_editor:secret*", {"name": "file_editor", "arguments": {"filePath": "secret.txt", "content": "x"}}),
+    ("file_editor:secret*", {"name": "file_editor", "arguments": {"command": "Write", "Path": "secret.txt"}}),
+    ("file_editor:5", {"name": "file_editor", "arguments": {"command": "view", "path": 5}}),
+    ("*:secret/*", {"name": "grep", "arguments": {"query": "key", "dir_path": "secret"}}),
+    ("*:secret/*", {"name": "glob", "arguments": {"glob_pattern": "*", "directory": "secret"}}),
+    ("fetch:http://evil.example*", {"name": "fetch", "arguments": {"link": "http://evil.example/a"}}),
+]
+
+
+@pytest.mark.parametrize(("rule", "use"), OTHER_NAMES)
+async def test_arguments_under_other_names_do_not_get_around_a_rule(tmp_path: Path, rule: str, use: Use):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret.txt").write_text("the key\n")
+    model = in_turn(use)
+    crow = crow_with(model, mode="yolo", deny=[rule])
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+        assert decisions(crow) == [("deny", f"the rule {rule!r} says deny")]
+    assert "This was not run" in answers(model)[0]
+    assert (tmp_path / "secret.txt").read_text() == "the key\n"
+
+
+async def test_question_shows_the_arguments_that_the_tool_will_use(tmp_path: Path):
+    use: Use = {"name": "terminal", "arguments": {"cmd": ["bash", "-lc", "echo $((6*7))"], "description": "List files"}}
+    model = in_turn(use)
+    async with connect(crow_with(model), permit="allow_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    (question,) = editor.questions
+    assert question.tool_call.raw_input == {"command": "echo $((6*7))"}
+    assert question.tool_call.title == "echo $((6*7))"
+    assert answers(model) == ["42"]
+
+
+async def test_two_values_of_one_argument_are_refused_without_a_question(tmp_path: Path):
+    model = in_turn({"name": "terminal", "arguments": {"command": "ls", "cmd": "rm -r ."}})
+    async with connect(crow_with(model), permit="allow_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert editor.questions == []
+    assert "command and cmd are the same argument with two values" in answers(model)[0]
+
+
+async def test_kind_of_a_call_follows_from_the_command_that_is_meant(tmp_path: Path):
+    (tmp_path / "a").write_text("one\n")
+    read: Use = {"name": "file_editor", "arguments": {"command": "read", "file_path": "a"}}
+    write: Use = {"name": "file_editor", "arguments": {"command": "write", "file_path": "b", "content": "x"}}
+    model = together(read, write)
+    async with connect(crow_with(model, mode="plan")) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    shown, refused = answers(model)
+    assert "1\tone" in shown
+    assert "plan mode only reads" in refused
+    assert not (tmp_path / "b").exists()

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import chain, repeat
@@ -67,9 +68,11 @@ if mode == "junk":
     print("Welcome to my server!\\n\\x1b[2J[1, 2]\\n{}", flush=True)
 while mode in ("hang", "stubborn"):
     time.sleep(1000)
-if mode == "after":
+if mode in ("after", "exit-after"):
     with open(f"{folder}/gate") as gate:  # a pipe: opens when somebody writes to it
         gate.read()
+if mode == "exit-after":
+    sys.exit("ImportError: no module named 'birds'")
 while mode.startswith("together"):
     modes = [open(f"{folder}/{name}").read() for name in os.listdir(folder) if name.endswith(".pid")]
     if modes.count(mode) >= int(mode.partition("-")[2] or 3):
@@ -283,9 +286,11 @@ async def test_a_hanging_server_delays_the_first_prompt_for_a_limited_time(
 ):
     monkeypatch.setattr(servers, "START_TIMEOUT", 200)
     model = one_by_one(use("good_pid"))
+    hung = servers.from_acp(stdio.config("hung", "hang"), "/")
     crow = Crow(model)
+    crow.mcp_servers(lambda session: [hung])
     async with connect(crow, servers_wait=1) as editor:
-        session = await editor.new_session("/", [stdio.config("hung", "hang"), stdio.config("good")])
+        session = await editor.new_session("/", [stdio.config("good")])
         await server_of(crow, "good").list()
         await editor.prompt(session.session_id, "hi")
         assert len(model.requests) == 2
@@ -311,9 +316,11 @@ async def test_a_server_that_starts_late_joins_at_the_start_of_a_turn(stdio: Std
                 return Reply("Done.")
 
     model = ScriptedModel(script)
+    late = servers.from_acp(stdio.config("late", "after"), "/")
     crow = Crow(model, servers=[Server("demo", lambda: server, shared=True)])
+    crow.mcp_servers(lambda session: [late])
     async with connect(crow, servers_wait=0.5) as editor:
-        session = await editor.new_session("/", [stdio.config("late", "after")])
+        session = await editor.new_session("/")
         await server_of(crow, "demo").list()
         await editor.prompt(session.session_id, "hi")
         assert "late" not in editor.thoughts
@@ -326,6 +333,81 @@ async def test_a_server_that_starts_late_joins_at_the_start_of_a_turn(stdio: Std
         (opened,) = crow.sessions.values()
         marks = [entry.get("crow", {})["schemas"] for entry in opened.log if marker_kind(entry) == "tools"]
         assert [len(schemas) for schemas in marks] == [len(first), len(third)]
+
+
+async def test_time_before_a_server_is_started_does_not_count_as_its_start():
+    """Before a server is started, FastMCP is imported, which takes long on a busy machine."""
+    ready = threading.Event()
+    birds = FastMCP("birds")
+    birds.tool(lambda: "caw", name="caw")
+
+    def make() -> FastMCP:
+        ready.wait(60)
+        return birds
+
+    model = one_by_one(use("birds_caw"))
+    crow = Crow(model)
+    crow.mcp_servers(lambda session: [Server("birds", make, start_timeout=0.4)])
+    async with connect(crow, servers_wait=0.2) as editor:
+        session = await editor.new_session("/")
+        asyncio.get_running_loop().call_later(1, ready.set)
+        await editor.prompt(session.session_id, "go")
+    assert offered(model.requests[0]) == ["birds_caw"]
+    assert results(model) == ["caw"]
+    assert editor.thoughts == ""
+
+
+async def test_server_of_the_client_is_waited_for_and_a_notice_says_so(stdio: Stdio):
+    os.mkfifo(stdio.folder / "gate")
+    model = one_by_one(use("late_pid"))
+    async with connect(Crow(model), servers_wait=0.1) as editor:
+        session = await editor.new_session("/", [stdio.config("late", "after")])
+        prompt = asyncio.ensure_future(editor.prompt(session.session_id, "go"))
+        await editor.until(lambda editor: "Waiting for the MCP server 'late' to start." in editor.thoughts)
+        assert not model.requests
+        await stdio.open_gate()
+        await prompt
+    assert int(results(model)[0]) in stdio.started()
+
+
+async def test_server_of_the_client_is_waited_for_after_a_cancelled_first_turn(stdio: Stdio):
+    os.mkfifo(stdio.folder / "gate")
+    model = one_by_one(use("late_pid"))
+    async with connect(Crow(model), servers_wait=0.1) as editor:
+        session = await editor.new_session("/", [stdio.config("late", "after")])
+        first = asyncio.ensure_future(editor.prompt(session.session_id, "go"))
+        await editor.until(lambda editor: "Waiting" in editor.thoughts)
+        await editor.cancel(session.session_id)
+        assert (await first).stop_reason == "cancelled"
+        second = asyncio.ensure_future(editor.prompt(session.session_id, "go"))
+        await editor.until(lambda editor: editor.thoughts.count("Waiting") == 2)
+        await stdio.open_gate()
+        await second
+    assert int(results(model)[0]) in stdio.started()
+
+
+async def test_server_that_fails_while_the_first_turn_runs_is_reported_in_that_turn_and_once(stdio: Stdio):
+    os.mkfifo(stdio.folder / "gate")
+    thoughts: list[str] = []
+
+    async def script(request: dict[str, Any]) -> Reply:
+        if len(model.requests) == 1:
+            await stdio.open_gate()
+            await editor.until(lambda editor: "did not start" in editor.thoughts)
+            thoughts.append(editor.thoughts)
+        return Reply("Done.")
+
+    model = ScriptedModel(script)
+    crow = Crow(model)
+    bad = servers.from_acp(stdio.config("bad", "exit-after"), "/")
+    crow.mcp_servers(lambda session: [bad])
+    async with connect(crow, servers_wait=0.1) as editor:
+        session = await editor.new_session("/")
+        for _ in range(2):
+            await asyncio.wait_for(editor.prompt(session.session_id, "hi"), 60)
+        said = "MCP server 'bad' did not start: Connection closed. It said: ImportError: no module named 'birds'.\n"
+        assert thoughts == [said]
+        assert editor.thoughts == said
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from crow_mcp_server import create_server
 from crow_mcp_server.terminal import processes, sessions
 from crow_mcp_server.terminal.output import MAX_FILE_BYTES
+from fastmcp import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytestmark = pytest.mark.anyio
 
@@ -133,26 +138,92 @@ async def test_a_character_is_never_cut_in_two(tools):
 
 
 async def test_undecodable_bytes_are_replaced(tools):
-    assert await tools.run(r"printf 'a\377\376b\000c\n'") == "a\ufffd\ufffdbc"
+    assert await tools.run(r"printf 'a\377\376bc\n'") == "a\ufffd\ufffdbc"
+
+
+@pytest.mark.parametrize("printed", [r"a\000b\n", r"one\rtwo\n", r"\007a\n", r"a\vb"])
+async def test_control_characters_that_are_not_shown_are_mentioned(tools, printed):
+    assert "\n[control characters such as NUL" in await tools.run(f"printf '{printed}'")
+
+
+OUTPUTS = [
+    "",
+    "a",
+    "a\n",
+    "a\n\n\n",
+    "\n\na \t\n \n",
+    "a\r\nb\r\n\r\n",
+    "a\r\r\n",
+    "\fa\n\f\n",
+    "é日\n\n",
+    "a\tb\t\n",
+    "[x]\n\n",
+]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"session": "a"}])
+@pytest.mark.parametrize("printed", OUTPUTS)
+async def test_output_is_exact_to_the_last_newline(tools, folder, printed, arguments):
+    (folder / "file").write_bytes(printed.encode())
+    shown = (await tools.call("terminal", {"command": "cat file"} | arguments)).text
+    assert shown == (printed or "[no output]")
+    shown = (await tools.call("terminal", {"command": "cat file; (exit 3)"} | arguments)).text
+    assert shown == printed + ("" if printed.endswith("\n") or not printed else "\n") + "[exit code 3]"
+
+
+async def test_blank_output_is_not_an_empty_answer(tools):
+    assert (await tools.call("terminal", {"command": "echo; echo"})).text == "\n\n[nothing but white space]"
+
+
+LINES = st.lists(st.sampled_from(["a", "", "  ", "\tb ", "é", "c\f", "+d", "- e", "\\", "x\r", "@@"]), max_size=12)
+
+
+@given(LINES, LINES, st.booleans(), st.booleans())
+@settings(max_examples=settings.default.max_examples // 4)
+def test_a_diff_can_be_applied_as_the_model_sees_it(before, after, is_last_cut, in_session):
+    def write(lines: list[str]) -> bytes:
+        text = "".join(f"{line}\n" for line in lines)
+        (folder / "file").write_bytes(data := (text.removesuffix("\n") if is_last_cut else text).encode())
+        return data
+
+    async def diff() -> str:
+        async with Client(create_server()) as client:
+            arguments = {"command": "git diff", "cwd": str(folder)} | ({"session": "a"} if in_session else {})
+            return (await client.call_tool_mcp("terminal", arguments)).content[0].text
+
+    def git(*arguments: str, **options: Any) -> None:
+        subprocess.run(["git", "-c", "core.autocrlf=false", *arguments], cwd=folder, check=True, **options)
+
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        git("init", "-q")
+        write(before)
+        git("add", "file")
+        wanted = write(after)
+        shown = asyncio.run(diff())
+        if wanted == write(before):
+            return
+        git("apply", "--whitespace=nowarn", input=shown.encode(), capture_output=True)
+        assert (folder / "file").read_bytes() == wanted
 
 
 async def test_escape_sequences_and_control_characters_are_removed(tools):
     printed = (
         r"printf '\033[1;31mred\033[0m \033]0;title\007\033]8;;http://x\033\\link\033]8;;\033\\ \033(B\033=\007bell\n'"
     )
-    assert await tools.run(printed) == "red link bell"
+    assert (await tools.run(printed)).startswith("red link bell\n")
 
 
 async def test_progress_bars_show_their_last_state(tools):
-    assert await tools.run(r"printf ' 10%%\r 50%%\r100%%\ndone\r\nnext\n'") == "100%\ndone\nnext"
-    assert await tools.run(r"printf 'N\bNA\bA |\b/\b-\b\n'") == "NA"
+    assert (await tools.run(r"printf ' 10%%\r 50%%\r100%%\ndone\r\nnext\n'")).startswith("100%\ndone\r\nnext\n")
+    assert (await tools.run(r"printf 'N\bNA\bA |\b/\b-\b\n'")).startswith("NA")
     bar = await tools.run(f'{sys.executable} -c \'for i in range(200001): print(f"\\r{{i/2000:.1f}}%", end="")\'')
-    assert bar.endswith("100.0%")
+    assert bar.startswith("100.0%\n")
     assert len(bar) < 1000
 
 
 async def test_control_characters_are_removed_quickly(tools):
-    assert await tools.run(f"{sys.executable} -X utf8 -c 'print(\"\\x9d\\x90\" * 100_000)'") == "[no output]"
+    assert await tools.run(f"{sys.executable} -X utf8 -c 'print(\"\\x9d\\x90\" * 100_000)'") != ""
 
 
 async def timed_out(tools: Any, later: Callable[[float], None], command: str, begun: Callable[[], object]) -> str:
@@ -340,7 +411,7 @@ async def test_last_line_of_the_output_is_reported_as_progress(tools: Any, monke
     command = "echo one; echo two; until [ -e go ]; do sleep 0.01; done; echo three"
     meta = {"crow/session": "one", "crow/cwd": str(tools.folder)}
     answer = await tools.client.call_tool_mcp("terminal", {"command": command}, progress_handler=hear, meta=meta)
-    assert answer.content[0].text == "one\ntwo\nthree"
+    assert answer.content[0].text == "one\ntwo\nthree\n"
     lines = ["one", "two", "three"]
     told = [lines.index(message) for _, message in seen if message]
     assert told == sorted(told)

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.anyio
 
 LINUX = sys.platform == "linux"
 RUNNING = "[still running in session"
+CONTROLS = r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f]|\r(?!\r*\n)"  # all but line ends and form feeds
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +90,7 @@ async def test_host_receives_the_folder_and_may_set_it(tools, folder):
     moved = await tools.call("terminal", {"command": "cd sub"})
     assert moved.meta["crow/folder"] == f"{folder}/sub"
     there = await tools.call("terminal", {"command": "pwd"}, folder=str(folder))
-    assert there.text == str(folder)
+    assert there.text == f"{folder}\n"
     assert await tools.run("pwd") == str(folder)
 
 
@@ -102,7 +103,7 @@ async def test_bash_env_of_the_user_is_still_read(tools, folder, monkeypatch):
 async def test_host_sessions_share_nothing(tools, folder):
     await tools.run("export A=1; cd /")
     other = await tools.call("terminal", {"command": "echo [$A]; pwd"}, session="two")
-    assert other.text == f"[]\n{folder}"
+    assert other.text == f"[]\n{folder}\n"
 
 
 # Long commands
@@ -176,9 +177,67 @@ async def test_exit_codes_are_reported_with_any_output(tools):
     assert await tools.run("cat <<'X'\nit's !! $x\nX\necho after # comment", session="a") == "it's !! $x\nafter"
 
 
+SHADOWED = ["printf", "eval", "command", "builtin", "unset", "return", "set", "exit", "exec", "trap", "readonly", ":"]
+DISTURBANCES = [
+    "PROMPT_COMMAND='echo prompt'",
+    "PROMPT_COMMAND=cat PS1='$(cat)' PS0='$(cat)'",
+    "PROMPT_COMMAND=('echo one' 'echo two'); PS1='$ '",
+    r"printf 'PROMPT_COMMAND=cat\nPS1=\"\\u \\w \"\nset -o vi\nshopt -s histappend\n' > rc; . ./rc",
+    "precmd() { echo precmd; }; preexec() { seen=$BASH_COMMAND; }; PROMPT_COMMAND=precmd; trap preexec DEBUG",
+    "trap 'seen=$BASH_COMMAND' DEBUG",
+    "trap 'true' ERR",
+    "trap 'echo end' EXIT",
+    "set -e",
+    "set -u",
+    "set -eu -o pipefail",
+    "set -f -C -o posix",
+    "set -o history",
+    "IFS=0123456789",
+    "TMOUT=1",
+    "; ".join(f"{name}() {{ echo shadowed; }}" for name in SHADOWED),
+    "; ".join(f"alias {name}='echo alias'" for name in (*SHADOWED, "__crow", "__crow_end", "case", "{")),
+    "exec 8>&-; exec 9>&-; exec > /dev/null 2>&1; exec < /dev/null",
+    "unset -f __crow __crow_end; unset __crow",
+    "exit() { echo shadowed; }; cd() { echo shadowed; }",
+]
+
+
+@pytest.mark.skipif(os.path.basename(processes.SHELL) != "bash", reason="uses features of bash")
+@pytest.mark.parametrize("disturbance", DISTURBANCES)
+async def test_nothing_that_a_command_sets_breaks_its_session(tools, disturbance):
+    await tools.run(f"x=5\n{disturbance}", session="a", wait=60)
+    assert await tools.run("\\echo begun; false", session="a", wait=60) == "begun\n[exit code 1]"
+    await tools.run("sh -c 'echo $$ > a; mv a a.pid; exec sleep 999'", session="a", wait=0)
+    await tools.wait_for_pids(1)
+    assert await tools.poll("a", keys="C-c", wait=60) == "^C\n[exit code 130]"
+    assert await tools.run('\\echo again "$x" >&2', session="a", wait=60) == "again 5"
+
+
+async def test_only_commands_are_traced(tools):
+    await tools.run("set -xv; PS4='+ '", session="a")
+    assert (await tools.run("echo traced", session="a")).splitlines()[-2:] == ["++ echo traced", "traced"]
+    assert await tools.run("set +xv; trap 'echo before $BASH_COMMAND' DEBUG", session="a") != ""
+    assert await tools.run("true", session="a") == "before true"
+
+
+async def test_failure_under_set_e_ends_only_the_shell_of_that_command(tools):
+    await tools.run("x=5; set -e", session="a")
+    assert await tools.run("false; echo $x", session="a") == "5"
+    assert await tools.run("set -e; false", session="a") == "[the shell has ended, exit code 1]"
+    assert await tools.run("echo new", session="a") == "new"
+
+
+@pytest.mark.parametrize("other", ["sh", "bash --norc", "python3 -q"])
+async def test_shell_replaced_by_another_program_takes_input(tools, other):
+    await tools.run("echo", session="a")
+    await tools.poll_until("a", RUNNING, command=f"exec {other}")
+    ends = "exit(4)" if "python" in other else "exit 4"
+    assert "[the shell has ended, exit code 4]" in await tools.poll_until("a", "[the shell", input=ends)
+
+
 async def test_program_that_asks_gets_its_answer(tools):
     asks = await tools.run("read -p 'Name? ' name; echo \"Hello $name\"", session="a")
-    assert asks.startswith(f'Name?\n{RUNNING} "a"')
+    assert asks.startswith(f'Name? \n{RUNNING} "a"')
     assert await tools.poll("a", input="Zoë", wait=60) == "Zoë\nHello Zoë"
 
 
@@ -193,7 +252,7 @@ async def test_python_repl_is_used_interactively(tools):
     await tools.poll_until("py", ">>>", command=f"{sys.executable} -q")
     await tools.poll_until("py", "42", ">>>", input="print(6 * 7)")
     assert "something else is running" in await tools.get_terminal_error(command="ls", session="py")
-    assert await tools.poll("py", keys="C-d", wait=60) == "[no output]"
+    assert RUNNING not in await tools.poll("py", keys="C-d", wait=60)
     assert await tools.run("echo shell", session="py") == "shell"
 
 
@@ -247,7 +306,6 @@ async def test_end_of_a_shell_kills_its_processes(tools, folder):
 async def test_end_of_a_shell_is_reported_and_frees_its_name(tools):
     assert (await tools.run("exit 3", session="a")).endswith("[the shell has ended, exit code 3]")
     assert "There is no session 'a'" in await tools.get_terminal_error(session="a")
-    assert await tools.run("set -e; false", session="a") == "[the shell has ended, exit code 1]"
     assert await tools.run("echo new", session="a") == "new"
 
 
@@ -281,7 +339,7 @@ async def test_second_command_in_a_busy_session_is_refused(tools, folder):
     [refused], [ran] = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
     assert (await refused).text.startswith("Not run: in session 'a' something else is running.")
     (folder / "go").touch()
-    assert (await ran).text == str(1 + calls.index(ran))
+    assert (await ran).text == f"{1 + calls.index(ran)}\n"
 
 
 async def test_cancelled_call_ends_its_session(tools, folder):
@@ -447,7 +505,7 @@ def test_no_output_leaves_escape_sequences_in_the_text(pieces):
     for piece in pieces:
         capture.feed(screen.split(piece))
     for text in (capture.get_text(30_000), screen.get_text()):
-        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
+        assert not re.search(CONTROLS, text)
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=5))
@@ -491,9 +549,9 @@ def test_server_survives_any_input(calls):
                 result = await client.call_tool_mcp("terminal", {"session": "a", "wait": 0.05} | call)
                 text = result.content[0].text
                 assert "Traceback" not in text
-                assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
+                assert not re.search(CONTROLS, text)
             await client.call_tool_mcp("terminal", {"session": "a", "keys": "kill"})
-            assert (await client.call_tool_mcp("terminal", {"command": "echo alive"})).content[0].text == "alive"
+            assert (await client.call_tool_mcp("terminal", {"command": "echo alive"})).content[0].text == "alive\n"
 
     asyncio.run(type_all())
 

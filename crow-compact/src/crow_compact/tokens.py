@@ -25,11 +25,15 @@ class TokenEstimator:
     rate: float = 0.0
     """Tokens per character; 0 before the first reply."""
     tried: int = 0
-    """Tokens of the request after the last compaction, or before the last one that failed."""
+    """Tokens of the request after the last compaction, or before the last one that failed; 0 for none."""
     refused: int = 0
     """Tokens of the shortest request that was refused as too long; 0 for none."""
-    is_full: bool = False
-    """Whether the current request was refused as too long, so that it is not compacted a second time."""
+    full: int = 0
+    """Tokens of the current request when it was last refused as too long; 0 if it was not."""
+    failures: int = 0
+    """Unusable summaries in a row."""
+    cut_short: str = ""
+    """The last summary that was cut short since the last usable one."""
 
     def learn(self, model_call: ModelCall) -> int:
         """Update the rate from the usage of a model call, if it has one; return the tokens of its request."""
@@ -45,9 +49,13 @@ class TokenEstimator:
             self.refused = 0
         return tokens
 
+    def get_rate(self) -> float:
+        """Return the tokens per character, or DEFAULT_RATE before the first reply."""
+        return self.rate or DEFAULT_RATE
+
     def estimate(self, request: ModelRequest) -> int:
         """Return the estimated tokens of a request."""
-        return round((self.rate or DEFAULT_RATE) * count_characters(request))
+        return round(self.get_rate() * count_characters(request))
 
 
 def count_characters(request: ModelRequest) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec
 
+from crow_core.acp.connection import ConnectionClosed
 from crow_core.acp.schema import StopReason
 from crow_core.bridge import Bridge
 from crow_core.client import Client
@@ -25,7 +26,7 @@ Method = Callable[[Session, dict[str, Any]], Any]
 """Takes the params, plain or async; returns a JSON value. Raises RpcError."""
 
 SERVERS_WAIT = 5.0
-"""Seconds that the first prompt waits for MCP servers, unless the app says otherwise."""
+"""Seconds from the start of an MCP server for which prompts wait for its tools, unless the app says otherwise."""
 CHANGES_LIMIT = 300
 """Characters of a notice about changed tools."""
 
@@ -46,8 +47,9 @@ class Crow(Hooks):
         self.servers = list(servers)
         """MCP servers that all sessions share."""
         self.servers_wait = SERVERS_WAIT
-        """Seconds that the first prompt waits for MCP servers that are still starting; the tools of a server that takes
-        longer join at the start of a later turn."""
+        """Seconds for which prompts wait for the tools of an MCP server, from the start of its process or connection.
+        The tools of a server that takes longer join at the start of a later turn. A server that the client names is
+        waited for until it is ready or has failed."""
         self.prompts = {"system": system or Prompt.from_package("system")}
         """The templates by name; each session starts with a copy."""
         self.max_requests = max_requests
@@ -206,8 +208,10 @@ class Crow(Hooks):
         turns.id_known.set()
         async with turns.lock:
             outcome: StopReason | Exception = "cancelled"
+            reporting: asyncio.Task[None] | None = None
             try:
                 await self.update_tools(session)
+                reporting = asyncio.ensure_future(self.report_failures(session))
                 session.toolbox.preload()
                 stop_reason = await react(session, await self.before_prompt.run(message, session))
                 await session.log.written()
@@ -222,6 +226,8 @@ class Crow(Hooks):
                 await session.log.finish()
                 raise
             finally:
+                if reporting:
+                    reporting.cancel()
                 turns.tasks = [turn for turn in turns.tasks if turn is not asyncio.current_task()]
                 await self.turn_end.run(session, outcome)
                 await session.log.written()
@@ -230,8 +236,12 @@ class Crow(Hooks):
     async def update_tools(self, session: Session) -> None:
         """Take in the tools of MCP servers that have connected, and tell the user about servers that have not."""
         toolbox, first = session.toolbox, session.turns.is_first
+        if late := await toolbox.wait(self.servers_wait):
+            names = ", ".join(repr(to_line(server.name)) for server in late)
+            await session.notice(f"Waiting for the MCP server{'s' * (len(late) > 1)} {names} to start.")
+            await asyncio.wait(late.values())
         session.turns.is_first = False
-        for changes in await toolbox.update(self.servers_wait if first else 0):
+        for changes in await toolbox.update():
             server, words = changes.server, str(changes)[:CHANGES_LIMIT]
             if server.error:
                 await session.notice(server.error, "warning")
@@ -247,6 +257,12 @@ class Crow(Hooks):
                 await session.notice("The tools are not those of last time; the model will read everything anew.")
             toolbox.sent = schemas
             session.log.append({"crow": {"kind": "tools", "schemas": schemas}})
+
+    async def report_failures(self, session: Session) -> None:
+        """Tell the user about each MCP server that fails to start while a turn runs."""
+        with suppress(ConnectionClosed):
+            async for server in session.toolbox.failures():
+                await session.notice(server.error, "warning")
 
     async def cancel(self, session: Session) -> None:
         """Cancel the running turn and those that wait; does nothing if none runs."""

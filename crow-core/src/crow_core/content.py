@@ -44,6 +44,7 @@ from crow_core.messages import (
     answer_tool_call,
     drop_rewound,
     join_content,
+    name_tool_uses,
     parse_arguments,
     to_parts,
     unwrap_proxy_call,
@@ -192,6 +193,7 @@ def to_update(result: ToolResult, tool_call: ToolCall) -> ToolCallUpdate:
     return ToolCallUpdate(
         tool_call_id=tool_call.id,
         status="failed" if result.is_error else "completed",
+        title=result.meta.get("crow/title", UNSET),
         content=content,
         locations=locations or UNSET,
     )
@@ -201,7 +203,7 @@ def to_block(block: dict[str, Any], kind: ToolKind) -> ContentBlock:
     """Convert an MCP content block to an ACP one. The output of a command is fenced, as it is not Markdown."""
     match block:
         case {"type": "text", "text": str(text)}:
-            return TextBlock(text=fence(text) if kind == "execute" else text)
+            return TextBlock(text=fence(text.removesuffix("\n")) if kind == "execute" else text)
         case {"type": "image", "data": str(data), "mimeType": str(mime_type)}:
             return ImageBlock(data=data, mime_type=mime_type)
         case {"type": "audio", "data": str(data), "mimeType": str(mime_type)}:
@@ -227,6 +229,8 @@ def to_tool_message(result: ToolResult, tool_call: ToolCall) -> Message:
         notes["shown"]["title"] = tool_call.tool_title
     if any(block.get("type") != "text" for block in result.content):
         notes["shown"]["blocks"] = result.content
+    if title := result.meta.get("crow/title"):
+        notes["shown"]["call"] = title
     if places := result.meta.get("crow/locations"):
         notes["shown"]["locations"] = places
     if changes := result.meta.get("crow/changes"):
@@ -244,6 +248,8 @@ def to_result(message: Message) -> ToolResult:
     seen: dict[str, Any] = notes.get("shown", {})
     blocks = seen.get("blocks") or [to_text_part(part.get("text", "")) for part in to_parts(message.get("content"))]
     meta = {"crow/changes": notes.get("changes", []), "crow/locations": seen.get("locations", [])}
+    if title := seen.get("call"):
+        meta["crow/title"] = title
     return ToolResult(blocks, bool(notes.get("failed")), meta)
 
 
@@ -264,7 +270,7 @@ def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
                     yield AgentMessageChunk(content=TextBlock(text=str(text)), message_id=id)
                 if notes.get("cut") == "interrupted":
                     yield AgentThoughtChunk(content=TextBlock(text="Interrupted here.\n"), message_id=f"{id}-cut")
-                for use in map(unwrap_proxy_call, entry.get("tool_calls", [])):
+                for use in map(unwrap_proxy_call, name_tool_uses(entry)):
                     message = answers.get(use["id"]) or answer_tool_call(use, INTERRUPTED, failed=True)
                     seen: dict[str, Any] = message.get("crow", {}).get("shown", {})
                     arguments = parse_arguments(use)

@@ -177,7 +177,7 @@ class Session:
     async def send(self, update: SessionUpdate) -> None:
         """Send the client an update without waiting for the log.
 
-        For the end of a tool call, which must be sent even when writing has failed.
+        For the end of a tool call, which must be sent even when writing has failed, and for notices.
         """
         await self.client.notify("session/update", SessionNotification(session_id=self.id, update=update))
 
@@ -186,12 +186,12 @@ class Session:
         await self.update(AgentMessageChunk(content=TextBlock(text=text), message_id=new_id()))
 
     async def notice(self, title: str, severity: Literal["info", "warning", "error"] = "info") -> None:
-        """Tell the user something that is not part of the conversation."""
+        """Tell the user something that is not part of the conversation. Does not wait for the log."""
         wanted = self.client.capabilities.session
         if wanted and wanted.notices:
-            await self.update(NoticeUpdate(severity=severity, title=title))
+            await self.send(NoticeUpdate(severity=severity, title=title))
         else:
-            await self.update(AgentThoughtChunk(content=TextBlock(text=f"{title}\n"), message_id=new_id()))
+            await self.send(AgentThoughtChunk(content=TextBlock(text=f"{title}\n"), message_id=new_id()))
 
     async def announce_options(self) -> None:
         """Tell the client that an option was changed by something else than the client."""
@@ -353,6 +353,8 @@ class ReplyStream:
         if not whole:
             notes["cut"] = model_call.error or model_call.finish_reason
         reply = settle(model_call.reply, used=self.used_ids, whole=whole)
+        if called := self._session.toolbox.find_called(reply.get("tool_calls", [])):
+            notes["called"] = called
         if any(reply.get(key) for key in ("content", "reasoning_content", "tool_calls")):
             reply["crow"] = reply.get("crow", {}) | notes
             log.append(reply)
@@ -442,6 +444,17 @@ class Hooks:
             @crow.before_tool
             async def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
                 return ToolResult.error("Reading only.") if tool_call.kind != "read" else None
+        """)
+
+    permission: First[[Session, ToolCall], ToolResult] = First("""
+        Called before a tool of crow's own asks an MCP server for the model; a result that is returned refuses it.
+
+        The tool call is the one that the server is asked: of its own tools, or of `SERVER_mcp_resources`. `before_tool`
+        is called for the call that the model made, before.
+
+            @crow.permission
+            def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
+                return ToolResult.error("No servers today.") if tool_call.kind == "fetch" else None
         """)
 
     after_tool: Pipe[ToolResult, [Session, ToolCall]] = Pipe("""

@@ -105,8 +105,11 @@ class CheckRequest:
     params: Message
     sent: WireLine
     answer: WireLine | None = None
+    """The answer, if it came in time."""
+    late_answer: WireLine | None = None
+    """The answer, if it came after the timeout."""
     no_answer_reason: str = ""
-    """The reason why there is no answer."""
+    """The reason why there is no answer, or none in time."""
     is_lost: bool = False
     """True if there is no answer because the agent had ended, or was stopped for writing too much."""
     interrupted: WireLine | None = None
@@ -120,6 +123,7 @@ class CheckRequest:
 
     @property
     def error(self) -> Message | None:
+        """The error of an answer that came in time."""
         error = self.answer_message.get("error")
         return cast("Message", error) if isinstance(error, dict) else None
 
@@ -161,6 +165,8 @@ class Conversation:
         """Why no more output comes; the empty text while the agent runs."""
         self._received = 0
         self._pending: dict[int | str, CheckRequest] = {}
+        self._overdue: dict[int | str, CheckRequest] = {}
+        """The requests that were not answered within the timeout."""
         self._changed = asyncio.Condition()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -240,7 +246,7 @@ class Conversation:
             async with asyncio.timeout(self.options.timeout):
                 await request.ended.wait()
         except TimeoutError:
-            self._mark_missing(request, f"{request.method} was not answered within {self.options.timeout:g} s")
+            self._mark_overdue(request, f"within {self.options.timeout:g} s")
         if request.answer is None:
             raise CannotContinue(request.no_answer_reason)
         return request
@@ -367,6 +373,16 @@ class Conversation:
         async with self._changed:
             self._changed.notify_all()
 
+    def give_up(self, why: str) -> None:
+        """Stop the conversation in the middle of a step."""
+        self.stopped = why
+        for request in list(self._pending.values()):
+            self._mark_overdue(request, f"before {why}")
+
+    def _mark_overdue(self, request: CheckRequest, when: str) -> None:
+        self._overdue |= {id: other for id, other in self._pending.items() if other is request}
+        self._mark_missing(request, f"{request.method} was not answered {when}")
+
     def _mark_missing(self, request: CheckRequest, why: str, *, lost: bool = False) -> None:
         self._pending = {id: other for id, other in self._pending.items() if other is not request}
         request.no_answer_reason, request.is_lost = why, lost
@@ -408,8 +424,18 @@ class Conversation:
         why = find_envelope_flaw(message)
         self._add_flaw("JSONRPC-002", why, line)
         id: Any = message.get("id")
-        request = self._pending.get(id) if type(id) in (int, str) else None
-        if request is None:
+        request = self._pending.pop(id, None) if type(id) in (int, str) else None
+        overdue = self._overdue.pop(id, None) if type(id) in (int, str) else None
+        if request is not None:
+            request.answer = line
+            request.ended.set()
+        elif overdue is not None:
+            request, seconds = overdue, line.at - overdue.sent.at
+            request.late_answer = line
+            why = f"{request.method} was too slow ({seconds:.1f} s; --timeout is {self.options.timeout:g} s)"
+            self.stopped = self.stopped and why
+            request.no_answer_reason = why
+        else:
             if id is not None:  # null answers a message that the agent could not parse
                 self._add_flaw(
                     "JSONRPC-001", f"an answer with the id {to_short_json(id)}, which no request waits for", line
@@ -421,16 +447,13 @@ class Conversation:
                         f"{waiting.method} was not answered, but something with the id {to_short_json(id)} came",
                     )
             return
-        del self._pending[id]
-        request.answer = line
-        request.ended.set()
         if not why and "result" in message and self.is_version_1(request):
             why = find_result_flaw(request.method, message["result"])
             self._add_flaw("SCHEMA-001", why, line)
         if not why and self.is_version_1(request):
             self._add_flaw("SCHEMA-002", ", ".join(find_unknown_keys(message, request.method)), line)
-        if request.error:
-            text = request.error.get("message")
+        if isinstance(error := message.get("error"), dict):
+            text = cast("Message", error).get("message")
             lines = text.split("\n") if isinstance(text, str) else []
             unfit = "is empty" if lines == [""] else "has several lines" if len(lines) > 1 else ""
             self._add_flaw("ERROR-001", unfit and f"the error's message {unfit}", line)

@@ -41,6 +41,8 @@ Level = Literal["mandatory", "capability", "advisory", "informational"]
 CheckVerdict = Literal["pass", "fail", "not tested", "skipped"]
 T = TypeVar("T")
 
+ANSWERED_BY = {"initialize": "INIT-001", "session/new": "SESSION-001", "session/prompt": "PROMPT-001"}
+"""The requirement that the method of a basic scenario succeeds, by the method."""
 BUSY_HINT = "give --cancel-prompt with something that keeps the agent busy for some seconds"
 HISTORY_UPDATES = {"user_message_chunk", "agent_message_chunk", "agent_thought_chunk"}
 
@@ -58,6 +60,17 @@ class NotPassed(Exception):
 
 class Failed(NotPassed):
     verdict = "fail"
+
+
+class Unanswered(Failed):
+    """A request that was not answered, or not in time.
+
+    Outside of the requirement that its method succeeds, it is only a failure if that requirement passes.
+    """
+
+    def __init__(self, request: CheckRequest, why: str = "") -> None:
+        super().__init__(why or request.no_answer_reason, *list_lines(request))
+        self.request = request
 
 
 class NotTested(NotPassed):
@@ -119,7 +132,7 @@ def get_success(conversation: Conversation, method: str, nth: int = -1, *, see: 
     if wanted := conversation.login_needed(request):
         raise NotTested(wanted)
     if request.answer is None:
-        raise make_failure(see, request, request.no_answer_reason)
+        raise NotTested(f"{request.no_answer_reason}; see {see}") if see else Unanswered(request)
     if request.error or "result" not in request.answer_message:
         raise make_failure(see, request, f"{method} was refused: {describe_error(request.error or {})}")
     return request
@@ -145,7 +158,7 @@ def make_failure(see: str, request: CheckRequest, why: str) -> NotPassed:
 
 
 def list_lines(request: CheckRequest) -> Sequence[WireLine]:
-    return [line for line in (request.sent, request.answer) if line]
+    return [line for line in (request.sent, request.answer or request.late_answer) if line]
 
 
 def get_member(conversation: Conversation, name: str, kind: type[T]) -> T:
@@ -179,12 +192,9 @@ requirement("TRANSPORT-002", "mandatory", "Standard output is UTF-8.", scenarios
 )
 def echoes_ids(conversation: Conversation) -> None:
     for method in ("initialize", "session/new"):
-        if (request := get_request(conversation, method)).answer is None:
-            raise (
-                NotTested(request.no_answer_reason)
-                if request.is_lost
-                else Failed(request.no_answer_reason, request.sent)
-            )
+        request = get_request(conversation, method)
+        if not (request.answer or request.late_answer):
+            raise NotTested(request.no_answer_reason) if request.is_lost else Unanswered(request)
 
 
 @requirement(
@@ -196,7 +206,7 @@ def echoes_ids(conversation: Conversation) -> None:
 def answers_wrong_parameters(conversation: Conversation) -> str:
     request = get_request(conversation, "session/new", 0)
     if request.answer is None:
-        raise Failed(f"without `cwd`, {request.no_answer_reason}", request.sent)
+        raise Unanswered(request, f"without `cwd`, {request.no_answer_reason}")
     return f"session/new without `cwd`: {describe_error(request.error)}" if request.error else ""
 
 
@@ -404,7 +414,7 @@ def check_interrupted_turn(conversation: Conversation) -> None:
         raise NotTested(f"the turn ended before it could be interrupted; {BUSY_HINT}")
     lines = [turn.sent, turn.interrupted]
     if turn.answer is None:
-        raise Failed(turn.no_answer_reason, *lines)
+        raise Unanswered(turn)
     if turn.error:
         raise Failed(f"the prompt was answered with an error: {describe_error(turn.error)}", *lines, turn.answer)
     if (reason := turn.member("stopReason")) == "cancelled":
@@ -695,7 +705,7 @@ requirement(
 def answers_extensions(conversation: Conversation) -> str:
     request = get_request(conversation, scenarios.UNKNOWN_METHOD)
     if request.answer is None:
-        raise Failed(request.no_answer_reason, request.sent)
+        raise Unanswered(request)
     return describe_error(request.error) if request.error else "with a result"
 
 

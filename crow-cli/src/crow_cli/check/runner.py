@@ -8,8 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from crow_cli.check import scenarios
-from crow_cli.check.conversation import CheckOptions, Conversation, Flaw, WireLine
-from crow_cli.check.requirements import REQUIREMENTS, CheckVerdict, NotPassed, Requirement
+from crow_cli.check.conversation import CheckOptions, CheckRequest, Conversation, Flaw, WireLine
+from crow_cli.check.requirements import ANSWERED_BY, REQUIREMENTS, CheckVerdict, NotPassed, Requirement, Unanswered
 from crow_cli.check.scenarios import AgentFacts, Scenario, create_files
 
 BASIC_SCENARIOS = {"initialize": scenarios.initializing, "session": scenarios.sessions, "prompt": scenarios.one_prompt}
@@ -107,17 +107,19 @@ def learn_facts(need: str, conversation: Conversation, facts: AgentFacts) -> Non
     """Store what a basic scenario shows about the agent, and why it failed if it did."""
     method = "session/new" if need == "session" else f"session/{need}"
     first = [request for request in conversation.requests if request.method == method]
+    why = next((late for request in conversation.requests if (late := request.no_answer_reason)), conversation.stopped)
+    facts.unanswered |= {request.method for request in conversation.requests if request.answer is None}
     match need:
         case "initialize":
             facts.initialize = conversation.requests[0]
             if conversation.stopped:
-                facts.broken[need] = conversation.stopped
+                facts.broken[need] = why
         case "session":
             if not first or not isinstance(first[0].member("sessionId"), str):
-                facts.broken[need] = conversation.stopped
+                facts.broken[need] = why
         case _:
             if not first or first[0].member("stopReason") is None:
-                facts.broken[need] = conversation.stopped or "a plain prompt failed; see PROMPT-001"
+                facts.broken[need] = why or "a plain prompt failed; see PROMPT-001"
 
 
 def find_obstacle(scenario: Scenario, facts: AgentFacts) -> str:
@@ -149,8 +151,17 @@ def to_result(
     try:
         return RequirementResult(requirement, "pass", requirement.check(conversation) or "")
     except NotPassed as error:
+        if isinstance(error, Unanswered) and (see := find_cause(requirement, error.request, facts)):
+            return RequirementResult(requirement, "not tested", f"{error}; see {see}")
         stderr = decode_stderr(conversation) if error.verdict == "fail" else ""
         return RequirementResult(requirement, error.verdict, str(error), error.lines, stderr)
+
+
+def find_cause(requirement: Requirement, request: CheckRequest, facts: AgentFacts) -> str:
+    """Return the id of the requirement that an unanswered request fails instead of this one, or an empty string."""
+    see = ANSWERED_BY.get(request.method, requirement.id)
+    is_slow = request.method in facts.unanswered or (request.late_answer and not request.interrupted)
+    return see if is_slow and see != requirement.id else ""
 
 
 def decode_stderr(conversation: Conversation) -> str:

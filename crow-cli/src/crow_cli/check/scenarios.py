@@ -41,6 +41,8 @@ class AgentFacts:
     """The request `initialize` of the first conversation."""
     broken: dict[str, str] = field(default_factory=dict[str, str])
     """For each basic scenario that failed, why the scenarios that need it cannot be tested."""
+    unanswered: set[str] = field(default_factory=set[str])
+    """The methods that were not answered in time in a basic scenario."""
 
     def advertises(self, capability: str) -> bool:
         """Tell whether the agent advertises a capability, given as a dotted path: its value is true, or an object."""
@@ -66,7 +68,7 @@ class Scenario:
         except CannotContinue as stop:
             conversation.stopped = str(stop)
         except TimeoutError:
-            conversation.stopped = f"the conversation took longer than {3 * conversation.options.timeout:g} s"
+            conversation.give_up(f"the conversation took longer than {3 * conversation.options.timeout:g} s")
 
 
 def scenario(

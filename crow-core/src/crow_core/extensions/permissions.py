@@ -128,6 +128,7 @@ def permissions(
         return Option("mode", "Mode", "mode", MODES, lambda: get_permissions(session).mode, choose)
 
     @crow.before_tool
+    @crow.permission
     async def decide(session: Session, tool_call: ToolCall) -> ToolResult | None:
         folders = session.folders
         folders.starts[tool_call.id] = folders.current or session.cwd  # judged for this folder, so it runs there
@@ -232,6 +233,8 @@ def find_subject(session: Session, tool_call: ToolCall) -> str:
         return f"cd {start} && {command}" if moves else command.strip(" \t\n")
     if isinstance(url := arguments.get("url"), str) and kind == "fetch":
         return parse_url(url)[0]
+    if kind in ("read", "fetch") and len(arguments) == 1 and isinstance(uri := arguments.get("uri"), str):
+        return uri
     if kind == "execute" and is_for_terminal_session(tool_call):
         return " ".join(str(arguments[name]) for name in ("input", "keys") if arguments.get(name) is not None)
     return msgspec.json.encode(arguments).decode()  # one spelling, whatever the model escaped

@@ -16,7 +16,8 @@ class ToolResult:
     is_error: bool = False
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
     """Facts that only built-in tools may report: `crow/changes` [{path, old, new}], `crow/locations` [{path, line}],
-    `crow/plan` [{content, priority, status}], `crow/terminal` (the id of the client's terminal with the output)."""
+    `crow/plan` [{content, priority, status}], `crow/terminal` (the id of the client's terminal with the output),
+    `crow/title` (the call's title for the client)."""
 
     @classmethod
     def text(cls, text: str, *, is_error: bool = False) -> "ToolResult":

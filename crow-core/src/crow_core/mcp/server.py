@@ -54,7 +54,7 @@ PRELOAD_DELAY = 0.2
 """Seconds from the start of a turn until the built-in tools are loaded. The delay starts again if this process used the
 processor for half of it or more: loading would hold up what it is doing."""
 START_TIMEOUT = 30.0
-"""Seconds a server may take to start and list its tools."""
+"""Seconds a server may take to list its tools once its process or connection is started."""
 CALL_TIMEOUT = 600.0
 """Seconds a server that is not built in may be silent in a tool call; each progress notification starts them anew."""
 CALL_LIMIT = 7200.0
@@ -176,7 +176,7 @@ class Server:
     timeout: float | None = None
     """Seconds it may be silent in a tool call; None means CALL_TIMEOUT, or no limit for a built-in server."""
     start_timeout: float | None = None
-    """Seconds it may take to start and list its tools; None means START_TIMEOUT."""
+    """Seconds it may take to list its tools once it is started; None means START_TIMEOUT."""
     mode: Literal["auto", "legacy"] = "auto"
     """`auto` negotiates the version of MCP. `legacy` uses the handshake of versions before 2026, for servers that do
     not answer unknown requests."""
@@ -196,6 +196,10 @@ class Server:
     """The number of times that its list of `tools`, `prompts` or `resources` may have changed."""
     listeners: list[Callable[[str], None]] = field(default_factory=list[Callable[[str], None]], repr=False)
     """Called with the name of a list that may have changed."""
+    started: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    """Set when its process or connection is being started, or cannot be. The import of FastMCP comes before."""
+    start_time: float = 0.0
+    """The time of that event, in seconds of the event loop's clock."""
     _connection: "asyncio.Task[CheckedClient] | None" = field(default=None, repr=False)
     _ending: "asyncio.Task[None] | None" = field(default=None, repr=False)
     """Ends the previous connection."""
@@ -238,8 +242,15 @@ class Server:
             context = copy_context()
             context.run(RUNNING_CALL.set, None)  # a connection outlives the call that it was made for
             connecting = self._connect(self._ending)
+            self.started.clear()
             self._connection = asyncio.get_running_loop().create_task(connecting, context=context)
+            self._connection.add_done_callback(lambda _: self._mark_started())
         return self._connection
+
+    def _mark_started(self) -> None:
+        if not self.started.is_set():
+            self.start_time = asyncio.get_running_loop().time()
+            self.started.set()
 
     async def _connect(self, before: "asyncio.Task[None] | None") -> "CheckedClient":
         """Connect when the task that ends the previous connection is done."""
@@ -265,6 +276,7 @@ class Server:
             log_handler=self._log,
             message_handler=self._handle_notification,
         )
+        self._mark_started()
         try:
             await client.__aenter__()
         except Exception as error:
@@ -301,7 +313,7 @@ class Server:
 
     @property
     def effective_start_timeout(self) -> float:
-        """Seconds it may take to start and list its tools."""
+        """Seconds it may take to list its tools once it is started."""
         return START_TIMEOUT if self.start_timeout is None else self.start_timeout
 
     @property
@@ -315,16 +327,16 @@ class Server:
             return self.definitions
         if self._listed and self._listed[0] == self.changes["tools"]:
             return self._listed[1]
-        connection, self.error, self.warning = self.connect(), "", ""
+        connection, seconds, self.error, self.warning = self.connect(), self.effective_start_timeout, "", ""
         failed = "did not start" if self._listed is None else "did not list its new tools"
         try:
-            async with asyncio.timeout(self.effective_start_timeout):
+            await self.started.wait()
+            async with asyncio.timeout(seconds):
                 client = await wait_for_client(connection)
                 changes = self.changes["tools"]
                 tools = await list_or_empty(client.list_tools())
         except TimeoutError:
-            seconds = f"{self.effective_start_timeout:.0f} s"
-            self.error = f"MCP server {to_line(self.name)!r} did not answer within {seconds}."
+            self.error = f"MCP server {to_line(self.name)!r} did not answer within {seconds:.0f} s."
         except Exception as error:
             reason = mask(describe_error(error), self.secrets)
             self.error = f"MCP server {to_line(self.name)!r} {failed}: {reason[:1000]}."

@@ -213,6 +213,7 @@ class ChatModel:
         import httpx2
 
         reader = EventStreamReader(self.display_url, think_tags=self.quirks.think_tags)
+        broken: ModelError | None = None
         try:
             async with self.post(body) as chunks:
                 try:
@@ -221,10 +222,9 @@ class ChatModel:
                             yield delta
                         if reader.is_done:
                             break
-                except httpx2.HTTPError:
-                    if not reader.has_finish_reason:
-                        raise
-                for delta in reader.finish():
+                except httpx2.HTTPError as error:
+                    broken = self.to_model_error(error)
+                for delta in reader.finish(broken):
                     yield delta
                 with suppress(httpx2.HTTPError, TimeoutError):
                     async with timeout(END_TIMEOUT):

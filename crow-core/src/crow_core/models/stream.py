@@ -6,14 +6,21 @@ how the bytes are split into chunks.
 
 import json
 import re
-from typing import Any, Literal, TypedDict
+from collections.abc import Iterator
+from math import isfinite
+from typing import Any, Literal, TypedDict, TypeVar
 
 import msgspec
 
 from crow_core.errors import ModelError
-from crow_core.messages import Delta
+from crow_core.messages import Delta, decode_json, is_deep
 
-OBJECT_DECODER = msgspec.json.Decoder(dict[str, Any])
+T = TypeVar("T")
+
+LENIENT_DECODER = json.JSONDecoder(
+    strict=False, parse_constant=lambda _: None, parse_float=lambda text: to_finite(text)
+)
+"""Accepts control characters in strings, and numbers that JSON does not have, which become null."""
 
 TRANSIENT_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """HTTP statuses of failures that a retry may solve."""
@@ -27,6 +34,13 @@ TOO_LONG_PATTERN = re.compile(
     re.I,
 )
 """Matches the messages of servers that refuse a request as longer than the window."""
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+SURROGATE = re.compile("[\ud800-\udfff]")
+CUT_CHARACTER = re.compile("(?:[\ud800-\udbff]|[\udc80-\udcff]{1,3})\\Z")
+"""Matches the beginning of a character at the end of a text: half a surrogate pair, or bytes as of `ESCAPED_BYTES`."""
+ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")
+"""Matches bytes that were no UTF-8, in the form that "surrogateescape" gives them."""
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 """The most bytes of one event."""
@@ -48,34 +62,68 @@ class EventStreamReader:
     def __init__(self, endpoint: str, *, think_tags: bool = True) -> None:
         self.endpoint = endpoint
         """The endpoint's URL, for error messages."""
-        self.incomplete_line = b""
-        self.other_lines = b""
+        self.incomplete_line = bytearray()
+        self.ends_in_cr = False
+        """Whether the last bytes end in CR: a line feed that follows belongs to it."""
+        self.other_lines = bytearray()
         """The lines that are no event stream: an error page, or an answer that is not streamed."""
         self.incomplete_json = b""
         """The content of a `data:` line whose JSON continues in the next one."""
+        self.halves: dict[str, str] = {}
+        """The first parts of characters whose rest comes in a later event, by the text to which they belong."""
+        self.index: Any = None
+        """The index of the choice that is read; another choice is another answer."""
         self.splitter = ThinkTagSplitter()
         self.splitter.is_over = self.splitter.has_text = not think_tags  # then all content is text
         self.is_done = False
-        """Whether `[DONE]` has come."""
+        """Whether `[DONE]` has come; nothing behind it is read."""
         self.has_finish_reason = False
         self.has_answer = False
         """Whether text, reasoning or a tool call has come."""
         self.has_tool_calls = False
 
-    def feed(self, data: bytes) -> list[Delta]:
-        """Return the deltas in the next bytes of the stream. Raises ModelError."""
-        lines = (self.incomplete_line + data).split(b"\n")
-        self.incomplete_line = lines.pop()
-        if len(self.incomplete_line) + len(self.incomplete_json) > MAX_EVENT_BYTES:
-            raise self.to_broken_error("sent an event without an end")
+    def feed(self, data: bytes) -> Iterator[Delta]:
+        """Yield the deltas in the next bytes of the stream, up to `[DONE]`. Raises ModelError behind the deltas."""
+        lines = data.splitlines(keepends=True)
+        if self.ends_in_cr and data.startswith(b"\n"):
+            del lines[0]
+        self.ends_in_cr = data.endswith(b"\r") if data else self.ends_in_cr
         deltas: list[Delta] = []
-        for line in lines:
-            self.read_line(line, deltas)
-        return deltas
+        try:
+            for line in lines:
+                if self.is_done:
+                    break
+                content = line.rstrip(b"\r\n")
+                self.incomplete_line += content
+                if len(self.incomplete_line) + len(self.incomplete_json) > MAX_EVENT_BYTES:
+                    self.is_done = self.has_finish_reason
+                    self.refuse(self.to_broken_error("sent an event without an end"))
+                if len(content) < len(line):
+                    complete, self.incomplete_line = bytes(self.incomplete_line), bytearray()
+                    self.read_line(complete, deltas)
+        except ModelError:
+            yield from self.release(deltas)
+            raise
+        yield from deltas
+
+    def refuse(self, error: ModelError) -> None:
+        """Raise the error of an event that cannot be read, unless the answer is complete without it."""
+        if not self.has_finish_reason:
+            raise error
+
+    def release(self, deltas: list[Delta]) -> list[Delta]:
+        """Append the text that was held back, as its continuation will not come; return all deltas."""
+        last: Delta = {}
+        if half := self.halves.pop("reasoning", ""):
+            last["reasoning_content"] = replace_halves(half)
+        if half := self.halves.pop("content", ""):
+            self.splitter.feed(replace_halves(half), last)
+        self.splitter.finish(last)
+        return [*deltas, last] if last else deltas
 
     def read_line(self, line: bytes, deltas: list[Delta]) -> None:
         """Read one line of the stream and append its delta, if it has one."""
-        line = line.rstrip(b"\r")
+        line = line.removeprefix(BYTE_ORDER_MARK)
         if line.startswith(b"data:"):
             payload = line[5:].strip()
             if payload == b"[DONE]":
@@ -84,14 +132,15 @@ class EventStreamReader:
                 self.read_payload(payload, deltas)
         elif not line:
             if self.incomplete_json:  # the event has ended and is not JSON
-                raise self.to_broken_error("sent an event that is not JSON")
+                self.incomplete_json = b""
+                self.refuse(self.to_broken_error("sent an event that is not JSON"))
         elif line.startswith(b"error:"):  # llama.cpp's own field, in older versions
             raise self.to_reported_error(describe_body(line[6:], ""))
         elif not line.startswith((b":", b"event:", b"id:", b"retry:")) and len(self.other_lines) < MAX_PAGE_BYTES:
             self.other_lines += line + b"\n"
 
     def read_payload(self, payload: bytes, deltas: list[Delta]) -> None:
-        chunk = parse_object(self.incomplete_json + payload)
+        chunk = parse_event(self.incomplete_json + payload)
         if chunk is not None:
             self.incomplete_json = b""
             self.read_chunk(chunk, deltas)
@@ -99,29 +148,31 @@ class EventStreamReader:
             self.incomplete_json += payload
 
     def read_chunk(self, chunk: dict[str, Any], deltas: list[Delta]) -> None:
-        """Append the delta of one parsed event, unless it is empty."""
-        try:
-            delta = self.to_delta(chunk)
-        except (AttributeError, TypeError, LookupError, msgspec.ValidationError) as error:
-            raise ModelError(f"{self.endpoint} sent something unknown: {describe_error(chunk)}.") from error
-        if delta:
-            deltas.append(delta)
-
-    def to_delta(self, chunk: dict[str, Any]) -> Delta:
-        """Convert one parsed event to a delta, which may be empty. Raises ModelError for an error object."""
+        """Append the delta of one parsed event, unless it is empty. Raises ModelError, for an error object also."""
         delta: Delta = {}
-        choices = chunk.get("choices")
-        choice: dict[str, Any] = choices[0] if choices else {}
+        choice: dict[str, Any] = {}
+        fault: Exception | None = None
+        try:
+            choice = self.find_choice(chunk)
+            self.read_choice(choice, delta)
+        except (AttributeError, TypeError, LookupError, msgspec.ValidationError) as error:
+            fault = error
+        read_usage(chunk, choice, delta)
+        if delta:
+            deltas.append(clean_object(delta))
         if error := chunk.get("error") or choice.get("error") or (chunk.get("object") == "error" and chunk):
             raise self.to_reported_error(describe_error(error), retry=is_transient(error))
-        self.read_choice(choice, delta)
-        x_groq = chunk.get("x_groq")
-        usage: dict[str, Any] | None = chunk.get("usage") or choice.get("usage") or (x_groq and x_groq.get("usage"))
-        if isinstance(timings := chunk.get("timings"), dict) and "cache_n" in timings:  # llama.cpp
-            delta["cached"] = timings["cache_n"]
-        if usage and (counts := {name: count for name, count in usage.items() if count is not None}):
-            delta["usage"] = counts
-        return delta
+        if fault:
+            self.refuse(ModelError(f"{self.endpoint} sent something unknown: {describe_error(chunk)}."))
+
+    def find_choice(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        """Return the choice of an event that has the index of the first one that came; an empty one if none has."""
+        for choice in chunk.get("choices") or ():
+            index = choice.get("index")
+            self.index = index if self.index is None else self.index
+            if index is None or index == self.index:
+                return choice
+        return {}
 
     def read_choice(self, choice: dict[str, Any], delta: Delta) -> None:
         """Add the reasoning, text, tool calls and finish reason of a choice to a delta."""
@@ -134,34 +185,62 @@ class EventStreamReader:
         if reasoning and isinstance(reasoning, str):
             self.has_answer = True
             self.splitter.is_over = True
-            delta["reasoning_content"] = reasoning
+            if text := self.join_halves("reasoning", reasoning):
+                delta["reasoning_content"] = text
         if content:
             self.has_answer = True
-            self.splitter.feed(content, delta)
+            self.splitter.feed(self.join_halves("content", content), delta)
         if calls := part.get("tool_calls"):
             self.has_answer = self.has_tool_calls = True
             msgspec.convert(calls, list[ToolCallFragment])
+            for fragment in calls:
+                function: dict[str, Any] = fragment.get("function") or {}
+                if isinstance(arguments := function.get("arguments"), str):
+                    function["arguments"] = self.join_halves(f"call {fragment.get('index')}", arguments)
             delta["tool_calls"] = calls
         if reason := choice.get("finish_reason"):
             self.has_finish_reason = True
             delta["finish_reason"] = str(reason)
 
-    def finish(self) -> list[Delta]:
-        """Return the deltas held back at the end of the stream. Raises ModelError if the answer is incomplete."""
+    def join_halves(self, key: str, text: str) -> str:
+        """Return the next piece of a text; a character that is cut at its end is held back until its rest comes."""
+        if not self.halves and text.isascii():
+            return text
+        text = join_surrogates(self.halves.pop(key, "") + text)
+        whole = CUT_CHARACTER.sub("", text)
+        if len(whole) < len(text):
+            self.halves[key] = text[len(whole) :]
+        return replace_halves(whole)
+
+    def finish(self, error: ModelError | None = None) -> Iterator[Delta]:
+        """Yield the deltas held back at the end of the stream. Raises ModelError if the answer is incomplete.
+
+        `error` says how the connection broke; None if it was closed.
+        """
         deltas: list[Delta] = []
-        if self.incomplete_line:
-            self.read_line(self.incomplete_line, deltas)
-        if self.other_lines and not (self.has_answer or self.has_finish_reason):
-            self.read_other_lines(deltas)
-        if not self.has_finish_reason and (self.incomplete_json or (self.has_tool_calls and not self.is_done)):
-            raise self.to_broken_error("broke off in the middle of its answer")
-        if not self.has_answer and not self.has_finish_reason:
-            raise self.to_broken_error("closed the connection without an answer")
-        last: Delta = {}
-        self.splitter.finish(last)
+        try:
+            if self.incomplete_line and not self.is_done:
+                self.read_line(bytes(self.incomplete_line), deltas)
+            if self.other_lines and error is None and not self.has_finish_reason:
+                self.read_other_lines(deltas)
+            self.check_end(error)
+        except ModelError:
+            yield from self.release(deltas)
+            raise
+        yield from self.release(deltas)
         if not self.has_finish_reason and not self.is_done:
-            last["notice"] = f"{self.endpoint} did not say that its answer is complete; it may be cut short."
-        return [*deltas, last] if last else deltas
+            yield {"notice": f"{self.endpoint} did not say that its answer is complete; it may be cut short."}
+
+    def check_end(self, error: ModelError | None) -> None:
+        """Raise ModelError if the stream has ended in the middle of its answer."""
+        if self.has_finish_reason:
+            return
+        if error is not None:
+            raise error
+        if self.incomplete_json or (self.has_tool_calls and not self.is_done):
+            raise self.to_broken_error("broke off in the middle of its answer")
+        if not self.has_answer:
+            raise self.to_broken_error("closed the connection without an answer")
 
     def to_broken_error(self, event: str) -> ModelError:
         return ModelError(f"{self.endpoint} {event}. {LOG_ADVICE}", retry=True)
@@ -174,30 +253,80 @@ class EventStreamReader:
 
     def read_other_lines(self, deltas: list[Delta]) -> None:
         """Read an answer that is no event stream: a whole completion, an error object, or a web page."""
-        chunk = parse_object(self.other_lines)
-        if chunk is not None:
+        chunk = parse_event(bytes(self.other_lines))
+        if chunk is not None and (not self.has_answer or "error" in chunk):
             self.is_done = True
             self.read_chunk(chunk, deltas)
         if not self.has_answer and not self.has_finish_reason:
-            message = describe_body(self.other_lines, "")
+            message = describe_body(bytes(self.other_lines), "")
             raise ModelError(
                 f"{self.endpoint} did not answer as a chat-completions endpoint: {message}. Check base_url."
             )
 
 
 def parse_object(text: bytes) -> dict[str, Any] | None:
-    """Parse a JSON object; return an empty one for other JSON, None for other text. Half characters become `?`."""
+    """Parse a JSON object as leniently as an event. Half characters become `?`."""
+    parsed = parse_event(text)
+    return None if parsed is None else clean_object(parsed)
+
+
+def parse_event(text: bytes) -> dict[str, Any] | None:
+    """Parse a JSON object; return an empty one for other JSON, None for other text and for a very deep object.
+
+    Half a surrogate pair, and bytes that are no UTF-8, become lone surrogates: the rest may be in the next event.
+    """
     try:
-        return OBJECT_DECODER.decode(text)
-    except msgspec.ValidationError:
-        return {}
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        pass
+        parsed = decode_json(text)
+    except ValueError:
+        try:
+            parsed = LENIENT_DECODER.decode(text.decode("utf-8", "surrogateescape"))
+        except (ValueError, RecursionError):
+            return None
+        if is_deep(parsed):
+            return None
+    return to_object(parsed)
+
+
+def to_finite(text: str) -> float | None:
+    """Convert the text of a number to a float; return None if it is too large for one."""
+    return number if isfinite(number := float(text)) else None
+
+
+def clean_object(parsed: T) -> T:
+    """Return a JSON object whose half characters are replaced by `?`; the same object if it has none."""
     try:
-        lenient = json.dumps(json.loads(text.decode("utf-8", "replace")), ensure_ascii=False)
-        return OBJECT_DECODER.decode(lenient.encode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return None
+        msgspec.json.encode(parsed)
+    except UnicodeEncodeError:
+        return json.loads(json.dumps(parsed, ensure_ascii=False).encode("utf-8", "replace"))
+    return parsed
+
+
+def join_surrogates(text: str) -> str:
+    """Join the surrogate pairs in a text to characters; lone surrogates stay."""
+    if not SURROGATE.search(text):
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+
+def replace_halves(text: str) -> str:
+    """Join the bytes of characters in a text, and replace what is no whole character."""
+    text = ESCAPED_BYTES.sub(lambda match: match[0].encode("utf-8", "surrogateescape").decode("utf-8", "replace"), text)
+    return SURROGATE.sub("\ufffd", text)
+
+
+def read_usage(chunk: dict[str, Any], choice: dict[str, Any], delta: Delta) -> None:
+    """Add the token counts of an event to a delta. Counts in another form are left out: they are not the answer."""
+    if "timings" in chunk and "cache_n" in (timings := to_object(chunk["timings"])):  # llama.cpp
+        delta["cached"] = timings["cache_n"]
+    inner = to_object(chunk["x_groq"]).get("usage") if "x_groq" in chunk else None
+    usage = to_object(chunk.get("usage") or choice.get("usage") or inner)
+    if usage and (counts := {name: count for name, count in usage.items() if count is not None}):
+        delta["usage"] = counts
+
+
+def to_object(value: Any) -> dict[str, Any]:
+    """Return a value if it is a JSON object, else an empty one."""
+    return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
 class ThinkTagSplitter:

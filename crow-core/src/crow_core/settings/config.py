@@ -195,7 +195,7 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     max_requests: Annotated[int, Meta(ge=1)] = 200
     """The most model calls that one turn may make."""
     servers_wait: float | None = None
-    """Seconds that the first prompt of a session waits for MCP servers to start; None means the app's default."""
+    """Seconds for which prompts wait for an MCP server, from its start; None means the app's default."""
     models: dict[str, ModelSettings] = field(default_factory=dict[str, ModelSettings])
     permissions: PermissionSettings = field(default_factory=PermissionSettings)
     mcp: McpSettings = field(default_factory=McpSettings)

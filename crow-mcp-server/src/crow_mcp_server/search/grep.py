@@ -20,7 +20,7 @@ from crow_mcp_server.search.ripgrep import STDIN_NAME, format_path, list_files, 
 from crow_mcp_server.tool_options import READ_ONLY, ToolOptions, optional_field
 
 DESCRIPTION = """\
-Search files by a regular expression (ripgrep; (?i) ignores case), without those that .gitignore ignores. \
+Search files by a regular expression (ripgrep), without those that .gitignore ignores. \
 Prefer it to grep and find in the terminal."""
 PAGE_SIZE = 200  # lines, or files
 MAX_PAGE_CHARACTERS = 30_000
@@ -73,6 +73,7 @@ def register(server: FastMCP, options: ToolOptions) -> None:
         glob: Annotated[str | SkipJsonSchema[None], optional_field("only such files: *.{ts,tsx}")],
         type: Annotated[str | SkipJsonSchema[None], optional_field("only a language: py, js, rust")],
         mode: Annotated[GrepMode | SkipJsonSchema[None], optional_field()],
+        ignore_case: Annotated[bool | SkipJsonSchema[None], optional_field()],
         context: Annotated[int | SkipJsonSchema[None], optional_field("lines around each match")],
         offset: Annotated[int | SkipJsonSchema[None], optional_field("results to skip")],
     ) -> ToolResult:
@@ -82,6 +83,7 @@ def register(server: FastMCP, options: ToolOptions) -> None:
         wanted = set(await list_files(target, only)) if only else None
         arguments = [MODE_OPTIONS[mode or "lines"], f"--context={min(max(context or 0, 0), MAX_CONTEXT_LINES)}"]
         arguments += [f"--type={type}"] if type else []
+        arguments += ["--ignore-case"] if ignore_case else []
         arguments += ["--multiline"] if "\n" in pattern or r"\n" in pattern else []
         page, count, size, more = list[GrepHit](), 0, 0, False
         async with (

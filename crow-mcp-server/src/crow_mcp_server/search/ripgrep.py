@@ -159,4 +159,6 @@ def _open_target(target: ResolvedPath) -> tuple[bool, int]:
     except IsADirectoryError:
         return False, disk.open_folder(target)
     except FileNotFoundError:
-        raise ToolRefusal(f"{target.path} does not exist. Look at the folder above it for the right name.") from None
+        near = disk.suggest_paths(target)
+        hint = f"Did you mean {' or '.join(near)}?" if near else "Look at the folder above it for the right name."
+        raise ToolRefusal(f"{target.path} does not exist. {hint}") from None

@@ -269,7 +269,7 @@ class PipedCommand(ProcessTree):
         code = self.exit_code
         outcome = CommandOutcome(
             exit_code=code if code is not None and code >= 0 else None,
-            signal=_name_signal(-code) if code is not None and code < 0 else None,
+            signal=name_signal(-code) if code is not None and code < 0 else None,
             output=self.capture.get_text(output_limit),
             timed_out=self.timed_out,
             background=background,
@@ -355,5 +355,6 @@ def _is_member(pid: str, group: int, mark: bytes) -> bool:
         return False
 
 
-def _name_signal(number: int) -> str:
+def name_signal(number: int) -> str:
+    """Return a signal's name, such as "SIGTERM"."""
     return next((known.name for known in signal.Signals if known == number), f"signal {number}")

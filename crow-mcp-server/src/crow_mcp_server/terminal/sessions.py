@@ -15,7 +15,14 @@ from anyio import to_thread
 
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.terminal import processes
-from crow_mcp_server.terminal.processes import MARK_VARIABLE, TERM_GRACE, PipedCommand, ProcessTree, inherit_environment
+from crow_mcp_server.terminal.processes import (
+    MARK_VARIABLE,
+    TERM_GRACE,
+    PipedCommand,
+    ProcessTree,
+    inherit_environment,
+    name_signal,
+)
 from crow_mcp_server.terminal.shell_state import ShellState
 from crow_mcp_server.terminal.tempfiles import TempFolders
 from crow_mcp_server.workspace import CommandOutcome, Terminals, Workspace
@@ -119,7 +126,10 @@ class TerminalSessions:
         env = self._make_environment(folder, COMMAND_ENVIRONMENT)
         command, update_state = self._track_state(arguments.command, env, folder)
         program = PipedCommand(
-            env[MARK_VARIABLE], self._temp_folders.open_capture(), self._temp_folders.watchdog, update_state
+            env[MARK_VARIABLE],
+            self._temp_folders.open_capture(from_terminal=False),
+            self._temp_folders.watchdog,
+            update_state,
         )
         try:
             await program.run(["-c", command], cwd=folder, env=env)
@@ -149,15 +159,15 @@ class TerminalSessions:
         """Return the answer to a command that has ended, and take over its shell state."""
         before = self.shell_state.folder
         outcome = await program.collect_outcome(MAX_OUTPUT_CHARACTERS)
+        unshown = program.capture.describe_unshown()
         program.update_state()
         for ended in [command for command in self._background if not command.has_survivors()]:
             self._background.remove(ended)
             ended.release()
         if outcome.get("background"):
             self._background.append(program)
-        return TerminalAnswer(
-            format_outcome(outcome, program.timeout, self._describe_move(before)), self.shell_state.folder
-        )
+        text = format_outcome(outcome, program.timeout, unshown, self._describe_move(before))
+        return TerminalAnswer(text, self.shell_state.folder)
 
     async def _run_at_host(
         self, workspace: Workspace, terminals: Terminals, arguments: TerminalArguments
@@ -177,7 +187,7 @@ class TerminalSessions:
             raise ToolRefusal(f"The end of the command was not seen: {error}. What it did until then stays.") from None
         finally:
             update_state()
-        capture = self._temp_folders.open_capture()
+        capture = self._temp_folders.open_capture(from_terminal=True)
         capture.feed(outcome["output"].encode(errors="replace"))
         outcome["output"] = capture.get_text(MAX_OUTPUT_CHARACTERS)
         capture.close()
@@ -239,7 +249,8 @@ class TerminalSessions:
             raise ToolRefusal(f'Not run: too many sessions. End one with keys "kill". {self._list_sessions()}')
         folder = await to_thread.run_sync(self._find_folder, workspace, arguments.cwd)
         env = self._make_environment(folder, COMMAND_ENVIRONMENT | TERMINAL_ENVIRONMENT)
-        shell = Shell(env[MARK_VARIABLE], self._temp_folders.open_capture(), self._temp_folders.watchdog)
+        capture = self._temp_folders.open_capture(from_terminal=True)
+        shell = Shell(env[MARK_VARIABLE], capture, self._temp_folders.watchdog)
         try:
             await shell.open(cwd=folder, env=env)
         except OSError as error:
@@ -326,15 +337,15 @@ async def report_session(name: str, shell: "PipedCommand | Shell") -> str:
         parts.append(format_running(name))
     elif shell.exit_code is not None:
         await shell.kill()  # the processes that it left
-        parts.append("" if shell.timed_out else f"[the shell has ended, exit code {shell.exit_code}]")
+        parts.append("" if shell.timed_out else format_end(shell.exit_code))
     elif not isinstance(shell, PipedCommand):
         parts.append("" if shell.timed_out else format_status(shell.status))
     parts.append(format_timeout(shell.timeout) if shell.timed_out and not shell.is_running else "")
     return join_parts(*parts)
 
 
-def format_outcome(outcome: CommandOutcome, timeout: float, moved: str) -> str:
-    """Return the text for the model about a command that has ended: the output, then notes on what was unusual."""
+def format_outcome(outcome: CommandOutcome, timeout: float, *notes: str) -> str:
+    """Return the text for the model about a command that has ended: the output, what was unusual, further notes."""
     pids = " ".join(map(str, outcome.get("background", ())))
     left = f"[still running in the background: {pids}; their further output is lost unless redirected]" if pids else ""
     if outcome.get("timed_out"):
@@ -345,12 +356,16 @@ def format_outcome(outcome: CommandOutcome, timeout: float, moved: str) -> str:
         end = "[ended, but its exit code is not known]"
     else:
         end = format_status(outcome["exit_code"])
-    return join_parts(outcome["output"], left, end, moved)
+    return join_parts(outcome["output"], left, end, *notes)
 
 
 def join_parts(output: str, *notes: str) -> str:
-    """Return the output and the notes that are not empty, one below the other."""
-    return "\n".join(part for part in (output.rstrip(), *notes) if part) or "[no output]"
+    """Return the output as it is, and below it the notes that are not empty, one a line."""
+    end = "" if output.endswith("\n") or not output else "\n"
+    below = "\n".join(note for note in notes if note)
+    if not output.strip():  # some models' servers refuse a text without a visible character
+        below = below or ("[nothing but white space]" if output else "[no output]")
+    return f"{output}{end}{below}" if below else output
 
 
 def format_status(status: int) -> str:
@@ -358,6 +373,13 @@ def format_status(status: int) -> str:
     if status == 128 + signal.SIGTSTP:
         return "[stopped: fg or bg lets it go on]"
     return f"[exit code {status}]" if status else ""
+
+
+def format_end(exit_code: int) -> str:
+    """Return the note on a terminal whose shell has ended."""
+    if exit_code < 0:
+        return f"[the shell has ended, killed by {name_signal(-exit_code)}]"
+    return f"[the shell has ended, exit code {exit_code}]"
 
 
 def format_timeout(timeout: float) -> str:

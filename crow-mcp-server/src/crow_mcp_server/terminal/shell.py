@@ -37,9 +37,28 @@ os.execv(sys.argv[2], sys.argv[3:])
 """
 """A Python program that makes standard output the controlling terminal, which shells cannot do portably, and runs the
 shell in its arguments. It passes the descriptor for reports on as number 8."""
-REPORT_COMMAND = r"""printf '%s %s\0' "$__crow" "$?" >&8"""
-"""Run by the shell when it is ready for a command: reports the number and the status of the last one. Descriptor 8 is
-closed for commands, so that they cannot write a report."""
+SETTING = r"""
+__crow() { __crow=$1; return "$2"; }
+__crow_end() {
+    case ":${SHELLOPTS-}:" in
+        *:posix:*) \unset -f command ;;
+        *) POSIXLY_CORRECT=; \unset -f command; \unset POSIXLY_CORRECT ;;
+    esac
+    \command printf '%s %s\0' "$1" "$2" >&8
+    \command set +e
+    \command unset PROMPT_COMMAND PS0 TMOUT
+    PS1=@PROMPT@ PS2=
+    \command return "$2"
+}
+unset HISTFILE
+exec > /dev/null 2>&1
+"""
+"""Read by the shell at its start. Each line calls `__crow` with the number of the command and the status of the last
+one, runs the command, and calls `__crow_end`, which reports both to descriptor 8. That descriptor is closed for the
+command, so that it cannot write a report. What the shell prints apart from commands (prompts, traces) is dropped.
+
+Commands may define functions with any name: POSIX mode finds `unset` before a function, and `command` finds builtins
+only. They may set prompts and options: those that could keep the shell from reading its next line are set back."""
 
 
 KEYSTROKES = {
@@ -99,7 +118,7 @@ class Shell(ProcessTree):
         except OSError:
             self.release()
             raise
-        await self._write_command(f"{setting}; {format_process_limit()}")
+        await self._write_commands(setting, format_process_limit(), format_report(0))
         await self.wait(INPUT_TIMEOUT)
 
     async def run(self, command: str) -> None:
@@ -108,10 +127,10 @@ class Shell(ProcessTree):
         self.timed_out = False
         self._last_activity, self._is_mid_line, self._had_input = time.monotonic(), False, False
         self.command_over.clear()
+        number, evaluation = self._command_number, f"eval {shlex.quote(command)} 0<>{self._tty} 1>&0 2>&0 8>&-"
+        line = f'\\__crow {number} "$?" && :; \\command {evaluation}; {format_report(number)}'
         with CancelScope(shield=True):  # a command that was not written would never report its end
-            await self._write_command(
-                f"__crow {self._command_number} $?; eval {shlex.quote(command)} <>{self._tty} 8>&-"
-            )
+            await self._write_commands(line, format_report(number))  # again, as an interrupted command ends its line
 
     async def type(self, line: str | None, keys: str) -> None:
         """Type a line and then keys for the running program. Raises TimeoutError when it does not read them."""
@@ -147,9 +166,9 @@ class Shell(ProcessTree):
                 os.close(descriptor)
         self._commands = self._reports = -1
 
-    async def _write_command(self, line: str) -> None:
+    async def _write_commands(self, *lines: str) -> None:
         def write() -> None:
-            data = line.encode(errors="surrogateescape") + b"\n"
+            data = "\n".join((*lines, "")).encode(errors="surrogateescape")
             with suppress(BrokenPipeError):  # the shell has ended
                 while data:
                     data = data[os.write(self._commands, data) :]
@@ -164,7 +183,7 @@ class Shell(ProcessTree):
         *reports, self._partial_report = (self._partial_report + data).split(b"\0")
         for report in reports:
             number, _, status = report.partition(b" ")
-            if number == b"%d" % self._command_number:  # else the report of an earlier, interrupted command
+            if self.is_running and number == b"%d" % self._command_number:  # else a later report of the same command
                 self.status = int(status)
                 for _ in range(MAX_DRAINED_CHUNKS):  # the command's output was written before the report
                     if not self.read_output():
@@ -173,12 +192,20 @@ class Shell(ProcessTree):
 
 
 def configure_shell(name: str) -> tuple[list[str], str]:
-    """Return a shell's arguments and its first command, which makes it report when it is ready and keep no history."""
-    common = "__crow=0; __crow() { __crow=$1; return $2; }; unset HISTFILE TMOUT; PS2="
+    """Return a shell's arguments and its first lines, which define how it reports that a command has ended."""
     if name == "bash":
-        setting = f"{common} PS1= PROMPT_COMMAND={shlex.quote(REPORT_COMMAND)}; set +H +o history"
+        setting = f"{SETTING.replace('@PROMPT@', '')}readonly -f __crow __crow_end; set +H +o history"
         return [name, "--noprofile", "--norc", "--noediting", "-i"], setting
-    return [name, "-i"], f"{common} PS1={shlex.quote(f'$({REPORT_COMMAND})')}"
+    # Such a shell drops all that it has read when a command is interrupted. Therefore, its prompt reports, too.
+    return [name, "-i"], SETTING.replace("@PROMPT@", """'$(__crow_end "$__crow" "$?")'""")
+
+
+def format_report(number: int) -> str:
+    """Return the shell command that reports the end of a command.
+
+    As a part of a list, it is not a failure for `set -e` and `trap … ERR`.
+    """
+    return f'\\__crow_end {number} "$?" && :'
 
 
 def to_keystrokes(keys: str) -> str:

@@ -45,10 +45,11 @@ class TempFolders:
             self._cached = outputs, states, CommandWatchdog(outputs, states)
         return self._cached
 
-    def open_capture(self) -> OutputCapture:
+    def open_capture(self, *, from_terminal: bool) -> OutputCapture:
         """Return a capture for a command's output, and remove all but the last MAX_OUTPUT_FILES output files."""
         files = sorted(Path(self.output_folder).glob("*.txt"), key=lambda path: path.stat().st_mtime)
         for old in files[:-MAX_OUTPUT_FILES]:
             with suppress(OSError):
                 old.unlink()
-        return OutputCapture(os.path.join(self.output_folder, f"{uuid.uuid4().hex[:12]}.txt"))
+        path = os.path.join(self.output_folder, f"{uuid.uuid4().hex[:12]}.txt")
+        return OutputCapture(path, from_terminal=from_terminal)
