@@ -242,12 +242,18 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def prefork() -> Iterator[Prefork | None]:
-    """Start the process that runs commands in forks; None in `.ci/run`, and where forks are not safe."""
-    prefork = None if TEST_ALL or sys.platform != "linux" else Prefork()
-    yield prefork
-    if prefork:
-        prefork.close()
+def forks() -> Iterator[Prefork | None]:
+    """Start the process that runs commands in forks when it is needed; None where forks are not safe."""
+    forks = Prefork() if sys.platform == "linux" else None
+    yield forks
+    if forks:
+        forks.close()
+
+
+@pytest.fixture(scope="session")
+def prefork(forks: Prefork | None) -> Prefork | None:
+    """The process that runs commands in forks; None in `.ci/run`, where each is a process of its own."""
+    return None if TEST_ALL else forks
 
 
 def machine_in(folder: Path, prefork: Prefork | None) -> Machine:

@@ -7,7 +7,9 @@ import pty
 import re
 import signal
 import socket
+import subprocess
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import crow_core
@@ -395,6 +397,29 @@ async def test_folder_without_settings_cannot_be_trusted(machine: "Machine") -> 
 
     assert done.code == 2
     assert "there is nothing to trust" in done.err
+
+
+async def test_git_repository_without_settings_can_be_trusted(machine: "Machine") -> None:
+    proof = machine.project / "ran"
+    make_repository(machine.project, monitor=f"touch {proof}")
+    reply = Reply(tool_calls=[command("git status")])
+    async with ScriptedServer([reply, Reply("Done."), reply, Reply("Done.")]) as model:
+        machine.ask(model.url)
+        machine.configure('[permissions]\nallow = ["terminal:git status"]\n')
+        await machine.crow("run", "go")
+        assert not has_run(proof)
+        assert (await machine.crow("trust")).code == 0
+        await machine.crow("run", "go")
+        assert has_run(proof)
+
+
+def make_repository(folder: Path, *, monitor: str) -> None:
+    subprocess.run(["git", "-C", str(folder), "init", "-q"], check=True)
+    subprocess.run(["git", "-C", str(folder), "config", "core.fsmonitor", monitor], check=True)
+
+
+def has_run(proof: Path) -> bool:
+    return proof.exists()
 
 
 async def test_a_trusted_projects_broken_settings_are_one_sentence(machine: "Machine") -> None:

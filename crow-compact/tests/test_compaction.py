@@ -668,6 +668,25 @@ async def test_tokens_are_estimated_without_usage_and_learned_from_usage():
             assert 3 <= len(talk.asked()) <= at_most
 
 
+async def test_tools_that_the_server_leaves_out_of_the_prompt_are_not_counted():
+    def speak(request: Request) -> Reply:
+        return Reply("Well.", usage={"prompt_tokens": tokens(request)})
+
+    crow = Crow(ScriptedModel(speak, window=WINDOW), system=Prompt("system", "You are crow.")).use(compact)
+    many = FastMCP("many")
+    for number in range(60):
+        many.tool(look, name=f"look_at_the_file_with_the_number_{number}", description=LONG[:600])
+    crow.servers.append(Server("many", lambda: many, shared=True))
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        for turn in range(5):
+            await editor.prompt(session.session_id, f"Turn {turn}. {LONG}")
+        assert not editor.thoughts, "the window is not full yet"
+        for turn in range(5):
+            await editor.prompt(session.session_id, f"Turn {turn}. {LONG}")
+        assert "Compacted from about" in editor.thoughts
+
+
 async def test_client_with_the_capability_gets_updates_and_others_get_notices():
     async with talking(Speaker(), capabilities=SEES_COMPACTIONS) as talk:
         while not talk.markers():

@@ -974,3 +974,71 @@ async def test_kind_of_a_call_follows_from_the_command_that_is_meant(tmp_path: P
     assert "1\tone" in shown
     assert "plan mode only reads" in refused
     assert not (tmp_path / "b").exists()
+
+
+READS, PLANS = ("allow", "reading is allowed"), ("deny", "plan mode only reads. Describe the change instead")
+YOLO, EDITS, USER = ("allow", "mode yolo"), ("allow", "mode accept-edits"), ("allow", "the user")
+
+
+@pytest.mark.parametrize("mode", ["ask", "accept-edits", "plan", "yolo"])
+async def test_each_kind_of_tool_is_decided_as_described_in_each_mode(mode: Mode, tmp_path: Path):
+    tools = FastMCP("demo")
+    arguments: dict[str, dict[str, Any]] = {
+        **{kind: {"path": "a.txt"} for kind in ("read", "search", "edit", "delete", "move")},
+        "think": {"text": "Hm."},
+        "fetch": {"url": "HTTP://Example.org/a b"},
+        "execute": {"command": "\tls  -l\n"},
+        "outside": {"path": "/tmp/a.txt"},
+        "sensitive": {"path": ".git/hooks/pre-commit"},
+        "other": {},
+    }
+    for name in arguments:
+        kind = "edit" if name in ("outside", "sensitive") else name
+        tools.tool(lambda path="", text="", url="", command="": "done", name=name, meta={"crow/kind": kind})
+    uses: list[Use] = [{"name": name, "arguments": given} for name, given in arguments.items()]
+    crow = Crow(in_turn(*uses), servers=[Server("demo", lambda: tools, built_in=True, shared=True)])
+    crow.use(permissions, mode=mode)
+    expected = dict.fromkeys(arguments, {"plan": PLANS, "yolo": YOLO}.get(mode, USER))
+    if mode != "yolo":
+        expected |= dict.fromkeys(("read", "search", "think"), READS) | {"fetch": USER}
+    if mode == "accept-edits":
+        expected["edit"] = EDITS
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        for _ in uses:
+            await editor.prompt(session.session_id, "go")
+        assert dict(zip(arguments, decisions(crow), strict=True)) == expected
+        (open_session,) = crow.sessions.values()
+        noted = [notes["tool"] for entry in open_session.log if "is" in (notes := entry.get("crow", {}))]
+        assert noted == list(arguments)
+    asked = {question.tool_call.name: question for question in editor.questions}
+    assert set(asked) == {name for name, decision in expected.items() if decision == USER}
+    if mode == "ask":
+        assert [asked["execute"].tool_call.title, asked["edit"].tool_call.status] == ["ls  -l", "pending"]
+        scopes = {name: [option.name for option in question.options] for name, question in asked.items()}
+        assert "fetch from example.org" in str(scopes["fetch"])
+        assert "this command" in str(scopes["execute"])
+        assert "changes to files here" in str(scopes["edit"])
+        assert "other" in str(scopes["other"])
+        assert asked["edit"].tool_call.locations
+
+
+async def test_reasons_of_decisions_are_recorded(tmp_path: Path):
+    risky = FastMCP("risky")
+    risky.tool(lambda: "gone", name="wipe", annotations={"destructiveHint": True})
+    started: Use = run("cat", session="cat")
+    typed: Use = {"name": "terminal", "arguments": {"session": "cat", "input": "hello", "keys": "enter"}}
+    polled: Use = {"name": "terminal", "arguments": {"session": "cat", "wait": 0}}
+    killed: Use = {"name": "terminal", "arguments": {"session": "cat", "keys": "kill"}}
+    model = in_turn(started, typed, polled, killed, {"name": "risky_wipe", "arguments": {}}, run("true"))
+    servers = Server("risky", lambda: risky, shared=True, trust=True)
+    crow = crow_with(model, servers, allow=["terminal:cat", "terminal:true"], deny=["terminal:hello *"])
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        for _ in range(6):
+            await editor.prompt(session.session_id, "go")
+        polls = ("allow", "it only looks at what was started, or ends it")
+        denied = ("deny", "the rule 'terminal:hello *' says deny")
+        assert decisions(crow) == [USER, denied, polls, polls, USER, ("allow", "the rule 'terminal:true'")]
+    assert [question.tool_call.name for question in editor.questions] == ["terminal", "risky_wipe"]
+    assert editor.questions[0].tool_call.raw_input == started["arguments"]

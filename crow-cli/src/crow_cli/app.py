@@ -136,6 +136,7 @@ async def build(
                 "deny": rules.deny,
                 "own": [str(home.config), str(home.data)],
                 "project": partial(load_project_rules, trust, env=env),
+                "trusted": trust.is_trusted,
             },
         ),
         (terminals, {}),

@@ -85,7 +85,8 @@ class Prompt(msgspec.Struct, forbid_unknown_fields=True):
     stop: str = "end_turn"
     """The stop reason; `error` if the prompt is answered with an error, whose text counts as shown."""
     permit: Texts = "allow_once"
-    """The kind of option that answers questions for permission; of a list, one after the other. "" gives no answer."""
+    """The kind of option that answers questions for permission; of a list, one after the other, and the last one from
+    then on. "" gives no answer."""
     asked: int | None = None
     """How often permission is asked."""
     answer: dict[str, Any] | None = None
@@ -157,7 +158,7 @@ class Choice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 Step = Prompt | Answer | Cancel | Kill | Reload | UserCommand | Choice
-STEPS: dict[str, Any] = {
+STEPS: dict[str, type[Step]] = {
     "user": Prompt,
     "model": Answer,
     "cancel": Cancel,
@@ -196,7 +197,7 @@ class SessionFile(msgspec.Struct, forbid_unknown_fields=True):
     check: str = ""
     """A command that succeeds in the project in the end."""
     restarts: bool = True
-    """Whether the agent may be killed between any two steps of the model, and go on."""
+    """Whether the session ends in the same way if the agent is killed after every tool call."""
 
     def parse_steps(self) -> list[Step]:
         return [msgspec.convert(step, next(STEPS[key] for key in step if key in STEPS)) for step in self.step]
@@ -220,11 +221,10 @@ class User(Editor):
     """A client whose user gives a list of answers to questions for permission."""
 
     permits: list[str]
-    """The kinds of options that answer the next questions; `permit` answers those after them."""
+    """The kinds of options that answer the next questions; the last one stays."""
 
     async def on_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
-        if self.permits:
-            self.permit = self.permits.pop(0)
+        self.permit = (self.permits.pop(0) if len(self.permits) > 1 else self.permits[0]) or None
         return await super().on_permission(question)
 
 
@@ -256,6 +256,8 @@ class Play:
     """The token counts of the replies that were sent whole."""
     updates: list[SessionUpdate] = field(default_factory=list[SessionUpdate])
     """What clients were shown since the session began, with the user's prompts."""
+    kills: int = 0
+    """The number of times that the agent was killed."""
     loads: list[tuple[list[str], list[str]]] = field(default_factory=list[tuple[list[str], list[str]]])
     """For each load, the transcript of the session until then, and that of the load."""
 
@@ -265,7 +267,7 @@ class Play:
         async with ScriptedServer(self.answer, pages=file.pages) as self.server:
             site = self.server.url.removesuffix("/v1")
             self.values |= {"site": site, "project": str(machine.project), "home": str(machine.home)}
-            self.values |= {"python": sys.executable}
+            self.values |= {"python": sys.executable, "long": "and so on " * 500}
             write_files(machine.project, self.fill(file.files))
             write_files(machine.home, self.fill(file.home))
             settings = {"base_url": self.server.url, "model": "scripted", "api_key": "key", **file.endpoint}
@@ -382,6 +384,7 @@ class Play:
                         assert turn is not None
                         pid = self.agent.process.pid if isinstance(self.agent, ChildTransport) else self.agent.pid
                         os.kill(pid, signal.SIGKILL)
+                        self.kills += 1
                         await asyncio.wait([self.agent.exit, turn])
                         await self.load(connection)
                         turn = prompt = None
@@ -419,13 +422,15 @@ class Play:
         await self.connect(connection)
         request = LoadSessionRequest(session_id=self.session, cwd=str(self.machine.project))
         await self.user.request("session/load", request)
-        self.loads.append((to_transcript(self.updates), to_transcript(self.user.updates)))
+        commands = "terminal" not in self.file.client  # a load shows their output, as the client's terminals are gone
+        model_calls = {id for (id,) in self.query("SELECT id FROM calls")}
+        said = [one for one in self.updates if not isinstance(one, AgentMessageChunk) or one.message_id in model_calls]
+        self.loads.append((to_transcript(said, commands), to_transcript(self.user.updates, commands)))
         self.user.updates.clear()
 
     async def prompt(self, step: Prompt) -> str:
         """Send a prompt, and return the stop reason."""
         self.user.permits = to_list(step.permit)
-        self.user.permit = self.user.permits.pop() or None
         self.user.questions.clear()
         self.user.answer = CreateElicitationResponse(action="decline")
         if step.answer is not None:
@@ -535,6 +540,20 @@ def get_moment(step: Cancel | Kill) -> When:
     return step.cancel if isinstance(step, Cancel) else step.kill
 
 
+def insert_kills(steps: list[Step]) -> list[Step]:
+    """Insert a kill, and a prompt to go on, before each step of the model that follows tool calls of the same turn."""
+    with_kills: list[Step] = []
+    prompt: Prompt | None = None
+    for step in steps:
+        before = with_kills[-1] if with_kills else None
+        if prompt and isinstance(step, Answer) and isinstance(before, Answer) and before.call:
+            go_on = msgspec.structs.replace(prompt, user="Go on.", attach=[], asked=None, shown=[])
+            with_kills += [Kill(When(request=True)), go_on]
+        with_kills.append(step)
+        prompt = step if isinstance(step, Prompt) else prompt
+    return with_kills
+
+
 def to_list(texts: Texts) -> list[str]:
     return [texts] if isinstance(texts, str) else list(texts)
 
@@ -568,11 +587,12 @@ def write_files(folder: Path, files: dict[str, str]) -> None:
         path.write_text(text)
 
 
-def to_transcript(updates: list[SessionUpdate]) -> list[str]:
+def to_transcript(updates: list[SessionUpdate], commands: bool = True) -> list[str]:
     """Convert updates to texts that are equal for a session that was watched and for one that was loaded.
 
     Texts that follow each other are one, each tool call is shown as it ended, and plans come last, as their place among
-    calls that run at the same time varies. The tool calls of sub-agents are left out, as a load does not show them.
+    calls that run at the same time varies. The tool calls of sub-agents are left out, as a load does not show them, and
+    the output of commands if `commands` is false.
     """
     lines: list[tuple[str, str]] = []
     calls: dict[str, dict[str, Any]] = {}
@@ -592,27 +612,33 @@ def to_transcript(updates: list[SessionUpdate]) -> list[str]:
                 if update.tool_call_id not in calls:
                     calls[update.tool_call_id] = {}
                     lines.append(("Call", update.tool_call_id))
-                known = {name: getattr(update, name) for name in ("title", "kind", "status", "content", "raw_input")}
+                known = {
+                    name: getattr(update, name) for name in ("title", "name", "kind", "status", "content", "raw_input")
+                }
                 calls[update.tool_call_id] |= {k: v for k, v in known.items() if v is not msgspec.UNSET}
             case PlanUpdate():
                 plans.append("Plan: " + " / ".join(f"{one.content} [{one.status}]" for one in update.entries))
             case _:
                 pass
-    return [*(f"{who}: {describe_call(calls[text]) if who == 'Call' else text}" for who, text in lines), *plans]
+    return [
+        *(f"{who}: {describe_call(calls[text], commands) if who == 'Call' else text}" for who, text in lines),
+        *plans,
+    ]
 
 
-def describe_call(call: dict[str, Any]) -> str:
-    parts = [describe_content(part) for part in call.get("content") or []]
+def describe_call(call: dict[str, Any], commands: bool) -> str:
+    hidden = call.get("kind") == "execute" and not commands
+    parts = [] if hidden else [describe_content(part) for part in call.get("content") or []]
     status = call.get("status")
-    if status in ("pending", "in_progress") or (status == "failed" and parts in ([], [INTERRUPTED])):
-        return f"{call.get('title')} (interrupted)"
+    if status in ("pending", "in_progress") or (status == "failed" and parts in ([], [INTERRUPTED + "\n"])):
+        return f"{call.get('name')}({call.get('raw_input')}) was interrupted"
     return "\n".join([f"{call.get('title')} ({call.get('kind')}, {status})", *parts])
 
 
 def describe_content(part: Any) -> str:
     match part:
         case BlockContent(content=TextBlock(text=text)):
-            return text
+            return text.removeprefix("```\n").removesuffix("\n```") + "\n"  # a load joins several texts to one
         case DiffContent():
             return f"{part.path}\n--- {part.old_text}\n+++ {part.new_text}"
         case _:
@@ -623,11 +649,12 @@ def describe_content(part: Any) -> str:
 def play_session(machine: "Machine") -> Any:
     """Return a function that plays a session file, and returns the play."""
 
-    async def play_session(path: Path) -> Play:
+    async def play_session(path: Path, *, kills: bool = False) -> Play:
         file = read_session(path)
+        steps = insert_kills(file.parse_steps()) if kills else file.parse_steps()
         machine.env["PATH"] = f"{Path(sys.executable).parent}:{machine.env['PATH']}"
         machine.env["PYTHONDONTWRITEBYTECODE"] = "1"
-        play = Play(file, file.parse_steps(), machine)
+        play = Play(file, steps, machine)
         problem = ""
         try:
             await play.run()

@@ -151,7 +151,8 @@ class Compaction:
         summary = f"{said}\n\n{LEFT_OUT}".strip()
 
         def leave_out_before(at: int) -> list[Message]:
-            kept = [*self.pins, *self.find_current_prompt(at)]
+            prompt = find_prompts(self.entries)[-1]  # without it, nothing would tell the model what to do
+            kept = [*self.pins, *([get_id(self.entries[prompt])] if prompt < at else [])]
             return [shrink_old, make_compaction_marker(summary, get_id(self.entries[at]), kept)]
 
         def is_enough(at: int) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from copy import copy
 from secrets import token_hex
 from typing import TypeVar, overload
 
@@ -80,9 +81,9 @@ class SessionLog(Sequence[Message]):
             self._write(self._on_message, entry)
 
     def record(self, model_call: ModelCall) -> None:
-        """Record a model call that was sent, or has ended."""
+        """Record a model call that was sent, or has ended. The writer sees it as it is now, also if it runs later."""
         if self._on_model_call:
-            self._write(self._on_model_call, model_call)
+            self._write(self._on_model_call, copy(model_call))
 
     def schedule_draft(self, model_call: ModelCall) -> None:
         """Write the reply so far DRAFT_INTERVAL seconds from now."""

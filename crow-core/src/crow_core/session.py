@@ -76,6 +76,8 @@ class Folders:
     """Where the next command starts, if the last one changed its directory; empty for `cwd`."""
     starts: dict[str, str] = field(default_factory=dict[str, str])
     """Where the commands of open tool calls start, by the calls' ids."""
+    environments: dict[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    """Variables for the commands of open tool calls, by the calls' ids."""
     _scratch: "tempfile.TemporaryDirectory[str] | None" = None
 
     def scratch(self) -> Path:
@@ -270,6 +272,7 @@ class Session:
             "crow/roots": self.folders.for_tools(),
             "crow/readable": self.folders.readable,
             "crow/folder": self.folders.starts.get(tool_call.id, ""),
+            "crow/env": self.folders.environments.get(tool_call.id, {}),
             **more,
         }
 

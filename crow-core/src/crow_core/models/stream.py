@@ -6,14 +6,24 @@ how the bytes are split into chunks.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import isfinite
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from crow_core.errors import ModelError
 from crow_core.messages import Delta, decode_json, is_deep
+from crow_core.models.failures import (
+    MAX_PAGE_BYTES,
+    describe_error,
+    find_error,
+    find_message,
+    is_known_failure,
+    parse_text,
+    shorten_text,
+    to_model_error,
+)
 
 T = TypeVar("T")
 
@@ -22,18 +32,17 @@ LENIENT_DECODER = json.JSONDecoder(
 )
 """Accepts control characters in strings, and numbers that JSON does not have, which become null."""
 
-TRANSIENT_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-"""HTTP statuses of failures that a retry may solve."""
-
-TOO_LONG_PATTERN = re.compile(
-    r"context[ _](length|size|window|limit)|model token limit|maximum prompt length|input length should be"
-    r"|\b(prompt|inputs?|request|messages)`?( token)?( count)?( \([^)]*\))?( of \d+)?"
-    r" ((is )?(too (long|large)|longer than)|exceed)"
-    r"|(prompt|input|request|`inputs`) (contains|must have less than) \d+ (\w+ )?tokens"
-    r"|too many tokens|reduce the length of the (messages|prompt)",
-    re.I,
+COMPLETE_PATTERN = re.compile(r"(stop|eos|end)(_\w+)?|done|completed?|finish(ed)?|success|(tool|function)_(call|use)s?")
+"""Matches the finish reasons of a complete answer, in lower case."""
+FAILED_PATTERN = re.compile(
+    r"error|abort|fail|cancel|time(d_)?_?out|overload|insufficient|interrupt|preempt|malformed|incomplete|unavailable"
+    r"|unexpected|disconnect|exception|rate_?limit"
 )
-"""Matches the messages of servers that refuse a request as longer than the window."""
+"""Matches the finish reasons of an answer that failed: `error`, `abort`, `insufficient_system_resource` and others."""
+CUT_PATTERN = re.compile(r"length|max|limit|window|budget")
+"""Matches the finish reasons of an answer that reached a limit: `length`, `model_length`, `MAX_TOKENS` and others."""
+REFUSED_PATTERN = re.compile(r"filter|safety|sensitive|refus|recitation|block|prohibited|spii|guardrail|moderat|policy")
+"""Matches the finish reasons of an answer that the provider withheld: `content_filter`, `SAFETY` and others."""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -44,24 +53,22 @@ ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 """The most bytes of one event."""
-MAX_PAGE_BYTES = 1024 * 1024
-"""The most bytes that are read of a response that is no event stream, such as an error page."""
 
 LOG_ADVICE = "If that goes on, look into the server's log."
-
-
-class ToolCallFragment(TypedDict, total=False):
-    """The required form of a part of a tool call. `merge` accepts its other keys in any form."""
-
-    function: dict[str, Any] | None
 
 
 class EventStreamReader:
     """Converts the bytes of an event stream to deltas."""
 
-    def __init__(self, endpoint: str, *, think_tags: bool = True) -> None:
+    def __init__(self, endpoint: str, *, think_tags: bool = True, redact: Callable[[str], str] = str) -> None:
         self.endpoint = endpoint
         """The endpoint's URL, for error messages."""
+        self.redact = redact
+        """Removes the secrets from a text for an error message."""
+        self.is_error_event = False
+        """Whether the current event is an error by its name."""
+        self.unknown_event: dict[str, Any] = {}
+        """The last event that is neither a part of an answer nor an error."""
         self.incomplete_line = bytearray()
         self.ends_in_cr = False
         """Whether the last bytes end in CR: a line feed that follows belongs to it."""
@@ -71,13 +78,17 @@ class EventStreamReader:
         """The content of a `data:` line whose JSON continues in the next one."""
         self.halves: dict[str, str] = {}
         """The first parts of characters whose rest comes in a later event, by the text to which they belong."""
-        self.index: Any = None
-        """The index of the choice that is read; another choice is another answer."""
+        self.index: int | None = None
+        """The index of the choice that is read, the first that came; another one is another answer."""
         self.splitter = ThinkTagSplitter()
         self.splitter.is_over = self.splitter.has_text = not think_tags  # then all content is text
         self.is_done = False
         """Whether `[DONE]` has come; nothing behind it is read."""
         self.has_finish_reason = False
+        self.failure = ""
+        """The finish reason, if it says that the answer failed."""
+        self.unknown_reason = ""
+        """The finish reason, if it means nothing known."""
         self.has_answer = False
         """Whether text, reasoning or a tool call has come."""
         self.has_tool_calls = False
@@ -132,20 +143,37 @@ class EventStreamReader:
                 self.read_payload(payload, deltas)
         elif not line:
             if self.incomplete_json:  # the event has ended and is not JSON
-                self.incomplete_json = b""
+                event, self.incomplete_json = self.incomplete_json, b""
+                self.check_error_event(event)
                 self.refuse(self.to_broken_error("sent an event that is not JSON"))
+            self.is_error_event = False
+        elif line.startswith(b"event:"):
+            name = line[6:].lower()
+            self.is_error_event = b"error" in name or b"exception" in name
         elif line.startswith(b"error:"):  # llama.cpp's own field, in older versions
-            raise self.to_reported_error(describe_body(line[6:], ""))
-        elif not line.startswith((b":", b"event:", b"id:", b"retry:")) and len(self.other_lines) < MAX_PAGE_BYTES:
+            raise self.to_reported_error(parse_text(line[6:]))
+        elif not line.startswith((b":", b"id:", b"retry:")) and len(self.other_lines) < MAX_PAGE_BYTES:
             self.other_lines += line + b"\n"
 
     def read_payload(self, payload: bytes, deltas: list[Delta]) -> None:
-        chunk = parse_event(self.incomplete_json + payload)
-        if chunk is not None:
-            self.incomplete_json = b""
+        payload = self.incomplete_json + payload
+        chunk = parse_event(payload)
+        if chunk is None and payload.startswith(b"{"):
+            self.incomplete_json = payload
+            return
+        self.incomplete_json = b""
+        if not chunk or "choices" not in chunk:
+            self.check_error_event(payload)
+        if chunk is not None:  # other text only keeps the connection alive
             self.read_chunk(chunk, deltas)
-        elif self.incomplete_json or payload.startswith(b"{"):  # other text only keeps the connection alive
-            self.incomplete_json += payload
+
+    def check_error_event(self, payload: bytes) -> None:
+        """Raise ModelError if an event without an answer is an error: by its name, as `[ERROR] …`, or as a list."""
+        is_named = self.is_error_event or payload[:6].lower() in (b"[error", b"error:")
+        if is_named or payload.startswith(b"["):
+            content = parse_text(payload)
+            if is_named or find_error(content):
+                raise self.to_reported_error(content)
 
     def read_chunk(self, chunk: dict[str, Any], deltas: list[Delta]) -> None:
         """Append the delta of one parsed event, unless it is empty. Raises ModelError, for an error object also."""
@@ -155,22 +183,26 @@ class EventStreamReader:
         try:
             choice = self.find_choice(chunk)
             self.read_choice(choice, delta)
-        except (AttributeError, TypeError, LookupError, msgspec.ValidationError) as error:
+        except (AttributeError, TypeError, LookupError) as error:
             fault = error
+        if self.has_answer and self.index is None and type(index := choice.get("index")) is int:
+            self.index = index
         read_usage(chunk, choice, delta)
         if delta:
             deltas.append(clean_object(delta))
-        if error := chunk.get("error") or choice.get("error") or (chunk.get("object") == "error" and chunk):
-            raise self.to_reported_error(describe_error(error), retry=is_transient(error))
+        if (error := find_error(chunk)) is not None:
+            raise self.to_reported_error(error)
         if fault:
-            self.refuse(ModelError(f"{self.endpoint} sent something unknown: {describe_error(chunk)}."))
+            said = shorten_text(self.redact(describe_error(chunk)))
+            self.refuse(ModelError(f"{self.endpoint} sent something unknown: {said}.", retry=self.has_answer))
+        if not delta and not choice:
+            self.unknown_event = chunk
 
     def find_choice(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        """Return the choice of an event that has the index of the first one that came; an empty one if none has."""
+        """Return the choice of an event that continues the answer, by its index; an empty one if none does."""
         for choice in chunk.get("choices") or ():
             index = choice.get("index")
-            self.index = index if self.index is None else self.index
-            if index is None or index == self.index:
+            if self.index is None or type(index) is not int or index == self.index:
                 return choice
         return {}
 
@@ -192,15 +224,33 @@ class EventStreamReader:
             self.splitter.feed(self.join_halves("content", content), delta)
         if calls := part.get("tool_calls"):
             self.has_answer = self.has_tool_calls = True
-            msgspec.convert(calls, list[ToolCallFragment])
-            for fragment in calls:
+            for fragment in calls:  # in any other form, one of these lines raises
                 function: dict[str, Any] = fragment.get("function") or {}
-                if isinstance(arguments := function.get("arguments"), str):
+                arguments = function.get("arguments")
+                if isinstance(arguments, str):
                     function["arguments"] = self.join_halves(f"call {fragment.get('index')}", arguments)
             delta["tool_calls"] = calls
-        if reason := choice.get("finish_reason"):
+        if (reason := str(choice.get("finish_reason") or "")) and reason.lower() not in ("null", "none"):
             self.has_finish_reason = True
-            delta["finish_reason"] = str(reason)
+            self.read_finish_reason(reason, delta)
+
+    def read_finish_reason(self, reason: str, delta: Delta) -> None:
+        """Add a finish reason to a delta, unless it says that the answer failed.
+
+        `length` and `content_filter` stand for all other reasons that mean the same.
+        """
+        self.failure = self.unknown_reason = ""
+        known = reason.lower()
+        if FAILED_PATTERN.search(known):
+            self.failure = reason
+            return
+        if REFUSED_PATTERN.search(known):
+            reason = "content_filter"
+        elif CUT_PATTERN.search(known):
+            reason = "length"
+        elif not COMPLETE_PATTERN.fullmatch(known):
+            self.unknown_reason = reason
+        delta["finish_reason"] = reason
 
     def join_halves(self, key: str, text: str) -> str:
         """Return the next piece of a text; a character that is cut at its end is held back until its rest comes."""
@@ -228,11 +278,16 @@ class EventStreamReader:
             yield from self.release(deltas)
             raise
         yield from self.release(deltas)
-        if not self.has_finish_reason and not self.is_done:
+        if reason := shorten_text(self.unknown_reason):
+            yield {"notice": f"{self.endpoint} ended its answer for the reason {reason!r}; it may be cut short."}
+        elif not self.has_finish_reason and not self.is_done:
             yield {"notice": f"{self.endpoint} did not say that its answer is complete; it may be cut short."}
 
     def check_end(self, error: ModelError | None) -> None:
         """Raise ModelError if the stream has ended in the middle of its answer."""
+        if self.failure:
+            sentence = f"{self.endpoint} broke off its answer ({shorten_text(self.failure)})."
+            raise ModelError(f"{sentence} Try again, or choose another model.", retry=True)
         if self.has_finish_reason:
             return
         if error is not None:
@@ -240,25 +295,32 @@ class EventStreamReader:
         if self.incomplete_json or (self.has_tool_calls and not self.is_done):
             raise self.to_broken_error("broke off in the middle of its answer")
         if not self.has_answer:
-            raise self.to_broken_error("closed the connection without an answer")
+            raise self.to_unanswered_error()
 
     def to_broken_error(self, event: str) -> ModelError:
         return ModelError(f"{self.endpoint} {event}. {LOG_ADVICE}", retry=True)
 
-    def to_reported_error(self, message: str, retry: bool = False) -> ModelError:
-        if TOO_LONG_PATTERN.search(message):
-            return to_too_long_error(self.endpoint, message)
-        sentence = f"{self.endpoint} reported an error: {message}. Try again, or choose another model."
-        return ModelError(sentence, retry=retry)
+    def to_unanswered_error(self) -> ModelError:
+        """Make the error for a stream without an answer, with the words that came in place of one."""
+        said = shorten_text(self.redact(find_message(self.unknown_event)))
+        if said and is_known_failure(self.unknown_event):
+            return self.to_reported_error(self.unknown_event)
+        return self.to_broken_error(f"closed the connection without an answer{said and f': {said}'}")
+
+    def to_reported_error(self, error: Any) -> ModelError:
+        return to_model_error(self.endpoint, error, redact=self.redact)
 
     def read_other_lines(self, deltas: list[Delta]) -> None:
         """Read an answer that is no event stream: a whole completion, an error object, or a web page."""
+        content = parse_text(bytes(self.other_lines))
+        if (error := find_error(content)) is not None:
+            raise self.to_reported_error(error)
         chunk = parse_event(bytes(self.other_lines))
-        if chunk is not None and (not self.has_answer or "error" in chunk):
+        if chunk is not None and not self.has_answer:
             self.is_done = True
             self.read_chunk(chunk, deltas)
         if not self.has_answer and not self.has_finish_reason:
-            message = describe_body(bytes(self.other_lines), "")
+            message = shorten_text(self.redact(describe_error(content)))
             raise ModelError(
                 f"{self.endpoint} did not answer as a chat-completions endpoint: {message}. Check base_url."
             )
@@ -394,10 +456,13 @@ def count_overlap(text: str, tag: str) -> int:
 
 
 def split_parts(parts: Any) -> tuple[str, str]:
-    """Return the text and the reasoning of content that is a list of parts."""
+    """Return the text and the reasoning of content that is a list of parts, or one part."""
     text = reasoning = ""
-    for part in parts:
+    listed: list[Any] = [parts] if isinstance(parts, dict) else parts
+    for part in listed:
         match part:
+            case str(piece):
+                text += piece
             case {"type": "text", "text": str(piece)}:
                 text += piece
             case {"type": "thinking", "thinking": str(piece)}:
@@ -407,53 +472,3 @@ def split_parts(parts: Any) -> tuple[str, str]:
             case _:
                 pass
     return text, reasoning
-
-
-def to_too_long_error(endpoint: str, message: str) -> ModelError:
-    advice = "Take the prompt back (/undo), go on in a new session, or choose a model with a larger window."
-    return ModelError(f"{endpoint} refused the request as too long: {message}. {advice}", too_long=True)
-
-
-def describe_body(body: bytes, kind: str) -> str:
-    """Return the message of an error body, as a part of a sentence."""
-    text = body.decode("utf-8", "replace").strip()
-    try:
-        return describe_error(json.loads(text))
-    except (ValueError, RecursionError):
-        if "html" in kind or text[:1] == "<":
-            return "it sent a web page instead of JSON; base_url usually ends in /v1"
-        return shorten_text(text) or "it sent nothing"
-
-
-def describe_error(error: Any) -> str:
-    """Return the message in an error object, under any provider's keys."""
-    match error:
-        case str(text):
-            return shorten_text(text)
-        case {"error": {} | [*_] as inner} if inner:
-            return describe_error(inner)
-        case {"message": str(text), "metadata": {"raw": str(raw)}}:
-            return f"{shorten_text(text)}: {describe_body(raw.encode(), '')}"
-        case {"loc": [*path], "msg": str(text)}:
-            return f"{'.'.join(map(str, path))}: {shorten_text(text)}"
-        case {"message": inner} | {"detail": inner} | {"msg": inner} | {"error": inner} if inner:
-            return describe_error(inner)
-        case [first, *_]:
-            return describe_error(first)
-        case _:
-            return shorten_text(json.dumps(error))
-
-
-def shorten_text(text: str) -> str:
-    """Return the first 300 characters of a text in one line, without control characters."""
-    printable = "".join(c if c.isprintable() else " " for c in text)
-    return " ".join(printable.split())[:300].rstrip(" .")
-
-
-def is_transient(error: Any) -> bool:
-    """Return whether an error object has a status of a failure that a retry may solve."""
-    match error:
-        case {"code": code} | {"status": code}:
-            return str(code) in map(str, TRANSIENT_STATUSES)
-        case _:
-            return False

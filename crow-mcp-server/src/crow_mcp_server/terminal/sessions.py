@@ -123,7 +123,7 @@ class TerminalSessions:
     async def _run_locally(self, workspace: Workspace, arguments: TerminalArguments) -> TerminalAnswer:
         """Run a command without input as a process of this machine."""
         folder = await to_thread.run_sync(self._find_folder, workspace, arguments.cwd)
-        env = self._make_environment(folder, COMMAND_ENVIRONMENT)
+        env = self._make_environment(folder, COMMAND_ENVIRONMENT) | dict(workspace.env)
         command, update_state = self._track_state(arguments.command, env, folder)
         program = PipedCommand(
             env[MARK_VARIABLE],
@@ -176,7 +176,8 @@ class TerminalSessions:
         folder = await to_thread.run_sync(self._find_folder, workspace, arguments.cwd)
         before, timeout = self.shell_state.folder, min(arguments.timeout or COMMAND_WAIT, MAX_WAIT)
         env = self.shell_state.apply_to(dict.fromkeys(self._temp_folders.hidden_env, "") | COMMAND_ENVIRONMENT) | {
-            "PWD": folder
+            "PWD": folder,
+            **workspace.env,
         }
         command, update_state = self._track_state(arguments.command, env, folder, env_is_unknown=True)
         try:
@@ -248,7 +249,7 @@ class TerminalSessions:
         if len(self._sessions) >= MAX_SESSIONS:
             raise ToolRefusal(f'Not run: too many sessions. End one with keys "kill". {self._list_sessions()}')
         folder = await to_thread.run_sync(self._find_folder, workspace, arguments.cwd)
-        env = self._make_environment(folder, COMMAND_ENVIRONMENT | TERMINAL_ENVIRONMENT)
+        env = self._make_environment(folder, COMMAND_ENVIRONMENT | TERMINAL_ENVIRONMENT) | dict(workspace.env)
         capture = self._temp_folders.open_capture(from_terminal=True)
         shell = Shell(env[MARK_VARIABLE], capture, self._temp_folders.watchdog)
         try:
