@@ -309,7 +309,7 @@ async def test_model_call_in_another_file_is_written_with_its_session(tmp_path: 
         with pytest.raises(StoreError, match="replaced"):
             store.send_heartbeat()  # is the first to notice
         call = ModelCall(mine.model, {"messages": []})
-        store.write_sessions([SessionWrite(mine, model_calls=[(call, False)], entries=len(mine.log))])
+        store.write_sessions([SessionWrite(mine, model_calls=[call], entries=len(mine.log))])
         with store.database.begin_read() as connection:
             assert connection.scalar(select(sessions.c.id).join(calls)) == mine.id
     store.database.close()

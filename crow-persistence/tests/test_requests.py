@@ -73,7 +73,7 @@ class Talk:
         return model_call
 
     def write(self, model_call: ModelCall) -> None:
-        requests.write_model_call(self.connection, self.number, model_call, bool(model_call.ended), self.encoder)
+        requests.write_model_call(self.connection, self.number, model_call, self.encoder)
 
     def end(self, model_call: ModelCall, **values: Any) -> None:
         model_call.ended = model_call.started + 2

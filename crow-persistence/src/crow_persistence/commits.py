@@ -33,8 +33,8 @@ class SessionWrite:
     session: Session
     draft: Message | None = None
     """The part of a streaming reply that has arrived."""
-    model_calls: list[tuple[ModelCall, bool]] = field(default_factory=list[tuple[ModelCall, bool]])
-    """Model calls that were sent or have ended, and whether they had ended then."""
+    model_calls: list[ModelCall] = field(default_factory=list[ModelCall])
+    """Model calls that were sent, or have ended, as they were then."""
     secrets: Collection[str] = ()
     """Strings that are masked in all of it."""
     entries: int = 0

@@ -57,7 +57,7 @@ def persistence(
 
     @crow.model_call
     def write_model_call(session: Session, model_call: ModelCall) -> None:
-        commits.add(session).model_calls.append((model_call, bool(model_call.ended)))
+        commits.add(session).model_calls.append(model_call)
 
     @crow.flush
     async def flush(session: Session) -> None:

@@ -26,7 +26,7 @@ class Progress:
     """Engine of the database that holds these rows. None after a write failed: `writer.resync` must run first."""
     has_draft: bool = True
     """Whether `drafts` may have a row of the session."""
-    model_calls: list[tuple[ModelCall, bool]] = field(default_factory=list[tuple[ModelCall, bool]])
+    model_calls: list[ModelCall] = field(default_factory=list[ModelCall])
     """Model calls that wait for the session's first message, as a session without one is not stored."""
     encoder: RequestEncoder | None = None
     """Encoder of the session's model requests; None until the first one."""

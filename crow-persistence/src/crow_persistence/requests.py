@@ -187,13 +187,11 @@ def to_sent_message(entry: Mapping[str, Any], reasoning_key: str | None = None) 
     return message
 
 
-def write_model_call(
-    connection: Connection, number: int, model_call: ModelCall, has_ended: bool, encoder: RequestEncoder
-) -> None:
+def write_model_call(connection: Connection, number: int, model_call: ModelCall, encoder: RequestEncoder) -> None:
     """Store a model call of the session `number`: when its request has been sent, and again when it has ended."""
-    values = to_outcome_columns(model_call, encoder.secrets) if has_ended else {}
+    values = to_outcome_columns(model_call, encoder.secrets) if model_call.ended else {}
     if (
-        has_ended
+        model_call.ended
         and encoder.has_encoded(model_call)
         and connection.execute(UPDATE_CALL, {"of": model_call.id, **values}).rowcount
     ):

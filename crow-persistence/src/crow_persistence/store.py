@@ -90,8 +90,8 @@ class Store:
         write.model_calls[:0], progress.model_calls = progress.model_calls, []
         progress.encoder = progress.encoder or RequestEncoder(session.log, progress.rows)
         progress.encoder.secrets = secrets
-        for model_call, has_ended in write.model_calls:
-            requests.write_model_call(connection, progress.number, model_call, has_ended, progress.encoder)
+        for model_call in write.model_calls:
+            requests.write_model_call(connection, progress.number, model_call, progress.encoder)
         return decisions
 
     def get_progress(self, session: Session) -> Progress:
