@@ -306,6 +306,28 @@ async def test_output_of_models_and_tools_does_not_control_the_terminal(machine:
     assert controls(done.err) == []
 
 
+@pytest.mark.parametrize("command", [("run", "Go."), ("doctor",)])
+async def test_redirect_to_an_address_with_escape_sequences_does_not_control_the_terminal(
+    machine: "Machine", command: tuple[str, ...]
+) -> None:
+    address = "http://x.example/\x1b]0;title\x07\x9b2J"
+    async with ScriptedServer(lambda _: Failure(302, headers={"Location": address})) as server:
+        machine.ask(server.url)
+        done = await machine.crow(*command)
+    assert controls(done.out) == []
+    assert controls(done.err) == []
+    assert "x.example" in done.err + done.out
+
+
+async def test_fault_of_crow_is_told_without_escape_sequences(machine: "Machine") -> None:
+    extensions = machine.configure("[extensions.bad]\n").parent / "extensions"
+    extensions.mkdir()
+    (extensions / "bad.py").write_text("def bad(crow):\n    raise KeyError('\\x1b]0;title\\x07')\n")
+    done = await machine.crow("run", "Go.")
+    assert done.code != 0
+    assert controls(done.err) == []
+
+
 async def test_user_at_a_terminal_is_asked_for_permission_safely(machine: "Machine") -> None:
     calls = [command(f"echo '{STEERING}' > ran")]
     async with ScriptedServer([Reply(STEERING, STEERING, calls), Failure(400, STEERING)]) as server:

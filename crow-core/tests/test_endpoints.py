@@ -162,6 +162,8 @@ async def test_key_that_the_endpoint_quotes_in_mid_answer_is_neither_shown_nor_s
             session = await editor.new_session("/")
             await editor.prompt(session.session_id, "The weather?")
             assert editor.text == "It will be sunny."
+            (notice,) = notices(editor)
+            assert "reported an error: overloaded for [secret]. " in notice
             assert key not in repr(editor.updates) + repr(log_of(crow))
 
 

@@ -704,6 +704,15 @@ async def test_lessons_that_help_together_are_kept() -> None:
     assert model.quirks == Quirks(temperature=False, stream_usage=False, max_tokens="max_completion_tokens")
 
 
+async def test_lesson_after_which_an_empty_answer_comes_is_kept() -> None:
+    refusal = Failure(400, {"error": {"message": "'temperature' is not supported"}})
+    async with ScriptedServer([refusal, Reply()]) as server:
+        model = ChatModel(name="m", base_url=server.url)
+        await run_call(model, request())
+        await model.close()
+    assert model.quirks == Quirks(temperature=False)
+
+
 async def test_cancelled_call_unlearns_what_was_not_confirmed() -> None:
     refusal = Failure(400, {"error": {"message": "'temperature' is not supported"}})
     async with ScriptedServer([refusal, Raw([], hang=True)]) as server:

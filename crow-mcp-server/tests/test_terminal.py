@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,22 +75,38 @@ async def test_invalid_call_is_an_error_with_the_reason(tools, arguments):
     assert "Traceback" not in result.text
 
 
-async def test_command_longer_than_the_system_allows_is_an_error(tools):
-    result = await tools.call("terminal", {"command": "echo " + "x" * 5_000_000})
-    assert result.is_error
-    assert "Write a long script to a file" in result.text
+@pytest.mark.parametrize("length", [99_000, 131_000, 140_000, 5_000_000])
+async def test_command_may_be_longer_than_an_argument_of_a_process(tools, length):
+    script = f"text={'é' * (length // 2)}\nwc -c <<X\n${{text}}\nX\ncd /; export A=1; (exit 3)"
+    assert await tools.run(script) == f"{length // 2 * 2 + 1}\n[exit code 3]\n[now in /]"
+    assert await tools.run("pwd; echo $A $0") == "/\n1 bash"
 
 
 async def test_input_is_empty_and_programs_neither_ask_nor_page(tools):
     assert await tools.run("cat; read answer; echo $?") == "1"
-    shown = await tools.run("echo $PAGER $GIT_PAGER $GIT_TERMINAL_PROMPT $EDITOR $TERM $NO_COLOR $PYTHONUNBUFFERED")
-    assert shown == "cat cat 0 false dumb 1 1"
+    shown = await tools.run("echo $PAGER $GIT_PAGER $GIT_TERMINAL_PROMPT $TERM $NO_COLOR $PYTHONUNBUFFERED")
+    assert shown == "cat cat 0 dumb 1 1"
     assert "no tty" in await tools.run("(: < /dev/tty) 2>/dev/null || echo no tty")
 
 
-async def test_an_editor_fails_at_once(tools):
+@pytest.mark.parametrize("command", ["git commit", "git tag -a x", "git rebase -i HEAD", "$EDITOR a", "$VISUAL a"])
+async def test_an_editor_fails_at_once_with_advice(tools, command):
     await tools.run("git init -q . && git config user.email a@b.c && git config user.name n && touch a && git add a")
-    assert "[exit code 1]" in await tools.run("git commit")
+    await tools.run("git commit -qm one; touch b; git add b; git commit -qm two; touch c; git add c")
+    text = await tools.run(command.replace("-i HEAD", "-i --root --autostash"))
+    assert "git commit -m" in text
+    assert "run the command in a session" in text
+    assert "[exit code" in text
+
+
+@pytest.mark.parametrize(
+    "command", ["top", "vi -u NONE a", "stty size", ": < /dev/tty", "ssh-keygen -y -f a; tty && :"]
+)
+async def test_program_that_needs_a_terminal_leads_to_advice(tools, command):
+    program = command.split()[0]
+    if not shutil.which(program) and program != ":":
+        pytest.skip(f"needs {program}")
+    assert "needs a terminal: run it with a session]" in await tools.run(command, timeout=1)
 
 
 async def test_hidden_variables_never_reach_a_command(tools, monkeypatch):

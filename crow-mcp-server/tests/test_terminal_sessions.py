@@ -13,8 +13,10 @@ import anyio
 import pytest
 from crow_mcp_server import create_server
 from crow_mcp_server.terminal import processes, shell, shell_state
+from crow_mcp_server.terminal.keys import to_keystrokes
 from crow_mcp_server.terminal.output import OutputCapture
 from crow_mcp_server.terminal.screen import TerminalScreen
+from crow_mcp_server.terminal.sessions import find_editor
 from crow_mcp_server.workspace import Workspace
 from fastmcp import Client
 from hypothesis import given, settings
@@ -117,7 +119,9 @@ async def test_long_command_continues_in_a_session(tools, folder, later):
     assert (await call).startswith(f'one\n{RUNNING} "1"')
     assert (await tools.poll("1", wait=0)).startswith(RUNNING)
     (folder / "go").touch()
-    assert await tools.poll("1", wait=60) == "two\n[exit code 4]\n[now in /]"
+    ended = await tools.call("terminal", {"session": "1", "wait": 60})
+    assert ended.text == "two\n[exit code 4]\n[now in /]"
+    assert ended.meta["crow/folder"] == "/"
     assert "There is no session '1'. None is open." in await tools.get_terminal_error(session="1")
 
 
@@ -283,6 +287,128 @@ async def test_background_job_keeps_running_in_its_session(tools, folder):
     assert await tools.run("echo free", session="a") == "free"
     (folder / "go").touch()
     assert "came" in await tools.poll_until("a", "came")
+
+
+async def test_prompt_ends_the_wait_also_with_an_explicit_wait(tools, folder):
+    until = "until [ -e {} ]; do sleep 0.01; done"
+    asks = f"{until.format('go')}; read -p 'Name? ' name; echo Hello $name; {until.format('on')}"
+    await tools.run(asks, session="a", wait=0)
+    (folder / "go").touch()
+    assert (await tools.poll("a", wait=500)).startswith(f"Name? \n{RUNNING}")
+    assert (await tools.poll("a", wait=0.4)).startswith(RUNNING)  # the model knows the prompt and waits for more
+    waiting = asyncio.create_task(tools.poll("a", wait=500, input="Zoë"))
+    (folder / "on").touch()
+    assert await waiting == "Zoë\nHello Zoë"
+    assert (await tools.run("read -p 'More? ' more", session="a", wait=500)).startswith(f"More? \n{RUNNING}")
+
+
+@pytest.mark.parametrize("key", ["PgDwn", "Bogus", "<C-up>", "F13", "ctrl-shift-x", "Entr", "\\n", "dd"])
+async def test_unknown_key_is_refused_with_the_known_ones(tools, folder, key):
+    await tools.poll_until("a", RUNNING, command="cat > typed")
+    told = await tools.get_terminal_error(session="a", input="text", keys=f"C-d {key}")
+    assert told.startswith(f"Nothing was typed: there is no key {key!r}. Known are Enter, Tab,")
+    await tools.poll("a", keys="C-d", wait=60)
+    assert (folder / "typed").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("keys", "typed"),
+    [
+        ("Up Down S-Tab", "\x1b[A\x1b[B\x1b[Z"),
+        ("up ENTER return <CR> esc <Esc>", "\x1b[A\r\r\r\x1b\x1b"),
+        ("C-c c-C Ctrl+C ctrl-c ^C <C-c> Control-C", "\x03" * 7),
+        ("C-[ C-\\ C-Space C-? M-b Alt+b", "\x1b\x1c\0\x7f\x1bb\x1bb"),
+        (": w q é / ^ \\ :wq /foo :%s/a/b/g", ":wqé/^\\:wq/foo:%s/a/b/g"),
+        ("F1 f12 PgDn npage Del", "\x1bOP\x1b[24~\x1b[6~\x1b[6~\x1b[3~"),
+        ("\n", "\r"),
+        ("\x03 \x1c", "\x03\x1c"),
+        (" ", " "),
+        ("", ""),
+    ],
+)
+def test_names_of_keys_become_what_a_keyboard_sends(keys, typed):
+    assert "".join(to_keystrokes(keys)) == typed
+
+
+async def test_cursor_keys_are_sent_as_the_program_requests(tools, folder):
+    command = (
+        "stty raw -echo; printf '\\033[?1h?\n'; head -c 6 > keys; printf '\\033[?1l'; head -c 6 >> keys; stty sane"
+    )
+    await tools.poll_until("a", "?\n", command=command)
+    await tools.poll("a", keys="Up Home", wait=0)
+    await tools.wait_until(lambda: (folder / "keys").read_bytes() == b"\x1bOA\x1bOH")
+    await tools.poll_until("a", RUNNING)
+    assert await tools.poll("a", keys="Up Home", wait=60) == "[no output]"
+    assert (folder / "keys").read_bytes() == b"\x1bOA\x1bOH\x1b[A\x1b[H"
+
+
+@pytest.mark.skipif(not LINUX, reason="tests the limit of Linux")
+@pytest.mark.parametrize("reader", ["head -n 1", "head -n 1 | cat", "sh -c 'read line; echo $line'"])
+async def test_long_line_is_typed_whole_or_refused(tools, folder, reader):
+    await tools.run(f"{reader} > read", session="a", wait=0)
+    told = await tools.get_terminal_error(session="a", input="short\n" + "é" * 2048)
+    assert told.startswith("Nothing was typed: the program reads whole lines")
+    await tools.poll("a", input="x" * 4095, wait=60)
+    assert (folder / "read").read_text() == "x" * 4095 + "\n"
+
+
+async def test_long_line_arrives_whole_where_no_line_is_read(tools, folder):
+    await tools.poll_until("a", "?", command="stty raw -echo; echo ?; head -c 100000 > read; stty sane")
+    await tools.poll("a", input="é" * 49_999 + "x", wait=60)
+    assert (folder / "read").read_bytes() == ("é" * 49_999 + "x\r").encode()
+
+
+async def test_history_keys_run_an_earlier_command_again(tools):
+    await tools.run("echo one", session="a")
+    await tools.run("echo two", session="a")
+    assert await tools.poll("a", keys="Up Enter") == "$ echo two\ntwo"
+    assert await tools.poll("a", keys="C-p Up Up Down Up Enter") == "$ echo one\none"
+    for keys in ("Up", "Enter", "Up Down Enter", "C-d", "Up x Enter", "Up Up Up Up Up Up Enter"):
+        assert 'keys "Up Enter"' in await tools.get_terminal_error(session="a", keys=keys)
+
+
+async def test_commit_message_is_written_in_an_editor(tools, monkeypatch):
+    if not shutil.which("vi"):
+        pytest.skip("needs vi")
+    monkeypatch.setenv("EDITOR", "code --wait")  # which opens a window
+    monkeypatch.setenv("GIT_EDITOR", "code --wait")
+    await tools.run("git init -q . && git config user.email a@b.c && git config user.name n && touch a && git add a")
+    await tools.poll_until("a", "[screen]\n", "# Please enter the commit message", command="git commit")
+    await tools.poll("a", keys="i", wait=0)
+    await tools.poll_until("a", "written by a model", input="written by a model")
+    await tools.poll("a", keys="Escape", wait=0)
+    assert "1 file changed" in await tools.poll_until("a", "1 file changed", input=":wq")
+    assert await tools.run("git log --format=%s") == "written by a model"
+
+
+def test_the_users_editor_is_used_if_it_works_in_a_terminal(tmp_path, monkeypatch):
+    for name in ("nano", "hx", "code"):
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_editor({"VISUAL": "code --wait", "EDITOR": f"{tmp_path}/hx -w"}) == f"{tmp_path}/hx -w"
+    assert find_editor({"EDITOR": "code --wait"}) == find_editor({"EDITOR": "vi"}) == find_editor({}) == "nano"
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert find_editor({"EDITOR": "vi"}) == ""
+
+
+async def test_top_is_shown_as_a_screen(tools):
+    if not shutil.which("top"):
+        pytest.skip("needs top")
+    text = await tools.poll_until("a", "[screen]\n", "PID", command="top")
+    screens = text.split("[screen]\n")
+    assert "PID" not in screens[0]  # no frame comes as lines
+    assert max(map(len, screens)) < 8_000
+    ended = await tools.poll("a", keys="q", wait=60)
+    assert "PID" in ended  # the last screen stays on the terminal
+    assert RUNNING not in ended
+    assert await tools.run("echo next", session="a") == "next"
+
+
+async def test_spinners_and_a_cleared_screen_stay_lines(tools):
+    lines = "\n".join(map(str, range(1, 101)))
+    assert await tools.run("printf '\\033[H\\033[2J\\033[3J'; seq 100", session="a") == lines
+    spinner = "printf '\\033[?25l-\\r/\\r\\033[Kdone\\033[?25h\\n'; seq 100"
+    assert await tools.run(spinner, session="a") == f"done\n{lines}"
 
 
 async def test_full_screen_editor_is_shown_as_a_screen(tools, folder):
@@ -486,6 +612,9 @@ async def test_removed_output_folder_is_recreated(tools):
             st.sampled_from(
                 [
                     b"\x1b[?1049h",
+                    b"\x1b[?1;25h",
+                    b"\x1b[?25l",
+                    b"\x1b[?1l",
                     b"\x1b[?1049l",
                     b"\x1b[2J",
                     b"\x1b[H",

@@ -1,5 +1,8 @@
 """Stored sessions over the protocol: load, resume, fork, list and delete."""
 
+import asyncio
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,8 @@ from crow_core.app import Crow
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.titles import titles
 from crow_core.mcp.server import Server
+from crow_core.mcp.tool import ToolCall as ToolCallValue
+from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
@@ -90,7 +95,7 @@ def seen(editor: Editor) -> list[Any]:
             case ToolCall():
                 found[update.tool_call_id] = [update.title, update.kind, update.name, update.raw_input, update.status]
             case ToolCallUpdate(status="completed" | "failed"):
-                what = [update.status, update.content, update.locations]
+                what = [update.status, update.content, update.locations, update.raw_output]
                 found[update.tool_call_id] = found[update.tool_call_id][:4] + what
             case _:
                 pass
@@ -133,6 +138,54 @@ async def test_loaded_session_replays_its_updates(database: Database, tmp_path: 
     assert after == before
     assert any(isinstance(part, DiffContent) for part in after[-2][5])
     assert said == SAID
+    (command,) = (shown for shown in after if shown[2] == "terminal" and shown[3] != "{broken")
+    assert command[4] == "failed"
+    assert command[7]["exitStatus"] == {"exitCode": 2}  # the shell's own, for the unclosed quote
+    assert command[7]["output"].endswith("\n[exit code 2]")
+
+
+async def test_cancelled_tool_call_is_of_the_same_kind_after_a_load(database: Database, tmp_path: Path):
+    wait = Reply(tool_calls=[{"name": "terminal", "arguments": {"command": "sleep 1000"}}])
+    async with connect(app(database, wait)) as editor:
+        id = (await editor.new_session(str(tmp_path))).session_id
+        turn = asyncio.ensure_future(editor.prompt(id, "Wait."))
+        await editor.until(lambda editor: "in_progress" in str(editor.calls()))
+        await editor.cancel(id)
+        assert (await turn).stop_reason == "cancelled"
+    async with connect(app(database)) as editor:
+        await load(editor, id, tmp_path)
+        assert [(call.kind, call.title) for call in editor.of(ToolCall)] == [("execute", "sleep 1000")]
+        assert list(editor.calls().values()) == [["pending", "failed"]]
+
+
+async def test_tool_call_of_a_killed_process_is_of_the_same_kind_after_a_load(database: Database, tmp_path: Path):
+    """The process is killed in the middle of the call: nothing of it is stored but the call."""
+    stuck, url = asyncio.Event(), database.url.render_as_string(hide_password=False)
+    first = app(database, Reply(tool_calls=[{"name": "terminal", "arguments": {"command": "true"}}]), Reply("Done."))
+
+    @first.before_tool
+    async def hang(session: Session, tool_call: ToolCallValue) -> None:
+        await stuck.wait()
+
+    async with connect(first) as editor:
+        id = (await editor.new_session(str(tmp_path))).session_id
+        turn = asyncio.ensure_future(editor.prompt(id, "Go."))
+        await editor.until(lambda editor: editor.of(ToolCall))
+        copy = Database(url.replace("crow.db", "copy.db"), tmp_path) if database.file else None
+        if copy is None or database.file is None:
+            stuck.set()
+            await turn
+            pytest.skip("a copy of the database stands for the killed process")
+        with closing(sqlite3.connect(database.file)) as source, closing(sqlite3.connect(tmp_path / "copy.db")) as to:
+            source.backup(to)
+            to.execute("UPDATE sessions SET owner = NULL")
+            to.commit()
+        stuck.set()
+        await turn
+    async with connect(app(copy)) as editor:
+        await load(editor, id, tmp_path)
+        assert [call.kind for call in editor.of(ToolCall)] == ["execute"]
+    copy.close()
 
 
 async def test_requests_after_a_load_begin_like_those_before(database: Database, tmp_path: Path):
@@ -277,8 +330,33 @@ async def test_mode_that_allows_everything_is_not_restored(database: Database, t
     strict.use(persistence, url=database.url.render_as_string(hide_password=False), folder=database.folder)
     async with connect(strict) as editor:
         answer = await load(editor, id, tmp_path)
+        await editor.until(lambda editor: editor.thoughts)
     assert answer.modes
     assert answer.modes.current_mode_id == "ask"
+    assert editor.thoughts == "This session was in mode Yolo, which is not restored. It is in mode Ask now.\n"
+
+
+async def test_mode_that_is_restored_is_said_if_it_is_not_the_default(database: Database, tmp_path: Path):
+    async with connect(app(database)) as editor:
+        id = (await editor.new_session(str(tmp_path))).session_id
+        await editor.set_mode(id, "accept-edits")
+        await editor.prompt(id, "hi")
+    async with connect(app(database)) as editor:
+        await load(editor, id, tmp_path)
+        await editor.until(lambda editor: editor.thoughts)
+        assert editor.thoughts == "This session is still in mode Accept edits.\n"
+
+
+async def test_mode_that_is_the_default_is_restored_without_a_notice(database: Database, tmp_path: Path):
+    async with connect(app(database)) as editor:
+        id = (await editor.new_session(str(tmp_path))).session_id
+        await editor.set_mode(id, "ask")
+        await editor.set_mode(id, "yolo")
+        await editor.prompt(id, "hi")
+    async with connect(app(database)) as editor:
+        await load(editor, id, tmp_path)
+        await editor.prompt(id, "hi")
+        assert editor.thoughts == ""
 
 
 async def test_disconnected_tool_stays_in_the_list_and_fails(database: Database, tmp_path: Path):

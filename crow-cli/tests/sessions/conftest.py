@@ -630,7 +630,7 @@ def describe_call(call: dict[str, Any], commands: bool) -> str:
     hidden = call.get("kind") == "execute" and not commands
     parts = [] if hidden else [describe_content(part) for part in call.get("content") or []]
     status = call.get("status")
-    if status in ("pending", "in_progress") or (status == "failed" and parts in ([], [INTERRUPTED + "\n"])):
+    if status in ("pending", "in_progress") or (status == "failed" and parts in ([], [INTERRUPTED])):
         return f"{call.get('name')}({call.get('raw_input')}) was interrupted"
     return "\n".join([f"{call.get('title')} ({call.get('kind')}, {status})", *parts])
 
@@ -638,7 +638,8 @@ def describe_call(call: dict[str, Any], commands: bool) -> str:
 def describe_content(part: Any) -> str:
     match part:
         case BlockContent(content=TextBlock(text=text)):
-            return text.removeprefix("```\n").removesuffix("\n```") + "\n"  # a load joins several texts to one
+            lines = text.removeprefix("```\n").removesuffix("\n```").splitlines()
+            return "\n".join(filter(None, lines))  # a load joins several texts to one, with an empty line between them
         case DiffContent():
             return f"{part.path}\n--- {part.old_text}\n+++ {part.new_text}"
         case _:

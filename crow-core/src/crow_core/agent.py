@@ -24,6 +24,7 @@ from crow_core.acp.schema import (
     PROTOCOL_VERSION,
     AgentAuthCapabilities,
     AgentCapabilities,
+    AudioBlock,
     AuthenticateRequest,
     AuthenticateResponse,
     AuthMethod,
@@ -31,6 +32,7 @@ from crow_core.acp.schema import (
     ClientCapabilities,
     CloseSessionRequest,
     CloseSessionResponse,
+    ContentBlock,
     CurrentModeUpdate,
     DeleteSessionRequest,
     DeleteSessionResponse,
@@ -80,6 +82,7 @@ from crow_core.acp.schema import (
     SetSessionModeRequest,
     SetSessionModeResponse,
     TextBlock,
+    Unknown,
     Usage,
 )
 from crow_core.acp.transports import Transport
@@ -94,6 +97,7 @@ from crow_core.options import Option
 from crow_core.providers import PROTOCOL, PROVIDER_ID, ClientProvider, is_shareable_url
 from crow_core.session import Session
 from crow_core.store import Page
+from crow_core.text import clean_json, to_line
 from crow_core.trace import TRACE, extract_trace
 
 PAGE_SIZE = 50
@@ -223,6 +227,7 @@ class Agent:
                 **(trying if unstable else {}),
             },
             fallback=self.call_method,
+            clean=clean_json,
         )
         self._opening = 0
         """The number of sessions that are being opened."""
@@ -281,7 +286,6 @@ class Agent:
                     **stored_session_capabilities() if announced.stored else {},
                     close=SessionCloseCapabilities(),
                     additional_directories=SessionAdditionalDirectoriesCapabilities(),
-                    fork=SessionForkCapabilities() if self.unstable and announced.stored else UNSET,
                     **system_prompt_capabilities() if self.unstable else {},
                 ),
                 providers=ProvidersCapabilities() if self.unstable else UNSET,
@@ -423,7 +427,7 @@ class Agent:
         task.add_done_callback(self._tasks.discard)
 
     async def announce(self, session: Session) -> None:
-        """Tell the client the commands and the title of a session, and what could not be restored."""
+        """Tell the client the commands and the title of a session, what could not be restored, and its mode."""
         session.turns.id_known.set()
         with suppress(ConnectionClosed):
             await session.announce_commands()
@@ -431,9 +435,12 @@ class Agent:
                 await session.update(SessionInfoUpdate(title=session.log.title))
             if session.log.damage:
                 await session.notice(session.log.damage, "warning")
+            for remark in session.options.remarks:
+                await session.notice(remark)
 
     async def prompt(self, params: PromptRequest) -> PromptResponse:
         session, crow = self.session(params.session_id), await self.crow()
+        check_prompt(params.prompt, audio=self.source.announced.audio)
         TURN_TOTALS.set(spent := TokenTotals())
         TRACE.set(extract_trace(params.meta or {}))
         try:
@@ -526,6 +533,7 @@ def stored_session_capabilities() -> dict[str, Any]:
         "list": SessionListCapabilities(),
         "delete": SessionDeleteCapabilities(),
         "resume": SessionResumeCapabilities(),
+        "fork": SessionForkCapabilities(),  # not in the stable schema yet; clients and other agents use it already
     }
 
 
@@ -603,6 +611,20 @@ async def choose_option(session: Session, option: Option | None, value: str | bo
     if value not in values:
         raise RpcError(INVALID_PARAMS, "Unknown value", details=f"{option.id} takes one of: {', '.join(values)}.")
     await session.options.choose(option, str(value))
+
+
+def check_prompt(blocks: Sequence[ContentBlock], *, audio: bool) -> None:
+    """Check that a prompt is not empty, and has only content that `initialize` has announced. Raises RpcError."""
+    details = ""
+    if not any(block.text.strip() if isinstance(block, TextBlock) else True for block in blocks):
+        details = "The prompt is empty."
+    for index, block in enumerate(blocks):
+        if isinstance(block, Unknown):
+            details = f"prompt[{index}] has the unknown type {to_line(str(block.raw.get('type'))[:100])!r}."
+        elif isinstance(block, AudioBlock) and not audio:
+            details = f"prompt[{index}] is audio, which was not announced in promptCapabilities."
+    if details:
+        raise RpcError(INVALID_PARAMS, "Unusable prompt", details=details)
 
 
 def check_folder(path: str) -> str:

@@ -9,10 +9,11 @@ from crow_core.acp.connection import ConnectionClosed
 from crow_core.acp.schema import StopReason
 from crow_core.bridge import Bridge
 from crow_core.client import Client
+from crow_core.content import to_interruption
 from crow_core.errors import EndTurn, ModelError, SessionBusy
 from crow_core.log import new_id
 from crow_core.mcp.server import Server
-from crow_core.messages import INTERRUPTED, Message, answer_tool_call, find_unanswered
+from crow_core.messages import Message, find_unanswered
 from crow_core.models.chat import ChatModel, Model
 from crow_core.options import Choice, Option
 from crow_core.prompts import Prompt
@@ -130,7 +131,7 @@ class Crow(Hooks):
             session.toolbox.add([*self.servers, *own])
             await self.session_start.run(session)
             for use in find_unanswered(session.log):
-                session.log.append(answer_tool_call(use, INTERRUPTED, failed=True))
+                session.log.append(to_interruption(session.toolbox.parse(use)))
         except BaseException:
             await self.close(session)
             raise

@@ -49,7 +49,10 @@ from crow_core.messages import (
     to_parts,
     unwrap_proxy_call,
 )
-from crow_core.text import fence, to_line
+from crow_core.text import clean_lines, fence, to_line
+
+RAW_OUTPUT_LIMIT = 10_000
+"""Characters of a result that `rawOutput` has; the content of the update has all of it."""
 
 
 def to_user_message(blocks: Sequence[ContentBlock]) -> Message:
@@ -177,6 +180,7 @@ def to_update(result: ToolResult, tool_call: ToolCall) -> ToolCallUpdate:
     """Convert the result of a tool call to the ACP update that ends the call.
 
     It shows the diffs of what changed and the client's terminal; failing these, or on an error, the tool's own content.
+    A command with an exit status other than 0 has failed, as in an editor's own terminals.
     """
     content: list[ToolCallContent] = [
         DiffContent(path=change["path"], old_text=change["old"], new_text=change["new"] or "")
@@ -192,11 +196,27 @@ def to_update(result: ToolResult, tool_call: ToolCall) -> ToolCallUpdate:
     ]
     return ToolCallUpdate(
         tool_call_id=tool_call.id,
-        status="failed" if result.is_error else "completed",
+        status="failed" if result.is_error or result.meta.get("crow/exit") else "completed",
         title=result.meta.get("crow/title", UNSET),
         content=content,
         locations=locations or UNSET,
+        raw_output=to_raw_output(result),
     )
+
+
+def to_raw_output(result: ToolResult) -> dict[str, Any]:
+    """Convert a result to `rawOutput`, with the names of ACP's `terminal/output`: its text, cut in the middle.
+
+    `exitStatus` is there for a command that failed.
+    """
+    text = clean_lines("\n\n".join(filter(None, map(to_text, result.content))))
+    raw: dict[str, Any] = {"output": text}
+    if len(text) > RAW_OUTPUT_LIMIT:
+        half = RAW_OUTPUT_LIMIT // 2
+        raw = {"output": f"{text[:half]}\n\n[…]\n\n{text[-half:]}", "truncated": True}
+    if status := result.meta.get("crow/exit"):
+        raw["exitStatus"] = status
+    return raw
 
 
 def to_block(block: dict[str, Any], kind: ToolKind) -> ContentBlock:
@@ -227,12 +247,16 @@ def to_tool_message(result: ToolResult, tool_call: ToolCall) -> Message:
     notes: dict[str, Any] = {"shown": {"kind": tool_call.kind}}
     if tool_call.tool_title:
         notes["shown"]["title"] = tool_call.tool_title
+    if tool_call.arguments != (parse_arguments(tool_call.use) or {}):
+        notes["shown"]["arguments"] = tool_call.arguments
     if any(block.get("type") != "text" for block in result.content):
         notes["shown"]["blocks"] = result.content
     if title := result.meta.get("crow/title"):
         notes["shown"]["call"] = title
     if places := result.meta.get("crow/locations"):
         notes["shown"]["locations"] = places
+    if status := result.meta.get("crow/exit"):
+        notes["shown"]["exit"] = status
     if changes := result.meta.get("crow/changes"):
         notes["changes"] = changes
     if (plan := result.meta.get("crow/plan")) is not None:
@@ -242,12 +266,21 @@ def to_tool_message(result: ToolResult, tool_call: ToolCall) -> Message:
     return answer_tool_call(tool_call.use, to_content(result), **notes)
 
 
+def to_interruption(tool_call: ToolCall) -> Message:
+    """Make the tool message that answers a call which was interrupted."""
+    return to_tool_message(ToolResult.error(INTERRUPTED), tool_call)
+
+
 def to_result(message: Message) -> ToolResult:
     """Convert a message that `to_tool_message` made back to a result."""
     notes = message.get("crow", {})
     seen: dict[str, Any] = notes.get("shown", {})
     blocks = seen.get("blocks") or [to_text_part(part.get("text", "")) for part in to_parts(message.get("content"))]
-    meta = {"crow/changes": notes.get("changes", []), "crow/locations": seen.get("locations", [])}
+    meta: dict[str, Any] = {
+        "crow/changes": notes.get("changes", []),
+        "crow/locations": seen.get("locations", []),
+        "crow/exit": seen.get("exit"),
+    }
     if title := seen.get("call"):
         meta["crow/title"] = title
     return ToolResult(blocks, bool(notes.get("failed")), meta)
@@ -273,7 +306,7 @@ def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
                 for use in map(unwrap_proxy_call, name_tool_uses(entry)):
                     message = answers.get(use["id"]) or answer_tool_call(use, INTERRUPTED, failed=True)
                     seen: dict[str, Any] = message.get("crow", {}).get("shown", {})
-                    arguments = parse_arguments(use)
+                    arguments = seen.get("arguments", parse_arguments(use))
                     kind: ToolKind = seen.get("kind", "other")
                     title = seen.get("title", "")
                     tool_call = ToolCall(use, arguments or {}, arguments is not None, kind, title)

@@ -56,6 +56,8 @@ class SessionOptions:
         self._collect = collect
         self._log = log
         self._options: list[Option] = []
+        self.remarks: list[str] = []
+        """Sentences for the user about the mode of a stored session: it was not restored, or is not the default."""
 
     def __iter__(self) -> Iterator[Option]:
         return iter(self._options)
@@ -81,9 +83,21 @@ class SessionOptions:
     async def restore(self, id: str, value: str) -> None:
         """Set an option to the value of a stored session, if that is still a choice."""
         option = self.find(id)
-        if option and any(choice.value == value and not choice.fleeting for choice in option.choices):
-            option.set(value)
-            await self.collect()
+        choices = {choice.value: choice for choice in option.choices} if option else {}
+        if option is None or value not in choices or option.get() == value:
+            return
+        stored, default = choices[value], choices.get(option.get())
+        if stored.fleeting:
+            what = f"{option.name.lower()} {stored.name}"
+            now = default.name if default else option.get()
+            self.remarks.append(
+                f"This session was in {what}, which is not restored. It is in {option.name.lower()} {now} now."
+            )
+            return
+        if option.category == "mode":
+            self.remarks.append(f"This session is still in {option.name.lower()} {stored.name}.")
+        option.set(value)
+        await self.collect()
 
     def to_config_options(self, capabilities: ClientCapabilities) -> list[SessionConfigOption]:
         """Convert all options, with their values, to ACP's config options, as far as the client supports them."""

@@ -3,9 +3,9 @@
 import asyncio
 
 from crow_core.acp.schema import StopReason, ToolCallUpdate
-from crow_core.content import to_tool_message, to_update
+from crow_core.content import to_interruption, to_tool_message, to_update
 from crow_core.errors import ModelError
-from crow_core.messages import INTERRUPTED, Message, ToolUse, answer_tool_call, find_unanswered
+from crow_core.messages import Message, ToolUse, find_unanswered
 from crow_core.models.chat import ModelCall
 from crow_core.session import Session
 
@@ -69,7 +69,7 @@ async def act(session: Session, tool_uses: list[ToolUse]) -> None:
         raise errors.exceptions[0] from None
     finally:
         for use in find_unanswered(session.log):
-            session.log.append(answer_tool_call(use, INTERRUPTED, failed=True))
+            session.log.append(to_interruption(session.toolbox.parse(use)))
         await session.stream.fail_announced()
 
 

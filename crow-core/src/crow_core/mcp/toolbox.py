@@ -50,7 +50,8 @@ class Toolbox:
     tools: dict[str, Tool] = field(default_factory=dict[str, Tool])
     """By the name the model knows; changes only between turns."""
     sent: list[dict[str, Any]] | None = None
-    """The tool list of the session's requests. It changes only between turns, with a marker; None before the first."""
+    """The tool list of the session's requests. It changes only with a marker, between turns or when the view of the log
+    changes anyway; None before the first."""
     own_secrets: Collection[str] = ()
     """Secrets of the session beside those of its servers: of the configuration, and of its models."""
     allowed: Sequence[str] = ()
@@ -77,6 +78,9 @@ class Toolbox:
             label = make_unique(to_legal_name(server.name)[:40], {*self._labels.values()})
             self._labels[server] = "" if server.built_in else label
             self._start(server)
+        for server in servers:
+            if server.definitions is not None:  # so that the kinds of unanswered calls are known at once
+                self.tools |= self._name_tools(server, server.definitions)
 
     def _start(self, server: Server) -> None:
         self._seen[server] = server.changes["tools"]

@@ -198,6 +198,7 @@ class ChatModel:
                         async for delta in deltas:
                             has_begun = has_begun or bool(ANSWER_KEYS & delta.keys())
                             yield delta
+                    has_begun = True  # it is complete, even if it is empty
                     return
                 except ModelError as failure:
                     error = learning.learn(failure) if isinstance(failure, InstructiveRefusal) else failure

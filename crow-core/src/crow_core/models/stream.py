@@ -278,7 +278,7 @@ class EventStreamReader:
             yield from self.release(deltas)
             raise
         yield from self.release(deltas)
-        if reason := shorten_text(self.unknown_reason):
+        if reason := shorten_text(self.redact(self.unknown_reason)):
             yield {"notice": f"{self.endpoint} ended its answer for the reason {reason!r}; it may be cut short."}
         elif not self.has_finish_reason and not self.is_done:
             yield {"notice": f"{self.endpoint} did not say that its answer is complete; it may be cut short."}
@@ -286,7 +286,7 @@ class EventStreamReader:
     def check_end(self, error: ModelError | None) -> None:
         """Raise ModelError if the stream has ended in the middle of its answer."""
         if self.failure:
-            sentence = f"{self.endpoint} broke off its answer ({shorten_text(self.failure)})."
+            sentence = f"{self.endpoint} broke off its answer ({shorten_text(self.redact(self.failure))})."
             raise ModelError(f"{sentence} Try again, or choose another model.", retry=True)
         if self.has_finish_reason:
             return

@@ -283,8 +283,8 @@ class FileCommand:
         before = loaded.document
         if before.text and self.history.get_seen(path) is None:
             raise ToolRefusal(
-                f"{path} exists, and has not been viewed in this session. Nothing was written. View it first; "
-                "after that, create overwrites it and str_replace changes parts of it."
+                f"{path} exists, and has not been viewed since this session was opened. Nothing was written. "
+                "View it first; after that, create overwrites it and str_replace changes parts of it."
             )
         self._refuse_stale(before)
         text = file_text if "\r" in file_text else file_text.replace("\n", before.newline)

@@ -149,13 +149,10 @@ class ProcessTree:
             self._deadline.cancel()
         self.command_over.set()
 
-    def seems_waiting(self) -> bool:
-        """Return whether the program seems to wait for input."""
-        return False
-
-    async def wait(self, seconds: float, watch: Watch | None = None, *, patient: bool = True) -> None:
-        """Wait until the command has ended, at most so many seconds; unless `patient`, until the program seems to wait
-        for input.
+    async def wait(
+        self, seconds: float, watch: Watch | None = None, *, is_answerable: Callable[[], bool] | None = None
+    ) -> None:
+        """Wait until the command has ended, at most so many seconds, or until `is_answerable` returns True.
 
         `watch` receives the last lines of the output meanwhile.
         """
@@ -163,11 +160,11 @@ class ProcessTree:
         end, shown = loop.time() + seconds, ""
         while self.is_running and (left := end - loop.time()) > 0:
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(left, WATCH_INTERVAL if patient else WATCH_INTERVAL / 5)):
+                async with asyncio.timeout(min(left, WATCH_INTERVAL / 5 if is_answerable else WATCH_INTERVAL)):
                     await self.command_over.wait()
             if watch and self.is_running and (text := self.capture.get_end(MAX_WATCHED_CHARACTERS)) != shown:
                 await watch(shown := text)
-            if not patient and self.seems_waiting():
+            if is_answerable and is_answerable():
                 break
 
     def set_timeout(self, seconds: float) -> None:

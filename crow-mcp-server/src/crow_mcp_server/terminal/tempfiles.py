@@ -10,6 +10,12 @@ from crow_mcp_server.terminal.output import OutputCapture
 from crow_mcp_server.terminal.watchdog import CommandWatchdog
 
 MAX_OUTPUT_FILES = 16
+NO_EDITOR = """\
+#!/bin/sh
+echo 'There is no editor here: give the text as an argument (git commit -m), or run the command in a session.' >&2
+exit 1
+"""
+"""The editor of commands without a terminal: it fails at once with advice, where an editor would wait for a person."""
 
 
 class TempFolders:
@@ -32,6 +38,15 @@ class TempFolders:
     def state_folder(self) -> str:
         """Folder for the shell state between commands. It may hold secrets, so it is in memory where possible."""
         return self._current[1]
+
+    @property
+    def no_editor(self) -> str:
+        """Path of the program NO_EDITOR."""
+        path = os.path.join(self.output_folder, "no-editor")
+        if not os.path.exists(path):
+            with open(path, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o700)) as file:
+                file.write(NO_EDITOR)
+        return path
 
     @property
     def watchdog(self) -> CommandWatchdog:

@@ -81,5 +81,5 @@ def register(server: FastMCP, options: ToolOptions) -> None:
 
         workspace = replace(workspace, watch=workspace.watch or report)
         answer = await get_terminals(workspace).run(workspace, arguments)
-        meta = {"crow/folder": answer.folder, "crow/terminal": answer.host_terminal}
+        meta = {"crow/folder": answer.folder, "crow/terminal": answer.host_terminal, "crow/exit": answer.failure}
         return ToolResult(answer.text, meta={name: value for name, value in meta.items() if value} or None)
