@@ -520,7 +520,7 @@ async def test_unknown_session_is_an_error(database: Database):
         for id in ("nobody", "", "\0", "%"):
             with pytest.raises(RpcError) as caught:
                 await load(editor, id)
-            assert caught.value.data["sessionId"] == id
+            assert caught.value.data["sessionId"] == id.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 async def test_agent_can_search_earlier_sessions(database: Database):
