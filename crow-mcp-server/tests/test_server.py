@@ -87,7 +87,7 @@ async def test_without_meta_the_process_folder_is_the_workspace(tmp_path, monkey
         assert viewed.content[0].text.startswith(f"{tmp_path}/a (1 line)")
         outside = await client.call_tool_mcp("file_editor", {"command": "view", "path": ".."})
         assert outside.is_error
-        assert (await client.call_tool("terminal", {"command": "pwd"})).content[0].text == str(tmp_path)
+        assert (await client.call_tool("terminal", {"command": "pwd"})).content[0].text.rstrip() == str(tmp_path)
 
 
 async def test_relative_folder_in_the_meta_is_an_error(tmp_path):
@@ -303,7 +303,9 @@ async def test_over_stdio_it_serves_a_folder_and_ignores_the_env_file_there(fold
         assert viewed.content[0].text.endswith("     1\tone")
         outside = await client.call_tool_mcp("file_editor", {"command": "view", "path": str(tmp_path)})
         assert outside.is_error
-        assert (await client.call_tool("terminal", {"command": "pwd -P"})).content[0].text == str(folder.resolve())
+        assert (await client.call_tool("terminal", {"command": "pwd -P"})).content[0].text.rstrip() == str(
+            folder.resolve()
+        )
     assert (tmp_path / "log").read_text() == ""
 
 
