@@ -26,6 +26,7 @@ TARGETS = {
         "crow-compact/src/crow_compact/compaction.py",
         ["crow-compact/tests/test_compaction.py", "crow-compact/tests/test_long_sessions.py"],
     ),
+    "summary": ("crow-compact/src/crow_compact/summary.py", ["crow-compact/tests/test_compaction.py"]),
 }
 """What is mutated, and the tests that should notice."""
 

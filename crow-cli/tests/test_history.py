@@ -255,6 +255,7 @@ async def test_stored_text_does_not_control_the_terminal(machine: "Machine"):
         ("sessions", "show", id, "--view"),
         ("sessions", "search", "red"),
         ("sessions", "search", "red", "--json"),
+        *(("sessions", "export", id, "--format", format) for format in ("markdown", "jsonl", "html", "atif")),
         ("prompts", "history", "system", "--text"),
         ("calls", "list"),
         ("calls", "show", call),

@@ -7,7 +7,9 @@ import pty
 import re
 import signal
 import socket
+import subprocess
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import crow_core
@@ -304,6 +306,28 @@ async def test_output_of_models_and_tools_does_not_control_the_terminal(machine:
     assert controls(done.err) == []
 
 
+@pytest.mark.parametrize("command", [("run", "Go."), ("doctor",)])
+async def test_redirect_to_an_address_with_escape_sequences_does_not_control_the_terminal(
+    machine: "Machine", command: tuple[str, ...]
+) -> None:
+    address = "http://x.example/\x1b]0;title\x07\x9b2J"
+    async with ScriptedServer(lambda _: Failure(302, headers={"Location": address})) as server:
+        machine.ask(server.url)
+        done = await machine.crow(*command)
+    assert controls(done.out) == []
+    assert controls(done.err) == []
+    assert "x.example" in done.err + done.out
+
+
+async def test_fault_of_crow_is_told_without_escape_sequences(machine: "Machine") -> None:
+    extensions = machine.configure("[extensions.bad]\n").parent / "extensions"
+    extensions.mkdir()
+    (extensions / "bad.py").write_text("def bad(crow):\n    raise KeyError('\\x1b]0;title\\x07')\n")
+    done = await machine.crow("run", "Go.")
+    assert done.code != 0
+    assert controls(done.err) == []
+
+
 async def test_user_at_a_terminal_is_asked_for_permission_safely(machine: "Machine") -> None:
     calls = [command(f"echo '{STEERING}' > ran")]
     async with ScriptedServer([Reply(STEERING, STEERING, calls), Failure(400, STEERING)]) as server:
@@ -395,6 +419,29 @@ async def test_folder_without_settings_cannot_be_trusted(machine: "Machine") -> 
 
     assert done.code == 2
     assert "there is nothing to trust" in done.err
+
+
+async def test_git_repository_without_settings_can_be_trusted(machine: "Machine") -> None:
+    proof = machine.project / "ran"
+    make_repository(machine.project, monitor=f"touch {proof}")
+    reply = Reply(tool_calls=[command("git status")])
+    async with ScriptedServer([reply, Reply("Done."), reply, Reply("Done.")]) as model:
+        machine.ask(model.url)
+        machine.configure('[permissions]\nallow = ["terminal:git status"]\n')
+        await machine.crow("run", "go")
+        assert not has_run(proof)
+        assert (await machine.crow("trust")).code == 0
+        await machine.crow("run", "go")
+        assert has_run(proof)
+
+
+def make_repository(folder: Path, *, monitor: str) -> None:
+    subprocess.run(["git", "-C", str(folder), "init", "-q"], check=True)
+    subprocess.run(["git", "-C", str(folder), "config", "core.fsmonitor", monitor], check=True)
+
+
+def has_run(proof: Path) -> bool:
+    return proof.exists()
 
 
 async def test_a_trusted_projects_broken_settings_are_one_sentence(machine: "Machine") -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from crow_compact.compaction import find_cuts
+from crow_compact.compaction import CUT_SHORT, LEFT_OUT
 from crow_compact.extension import compact
+from crow_compact.markers import find_cuts
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import (
     ClientCapabilities,
@@ -193,14 +194,40 @@ async def test_old_outputs_shrink_first_and_the_model_can_read_them_back():
         assert where == f"[characters 8,000 to {8_000 + len(text):,} of {len(str(whole)):,}]" or "goes on" in where
 
 
-async def test_shrinking_that_frees_too_little_is_followed_by_a_summary():
+async def test_read_output_is_offered_from_the_first_shortened_output_on_and_the_list_changes_only_once():
+    replies = [Reply(tool_calls=[use("files_look", lines=900)]), Reply("Seen.")]
+    async with talking(Speaker(replies), threshold=3_200) as talk:
+        for words in ("Look", "And now?", "And then?", "/compact", "And last?"):
+            await talk.say(words)
+        offered = [[tool["function"]["name"] for tool in request["tools"]] for request in talk.asked()]
+        before = ["files_look", "files_picture"]
+        shortened = [bool("read_output gives" in str(request["messages"])) for request in talk.asked()]
+        assert offered[0] == before
+        assert sorted(offered[-1]) == [*before, "read_output"]
+        assert len({str(request["tools"]) for request in talk.asked()}) == 2
+        assert all("read_output" in names for names, cut in zip(offered, shortened, strict=True) if cut)
+        assert any(shortened)
+
+
+async def test_summary_alone_does_not_change_the_tool_list():
+    async with talking(Speaker()) as talk:
+        for words in (LONG, LONG, LONG, "/compact", "And last?"):
+            await talk.say(words)
+        assert [marker["kind"] for marker in talk.markers()] == ["compaction"]
+        assert len({str(request["tools"]) for request in talk.model.requests}) == 1
+
+
+@pytest.mark.parametrize(("more", "kind"), [(3, "shrink"), (8, "compaction")])
+async def test_summary_is_made_only_where_shrinking_is_not_enough(more: int, kind: str):
     replies = [Reply(tool_calls=[use("files_look", lines=400)]), Reply("Seen.")]
     async with talking(Speaker(replies), window=100_000, threshold=6_000) as talk:
         await talk.say(f"Look. {LONG * 8}")
         assert not talk.markers()
-        await talk.say(f"And now? {LONG * 3}")
+        await talk.say(f"And now? {LONG * more}")
         (marker,) = talk.markers()
-        assert marker["kind"] == "compaction", "with cut outputs, more than three quarters of the limit would be used"
+        assert marker["kind"] == kind
+        assert marker["after"] <= 6_000
+        assert len(talk.summaries()) == (kind == "compaction")
 
 
 def test_conversation_is_cut_only_where_every_tool_call_is_answered():
@@ -237,17 +264,26 @@ async def test_invalid_read_output_call_fails(arguments: dict[str, Any]):
         assert result.get("crow", {})["failed"]
 
 
+def call_a_tool(request: Request) -> Reply:
+    """Call a tool wherever tools are offered."""
+    look = [use("files_look", lines=1)]
+    return Reply("Let me look.", tool_calls=look) if "tools" in request else Reply("All went well.")
+
+
 BAD: list[tuple[Reply, str]] = [
     (Reply(""), "was empty"),
+    (Reply("", tool_calls=[use("files_look", lines=1)]), "called a tool"),
+    (Reply('<tool_call>\n{"name": "files_look", "arguments": {"lines": 1}}\n</tool_call>'), "called a tool"),
     (Reply("No.", finish_reason="content_filter"), "refused"),
+    (Reply("", reasoning="Hm, what was said? " * 20, finish_reason="length"), "cut short"),
     (Reply("Half", finish_reason="length"), "cut short"),
-    (Reply("Let me look.", tool_calls=[use("files_look", lines=1)]), "called a tool"),
     (Reply(LONG * 100), "not be shorter"),
     (Reply(error=ModelError("The server is gone.")), "The server is gone."),
 ]
+IDS = [str(n) for n in range(len(BAD))]
 
 
-@pytest.mark.parametrize(("reply", "why"), BAD, ids=[why for _, why in BAD])
+@pytest.mark.parametrize(("reply", "why"), BAD, ids=IDS)
 async def test_unusable_summary_leaves_the_view_unchanged_and_is_reported(reply: Reply, why: str):
     async with talking(Speaker(summary=lambda request: reply), capabilities=SEES_COMPACTIONS) as talk:
         for turn in range(7):
@@ -260,16 +296,178 @@ async def test_unusable_summary_leaves_the_view_unchanged_and_is_reported(reply:
         assert (last.status, why in str(last.error)) == ("failed", True)
 
 
-async def test_failed_compaction_is_not_tried_again_until_the_conversation_has_grown():
-    async with talking(Speaker(summary=lambda request: Reply(""))) as talk:
-        for _ in range(7):
+@pytest.mark.parametrize(("reply", "why"), BAD, ids=IDS)
+async def test_after_three_unusable_summaries_the_oldest_turns_are_left_out_and_the_user_is_told(
+    reply: Reply, why: str
+):
+    replies = [Reply("Yes."), Reply(tool_calls=[use("files_look", lines=9)]), Reply("Seen.")]
+    async with talking(Speaker(replies, summary=lambda request: reply, limit=WINDOW)) as talk:
+        await talk.say("The first words")
+        turns = 0
+        while not talk.markers():
+            assert await talk.say(f"Turn {turns}. {LONG}") == "end_turn"
+            turns += 1
+        assert await talk.say("And now?") == "end_turn"
+        *_, marker = talk.markers()
+        assert marker["kind"] == "compaction"
+        assert len(talk.summaries()) == 3
+        assert why in talk.editor.thoughts
+        (told,) = [line for line in talk.editor.thoughts.splitlines() if "oldest messages behind" in line]
+        assert "were left out: the model no longer sees them" in told
+        seen = talk.asked()[-1]["messages"]
+        assert seen[1]["content"].startswith("The first words")
+        assert LEFT_OUT in seen[1]["content"]
+        assert f"Turn {turns - 1}." in str(seen)
+        assert "Turn 0." not in str(seen)
+        assert f"Turn {turns - 4}." in str(seen), "no more than necessary is left out"
+        calls = [call["id"] for message in seen for call in message.get("tool_calls", [])]
+        assert calls == [message["tool_call_id"] for message in seen if message["role"] == "tool"]
+        assert len([entry for entry in talk.session.log if entry.get("role") == "user"]) == turns + 2
+
+
+async def test_tool_call_in_place_of_a_summary_is_ignored_and_the_model_asked_again_without_tools():
+    async with talking(Speaker(summary=call_a_tool)) as talk:
+        while not talk.markers():
+            assert await talk.say(f"What is it? {LONG}") == "end_turn"
+        (marker,) = talk.markers()
+        assert marker["summary"] == "All went well."
+        first, second = talk.summaries()
+        assert "tools" in first
+        assert "tools" not in second
+        assert [message["role"] for message in second["messages"]] == ["system", "user"]
+        assert second["messages"][1]["content"].startswith(f"<conversation>\n\n[User]\nWhat is it? {LONG.strip()}")
+        assert "\n\n[Assistant]\nWell.\n\n[User]\n" in second["messages"][1]["content"]
+        assert not [entry for entry in talk.session.log if entry.get("role") == "tool"], "nothing ran"
+        assert "could not" not in talk.editor.thoughts
+
+
+async def test_tool_call_beside_a_summary_is_ignored():
+    summary = Reply("All went well. " * 30, tool_calls=[use("files_look", lines=1)])
+    async with talking(Speaker(summary=lambda request: summary)) as talk:
+        while not talk.markers():
+            assert await talk.say(LONG) == "end_turn"
+        (marker,) = talk.markers()
+        assert marker["summary"] == summary.content.strip()
+        assert len(talk.summaries()) == 1
+
+
+async def test_conversation_as_text_tells_who_said_what_and_which_tools_were_called():
+    look = Reply("I look.", tool_calls=[use("files_look", lines=300)])
+    async with talking(Speaker([look, Reply("Seen.")], summary=call_a_tool)) as talk:
+        await talk.say("Look at it")
+        for _ in range(3):
             await talk.say(LONG)
-        tried = len(talk.summaries())
+        await talk.say("/compact keep the word for red")
+        (_, text) = (request["messages"][-1]["content"] for request in talk.summaries())
+        assert text.startswith(
+            "<conversation>\n\n[User]\nLook at it\n\n[Assistant]\nI look.\n\n"
+            '[Assistant calls files_look]\n{"lines": 300}\n\n[Result of a tool]\nline 0 of 300\n'
+        )
+        assert "line 299 of 300" in text
+        assert "line 150 of 300" not in text, "long outputs are shortened"
+        assert "in particular:\nkeep the word for red" in text
+
+
+async def test_shrunk_outputs_stay_shrunk_where_no_summary_can_be_made():
+    replies = [Reply(tool_calls=[use("files_look", lines=300)]), Reply("Seen.")]
+    async with talking(Speaker(replies, summary=lambda request: Reply("")), capabilities=SEES_COMPACTIONS) as talk:
+        await talk.say(f"Look. {LONG * 3}")
+        assert await talk.say(f"And now? {LONG * 3}") == "end_turn"
+        (marker,) = talk.markers()
+        assert marker["kind"] == "shrink"
+        assert marker["after"] > 0.8 * WINDOW, "not enough, but better than nothing"
+        assert "No summary could be made. The model's summary was empty." in talk.editor.thoughts
+        assert await talk.say("Go on") == "end_turn"
+        assert "read_output gives the whole" in str(talk.asked()[-1]["messages"])
+        *_, last = talk.editor.of(CompactionUpdate)
+        assert last.status == "completed"
+
+
+async def test_failed_compaction_is_not_tried_again_until_the_conversation_has_grown():
+    async with talking(Speaker(summary=lambda request: Reply("")), window=WINDOW * 2) as talk:
+        while not talk.summaries():
+            await talk.say(LONG)
+        assert len(talk.summaries()) == 2, "once with the messages, once as a text"
         for _ in range(3):
             await talk.say("And?")
-        assert (tried, len(talk.summaries())) == (1, 1)
-        await talk.say(LONG)
         assert len(talk.summaries()) == 2
+        while len(talk.summaries()) == 2:
+            await talk.say(LONG)
+        assert len(talk.summaries()) == 3
+        assert talk.markers()
+
+
+@pytest.mark.parametrize("window", [WINDOW, 100_000], ids=["known window", "unknown window"])
+async def test_turn_that_does_not_fit_is_answered_although_no_summary_can_be_made(window: int):
+    async with talking(Speaker(summary=lambda request: Reply(""), limit=WINDOW), window=window, threshold=0.9) as talk:
+        for turn in range(6):
+            await talk.say(f"Turn {turn}. {LONG}")
+        assert not talk.markers()
+        assert await talk.say(f"Read this. {LONG * 5}") == "end_turn"
+        assert talk.editor.text == "Well." * 7
+        assert len(talk.summaries()) == 3
+        assert "oldest messages" in talk.editor.thoughts
+        assert talk.asked()[-1]["messages"][-1]["content"].endswith(f"Read this. {LONG * 5}")
+
+
+async def test_summary_is_not_asked_for_behind_an_unanswered_prompt():
+    async with talking(Speaker(limit=WINDOW)) as talk:
+        for turn in range(5):
+            await talk.say(f"Turn {turn}. {LONG}")
+        before = talk.asked()[-1]["messages"]
+        await talk.say(f"Read this. {LONG * 6}")
+        (summary,) = talk.summaries()
+        assert "Read this." not in str(summary["messages"])
+        assert summary["messages"][: len(before)] == before, "asked on the same prefix"
+        assert [message["role"] for message in summary["messages"][-2:]] == ["assistant", "user"]
+        assert summary["messages"][-1]["content"].startswith("This conversation is about to become too long")
+
+
+async def test_window_that_is_much_smaller_than_it_seems_is_found_by_several_attempts():
+    looks = [Reply(tool_calls=[use("files_look", lines=400)]), Reply("Seen.")]
+    async with talking(Speaker(looks * 3), window=100_000) as talk:
+        for turn in range(3):
+            await talk.say(f"Turn {turn}. {LONG * 4}")
+        talk.model._script = Speaker(limit=WINDOW)
+        assert await talk.say("And now?") == "end_turn"
+        assert [marker["kind"] for marker in talk.markers()] == ["shrink", "compaction"]
+        assert talk.editor.text.endswith("Seen.Well.")
+
+
+async def test_summary_that_was_cut_short_stands_for_what_is_left_out():
+    def sum_up(request: Request) -> Reply:
+        return Reply("The user wants it all in", finish_reason="length")
+
+    async with talking(Speaker(summary=sum_up)) as talk:
+        while not talk.markers():
+            assert await talk.say(LONG) == "end_turn"
+        await talk.say("And?")
+        first = talk.asked()[-1]["messages"][1]["content"]
+        assert f"The user wants it all in\n\n{CUT_SHORT}\n\n{LEFT_OUT}" in first
+        assert "a larger max_tokens or window may help" in talk.editor.thoughts
+
+
+async def test_earlier_summary_stays_when_later_turns_are_left_out():
+    summaries = [Reply("Red is rouge.")]
+    async with talking(Speaker(summary=lambda request: summaries.pop() if summaries else Reply(""))) as talk:
+        while len(talk.markers()) < 3:
+            assert await talk.say(LONG) == "end_turn"
+        await talk.say("And?")
+        first = talk.asked()[-1]["messages"][1]["content"]
+        assert f"Red is rouge.\n\n{LEFT_OUT}" in first
+        assert first.count(LEFT_OUT) == 1
+
+
+async def test_summary_is_asked_to_be_as_short_as_max_tokens_demands():
+    async with ScriptedServer(Speaker()) as server:
+        model = ChatModel(name="scripted", base_url=server.url, window=WINDOW, parameters={"max_tokens": 200})
+        async with connect(Crow(model).use(commands).use(compact)) as editor:
+            session = await editor.new_session("/")
+            for text in (LONG, LONG, LONG, "/compact"):
+                await editor.prompt(session.session_id, text)
+        asked = next(request for request in server.requests if is_compaction(request))
+        assert "Write about 120 words at most." in asked["messages"][-1]["content"]
+        await model.close()
 
 
 async def test_request_refused_as_too_long_is_compacted_and_sent_again_once():
@@ -366,6 +564,18 @@ async def test_parts_begin_with_the_earlier_summary():
         assert talk.editor.text.count("Well.") == 8
         assert talk.markers()[-1]["summary"] == "Seen: rouge bleu vert"
         assert len([request for request in talk.summaries()[1:] if tokens(request) <= 2_500]) > 1
+
+
+async def test_single_message_longer_than_the_window_does_not_keep_a_summary_from_being_made():
+    async with talking(Speaker(), window=100_000) as talk:
+        await talk.say("Hello")
+        await talk.say(f"Here is a book. {LONG * 20}")
+        await talk.say(LONG)
+        talk.model._script = Speaker(limit=3_000)
+        assert await talk.say("And?") == "end_turn"
+        taken = [request for request in talk.summaries() if tokens(request) <= 3_000]
+        assert any("[…]" in str(request) for request in taken), "the book is shortened"
+        assert talk.markers()[-1]["summary"] == "All went well."
 
 
 async def test_single_output_larger_than_the_window_is_cut_before_the_model_reads_it():
@@ -479,6 +689,25 @@ async def test_tokens_are_estimated_without_usage_and_learned_from_usage():
             while not talk.markers():
                 await talk.say(LONG)
             assert 3 <= len(talk.asked()) <= at_most
+
+
+async def test_tools_that_the_server_leaves_out_of_the_prompt_are_not_counted():
+    def speak(request: Request) -> Reply:
+        return Reply("Well.", usage={"prompt_tokens": tokens(request)})
+
+    crow = Crow(ScriptedModel(speak, window=WINDOW), system=Prompt("system", "You are crow.")).use(compact)
+    many = FastMCP("many")
+    for number in range(60):
+        many.tool(look, name=f"look_at_the_file_with_the_number_{number}", description=LONG[:600])
+    crow.servers.append(Server("many", lambda: many, shared=True))
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        for turn in range(5):
+            await editor.prompt(session.session_id, f"Turn {turn}. {LONG}")
+        assert not editor.thoughts, "the window is not full yet"
+        for turn in range(5):
+            await editor.prompt(session.session_id, f"Turn {turn}. {LONG}")
+        assert "Compacted from about" in editor.thoughts
 
 
 async def test_client_with_the_capability_gets_updates_and_others_get_notices():

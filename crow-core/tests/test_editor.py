@@ -32,6 +32,7 @@ from crow_core.extensions.permissions import permissions
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_mcp_server.terminal import processes
+from crow_mcp_server.terminal.output import UNSHOWN_NOTE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,11 +76,11 @@ class Talk:
         return Reply(tool_calls=self.uses) if request["messages"][-1]["role"] == "user" else Reply("Done.")
 
     async def use(self, *uses: Use) -> str:
-        """Let the model call tools in parallel; return the text of the last result."""
+        """Let the model call tools in parallel; return the text of the last result, without its last line feed."""
         self.uses = list(uses)
         response = await self.editor.prompt(self.id, "go")
         assert response.stop_reason == "end_turn"
-        return self.model.requests[-1]["messages"][-1]["content"]
+        return self.model.requests[-1]["messages"][-1]["content"].removesuffix("\n")
 
     @property
     def last_update(self) -> ToolCallUpdate:
@@ -280,7 +281,7 @@ async def test_line_endings_survive_a_client_that_sends_only_line_feeds(tmp_path
         it.editor.buffers[str(path)] = "one\ntwo\nthree\n"
         await it.use(replace("a.txt", "one\ntwo", "1\n2"))
         assert path.read_bytes() == b"1\r\n2\r\nthree\r\n"
-        assert it.diff() == ("one\r\ntwo\r\nthree\r\n", "1\r\n2\r\nthree\r\n")
+        assert it.diff() == ("one\ntwo\nthree\n", "1\n2\nthree\n")  # what the client shows has line feeds alone
 
 
 async def test_linked_folder_keeps_the_name_that_the_client_uses(tmp_path: Path):
@@ -453,14 +454,11 @@ async def test_command_in_a_terminal_gets_the_same_environment_as_elsewhere(
     results: dict[bool, list[str]] = {}
     for terminal in (True, False):
         async with talk(tmp_path, offers(terminal=terminal)) as it:
-            names = ("PAGER", "GIT_PAGER", "EDITOR", "GIT_TERMINAL_PROMPT", "TERM", "NO_COLOR", "CROW_TEST_KEY")
+            names = ("PAGER", "GIT_PAGER", "GIT_TERMINAL_PROMPT", "TERM", "NO_COLOR", "CROW_TEST_KEY")
             environment = await it.use(run("echo " + " ".join(f"{name}=${name}" for name in names)))
             results[terminal] = [environment, await it.use(run("pwd", cwd="link")), await it.use(run("cat; echo $?"))]
     assert results[True] == results[False]
-    assert (
-        results[True][0]
-        == "PAGER=cat GIT_PAGER=cat EDITOR=false GIT_TERMINAL_PROMPT=0 TERM=dumb NO_COLOR=1 CROW_TEST_KEY="
-    )
+    assert results[True][0] == "PAGER=cat GIT_PAGER=cat GIT_TERMINAL_PROMPT=0 TERM=dumb NO_COLOR=1 CROW_TEST_KEY="
     assert results[True][1] == f"{tmp_path}/link"
 
 
@@ -470,6 +468,18 @@ async def test_loaded_session_shows_text_instead_of_terminals(tmp_path: Path):
         (session,) = it.crow.sessions.values()
         *_, end = [update for update in replay(session.log, str(tmp_path)) if isinstance(update, ToolCallUpdate)]
         assert end.content == [BlockContent(content=TextBlock(text="```\nhello\n```"))]
+
+
+async def test_loaded_session_shows_the_arguments_that_a_tool_was_called_with(tmp_path: Path):
+    """The model wrote a list as a string."""
+    async with talk(tmp_path) as it:
+        (tmp_path / "a.txt").write_text("one\ntwo\n")
+        await it.use(edit("view", "a.txt", view_range="[2, 2]"))
+        (live,) = it.editor.of(ToolCall)
+        (session,) = it.crow.sessions.values()
+        (loaded,) = [update for update in replay(session.log, str(tmp_path)) if isinstance(update, ToolCall)]
+    assert (loaded.raw_input, loaded.title) == (live.raw_input, live.title)
+    assert live.raw_input["view_range"] == [2, 2]
 
 
 async def overlong(it: Talk, command: str) -> tuple[str, str]:
@@ -584,7 +594,7 @@ async def test_commands_and_edits_run_in_parallel(tmp_path: Path):
         meet = "touch {0}; while [ ! -e {1} ]; do sleep 0.01; done; echo met"
         await it.use(run(meet.format("a", "b")), edit("create", "c", file_text="c\n"), run(meet.format("b", "a")))
         answers = [message["content"] for message in it.model.requests[-1]["messages"][-3:]]
-        assert (answers[0], answers[2]) == ("met", "met")
+        assert (answers[0], answers[2]) == ("met\n", "met\n")
         assert (tmp_path / "c").read_text() == "c\n"
         await it.editor.until(lambda editor: not editor.terminals)
 
@@ -677,6 +687,8 @@ async def test_model_reads_the_same_with_and_without_the_client(tmp_path: Path):
         async with talk(folder, capabilities) as it:
             uses = [*EDITS, *map(run, COMMANDS), run("sleep 600", timeout=0.3), run("true", cwd="gone")]
             answers = [(await it.use(use)).replace(str(folder), "FOLDER") for use in uses]
+            # A client's terminal may add or remove the CR of a line end, and cannot tell what it does not show.
+            answers = [answer.replace("\r\n", "\n").replace(UNSHOWN_NOTE, "").rstrip("\n") for answer in answers]
             results.append([re.sub(r"/\S*/crow-terminal-\S+", "FILE", answer) for answer in answers])
             updates = [update for update in it.editor.of(ToolCallUpdate) if update.status != "in_progress"]
             diffs.append([part for update in updates for part in update.content or [] if isinstance(part, DiffContent)])
@@ -710,7 +722,7 @@ async def test_local_command_shows_its_output_while_it_runs(tmp_path: Path, monk
         it.write("go", "")
         await turn
         assert it.last_update.content == [BlockContent(content=TextBlock(text="```\none\ntwo\n```"))]
-        assert it.model.requests[-1]["messages"][-1]["content"] == "one\ntwo"
+        assert it.model.requests[-1]["messages"][-1]["content"] == "one\ntwo\n"
 
 
 async def test_shown_output_of_a_running_command_is_short_and_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 """The extensions for endpoints: resuming cut answers, reasoning effort, tokens, cost, and the cached prefix."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,13 +87,84 @@ async def test_cut_answer_is_resumed_and_no_text_is_repeated() -> None:
                 {"role": "user", "content": REQUEST},
                 {"role": "assistant", "content": "sunny."},
             ]
-            assert notices(editor) == ["The connection broke in the middle of the answer. Asking the model to go on."]
+            (notice,) = notices(editor)
+            assert notice.startswith(f"{server.url} broke off (")
+            assert notice.endswith("). If that goes on, look into the server's log. Asking the model to go on.")
             assert len({chunk.message_id for chunk in editor.of(AgentMessageChunk)}) == 2
     assert server.requests[1]["messages"][1:] == [
         {"role": "user", "content": "The weather?"},
         {"role": "assistant", "content": "It will be "},
         {"role": "user", "content": REQUEST},
     ]
+
+
+@pytest.mark.parametrize("reason", ["error", "abort", "insufficient_system_resource"])
+async def test_answer_whose_finish_reason_says_that_it_failed_is_resumed(reason: str) -> None:
+    """Its calls are not run; an answer without text is asked for again."""
+    calls: list[Any] = [{"name": "demo_add", "arguments": {"a": 1, "b": 2}}]
+    answers = [Reply(finish_reason=reason), Reply("It ", tool_calls=calls, finish_reason=reason), Reply("rains.")]
+    async with ScriptedServer(answers) as server:
+        crow = Crow(ChatModel(name="m", base_url=server.url), servers=[demo()]).use(broken_replies)
+        async with connect(crow, capabilities=NOTICES) as editor:
+            session = await editor.new_session("/")
+            answer = await editor.prompt(session.session_id, "The weather?")
+            assert (answer.stop_reason, editor.text) == ("end_turn", "It rains.")
+            said = f"{server.url} broke off its answer ({reason}). Try again, or choose another model. "
+            assert notices(editor) == [said + "Asking again now.", said + "Asking the model to go on."]
+            assert [entry for entry in log_of(crow) if entry.get("tool_calls") or entry.get("role") == "tool"] == []
+    assert server.bodies[0] == server.bodies[1]
+
+
+@pytest.mark.parametrize("reason", ["model_length", "MAX_TOKENS"])
+async def test_answer_that_fills_the_window_ends_the_turn_with_max_tokens(reason: str) -> None:
+    server = ScriptedServer([Reply("It ", finish_reason=reason)])
+    async with server, connect(Crow(ChatModel(name="m", base_url=server.url))) as editor:
+        session = await editor.new_session("/")
+        assert (await editor.prompt(session.session_id, "The weather?")).stop_reason == "max_tokens"
+
+
+async def test_unknown_finish_reason_is_shown() -> None:
+    async with ScriptedServer([Reply("It rains.", finish_reason="eternity")]) as server:
+        model = ChatModel(name="m", base_url=server.url)
+        async with connect(Crow(model), capabilities=NOTICES) as editor:
+            session = await editor.new_session("/")
+            assert (await editor.prompt(session.session_id, "The weather?")).stop_reason == "end_turn"
+            assert notices(editor) == [f"{server.url} ended its answer for the reason 'eternity'; it may be cut short."]
+
+
+@pytest.mark.parametrize(
+    "odd", [True, "many", ["many"], {"prompt_tokens": True, "completion_tokens": "7"}, {"a": [[]]}]
+)
+async def test_usage_of_another_form_does_not_end_a_turn(odd: Any) -> None:
+    events: list[Any] = [
+        {"choices": [{"delta": {"content": "It rains."}}], "usage": odd, "timings": odd},
+        {"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": {"cache_n": odd}},
+        {"choices": [], "usage": odd},
+    ]
+    sent = [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events]
+    async with ScriptedServer([Raw(sent), Reply("Yes.")]) as server:
+        prices = Prices(input=1, output=1)
+        crow = Crow(ChatModel(name="m", base_url=server.url, prices=prices)).use(usage)
+        async with connect(crow) as editor:
+            session = await editor.new_session("/")
+            for _ in range(2):
+                assert (await editor.prompt(session.session_id, "The weather?")).stop_reason == "end_turn"
+            assert editor.text == "It rains.Yes."
+
+
+async def test_key_that_the_endpoint_quotes_in_mid_answer_is_neither_shown_nor_stored() -> None:
+    key = "sk-c4n4ry/Q+x9=Zr"
+    half = b'data: {"choices": [{"delta": {"content": "It will be "}}]}\n\n'
+    error = f'event: error\ndata: {{"message": "overloaded for {key}"}}\n\n'.encode()
+    async with ScriptedServer([Raw([half, error]), Reply("sunny.")]) as server:
+        crow = Crow(ChatModel(name="m", base_url=server.url, api_key=key)).use(broken_replies)
+        async with connect(crow, capabilities=NOTICES) as editor:
+            session = await editor.new_session("/")
+            await editor.prompt(session.session_id, "The weather?")
+            assert editor.text == "It will be sunny."
+            (notice,) = notices(editor)
+            assert "reported an error: overloaded for [secret]. " in notice
+            assert key not in repr(editor.updates) + repr(log_of(crow))
 
 
 async def test_answer_is_resumed_at_most_twice_before_the_error_ends_the_turn() -> None:

@@ -661,6 +661,24 @@ async def test_model_call_is_called_when_a_request_is_sent_and_when_it_has_ended
     assert told == [*first, "user", ("sent", False), ("ended", True)]
 
 
+async def test_a_sent_request_is_not_reported_as_ended_to_a_hook_that_runs_after_a_slow_one():
+    """Else a function that counts the ended calls counts a quick one twice."""
+    ended: list[bool] = []
+    async with ScriptedServer([Reply(tool_calls=[{"name": "none", "arguments": {}}]), Reply("Done.")]) as server:
+        crow = Crow(ChatModel(name="m", base_url=server.url))
+
+        @crow.model_call
+        async def write_slowly(session: Session, model_call: ModelCall) -> None:
+            while not ended and not any(entry.get("role") == "assistant" for entry in session.log):
+                await asyncio.sleep(0.01)
+
+        crow.model_call(lambda session, model_call: ended.append(bool(model_call.ended)))
+        async with connect(crow) as editor:
+            session = await editor.new_session("/")
+            await editor.prompt(session.session_id, "hi")
+    assert ended == [False, True] * 2
+
+
 async def test_parallel_tool_calls_are_written_as_they_end():
     """A call that the client saw completed is in the log, whatever happens to the other."""
     release = asyncio.Event()

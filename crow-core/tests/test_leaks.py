@@ -123,7 +123,8 @@ async def test_data_that_was_read_is_not_sent_away_without_a_question(tmp_path: 
         await editor.prompt(session.session_id, "Summarise the page.")
     assert (thief.connections, thief.heard) == (0, b"")
     asked = [use for use in uses if mode != "plan" or use["name"] != "terminal"]
-    assert [question.tool_call.raw_input for question in editor.questions] == [use["arguments"] for use in asked]
+    expected = [{name.lower(): value for name, value in use["arguments"].items()} for use in asked]
+    assert [question.tool_call.raw_input for question in editor.questions] == expected
     assert len(model.requests) == 2 * len(uses) + 1
 
 

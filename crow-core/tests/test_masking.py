@@ -163,6 +163,11 @@ def test_a_secret_is_found_in_text_and_in_text_that_is_json(secret: str, around:
     assert secret not in found
 
 
+@pytest.mark.parametrize("spelling", ["a+b/c=d0é", "a%2Bb%2Fc%3Dd0%C3%A9", "a+b\\/c=d0é", "a+b/c=d0\\u00e9"])
+def test_a_secret_is_found_in_the_spellings_of_urls_and_json(spelling: str):
+    assert mask(f"<{spelling}>", ["a+b/c=d0é"]) == "<[secret]>"
+
+
 def test_the_longer_of_two_secrets_is_masked_whole():
     assert mask("x abcdefgh-1234 abcdefgh", ["abcdefgh", "abcdefgh-1234"]) == f"x {MASK} {MASK}"
 

@@ -217,6 +217,26 @@ def test_a_known_id_continues_its_call_even_if_the_arguments_look_complete(index
     )
 
 
+@pytest.mark.parametrize("index", [{"index": 0}, {}])
+@pytest.mark.parametrize("second", ["f", "g"])
+@pytest.mark.parametrize("parts", [['{"x": 2}'], ["", '{"x": 2}'], ['{"x"', ": 2}"]])
+def test_two_calls_with_one_id_and_one_index_are_separated(index: Fragment, second: str, parts: list[str]) -> None:
+    pieces = [fragment("f", '{"x": 1}', **index, id="a"), fragment(second, parts[0], **index, id="a")]
+    pieces += [fragment(arguments=part, **index) for part in parts[1:]]
+    assert settle_fragments(*pieces) == [("a", "f", '{"x": 1}'), ("a_2", second, '{"x": 2}')]
+
+
+def test_call_that_is_sent_twice_in_whole_is_one_call() -> None:
+    call, other = fragment("f", '{"x": 1}', index=0, id="a"), fragment("f", '{"x": 1}', index=1, id="b")
+    assert [id for id, _, _ in settle_fragments(call, other, call, other)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("id", [5, 5.5, True, ["a"], {"a": 1}])
+def test_id_that_is_no_text_is_one_id_in_all_fragments(id: Any) -> None:
+    pieces = fragment("f", '{"x"', index=0, id=id), fragment("f", ": 1}", index=0, id=id)
+    assert settle_fragments(*pieces) == [(str(id), "f", '{"x": 1}')]
+
+
 def test_two_calls_of_one_tool_without_arguments_are_separated_by_id() -> None:
     pieces = fragment("f", "{}", index=0, id="a"), fragment("f", "", index=1, id="b")
     assert settle_fragments(*pieces) == [("a", "f", "{}"), ("b", "f", "{}")]
@@ -249,7 +269,11 @@ def test_missing_arguments_become_an_empty_object(nothing: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", ['{"x": ', "[1]", '"x"', "null", "x", '{"x": 1}{"x": 1}', "[" * 100_000, '{"x": NaN}']
+    "broken",
+    [
+        *('{"x": ', "[1]", '"x"', "null", "x", '{"x": 1}{"x": 1}', "[" * 100_000, '{"x": NaN}', '{"x": 1e999}'),
+        '{"x": ' + "[" * 200 + "]" * 200 + "}",
+    ],
 )
 def test_arguments_that_are_no_json_object_are_kept_and_parse_as_none(broken: str) -> None:
     ((id, name, arguments),) = settle_fragments(fragment("f", broken, id="a"))
@@ -257,8 +281,13 @@ def test_arguments_that_are_no_json_object_are_kept_and_parse_as_none(broken: st
     assert parse_arguments(use("a", arguments=broken)) is None
 
 
-def test_call_without_a_name_is_dropped() -> None:
-    assert settle_fragments(fragment(arguments="{}", index=0, id="a")) == []
+@pytest.mark.parametrize("arguments", [None, ""])
+def test_call_without_a_name_and_arguments_is_dropped(arguments: str | None) -> None:
+    assert settle_fragments(fragment(arguments=arguments, index=0, id="a")) == []
+
+
+def test_call_without_a_name_but_with_arguments_is_kept() -> None:
+    assert settle_fragments(fragment(arguments="{}", index=0, id="a")) == [("a", "", "{}")]
 
 
 def test_calls_of_a_truncated_reply_are_dropped_and_noted() -> None:

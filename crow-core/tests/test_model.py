@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import math
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
+from traceback import format_exception
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import httpx2
 import openai
@@ -14,7 +17,7 @@ import stamina
 from crow_core.errors import ModelError
 from crow_core.messages import Delta, Message, answer_tool_call, settle, view
 from crow_core.models import chat as models
-from crow_core.models.chat import ChatModel, ModelCall, ModelRequest, parse_retry_after
+from crow_core.models.chat import ChatModel, ModelCall, ModelRequest
 from crow_core.testing import Failure, Raw, Reply, ScriptedServer
 from stamina.instrumentation import RetryDetails, set_on_retry_hooks
 
@@ -359,7 +362,10 @@ async def test_consumer_that_stops_at_a_notice_ends_the_retries(make: Make) -> N
 
 TRANSIENT = [
     BUSY,
-    *(Failure(status, "down") for status in (408, 409, 425, 429, 500, 502, 503, 504, 529)),
+    *(Failure(status, "down") for status in (408, 409, 425, 429, 498, 500, 502, 503, 504, 520, 524, 529, 599)),
+    Failure(522, "<html><title>522: Connection timed out</title></html>", {"content-type": "text/html"}),
+    Failure(503, "<?xml version='1.0'?><Error><Message>busy</Message></Error>", {"content-type": "application/xml"}),
+    Failure(400, "odd", {"x-should-retry": "true"}),
     Raw([], abort=True),
     Raw([b": still here\n\n"], abort=True),
     Raw([b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n'], abort=True),
@@ -379,7 +385,7 @@ async def test_failure_before_the_first_delta_is_reported_and_the_third_attempt_
     assert len(server.requests) == 3
     assert len(notices) == 2
     assert server.url in notices[0]
-    assert notices[0].endswith("Asking again now.")
+    assert re.search(r"Asking again (now|in \d+ s)\.$", notices[0])
 
 
 async def test_retried_requests_are_identical(make: Make) -> None:
@@ -425,17 +431,82 @@ async def test_request_fails_if_the_endpoint_asks_for_a_wait_of_more_than_a_minu
         )
 
 
+@pytest.fixture
+def waits() -> Iterator[list[float]]:
+    """Real waits before retries, but short ones; yield their lengths as crow asked for them."""
+    asked: list[float] = []
+
+    def note(details: RetryDetails) -> None:
+        asked.append(details.wait_for)
+
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    set_on_retry_hooks([note])
+    with stamina.set_testing(False), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stamina._core._smart_sleep", sleep)
+        yield asked
+    set_on_retry_hooks(None)
+
+
+LIMITED = [
+    Failure(429, {"error": {"message": "Slow down."}}),
+    Failure(529, {"error": {"type": "overloaded_error", "message": "Overloaded"}}),
+    Raw([b'event: error\ndata: {"message": "The model is overloaded."}\n\n']),
+]
+
+
+@pytest.mark.parametrize("answer", LIMITED, ids=["429", "529", "stream"])
+async def test_waits_for_an_endpoint_that_limits_requests_grow_to_a_minute(
+    make: Make, waits: list[float], answer: Failure | Raw
+) -> None:
+    async with ScriptedServer([answer] * 5 + [Reply("Hi")]) as server:
+        _, notices = await run_call(make(server.url, attempts=6))
+    assert waits[0] < 5
+    assert sorted(map(round, waits)) == list(map(round, waits))
+    assert sum(waits[:4]) > 60, "a limit for each minute is over then"
+    assert round(waits[-1]) == 60
+    told = [int(re.findall(r"Asking again in (\d+) s\.$", notice)[0]) for notice in notices]
+    assert told == [math.ceil(round(wait, 6)) for wait in waits]
+
+
 @pytest.mark.parametrize(
-    ("header", "wait"),
-    [("7", 7), ("0.5", 0.5), ("-1", 0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0), ("soon", None), ("", None), (None, None)],
+    ("headers", "wait"),
+    [
+        ({"retry-after-ms": "250", "Retry-After": "30"}, 0.25),
+        ({"Retry-After": "30"}, 30),
+        ({"x-ratelimit-reset-requests": "1.5s"}, 1.5),
+    ],
 )
-def test_retry_after_is_seconds_or_a_date(header: str | None, wait: float | None) -> None:
-    assert parse_retry_after(header) == wait
+async def test_wait_is_the_one_that_the_endpoint_asks_for(
+    make: Make, waits: list[float], headers: dict[str, str], wait: float
+) -> None:
+    async with ScriptedServer([Failure(429, "", headers), Reply("Hi")]) as server:
+        await run_call(make(server.url))
+    assert waits == [wait]
 
 
-@pytest.mark.parametrize("header", ["nan", "inf", "1e400"])
-def test_retry_after_that_is_no_finite_number_is_ignored(header: str) -> None:
-    assert parse_retry_after(header) is None
+async def test_endpoint_that_forbids_a_retry_is_not_asked_again(make: Make) -> None:
+    async with ScriptedServer([Failure(503, "down", {"x-should-retry": "false"})]) as server:
+        assert "has trouble (503): down" in await read_error(make(server.url))
+        assert len(server.requests) == 1
+
+
+async def test_call_is_cancelled_during_a_patient_wait() -> None:
+    async with ScriptedServer([LIMITED[0]]) as server, open_model(server.url) as model:
+        noticed = asyncio.Event()
+
+        async def tell(delta: Delta) -> None:
+            if "notice" in delta:
+                noticed.set()
+
+        with stamina.set_testing(False):
+            calling = asyncio.create_task(ModelCall(model, ASK).run(tell))
+            await noticed.wait()
+            calling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await calling
+        assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -447,12 +518,12 @@ def test_retry_after_that_is_no_finite_number_is_ignored(header: str) -> None:
         ),
         (
             Failure(403, "<html>Forbidden</html>"),
-            "refused the key (403): it sent a web page instead of JSON; base_url usually ends in /v1. "
-            "Check the model's api_key, or OPENAI_API_KEY.",
+            "denied access (403): it sent a web page. "
+            "Check the model's api_key, and whether your account may use this model.",
         ),
         (
             Failure(404, {"error": {"message": "model not found"}}),
-            "has no model 'm', or base_url is wrong: model not found. Check both.",
+            "has no model 'm', or base_url is wrong (404): model not found. Check both.",
         ),
         (
             Failure(400, {"error": {"message": "messages[2]: no images\nin tool messages"}}),
@@ -461,7 +532,7 @@ def test_retry_after_that_is_no_finite_number_is_ignored(header: str) -> None:
         ),
         (
             Failure(500, {"error": {"message": "the request exceeds the available context size."}}),
-            "refused the request as too long: the request exceeds the available context size (500). "
+            "refused the request as too long (500): the request exceeds the available context size. "
             "Take the prompt back (/undo), go on in a new session, or choose a model with a larger window.",
         ),
         (
@@ -550,10 +621,121 @@ async def test_key_that_no_header_can_hold_is_an_error_that_does_not_quote_it(ke
     assert "sk-" not in error
 
 
-async def test_key_that_the_server_quotes_is_masked(make: Make) -> None:
-    async with ScriptedServer([Failure(401, {"error": "Wrong key: sk-1234567890!"})]) as server:
-        error = await read_error(make(server.url, api_key="sk-1234567890"))
-    assert "Wrong key: …!" in error
+KEY = "sk-c4n4ry/Q+x9=Zr"
+QUOTED_KEY = quote(KEY, safe="")
+
+ECHOES: dict[str, Failure | Raw] = {
+    "401": Failure(401, {"error": f"Wrong key: {KEY}!"}),
+    "400": Failure(400, {"error": {"message": f"Incorrect API key provided: {KEY}"}}),
+    "403, text": Failure(403, f"no access for Bearer {KEY}"),
+    "500": Failure(500, {"error": {"message": f"upstream refused {KEY}"}}),
+    "503, title": Failure(503, f"<html><title>{KEY} is busy</title></html>", {"content-type": "text/html"}),
+    "cut": Failure(400, {"error": {"message": f"{'x' * 290} {KEY} {'y' * 99}"}}),
+    "cut in a page": Failure(400, f"{'x ' * 144} {KEY}"),
+    "escaped": Failure(400, '{"error": {"message": "' + KEY.replace("/", "\\/") + '"'),
+    "percent-encoded": Failure(400, f"no access to /?key={QUOTED_KEY}"),
+    "percent-encoded in lower case": Failure(
+        400, "no access to /?key=" + re.sub("%..", lambda found: found[0].lower(), QUOTED_KEY)
+    ),
+    "key of an object": Failure(400, {KEY: 1}),
+    "raw error": Failure(400, {"error": {"message": "no", "metadata": {"raw": json.dumps({"error": KEY})}}}),
+    "stream": Raw([f'data: {{"error": {{"message": "no access for {KEY}"}}}}\n\n'.encode()]),
+    "stream, passing": Raw([f'data: {{"error": {{"message": "overloaded for {KEY}", "code": 503}}}}\n\n'.encode()]),
+    "event": Raw([f"event: error\ndata: no access for {KEY}\n\n".encode()]),
+    "no event stream": Raw([json.dumps({"detail": f"no access for {KEY}"}).encode()]),
+    "web page": Raw([f"Welcome, {KEY}".encode()], {"content-type": "text/plain"}),
+    "unknown event": Raw([f'data: {{"choices": [{{"delta": {{"tool_calls": "{KEY}"}}}}]}}\n\n'.encode()]),
+    "event without an answer": Raw([f'data: {{"message": "hello {KEY}"}}\n\n'.encode()]),
+    "retry-after": Failure(429, "slow", {"retry-after": KEY}),
+}
+"""Answers that quote the key of the request."""
+
+
+@pytest.mark.parametrize("name", ECHOES)
+async def test_key_that_the_server_quotes_is_shown_nowhere(
+    make: Make, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ScriptedServer(lambda request: ECHOES[name]) as server:
+        model, notices = make(server.url, api_key=KEY, attempts=2), list[str]()
+        call = ModelCall(model, ASK)
+
+        async def tell(delta: Delta) -> None:
+            notices.extend([delta["notice"]] if "notice" in delta else [])
+
+        with caplog.at_level("DEBUG", "crow"), pytest.raises(ModelError) as caught:
+            await call.run(tell)
+    traceback = "".join(format_exception(caught.value))
+    for text in (str(caught.value), *notices, call.error, repr(call), repr(model), traceback, caplog.text):
+        for part in (KEY, QUOTED_KEY, KEY[:12], KEY[-8:]):
+            assert part not in unquote(text)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        f"https://x.example/v1?key={KEY}",
+        f"https://x.example/v1?next=%2Fv1%3Fkey%3D{QUOTED_KEY}",
+        f"https://{QUOTED_KEY}@x.example/v1",
+        f"https://me:{QUOTED_KEY}@x.example/v1#{KEY}",
+        "https://x.example/v1\x1b]0;title\x07",
+    ],
+)
+async def test_new_address_is_told_without_secrets_and_control_characters(location: str) -> None:
+    async with (
+        ScriptedServer([Failure(307, "", {"Location": location})]) as server,
+        open_model(server.url, api_key=KEY) as model,
+    ):
+        error = await read_error(model)
+    assert f"{server.url} has moved (307) to https://x.example/v1" in error
+    assert KEY[:8] not in unquote(error)
+    assert error.isprintable()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [f"HTTP/1.1 200 OK {KEY}\r\n{KEY}\r\n\r\n", f"{KEY}\r\n\r\n", f"HTTP/1.1 200 OK\r\nX: {KEY}\r\nA B: {KEY}\r\n\r\n"],
+    ids=["line", "status", "header"],
+)
+async def test_key_in_an_answer_that_is_no_http_is_shown_nowhere(make: Make, answer: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer.encode())
+        with suppress(ConnectionError):
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        with pytest.raises(ModelError) as caught:
+            await run_call(make(url, api_key=KEY, attempts=1))
+    assert KEY[:12] not in "".join(format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("url", "settings"),
+    [
+        ("http://HOST/v1?api_key=KEY", {}),
+        ("http://HOST/v1?sig=KEY", {}),
+        ("http://me:KEY@HOST/v1", {}),
+        ("http://KEY@HOST/v1", {}),
+        ("http://HOST/v1", {"headers": {"Authorization": f"Bearer {KEY}"}}),
+        ("http://HOST/v1", {"headers": {"X-Tenant": KEY}}),
+        ("http://HOST/v1", {"parameters": {"api_key": KEY}}),
+    ],
+)
+async def test_every_credential_of_an_endpoint_is_masked(url: str, settings: dict[str, Any]) -> None:
+    async def script(request: dict[str, Any]) -> Failure:
+        sent = server.headers[-1].get("authorization", "")
+        return Failure(400, {"error": f"no access for {KEY}, {QUOTED_KEY}, {sent}"})
+
+    async with ScriptedServer(script) as server:
+        whole = url.replace("HOST", urlsplit(server.url).netloc).replace("KEY", QUOTED_KEY)
+        async with open_model(whole, **settings) as model:
+            error = await read_error(model)
+    assert error.startswith(f"{server.url} refused the request (400): no access for [secret], [secret],")
+    sent = server.headers[-1].get("authorization", "").partition(" ")[2]
+    assert not sent or sent not in error
 
 
 async def test_secrets_in_a_url_are_left_out_of_errors(nowhere: str) -> None:
@@ -592,6 +774,29 @@ async def test_error_object_in_a_stream_keeps_the_text_and_is_not_retried(make: 
             await call.run()
         assert len(server.requests) == 1
     assert call.reply == {"role": "assistant", "content": "Half"}
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["in two reads", "in one read"])
+@pytest.mark.parametrize("end", ["error", "cut", "cut in an event", "cut behind an event without its line end"])
+async def test_all_text_before_a_broken_end_is_kept(make: Make, end: str, together: bool) -> None:
+    chunks = [b'data: {"choices": [{"delta": {"content": "' + text + b'"}}]}\n\n' for text in (b"Half", b" of it, a <")]
+    match end:
+        case "error":
+            chunks.append(b'data: {"error": {"message": "overloaded", "code": 503}}\n\n')
+        case "cut in an event":
+            chunks.append(b'data: {"choices": [{"del')
+        case "cut behind an event without its line end":
+            chunks[-1] = chunks[-1].rstrip()
+        case _:
+            pass
+    sent = [b"".join(chunks)] if together else chunks
+    async with ScriptedServer([Raw(sent, abort=end != "error"), Reply("Hi")]) as server:
+        call = ModelCall(make(server.url), ASK)
+        with pytest.raises(ModelError) as caught:
+            await call.run()
+        assert len(server.requests) == 1
+    assert call.reply == {"role": "assistant", "content": "Half of it, a <"}
+    assert caught.value.retry
 
 
 async def test_silence_before_the_first_delta_is_reported_and_retried(make: Make) -> None:

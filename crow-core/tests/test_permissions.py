@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ from crow_core.mcp.server import Server
 from crow_core.messages import Message
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
+from crow_core.text import clean_json
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio
@@ -64,12 +66,12 @@ def in_turn(*uses: Use) -> ScriptedModel:
 
 
 def answers(model: ScriptedModel) -> list[str]:
-    """Return the results of the last tool calls, as the model receives them."""
+    """Return the results of the last tool calls, as the model receives them, without the last line feed."""
     answered: list[str] = []
     for message in reversed(model.requests[-1]["messages"]):
         if message["role"] != "tool":
             break
-        answered.insert(0, message["content"])
+        answered.insert(0, message["content"].removesuffix("\n"))
     return answered
 
 
@@ -350,7 +352,7 @@ async def test_an_allow_rule_does_not_match_a_command_that_is_not_simple(rule: s
     async with connect(crow_with(model, allow=[rule]), permit="reject_once") as editor:
         session = await editor.new_session(str(tmp_path))
         await editor.prompt(session.session_id, "go")
-    assert commands_asked(editor) == DANGEROUS
+    assert commands_asked(editor) == [json.loads(clean_json(json.dumps(command).encode())) for command in DANGEROUS]
     assert all(states[-1] == "failed" for states in editor.calls().values())
 
 
@@ -907,3 +909,138 @@ async def test_deny_rules_hold_for_input_to_a_terminal_session(tmp_path: Path):
         session = await editor.new_session(str(tmp_path))
         await editor.prompt(session.session_id, "go")
     assert all("the rule 'terminal:rm *' says deny" in answer for answer in answers(model))
+
+
+OTHER_NAMES: list[tuple[str, Use]] = [
+    ("terminal:git push*", {"name": "terminal", "arguments": {"cmd": "git push origin"}}),
+    ("terminal:git push*", {"name": "terminal", "arguments": {"command": ["git", "push", "origin"]}}),
+    ("terminal:git push*", {"name": "terminal", "arguments": {"command": ["bash", "-lc", "git push origin"]}}),
+    ("terminal:git push*", {"name": "terminal", "arguments": {"cmd": '["bash", "-c", "[\\"git\\", \\"push\\"]"]'}}),
+    ("terminal:git push*", {"name": "terminal", "arguments": {"command": None, "script": "git push"}}),
+    ("terminal:git push*", {"name": "terminal", "arguments": {"Command": "git push"}}),
+    ("terminal:cd /etc*", {"name": "terminal", "arguments": {"cmd": "touch a", "workdir": "/etc"}}),
+    ("file_editor:secret*", {"name": "file_editor", "arguments": {"command": "view", "file_path": "secret.txt"}}),
+    ("file_editor:secret*", {"name": "file_editor", "arguments": {"filePath": "secret.txt", "content": "x"}}),
+    ("file_editor:secret*", {"name": "file_editor", "arguments": {"command": "Write", "Path": "secret.txt"}}),
+    ("file_editor:5", {"name": "file_editor", "arguments": {"command": "view", "path": 5}}),
+    ("*:secret/*", {"name": "grep", "arguments": {"query": "key", "dir_path": "secret"}}),
+    ("*:secret/*", {"name": "glob", "arguments": {"glob_pattern": "*", "directory": "secret"}}),
+    ("fetch:http://evil.example*", {"name": "fetch", "arguments": {"link": "http://evil.example/a"}}),
+]
+
+
+@pytest.mark.parametrize(("rule", "use"), OTHER_NAMES)
+async def test_arguments_under_other_names_do_not_get_around_a_rule(tmp_path: Path, rule: str, use: Use):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret.txt").write_text("the key\n")
+    model = in_turn(use)
+    crow = crow_with(model, mode="yolo", deny=[rule])
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+        assert decisions(crow) == [("deny", f"the rule {rule!r} says deny")]
+    assert "This was not run" in answers(model)[0]
+    assert (tmp_path / "secret.txt").read_text() == "the key\n"
+
+
+async def test_question_shows_the_arguments_that_the_tool_will_use(tmp_path: Path):
+    use: Use = {"name": "terminal", "arguments": {"cmd": ["bash", "-lc", "echo $((6*7))"], "description": "List files"}}
+    model = in_turn(use)
+    async with connect(crow_with(model), permit="allow_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    (question,) = editor.questions
+    assert question.tool_call.raw_input == {"command": "echo $((6*7))"}
+    assert question.tool_call.title == "echo $((6*7))"
+    assert [answer.rstrip() for answer in answers(model)] == ["42"]
+
+
+async def test_two_values_of_one_argument_are_refused_without_a_question(tmp_path: Path):
+    model = in_turn({"name": "terminal", "arguments": {"command": "ls", "cmd": "rm -r ."}})
+    async with connect(crow_with(model), permit="allow_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert editor.questions == []
+    assert "command and cmd are the same argument with two values" in answers(model)[0]
+
+
+async def test_kind_of_a_call_follows_from_the_command_that_is_meant(tmp_path: Path):
+    (tmp_path / "a").write_text("one\n")
+    read: Use = {"name": "file_editor", "arguments": {"command": "read", "file_path": "a"}}
+    write: Use = {"name": "file_editor", "arguments": {"command": "write", "file_path": "b", "content": "x"}}
+    model = together(read, write)
+    async with connect(crow_with(model, mode="plan")) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    shown, refused = answers(model)
+    assert "1\tone" in shown
+    assert "plan mode only reads" in refused
+    assert not (tmp_path / "b").exists()
+
+
+READS, PLANS = ("allow", "reading is allowed"), ("deny", "plan mode only reads. Describe the change instead")
+YOLO, EDITS, USER = ("allow", "mode yolo"), ("allow", "mode accept-edits"), ("allow", "the user")
+
+
+@pytest.mark.parametrize("mode", ["ask", "accept-edits", "plan", "yolo"])
+async def test_each_kind_of_tool_is_decided_as_described_in_each_mode(mode: Mode, tmp_path: Path):
+    tools = FastMCP("demo")
+    arguments: dict[str, dict[str, Any]] = {
+        **{kind: {"path": "a.txt"} for kind in ("read", "search", "edit", "delete", "move")},
+        "think": {"text": "Hm."},
+        "fetch": {"url": "HTTP://Example.org/a b"},
+        "execute": {"command": "\tls  -l\n"},
+        "outside": {"path": "/tmp/a.txt"},
+        "sensitive": {"path": ".git/hooks/pre-commit"},
+        "other": {},
+    }
+    for name in arguments:
+        kind = "edit" if name in ("outside", "sensitive") else name
+        tools.tool(lambda path="", text="", url="", command="": "done", name=name, meta={"crow/kind": kind})
+    uses: list[Use] = [{"name": name, "arguments": given} for name, given in arguments.items()]
+    crow = Crow(in_turn(*uses), servers=[Server("demo", lambda: tools, built_in=True, shared=True)])
+    crow.use(permissions, mode=mode)
+    expected = dict.fromkeys(arguments, {"plan": PLANS, "yolo": YOLO}.get(mode, USER))
+    if mode != "yolo":
+        expected |= dict.fromkeys(("read", "search", "think"), READS) | {"fetch": USER}
+    if mode == "accept-edits":
+        expected["edit"] = EDITS
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        for _ in uses:
+            await editor.prompt(session.session_id, "go")
+        assert dict(zip(arguments, decisions(crow), strict=True)) == expected
+        (open_session,) = crow.sessions.values()
+        noted = [notes["tool"] for entry in open_session.log if "is" in (notes := entry.get("crow", {}))]
+        assert noted == list(arguments)
+    asked = {question.tool_call.name: question for question in editor.questions}
+    assert set(asked) == {name for name, decision in expected.items() if decision == USER}
+    if mode == "ask":
+        assert [asked["execute"].tool_call.title, asked["edit"].tool_call.status] == ["ls  -l", "pending"]
+        scopes = {name: [option.name for option in question.options] for name, question in asked.items()}
+        assert "fetch from example.org" in str(scopes["fetch"])
+        assert "this command" in str(scopes["execute"])
+        assert "changes to files here" in str(scopes["edit"])
+        assert "other" in str(scopes["other"])
+        assert asked["edit"].tool_call.locations
+
+
+async def test_reasons_of_decisions_are_recorded(tmp_path: Path):
+    risky = FastMCP("risky")
+    risky.tool(lambda: "gone", name="wipe", annotations={"destructiveHint": True})
+    started: Use = run("cat", session="cat")
+    typed: Use = {"name": "terminal", "arguments": {"session": "cat", "input": "hello", "keys": "enter"}}
+    polled: Use = {"name": "terminal", "arguments": {"session": "cat", "wait": 0}}
+    killed: Use = {"name": "terminal", "arguments": {"session": "cat", "keys": "kill"}}
+    model = in_turn(started, typed, polled, killed, {"name": "risky_wipe", "arguments": {}}, run("true"))
+    servers = Server("risky", lambda: risky, shared=True, trust=True)
+    crow = crow_with(model, servers, allow=["terminal:cat", "terminal:true"], deny=["terminal:hello *"])
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        for _ in range(6):
+            await editor.prompt(session.session_id, "go")
+        polls = ("allow", "it only looks at what was started, or ends it")
+        denied = ("deny", "the rule 'terminal:hello *' says deny")
+        assert decisions(crow) == [USER, denied, polls, polls, USER, ("allow", "the rule 'terminal:true'")]
+    assert [question.tool_call.name for question in editor.questions] == ["terminal", "risky_wipe"]
+    assert editor.questions[0].tool_call.raw_input == started["arguments"]

@@ -1,5 +1,6 @@
 """Quirks: from the shipped rules, the configuration and refusals, and the requests that they change."""
 
+import asyncio
 import copy
 import json
 import re
@@ -17,7 +18,7 @@ from crow_core.models.chat import ChatModel, ModelCall, get_window
 from crow_core.models.quirks import Body, Quirks, adapt_request, find_quirks, learn_from_refusal, load_rules
 from crow_core.settings.config import ModelSettings
 from crow_core.settings.discovery import to_chat_model
-from crow_core.testing import Failure, Reply, ScriptedServer
+from crow_core.testing import Failure, Raw, Reply, ScriptedServer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -632,12 +633,98 @@ async def test_same_refusal_again_is_an_error_and_not_a_loop() -> None:
 
 async def test_refusal_that_another_session_has_learned_from_is_retried() -> None:
     refusal = Failure(400, {"error": {"message": "'temperature' is not supported"}})
-    async with ScriptedServer(lambda asked: refusal if "temperature" in asked else Reply("Hi")) as server:
+
+    async def script(asked: dict[str, Any]) -> Reply | Failure:
+        """Refuse two requests that are under way together, the second after the first has taught its lesson."""
+        if "temperature" not in asked:
+            return Reply("Hi")
+        wanted = next(numbers)
+        await server.until(lambda: len(server.requests) >= wanted)
+        return refusal
+
+    numbers = iter((2, 3))
+    async with ScriptedServer(script) as server:
         model = ChatModel(name="m", base_url=server.url)
-        sent = model.build_body(request())
-        await run_call(model, request())
-        assert "another session" in model.learn_from_refusal(json.dumps(refusal.body), sent)
+        async with asyncio.TaskGroup() as group:
+            calls = [group.create_task(run_call(model, request())) for _ in range(2)]
         await model.close()
+    notices = [call.result()[1] for call in calls]
+    assert sorted(notice.partition(" ")[2] for (notice,) in notices) == [
+        "does not take temperature; it is left out from now on (400). Asking again now.",
+        "refused what it had just refused in another session (400). Asking again now.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        Failure(400, {"error": {"message": "'temperature' is not supported (request 2)"}}),
+        Failure(400, {"error": {"message": "Invalid 'messages[2].content': it is empty."}}),
+        Failure(503, "down", {"x-should-retry": "false"}),
+        Raw([b'data: {"error": {"message": "no"}}\n\n']),
+    ],
+    ids=["same", "other", "down", "stream"],
+)
+async def test_lesson_after_which_no_request_is_answered_is_unlearned(after: Failure | Raw) -> None:
+    refusal = Failure(400, {"error": {"message": "'temperature' is not supported (request 1)"}})
+    async with ScriptedServer([refusal, after, Reply("Hi")]) as server:
+        model = ChatModel(name="m", base_url=server.url)
+        with pytest.raises(ModelError):
+            await run_call(model, request())
+        assert model.quirks == Quirks()
+        await run_call(model, request())
+        await model.close()
+    assert [("temperature" in asked) for asked in server.requests] == [True, False, True]
+
+
+async def test_refused_parameter_is_sent_again_if_leaving_it_out_does_not_help() -> None:
+    refusal = Failure(400, {"error": {"message": "property 'top_k' is unsupported"}})
+    async with ScriptedServer(lambda asked: refusal) as server:
+        model = ChatModel(name="m", base_url=server.url, parameters={"top_k": 5})
+        with pytest.raises(ModelError, match="refused the request"):
+            await run_call(model, request())
+        await model.close()
+        assert len(server.requests) == 2
+    assert model.refused_parameters == set()
+
+
+async def test_lessons_that_help_together_are_kept() -> None:
+    def script(asked: dict[str, Any]) -> Reply | Failure:
+        for name in ("temperature", "stream_options", "max_tokens"):
+            if name in asked:
+                return Failure(400, {"error": {"message": f"Unknown parameter: '{name}'.", "param": name}})
+        return Reply("Hi")
+
+    async with ScriptedServer(script) as server:
+        model = ChatModel(name="m", base_url=server.url)
+        await run_call(model, request())
+        await run_call(model, request())
+        await model.close()
+        assert len(server.requests) == 5
+    assert model.quirks == Quirks(temperature=False, stream_usage=False, max_tokens="max_completion_tokens")
+
+
+async def test_lesson_after_which_an_empty_answer_comes_is_kept() -> None:
+    refusal = Failure(400, {"error": {"message": "'temperature' is not supported"}})
+    async with ScriptedServer([refusal, Reply()]) as server:
+        model = ChatModel(name="m", base_url=server.url)
+        await run_call(model, request())
+        await model.close()
+    assert model.quirks == Quirks(temperature=False)
+
+
+async def test_cancelled_call_unlearns_what_was_not_confirmed() -> None:
+    refusal = Failure(400, {"error": {"message": "'temperature' is not supported"}})
+    async with ScriptedServer([refusal, Raw([], hang=True)]) as server:
+        model = ChatModel(name="m", base_url=server.url)
+        calling = asyncio.create_task(run_call(model, request()))
+        await server.until(lambda: len(server.requests) == 2)
+        assert model.quirks == Quirks(temperature=False)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        await model.close()
+    assert model.quirks == Quirks()
 
 
 UNCLEAR: list[Any] = [
@@ -667,13 +754,98 @@ UNCLEAR: list[Any] = [
     {"error": {"message": "This model does not support reasoning."}},
     {"error": {"message": "Invalid 'messages[2].content': it is empty."}},
     "",
+    # the model's own slips
+    {
+        "error": {
+            "message": "Tool call validation failed: tool call validation failed: parameters for tool weather did not "
+            "match schema: errors: [missing properties: 'place', additionalProperties 'x' not allowed]",
+            "type": "invalid_request_error",
+            "code": "tool_use_failed",
+            "failed_generation": '<function=weather>{"temperature": "is not supported by this JSON schema"}',
+        }
+    },
+    {"error": {"message": "tool call validation failed: attempted to call tool 'x' which was not in request.tools"}},
+    {"error": {"message": "Failed to call a function. Please adjust your prompt. See 'failed_generation'."}},
+    {"error": {"message": "The tool call arguments do not match the tool's input schema."}},
+    {"error": {"message": "Invalid arguments for function weather: 'place' is required by the JSON schema"}},
+    {"error": {"message": "The model produced a function call that does not conform to the parameters' schema"}},
+    {"error": {"message": "Generated output does not match the provided json schema", "code": "json_validate_failed"}},
+    # the order of messages
+    {"error": {"message": "Unexpected role 'system' after role 'user'", "type": "invalid_request_message_order"}},
+    {"error": {"message": "Unexpected role 'user' after role 'tool'"}},
+    {"object": "error", "message": "System message must be at the beginning.", "code": 400},
+    {"error": {"message": "Invalid request: system messages are only allowed at the start of the conversation"}},
+    {
+        "error": {
+            "message": "After the optional system message, conversation roles must alternate user/assistant; invalid"
+        }
+    },
+    {
+        "error": {
+            "message": "Only user, assistant and tool roles are supported, except an initial optional system message!"
+        }
+    },
+    {
+        "error": {
+            "message": "messages with role 'tool' must follow a message with 'tool_calls'; unexpected system message"
+        }
+    },
+    {"error": {"message": "Multiple system messages are not supported"}},
+    # one image
+    {"error": {"message": "Unsupported image format image/x-icon. Allowed are png and jpeg."}},
+    {"error": {"message": "Could not process image"}},
+    {"error": {"message": "Failed to download image from https://x.example/a.png: invalid status"}},
+    {"error": {"message": "Invalid image: the image data you provided does not represent a valid image."}},
+    {"error": {"message": "The image dimensions are not supported."}},
+    {
+        "error": {
+            "message": "Invalid 'messages[2]'. Image URLs are only allowed for messages with role 'user', but this "
+            "message with role 'tool' contains an image URL.",
+            "param": "messages[2]",
+        }
+    },
+    # what names a parameter, but not as the cause
+    {
+        "error": {
+            "message": "Invalid type for 'messages[3].content': expected a string or a list of parts, but got null."
+        }
+    },
+    {"error": {"message": "reasoning.effort must be one of low, medium, high"}},
+    {"error": {"message": "Reasoning is required for this model."}},
+    {"error": {"message": "Unsupported 'messages[0]': stop, user and temperature", "param": "messages[0]"}},
+    {"error": {"message": "Invalid value: max_tokens must be positive"}},
+    {"error": {"message": "Unexpected value. See https://developers.x.example/errors."}},
+    {"error": {"message": "stream_options is fine"}},
 ]
 
 
 @pytest.mark.parametrize("refusal", UNCLEAR, ids=lambda refusal: json.dumps(refusal)[:60])
 def test_refusal_that_is_not_clear_changes_nothing(refusal: Any) -> None:
     text = refusal if isinstance(refusal, str) else json.dumps(refusal)
-    assert learn_from_refusal(text, {**body(user="me", stop=["x"]), "messages": conversation()}, Quirks()) is None
+    asked = {**body(user="me", stop=["x"]), "messages": conversation()}
+    assert learn_from_refusal(text, asked, Quirks()) is None
+    assert learn_from_refusal(text, asked, Quirks(system_role="developer")) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "learned"),
+    [
+        ("Only user and assistant roles are supported!", {"system_role": "user"}),
+        ("m-9 does not support image inputs", {"images": False}),
+        ("m-9 is not a multimodal model", {"images": False}),
+        ("invalid content type. image_url is only supported by certain models.", {"images": False}),
+        ("This is a text-only model; image input was given", {"images": False}),
+        ("tools.0.custom.input_schema: JSON schema is invalid", {"schemas": "plain"}),
+        ("Invalid parameters schema for tool weather: $ref is not supported", {"schemas": "plain"}),
+        ("failed to parse grammar", {"schemas": "plain"}),
+        ("invalid temperature: only 1 is allowed for this model", {"temperature": False}),
+        ("Unrecognized request argument supplied: stream_options", {"stream_usage": False}),
+    ],
+)
+def test_refusal_in_other_words_is_clear(message: str, learned: dict[str, Any]) -> None:
+    found = learn_from_refusal(json.dumps({"error": {"message": message}}), body(), Quirks())
+    assert found is not None
+    assert found.changes == learned
 
 
 @given(st.text(), every_quirk)

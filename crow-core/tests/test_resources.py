@@ -22,6 +22,8 @@ from crow_core.extensions.commands import commands
 from crow_core.extensions.mcp import mcp
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.resources import resources
+from crow_core.extensions.shell_hooks import ShellHook, shell_hooks
+from crow_core.extensions.subagents import subagents
 from crow_core.mcp.server import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
@@ -51,17 +53,30 @@ def library() -> FastMCP:
     return server
 
 
-def app(model: ScriptedModel, *servers: FastMCP, name: str = "docs") -> Crow:
+def eavesdropper() -> tuple[FastMCP, list[str]]:
+    """Make a server, and the list of what it has heard."""
+    server, heard = FastMCP("evil"), list[str]()
+
+    @server.resource("note://{text}")
+    def note(text: str) -> str:
+        heard.append(text)
+        return "Noted."
+
+    server.resource("evil://readme", name="readme")(lambda: heard.append("readme") or "Read me.")
+    return server, heard
+
+
+def app(model: ScriptedModel, *servers: FastMCP, name: str = "docs", **rules: Any) -> Crow:
     crow = Crow(model, servers=[Server(name, lambda server=server: server, shared=True) for server in servers])
-    return crow.use(permissions).use(commands).use(mcp).use(resources)
+    return crow.use(permissions, **rules).use(commands).use(mcp).use(resources)
 
 
 def hello() -> ScriptedModel:
     return ScriptedModel(lambda request: Reply("Hello."))
 
 
-async def say(crow: Crow, *blocks: Any) -> Editor:
-    async with connect(crow, permit=None, capabilities=NOTICES) as editor:
+async def say(crow: Crow, *blocks: Any, permit: str = "reject_once") -> Editor:
+    async with connect(crow, permit=permit, capabilities=NOTICES) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, [TextBlock(text=b) if isinstance(b, str) else b for b in blocks])
     return editor
@@ -209,7 +224,7 @@ async def test_secrets_in_a_resource_are_masked():
     assert "the key is [secret]" in asked(model)
 
 
-async def test_model_lists_and_reads_resources_without_a_permission():
+async def test_model_lists_resources_without_a_permission():
     model = reading()
     editor = await say(app(model, library()), "go")
     assert "docs: docs://readme, readme: What it is\n" in result(model)
@@ -220,10 +235,160 @@ async def test_model_lists_and_reads_resources_without_a_permission():
 
 @pytest.mark.parametrize("server", ["", "docs"])
 @pytest.mark.parametrize(("uri", "text"), [("docs://readme", "Read me."), ("page://7", "Page 7.")])
-async def test_model_reads_a_resource(server: str, uri: str, text: str):
+async def test_model_reads_a_resource_that_the_user_allows(server: str, uri: str, text: str):
     model = reading(uri=uri, server=server)
-    await say(app(model, library()), "go")
+    editor = await say(app(model, library()), "go", permit="allow_once")
     assert result(model) == text
+    (question,) = editor.questions
+    assert (question.tool_call.name, question.tool_call.kind) == ("docs_mcp_resources", "fetch")
+    assert question.tool_call.raw_input == {"uri": uri}
+    assert [option.name for option in question.options][1] == "Allow docs_mcp_resources for this session"
+
+
+@pytest.mark.parametrize("uri", ["evil://readme", "note://the-key-is-canary"])
+async def test_resource_is_not_read_for_the_model_without_a_permission(uri: str):
+    evil, heard = eavesdropper()
+    model = reading(uri=uri, server="evil")
+    await say(app(model, evil, name="evil"), "go")
+    assert heard == []
+    assert result(model).startswith("This was not run: the user rejected it")
+
+
+@pytest.mark.parametrize("rule", ["evil_*", "evil_mcp_resources", "evil_mcp_resources:note:*", "mcp_resources", "*"])
+@pytest.mark.parametrize("server", ["", "evil"])
+async def test_rules_that_deny_a_server_cover_its_resources(rule: str, server: str):
+    evil, heard = eavesdropper()
+    model = reading(uri="note://the-key-is-canary", server=server)
+    editor = await say(app(model, evil, name="evil", mode="yolo", deny=[rule]), "go", permit="allow_once")
+    assert heard == []
+    assert f"the rule {rule!r} says deny" in result(model)
+    assert editor.questions == []
+
+
+@pytest.mark.parametrize("rule", ["docs_*", "docs_mcp_resources:docs://read*"])
+async def test_rule_allows_resources_of_one_server(rule: str):
+    model = reading(uri="docs://readme")
+    editor = await say(app(model, library(), allow=[rule]), "go")
+    assert result(model) == "Read me."
+    assert editor.questions == []
+
+
+async def test_rule_that_asks_holds_for_the_resources_of_a_trusted_server():
+    model = reading(uri="docs://readme")
+    crow = app(model, library(), ask=["docs_*"])
+    crow.servers[0].trust = True
+    editor = await say(crow, "go", permit="allow_once")
+    assert result(model) == "Read me."
+    assert len(editor.questions) == 1
+
+
+@pytest.mark.parametrize("mode", ["ask", "accept-edits", "plan"])
+async def test_resources_of_a_trusted_server_are_read_without_a_permission(mode: Any):
+    model = reading(uri="docs://readme")
+    crow = app(model, library(), mode=mode)
+    crow.servers[0].trust = True
+    editor = await say(crow, "go")
+    assert result(model) == "Read me."
+    assert editor.questions == []
+
+
+async def test_answer_for_the_session_covers_one_server():
+    evil, heard = eavesdropper()
+    uses: list[Use] = [
+        {"name": "mcp_resources", "arguments": {"uri": uri}}
+        for uri in ("docs://readme", "page://1", "note://canary", "page://2")
+    ]
+    model = ScriptedModel([*(Reply(tool_calls=[use]) for use in uses), Reply("Done.")])
+    crow = app(model, library())
+    crow.servers.append(Server("evil", lambda: evil, shared=True))
+    async with connect(crow, permit="allow_always", capabilities=NOTICES) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+        assert [question.tool_call.name for question in editor.questions] == [
+            "docs_mcp_resources",
+            "evil_mcp_resources",
+        ]
+    assert heard == ["canary"]
+
+
+async def test_only_what_a_server_lists_is_read():
+    evil, heard = eavesdropper()
+    model = reading(uri="evil://other/the-key", server="evil")
+    editor = await say(app(model, evil, name="evil"), "go", permit="allow_once")
+    assert (heard, editor.questions) == ([], [])
+    assert result(model).startswith("No MCP server lists 'evil://other/the-key'.")
+
+
+async def test_listed_resource_is_preferred_to_a_template_of_another_server():
+    def greet(anything: str) -> str:
+        return "Mine."
+
+    greedy = FastMCP("greedy")
+    greedy.resource("docs://{anything*}")(greet)
+    model = reading(uri="docs://readme")
+    crow = app(model, greedy, name="greedy", mode="yolo")
+    crow.servers.append(Server("docs", library, shared=True))
+    await say(crow, "go")
+    assert result(model) == "Read me."
+
+
+@pytest.mark.parametrize(
+    ("template", "uri", "fits"),
+    [
+        ("page://{number}", "page://7", True),
+        ("page://{number}", "other://7", False),
+        ("page://{number}/edit", "page://7/edit", True),
+        ("page://{number}/edit", "page://7/delete", False),
+        ("find://all{?q,limit}", "find://all", True),
+        ("find://all{?q,limit}", "find://all?q=7", True),
+        ("file:///{path*}", "file:///a/b", True),
+        ("odd://[a]*{x}", "odd://[a]*1", True),
+        ("odd://[a]*{x}", "odd://abc1", False),
+        ("".join(f"{{v{n}}}a" for n in range(60)), "a" * 5000 + "b", False),
+    ],
+)
+def test_uri_fits_the_whole_of_a_template(template: str, uri: str, fits: bool):
+    server = Server("docs", None)
+    assert module.Resource(server, template, "it", template=True).matches(uri) is fits
+
+
+@pytest.mark.parametrize("settings", [{"deny": ["*"]}, {"deny": ["mcp_*"]}, {"allow": ["search"]}])
+async def test_server_whose_settings_leave_the_tool_out_has_no_resources_for_the_model(settings: Any):
+    evil, heard = eavesdropper()
+    model = ScriptedModel(
+        [
+            Reply(tool_calls=[{"name": "mcp_resources", "arguments": {}}]),
+            Reply(tool_calls=[{"name": "mcp_resources", "arguments": {"uri": "note://7"}}]),
+            Reply("Done."),
+        ]
+    )
+    crow = app(model, evil, name="evil", mode="yolo")
+    vars(crow.servers[0]).update(settings)
+    crow.servers.append(Server("docs", library, shared=True))
+    await say(crow, "see @evil:note://mine")
+    results = [message["content"] for message in model.requests[-1]["messages"] if message["role"] == "tool"]
+    assert "note://" not in results[0]
+    assert "docs://readme" in results[0]
+    assert results[1].startswith("No MCP server lists 'note://7'.")
+    assert heard == ["mine"]  # the user's own mention
+
+
+async def test_mention_in_the_task_of_a_sub_agent_is_not_read():
+    evil, heard = eavesdropper()
+    task = {"description": "look", "prompt": "@evil:note://the-key-is-canary and @evil:readme"}
+    model = ScriptedModel([Reply(tool_calls=[{"name": "agent", "arguments": task}]), Reply("Nothing."), Reply("Done.")])
+    await say(app(model, evil, name="evil").use(subagents), "go")
+    assert len(model.requests) == 3
+    assert heard == []
+
+
+async def test_command_of_the_user_can_refuse_the_resources_of_a_server():
+    evil, heard = eavesdropper()
+    model = reading(uri="note://canary")
+    refuse = ShellHook(["sh", "-c", "echo not this server >&2; exit 2"], tool="evil_*")
+    await say(app(model, evil, name="evil", mode="yolo").use(shell_hooks, before_tool=[refuse]), "go")
+    assert heard == []
+    assert "not this server" in result(model)
 
 
 async def test_unknown_resource_is_an_error_with_advice():
@@ -234,7 +399,7 @@ async def test_unknown_resource_is_an_error_with_advice():
 
 async def test_model_gets_an_image_that_it_reads():
     model = reading(uri="docs://logo")
-    await say(app(model, library()), "go")
+    await say(app(model, library(), mode="yolo"), "go")
     parts = [part for message in model.requests[-1]["messages"][-2:] for part in message["content"]]
     assert any("image_url" in part for part in parts if isinstance(part, dict))
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from crow_core.errors import ModelError
 from crow_core.messages import Message, merge, settle
-from crow_core.models.stream import MAX_EVENT_BYTES, EventStreamReader, describe_body
+from crow_core.models.stream import MAX_EVENT_BYTES, EventStreamReader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
@@ -65,6 +66,18 @@ def read(*pieces: bytes) -> Answer:
         answer.error = str(error)
     settle(answer.message, used=set())
     return answer
+
+
+def read_deltas(*pieces: bytes) -> tuple[list[Any], str]:
+    """Read a stream that arrives in these pieces; return its deltas, and the error behind them."""
+    reader, deltas = EventStreamReader("http://model/v1"), list[Any]()
+    try:
+        for piece in pieces:
+            deltas.extend(reader.feed(piece))
+        deltas.extend(reader.finish())
+    except ModelError as error:
+        return deltas, str(error)
+    return deltas, ""
 
 
 def event(delta: Any = None, **more: Any) -> bytes:
@@ -125,6 +138,11 @@ def test_content_as_a_list_of_parts_is_split_into_text_and_reasoning() -> None:
     assert (answer.content, answer.thought) == ("Yes!", "Hm.")
 
 
+@pytest.mark.parametrize("content", [{"type": "text", "text": "Yes"}, ["Y", "es"], ["Yes", None, 7, {"type": "odd"}]])
+def test_content_in_other_forms_is_text(content: Any) -> None:
+    assert read(event({"content": content}), STOP).content == "Yes"
+
+
 def test_content_as_a_list_does_not_hide_the_reasoning_beside_it() -> None:
     answer = read(event({"reasoning_content": "Hm.", "content": [{"type": "text", "text": "Yes"}]}), STOP)
     assert (answer.content, answer.thought) == ("Yes", "Hm.")
@@ -141,7 +159,8 @@ def test_delta_that_is_empty_wins_over_the_whole_message_beside_it() -> None:
 
 @pytest.mark.parametrize("missing", [{}, {"choices": None}, {"choices": []}], ids=["absent", "null", "empty"])
 def test_usage_comes_in_the_last_chunk_without_choices(missing: dict[str, Any]) -> None:
-    answer = read(event({"content": "Hi"}), STOP, chunk(**missing, usage={"prompt_tokens": 3}))
+    usage = chunk(**missing, usage={"prompt_tokens": 3})
+    answer = read(event({"content": "Hi"}), event(finish_reason="stop"), usage, b"data: [DONE]\n\n")
     assert answer.usage == {"prompt_tokens": 3}
 
 
@@ -267,10 +286,92 @@ def test_error_is_recognized_in_any_form(data: bytes) -> None:
     assert "reported an error: overloaded." in read(data).error
 
 
+BEFORE_ERRORS = {
+    "text": (event({"content": "Hal"}), "Hal", ""),
+    "part of a tag": (event({"content": "Hal"}) + event({"content": " a <"}), "Hal a <", ""),
+    "reasoning": (event({"reasoning_content": "Hm"}) + event({"content": "Hal"}), "Hal", "Hm"),
+    "open tag": (event({"content": "<think>Hm. </th"}), "", "Hm. </th"),
+    "half a character": (b'data: {"choices": [{"delta": {"content": "Hal\\ud83d"}}]}\n\n', "Hal\ufffd", ""),
+    "tool call": (event({"content": "Hal"}) + call("f", '{"a": 1}', index=0, id="a"), "Hal", ""),
+}
+"""The beginning of a stream, its text and its reasoning."""
+ERRORS = {
+    "object": chunk(error={"message": "CUDA out of memory."}),
+    "beside a choice": chunk(choices=[{"index": 0, "delta": {}}], error={"message": "CUDA out of memory."}),
+    "beside odd choices": chunk(choices=5, error={"message": "CUDA out of memory."}),
+    "field": b'error: {"message": "CUDA out of memory."}\n\n',
+    "no event": b'{"error": {"message": "CUDA out of memory."}}\n',
+    "not JSON": b'data: {"choices": [{"delta": {"content": "b}}]}\n\n',
+    "unknown": chunk(choices=5),
+    "unknown call": event({"tool_calls": [5]}),
+    "too deep": b'data: {"a": ' + b"[" * 5_000 + b"]" * 5_000 + b"}\n\n",
+    "cut": b'data: {"choices": [{"delta": {"con',
+}
+
+
+@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize("before", BEFORE_ERRORS.values(), ids=BEFORE_ERRORS)
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
+def test_text_before_an_error_arrives_at_any_split(
+    before: tuple[bytes, str, str], error: bytes, line_end: bytes
+) -> None:
+    start, content, thought = before
+    stream = (start + error).replace(b"\n", line_end)
+    answer, whole = read(stream), read_deltas(stream)
+    assert (answer.content or "", answer.thought or "") == (content, thought)
+    assert answer.error
+    cuts = range(1, len(stream), 1 + len(stream) // 300)
+    assert all(read_deltas(stream[:at], stream[at:]) == whole for at in cuts)
+    assert read_deltas(*(stream[at : at + 1] for at in range(len(stream)))) == whole
+
+
+@pytest.mark.parametrize(
+    ("odd", "content"),
+    [
+        ({"choices": [{"delta": {"content": "f"}, "error": {"message": "CUDA"}}]}, "Half"),
+        ({"choices": [{"delta": {"content": "f"}}], "error": {"message": "CUDA"}}, "Half"),
+        ({"choices": [{"delta": {"content": "f", "tool_calls": 1}}]}, "Half"),
+    ],
+)
+def test_text_beside_an_error_arrives(odd: dict[str, Any], content: str) -> None:
+    answer = read(event({"content": "Hal"}), chunk(**odd))
+    assert answer.error
+    assert answer.content == content
+
+
+EVENTS = [
+    *(event({"content": text}) for text in ("Hi", "<think>", "a</thi", "nk>b", " <", "é🐦")),
+    *(
+        b'data: {"choices": [{"delta": {"content": "' + text + b'"}}]}\n\n'
+        for text in (b"\\ud83d", b"\\udc26", b"\xf0\x9f")
+    ),
+    event({"reasoning_content": "Hm"}),
+    call("f", '{"a"', index=0, id="a"),
+    call(None, ": 1}", index=0),
+    event({"content": "Two"}, index=1),
+    chunk(usage={"prompt_tokens": 3}),
+    *(b"\xef\xbb\xbf", b"\n", b"\r", b"\r\n", b": ping\n", b"data: ping\n\n", b"data: {\n", b"data: }\n", b"junk\n"),
+    event(finish_reason="stop"),
+    b"data: [DONE]\n\n",
+    *ERRORS.values(),
+]
+
+
+@settings(max_examples=5 * settings.default.max_examples, deadline=None)
+@given(st.lists(st.sampled_from(EVENTS), max_size=8), st.sampled_from([b"\n", b"\r\n", b"\r"]), st.data())
+def test_any_split_of_any_events_gives_the_same_deltas_and_error(
+    events: list[bytes], line_end: bytes, data: st.DataObject
+) -> None:
+    stream = b"".join(events).replace(b"\n", line_end)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(stream)), max_size=8)))
+    pieces = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, None], strict=True)]
+    assert read_deltas(*pieces) == read_deltas(stream)
+
+
 @pytest.mark.parametrize(("code", "passing"), [(429, True), ("503", True), (400, False), (None, False)])
 def test_code_of_an_error_object_decides_whether_to_retry(code: Any, passing: bool) -> None:
     with pytest.raises(ModelError) as caught:
-        EventStreamReader("x").feed(chunk(error={"message": "no", "code": code}))
+        list(EventStreamReader("x").feed(chunk(error={"message": "no", "code": code})))
     assert caught.value.retry == passing
 
 
@@ -333,7 +434,7 @@ OTHERWISE = [
 @pytest.mark.parametrize(("said", "too_long"), [*((said, True) for said in TOO_LONG), *((s, False) for s in OTHERWISE)])
 def test_error_says_whether_the_request_was_too_long(said: str, too_long: bool) -> None:
     with pytest.raises(ModelError) as caught:
-        EventStreamReader("x").feed(chunk(error={"message": said, "code": 500}))
+        list(EventStreamReader("x").feed(chunk(error={"message": said, "code": 500})))
     assert caught.value.too_long == too_long
 
 
@@ -362,6 +463,46 @@ def test_text_without_a_confirmed_end_is_kept_with_a_notice() -> None:
 def test_finish_reason_or_done_alone_completes_an_answer(end: bytes) -> None:
     answer = read(event({"content": "Hi"}), call("f", "{}", index=0, id="a"), end)
     assert (answer.content, answer.calls, answer.error, answer.notices) == ("Hi", [("a", "f", "{}")], "", [])
+
+
+FINISH_REASONS = {
+    "length": [
+        "length",
+        "model_length",
+        "max_tokens",
+        "MAX_TOKENS",
+        "max_output_tokens",
+        "model_context_window_exceeded",
+    ],
+    "content_filter": ["content_filter", "SAFETY", "sensitive", "refusal", "RECITATION", "PROHIBITED_CONTENT"],
+    "": [
+        *("error", "abort", "insufficient_system_resource", "network_error", "engine_overloaded", "cancelled"),
+        *("timeout", "MALFORMED_FUNCTION_CALL", "server_error", "rate_limit", "incomplete"),
+    ],
+    "stop": ["stop"],
+    "eos_token": ["eos_token"],
+    "END_TURN": ["END_TURN"],
+    "function_call": ["function_call"],
+    "other": ["other"],
+}
+
+
+@pytest.mark.parametrize(
+    ("meaning", "reason"), [(m, reason) for m, known in FINISH_REASONS.items() for reason in known]
+)
+def test_finish_reasons_that_mean_the_same_are_read_alike(meaning: str, reason: str) -> None:
+    answer = read(event({"content": "Hal"}), event(finish_reason=reason), chunk(usage={"a": 1}), b"data: [DONE]\n\n")
+    assert (answer.content, answer.finish_reason, answer.usage) == ("Hal", meaning, {"a": 1})
+    sentence = f"http://model/v1 broke off its answer ({reason}). Try again, or choose another model."
+    assert answer.error == ("" if meaning else sentence)
+    notice = "http://model/v1 ended its answer for the reason 'other'; it may be cut short."
+    assert answer.notices == ([notice] if meaning == "other" else [])
+
+
+@pytest.mark.parametrize("nothing", [None, "", "null", "None", False])
+def test_finish_reason_that_says_nothing_is_none(nothing: Any) -> None:
+    answer = read(event({"content": "H"}, finish_reason=nothing), event({"content": "i"}, finish_reason=nothing))
+    assert (answer.content, answer.finish_reason, len(answer.notices)) == ("Hi", "", 1)
 
 
 def test_keep_alive_comments_and_other_fields_are_skipped() -> None:
@@ -484,35 +625,6 @@ def test_empty_reply_with_a_finish_reason_is_complete() -> None:
     assert (answer.message, answer.finish_reason, answer.error) == ({"role": "assistant"}, "stop", "")
 
 
-@pytest.mark.parametrize(
-    ("body", "sentence"),
-    [
-        (b'{"error": {"message": "No such model.\\nReally.", "code": 404}}', "No such model. Really"),
-        (b'{"error": "at capacity", "code": "unavailable"}', "at capacity"),
-        (b'{"error": true, "message": "at capacity"}', "at capacity"),
-        (b'{"statusCode": 401, "message": "Who are you?", "error": "Unauthorized"}', "Who are you?"),
-        (b'{"detail": "Unauthorized"}', "Unauthorized"),
-        (b'{"detail": [{"loc": ["body", "tools", 0], "msg": "Field required"}]}', "body.tools.0: Field required"),
-        (b'[{"error": {"message": "quota", "status": "X"}}]', "quota"),
-        (
-            b'{"error": {"message": "Provider error", "metadata": {"raw": "{\\"detail\\": \\"slow\\"}"}}}',
-            "Provider error: slow",
-        ),
-        (b"upstream  connect\nerror", "upstream connect error"),
-        (b"", "it sent nothing"),
-        (b'{"error": {"message": "\\u001b[31mred\\u0007"}}', "[31mred"),
-        (b'{"foo": 1}', '{"foo": 1}'),
-        (b"<html>", "it sent a web page instead of JSON; base_url usually ends in /v1"),
-    ],
-)
-def test_message_of_an_error_is_found_under_any_providers_keys(body: bytes, sentence: str) -> None:
-    assert describe_body(body, "") == sentence
-
-
-def test_long_error_body_is_cut() -> None:
-    assert len(describe_body(b"x" * 10_000, "")) == 300
-
-
 def recorded(kind: str) -> Sequence[Any]:
     """Return the recordings of a kind as parameters; a skipped one if there are none."""
     if not RECORDINGS.is_dir():
@@ -586,6 +698,36 @@ def test_any_split_of_a_recorded_stream_gives_the_same_message(recording: dict[s
 @pytest.mark.parametrize("recording", recorded("stream"))
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
+def test_any_split_of_a_recorded_stream_with_an_error_gives_the_deltas_before_it(
+    recording: dict[str, Any], data: st.DataObject
+) -> None:
+    lines = recording["response_sse"].encode().split(b"\n\n")
+    before = b"".join(line + b"\n\n" for line in lines[: data.draw(st.integers(0, len(lines) - 1))])
+    if b"[DONE]" in before:
+        return
+    stream = before + data.draw(st.sampled_from([*ERRORS.values()]))
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(stream)), max_size=20)))
+    deltas, error = read_deltas(*(stream[start:end] for start, end in zip([0, *cuts], [*cuts, None], strict=True)))
+    assert (deltas, error) == read_deltas(stream)
+
+    reader = EventStreamReader("x")
+    broken = [*reader.feed(before)]
+    with pytest.raises(ModelError) if not reader.has_finish_reason else nullcontext():
+        broken += reader.finish(ModelError("The connection broke."))
+    assert texts(deltas) == texts(broken)
+
+
+def texts(deltas: Iterable[Any]) -> tuple[Any, Any]:
+    """Return the text and the reasoning of these deltas."""
+    reply = Message(role="assistant")
+    for delta in deltas:
+        merge(reply, delta)
+    return reply.get("content"), reply.get("reasoning_content")
+
+
+@pytest.mark.parametrize("recording", recorded("stream"))
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
 def test_recorded_stream_that_is_cut_never_ends_in_a_partial_tool_call(
     recording: dict[str, Any], data: st.DataObject
 ) -> None:
@@ -595,13 +737,148 @@ def test_recorded_stream_that_is_cut_never_ends_in_a_partial_tool_call(
     assert answer.error or answer.notices or answer.calls == whole.calls
 
 
-@pytest.mark.parametrize("recording", recorded("error"))
-def test_recorded_error_is_described(recording: dict[str, Any]) -> None:
-    said = describe_body(recording["response_sse"].encode(), "")
-    assert said
-    assert said[0] not in "{[", "no JSON is left"
-
-
 @pytest.mark.parametrize("piece", [b"a" * 2**20, b'data: {"a": "' + b"a" * 2**20 + b"\n"], ids=["line", "event"])
 def test_event_without_an_end_is_an_error(piece: bytes) -> None:
     assert "sent an event without an end" in read(*[piece] * (MAX_EVENT_BYTES // 2**20 + 1)).error
+
+
+@pytest.mark.parametrize("first", [0, 1, 7])
+def test_one_of_several_answers_is_read(first: int) -> None:
+    """The one whose index comes first is read; deltas of the other come between, and in the same event."""
+    both = [{"index": first, "delta": {"content": "b"}}, {"index": 2, "delta": {"content": "XX"}}]
+    other = [{"index": 2, "delta": {"content": "X"}, "finish_reason": "length"}]
+    stream = chunk(choices=both[:1]), chunk(choices=other), chunk(choices=both), chunk(choices=both[::-1])
+    answer = read(*stream, chunk(choices=[{"index": first, "delta": {}, "finish_reason": "stop"}]))
+    assert (answer.content, answer.finish_reason, answer.error) == ("bbb", "stop", "")
+
+
+@pytest.mark.parametrize("odd", [None, "0", 0.0, True, [], {"a": 1}, -1])
+def test_odd_index_of_a_choice_loses_no_text(odd: Any) -> None:
+    start = chunk(choices=[{"index": odd, "delta": {"role": "assistant", "content": ""}}])
+    middle = b"" if odd == -1 else chunk(choices=[{"index": odd, "delta": {"content": "b"}}])
+    answer = read(start, event({"content": "a"}, index=0), middle, event({"content": "c"}, index=0), STOP)
+    assert (answer.content, answer.error) == ("ac" if odd == -1 else "abc", "")
+    always = [chunk(choices=[{"index": odd, "delta": {"content": text}}]) for text in "abc"]
+    assert read(*always, STOP).content == "abc"
+
+
+def test_tool_calls_of_another_answer_are_not_run() -> None:
+    fragments = [{"index": 0, "id": id, "function": {"name": "f", "arguments": "{}"}} for id in ("a", "b")]
+    choices = [{"index": at, "delta": {"tool_calls": [fragment]}} for at, fragment in enumerate(fragments)]
+    assert read(chunk(choices=choices[:1]), chunk(choices=choices[1:]), CALLS).calls == [("a", "f", "{}")]
+
+
+def test_first_of_several_whole_completions_is_read() -> None:
+    choices = [{"index": n, "message": {"content": f"{n}"}, "finish_reason": "stop"} for n in range(3)]
+    assert read(json.dumps({"choices": choices}).encode()).content == "0"
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
+def test_byte_order_mark_is_skipped(line_end: bytes) -> None:
+    mark = "\ufeff".encode()
+    stream = mark + (event({"content": "H"}) + mark + event({"content": "i"}) + STOP).replace(b"\n", line_end)
+    assert (read(stream), read(stream).content) == (read(*(stream[at : at + 1] for at in range(len(stream)))), "Hi")
+    whole = json.dumps({"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}).encode()
+    assert read(mark + whole).content == "Hi"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" * 400])
+def test_number_that_json_does_not_have_does_not_break_an_event(number: str) -> None:
+    odd = (
+        b'data: {"created": N, "usage": {"cost": N, "prompt_tokens": 3}, "choices": [{"delta": {"content": "i"}}]}\n\n'
+    )
+    answer = read(event({"content": "H"}), odd.replace(b"N,", number.encode() + b","), STOP)
+    assert (answer.content, answer.error, answer.usage["prompt_tokens"]) == ("Hi", "", 3)
+
+
+def test_control_character_in_a_string_does_not_break_an_event() -> None:
+    assert read(event({"content": "a\tb"}).replace(b"\\t", b"\t"), STOP).content == "a\tb"
+
+
+@pytest.mark.parametrize("odd", [True, 7, "many", ["many"], {"prompt_tokens": True}, {"prompt_tokens": "7"}, [[]]])
+@pytest.mark.parametrize("place", ["usage", "timings", "x_groq", "choice", "id", "created", "logprobs"])
+def test_other_types_beside_an_answer_do_not_break_it(odd: Any, place: str) -> None:
+    choice = {"index": 0, "delta": {"content": "i"}, **({"usage": odd, "logprobs": odd} if place == "choice" else {})}
+    stream = chunk(choices=[choice], **{place: odd}), event(finish_reason="stop"), chunk(choices=[], **{place: odd})
+    answer = read(event({"content": "H"}), *stream)
+    assert (answer.content, answer.error, answer.finish_reason) == ("Hi", "", "stop")
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(["choices", "usage", "timings", "x_groq", "object", "id"]), ANY))
+def test_no_event_breaks_an_answer_that_is_complete(odd: dict[str, Any]) -> None:
+    if odd.get("object") == "error":
+        return
+    answer = read(event({"content": "Hi"}), event(finish_reason="stop"), chunk(**odd), b'data: {"\n\n')
+    assert (str(answer.content)[:2], answer.error) == ("Hi", "")
+
+
+DEEP = b"[" * 50_000 + b"]" * 50_000
+
+
+@pytest.mark.parametrize(
+    "deep", [DEEP, DEEP[:50_000], b"[" * 300 + b"]" * 300, b'{"a":' * 50_000 + b"1" + b"}" * 50_000]
+)
+def test_deep_json_is_an_error_behind_the_text(deep: bytes) -> None:
+    answer = read(event({"content": "Hi"}), b'data: {"choices": ' + deep + b"}\n\n", STOP)
+    assert (answer.content, answer.error) == (
+        "Hi",
+        "http://model/v1 sent an event that is not JSON. If that goes on, look into the server's log.",
+    )
+    assert "did not answer as a chat-completions endpoint" in read(b'{"choices": ' + deep + b"}").error
+    answer = read(event({"content": "Hi"}), event(finish_reason="stop"), b'data: {"usage": ' + deep + b"}\n\n", STOP)
+    assert (answer.content, answer.error) == ("Hi", "")
+
+
+def test_deep_arguments_of_a_call_are_kept_as_they_are() -> None:
+    answer = read(call("f", '{"a": ' + DEEP.decode() + "}", index=0, id="a"), CALLS)
+    assert answer.calls == [("a", "f", '{"a": ' + DEEP.decode() + "}")]
+
+
+BIRD = "🐦"
+HALVES = {"surrogates": (b"\\ud83d", b"\\udc26"), "bytes": (BIRD.encode()[:2], BIRD.encode()[2:])}
+
+
+@pytest.mark.parametrize("halves", HALVES.values(), ids=HALVES)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b'"content": "a', b'"content": "'),
+        (b'"reasoning_content": "a', b'"reasoning_content": "'),
+        (b'"reasoning": "a', b'"reasoning": "'),
+        (b'"content": [{"type": "text", "text": "a', b'"content": [{"type": "text", "text": "'),
+        (b'"tool_calls": [{"index": 0, "id": "x", "function": {"name": "f", "arguments": "a',) * 2,
+    ],
+    ids=["content", "reasoning_content", "reasoning", "parts", "arguments"],
+)
+def test_character_split_between_two_deltas_is_joined(before: bytes, after: bytes, halves: tuple[bytes, bytes]) -> None:
+    def to_event(start: bytes, text: bytes) -> bytes:
+        end = b"}]" if b"[{" in start else b""
+        end = b'"}' + end if b"arguments" in start else b'"' + end
+        return b'data: {"choices": [{"delta": {' + start + text + end + b"}}]}\n\n"
+
+    other = event({"role": "assistant"}) + chunk(usage={"prompt_tokens": 1})
+    answer = read(to_event(before, halves[0]), other, to_event(after.removesuffix(b"a"), halves[1] + b"b"), STOP)
+    texts = [answer.content, answer.thought, *(arguments for _, _, arguments in answer.calls)]
+    assert [text for text in texts if text] == [f"a{BIRD}b"]
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from("a🐦💀é\ud83d\udc80"), max_size=8), st.data())
+def test_text_cut_between_any_code_units_has_all_its_characters(text: str, data: st.DataObject) -> None:
+    data_of = text.encode("utf-16-be", "surrogatepass")
+    escaped = ["\\u" + data_of[at : at + 2].hex() for at in range(0, len(data_of), 2)]
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(escaped)), max_size=4)))
+    pieces = ["".join(escaped[start:end]) for start, end in zip([0, *cuts], [*cuts, None], strict=True)]
+    events = [b'data: {"choices": [{"delta": {"content": "%s"}}]}\n\n' % piece.encode() for piece in pieces]
+    expected = re.sub("[\ud800-\udfff]", "\ufffd", data_of.decode("utf-16-be", "surrogatepass"))
+    assert (read(*events, STOP).content or "") == expected
+
+
+def test_half_characters_in_other_fields_are_replaced() -> None:
+    fragment = {"index": 0, "id": "x\ud83d", "function": {"name": "f\ud83d", "arguments": "{}"}}
+    choices = [{"delta": {"tool_calls": [fragment]}, "finish_reason": "odd\ud83d"}]
+    half = b"data: " + json.dumps({"choices": choices, "usage": {"\ud83d": "\ud83d"}}).encode() + b"\n\n"
+    answer = read(half, b"data: [DONE]\n\n")
+    assert answer.calls == [("x?", "f?", "{}")]
+    assert (answer.finish_reason, answer.usage) == ("odd?", {"?": "?"})

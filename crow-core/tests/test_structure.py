@@ -162,6 +162,12 @@ def test_class_names_are_unique_in_the_workspace():
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
+def test_both_packages_convert_arguments_alike():
+    """Permissions judge what core has converted; the tools receive what the server has converted."""
+    ours, theirs = (folder_of("crow_core") / "mcp", folder_of("crow_mcp_server"))
+    assert (ours / "arguments.py").read_bytes() == (theirs / "arguments.py").read_bytes()
+
+
 def test_public_names_are_listed_once():
     text = (folder_of("crow_core") / "api.py").read_text("utf-8")
     names = [

@@ -11,6 +11,7 @@ import pytest
 from crow_core.acp.schema import McpServer, ToolCallUpdate
 from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
+from crow_core.content import replay
 from crow_core.errors import ModelError
 from crow_core.extensions.budgets import budgets
 from crow_core.extensions.commands import commands
@@ -87,10 +88,68 @@ async def test_a_sub_agent_works_in_its_own_session_and_returns_a_report():
         assert list(crow.sessions) == [session.session_id]
     first, *_ = requests(model, child=True)
     assert [message["content"] for message in first["messages"][1:]] == ["Look into a." + REPORT]
-    assert tools(first) == ["box_look"]
-    assert tools(requests(model, child=False)[0]) == ["plan", "agent", "box_look"]
+    (before, _) = requests(model, child=False)
+    assert tools(before) == ["plan", "agent", "box_look"]
+    assert first["tools"] == before["tools"], "a server has its beginning in the cache"
+    assert first["messages"][0] == before["messages"][0]
     assert model.requests[-1]["messages"][-1]["content"] == "Empty!"
     assert editor.text == "It is empty."
+
+
+async def test_a_sub_agent_has_the_beginning_of_its_parents_requests_although_the_files_have_changed():
+    model = make_model([task(), Reply("Done.")], [Reply("Empty.")])
+    texts = iter(["Be brief.", "Be long."])
+    crow = Crow(model, servers=[box()]).use(subagents)
+    crow.instructions(lambda session: next(texts))
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    parent, child, _ = model.requests
+    assert "Be brief." in parent["messages"][0]["content"]
+    assert (child["tools"], child["messages"][0]) == (parent["tools"], parent["messages"][0])
+
+
+async def test_a_sub_agent_is_refused_what_is_its_parents():
+    steps = {"entries": [{"content": "Look", "status": "pending"}]}
+    model = make_model([task(), Reply("Done.")], [call("agent", prompt="x"), call("plan", **steps), Reply("Empty.")])
+    crow = Crow(model, servers=[box()]).use(permissions).use(plan).use(subagents)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    told = [message["content"] for message in requests(model, child=True)[-1]["messages"] if message["role"] == "tool"]
+    assert told == [
+        "You are a sub-agent, which starts no other. Do it yourself.",
+        "You are a sub-agent: the plan that the user sees is that of the agent which gave you the task. Go on without.",
+    ]
+    assert not editor.questions
+
+
+async def test_a_tool_that_a_sub_agent_was_not_given_is_refused_without_asking_the_user():
+    two = FastMCP("box")
+    two.tool(lambda: "x", name="look")
+    two.tool(lambda: "x", name="open")
+    model = make_model(
+        [task(tools=["box_l*", "terminal"]), Reply("Done.")], [call("box_open"), call("box_look"), Reply("Empty.")]
+    )
+    crow = Crow(model, servers=[Server("box", lambda: two, shared=True)]).use(permissions).use(subagents)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    first, *_, last = requests(model, child=True)
+    assert first["tools"] == model.requests[0]["tools"]
+    assert "Use only these of your tools: box_l*, terminal." in first["messages"][1]["content"]
+    told = [message["content"] for message in last["messages"] if message["role"] == "tool"]
+    assert told == ["You were not given the tool 'box_open'. Do without it.", "x"]
+    assert len(editor.questions) == 1
+
+
+async def test_the_title_of_a_sub_agents_task_is_shown_again_by_a_load():
+    crow = Crow(make_model([task(), Reply("It is empty.")], [Reply("Empty!")])).use(subagents)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "What is in a?")
+        shown = [u for u in replay(crow.sessions[session.session_id].log, "/") if isinstance(u, ToolCallUpdate)]
+    assert [update.title for update in shown] == ["Look"]
 
 
 async def test_its_tool_calls_appear_below_the_call_and_its_questions_come_from_the_parent():
@@ -168,7 +227,7 @@ async def test_a_sub_agent_can_have_another_model_and_fewer_tools():
         await editor.prompt(session.session_id, "go")
     assert tools(small.requests[0]) == ["box_look"]
     told = [message["content"] for message in small.requests[-1]["messages"] if message["role"] == "tool"]
-    assert told[0].startswith("There is no tool 'agent'.")
+    assert told[0] == "You were not given the tool 'agent'. Do without it."
     assert told[1] == "You were not given the tool 'box_open'. Do without it."
 
 

@@ -63,18 +63,24 @@ async def test_unstable_features_are_off_by_default():
     async with connect_raw(make_app_with_store(model).use(usage)) as wire:
         capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
         assert "providers" not in capabilities
-        assert not {"fork", "systemPrompt"} & capabilities["sessionCapabilities"].keys()
+        assert "systemPrompt" not in capabilities["sessionCapabilities"]
         assert (await wire.ask("providers/list", {}))["error"]["code"] == METHOD_NOT_FOUND
         session = await open_session(wire, **instructions("Speak French."))
         assert await prompt(wire, session) == {"stopReason": "end_turn"}
     assert "French" not in system_of(model)
 
 
+async def test_fork_is_announced_wherever_sessions_are_stored():
+    for app, announced in ((make_app_with_store(make_model()), {}), (Crow(make_model()), None)):
+        async with connect_raw(app) as wire:
+            capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
+        assert capabilities["sessionCapabilities"].get("fork") == announced
+
+
 async def test_initialize_announces_unstable_capabilities():
     async with connect_raw(make_app_with_store(make_model()), unstable=True) as wire:
         capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
     assert capabilities["providers"] == {}
-    assert capabilities["sessionCapabilities"]["fork"] == {}
     assert capabilities["sessionCapabilities"]["systemPrompt"] == {"mode": {"override": {}}}
 
 

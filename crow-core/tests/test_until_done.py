@@ -61,6 +61,21 @@ async def test_a_check_that_times_out_has_failed(tmp_path: Path):
     assert "it took more than 0.05 seconds" in list_user_messages(model)[-1]
 
 
+@pytest.mark.parametrize(
+    ("check", "told"),
+    [
+        ("false", "You are not done: `false` failed (exit code 1). It printed no text."),
+        ("echo; exit 3", "You are not done: `echo; exit 3` failed (exit code 3). It printed no text."),
+        ("no-such-program", "not found"),
+        ("echo 7 of 9; sleep 60", "(it took more than 2 seconds). The end of its output:\n\n7 of 9"),
+    ],
+)
+async def test_the_model_reads_the_end_of_the_output_or_that_there_is_none(tmp_path: Path, check: str, told: str):
+    model = ScriptedModel([write("41"), Reply("Done."), Reply("Done.")])
+    await turn(tmp_path, model, check=check, times=1, timeout=2)
+    assert list_user_messages(model)[-1].endswith(told)
+
+
 async def test_a_turn_without_tool_calls_is_not_checked(tmp_path: Path):
     model = ScriptedModel([write("1"), Reply("Done."), Reply("Hello.")])
     await turn(tmp_path, model, "go", "hi", check="test $(cat answer) = 1 && rm answer")

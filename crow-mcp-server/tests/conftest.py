@@ -52,16 +52,16 @@ class Tools:
         return result.text
 
     async def run(self, command: str, **arguments: Any) -> str:
-        """Return the answer to a command that is expected to start."""
+        """Return the answer, without a newline at its end, to a command that is expected to start."""
         result = await self.call("terminal", {"command": command} | arguments)
         assert not result.is_error, result.text
-        return result.text
+        return result.text.removesuffix("\n")
 
     async def poll(self, session: str, **arguments: Any) -> str:
-        """Return the answer to a poll of a session that is expected to exist."""
+        """Return the answer, without a newline at its end, to a poll of a session that is expected to exist."""
         result = await self.call("terminal", {"session": session} | arguments)
         assert not result.is_error, result.text
-        return result.text
+        return result.text.removesuffix("\n")
 
     async def poll_until(self, session: str, *signs: str, **given: str) -> str:
         """Send a command, input or keys, if any, and poll the session until all signs have appeared."""

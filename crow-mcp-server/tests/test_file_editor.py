@@ -44,7 +44,79 @@ async def test_view_range_shows_a_part_and_minus_one_means_the_end(tools, folder
     assert beyond.text.splitlines()[1:] == ["     9\tl9"]
 
 
-@pytest.mark.parametrize("wrong", [[0, 1], [4, 2], [10, 11], [-3, -1], [1, -2], [1, 0]])
+@pytest.mark.parametrize(
+    ("view_range", "shown"), [([-2, -1], [8, 9]), ([-1, -1], [9]), ([-20, -8], [1, 2]), ([7, -2], [7, 8])]
+)
+async def test_negative_lines_of_a_view_range_count_from_the_end(tools, folder, view_range, shown):
+    (folder / "a.txt").write_text("".join(f"l{n}\n" for n in range(1, 10)))
+    part = await tools.edit("view", "a.txt", view_range=view_range)
+    assert part.text.splitlines()[1:] == [f"     {n}\tl{n}" for n in shown]
+    assert part.meta["crow/locations"][0]["line"] == shown[0]
+
+
+async def test_replace_all_replaces_every_occurrence(tools, folder):
+    (folder / "a").write_bytes(b"one two\r\none\r\nthree\r\n")
+    assert "give replace_all" in await tools.get_edit_error("str_replace", "a", old_str="one", new_str="1")
+    edit = await tools.edit("str_replace", "a", old_str="one", new_str="1\n1", replace_all=True)
+    assert (folder / "a").read_bytes() == b"1\r\n1 two\r\n1\r\n1\r\nthree\r\n"
+    assert "2 occurrences were replaced." in edit.text
+    assert "     4\t1" in edit.text
+    await tools.edit("str_replace", "a", old_str="three", new_str="3", replace_all=True)
+    await tools.edit("undo_edit", "a")
+    await tools.edit("undo_edit", "a")
+    assert (folder / "a").read_bytes() == b"one two\r\none\r\nthree\r\n"
+
+
+async def test_replace_all_can_be_given_for_one_of_several_edits(tools, folder):
+    (folder / "a").write_text("aaa b b c\n")
+    edits = [{"old_str": "b", "new_str": "d", "replace_all": True}, {"old_str": "c", "new_str": "e"}]
+    await tools.edit("str_replace", "a", edits=edits)
+    assert (folder / "a").read_text() == "aaa d d e\n"
+    await tools.edit("str_replace", "a", edits=[{"old_str": "aa", "new_str": "x"}], replace_all=True)
+    assert (folder / "a").read_text() == "xa d d e\n"
+
+
+async def test_replace_all_leaves_inexact_occurrences_to_the_model(tools, folder):
+    (folder / "a").write_text("if  x:\nif   x:\n")
+    error = await tools.get_edit_error("str_replace", "a", old_str="if x:", new_str="if y:", replace_all=True)
+    assert "occurs 2 times, with other white space" in error
+    assert (folder / "a").read_text() == "if  x:\nif   x:\n"
+
+
+async def test_missing_path_is_answered_with_the_nearest_ones(tools, folder):
+    (folder / "src" / "app").mkdir(parents=True)
+    (folder / "src" / "app" / "Settings.py").write_text("")
+    (folder / "src" / "main.py").write_text("")
+    (folder / "lib").mkdir()
+    (folder / "lib" / "main.py").write_text("")
+    (folder / "node_modules").mkdir()
+    (folder / "node_modules" / "main.py").write_text("")
+    (folder.parent / "setting.py").write_text("")
+    error = await tools.get_edit_error("view", "src/app/setting.py")
+    assert error.endswith(f"does not exist. Did you mean {folder}/src/app/Settings.py?")
+    error = await tools.get_edit_error("str_replace", "source/main.py", old_str="a", new_str="b")
+    assert error.endswith(f"Did you mean {folder}/lib/main.py or {folder}/src/main.py?")
+    error = await tools.get_edit_error("view", "lost/src/main.py")
+    assert error.endswith(f"Did you mean {folder}/src/main.py or {folder}/lib/main.py?")
+    assert "View its folder" in await tools.get_edit_error("view", "xyzzy")
+    for tool, arguments in (("grep", {"pattern": "x"}), ("glob", {"pattern": "*"}), ("tree", {})):
+        result = await tools.call(tool, arguments | {"path": "src/ap"})
+        assert result.is_error
+        assert f"Did you mean {folder}/src/app?" in result.text
+
+
+async def test_paths_outside_of_the_roots_and_behind_links_are_never_suggested(tools, folder):
+    (folder.parent / "hidden").mkdir()
+    (folder.parent / "hidden" / "secret.txt").write_text("")
+    (folder / "link").symlink_to(folder.parent / "hidden")
+    for path in ("secret.txt", "lank/secret.txt", "a/b/secret.txt"):
+        assert "View its folder" in await tools.get_edit_error("view", path)
+    error = await tools.get_edit_error("view", "link/secre.txt")
+    assert "open to this tool" in error
+    assert "secret" not in error
+
+
+@pytest.mark.parametrize("wrong", [[0, 1], [4, 2], [10, 11], [-1, -3], [1, -5], [1, 0]])
 async def test_view_range_outside_of_the_file_is_refused_with_the_files_lines(tools, folder, wrong):
     (folder / "a.txt").write_text("one\ntwo\nthree\nfour\n")
     assert "whose lines are 1 to 4" in await tools.get_edit_error("view", "a.txt", view_range=wrong)
@@ -659,7 +731,9 @@ async def test_wrong_arguments_are_reported_in_one_line(tools):
     assert "'view', 'create'" in text
     assert "pydantic" not in text
     assert "\n" not in text
+    (tools.folder / "a").write_text("one\n")
     assert "view_range" in await tools.get_edit_error("view", "a", view_range=[1])
+    assert "view_range" in await tools.get_edit_error("view", "a", view_range="the end")
     assert "surprise" in await tools.get_edit_error("view", "a", surprise=1)
 
 

@@ -13,8 +13,10 @@ import anyio
 import pytest
 from crow_mcp_server import create_server
 from crow_mcp_server.terminal import processes, shell, shell_state
+from crow_mcp_server.terminal.keys import to_keystrokes
 from crow_mcp_server.terminal.output import OutputCapture
 from crow_mcp_server.terminal.screen import TerminalScreen
+from crow_mcp_server.terminal.sessions import find_editor
 from crow_mcp_server.workspace import Workspace
 from fastmcp import Client
 from hypothesis import given, settings
@@ -24,6 +26,7 @@ pytestmark = pytest.mark.anyio
 
 LINUX = sys.platform == "linux"
 RUNNING = "[still running in session"
+CONTROLS = r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f]|\r(?!\r*\n)"  # all but line ends and form feeds
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +92,7 @@ async def test_host_receives_the_folder_and_may_set_it(tools, folder):
     moved = await tools.call("terminal", {"command": "cd sub"})
     assert moved.meta["crow/folder"] == f"{folder}/sub"
     there = await tools.call("terminal", {"command": "pwd"}, folder=str(folder))
-    assert there.text == str(folder)
+    assert there.text == f"{folder}\n"
     assert await tools.run("pwd") == str(folder)
 
 
@@ -102,7 +105,7 @@ async def test_bash_env_of_the_user_is_still_read(tools, folder, monkeypatch):
 async def test_host_sessions_share_nothing(tools, folder):
     await tools.run("export A=1; cd /")
     other = await tools.call("terminal", {"command": "echo [$A]; pwd"}, session="two")
-    assert other.text == f"[]\n{folder}"
+    assert other.text == f"[]\n{folder}\n"
 
 
 # Long commands
@@ -116,7 +119,9 @@ async def test_long_command_continues_in_a_session(tools, folder, later):
     assert (await call).startswith(f'one\n{RUNNING} "1"')
     assert (await tools.poll("1", wait=0)).startswith(RUNNING)
     (folder / "go").touch()
-    assert await tools.poll("1", wait=60) == "two\n[exit code 4]\n[now in /]"
+    ended = await tools.call("terminal", {"session": "1", "wait": 60})
+    assert ended.text == "two\n[exit code 4]\n[now in /]"
+    assert ended.meta["crow/folder"] == "/"
     assert "There is no session '1'. None is open." in await tools.get_terminal_error(session="1")
 
 
@@ -176,9 +181,67 @@ async def test_exit_codes_are_reported_with_any_output(tools):
     assert await tools.run("cat <<'X'\nit's !! $x\nX\necho after # comment", session="a") == "it's !! $x\nafter"
 
 
+SHADOWED = ["printf", "eval", "command", "builtin", "unset", "return", "set", "exit", "exec", "trap", "readonly", ":"]
+DISTURBANCES = [
+    "PROMPT_COMMAND='echo prompt'",
+    "PROMPT_COMMAND=cat PS1='$(cat)' PS0='$(cat)'",
+    "PROMPT_COMMAND=('echo one' 'echo two'); PS1='$ '",
+    r"printf 'PROMPT_COMMAND=cat\nPS1=\"\\u \\w \"\nset -o vi\nshopt -s histappend\n' > rc; . ./rc",
+    "precmd() { echo precmd; }; preexec() { seen=$BASH_COMMAND; }; PROMPT_COMMAND=precmd; trap preexec DEBUG",
+    "trap 'seen=$BASH_COMMAND' DEBUG",
+    "trap 'true' ERR",
+    "trap 'echo end' EXIT",
+    "set -e",
+    "set -u",
+    "set -eu -o pipefail",
+    "set -f -C -o posix",
+    "set -o history",
+    "IFS=0123456789",
+    "TMOUT=1",
+    "; ".join(f"{name}() {{ echo shadowed; }}" for name in SHADOWED),
+    "; ".join(f"alias {name}='echo alias'" for name in (*SHADOWED, "__crow", "__crow_end", "case", "{")),
+    "exec 8>&-; exec 9>&-; exec > /dev/null 2>&1; exec < /dev/null",
+    "unset -f __crow __crow_end; unset __crow",
+    "exit() { echo shadowed; }; cd() { echo shadowed; }",
+]
+
+
+@pytest.mark.skipif(os.path.basename(processes.SHELL) != "bash", reason="uses features of bash")
+@pytest.mark.parametrize("disturbance", DISTURBANCES)
+async def test_nothing_that_a_command_sets_breaks_its_session(tools, disturbance):
+    await tools.run(f"x=5\n{disturbance}", session="a", wait=60)
+    assert await tools.run("\\echo begun; false", session="a", wait=60) == "begun\n[exit code 1]"
+    await tools.run("sh -c 'echo $$ > a; mv a a.pid; exec sleep 999'", session="a", wait=0)
+    await tools.wait_for_pids(1)
+    assert await tools.poll("a", keys="C-c", wait=60) == "^C\n[exit code 130]"
+    assert await tools.run('\\echo again "$x" >&2', session="a", wait=60) == "again 5"
+
+
+async def test_only_commands_are_traced(tools):
+    await tools.run("set -xv; PS4='+ '", session="a")
+    assert (await tools.run("echo traced", session="a")).splitlines()[-2:] == ["++ echo traced", "traced"]
+    assert await tools.run("set +xv; trap 'echo before $BASH_COMMAND' DEBUG", session="a") != ""
+    assert await tools.run("true", session="a") == "before true"
+
+
+async def test_failure_under_set_e_ends_only_the_shell_of_that_command(tools):
+    await tools.run("x=5; set -e", session="a")
+    assert await tools.run("false; echo $x", session="a") == "5"
+    assert await tools.run("set -e; false", session="a") == "[the shell has ended, exit code 1]"
+    assert await tools.run("echo new", session="a") == "new"
+
+
+@pytest.mark.parametrize("other", ["sh", "bash --norc", "python3 -q"])
+async def test_shell_replaced_by_another_program_takes_input(tools, other):
+    await tools.run("echo", session="a")
+    await tools.poll_until("a", RUNNING, command=f"exec {other}")
+    ends = "exit(4)" if "python" in other else "exit 4"
+    assert "[the shell has ended, exit code 4]" in await tools.poll_until("a", "[the shell", input=ends)
+
+
 async def test_program_that_asks_gets_its_answer(tools):
     asks = await tools.run("read -p 'Name? ' name; echo \"Hello $name\"", session="a")
-    assert asks.startswith(f'Name?\n{RUNNING} "a"')
+    assert asks.startswith(f'Name? \n{RUNNING} "a"')
     assert await tools.poll("a", input="Zoë", wait=60) == "Zoë\nHello Zoë"
 
 
@@ -193,7 +256,7 @@ async def test_python_repl_is_used_interactively(tools):
     await tools.poll_until("py", ">>>", command=f"{sys.executable} -q")
     await tools.poll_until("py", "42", ">>>", input="print(6 * 7)")
     assert "something else is running" in await tools.get_terminal_error(command="ls", session="py")
-    assert await tools.poll("py", keys="C-d", wait=60) == "[no output]"
+    assert RUNNING not in await tools.poll("py", keys="C-d", wait=60)
     assert await tools.run("echo shell", session="py") == "shell"
 
 
@@ -226,6 +289,128 @@ async def test_background_job_keeps_running_in_its_session(tools, folder):
     assert "came" in await tools.poll_until("a", "came")
 
 
+async def test_prompt_ends_the_wait_also_with_an_explicit_wait(tools, folder):
+    until = "until [ -e {} ]; do sleep 0.01; done"
+    asks = f"{until.format('go')}; read -p 'Name? ' name; echo Hello $name; {until.format('on')}"
+    await tools.run(asks, session="a", wait=0)
+    (folder / "go").touch()
+    assert (await tools.poll("a", wait=500)).startswith(f"Name? \n{RUNNING}")
+    assert (await tools.poll("a", wait=0.4)).startswith(RUNNING)  # the model knows the prompt and waits for more
+    waiting = asyncio.create_task(tools.poll("a", wait=500, input="Zoë"))
+    (folder / "on").touch()
+    assert await waiting == "Zoë\nHello Zoë"
+    assert (await tools.run("read -p 'More? ' more", session="a", wait=500)).startswith(f"More? \n{RUNNING}")
+
+
+@pytest.mark.parametrize("key", ["PgDwn", "Bogus", "<C-up>", "F13", "ctrl-shift-x", "Entr", "\\n", "dd"])
+async def test_unknown_key_is_refused_with_the_known_ones(tools, folder, key):
+    await tools.poll_until("a", RUNNING, command="cat > typed")
+    told = await tools.get_terminal_error(session="a", input="text", keys=f"C-d {key}")
+    assert told.startswith(f"Nothing was typed: there is no key {key!r}. Known are Enter, Tab,")
+    await tools.poll("a", keys="C-d", wait=60)
+    assert (folder / "typed").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("keys", "typed"),
+    [
+        ("Up Down S-Tab", "\x1b[A\x1b[B\x1b[Z"),
+        ("up ENTER return <CR> esc <Esc>", "\x1b[A\r\r\r\x1b\x1b"),
+        ("C-c c-C Ctrl+C ctrl-c ^C <C-c> Control-C", "\x03" * 7),
+        ("C-[ C-\\ C-Space C-? M-b Alt+b", "\x1b\x1c\0\x7f\x1bb\x1bb"),
+        (": w q é / ^ \\ :wq /foo :%s/a/b/g", ":wqé/^\\:wq/foo:%s/a/b/g"),
+        ("F1 f12 PgDn npage Del", "\x1bOP\x1b[24~\x1b[6~\x1b[6~\x1b[3~"),
+        ("\n", "\r"),
+        ("\x03 \x1c", "\x03\x1c"),
+        (" ", " "),
+        ("", ""),
+    ],
+)
+def test_names_of_keys_become_what_a_keyboard_sends(keys, typed):
+    assert "".join(to_keystrokes(keys)) == typed
+
+
+async def test_cursor_keys_are_sent_as_the_program_requests(tools, folder):
+    command = (
+        "stty raw -echo; printf '\\033[?1h?\n'; head -c 6 > keys; printf '\\033[?1l'; head -c 6 >> keys; stty sane"
+    )
+    await tools.poll_until("a", "?\n", command=command)
+    await tools.poll("a", keys="Up Home", wait=0)
+    await tools.wait_until(lambda: (folder / "keys").read_bytes() == b"\x1bOA\x1bOH")
+    await tools.poll_until("a", RUNNING)
+    assert await tools.poll("a", keys="Up Home", wait=60) == "[no output]"
+    assert (folder / "keys").read_bytes() == b"\x1bOA\x1bOH\x1b[A\x1b[H"
+
+
+@pytest.mark.skipif(not LINUX, reason="tests the limit of Linux")
+@pytest.mark.parametrize("reader", ["head -n 1", "head -n 1 | cat", "sh -c 'read line; echo $line'"])
+async def test_long_line_is_typed_whole_or_refused(tools, folder, reader):
+    await tools.run(f"{reader} > read", session="a", wait=0)
+    told = await tools.get_terminal_error(session="a", input="short\n" + "é" * 2048)
+    assert told.startswith("Nothing was typed: the program reads whole lines")
+    await tools.poll("a", input="x" * 4095, wait=60)
+    assert (folder / "read").read_text() == "x" * 4095 + "\n"
+
+
+async def test_long_line_arrives_whole_where_no_line_is_read(tools, folder):
+    await tools.poll_until("a", "?", command="stty raw -echo; echo ?; head -c 100000 > read; stty sane")
+    await tools.poll("a", input="é" * 49_999 + "x", wait=60)
+    assert (folder / "read").read_bytes() == ("é" * 49_999 + "x\r").encode()
+
+
+async def test_history_keys_run_an_earlier_command_again(tools):
+    await tools.run("echo one", session="a")
+    await tools.run("echo two", session="a")
+    assert await tools.poll("a", keys="Up Enter") == "$ echo two\ntwo"
+    assert await tools.poll("a", keys="C-p Up Up Down Up Enter") == "$ echo one\none"
+    for keys in ("Up", "Enter", "Up Down Enter", "C-d", "Up x Enter", "Up Up Up Up Up Up Enter"):
+        assert 'keys "Up Enter"' in await tools.get_terminal_error(session="a", keys=keys)
+
+
+async def test_commit_message_is_written_in_an_editor(tools, monkeypatch):
+    if not shutil.which("vi"):
+        pytest.skip("needs vi")
+    monkeypatch.setenv("EDITOR", "code --wait")  # which opens a window
+    monkeypatch.setenv("GIT_EDITOR", "code --wait")
+    await tools.run("git init -q . && git config user.email a@b.c && git config user.name n && touch a && git add a")
+    await tools.poll_until("a", "[screen]\n", "# Please enter the commit message", command="git commit")
+    await tools.poll("a", keys="i", wait=0)
+    await tools.poll_until("a", "written by a model", input="written by a model")
+    await tools.poll("a", keys="Escape", wait=0)
+    assert "1 file changed" in await tools.poll_until("a", "1 file changed", input=":wq")
+    assert await tools.run("git log --format=%s") == "written by a model"
+
+
+def test_the_users_editor_is_used_if_it_works_in_a_terminal(tmp_path, monkeypatch):
+    for name in ("nano", "hx", "code"):
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_editor({"VISUAL": "code --wait", "EDITOR": f"{tmp_path}/hx -w"}) == f"{tmp_path}/hx -w"
+    assert find_editor({"EDITOR": "code --wait"}) == find_editor({"EDITOR": "vi"}) == find_editor({}) == "nano"
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert find_editor({"EDITOR": "vi"}) == ""
+
+
+async def test_top_is_shown_as_a_screen(tools):
+    if not shutil.which("top"):
+        pytest.skip("needs top")
+    text = await tools.poll_until("a", "[screen]\n", "PID", command="top")
+    screens = text.split("[screen]\n")
+    assert "PID" not in screens[0]  # no frame comes as lines
+    assert max(map(len, screens)) < 8_000
+    ended = await tools.poll("a", keys="q", wait=60)
+    assert "PID" in ended  # the last screen stays on the terminal
+    assert RUNNING not in ended
+    assert await tools.run("echo next", session="a") == "next"
+
+
+async def test_spinners_and_a_cleared_screen_stay_lines(tools):
+    lines = "\n".join(map(str, range(1, 101)))
+    assert await tools.run("printf '\\033[H\\033[2J\\033[3J'; seq 100", session="a") == lines
+    spinner = "printf '\\033[?25l-\\r/\\r\\033[Kdone\\033[?25h\\n'; seq 100"
+    assert await tools.run(spinner, session="a") == f"done\n{lines}"
+
+
 async def test_full_screen_editor_is_shown_as_a_screen(tools, folder):
     if not shutil.which("vi"):
         pytest.skip("needs vi")
@@ -247,7 +432,6 @@ async def test_end_of_a_shell_kills_its_processes(tools, folder):
 async def test_end_of_a_shell_is_reported_and_frees_its_name(tools):
     assert (await tools.run("exit 3", session="a")).endswith("[the shell has ended, exit code 3]")
     assert "There is no session 'a'" in await tools.get_terminal_error(session="a")
-    assert await tools.run("set -e; false", session="a") == "[the shell has ended, exit code 1]"
     assert await tools.run("echo new", session="a") == "new"
 
 
@@ -281,7 +465,7 @@ async def test_second_command_in_a_busy_session_is_refused(tools, folder):
     [refused], [ran] = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
     assert (await refused).text.startswith("Not run: in session 'a' something else is running.")
     (folder / "go").touch()
-    assert (await ran).text == str(1 + calls.index(ran))
+    assert (await ran).text == f"{1 + calls.index(ran)}\n"
 
 
 async def test_cancelled_call_ends_its_session(tools, folder):
@@ -428,6 +612,9 @@ async def test_removed_output_folder_is_recreated(tools):
             st.sampled_from(
                 [
                     b"\x1b[?1049h",
+                    b"\x1b[?1;25h",
+                    b"\x1b[?25l",
+                    b"\x1b[?1l",
                     b"\x1b[?1049l",
                     b"\x1b[2J",
                     b"\x1b[H",
@@ -447,7 +634,7 @@ def test_no_output_leaves_escape_sequences_in_the_text(pieces):
     for piece in pieces:
         capture.feed(screen.split(piece))
     for text in (capture.get_text(30_000), screen.get_text()):
-        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
+        assert not re.search(CONTROLS, text)
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=5))
@@ -491,9 +678,9 @@ def test_server_survives_any_input(calls):
                 result = await client.call_tool_mcp("terminal", {"session": "a", "wait": 0.05} | call)
                 text = result.content[0].text
                 assert "Traceback" not in text
-                assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
+                assert not re.search(CONTROLS, text)
             await client.call_tool_mcp("terminal", {"session": "a", "keys": "kill"})
-            assert (await client.call_tool_mcp("terminal", {"command": "echo alive"})).content[0].text == "alive"
+            assert (await client.call_tool_mcp("terminal", {"command": "echo alive"})).content[0].text == "alive\n"
 
     asyncio.run(type_all())
 

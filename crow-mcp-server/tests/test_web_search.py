@@ -11,11 +11,13 @@ from time import monotonic
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import crow_mcp_server
 import pytest
 from crow_mcp_server import create_server
 from crow_mcp_server.web import search_providers as searching
+from crow_mcp_server.web import search_settings
 from crow_mcp_server.web.search_providers import parse_retry_after
-from crow_mcp_server.web.search_results import PROVIDER_KEYS
+from crow_mcp_server.web.search_settings import PROVIDER_KEYS
 from fastmcp import Client
 
 pytestmark = pytest.mark.anyio
@@ -124,19 +126,33 @@ async def two() -> AsyncIterator[Engine]:
 @pytest.fixture(autouse=True)
 def without_ddgs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the extra `duckduckgo` if it is installed."""
-    monkeypatch.setattr(searching, "find_spec", lambda name: None)
+    monkeypatch.setattr(search_settings, "find_spec", lambda name: None)
 
 
 async def search(env: dict[str, str], *queries: str, **arguments: Any) -> list[Any]:
     """Return the answers of one server with this environment to each query."""
-    async with Client(create_server(env=env)) as client:
+    async with Client(create_server(only=["web_search"], env=env)) as client:
         return [await client.call_tool_mcp("web_search", {"query": query} | arguments) for query in queries]
 
 
-async def test_search_without_a_provider_says_what_to_configure():
+@pytest.mark.parametrize("env", [{}, {"SEARXNG_URL": ""}, {"BRAVE_API_URL": "https://example.com"}])
+async def test_search_without_a_provider_is_not_offered(env: dict[str, str]):
+    async with Client(create_server(env=env)) as client:
+        assert "web_search" not in {tool.name for tool in await client.list_tools()}
+    assert "web_search" not in {tool["name"] for tool in crow_mcp_server.tools(env)}
+
+
+@pytest.mark.parametrize("name", ["SEARXNG_URL", *PROVIDER_KEYS])
+async def test_search_with_a_provider_is_offered(name: str):
+    async with Client(create_server(env={name: "x"})) as client:
+        assert "web_search" in {tool.name for tool in await client.list_tools()}
+    assert crow_mcp_server.tools({name: "x"}) == crow_mcp_server.tools()
+
+
+async def test_search_that_is_named_without_a_provider_says_what_to_configure():
     [answer] = await search({}, "crows")
     assert answer.is_error
-    for name in ("SEARXNG_URL", "BRAVE_API_KEY", "TAVILY_API_KEY", "EXA_API_KEY", "crow-mcp-server[duckduckgo]"):
+    for name in ("SEARXNG_URL", "BRAVE_API_KEY", "TAVILY_API_KEY", "EXA_API_KEY", "ddgs"):
         assert name in answer.content[0].text
 
 

@@ -11,6 +11,7 @@ import pytest
 from crow_core.acp.schema import AvailableCommandsUpdate
 from crow_core.app import Crow
 from crow_core.extensions.commands import commands
+from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply
 from crow_core.testing.script import ScriptedCall as Use
@@ -202,6 +203,19 @@ async def test_skill_resources_of_mcp_servers_are_skills(app: App, talk: "Talkin
         await it.say("A pdf, please.")
         assert "- pdf: Reads PDF files. Use when the user has one.\n  Read: skill://pdf/SKILL.md" in it.system
         assert "Paths in it are relative to skill://pdf\n\n# PDF\n\nServed: run scripts" in it.last_content
+
+
+async def test_rule_that_denies_a_server_covers_the_skills_that_the_model_asks_it_for(
+    app: App, talk: "Talking", tmp_path: Path
+):
+    make(tmp_path / "served")
+    served = FastMCP("library", providers=[SkillsDirectoryProvider(tmp_path / "served")])
+    use = Reply(tool_calls=[Use(name="skills", arguments={"name": "pdf"})])
+    crow = app(use, Reply("Good.")).use(permissions, mode="yolo", deny=["library_*"]).use(skills, tool=True)
+    crow.servers.append(Server("library", lambda: served))
+    async with talk(crow) as it:
+        await it.say("Hi!")
+        assert it.last_content.startswith("This was not run: the rule 'library_*' says deny.")
 
 
 async def test_unusable_skill_is_left_out_without_harm_to_others(

@@ -24,7 +24,10 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("CROW_DEBUG"):
             raise
-        sys.exit(f"crow: {type(error).__name__}: {error}. This is a fault in crow; CROW_DEBUG=1 shows where.")
+        from crow_core.text import to_line  # not above: an editor waits for this process to answer
+
+        reason = to_line(f"{type(error).__name__}: {error}")
+        sys.exit(f"crow: {reason}. This is a fault in crow; CROW_DEBUG=1 shows where.")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """`crow acp`: the agent on standard input and output, for an editor."""
 
-import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from crow_core.models.chat import Model
 from crow_core.settings.config import Home, load_config, load_environment
 from crow_core.settings.discovery import takes_audio
 
-from crow_cli.process import run_to_end
+from crow_cli.process import log_to_stderr, run_to_end
 
 METHODS = ("_crow/search", "_crow/usage", "_crow/undo")
 """The methods beyond ACP of crow's own extensions."""
@@ -22,7 +21,7 @@ METHODS = ("_crow/search", "_crow/usage", "_crow/undo")
 
 def serve(model: str = "", *, unstable: bool = False) -> None:
     """Serve one client until it disconnects, then exit. With `unstable`, also speak what ACP may still change."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="crow: %(message)s")
+    log_to_stderr()
     try:
         sys.exit(run_to_end(run_agent(model, unstable)))
     except KeyboardInterrupt:

@@ -136,6 +136,7 @@ async def build(
                 "deny": rules.deny,
                 "own": [str(home.config), str(home.data)],
                 "project": partial(load_project_rules, trust, env=env),
+                "trusted": trust.is_trusted,
             },
         ),
         (terminals, {}),
@@ -207,7 +208,7 @@ def make_tool_server(
 ) -> Server:
     """Make the server of the built-in tools, in this process. A file describes the tools, so that their code is loaded
     only when one is called."""
-    tools = [tool for tool in crow_mcp_server.tools() if tool["name"] not in REPLACED_TOOLS]
+    tools = [tool for tool in crow_mcp_server.tools(env) if tool["name"] not in REPLACED_TOOLS]
 
     def source() -> Any:
         return crow_mcp_server.create_server(

@@ -187,7 +187,8 @@ def trust(folder: Path) -> None:
     """Trust a FOLDER's settings as they are now, and use them.
 
     They are its .mcp.json, .crow/config.toml, prompts, commands, and skills with all files beside them. Prints each
-    file. After a change the folder has to be trusted again.
+    file. After a change the folder has to be trusted again. In a trusted folder, a git command that a permission rule
+    allows runs the hooks and other programs that the repository names, as they are then.
     """
     from crow_cli.console import escape_controls
 
@@ -198,9 +199,10 @@ def trust(folder: Path) -> None:
             data = file.read_bytes()
             text = f"({len(data):,} bytes that are not text)" if b"\0" in data else data.decode("utf-8", "replace")
             click.echo(escape_controls(f"--- {file}\n{text.rstrip()}"))
-        if not files:
+        if not files and not os.path.lexists(folder / ".git"):
             fail(
-                f"{folder} has no .mcp.json, .crow/config.toml, prompts, skills or commands: there is nothing to trust."
+                f"{folder} has no .mcp.json, .crow/config.toml, prompts, skills or commands, and no git repository: "
+                "there is nothing to trust."
             )
         TrustedFolders(Home.find(os.environ).data).add(folder)
     except OSError as error:

@@ -95,8 +95,8 @@ def format_time(at: int | None) -> str:
 
 
 def print_note(text: str) -> None:
-    """Print a sentence on standard error, dimmed."""
-    click.secho(text, err=True, dim=True)
+    """Print a sentence on standard error, dimmed, with its control characters escaped."""
+    click.secho(escape_controls(text), err=True, dim=True)
 
 
 def is_terminal() -> bool:

@@ -20,8 +20,9 @@ from crow_core.messages import Delta, Message, answer_tool_call, parse_arguments
 from crow_core.models.chat import TOOL_ADVICE, ChatModel, ModelCall, ModelRequest
 from crow_core.models.endpoint import CONNECT_TIMEOUT, create_http_client, join_url
 from crow_core.models.estimate import count_min_tokens
+from crow_core.models.failures import shorten_text
 from crow_core.models.quirks import Quirks
-from crow_core.models.stream import parse_object, shorten_text
+from crow_core.models.stream import parse_object
 from crow_core.models.usage import count_cached_tokens, to_count
 from crow_core.models.window import filter_objects, find_window
 from crow_core.settings.config import Config, Home, load_config, load_environment
@@ -80,7 +81,7 @@ class ExaminedModel(ChatModel):
 
         async def tell(delta: Delta) -> None:
             if "notice" in delta:
-                self.notices.append(delta["notice"].replace(" Asking again now.", ""))
+                self.notices.append(re.sub(r" Asking again (now|in \d+ s)\.$", "", delta["notice"]))
 
         await model_call.run(tell)
         model_call.reply = settle(model_call.reply, used=set())
@@ -152,7 +153,7 @@ async def probe_address(examined: ExaminedModel) -> ProbeResult:
         async with create_http_client(examined.base_url, examined.api_key, CONNECT_TIMEOUT, examined.headers) as http:
             response = await http.get(join_url(examined.base_url, "models"))
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        return ProbeResult("no", str(examined.to_model_error(error)))
+        return ProbeResult("no", str(examined.to_connection_error(error)))
     except UnicodeEncodeError:
         return ProbeResult("no", "The api_key or a header holds characters that no header can hold.")
     names = list_model_ids(response.content)

@@ -9,6 +9,22 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from crow_core.text import clean_lines
+
+
+class SafeFormatter(logging.Formatter):
+    """Formats records without the control characters in texts of models, servers and files."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return clean_lines(super().format(record))
+
+
+def log_to_stderr() -> None:
+    """Print warnings and errors of the log on standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(SafeFormatter("crow: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
 
 def run_to_end(coroutine: Coroutine[Any, Any, int]) -> int:
     """Run a coroutine and return its exit code; after SIGTERM or SIGHUP return 128 plus the signal's number.
@@ -17,6 +33,8 @@ def run_to_end(coroutine: Coroutine[Any, Any, int]) -> int:
     Raises KeyboardInterrupt.
     """
     logging.getLogger("stamina").setLevel(logging.ERROR)  # the user is told of every retry by a notice
+    if logging.lastResort:  # prints warnings where no handler is configured
+        logging.lastResort.setFormatter(SafeFormatter())
     sys.setswitchinterval(0.0005)  # with the default, each thread that writes or imports delays the event loop by 5 ms
     try:
         return asyncio.run(run_with_signals(coroutine))
@@ -49,5 +67,7 @@ def fail(sentence: str) -> NoReturn:
     """Print a message about wrong usage or configuration, and exit with code 2."""
     import click  # imported here because `crow acp` imports this module and does not need click
 
-    click.secho(f"crow: {sentence}", fg="red", err=True)
+    from crow_cli.console import escape_controls  # it imports click
+
+    click.secho(f"crow: {escape_controls(sentence)}", fg="red", err=True)
     sys.exit(2)

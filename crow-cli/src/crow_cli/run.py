@@ -123,7 +123,7 @@ def print_outcome(client: TerminalClient, outcome: dict[str, Any], style: Format
     }
     sentence = outcome.get("error") or sentences.get(outcome["stopReason"])
     if sentence:
-        click.secho(f"crow: {sentence}", fg="red", err=True)
+        click.secho(f"crow: {escape_controls(sentence)}", fg="red", err=True)
 
 
 def describe_error(error: RpcError) -> str:

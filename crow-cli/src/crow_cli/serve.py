@@ -1,11 +1,9 @@
 """`crow serve`: serve ACP over WebSocket, for clients that connect to a running agent instead of starting one."""
 
 import asyncio
-import logging
 import os
 import re
 import socket
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -19,6 +17,7 @@ from crow_core.app import Crow
 from crow_core.errors import ConfigError
 
 from crow_cli.app import build
+from crow_cli.process import log_to_stderr
 
 REMOTE_WARNING = (
     "crow: {url} can be reached from other machines. Whoever has the token can do what you can, and all messages"
@@ -37,7 +36,7 @@ async def serve(
     allow_remote: bool,
 ) -> int:
     """Serve clients until SIGINT, SIGTERM or SIGHUP; then cancel and answer their turns, close all, and return 0."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="crow: %(message)s")
+    log_to_stderr()
     secret, hint = choose_token(token, token_file)
     pages = [parse_origin(origin) for origin in origins]
     listener, address = listen(host, port, allow_remote)

@@ -15,7 +15,6 @@ from crow_cli.console import (
     escape_line,
     format_time,
     indent,
-    is_terminal,
     limit_option,
     print_diff,
     print_json,
@@ -228,7 +227,7 @@ def export(session: str, format_name: Any, output: Path | None, no_redact: bool)
         story = Transcript.load(connection, find_session(connection, session))
     exported = export(story if no_redact else story.redact(), format_name)
     if output is None:
-        click.echo(escape_controls(exported.text) if is_terminal() else exported.text, nl=False)
+        click.echo(escape_controls(exported.text), nl=False)
         if exported.files:
             print_note(f"It refers to {len(exported.files)} images; with -o FILE they are written beside it.")
     else:

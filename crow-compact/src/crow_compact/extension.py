@@ -1,8 +1,8 @@
 """Compact a session before its context is full, on /compact, and after a refusal: `crow.use(compact)`."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 from crow_core.acp.schema import CompactionUpdate, ContentBlock, StopReason, TextBlock, UsageUpdate
 from crow_core.app import Crow
@@ -11,19 +11,18 @@ from crow_core.errors import ModelError
 from crow_core.log import new_id
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages import Message, drop_rewound
+from crow_core.messages import Message, drop_rewound, marker_kind, view
 from crow_core.models.chat import ModelCall, ModelRequest, get_window
 from crow_core.models.usage import ASSUMED_WINDOW
 from crow_core.prompts import Prompt
 from crow_core.session import Command, Session
 from msgspec import Meta
 
-from crow_compact.compaction import CannotCompact, Compaction, get_id, replace_messages, view_since
-from crow_compact.read_output import make_server, read_output
+from crow_compact.compaction import RETRY_GROWTH, Compaction, replace_messages
+from crow_compact.markers import get_id
+from crow_compact.read_output import TOOL, make_server, read_output
+from crow_compact.summary import CannotCompact
 from crow_compact.tokens import TokenEstimator
-
-RETRY_GROWTH = 1.1
-"""Factor by which a request must have grown since the last attempt before compaction is tried again."""
 
 AtLeastZero = Annotated[float, Meta(ge=0)]
 
@@ -38,6 +37,25 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
     crow.prompts["compaction"] = Prompt.from_package("compaction", "crow_compact")
     crow.servers.append(tools := make_server())
 
+    @crow.tools
+    def leave_out_tool(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]] | None:
+        if find_tool(session.toolbox.sent or ()) or any(marker_kind(entry) == "shrink" for entry in session.log):
+            return None
+        return [schema for schema in schemas if not find_tool([schema])]
+
+    async def offer_tool(session: Session) -> None:
+        """Offer the tool as soon as an output has been shortened; the beginning of the request changes then anyway."""
+        if not find_tool(session.toolbox.sent or ()):
+            schemas = await crow.tools.run(session.toolbox.schemas(), session)
+            if find_tool(schemas):
+                session.toolbox.sent = schemas
+                session.log.append({"crow": {"kind": "tools", "schemas": schemas}})
+
+    async def attempt(planned: Compaction, tokens: int) -> bool:
+        worked = await compact_session(planned, tokens)
+        await offer_tool(planned.session)
+        return worked
+
     def get_limit(session: Session, window: int) -> int:
         name = next((name for name, model in session.models.items() if model is session.model), "")
         limit = (models or {}).get(name, threshold)
@@ -46,23 +64,30 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
     def plan(session: Session, instructions: str = "") -> Compaction:
         estimator = get_estimator(session)
         window = min(get_window(session.model) or ASSUMED_WINDOW, estimator.refused or 1 << 62)
-        return Compaction(session, estimator, window, get_limit(session, window), instructions)
+        limit = get_limit(session, window)
+        return Compaction(session, estimator, window, limit, must_fit=window, instructions=instructions)
+
+    def is_due(planned: Compaction, tokens: int, limit: int) -> bool:
+        """Whether a request is above the limit, and has grown since the last attempt or outgrown the window."""
+        tried = planned.estimator.tried
+        grown = tried * RETRY_GROWTH
+        return tokens > max(limit, grown if tried > planned.window else min(grown, planned.window))
 
     @crow.after_model
     async def compact_after_reply(session: Session, model_call: ModelCall) -> None:
         planned = plan(session)
         estimator = planned.estimator
-        estimator.is_full = False
+        estimator.full = 0
         since_request = {"messages": view_since(session.log, model_call.id)}
         tokens = estimator.learn(model_call) + estimator.estimate(since_request)
-        if planned.limit and tokens > max(planned.limit, estimator.tried * RETRY_GROWTH):
+        if planned.limit and is_due(planned, tokens, planned.limit):
             await attempt(planned, tokens)
 
     @crow.before_model
     async def compact_before_request(request: ModelRequest, session: Session) -> ModelRequest | None:
         planned = plan(session)
         estimator, tokens = planned.estimator, planned.estimator.estimate(request)
-        if not planned.limit or not estimator.rate or tokens <= max(planned.window, estimator.tried * RETRY_GROWTH):
+        if not planned.limit or not estimator.rate or not is_due(planned, tokens, planned.window):
             return None
         if estimator.estimate(replace_messages(request, request["messages"][-1:])) > planned.window:
             return None  # the last message alone is too long
@@ -72,17 +97,19 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
     @crow.model_error
     async def compact_after_refusal(session: Session, error: ModelError) -> bool | None:
         estimator = get_estimator(session)
-        if not error.too_long or estimator.is_full:
+        if not error.too_long:
             return None
-        estimator.is_full = True
-        estimator.refused = estimator.estimate(await session.request())
+        tokens = estimator.estimate(await session.request())
+        if estimator.full and tokens * RETRY_GROWTH > estimator.full:
+            return None  # it did not become much shorter
+        estimator.refused = estimator.full = tokens
         planned = plan(session)
-        planned.limit = planned.limit or planned.window // 2
+        planned.limit = planned.must_fit = planned.limit or planned.window // 2
         return await attempt(planned, estimator.refused)
 
     @crow.turn_end
     def reset(session: Session, outcome: StopReason | Exception) -> None:
-        get_estimator(session).is_full = False
+        get_estimator(session).full = 0
 
     @crow.before_tool
     async def answer_tool_call(session: Session, tool_call: ToolCall) -> ToolResult | None:
@@ -102,11 +129,25 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
 
     async def run_command(session: Session, words: str) -> str:
         planned = plan(session, words)
-        planned.limit = planned.limit or planned.window // 2
+        planned.limit, planned.must_fit = planned.limit or planned.window // 2, 0
         try:
-            return await run_compaction(planned, shrink=False)
+            report = await run_compaction(planned, shrink=False)
+            return f"{report} {planned.warning}".strip()
         except CannotCompact as error:
             return f"Nothing was compacted. {error}"
+        finally:
+            await offer_tool(session)
+
+
+def find_tool(schemas: Sequence[dict[str, Any]]) -> bool:
+    """Return whether `read_output` is among these tools."""
+    return any(schema["function"]["name"] == TOOL for schema in schemas)
+
+
+def view_since(log: Sequence[Message], id: str) -> list[Message]:
+    """Return the view of the entry with this id and of those after it."""
+    at = next((at for at in range(len(log) - 1, -1, -1) if get_id(log[at]) == id), len(log))
+    return view(log[at:])
 
 
 def get_estimator(session: Session) -> TokenEstimator:
@@ -115,7 +156,7 @@ def get_estimator(session: Session) -> TokenEstimator:
     return estimators.setdefault(session.model.name, TokenEstimator())
 
 
-async def attempt(planned: Compaction, tokens: int) -> bool:
+async def compact_session(planned: Compaction, tokens: int) -> bool:
     """Compact a session whose request has about `tokens` tokens, and notify the user; return whether it worked."""
     session = planned.session
     is_known = get_window(session.model) or planned.window != ASSUMED_WINDOW
@@ -128,6 +169,8 @@ async def attempt(planned: Compaction, tokens: int) -> bool:
         return False
     if not client_shows_compactions(session):
         await session.notice(report)
+    if planned.warning:
+        await session.notice(planned.warning, "warning")
     return True
 
 

@@ -24,7 +24,10 @@ DEFINITION: dict[str, Any] = {
         },
         "required": ["call"],
     },
-    "_meta": {"crow/kind": "read"},
+    "_meta": {
+        "crow/kind": "read",
+        "crow/arguments": {"synonyms": {"call": ["call_id", "tool_call_id", "id"], "offset": ["start", "from"]}},
+    },
 }
 
 

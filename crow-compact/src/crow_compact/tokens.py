@@ -24,19 +24,28 @@ class TokenEstimator:
 
     rate: float = 0.0
     """Tokens per character; 0 before the first reply."""
+    with_tools: bool = True
+    """Whether the tools count. They do not where the chat template of a local model leaves them out of the prompt."""
     tried: int = 0
-    """Tokens of the request after the last compaction, or before the last one that failed."""
+    """Tokens of the request after the last compaction, or before the last one that failed; 0 for none."""
     refused: int = 0
     """Tokens of the shortest request that was refused as too long; 0 for none."""
-    is_full: bool = False
-    """Whether the current request was refused as too long, so that it is not compacted a second time."""
+    full: int = 0
+    """Tokens of the current request when it was last refused as too long; 0 if it was not."""
+    failures: int = 0
+    """Unusable summaries in a row."""
+    cut_short: str = ""
+    """The last summary that was cut short since the last usable one."""
 
     def learn(self, model_call: ModelCall) -> int:
         """Update the rate from the usage of a model call, if it has one; return the tokens of its request."""
-        characters = count_characters(model_call.request)
         counted = to_count(model_call.usage.get("prompt_tokens"))
         cached = count_cached_tokens(model_call.usage)
         counted += cached if cached > counted else 0  # some gateways leave cached tokens out of the prompt's
+        if counted and not self.rate:
+            with_tools, without = (count_characters(model_call.request, with_tools=each) for each in (True, False))
+            self.with_tools = not MIN_RATE * without <= counted < MIN_RATE * with_tools
+        characters = count_characters(model_call.request, with_tools=self.with_tools)
         if counted:
             self.rate = min(max(counted / characters, MIN_RATE), MAX_RATE)
         self.rate = self.rate or DEFAULT_RATE
@@ -45,14 +54,19 @@ class TokenEstimator:
             self.refused = 0
         return tokens
 
+    def get_rate(self) -> float:
+        """Return the tokens per character, or DEFAULT_RATE before the first reply."""
+        return self.rate or DEFAULT_RATE
+
     def estimate(self, request: ModelRequest) -> int:
         """Return the estimated tokens of a request."""
-        return round((self.rate or DEFAULT_RATE) * count_characters(request))
+        return round(self.get_rate() * count_characters(request, with_tools=self.with_tools))
 
 
-def count_characters(request: ModelRequest) -> int:
-    """Return the characters of a request's messages and tools, with the allowances for templates and images."""
+def count_characters(request: ModelRequest, *, with_tools: bool) -> int:
+    """Return the characters of a request's messages, and of its tools if wanted, with the allowances for templates and
+    images."""
     messages: list[dict[str, Any]] = request["messages"]
     images = sum(part.get("type") != "text" for message in messages for part in to_parts(message.get("content")))
-    tools = len(encode_json(request["tools"])) if "tools" in request else 0
+    tools = len(encode_json(request["tools"])) if with_tools and "tools" in request else 0
     return count_text_characters(messages) + MESSAGE_CHARACTERS * len(messages) + IMAGE_CHARACTERS * images + tools

@@ -97,7 +97,7 @@ from crow_core.options import Option
 from crow_core.providers import PROTOCOL, PROVIDER_ID, ClientProvider, is_shareable_url
 from crow_core.session import Session
 from crow_core.store import Page
-from crow_core.text import to_line
+from crow_core.text import clean_json, to_line
 from crow_core.trace import TRACE, extract_trace
 
 PAGE_SIZE = 50
@@ -227,6 +227,7 @@ class Agent:
                 **(trying if unstable else {}),
             },
             fallback=self.call_method,
+            clean=clean_json,
         )
         self._opening = 0
         """The number of sessions that are being opened."""
@@ -285,7 +286,6 @@ class Agent:
                     **stored_session_capabilities() if announced.stored else {},
                     close=SessionCloseCapabilities(),
                     additional_directories=SessionAdditionalDirectoriesCapabilities(),
-                    fork=SessionForkCapabilities() if self.unstable and announced.stored else UNSET,
                     **system_prompt_capabilities() if self.unstable else {},
                 ),
                 providers=ProvidersCapabilities() if self.unstable else UNSET,
@@ -533,6 +533,7 @@ def stored_session_capabilities() -> dict[str, Any]:
         "list": SessionListCapabilities(),
         "delete": SessionDeleteCapabilities(),
         "resume": SessionResumeCapabilities(),
+        "fork": SessionForkCapabilities(),  # not in the stable schema yet; clients and other agents use it already
     }
 
 

@@ -9,6 +9,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import asdict
 
 from crow_core.acp.connection import ConnectionClosed, RpcError
+from crow_core.acp.decoding import decode, encode
 from crow_core.acp.schema import (
     CancelledOutcome,
     ClientCapabilities,
@@ -30,6 +31,7 @@ from crow_core.acp.schema import (
 from crow_core.elicitation import FormAnswer, can_ask, check_form, check_page, check_values
 from crow_core.errors import ElicitationError, EndTurn
 from crow_core.log import SessionLog, new_id
+from crow_core.text import clean_json
 
 
 class Client(Protocol):
@@ -79,6 +81,8 @@ class User:
             raise ElicitationError(f"The client cannot {'show forms' if form else 'send a person to a page'}.")
         id = "" if form else new_id()
         if form:
+            # The client answers with the names and choices that it was shown.
+            form = decode(clean_json(encode(form)), ElicitationSchema)
             check_form(message, form)
         else:
             check_page(url)

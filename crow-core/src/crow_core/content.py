@@ -44,6 +44,7 @@ from crow_core.messages import (
     answer_tool_call,
     drop_rewound,
     join_content,
+    name_tool_uses,
     parse_arguments,
     to_parts,
     unwrap_proxy_call,
@@ -196,6 +197,7 @@ def to_update(result: ToolResult, tool_call: ToolCall) -> ToolCallUpdate:
     return ToolCallUpdate(
         tool_call_id=tool_call.id,
         status="failed" if result.is_error or result.meta.get("crow/exit") else "completed",
+        title=result.meta.get("crow/title", UNSET),
         content=content,
         locations=locations or UNSET,
         raw_output=to_raw_output(result),
@@ -221,7 +223,7 @@ def to_block(block: dict[str, Any], kind: ToolKind) -> ContentBlock:
     """Convert an MCP content block to an ACP one. The output of a command is fenced, as it is not Markdown."""
     match block:
         case {"type": "text", "text": str(text)}:
-            return TextBlock(text=fence(text) if kind == "execute" else text)
+            return TextBlock(text=fence(text.removesuffix("\n")) if kind == "execute" else text)
         case {"type": "image", "data": str(data), "mimeType": str(mime_type)}:
             return ImageBlock(data=data, mime_type=mime_type)
         case {"type": "audio", "data": str(data), "mimeType": str(mime_type)}:
@@ -245,8 +247,12 @@ def to_tool_message(result: ToolResult, tool_call: ToolCall) -> Message:
     notes: dict[str, Any] = {"shown": {"kind": tool_call.kind}}
     if tool_call.tool_title:
         notes["shown"]["title"] = tool_call.tool_title
+    if tool_call.arguments != (parse_arguments(tool_call.use) or {}):
+        notes["shown"]["arguments"] = tool_call.arguments
     if any(block.get("type") != "text" for block in result.content):
         notes["shown"]["blocks"] = result.content
+    if title := result.meta.get("crow/title"):
+        notes["shown"]["call"] = title
     if places := result.meta.get("crow/locations"):
         notes["shown"]["locations"] = places
     if status := result.meta.get("crow/exit"):
@@ -270,11 +276,13 @@ def to_result(message: Message) -> ToolResult:
     notes = message.get("crow", {})
     seen: dict[str, Any] = notes.get("shown", {})
     blocks = seen.get("blocks") or [to_text_part(part.get("text", "")) for part in to_parts(message.get("content"))]
-    meta = {
+    meta: dict[str, Any] = {
         "crow/changes": notes.get("changes", []),
         "crow/locations": seen.get("locations", []),
         "crow/exit": seen.get("exit"),
     }
+    if title := seen.get("call"):
+        meta["crow/title"] = title
     return ToolResult(blocks, bool(notes.get("failed")), meta)
 
 
@@ -295,10 +303,10 @@ def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
                     yield AgentMessageChunk(content=TextBlock(text=str(text)), message_id=id)
                 if notes.get("cut") == "interrupted":
                     yield AgentThoughtChunk(content=TextBlock(text="Interrupted here.\n"), message_id=f"{id}-cut")
-                for use in map(unwrap_proxy_call, entry.get("tool_calls", [])):
+                for use in map(unwrap_proxy_call, name_tool_uses(entry)):
                     message = answers.get(use["id"]) or answer_tool_call(use, INTERRUPTED, failed=True)
                     seen: dict[str, Any] = message.get("crow", {}).get("shown", {})
-                    arguments = parse_arguments(use)
+                    arguments = seen.get("arguments", parse_arguments(use))
                     kind: ToolKind = seen.get("kind", "other")
                     title = seen.get("title", "")
                     tool_call = ToolCall(use, arguments or {}, arguments is not None, kind, title)

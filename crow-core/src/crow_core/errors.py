@@ -16,13 +16,21 @@ class ModelError(Exception):
     """A model call failed; the text names the endpoint and says what to do."""
 
     def __init__(
-        self, sentence: str, *, retry: bool = False, retry_after: float | None = None, too_long: bool = False
+        self,
+        sentence: str,
+        *,
+        retry: bool = False,
+        retry_after: float | None = None,
+        patient: bool = False,
+        too_long: bool = False,
     ) -> None:
         super().__init__(sentence)
         self.retry = retry
         """Whether the same request may succeed later."""
         self.retry_after = retry_after
         """Seconds to wait before a retry, as the server asked; None if it did not."""
+        self.patient = patient
+        """Whether the waits before retries grow to a minute, unless the server asked for another wait."""
         self.too_long = too_long
         """Whether the request exceeded the window: a shorter one may succeed."""
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import msgspec
 
@@ -102,8 +102,9 @@ def find_secrets_in_url(url: str) -> Iterator[str]:
 
 def mask(value: Any, secrets: Collection[str]) -> Any:
     """Replace every secret in a JSON value by the mask, also in texts that are JSON themselves."""
-    spellings = {text for secret in secrets for text in (secret, json.dumps(secret)[1:-1])}
+    spellings = {text for secret in secrets for text in (secret, json.dumps(secret)[1:-1], quote(secret, safe=""))}
     spellings |= {json.dumps(secret, ensure_ascii=False)[1:-1] for secret in secrets}
+    spellings |= {secret.replace("/", "\\/") for secret in secrets}  # PHP's JSON
     return replace_secrets(value, sorted(spellings, key=len, reverse=True))
 
 

@@ -5,10 +5,12 @@ the key `crow`. `merge` adds a delta to a reply, `settle` completes the reply, a
 messages of the next request.
 """
 
+import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
-from typing import Any, Literal, TypedDict
+from itertools import groupby, zip_longest
+from typing import Any, Literal, TypedDict, cast
 
 import msgspec
 
@@ -22,11 +24,19 @@ SUMMARY_TEMPLATE = (
 PROXY_TOOL = "call_tool"
 """The name of the tool that calls another tool; its arguments are {name, arguments}."""
 
-JSON_OBJECT = msgspec.json.Decoder(dict[str, Any])
+LEGAL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""Matches a tool's name that every provider accepts."""
+
+MAX_DEPTH = 100
+"""The most levels of JSON that are read. Deeper JSON exhausts the stack of one of the encoders that it passes."""
+TOO_DEEP = f"it has more than {MAX_DEPTH} levels"
+
+JSON = msgspec.json.Decoder()
 
 
 class Function(TypedDict):
     name: str
+    """The name that the model wrote, which may not be a tool's; see `name_tool_uses`."""
     arguments: str
     """JSON text, exactly as the model wrote it."""
 
@@ -42,7 +52,8 @@ class ToolUse(TypedDict):
 class Message(TypedDict, total=False):
     """An entry of the log: a chat-completions message or, with only the key `crow`, a marker.
 
-    `crow` holds notes of our own; it is never sent.
+    `crow` holds notes of our own; it is never sent. The note `called` of a reply has the tool's name for each call that
+    names its tool in another way, by the call's id.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -94,7 +105,7 @@ def merge_tool_call(reply: Message, fragment: dict[str, Any]) -> None:
         indexes.append(fragment.get("index"))
     call = calls[at]
     function: dict[str, Any] = fragment.get("function") or {}
-    call["id"] = call["id"] or str(fragment.get("id") or "")
+    call["id"] = call["id"] or to_id(fragment)
     if (name := function.get("name")) and name != call["function"]["name"]:
         call["function"]["name"] += str(name)
     if (arguments := function.get("arguments")) is not None:
@@ -106,27 +117,31 @@ def find_tool_call(calls: list[ToolUse], indexes: list[Any], fragment: dict[str,
     """Find the tool call that a fragment continues; None if it starts a new one.
 
     A known id decides; else a new id starts a call; else the index decides; else the fragment continues the last call.
+    But a name after complete arguments starts a new call: some servers send parallel calls with one id, with one index,
+    with both, or with none.
     """
-    id, index = fragment.get("id"), fragment.get("index")
+    id, index = to_id(fragment), fragment.get("index")
     function: dict[str, Any] = fragment.get("function") or {}
     name = function.get("name")
     latest_first = range(len(calls))[::-1]
+    repeats = False
     if id:
         at = next((at for at in latest_first if calls[at]["id"] == id), None)
         if at is None:  # a new call, or the id of a call that had none so far
             without = (at for at in latest_first if not calls[at]["id"] and indexes[at] == index)
             return next((at for at in without if not (name and calls[at]["function"]["name"])), None)
-        if index is None or index == indexes[at]:
-            return at
+        repeats = index is None or index == indexes[at]
     elif index is not None:
         at = next((at for at in latest_first if indexes[at] == index), None)
     else:
         at = len(calls) - 1 if calls else None
-    if at is not None and name and is_complete(calls[at]):
-        # Some servers send parallel calls with one index or id, or with none: a name after complete arguments starts a
-        # new call.
-        return None
-    return at
+    begins = not repeats or str(function.get("arguments") or "{").lstrip()[:1] in ("", "{")
+    return None if at is not None and name and begins and is_complete(calls[at]) else at
+
+
+def to_id(fragment: dict[str, Any]) -> str:
+    """Return the id of a fragment of a tool call; empty if it has none."""
+    return str(fragment.get("id") or "")
 
 
 def is_complete(call: ToolUse) -> bool:
@@ -140,9 +155,41 @@ def parse_arguments(call: ToolUse) -> dict[str, Any] | None:
     if not text:
         return None
     try:
-        return JSON_OBJECT.decode(text)
-    except (ValueError, RecursionError):  # not JSON, or with half a surrogate pair
+        parsed = decode_json(text)
+    except ValueError:  # not JSON, or with half a surrogate pair
         return None
+    return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else None
+
+
+def decode_json(text: str | bytes) -> Any:
+    """Decode JSON. Raises ValueError, also for JSON of more than MAX_DEPTH levels."""
+    try:
+        value: Any = JSON.decode(text)
+    except RecursionError as error:
+        raise ValueError(TOO_DEEP) from error
+    brackets = text.count(b"{") + text.count(b"[") if isinstance(text, bytes) else text.count("{") + text.count("[")
+    if brackets > MAX_DEPTH and is_deep(value):
+        raise ValueError(TOO_DEEP)
+    return value
+
+
+def is_deep(value: Any) -> bool:
+    """Whether a JSON value has more than MAX_DEPTH levels."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for outer in level for inner in list_inner(outer)]
+    return bool(level)
+
+
+def list_inner(value: Any) -> Iterable[Any]:
+    """Return the values inside a JSON object or array; none for any other value."""
+    match value:
+        case dict():
+            return cast("dict[str, Any]", value).values()
+        case list():
+            return cast("list[Any]", value)
+        case _:
+            return ()
 
 
 def unwrap_proxy_call(call: ToolUse) -> ToolUse:
@@ -164,9 +211,7 @@ def settle(reply: Message, *, used: set[str], whole: bool = True) -> Message:
     turns, but ids must be unique in a session (ACP, tool calls).
     """
     notes = reply.get("crow", {})
-    notes.pop("indexes", None)
-    calls = [call for call in reply.pop("tool_calls", []) if call["function"]["name"]]
-    calls = [call for before, call in zip([None, *calls], calls, strict=False) if not is_echo(call, before)]
+    calls = drop_echoes(reply.pop("tool_calls", []), notes.pop("indexes", []))
     if calls and not whole:
         # Half a call cannot run, and a call that does not run must not appear in the log.
         notes["dropped_calls"] = [call["function"]["name"] for call in calls]
@@ -184,11 +229,19 @@ def settle(reply: Message, *, used: set[str], whole: bool = True) -> Message:
     return reply
 
 
-def is_echo(call: ToolUse, before: ToolUse | None) -> bool:
-    """Whether it only repeats the name of the call before it, as some servers do behind the arguments."""
-    if before is None or call["function"]["arguments"].strip():
-        return False
-    return call["function"]["name"] == before["function"]["name"] and call["id"] in ("", before["id"])
+def drop_echoes(calls: Sequence[ToolUse], indexes: Sequence[Any]) -> list[ToolUse]:
+    """Drop the calls that are empty, or only repeat one: its name behind its arguments, or all of it with its index."""
+    kept: list[ToolUse] = []
+    seen: set[tuple[str, ...]] = set()
+    for call, index in zip_longest(calls, indexes):
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        key = (call["id"], str(index), name, arguments)
+        is_repeated = kept and not arguments.strip() and name == kept[-1]["function"]["name"]
+        is_echo = (is_repeated and call["id"] in ("", kept[-1]["id"])) or (call["id"] and key in seen)
+        if (name or arguments) and not is_echo:
+            kept.append(call)
+        seen.add(key)
+    return kept
 
 
 def make_unique(name: str, used: set[str]) -> str:
@@ -198,6 +251,30 @@ def make_unique(name: str, used: set[str]) -> str:
         n += 1
         candidate = f"{name}_{n}"
     return candidate
+
+
+def to_legal_name(name: str) -> str:
+    """Replace the characters of a tool's name that a provider may refuse."""
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)
+
+
+def make_legal_name(name: str) -> str:
+    """Return a name that every provider accepts: `name` itself if it is one, else one that no other name has."""
+    if LEGAL_NAME.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:8]
+    return f"{to_legal_name(name[:50])}_{digest}"
+
+
+def name_tool_uses(reply: Message) -> list[ToolUse]:
+    """Return the tool calls of a reply under the names of the tools that they call."""
+    called: dict[str, str] = reply.get("crow", {}).get("called", {})
+    return [rename(call, called.get(call["id"], call["function"]["name"])) for call in reply.get("tool_calls", [])]
+
+
+def rename(call: ToolUse, name: str) -> ToolUse:
+    """Return a tool call under another name."""
+    return call if call["function"]["name"] == name else {**call, "function": {**call["function"], "name": name}}
 
 
 def answer_tool_call(call: ToolUse, content: "str | list[dict[str, Any]]", **notes: Any) -> Message:
@@ -386,6 +463,15 @@ def is_blank(message: Message) -> bool:
     return all(part.get("type") == "text" and not part["text"].strip() for part in to_parts(message.get("content")))
 
 
+def make_names_legal(messages: list[Message]) -> list[Message]:
+    """Replace the names of tool calls by the names of their tools; servers refuse a name with other characters."""
+    kept: list[Message] = []
+    for message in messages:
+        calls = [rename(call, make_legal_name(call["function"]["name"])) for call in name_tool_uses(message)]
+        kept.append({**message, "tool_calls": calls} if calls else message)
+    return kept
+
+
 def repair_arguments(messages: list[Message]) -> list[Message]:
     """Replace arguments that are not a JSON object by an object that shows their text, as servers refuse them."""
     return [repair_message(m) if m.get("tool_calls") else m for m in messages]
@@ -493,6 +579,7 @@ SELECTING_MARKERS = frozenset({"rewind", "shrink", "compaction"})
 SHAPING_PASSES: tuple[Pass, ...] = (
     drop_markers,
     drop_thoughts,
+    make_names_legal,
     repair_arguments,
     complete_answers,
     move_images,

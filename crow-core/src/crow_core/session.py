@@ -76,6 +76,8 @@ class Folders:
     """Where the next command starts, if the last one changed its directory; empty for `cwd`."""
     starts: dict[str, str] = field(default_factory=dict[str, str])
     """Where the commands of open tool calls start, by the calls' ids."""
+    environments: dict[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    """Variables for the commands of open tool calls, by the calls' ids."""
     _scratch: "tempfile.TemporaryDirectory[str] | None" = None
 
     def scratch(self) -> Path:
@@ -136,6 +138,7 @@ class Session:
             on_message=partial(hooks.message.run, self) if hooks.message else None,
             on_draft=partial(hooks.draft.run, self) if hooks.draft else None,
             on_model_call=partial(hooks.model_call.run, self) if hooks.model_call else None,
+            on_flush=partial(hooks.flush.run, self) if hooks.flush else None,
         )
         self.prompts = SessionPrompts(dict(prompts), self.log)
         self.toolbox = Toolbox()
@@ -269,6 +272,7 @@ class Session:
             "crow/roots": self.folders.for_tools(),
             "crow/readable": self.folders.readable,
             "crow/folder": self.folders.starts.get(tool_call.id, ""),
+            "crow/env": self.folders.environments.get(tool_call.id, {}),
             **more,
         }
 
@@ -283,7 +287,7 @@ class Session:
 
     async def close(self) -> None:
         """Finish writing, disconnect the session's servers, and remove its temporary folder."""
-        await self.log.flush()
+        await self.log.finish()
         await self.toolbox.close()
         self.folders.close()
 
@@ -352,6 +356,8 @@ class ReplyStream:
         if not whole:
             notes["cut"] = model_call.error or model_call.finish_reason
         reply = settle(model_call.reply, used=self.used_ids, whole=whole)
+        if called := self._session.toolbox.find_called(reply.get("tool_calls", [])):
+            notes["called"] = called
         if any(reply.get(key) for key in ("content", "reasoning_content", "tool_calls")):
             reply["crow"] = reply.get("crow", {}) | notes
             log.append(reply)
@@ -443,6 +449,17 @@ class Hooks:
                 return ToolResult.error("Reading only.") if tool_call.kind != "read" else None
         """)
 
+    permission: First[[Session, ToolCall], ToolResult] = First("""
+        Called before a tool of crow's own asks an MCP server for the model; a result that is returned refuses it.
+
+        The tool call is the one that the server is asked: of its own tools, or of `SERVER_mcp_resources`. `before_tool`
+        is called for the call that the model made, before.
+
+            @crow.permission
+            def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
+                return ToolResult.error("No servers today.") if tool_call.kind == "fetch" else None
+        """)
+
     after_tool: Pipe[ToolResult, [Session, ToolCall]] = Pipe("""
         Receives the result of a tool call before the client and the model do; may return another.
 
@@ -478,6 +495,16 @@ class Hooks:
             @crow.model_call
             def log_call(session: Session, model_call: ModelCall) -> None:
                 print(model_call.purpose, model_call.error or model_call.finish_reason)
+        """)
+
+    flush: Observe[[Session]] = Observe("""
+        Called before the client is shown what follows from the log, and at the end of a turn.
+
+        Returns when all that the hooks `message`, `draft` and `model_call` received is stored, so that these may gather
+        what they receive. Raises StoreError if it cannot be stored.
+
+            @crow.flush
+            async def commit(session: Session) -> None: ...
         """)
 
     model_error: First[[Session, ModelError], bool] = First("""

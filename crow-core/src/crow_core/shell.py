@@ -17,7 +17,7 @@ async def run_command(
     """Run a shell command, or a program with its arguments, for at most `timeout` seconds.
 
     Returns the exit code and the end of the standard error, together with the standard output if that is wanted.
-    Raises OSError, TimeoutError.
+    Raises OSError; TimeoutError with the end of the output so far.
     """
     line = ["/bin/sh", "-c", command] if isinstance(command, str) else command
     program, *args = map(os.path.expanduser, line)
@@ -31,14 +31,20 @@ async def run_command(
             stderr=output,
             start_new_session=True,
         )
+        in_time = True
         try:
             async with asyncio.timeout(timeout):
                 await process.communicate(stdin)
+        except TimeoutError:
+            in_time = False
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         output.seek(max(output.seek(0, os.SEEK_END) - OUTPUT_LIMIT, 0))
+        said = output.read().decode(errors="replace").strip()
+        if not in_time:
+            raise TimeoutError(said)
         assert process.returncode is not None
-        return process.returncode, output.read().decode(errors="replace").strip()
+        return process.returncode, said

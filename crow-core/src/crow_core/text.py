@@ -10,6 +10,39 @@ CONTROL_CHARACTERS: dict[int, str | None] = {
 reorder text (directions, Unicode tags) to nothing."""
 
 
+REPLACEMENT = "\ufffd".encode()
+CONTROL_IN_JSON = re.compile(  # each alternative begins with a literal, which makes the search many times faster
+    rb"""\\(?:[\\rbf] | u(?:00(?:0[0-8b-fB-F]|1[0-9a-fA-F]|7[fF]|[89][0-9a-fA-F]) | 20(?:2[89a-eA-E]|6[6-9])
+                       | [dD][bB]40\\u[dD][cC][0-7][0-9a-fA-F]))
+    | \x7f | \xc2[\x80-\x9f] | \xe2(?:\x80[\xa8-\xae] | \x81[\xa6-\xa9]) | \xf3\xa0[\x80\x81][\x80-\xbf]""",
+    re.VERBOSE,
+)
+"""Finds CONTROL_CHARACTERS in the strings of a JSON text, escaped or as UTF-8, but no tab or newline. It also finds an
+escaped backslash, so that what follows it is not taken for an escape."""
+
+
+def clean_json(text: bytes) -> bytes:
+    """Replace the control characters in all strings of a JSON text, except tabs and newlines, by U+FFFD.
+
+    A carriage return becomes a newline, or is removed before a newline and at the end of a string.
+    """
+    if text.isascii() and b"\\" not in text and b"\x7f" not in text:
+        return text  # at once, for an image of megabytes
+    return CONTROL_IN_JSON.sub(to_clean, text)
+
+
+def to_clean(found: re.Match[bytes]) -> bytes:
+    """Return the replacement of a match of CONTROL_IN_JSON."""
+    match found[0]:
+        case rb"\\" as backslash:
+            return backslash
+        case rb"\r" | rb"\u000d" | rb"\u000D":
+            at_end = found.string.startswith((rb"\n", b'"'), found.end())
+            return b"" if at_end else rb"\n"
+        case _:
+            return REPLACEMENT
+
+
 def to_line(text: str) -> str:
     """Replace control characters and line breaks, so that the text fits a title or another single line."""
     return text.translate(CONTROL_CHARACTERS)

@@ -4,21 +4,13 @@ Importing this package reads no file and imports nothing heavy. `tools()` reads 
 file, so that a host can describe the tools without loading FastMCP. `create_server` loads FastMCP.
 """
 
+from crow_mcp_server.definitions import tools
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from crow_mcp_server.server import create_server
 
 __all__ = ["create_server", "tools"]
-
-
-def tools() -> "list[dict[str, Any]]":
-    """Return the server's answer to `tools/list`, one dict per tool with MCP's keys, without importing FastMCP."""
-    import json  # not at the top: importing this package stays under a millisecond
-
-    with open(f"{__path__[0]}/tools.json", encoding="utf-8") as file:
-        return json.load(file)
 
 
 def __getattr__(name: str) -> object:

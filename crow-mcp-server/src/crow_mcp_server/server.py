@@ -8,12 +8,14 @@ from typing import Any
 
 import mcp_types
 from fastmcp import FastMCP
-from fastmcp.exceptions import ValidationError
+from fastmcp.exceptions import NotFoundError, ValidationError
 from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
 from fastmcp.tools.base import ToolResult
 from pydantic import ValidationError as PydanticValidationError
 
 from crow_mcp_server import ask_user, plan, resources
+from crow_mcp_server.arguments import fit_arguments, to_key
+from crow_mcp_server.definitions import tools
 from crow_mcp_server.files import file_editor
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.roots import RootsMiddleware
@@ -21,7 +23,7 @@ from crow_mcp_server.search import glob, grep, tree
 from crow_mcp_server.terminal import terminal
 from crow_mcp_server.tool_options import ToolOptions
 from crow_mcp_server.web import fetch, web_search
-from crow_mcp_server.web.search_results import PROVIDER_KEYS
+from crow_mcp_server.web.search_settings import PROVIDER_KEYS
 from crow_mcp_server.workspace import Workspace, local_workspace
 
 TOOLS = (ask_user, fetch, file_editor, glob, grep, plan, terminal, tree, web_search)
@@ -39,33 +41,49 @@ def create_server(
     env: Mapping[str, str] = os.environ,
     state: Path | None = None,
 ) -> FastMCP:
-    """Return the server with all tools, or `only` those named. One server serves any number of sessions.
+    """Return the server with all tools that can work, or `only` those named. One server serves any number of sessions.
 
     ToolOptions describes the other arguments. Commands do not see the search providers' keys either.
     """
+    named = {tool["name"] for tool in tools(env)} if only is None else only
+    offered = {name: tool for tool in TOOLS if (name := tool.__name__.rpartition(".")[2]) in named}
     server = FastMCP(
-        "crow", version=version("crow-mcp-server"), middleware=[RootsMiddleware(), ArgumentErrorMiddleware()]
+        "crow",
+        version=version("crow-mcp-server"),
+        middleware=[RootsMiddleware(), ArgumentsMiddleware(offered)],
     )
     hidden = {*hidden_env, *PROVIDER_KEYS}
     options = ToolOptions(workspace_for, hidden, allow_hosts, ignore_robots, stay_on_host, env, state)
-    for tool in TOOLS:
-        if only is None or tool.__name__.rpartition(".")[2] in only:
-            tool.register(server, options)
-    if only is None or "file_editor" in only:
+    for tool in offered.values():
+        tool.register(server, options)
+    if "file_editor" in offered:
         resources.register(server, options)
     return server
 
 
-class ArgumentErrorMiddleware(Middleware):
-    """Converts pydantic's error about a tool call's arguments to one line for the model."""
+class ArgumentsMiddleware(Middleware):
+    """Converts the arguments of tool calls to those of the schemas, and refuses those that do not fit in one line."""
+
+    def __init__(self, offered: Collection[str]) -> None:
+        self._tools = {tool["name"]: tool for tool in tools() if tool["name"] in offered}
 
     async def on_call_tool(
         self,
         context: MiddlewareContext[mcp_types.CallToolRequestParams],
         call_next: CallNext[mcp_types.CallToolRequestParams, ToolResult],
     ) -> ToolResult:
+        name = context.message.name
+        if known := self._tools.get(name):
+            arguments = context.message.arguments or {}
+            try:
+                arguments = fit_arguments(arguments, known["inputSchema"], known["_meta"]["crow/arguments"])
+            except ValueError as error:
+                raise ToolRefusal(f"{name} was not run. {error} Correct the arguments and call again.") from None
+            context = context.copy(message=context.message.model_copy(update={"arguments": arguments}))
         try:
             return await call_next(context)
+        except NotFoundError:
+            raise ToolRefusal(self._describe_missing(name)) from None
         except ValidationError as error:
             cause = error.__cause__
             if not isinstance(cause, PydanticValidationError):
@@ -73,6 +91,13 @@ class ArgumentErrorMiddleware(Middleware):
             wrong = "; ".join(
                 f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in cause.errors(include_url=False)
             )
-            raise ToolRefusal(
-                f"{context.message.name} was not run. {wrong}. Correct the arguments and call again."
-            ) from None
+            raise ToolRefusal(f"{name} was not run. {wrong}. Correct the arguments and call again.") from None
+
+    def _describe_missing(self, name: str) -> str:
+        """Return the answer to a call of a tool that does not exist."""
+        key = to_key(name)
+        ours = next((tool for tool in self._tools.values() if key in tool["_meta"]["crow/replaces"]), None)
+        instead = (
+            f" Use {ours['name']}, whose arguments are: {', '.join(ours['inputSchema']['properties'])}." if ours else ""
+        )
+        return f"There is no tool {name!r}.{instead} The tools are: {', '.join(self._tools)}."

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NotRequired, Protocol, TypedDict
 
 Watch = Callable[[str], Awaitable[None]]
@@ -87,6 +87,8 @@ class Workspace:
     """Receives the output of commands that run on this machine."""
     folder: str = ""
     """The folder in which a command starts; "" for the one in which the session's last command ended."""
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Variables for the command, with priority over those that commands have set."""
     changes: Callable[[], Iterable[Mapping[str, Any]]] | None = None
     """Returns the `crow/changes` of all results of the session, oldest first, so that a new server can undo its edits.
     None: the server keeps the undo history itself, in ToolOptions.state."""
@@ -98,9 +100,9 @@ class Workspace:
 def local_workspace(meta: dict[str, Any], bounds: Sequence[str] = ()) -> Workspace:
     """Return the workspace that a tool call's `_meta` describes.
 
-    The keys are `crow/session`, `crow/cwd`, `crow/roots`, `crow/readable` and `crow/folder`; the default is the
-    process's working folder. `bounds` replace the roots that `_meta` names. Raises ValueError for a folder that is not
-    absolute.
+    The keys are `crow/session`, `crow/cwd`, `crow/roots`, `crow/readable`, `crow/folder` and `crow/env`; the default is
+    the process's working folder. `bounds` replace the roots that `_meta` names. Raises ValueError for a folder that is
+    not absolute.
     """
     given = [str(root) for root in bounds or meta.get("crow/roots") or ()]
     cwd = str(meta.get("crow/cwd") or (given[0] if given else os.getcwd()))
@@ -111,4 +113,5 @@ def local_workspace(meta: dict[str, Any], bounds: Sequence[str] = ()) -> Workspa
             raise ValueError(f"crow/cwd, crow/roots and crow/folder must be absolute folders, not {folder!r}")
     readable = () if bounds else tuple(str(folder) for folder in meta.get("crow/readable") or ())
     session = str(meta.get("crow/session") or "")
-    return Workspace(session=session, cwd=cwd, roots=roots, readable=readable, folder=start)
+    env = {str(name): str(value) for name, value in dict(meta.get("crow/env") or {}).items()}
+    return Workspace(session=session, cwd=cwd, roots=roots, readable=readable, folder=start, env=env)

@@ -11,7 +11,7 @@ from typing import Any
 from crow_core.acp.schema import ContentBlock, TextBlock
 from crow_core.app import Crow
 from crow_core.content import attach_blocks, to_text
-from crow_core.extensions.resources import list_several, read_blocks
+from crow_core.extensions.resources import list_several, read_blocks, to_read_call
 from crow_core.masking import mask
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
@@ -110,8 +110,13 @@ def skills(
             return ToolResult.text(render_list(session, skills.values()) if skills else "There are no skills.")
         if name not in skills:
             return ToolResult.error(f"There is no skill {name!r}. There are: {', '.join(skills) or 'none'}.")
+        skill = skills[name]
+        if skill.server:
+            read_call = to_read_call(session, tool_call, skill.server, skill.source)
+            if refusal := await session.hooks.permission.run(session, read_call):
+                return refusal
         try:
-            return ToolResult.text(await render_skill(session, skills[name], ""))
+            return ToolResult.text(await render_skill(session, skill, ""))
         except ConnectionError as error:
             return ToolResult.error(f"The skill {name!r} was not read: {error}. Go on without it.")
 

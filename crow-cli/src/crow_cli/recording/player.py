@@ -10,6 +10,7 @@ import msgspec
 from crow_core.acp.transports import LineTooLong, Transport, spawn, stdio
 
 from crow_cli.check.validation import get_path, str_or_empty, to_short_json
+from crow_cli.console import escape_controls
 from crow_cli.recording.file import OTHER_SIDE, Message, RecordedLine, Side, parse_message
 from crow_cli.recording.viewer import RecordingViewer
 
@@ -149,7 +150,8 @@ async def play_side(
         if side == "agent":
             await player.read_to_end()
     except (Deviation, OSError) as deviation:
-        click.secho(f"crow: the conversation differs from the recording: {deviation}.", fg="red", err=True)
+        text = f"crow: the conversation differs from the recording: {deviation}."
+        click.secho(escape_controls(text), fg="red", err=True)
         return 1
     finally:
         await transport.close()

@@ -98,6 +98,8 @@ class MalformedMessage(Struct):
 MESSAGE_DECODER = Decoder(IncomingMessage)
 MALFORMED_DECODER = Decoder(MalformedMessage)
 SYNTAX_DECODER = Decoder(Raw)
+EXACT_METHODS = ("fs/", "terminal/")
+"""The beginnings of methods whose params are used, not shown: paths, contents of files, commands."""
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """An escaped surrogate, alone or as half of a valid pair."""
 
@@ -142,11 +144,14 @@ class Connection:
         handlers: Mapping[str, Handler],
         *,
         fallback: Callable[[str, dict[str, Any]], Awaitable[Any]] | None = None,
+        clean: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self._transport = transport
         self._peer_methods = peer_methods
         self._fallback = fallback
         """Answers requests whose method begins with `_` and has no handler; takes the method and the params."""
+        self._clean = clean
+        """Changes the JSON of what is sent to be shown: everything but the params of `fs/` and `terminal/` methods."""
         self._requests: dict[str, tuple[Handler, type[Any]]] = {}
         self._notifications: dict[str, tuple[Handler, type[Any]]] = {}
         for method, handler in {"$/cancel_request": self._cancel, **handlers}.items():
@@ -189,7 +194,7 @@ class Connection:
             raise ConnectionClosed(f"{method} was not sent: the connection has ended")
         result_type = Any if method.startswith("_") else self._peer_methods[method].result or Any
         id = next(self._request_ids)
-        line = encode(OutgoingRequest(id, method, params)) + b"\n"
+        line = self._encode(OutgoingRequest(id, method, params), exact=method.startswith(EXACT_METHODS))
         self._pending[id] = future = asyncio.get_running_loop().create_future()
         try:
             await self._send(line)
@@ -210,7 +215,7 @@ class Connection:
 
         Raises ConnectionClosed if the connection has ended.
         """
-        await self._send(encode(OutgoingNotification(method, params)) + b"\n")
+        await self._send(self._encode(OutgoingNotification(method, params)))
 
     async def close(self) -> None:
         """Cancel running requests, send their answers, fail requests that wait for an answer, close the transport."""
@@ -364,8 +369,12 @@ class Connection:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def _encode(self, message: OutgoingMessage, *, exact: bool = False) -> bytes:
+        line = encode(message)
+        return (line if exact or self._clean is None else self._clean(line)) + b"\n"
+
     def _write(self, message: OutgoingMessage) -> None:
-        self._transport.write(encode(message) + b"\n")
+        self._transport.write(self._encode(message))
 
     def _write_error(self, id: RequestId, error: RpcError) -> None:
         message = to_error_line(error.message)

@@ -24,7 +24,6 @@ from crow_core.errors import ElicitationError
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.mcp.toolbox import decode_strings
 from crow_core.session import Session
 
 NAME = "ask_user"
@@ -32,6 +31,17 @@ DESCRIPTION = """\
 Ask the user, and wait for the answer. Only for what you cannot find out yourself and would be wrong to guess.
 Never ask for passwords, keys or other secrets."""
 
+META: dict[str, Any] = {
+    "crow/kind": "think",
+    "crow/replaces": ["ask_user_question", "ask_followup_question", "ask_question", "question", "request_user_input"],
+    "crow/arguments": {
+        "synonyms": {
+            "question": ["prompt", "message", "text", "query"],
+            "choices": ["options", "answers", "follow_up", "suggestions"],
+            "several": ["multi_select", "multiple", "allow_multiple"],
+        }
+    },
+}
 CHOICES: dict[str, Any] = {"type": "array", "items": {"type": "string"}, "description": "answers to choose from"}
 CHOICE_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -95,7 +105,7 @@ def ask_user(crow: Crow) -> None:
     @crow.mcp_servers
     def offer(session: Session) -> Sequence[Server]:
         schema = FORM_SCHEMA if can_ask(session.client.capabilities, "form") else CHOICE_SCHEMA
-        definition = {"name": NAME, "description": DESCRIPTION, "inputSchema": schema, "_meta": {"crow/kind": "think"}}
+        definition = {"name": NAME, "description": DESCRIPTION, "inputSchema": schema, "_meta": META}
         session.state["ask"] = Server("ask", None, definitions=[definition], built_in=True)
         return [session.state["ask"]]
 
@@ -104,7 +114,7 @@ def ask_user(crow: Crow) -> None:
         if not tool_call.is_for(session.state["ask"]):
             return None
         try:
-            question = convert_leniently(decode_strings(tool_call.arguments, FORM_SCHEMA), UserQuestion)
+            question = convert_leniently(tool_call.arguments, UserQuestion)
             if can_ask(session.client.capabilities, "form"):
                 return ToolResult.text(await ask_by_form(session, tool_call, question))
             return ToolResult.text(await ask_by_choice(session, tool_call, question))

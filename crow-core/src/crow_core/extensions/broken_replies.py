@@ -19,14 +19,16 @@ def broken_replies(crow: Crow, *, times: int = 2) -> None:
     @crow.after_model
     def count(session: Session, model_call: ModelCall) -> None:
         session.state["broken_replies"] = session.state.get("broken_replies", 0) + 1 if model_call.interruption else 0
+        session.state["interruption"] = str(model_call.interruption or "")
 
     @crow.before_end
     async def go_on(session: Session, stop_reason: StopReason) -> Message | None:
         if not 0 < session.state.get("broken_replies", 0) <= times:
             return None
-        await session.notice("The connection broke in the middle of the answer. Asking the model to go on.", "warning")
+        await session.notice(f"{session.state['interruption']} Asking the model to go on.", "warning")
         return {"role": "user", "content": REQUEST, "crow": {"hidden": True}}
 
     @crow.turn_end
     def forget(session: Session, outcome: StopReason | Exception) -> None:
         session.state.pop("broken_replies", None)
+        session.state.pop("interruption", None)

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from crow_core.app import Crow
-from crow_core.masking import find_secrets, mask
+from crow_core.masking import mask
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message
@@ -20,8 +20,7 @@ def mask_secrets(crow: Crow, *, known: Collection[str] = ()) -> None:
     @crow.session_start
     def collect(session: Session) -> None:
         models = (model for model in session.models.values() if isinstance(model, ChatModel))
-        of_models = find_secrets(*({"api_key": model.api_key, "headers": dict(model.headers)} for model in models))
-        session.toolbox.own_secrets = frozenset([*known, *of_models])
+        session.toolbox.own_secrets = frozenset(known).union(*(model.secrets for model in models))
 
     @crow.before_prompt
     def mask_prompt(message: Message, session: Session) -> Message:

@@ -19,13 +19,15 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, cast
 
 import msgspec
 
-from crow_core.acp.schema import ToolCallContent, ToolCallFields
+from crow_core.acp.schema import BlockContent, TextBlock, ToolCallContent, ToolCallFields
 from crow_core.app import Crow
 from crow_core.content import path_from_uri, to_announcement, to_update
+from crow_core.git import find_foreign_settings, find_git_options, make_git_environment
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages import ToolUse
@@ -77,6 +79,10 @@ class Judgement:
     """With the verdict "ask": whether the user may answer for the rest of the session."""
     lasts: bool = False
     """Whether it comes from an answer for the rest of the session."""
+    by_pattern: bool = False
+    """Whether a rule with a pattern allows it."""
+    remark: str = ""
+    """With the verdict "ask": a text that the question shows."""
 
 
 @dataclass
@@ -102,11 +108,13 @@ def permissions(
     deny: Sequence[str] = (),
     own: Sequence[str] = (),
     project: Callable[[str], tuple[Sequence[str], Sequence[str]]] | None = None,
+    trusted: Callable[[Path], bool] = lambda folder: False,
 ) -> None:
     """Ask before tools act.
 
     `own` are the folders of crow's own settings and data, in which each change is asked about. `project` returns the
-    `ask` and `deny` rules of a trusted folder, which can only tighten. Raises ValueError for an invalid rule.
+    `ask` and `deny` rules of a trusted folder, which can only tighten. In a folder that is not `trusted`, git runs no
+    programs of the folder when a rule allows it. Raises ValueError for an invalid rule.
     """
     allowed, asked, denied = parse_rules(allow), parse_rules(ask), parse_rules(deny)
 
@@ -128,18 +136,17 @@ def permissions(
         return Option("mode", "Mode", "mode", MODES, lambda: get_permissions(session).mode, choose)
 
     @crow.before_tool
+    @crow.permission
     async def decide(session: Session, tool_call: ToolCall) -> ToolResult | None:
         folders = session.folders
         folders.starts[tool_call.id] = folders.current or session.cwd  # judged for this folder, so it runs there
-        judgement = judge(session, get_permissions(session), tool_call)
+        judgement = await judge_with_git(session, tool_call)
         if judgement.verdict == "ask":
             async with get_permissions(session).queue:
                 # The answer to the call before may have settled this one, or the mode may have changed.
-                judgement = judge(session, get_permissions(session), tool_call)
+                judgement = await judge_with_git(session, tool_call)
                 if judgement.verdict == "ask":
-                    judgement = await ask_user(
-                        session, get_permissions(session), tool_call, may_last=judgement.may_last
-                    )
+                    judgement = await ask_user(session, get_permissions(session), tool_call, judgement)
         scope = f"session: {describe_scope(session, tool_call)}" if judgement.lasts else "once"
         decision = {"kind": "decision", "is": judgement.verdict, "by": judgement.reason, "scope": scope}
         session.log.append({"crow": {**decision, **identify(tool_call.use)}})
@@ -148,9 +155,16 @@ def permissions(
             return ToolResult.error(refusal)
         return None
 
+    async def judge_with_git(session: Session, tool_call: ToolCall) -> Judgement:
+        judgement = judge(session, get_permissions(session), tool_call)
+        if not judgement.by_pattern or tool_call.kind != "execute" or trusted(Path(session.cwd)):
+            return judgement
+        return await judge_git(session, tool_call, judgement)
+
     @crow.after_tool
     def follow_folder(result: ToolResult, session: Session, tool_call: ToolCall) -> None:
         session.folders.starts.pop(tool_call.id, None)
+        session.folders.environments.pop(tool_call.id, None)
         if folder := result.meta.get("crow/folder"):
             session.folders.current = folder
 
@@ -173,7 +187,7 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
     if kind == "edit" and (SENSITIVE_FILES.search(subject) or is_inside(session, subject, permissions.own_folders)):
         return Judgement("ask", "it changes what runs later")
     if match:
-        return Judgement("allow", f"the rule {str(match[1])!r}")
+        return Judgement("allow", f"the rule {str(match[1])!r}", by_pattern=match[1].pattern is not None)
     if tool_call.tool and tool_call.tool.destroys:
         return Judgement("ask", "its server says that it may destroy something")
     if to_terminal:
@@ -187,8 +201,30 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
     return Judgement("ask", "nobody has decided yet", may_last=True)
 
 
+async def judge_git(session: Session, tool_call: ToolCall, judgement: Judgement) -> Judgement:
+    """Judge a command that a rule allows, in a folder that is not trusted: git must not run the folder's programs.
+
+    Those that can be switched off are; if the settings of the repository may name others, the user is asked.
+    """
+    options = find_git_options(find_subject(session, tool_call).split())
+    if options is None:
+        return judgement
+    session.folders.environments[tool_call.id] = make_git_environment()
+    try:
+        foreign = await asyncio.to_thread(find_foreign_settings, session.cwd)
+        reason = f"its settings may run programs: {', '.join(foreign[:5])}" if foreign else ""
+    except OSError as error:
+        reason = f"its settings cannot be read: {error}"
+    if options:
+        reason = f"{options} may choose another repository, or programs"
+    if not reason:
+        return judgement
+    remark = f"{judgement.reason} allows this, but the repository is not trusted, and {to_line(reason[:500])}."
+    return Judgement("ask", "the repository is not trusted", remark=remark[:1].upper() + remark[1:])
+
+
 async def ask_user(
-    session: Session, permissions: SessionPermissions, tool_call: ToolCall, *, may_last: bool
+    session: Session, permissions: SessionPermissions, tool_call: ToolCall, judgement: Judgement
 ) -> Judgement:
     """Ask the user about a tool call; without an answer it is denied.
 
@@ -207,6 +243,9 @@ async def ask_user(
         raw_input=announcement.raw_input,
         content=await preview(session, tool_call) if tool_call.kind == "edit" else msgspec.UNSET,
     )
+    if judgement.remark:
+        about.content = [BlockContent(content=TextBlock(text=judgement.remark))]
+    may_last = judgement.may_last
     answer = await session.user.ask_allowed(about, describe_scope(session, tool_call), may_last=may_last)
     if answer.lasts:
         permissions.answers[answer_key(session, tool_call)] = answer.allowed
@@ -232,6 +271,8 @@ def find_subject(session: Session, tool_call: ToolCall) -> str:
         return f"cd {start} && {command}" if moves else command.strip(" \t\n")
     if isinstance(url := arguments.get("url"), str) and kind == "fetch":
         return parse_url(url)[0]
+    if kind in ("read", "fetch") and len(arguments) == 1 and isinstance(uri := arguments.get("uri"), str):
+        return uri
     if kind == "execute" and is_for_terminal_session(tool_call):
         return " ".join(str(arguments[name]) for name in ("input", "keys") if arguments.get(name) is not None)
     return msgspec.json.encode(arguments).decode()  # one spelling, whatever the model escaped

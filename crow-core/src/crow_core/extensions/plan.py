@@ -10,12 +10,15 @@ from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.mcp.toolbox import decode_strings
 from crow_core.session import Session
 
 DESCRIPTION = """\
 Show the user your plan for work of several steps, and how far you are. Give the whole list each time.
 One step is in progress at a time; mark it completed before you go on. Not for what takes a step or two."""
+
+PLAN_OF_PARENT = (
+    "You are a sub-agent: the plan that the user sees is that of the agent which gave you the task. Go on without."
+)
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -40,7 +43,22 @@ DEFINITION: dict[str, Any] = {
     "name": "plan",
     "description": DESCRIPTION,
     "inputSchema": SCHEMA,
-    "_meta": {"crow/kind": "think"},
+    "_meta": {
+        "crow/kind": "think",
+        "crow/replaces": ["todo_write", "todowrite", "update_plan", "write_todos", "update_todo_list", "todo", "todos"],
+        "crow/arguments": {
+            "synonyms": {
+                "entries": ["todos", "plan", "steps", "items", "tasks", "todo_list", "task_list"],
+                "content": ["step", "title", "text", "task", "name"],
+                "status": ["state"],
+            },
+            "values": {
+                "pending": ["todo", "not_started", "open", "planned"],
+                "in_progress": ["active", "doing", "started", "current", "ongoing", "wip"],
+                "completed": ["done", "complete", "finished"],
+            },
+        },
+    },
 }
 
 
@@ -59,8 +77,10 @@ def plan(crow: Crow) -> None:
     async def write(session: Session, tool_call: ToolCall) -> ToolResult | None:
         if not tool_call.is_for(tools):
             return None
+        if session.parent:
+            return ToolResult.error(PLAN_OF_PARENT)
         try:
-            entries = parse_entries(decode_strings(tool_call.arguments, SCHEMA))
+            entries = parse_entries(tool_call.arguments)
         except ValidationError as error:
             return ToolResult.error(f"The plan was not shown: {error}.")
         await session.update(PlanUpdate(entries=entries))

@@ -1,13 +1,21 @@
-"""Resources of MCP servers: the user attaches them as `@server:uri` or links, the model reads them with a tool."""
+"""Resources of MCP servers: the user attaches them as `@server:uri` or links, the model reads them with a tool.
+
+The user's own mentions and links are read without a question. When the model reads, the URI is text that the server
+receives from the model: that is judged as a call of the tool `SERVER_mcp_resources` of that server, and only what the
+server lists, or has a template for, is read.
+"""
 
 import asyncio
+import glob
 import logging
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
+import msgspec
 from msgspec import Struct, ValidationError
 
 from crow_core.acp.decoding import convert_leniently
@@ -18,7 +26,7 @@ from crow_core.masking import mask
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server, describe_error, list_or_empty
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages import Message
+from crow_core.messages import Message, ToolUse
 from crow_core.session import Session
 from crow_core.text import to_line
 
@@ -35,10 +43,13 @@ IMAGE_LIMIT = 8_000_000
 LIST_LIMIT = 1_000
 """Resources in a list for the model."""
 
+NAME = "mcp_resources"
 MENTION = re.compile(r"(?<![\w@/])@([\w.-]+):(\S+)")
+EXPRESSION = re.compile(r"\{[^{}]*\}")
+"""A variable part of a URI template (RFC 6570)."""
 
 DEFINITION: dict[str, Any] = {
-    "name": "mcp_resources",
+    "name": NAME,
     "description": "Read a resource of an MCP server by its URI, or, without a URI, list what there is to read.",
     "inputSchema": {
         "type": "object",
@@ -49,6 +60,9 @@ DEFINITION: dict[str, Any] = {
     },
     "_meta": {"crow/kind": "read"},
 }
+
+READ_DEFINITION: dict[str, Any] = {"name": NAME, "description": "Read a resource by its URI."}
+"""The tool that stands for reading a resource of one server, in rules and permissions."""
 
 logger = logging.getLogger("crow")
 
@@ -72,7 +86,9 @@ class Resource:
 
     def matches(self, uri: str) -> bool:
         """Whether this is the resource of a URI, or a template that may produce it."""
-        return uri.startswith(self.uri.partition("{")[0]) if self.template else uri == self.uri
+        if not self.template:
+            return uri == self.uri
+        return fnmatchcase(uri, "*".join(map(glob.escape, EXPRESSION.split(self.uri))))
 
 
 @dataclass(eq=False)
@@ -83,7 +99,7 @@ class ResourceTool(Server):
 
     async def list(self) -> list[dict[str, Any]]:
         assert self.session
-        tasks = [asyncio.ensure_future(list_resources(server)) for server in self.session.toolbox.external_servers()]
+        tasks = [asyncio.ensure_future(list_resources(server)) for server in find_readable_servers(self.session)]
         try:
             for listing in asyncio.as_completed(tasks):
                 if await listing:
@@ -112,10 +128,12 @@ def resources(crow: Crow) -> None:
             return ToolResult.error(f"Nothing was read: {error}.")
         if not arguments.uri:
             return await list_for_model(session, arguments.server)
-        return await read_for_model(session, arguments)
+        return await read_for_model(session, tool_call, arguments)
 
     @crow.before_prompt
     async def embed(message: Message, session: Session) -> Message:
+        if session.parent:
+            return message  # the prompt of a sub-agent is written by a model
         remaining, blocks = TEXT_LIMIT, list[dict[str, Any]]()
         for server, uri in dict.fromkeys(await find_mentioned(message, session)):
             try:
@@ -242,33 +260,47 @@ def shorten(block: dict[str, Any], limit: int) -> dict[str, Any]:
             return block
 
 
-async def read_for_model(session: Session, arguments: ReadArguments) -> ToolResult:
+def find_readable_servers(session: Session, name: str = "") -> list[Server]:
+    """Return the servers whose resources the model may list, all of them or those of this name.
+
+    The settings of a server can leave the tool out, as any other of its tools.
+    """
+    servers = [server for server in session.toolbox.external_servers() if server.offers(NAME)]
+    return [each for each in servers if name in ("", each.name, to_mention_name(each.name))]
+
+
+async def read_for_model(session: Session, tool_call: ToolCall, arguments: ReadArguments) -> ToolResult:
     """Read a resource for the model, from the first server that has it unless a server is named."""
-    name = arguments.server
-    servers = [
-        each for each in session.toolbox.external_servers() if name in ("", each.name, to_mention_name(each.name))
-    ]
-    resources = await list_several(servers)
-    server = next((resource.server for resource in resources if resource.matches(arguments.uri)), None)
-    if server is None and name and len(servers) == 1:
-        server = servers[0]  # it may have resources that it does not list
-    if server is None:
-        return ToolResult.error(f"No MCP server lists {arguments.uri!r}. Call without a URI to see what there is.")
+    uri = arguments.uri
+    resources = await list_several(find_readable_servers(session, arguments.server))
+    fitting = sorted((each for each in resources if each.matches(uri)), key=lambda resource: resource.template)
+    if not fitting:
+        return ToolResult.error(f"No MCP server lists {uri!r}. Call without a URI to see what there is.")
+    server = fitting[0].server
+    if refusal := await session.hooks.permission.run(session, to_read_call(session, tool_call, server, uri)):
+        return refusal
     try:
-        return ToolResult(await read_blocks(server, arguments.uri) or ToolResult.text("(empty)").content)
+        return ToolResult(await read_blocks(server, uri) or ToolResult.text("(empty)").content)
     except ConnectionError as error:
-        return ToolResult.error(f"{arguments.uri!r} was not read: {error}.")
+        return ToolResult.error(f"{uri!r} was not read: {error}.")
+
+
+def to_read_call(session: Session, tool_call: ToolCall, server: Server, uri: str) -> ToolCall:
+    """Convert a tool call to the call that reads a resource of one server. Its kind is `read` for a trusted server."""
+    tool, arguments = session.toolbox.make_tool(server, READ_DEFINITION), {"uri": uri}
+    text = msgspec.json.encode(arguments).decode()
+    use: ToolUse = {**tool_call.use, "function": {"name": tool.name, "arguments": text}}
+    return ToolCall(use, arguments, kind="read" if server.trust else "fetch", tool=tool)
 
 
 async def list_for_model(session: Session, name: str) -> ToolResult:
     """List resources and templates for the model, one in a line."""
-    servers = session.toolbox.external_servers()
-    resources = await list_several(each for each in servers if name in ("", each.name, to_mention_name(each.name)))
+    resources = await list_several(find_readable_servers(session, name))
     lines = [describe(resource) for resource in resources[:LIST_LIMIT]]
     if len(resources) > LIST_LIMIT:
         lines.append(f"[{len(resources) - LIST_LIMIT:,} more are left out]")
     if not lines:
-        names = ", ".join(to_line(server.name) for server in servers)
+        names = ", ".join(to_line(server.name) for server in find_readable_servers(session))
         return ToolResult.text(f"There is nothing to read. The servers are: {names}.")
     return ToolResult.text("\n".join(lines))
 

@@ -1,7 +1,6 @@
 """The tool `agent`: the model gives a part of its work to a sub-agent, a session that starts with the task alone."""
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from msgspec import Struct, ValidationError
@@ -26,8 +25,7 @@ from crow_core.errors import EndTurn, ModelError
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.mcp.toolbox import decode_strings
-from crow_core.messages import Message
+from crow_core.messages import Message, marker_kind
 from crow_core.session import Session
 from crow_core.text import to_line
 
@@ -37,6 +35,9 @@ Give a part of the work to another agent, which has tools as you do, but knows n
 say all it needs, and what it shall report. You get its last message alone; the user sees what it does. \
 For searches through much, and for work that can be done apart. Call it several times at once for parts that do not \
 depend on one another and do not change the same files."""
+NO_OTHERS = "You are a sub-agent, which starts no other. Do it yourself."
+ONLY = "\n\nUse only these of your tools: {}."
+"""Is appended to the task where the sub-agent may not use all tools."""
 REPORT = """
 
 ---
@@ -136,14 +137,13 @@ class ChildClient:
 def subagents(crow: Crow) -> None:
     """Let the model give work to sub-agents, each in a session of its own.
 
-    They share the permissions and the budget of their parent, and end when its turn does. They have the parent's tools,
-    except `agent` and `plan`.
+    They share the permissions and the budget of their parent, and end when its turn does. Their requests begin as the
+    parent's do, with its system prompt and all its tools, so that a server has that in its cache; a call of `agent`, or
+    of a tool that they were not given, is refused. Another model has no such cache, and is sent only tools it may use.
     """
 
     @crow.mcp_servers
     def offer(session: Session) -> Sequence[Server] | None:
-        if session.parent:
-            return None
         definition = {
             "name": NAME,
             "description": DESCRIPTION,
@@ -154,35 +154,46 @@ def subagents(crow: Crow) -> None:
         return [session.state[NAME]]
 
     @crow.tools
-    def leave_out(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]]:
-        return [schema for schema in schemas if may_use(session, schema["function"]["name"])]
+    def share(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]] | None:
+        if session.parent is None:
+            return None
+        schemas = session.parent.toolbox.sent or []
+        if session.model is session.parent.model:
+            return schemas
+        return [schema for schema in schemas if session.toolbox.is_allowed(schema["function"]["name"])]
 
     @crow.before_tool
     async def run(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        if not may_use(session, name := tool_call.name):
-            return ToolResult.error(f"You were not given the tool {name!r}. Do without it.")
-        if session.parent or not tool_call.is_for(session.state[NAME]):
+        if not tool_call.is_for(session.state[NAME]):
             return None
+        if session.parent:
+            return ToolResult.error(NO_OTHERS)
         try:
-            task = convert_leniently(decode_strings(tool_call.arguments, make_schema([])), AgentTask)
+            task = convert_leniently(tool_call.arguments, AgentTask)
         except ValidationError as error:
             return ToolResult.error(f"No agent was started: {error}.")
         if task.model and task.model not in session.models:
             return ToolResult.error(f"There is no model {task.model!r}. Choose one of: {', '.join(session.models)}.")
-        return await run_task(crow, session, tool_call, task)
+        result = await run_task(crow, session, tool_call, task)
+        return ToolResult(result.content, result.is_error, {"crow/title": make_title(task)})
 
 
-def may_use(session: Session, tool: str) -> bool:
-    """Whether a session may call the tool of this name."""
-    if tool == "plan" and session.parent:
-        return False  # the plan that the user sees is the parent's
-    patterns: list[str] = session.state.get("subagent_tools", [])
-    return not patterns or any(fnmatchcase(tool, pattern) for pattern in patterns)
+def share_system_prompt(parent: Session, child: Session) -> None:
+    """Give a sub-agent the system prompt of its parent, and append the marker of its rendering to its log."""
+    child.prompts.system = parent.prompts.system
+    renders = [entry.get("crow", {}) for entry in parent.log if marker_kind(entry) == "render"]
+    for notes in [notes for notes in renders if notes["purpose"] == "system"][-1:]:
+        child.log.append({"crow": {key: value for key, value in notes.items() if key != "id"}})
+
+
+def make_title(task: AgentTask) -> str:
+    """Make the line that tells the user what a sub-agent does."""
+    return to_line(task.description or task.prompt)[:80]
 
 
 async def run_task(crow: Crow, session: Session, tool_call: ToolCall, task: AgentTask) -> ToolResult:
     """Run a task in a session of its own; return its report."""
-    title = to_line(task.description or task.prompt)[:80]
+    title = make_title(task)
     await session.update(ToolCallUpdate(tool_call_id=tool_call.id, title=title, status="in_progress"))
     client = ChildClient(session, tool_call.id)
     child = await crow.open(
@@ -195,12 +206,14 @@ async def run_task(crow: Crow, session: Session, tool_call: ToolCall, task: Agen
     )
     try:
         child.model = session.models.get(task.model, session.model)
-        child.state["subagent_tools"] = task.tools
+        child.toolbox.allowed = task.tools
         child.folders.current = session.folders.current
         session.log.append({"crow": {"kind": "child", "session": child.id, "call": tool_call.id}})
         child.log.append({"crow": {"kind": "parent", "session": session.id, "call": tool_call.id}})
+        share_system_prompt(session, child)
         await child.set_title(title)
-        stop_reason = await crow.prompt(child, {"role": "user", "content": task.prompt + REPORT})
+        only = ONLY.format(", ".join(task.tools)) if task.tools else ""
+        stop_reason = await crow.prompt(child, {"role": "user", "content": task.prompt + only + REPORT})
     except ModelError as error:
         return ToolResult.error(f"The agent failed: {error}\n\n{client.text}".strip())
     finally:

@@ -23,7 +23,15 @@ from crow_core.content import find_first_text
 from crow_core.errors import StoreError
 from crow_core.masking import MASK
 from crow_core.mcp.tool import make_title
-from crow_core.messages import INTERRUPTED, Message, drop_rewound, find_prompts, marker_kind, parse_arguments
+from crow_core.messages import (
+    INTERRUPTED,
+    Message,
+    drop_rewound,
+    find_prompts,
+    marker_kind,
+    name_tool_uses,
+    parse_arguments,
+)
 from crow_core.session import Command, Session
 from crow_core.text import to_line
 
@@ -283,7 +291,7 @@ def find_lasting(turn: Sequence[Message]) -> Iterator[str]:
             yield from entry.get("crow", {})["calls"]
     answers = {entry.get("tool_call_id"): entry for entry in turn if entry.get("role") == "tool"}
     denied = {notes.get("call") for entry in turn if (notes := entry.get("crow", {})).get("is") == "deny"}
-    for use in [use for entry in turn for use in entry.get("tool_calls", [])]:
+    for use in [use for entry in turn for use in name_tool_uses(entry)]:
         answer = answers.get(use["id"], Message())
         notes = answer.get("crow", {})
         kind = notes.get("shown", {}).get("kind", "other")

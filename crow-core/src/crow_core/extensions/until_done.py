@@ -22,7 +22,9 @@ QUESTION = (
     f"Compare what was asked with what you did and saw. If all of it is done and checked, answer only {DONE}. "
     "Otherwise go on with what is missing."
 )
-FAILED = "You are not done: `{}` failed ({}). The end of its output:\n\n{}"
+FAILED = "You are not done: `{}` failed ({}). {}"
+OUTPUT = "The end of its output:\n\n{}"
+NO_OUTPUT = "It printed no text."
 
 AboveZero = Annotated[float, Meta(gt=0)]
 
@@ -75,11 +77,12 @@ def until_done(crow: Crow, *, check: str = "", times: int = 5, timeout: AboveZer
         try:
             code, said = await run_command(check, session.cwd, timeout, with_stdout=True)
             why = f"exit code {code}"
-        except TimeoutError:
-            code, said, why = 1, "", f"it took more than {timeout:g} seconds"
+        except TimeoutError as error:
+            code, said, why = 1, str(error), f"it took more than {timeout:g} seconds"
         except OSError as error:
             code, said, why = 1, "", str(error)
-        return mask(FAILED.format(check, why, said), session.secrets) if code else ""
+        output = OUTPUT.format(said) if said else NO_OUTPUT
+        return mask(FAILED.format(check, why, output), session.secrets) if code else ""
 
 
 def make_question(session: Session, rounds: int) -> str:

@@ -49,7 +49,7 @@ class ToolResult:
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
     """Facts that only built-in tools may report: `crow/changes` [{path, old, new}], `crow/locations` [{path, line}],
     `crow/plan` [{content, priority, status}], `crow/terminal` (the id of the client's terminal with the output),
-    `crow/exit` {exitCode, signal} of a command that failed."""
+     `crow/title` (the call's title for the client), `crow/exit` {exitCode, signal} of a command that failed."""
 
     @classmethod
     def text(cls, text: str, *, is_error: bool = False) -> "ToolResult":

@@ -1,6 +1,9 @@
 """A tool of an MCP server, and a call of it."""
 
 import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -8,9 +11,10 @@ from typing import Any, cast
 import msgspec
 
 from crow_core.acp.schema import ToolKind
+from crow_core.mcp.arguments import fit_arguments, to_key
 from crow_core.mcp.schemas import is_small
 from crow_core.mcp.server import Server
-from crow_core.messages import ToolUse, parse_arguments, unwrap_proxy_call
+from crow_core.messages import LEGAL_NAME, ToolUse, parse_arguments, rename, to_legal_name, unwrap_proxy_call
 from crow_core.text import clean_lines, to_line
 
 DESCRIPTION_LIMIT = 8_000
@@ -20,6 +24,18 @@ TITLE_LIMIT = 80
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 """The schema that is sent for a tool whose own schema is unknown or cannot be sent."""
 UNSHOWN = "(What it takes cannot be shown: its schema is too large, or none. Its answers to wrong arguments may tell.)"
+
+NAME_LIMIT = 200
+"""Characters of the name of a call in which the name of a tool is looked for."""
+WORD = re.compile(r"[\w-]")
+"""Matches a character of a word; the name of a tool does not end before one."""
+WRAPPING = re.compile(
+    r"[^\w-]+|(functions?|function_calls?|tools?|tool_(calls?|use|code|name|sep)|calls?|default_api|api|name|begin|sep"
+    r"|multi_tool_use|namespace|recipient|to|assistant|commentary|analysis|final|start|channel|message|invoke|print)"
+    r"(?![\w-])",
+    re.I,
+)
+"""Matches the next piece of what a model writes before the name of a tool: a namespace, or a token of its template."""
 
 
 @dataclass(eq=False)
@@ -57,6 +73,11 @@ class Tool:
         return hashlib.sha256(msgspec.json.encode(self.definition, order="sorted")).hexdigest()
 
     @property
+    def own_meta(self) -> dict[str, Any]:
+        """The `_meta` of a built-in server's definition; empty for any other, which is not believed."""
+        return self.definition.get("_meta") or {} if self.server and self.server.built_in else {}
+
+    @property
     def hints(self) -> dict[str, Any]:
         """The annotations of its definition (MCP): claims of the server, not facts."""
         return self.definition.get("annotations") or {}
@@ -76,12 +97,25 @@ class Tool:
         if not self.server.built_in:
             reads = self.server.trust and self.hints.get("readOnlyHint") is True and not self.destroys
             return "read" if reads else "other"
-        meta: dict[str, Any] = self.definition.get("_meta") or {}
-        match meta.get("crow/kind", "other"):
+        match self.own_meta.get("crow/kind", "other"):
             case str(kind):
                 return cast(ToolKind, kind)
             case kinds:
                 return kinds.get(str(arguments.get("command")), "other")
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """The schemas of its arguments, by their names."""
+        return self.schema["function"]["parameters"].get("properties", {})
+
+    def fit(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Convert arguments to the names and types of the schema that the model was sent. Raises ValueError."""
+        table = self.own_meta.get("crow/arguments", {}) if self.server and self.server.built_in else None
+        return fit_arguments(arguments, self.schema["function"]["parameters"], table)
+
+    def replaces(self, name: str) -> bool:
+        """Whether another agent has a tool of this name that does what this one does."""
+        return to_key(name) in self.own_meta.get("crow/replaces", ())
 
     def may_repeat(self, arguments: dict[str, Any]) -> bool:
         """Whether a call may run a second time after its connection broke.
@@ -100,9 +134,9 @@ class ToolCall:
     """
 
     use: ToolUse
-    """The call as it stands in the model's reply; for a call of `call_tool`, the call that it asks for."""
+    """The call in the model's reply, under its tool's name; for a call of `call_tool`, the call that it asks for."""
     arguments: dict[str, Any]
-    """Empty where the text of the arguments is not a JSON object."""
+    """As its tool takes them (`Tool.fit`), for hooks and the tool alike; empty where they are not a JSON object."""
     is_valid: bool = True
     """Whether the text of the arguments is a JSON object."""
     kind: ToolKind = "other"
@@ -110,6 +144,8 @@ class ToolCall:
     """The title that the tool's server gives it; empty if it has none."""
     tool: Tool | None = None
     """None if the session has no tool of that name."""
+    fault: str = ""
+    """The reason why the tool cannot take the arguments, as a sentence for the model; empty if it can."""
 
     @property
     def id(self) -> str:
@@ -136,12 +172,16 @@ class ToolCall:
         return self.tool is not None and self.tool.server is server
 
 
-def parse_tool_call(use: ToolUse, tools: "dict[str, Tool]") -> ToolCall:
-    """Parse a tool call of a reply, and look up its tool among `tools`."""
-    use = unwrap_proxy_call(use)
+def parse_tool_call(use: ToolUse, tools: Mapping[str, Tool]) -> ToolCall:
+    """Parse a tool call of a reply, look up its tool among `tools`, and convert its arguments for that."""
+    use = name_tool_use(unwrap_proxy_call(name_tool_use(use, tools)), tools)
     arguments = parse_arguments(use)
-    tool = tools.get(use["function"]["name"])
+    tool, fault = tools.get(use["function"]["name"]), ""
     given = arguments or {}
+    try:
+        given = tool.fit(given) if tool else given
+    except ValueError as error:
+        fault = str(error)
     return ToolCall(
         use,
         given,
@@ -149,7 +189,52 @@ def parse_tool_call(use: ToolUse, tools: "dict[str, Tool]") -> ToolCall:
         kind=tool.kind(given) if tool else "other",
         tool_title=tool.title if tool else "",
         tool=tool,
+        fault=fault,
     )
+
+
+def name_tool_use(use: ToolUse, tools: Mapping[str, Tool]) -> ToolUse:
+    """Return a tool call under the name of its tool; unchanged if no tool is meant by its name."""
+    tool = find_tool(use["function"]["name"], tools)
+    return rename(use, tool.name) if tool else use
+
+
+def find_tool(name: str, tools: Mapping[str, Tool]) -> Tool | None:
+    """Find the tool that a model means by a name; None if the name fits no tool, or more than one.
+
+    A legal name is the name of a tool or means none. In another, such as `functions.grep<|channel|>commentary`,
+    `github/search` or `<tool_call>grep()`, a tool's name is looked for behind the wrapping; the longest one counts. The
+    name that a server gives to its tool, and the same behind the server's name, mean that tool alone.
+    """
+    if name in tools or LEGAL_NAME.fullmatch(name):
+        return tools.get(name)
+    exact: dict[str, set[Tool]] = defaultdict(set)
+    legal: dict[str, set[Tool]] = defaultdict(set)
+    for tool in tools.values():
+        for spelling in list_spellings(tool):
+            exact[spelling].add(tool)
+            legal[to_legal_name(spelling)].add(tool)
+    name, start = name[:NAME_LIMIT], 0
+    ends = [end for end in range(len(name), 0, -1) if not WORD.match(name, end)]
+    while start < len(name):
+        for part in (name[start:end] for end in ends if end > start):
+            is_word = WORD.match(part, len(part) - 1)
+            if found := exact.get(part) or (legal.get(to_legal_name(part)) if is_word else None):
+                return tools.get(part) or (found.pop() if len(found) == 1 else None)
+        wrapping = WRAPPING.match(name, start)
+        if wrapping is None:
+            return None
+        start = wrapping.end()
+    return None
+
+
+def list_spellings(tool: Tool) -> list[str]:
+    """List the names by which a tool may be called: its own, and those made of its server's names."""
+    if tool.server is None or "name" not in tool.definition:
+        return [tool.name]
+    server, name = tool.server.name, str(tool.definition["name"])
+    spellings = [tool.name, *(f"{server}{separator}{name}" for separator in "_./:")]
+    return spellings if LEGAL_NAME.fullmatch(name) else [*spellings, name]
 
 
 def make_title(name: str, arguments: dict[str, Any]) -> str:

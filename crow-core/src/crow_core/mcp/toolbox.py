@@ -3,10 +3,9 @@
 import asyncio
 import hashlib
 import json
-import re
 from collections.abc import AsyncGenerator, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any
 
@@ -14,8 +13,8 @@ import msgspec
 
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Host, RunningCall, Server
-from crow_core.mcp.tool import Tool, ToolCall, parse_tool_call
-from crow_core.messages import ToolUse, make_unique
+from crow_core.mcp.tool import Tool, ToolCall, name_tool_use, parse_tool_call
+from crow_core.messages import ToolUse, decode_json, make_unique, to_legal_name
 
 NAMES_LIMIT = 100
 """Tool names that are listed to a model that called a tool that does not exist."""
@@ -51,9 +50,12 @@ class Toolbox:
     tools: dict[str, Tool] = field(default_factory=dict[str, Tool])
     """By the name the model knows; changes only between turns."""
     sent: list[dict[str, Any]] | None = None
-    """The tool list of the session's requests. It changes only between turns, with a marker; None before the first."""
+    """The tool list of the session's requests. It changes only with a marker, between turns or when the view of the log
+    changes anyway; None before the first."""
     own_secrets: Collection[str] = ()
     """Secrets of the session beside those of its servers: of the configuration, and of its models."""
+    allowed: Sequence[str] = ()
+    """Patterns of the names of the tools that may be called; empty for all."""
     _labels: dict[Server, str] = field(default_factory=dict[Server, str])
     """The prefix of the names of each server's tools."""
     _starting: dict[Server, "asyncio.Task[list[dict[str, Any]]]"] = field(
@@ -203,6 +205,10 @@ class Toolbox:
         """List the servers that are not crow's own."""
         return [server for server in self.servers if server.source and not server.built_in]
 
+    def make_tool(self, server: Server, definition: dict[str, Any]) -> Tool:
+        """Make a tool that a server does not list, under the name that it would have among the server's tools."""
+        return Tool(f"{self._labels[server]}_{definition['name']}", server, definition)
+
     def preload(self) -> None:
         """Load what a tool call will need, a little later."""
         for server in self.servers:
@@ -217,17 +223,30 @@ class Toolbox:
         """Parse a tool call of a reply, and look up its tool."""
         return parse_tool_call(use, self.tools)
 
+    def find_called(self, uses: Sequence[ToolUse]) -> dict[str, str]:
+        """Find the tools of those calls that name their tool in another way: call id to the tool's name."""
+        named = [(use, name_tool_use(use, self.tools)) for use in uses]
+        return {use["id"]: renamed["function"]["name"] for use, renamed in named if renamed is not use}
+
+    def is_allowed(self, name: str) -> bool:
+        """Whether the tool of this name may be called."""
+        return not self.allowed or any(fnmatchcase(name, pattern) for pattern in self.allowed)
+
     def reject(self, tool_call: ToolCall) -> ToolResult | None:
-        """Answer a call that cannot run: its tool does not exist, or its arguments are not a JSON object."""
+        """Answer a call that cannot run: of a tool that is not allowed or does not exist, or without a JSON object."""
         name, tool = tool_call.name, tool_call.tool
+        if not self.is_allowed(name):
+            return ToolResult.error(f"You were not given the tool {name!r}. Do without it.")
         if tool is None:
             what = (
                 f"The tool {name!r} is gone: its server took it back"
                 if name in self._removed
-                else f"There is no tool {name!r}"
+                else f"There is no tool {name[:200]!r}"
             )
             names = [*islice(self.tools, NAMES_LIMIT), *(["…"] if len(self.tools) > NAMES_LIMIT else [])]
-            return ToolResult.error(f"{what}. The tools are: {', '.join(names) or 'none'}.")
+            ours = next((tool for tool in self.tools.values() if tool.replaces(name)), None)
+            instead = f" Use {ours.name}, whose arguments are: {', '.join(ours.properties)}." if ours else ""
+            return ToolResult.error(f"{what}.{instead} The tools are: {', '.join(names) or 'none'}.")
         if tool.server is None:
             return ToolResult.error(f"The tool {name!r} is not connected: its server is no part of this session now.")
         if not tool_call.is_valid:
@@ -236,6 +255,8 @@ class Toolbox:
             return ToolResult.error(
                 f"The call was not run: its arguments are not a JSON object ({fault}). The schema is: {schema}"
             )
+        if tool_call.fault:
+            return ToolResult.error(f"{name} was not run. {tool_call.fault} Correct the arguments and call again.")
         return None
 
     async def call(self, tool_call: ToolCall, meta: dict[str, Any]) -> ToolResult:
@@ -243,7 +264,7 @@ class Toolbox:
         tool = tool_call.tool
         assert tool is not None
         assert tool.server is not None
-        arguments = decode_strings(tool_call.arguments, tool.schema["function"]["parameters"])
+        arguments = tool_call.arguments
         running = RunningCall(self.host, tool_call.id, tool_call.title, may_repeat=tool.may_repeat(arguments))
         return await tool.server.call(tool.definition["name"], arguments, meta, running)
 
@@ -268,43 +289,11 @@ async def wait_for_tools(server: Server, listing: "asyncio.Task[list[dict[str, A
         starting.cancel()
 
 
-def to_legal_name(name: str) -> str:
-    """Replace the characters of a tool's name that a provider may refuse."""
-    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)
-
-
-def decode_strings(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """Decode arguments that are JSON text where the schema allows only an object or an array."""
-    properties: dict[str, Any] = schema.get("properties") or {}
-    definitions: dict[str, Any] = schema.get("$defs") or {}
-    decoded = dict(arguments)
-    for key, value in arguments.items():
-        if isinstance(value, str) and find_types(properties.get(key), definitions) - {"null"} <= {"object", "array"}:
-            with suppress(msgspec.DecodeError, RecursionError):
-                inner = msgspec.json.decode(value)
-                decoded[key] = inner if isinstance(inner, dict | list) else value
-    return decoded
-
-
-def find_types(schema: Any, definitions: dict[str, Any]) -> set[str]:
-    """List the JSON types that the schema of a property allows; {"any"} where it does not say."""
-    match schema:
-        case {"type": str(kind)}:
-            return {kind}
-        case {"type": [*kinds]}:
-            return set(map(str, kinds))
-        case {"anyOf": [*choices]} | {"oneOf": [*choices]}:
-            return {kind for choice in choices for kind in find_types(choice, definitions)}
-        case {"$ref": str(name)} if (target := definitions.get(name.removeprefix("#/$defs/"))) is not None:
-            return find_types(target, {})  # one step only: a schema may refer to itself
-        case _:
-            return {"any"}
-
-
 def find_json_error(text: str) -> str:
     """Say where the arguments of a call stop being a JSON object."""
     try:
         json.loads(text)  # its messages name line and column
+        decode_json(text)
         msgspec.json.decode(text, type=dict[str, Any])
     except (ValueError, RecursionError) as error:
         return str(error)

@@ -7,29 +7,34 @@ answered without it.
 import json
 import re
 from asyncio import timeout
+from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from math import ceil, isfinite
-from time import monotonic, time
+from math import ceil
+from random import random
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import parse_qsl, unquote, urlsplit
 from uuid import uuid4
 
 import msgspec
+from msgspec import structs
 
 from crow_core.errors import ModelError
+from crow_core.masking import AUTH_SCHEME, MIN_SECRET_LENGTH, find_secrets, mask
 from crow_core.messages import Delta, Message, merge
-from crow_core.models.endpoint import CONNECT_TIMEOUT, create_http_client, is_local, join_url
-from crow_core.models.quirks import Quirks, adapt_request, learn_from_refusal
-from crow_core.models.stream import (
-    LOG_ADVICE,
+from crow_core.models.endpoint import CONNECT_TIMEOUT, create_http_client, is_local, join_url, to_display_url
+from crow_core.models.failures import (
     MAX_PAGE_BYTES,
-    TOO_LONG_PATTERN,
-    TRANSIENT_STATUSES,
-    EventStreamReader,
-    describe_body,
-    to_too_long_error,
+    MAX_RETRY_WAIT,
+    describe_error,
+    parse_text,
+    shorten_text,
+    to_model_error,
 )
+from crow_core.models.quirks import LearnedQuirks, Quirks, adapt_request, learn_from_refusal
+from crow_core.models.stream import LOG_ADVICE, EventStreamReader
 
 if TYPE_CHECKING:
     import httpx2
@@ -37,6 +42,9 @@ if TYPE_CHECKING:
 
 ModelRequest = dict[str, Any]
 """The body of a chat-completions request. `messages` is the last key, so that the unchanging part comes first."""
+
+ANSWER_KEYS = frozenset({"content", "reasoning_content", "tool_calls"})
+"""The keys of a delta that are parts of an answer."""
 
 END_TIMEOUT = 0.5
 """Seconds to wait for the end of a response after its last event."""
@@ -57,8 +65,10 @@ NO_TOOLS_PATTERN = re.compile(
 )
 """Matches the messages of servers that support no tools."""
 
-MAX_RETRY_WAIT = 60.0
-"""The longest wait, in seconds, that an endpoint may ask for before a retry; for a longer one the call fails."""
+PATIENCE = 3.0
+"""Seconds before the first retry for an endpoint that limits requests; each later wait is as many times longer."""
+
+REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 
 BAD_HEADER = "A request header would hold characters that none can hold."
 
@@ -105,7 +115,7 @@ class ModelCall:
     started: float = 0.0
     """The start of the call, in seconds of the monotonic clock, like `first_delta` and `ended`."""
     first_delta: float = 0.0
-    """The time of the first delta; 0 if none came."""
+    """The time of the first delta with a part of the answer; 0 if none came."""
     ended: float = 0.0
     paused: float = 0.0
     """Seconds spent in `on_delta`, in which nothing was read."""
@@ -125,7 +135,7 @@ class ModelCall:
             async for delta in deltas:
                 if (body := delta.get("sent")) is not None:
                     self.sent = body
-                elif "notice" not in delta:
+                elif ANSWER_KEYS & delta.keys():
                     self.first_delta = self.first_delta or monotonic()
                 merge(self.reply, delta)
                 self.finish_reason = delta.get("finish_reason", self.finish_reason)
@@ -168,35 +178,42 @@ class ChatModel:
     refused_parameters: set[str] = field(default_factory=set[str])
     """Parameters that this endpoint refused; they are not sent any more."""
     prices: Prices | None = None
-    _seen_refusals: set[str] = field(default_factory=set[str], repr=False)
-    """The texts of refusals that changed the quirks."""
     _http: "httpx2.AsyncClient | None" = field(default=None, repr=False)
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta]:
         """Yield the reply in deltas. Raises ModelError.
 
-        A failed request is sent again only if no delta has come yet: otherwise the user would see the same text twice.
+        A failed request is sent again only if no part of the answer has come yet: otherwise the user would see the same
+        text twice. Changes of the quirks after a refusal last only if a later attempt is answered.
         """
         import stamina
 
-        has_begun = False
-        async for attempt in stamina.retry_context(get_retry_wait, self.attempts, timeout=None):
-            body = self.build_body(request)
-            yield {"sent": body}
-            try:
-                async with aclosing(self.stream_once(body)) as deltas:
-                    async for delta in deltas:
-                        has_begun = True
-                        yield delta
-                return
-            except ModelError as error:
-                if has_begun or not error.retry:
-                    raise
-                if attempt.num < self.attempts:
-                    wait = ceil(attempt.next_wait if error.retry_after is None else error.retry_after)
-                    yield {"notice": f"{error} Asking again {f'in {wait} s' if wait else 'now'}."}
-                with attempt:  # stamina waits before the next attempt, and raises the error again after the last one
-                    raise
+        has_begun, learning = False, LearnedInCall(self)
+        try:
+            async for attempt in stamina.retry_context(get_retry_wait, self.attempts, timeout=None):
+                body = self.build_body(request)
+                yield {"sent": body}
+                try:
+                    async with aclosing(self.stream_once(body)) as deltas:
+                        async for delta in deltas:
+                            has_begun = has_begun or bool(ANSWER_KEYS & delta.keys())
+                            yield delta
+                    has_begun = True  # it is complete, even if it is empty
+                    return
+                except ModelError as failure:
+                    error = learning.learn(failure) if isinstance(failure, InstructiveRefusal) else failure
+                    if has_begun or not error.retry:
+                        raise error from None
+                    if error.patient and error.retry_after is None:
+                        error.retry_after = min(PATIENCE**attempt.num + random(), MAX_RETRY_WAIT)
+                    if attempt.num < self.attempts:
+                        wait = ceil(attempt.next_wait if error.retry_after is None else error.retry_after)
+                        yield {"notice": f"{error} Asking again {f'in {wait} s' if wait else 'now'}."}
+                    with attempt:  # stamina waits before the next attempt, and raises the last one's error again
+                        raise error from None
+        finally:
+            if not has_begun:
+                learning.undo()
 
     def build_body(self, request: ModelRequest) -> ModelRequest:
         """Return the body to send: the parameters, then the messages, adapted to this endpoint."""
@@ -212,7 +229,8 @@ class ChatModel:
         """Send a body once and yield the reply in deltas. Raises ModelError."""
         import httpx2
 
-        reader = EventStreamReader(self.display_url, think_tags=self.quirks.think_tags)
+        reader = EventStreamReader(self.display_url, think_tags=self.quirks.think_tags, redact=self.redact)
+        broken: ModelError | None = None
         try:
             async with self.post(body) as chunks:
                 try:
@@ -221,23 +239,36 @@ class ChatModel:
                             yield delta
                         if reader.is_done:
                             break
-                except httpx2.HTTPError:
-                    if not reader.has_finish_reason:
-                        raise
-                for delta in reader.finish():
+                except httpx2.HTTPError as error:
+                    broken = self.to_connection_error(error)
+                for delta in reader.finish(broken):
                     yield delta
                 with suppress(httpx2.HTTPError, TimeoutError):
                     async with timeout(END_TIMEOUT):
                         async for _ in chunks:
                             pass  # a connection can be reused only after its last response was read to the end
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise self.to_model_error(error) from error
+            raise self.to_connection_error(error) from None  # its text may quote the key
+
+    @property
+    def url(self) -> str:
+        """The base URL, with all its parts."""
+        return str(self.client.base_url) if self.client else self.base_url
 
     @property
     def display_url(self) -> str:
         """The endpoint's URL without the parts that may be secret."""
-        url = str(self.client.base_url) if self.client else self.base_url
-        return re.sub(r"(?<=//)[^/@]*@|/*(\?.*)?$", "", url)
+        return to_display_url(self.url)
+
+    @property
+    def secrets(self) -> frozenset[str]:
+        """The values of this endpoint's settings that must be shown and stored nowhere."""
+        key, headers = self.api_key, dict(self.headers)
+        if self.client is not None:
+            key, defaults = self.client.api_key, self.client.default_headers
+            headers |= {name: value for name, value in defaults.items() if isinstance(value, str)}
+        settings = {"api_key": key, "headers": headers, "parameters": dict(self.parameters), "base_url": self.url}
+        return find_secrets(settings) | find_url_credentials(self.url)
 
     @property
     def read_timeout(self) -> float:
@@ -276,19 +307,19 @@ class ChatModel:
             async with create(**own, extra_body=rest) as response:
                 yield response.iter_bytes()
         except openai.APIStatusError as error:
-            raise await self.to_refusal_error(error.response, body) from error
+            raise await self.to_refusal_error(error.response, body) from None
         except openai.APIConnectionError as error:
-            raise self.to_model_error(error.__cause__ or error) from error
+            raise self.to_connection_error(error.__cause__ or error) from None
 
     def create_client(self) -> "httpx2.AsyncClient":
         """Create an HTTP client with this endpoint's key, headers and timeout. Raises ModelError."""
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         try:
             return create_http_client(self.base_url, self.api_key, self.read_timeout, {**headers, **self.headers})
-        except UnicodeEncodeError as error:
-            raise ModelError(f"{BAD_HEADER} Look at the api_key and the headers for {self.display_url}.") from error
+        except UnicodeEncodeError:
+            raise ModelError(f"{BAD_HEADER} Look at the api_key and the headers for {self.display_url}.") from None
 
-    def to_model_error(self, error: BaseException) -> ModelError:
+    def to_connection_error(self, error: BaseException) -> ModelError:
         """Make the error for an endpoint that sent no answer, or only a part of one."""
         import httpx2
 
@@ -302,79 +333,108 @@ class ChatModel:
             case httpx2.ConnectError() if is_local(url):
                 return ModelError(f"Nothing answers at {url}. Start the model server, or set OPENAI_BASE_URL.")
             case httpx2.ConnectError() | httpx2.ConnectTimeout():
-                text = f"{url} cannot be reached ({describe_exception(error)}). Check base_url and the network."
+                text = f"{url} cannot be reached ({self.describe_exception(error)}). Check base_url and the network."
             case httpx2.ReadTimeout():
                 text = f"{url} sent nothing for {self.read_timeout:g} s. Set idle_timeout if it needs longer."
             case _:
-                text = f"{url} broke off ({describe_exception(error)}). {LOG_ADVICE}"
-        return ModelError(self.redact(text), retry=True)
+                text = f"{url} broke off ({self.describe_exception(error)}). {LOG_ADVICE}"
+        return ModelError(text, retry=True)
 
     async def to_refusal_error(self, response: Any, body: ModelRequest) -> ModelError:
-        """Make the error for a status other than 200, with the server's own message. Learn from it where possible."""
-        url = self.display_url
-        status: int = response.status_code
+        """Make the error for a status other than 200, with the server's own message and what it teaches."""
+        url, status, headers = self.display_url, int(response.status_code), response.headers
         raw = b""
         async for data in response.aiter_bytes():
             raw += data
             if len(raw) > MAX_PAGE_BYTES:
                 break
-        said = self.redact(describe_body(raw, response.headers.get("content-type", "")))
-        if status in REFUSAL_STATUSES and (learned := self.learn_from_refusal(raw.decode("utf-8", "replace"), body)):
-            return ModelError(f"{url} {learned} ({status}).", retry=True, retry_after=0)
-        if status in REFUSAL_STATUSES and body.get("tools") and NO_TOOLS_PATTERN.search(said):
-            return ModelError(f"{url} takes no tools ({status}): {said}. {TOOL_ADVICE}")
-        if TOO_LONG_PATTERN.search(said) and status not in (401, 403, 404):
-            return to_too_long_error(url, f"{said} ({status})")
-        match status:
-            case 401 | 403:
-                key = "the model's api_key, or OPENAI_API_KEY"
-                return ModelError(f"{url} refused the key ({status}): {said}. Check {key}.")
-            case 404:
-                model = body.get("model")
-                return ModelError(f"{url} has no model {model!r}, or base_url is wrong: {said}. Check both.")
-            case 402 | 429 if status == 402 or b"insufficient_quota" in raw:
-                return ModelError(f"{url} wants to be paid ({status}): {said}. Check your account there.")
-            case _ if status in TRANSIENT_STATUSES:
-                after = parse_retry_after(response.headers.get("retry-after"))
-                trouble = "is limiting requests" if status == 429 else "has trouble"
-                is_soon = after is None or after <= MAX_RETRY_WAIT
-                wait = "a little" if is_soon else f"{after:.0f} s"
-                sentence = f"{url} {trouble} ({status}): {said}. Wait {wait}, or choose another model."
-                return ModelError(sentence, retry=is_soon, retry_after=after)
-            case 301 | 302 | 303 | 307 | 308:
-                location = response.headers.get("location", "")
-                return ModelError(f"{url} has moved ({status}) to {location}. Set base_url accordingly.")
-            case _:
-                advice = "Check the model's settings, or go on in a new session."
-                return ModelError(f"{url} refused the request ({status}): {said}. {advice}")
-
-    def learn_from_refusal(self, text: str, body: ModelRequest) -> str:
-        """Change the quirks as a refusal's text demands; return what was learned as the end of a sentence.
-
-        Return "" if nothing was learned. The same text teaches only once.
-        """
+        if status in REDIRECT_STATUSES:
+            location = shorten_text(self.redact(to_display_url(headers.get("location", ""))))
+            return ModelError(f"{url} has moved ({status}) to {location}. Set base_url accordingly.")
+        error = parse_text(raw)
+        failure = to_model_error(
+            url, error, status=status, headers=headers, model=str(body.get("model")), redact=self.redact
+        )
+        if status not in REFUSAL_STATUSES:
+            return failure
         if self.adapt(body) != body:
-            return "refused what it had just refused in another session"
-        learned = learn_from_refusal(text, body, self.quirks)
-        if learned is None or text in self._seen_refusals:
-            return ""
-        self._seen_refusals.add(text)
-        self.quirks = learned.quirks
-        self.refused_parameters |= learned.refused_parameters
-        return learned.sentence
+            sentence = f"{url} refused what it had just refused in another session ({status})."
+            return ModelError(sentence, retry=True, retry_after=0)
+        if learned := learn_from_refusal(raw.decode("utf-8", "replace"), body, self.quirks):
+            return InstructiveRefusal(f"{url} {learned.sentence} ({status}).", learned, failure)
+        said = shorten_text(self.redact(describe_error(error, status)))
+        if body.get("tools") and NO_TOOLS_PATTERN.search(said):
+            return ModelError(f"{url} takes no tools ({status}): {said}. {TOOL_ADVICE}")
+        return failure
 
     def redact(self, text: str) -> str:
-        """Replace the keys in a text: servers quote them, and users and the log receive the text."""
-        for key in (self.api_key, self.client.api_key if self.client else "", *self.headers.values()):
-            if len(key) > 7:
-                text = text.replace(key, "…")
-        return text
+        """Mask the secrets in a text: servers quote them, and users and the log receive the text."""
+        headers = (AUTH_SCHEME.sub("", value.strip()) for value in self.headers.values())
+        secrets = self.secrets | {value for value in headers if len(value) >= MIN_SECRET_LENGTH}
+        plain = unquote(text)
+        return mask(plain if any(secret in plain for secret in secrets) else text, secrets)
+
+    def describe_exception(self, error: BaseException) -> str:
+        """Return an exception's text without secrets, or its class's name if it has none."""
+        return shorten_text(self.redact(str(error))) or type(error).__name__
 
     async def close(self) -> None:
         """Close the connections."""
         if self._http is not None:
             await self._http.aclose()
             self._http = None
+
+
+class InstructiveRefusal(ModelError):
+    """A refusal from which crow learns how to send the request again."""
+
+    def __init__(self, sentence: str, learned: LearnedQuirks, failure: ModelError) -> None:
+        super().__init__(sentence, retry=True, retry_after=0)
+        self.learned = learned
+        self.failure = failure
+        """The error to raise if the same refusal has been learned from already."""
+
+
+class LearnedInCall:
+    """The changes of a model's quirks in one call, to be undone if no request is answered after them."""
+
+    def __init__(self, model: ChatModel) -> None:
+        self.model = model
+        self._undo: list[tuple[dict[str, Any], frozenset[str]]] = []
+        """For each change the former values of the quirks, and the parameters that are not sent any more."""
+        self._complaints: set[str] = set()
+
+    def learn(self, refusal: InstructiveRefusal) -> ModelError:
+        """Change the quirks as a refusal demands, but not twice for the same one; return the error for the user."""
+        model, learned = self.model, refusal.learned
+        complaint = re.sub(r"\w*\d\w*", "", str(refusal.failure))  # without the ids of requests
+        if complaint in self._complaints:
+            return refusal.failure
+        self._complaints.add(complaint)
+        former = {name: getattr(model.quirks, name) for name in learned.changes}
+        self._undo.append((former, learned.refused_parameters - model.refused_parameters))
+        model.quirks = structs.replace(model.quirks, **learned.changes)
+        model.refused_parameters |= learned.refused_parameters
+        return refusal
+
+    def undo(self) -> None:
+        """Undo the changes."""
+        for former, parameters in reversed(self._undo):
+            self.model.quirks = structs.replace(self.model.quirks, **former)
+            self.model.refused_parameters -= parameters
+
+
+def find_url_credentials(url: str) -> frozenset[str]:
+    """Return the user, the password and the values of the query of a URL, also as an HTTP header has them."""
+    try:
+        parts = urlsplit(url)
+        user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    except ValueError:
+        return frozenset()
+    basic = b64encode(f"{user}:{password}".encode()).decode() if user or password else ""
+    return find_secrets(
+        {"password": password, "secret": basic, "headers": {"user": user, **dict(parse_qsl(parts.query))}}
+    )
 
 
 def get_window(model: Model) -> int | None:
@@ -392,27 +452,9 @@ def get_retry_wait(error: Exception) -> bool | float:
     return True if after is None else after
 
 
-def parse_retry_after(header: str | None) -> float | None:
-    """Return the seconds of a Retry-After header, a number or a date (RFC 9110, section 10.2.3); None for others."""
-    try:
-        wait = float(header or "")
-        return max(wait, 0.0) if isfinite(wait) else None
-    except ValueError:
-        from email.utils import parsedate_to_datetime  # seldom needed, and the import takes milliseconds
-    try:
-        return max(parsedate_to_datetime(header or "").timestamp() - time(), 0.0)
-    except ValueError:
-        return None
-
-
 def encode_json(body: ModelRequest) -> bytes:
     """Encode a body as JSON. Half a surrogate pair, as in a file name that is not UTF-8, becomes `?`."""
     try:
         return msgspec.json.encode(body)
     except UnicodeEncodeError:
         return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-
-
-def describe_exception(error: BaseException) -> str:
-    """Return an exception's text, or its class's name if it has none."""
-    return str(error) or type(error).__name__

@@ -4,6 +4,7 @@ The HTTP client is imported where it is used: importing it takes a third of the 
 answered without it.
 """
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -21,6 +22,11 @@ def join_url(base_url: str, path: str) -> str:
     """Return the URL of a path below `base_url`, which may also be the whole URL of the chat completions."""
     root, mark, query = base_url.partition("?")
     return f"{root.rstrip('/').removesuffix('/chat/completions')}/{path}{mark}{query}"
+
+
+def to_display_url(url: str) -> str:
+    """Return a URL without user, password, query and fragment, which may be secret."""
+    return re.sub(r"^((?:[a-z][a-z0-9+.-]*:)?//)?[^/?#]*@|/*([?#].*)?$", r"\1", url, flags=re.I | re.S)
 
 
 def is_local(url: str) -> bool:

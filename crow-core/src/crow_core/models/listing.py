@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from crow_core.errors import ModelError
 from crow_core.models.chat import ChatModel, Model
-from crow_core.models.endpoint import create_http_client, join_url
+from crow_core.models.endpoint import create_http_client, join_url, to_display_url
 from crow_core.models.quirks import find_quirks
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -30,7 +30,9 @@ async def find_first_model(base_url: str, key: str) -> str:
     """Return the first model that an endpoint lists. Raises ModelError if it lists none."""
     names = await list_models(base_url, key)
     if not names:
-        raise ModelError(f"No model is named, and {base_url} does not list any. Set CROW_MODEL, or pass -m.")
+        raise ModelError(
+            f"No model is named, and {to_display_url(base_url)} does not list any. Set CROW_MODEL, or pass -m."
+        )
     return names[0]
 
 
@@ -44,7 +46,7 @@ async def discover_models(
     listed = await list_models(base_url, headers=headers)
     names = sorted(listed, key=lambda name: name not in preferred_names) or preferred_names
     if not names:
-        raise ModelError(f"{base_url} does not list its models, and none is named. Set CROW_MODEL.")
+        raise ModelError(f"{to_display_url(base_url)} does not list its models, and none is named. Set CROW_MODEL.")
     return {n: ChatModel(name=n, base_url=base_url, headers=headers, quirks=find_quirks(base_url, n)) for n in names}
 
 

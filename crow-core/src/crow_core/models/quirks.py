@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 Body = dict[str, Any]
 
@@ -333,7 +333,8 @@ class LearnedQuirks(Struct, frozen=True):
 
     sentence: str
     """The description of the change, for the user; it follows the endpoint's URL."""
-    quirks: Quirks
+    changes: dict[str, Any]
+    """The new values of the quirks that change."""
     refused_parameters: frozenset[str] = frozenset()
     """The parameters that are not sent any more."""
 
@@ -348,9 +349,35 @@ REFUSAL_PATTERN = re.compile(
 )
 """Matches messages that refuse something for good."""
 
+UNKNOWN_PATTERN = re.compile(
+    r"not (be )?(support|allow|permit|accept|recogni|available|known)|n't (support|allow|accept)|unsupported|unknown"
+    r"|unrecogni|unexpected|extra|instead|use '?max_"
+)
+"""Matches messages that refuse a parameter itself, and not its value."""
+
+SLIP_PATTERN = re.compile(
+    r"tool_use_failed|failed_generation|(tool|function) ?calls? (validation|arguments)|(attempted|failed) to call"
+    r"|(arguments|output|parameters|call|response)\b.{0,80}(did|does|do)( not|n't) (match|conform|satisfy)"
+    r"|(arguments|output|parameters|call)\b.{0,40}(violat|mismatch|not (match|valid))"
+    r"|(invalid|bad|wrong) (tool |function )?arguments|model('s)? (output|answer|produced|generated|called|has called)"
+)
+"""Matches complaints about an answer of the model, from which nothing about the endpoint is learned."""
+
+ORDER_PATTERN = re.compile(
+    r"alternat|\border\b|consecutive|sequence|(multiple|second|duplicate|(more than|only) one|optional) system"
+    r"|\b(after|before|precede|preceding|follow(s|ed)?)\b|(must|should|can|only|allowed|expected).{0,40}\b(first|last|begin|start|end)"
+)
+"""Matches complaints about the order of messages, from which nothing about their roles is learned."""
+
+FORMAT_PATTERN = re.compile(
+    r"(image|media|mime)[ _-]?(format|type)|decod|process|download|fetch|base64|corrupt|dimension|pixel|resolution"
+    r"|invalid image|image (url|data|file)s? (is|are|must|should|could|can|only)|(with|in|for).{0,10} role 'tool'"
+)
+"""Matches complaints about one image, from which nothing about the model is learned."""
+
 AMOUNT_PATTERN = re.compile(
     r"context.{0,20}(length|window|size|limit)|maximum.{0,20}tokens|too (long|large|many|big|high|low)|exceed|range"
-    r"|(must|should) be (between|in|at|less|greater|[<>])|at most [1-9]|(less|greater|more) than"
+    r"|(must|should) be (between|in|at|less|greater|[<>])|at most [1-9]|(less|greater|more) than|positive"
 )
 """Matches messages that refuse an amount, from which nothing about the endpoint is learned."""
 
@@ -358,16 +385,21 @@ AMOUNT_PATTERN = re.compile(
 def learn_from_refusal(text: str, body: Body, quirks: Quirks) -> LearnedQuirks | None:
     """Return the quirks that the text of a refusal demands; None if it is not clear, or demands nothing new."""
     message = extract_message(text)
-    if AMOUNT_PATTERN.search(message):
+    if AMOUNT_PATTERN.search(message) or SLIP_PATTERN.search(message):
         return None
-    for read_refusal in REFUSAL_READERS:
+    named = find_named_parameter(text, body)
+    for read_refusal, parameters in REFUSAL_READERS:
+        if named and parameters and named not in parameters:
+            continue
         if (change := read_refusal(message, body, quirks)) is not None:
             sentence, changes = change
-            return LearnedQuirks(sentence, structs.replace(quirks, **changes))
+            return LearnedQuirks(sentence, changes)
     for parameter in sorted(body.keys() - REQUIRED_PARAMETERS):
-        if is_named_in(parameter, message) and REFUSAL_PATTERN.search(message):
+        if named not in ("", parameter):
+            continue
+        if (named or is_named_in(parameter, message)) and REFUSAL_PATTERN.search(message):
             sentence = f"does not take {parameter}; it is left out from now on"
-            return LearnedQuirks(sentence, quirks, frozenset({parameter}))
+            return LearnedQuirks(sentence, {}, frozenset({parameter}))
     return None
 
 
@@ -378,6 +410,24 @@ def extract_message(text: str) -> str:
     except (msgspec.DecodeError, RecursionError):
         message = "" if text.lstrip().startswith("<") else text  # a web page comes from some proxy
     return message[:4000].lower()
+
+
+def find_named_parameter(text: str, body: Body) -> str:
+    """Return the parameter of a body that an error object names in its `param`; "" if it names none."""
+    try:
+        error = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return ""
+    match error:
+        case {"error": {"param": str(name)}} | {"param": str(name)}:
+            root = re.split(r"[.\[]", name)[0]
+            return root if root in body else ""
+        case _:
+            return ""
+
+
+QUOTED_KEYS = ("input", "ctx", "failed_generation")
+"""Keys of an error object that hold a part of a request, or of an answer."""
 
 
 def iterate_texts(error: Any) -> Iterator[str]:
@@ -392,7 +442,7 @@ def iterate_texts(error: Any) -> Iterator[str]:
             yield from iterate_texts(drop_keys(error, "loc"))
         case {}:
             for key, value in error.items():
-                if key != "input" or re.fullmatch(r"\w{1,16}", str(value)):
+                if key not in QUOTED_KEYS or (key != "failed_generation" and re.fullmatch(r"\w{1,16}", str(value))):
                     yield from iterate_texts(value)
         case [*errors]:
             for each in errors:
@@ -405,7 +455,7 @@ def is_named_in(parameter: str, message: str) -> bool:
     """Return whether a message names a parameter. A parameter without `_` has to be marked as a name."""
     if "_" in parameter:
         return re.search(rf"\b{parameter}\b", message) is not None
-    marked = r"(['\"`.]|(param|parameters?|arguments?|fields?|property|option|keys?):? ['\"`]?)"
+    marked = r"(?<!role )(?<!role: )(['\"`.]|(param|parameters?|arguments?|fields?|property|option|keys?):? ['\"`]?)"
     return re.search(rf"{marked}{re.escape(parameter)}\b", message) is not None
 
 
@@ -414,13 +464,14 @@ QuirksChange = tuple[str, dict[str, Any]]
 
 def learn_max_tokens(message: str, body: Body, quirks: Quirks) -> QuirksChange | None:
     other = "max_completion_tokens" if quirks.max_tokens == "max_tokens" else "max_tokens"
-    if quirks.max_tokens in body and is_named_in(quirks.max_tokens, message) and REFUSAL_PATTERN.search(message):
+    if quirks.max_tokens in body and is_named_in(quirks.max_tokens, message) and UNKNOWN_PATTERN.search(message):
         return f"calls the limit of a reply {other}", {"max_tokens": other}
     return None
 
 
 def learn_stream_usage(message: str, body: Body, quirks: Quirks) -> QuirksChange | None:
-    if "stream_options" in body and quirks.stream_usage and re.search(r"stream_options|include_usage", message):
+    named = re.search(r"stream_options|include_usage", message)
+    if "stream_options" in body and quirks.stream_usage and named and REFUSAL_PATTERN.search(message):
         return "does not take stream_options; tokens are estimated from now on", {"stream_usage": False}
     return None
 
@@ -433,7 +484,12 @@ def learn_temperature(message: str, body: Body, quirks: Quirks) -> QuirksChange 
 
 
 def learn_system_role(message: str, body: Body, quirks: Quirks) -> QuirksChange | None:
-    if quirks.system_role == "developer" and "developer" in message:
+    if ORDER_PATTERN.search(message):
+        return None
+    developer = (
+        r"\brole\b.{0,120}\bdeveloper\b|\bdeveloper['\"`]? (role|message|instruction|prompt)|['\"`]developer['\"`]"
+    )
+    if quirks.system_role == "developer" and re.search(developer, message):
         return "knows no developer role; the instructions go out as system", {"system_role": "system"}
     about = r"(system|developer)['\"`]? (role|message|prompt|instruction)|role.{0,30}system|only user.{0,40}roles?"
     if quirks.system_role == "system" and re.search(about, message) and REFUSAL_PATTERN.search(message):
@@ -442,7 +498,8 @@ def learn_system_role(message: str, body: Body, quirks: Quirks) -> QuirksChange 
 
 
 def learn_echo(message: str, body: Body, quirks: Quirks) -> QuirksChange | None:
-    if not re.search(r"\breasoning(_content)?\b", message) or not has_replies(body):
+    named = r"\breasoning_content\b|\breasoning\b(?![.\[]).{0,80}(passed back|message|assistant|history)"
+    if not re.search(named, message) or not has_replies(body):
         return None
     if quirks.echo != "never" and REFUSAL_PATTERN.search(message):
         return "does not take earlier reasoning; it stays here", {"echo": "never"}
@@ -452,18 +509,30 @@ def learn_echo(message: str, body: Body, quirks: Quirks) -> QuirksChange | None:
     return None
 
 
+LIST_PATTERN = r"content.{0,80}(must|should|expect|valid).{0,30}(array|list|sequence)"
+"""Matches messages that want content as a list of parts."""
+NO_IMAGES = re.compile(r"at most 0|only .{0,20}text|text.only|no endpoints found|not a (vision|multi-?modal)|mmproj")
+"""Matches messages that say without a refusal that a model takes no images."""
+
+
 def learn_images(message: str, body: Body, quirks: Quirks) -> QuirksChange | None:
-    texts_only = r"image|vision|multimodal|mmproj|content.{0,60}string"
-    if quirks.images and has_images(body) and re.search(texts_only, message):
+    if not quirks.images or not has_images(body) or FORMAT_PATTERN.search(message):
+        return None
+    about = r"image|vision|multi-?modal|mmproj"
+    wants_text = re.search(r"content.{0,60}string", message) and not re.search(LIST_PATTERN, message)
+    if wants_text or (re.search(about, message) and (REFUSAL_PATTERN.search(message) or NO_IMAGES.search(message))):
         return "cannot see images; a note stands in their place from now on", {"images": False}
     return None
 
 
 def learn_content(message: str, body: Body, quirks: Quirks) -> QuirksChange | None:
-    wanted = r"content.{0,80}(must|should|expect|valid).{0,30}"
-    if quirks.content == "text" and re.search(wanted + r"(array|list|sequence)", message):
+    wants_list = re.search(LIST_PATTERN, message)
+    wants_text = re.search(r"content.{0,80}(must|should|expect|valid).{0,30}string", message)
+    if wants_list and wants_text:  # either would do: the fault is another one
+        return None
+    if quirks.content == "text" and wants_list:
         return "wants content as a list of parts", {"content": "parts"}
-    if quirks.content == "parts" and re.search(wanted + "string", message):
+    if quirks.content == "parts" and wants_text:
         return "wants content as a string", {"content": "text"}
     return None
 
@@ -479,6 +548,8 @@ def learn_schemas(message: str, body: Body, quirks: Quirks) -> QuirksChange | No
         r"\$ref|\$defs|\$schema|anyof|oneof|allof|additional_?properties|json.?schema|grammar|function_declarations"
         r"|(function|tool|parameters).{0,60}schema|schema.{0,60}(function|tool|parameters)|unrecognized schema"
     )
+    if "response_format" in body and "response_format" in message:
+        return None
     if quirks.schemas == "full" and body.get("tools") and re.search(about, message):
         which = f"schema of the tool {tool!r}" if (tool := find_tool_name(message, body)) else "tools' schemas"
         return f"cannot read the {which}; all schemas are simplified from now on", {"schemas": "plain"}
@@ -505,15 +576,15 @@ def has_images(body: Body) -> bool:
     return any(part.get("type") == "image_url" for parts in contents for part in parts)
 
 
-REFUSAL_READERS: tuple[Callable[[str, Body, Quirks], QuirksChange | None], ...] = (
-    learn_stream_usage,
-    learn_max_tokens,
-    learn_temperature,
-    learn_images,
-    learn_call_ids,
-    learn_system_role,
-    learn_echo,
-    learn_schemas,
-    learn_content,
+REFUSAL_READERS: tuple[tuple[Callable[[str, Body, Quirks], QuirksChange | None], tuple[str, ...]], ...] = (
+    (learn_stream_usage, ("stream_options",)),
+    (learn_max_tokens, ("max_tokens", "max_completion_tokens")),
+    (learn_temperature, ("temperature", "top_p")),
+    (learn_images, ()),
+    (learn_call_ids, ()),
+    (learn_system_role, ()),
+    (learn_echo, ()),
+    (learn_schemas, ()),
+    (learn_content, ()),
 )
-"""The functions that read a refusal, in order. The first that returns a change decides."""
+"""The functions that read a refusal, in order, with the parameters that each is about. The first change decides."""

@@ -6,76 +6,135 @@ how the bytes are split into chunks.
 
 import json
 import re
-from typing import Any, Literal, TypedDict
+from collections.abc import Callable, Iterator
+from math import isfinite
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from crow_core.errors import ModelError
-from crow_core.messages import Delta
-
-OBJECT_DECODER = msgspec.json.Decoder(dict[str, Any])
-
-TRANSIENT_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-"""HTTP statuses of failures that a retry may solve."""
-
-TOO_LONG_PATTERN = re.compile(
-    r"context[ _](length|size|window|limit)|model token limit|maximum prompt length|input length should be"
-    r"|\b(prompt|inputs?|request|messages)`?( token)?( count)?( \([^)]*\))?( of \d+)?"
-    r" ((is )?(too (long|large)|longer than)|exceed)"
-    r"|(prompt|input|request|`inputs`) (contains|must have less than) \d+ (\w+ )?tokens"
-    r"|too many tokens|reduce the length of the (messages|prompt)",
-    re.I,
+from crow_core.messages import Delta, decode_json, is_deep
+from crow_core.models.failures import (
+    MAX_PAGE_BYTES,
+    describe_error,
+    find_error,
+    find_message,
+    is_known_failure,
+    parse_text,
+    shorten_text,
+    to_model_error,
 )
-"""Matches the messages of servers that refuse a request as longer than the window."""
+
+T = TypeVar("T")
+
+LENIENT_DECODER = json.JSONDecoder(
+    strict=False, parse_constant=lambda _: None, parse_float=lambda text: to_finite(text)
+)
+"""Accepts control characters in strings, and numbers that JSON does not have, which become null."""
+
+COMPLETE_PATTERN = re.compile(r"(stop|eos|end)(_\w+)?|done|completed?|finish(ed)?|success|(tool|function)_(call|use)s?")
+"""Matches the finish reasons of a complete answer, in lower case."""
+FAILED_PATTERN = re.compile(
+    r"error|abort|fail|cancel|time(d_)?_?out|overload|insufficient|interrupt|preempt|malformed|incomplete|unavailable"
+    r"|unexpected|disconnect|exception|rate_?limit"
+)
+"""Matches the finish reasons of an answer that failed: `error`, `abort`, `insufficient_system_resource` and others."""
+CUT_PATTERN = re.compile(r"length|max|limit|window|budget")
+"""Matches the finish reasons of an answer that reached a limit: `length`, `model_length`, `MAX_TOKENS` and others."""
+REFUSED_PATTERN = re.compile(r"filter|safety|sensitive|refus|recitation|block|prohibited|spii|guardrail|moderat|policy")
+"""Matches the finish reasons of an answer that the provider withheld: `content_filter`, `SAFETY` and others."""
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+SURROGATE = re.compile("[\ud800-\udfff]")
+CUT_CHARACTER = re.compile("(?:[\ud800-\udbff]|[\udc80-\udcff]{1,3})\\Z")
+"""Matches the beginning of a character at the end of a text: half a surrogate pair, or bytes as of `ESCAPED_BYTES`."""
+ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")
+"""Matches bytes that were no UTF-8, in the form that "surrogateescape" gives them."""
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 """The most bytes of one event."""
-MAX_PAGE_BYTES = 1024 * 1024
-"""The most bytes that are read of a response that is no event stream, such as an error page."""
 
 LOG_ADVICE = "If that goes on, look into the server's log."
-
-
-class ToolCallFragment(TypedDict, total=False):
-    """The required form of a part of a tool call. `merge` accepts its other keys in any form."""
-
-    function: dict[str, Any] | None
 
 
 class EventStreamReader:
     """Converts the bytes of an event stream to deltas."""
 
-    def __init__(self, endpoint: str, *, think_tags: bool = True) -> None:
+    def __init__(self, endpoint: str, *, think_tags: bool = True, redact: Callable[[str], str] = str) -> None:
         self.endpoint = endpoint
         """The endpoint's URL, for error messages."""
-        self.incomplete_line = b""
-        self.other_lines = b""
+        self.redact = redact
+        """Removes the secrets from a text for an error message."""
+        self.is_error_event = False
+        """Whether the current event is an error by its name."""
+        self.unknown_event: dict[str, Any] = {}
+        """The last event that is neither a part of an answer nor an error."""
+        self.incomplete_line = bytearray()
+        self.ends_in_cr = False
+        """Whether the last bytes end in CR: a line feed that follows belongs to it."""
+        self.other_lines = bytearray()
         """The lines that are no event stream: an error page, or an answer that is not streamed."""
         self.incomplete_json = b""
         """The content of a `data:` line whose JSON continues in the next one."""
+        self.halves: dict[str, str] = {}
+        """The first parts of characters whose rest comes in a later event, by the text to which they belong."""
+        self.index: int | None = None
+        """The index of the choice that is read, the first that came; another one is another answer."""
         self.splitter = ThinkTagSplitter()
         self.splitter.is_over = self.splitter.has_text = not think_tags  # then all content is text
         self.is_done = False
-        """Whether `[DONE]` has come."""
+        """Whether `[DONE]` has come; nothing behind it is read."""
         self.has_finish_reason = False
+        self.failure = ""
+        """The finish reason, if it says that the answer failed."""
+        self.unknown_reason = ""
+        """The finish reason, if it means nothing known."""
         self.has_answer = False
         """Whether text, reasoning or a tool call has come."""
         self.has_tool_calls = False
 
-    def feed(self, data: bytes) -> list[Delta]:
-        """Return the deltas in the next bytes of the stream. Raises ModelError."""
-        lines = (self.incomplete_line + data).split(b"\n")
-        self.incomplete_line = lines.pop()
-        if len(self.incomplete_line) + len(self.incomplete_json) > MAX_EVENT_BYTES:
-            raise self.to_broken_error("sent an event without an end")
+    def feed(self, data: bytes) -> Iterator[Delta]:
+        """Yield the deltas in the next bytes of the stream, up to `[DONE]`. Raises ModelError behind the deltas."""
+        lines = data.splitlines(keepends=True)
+        if self.ends_in_cr and data.startswith(b"\n"):
+            del lines[0]
+        self.ends_in_cr = data.endswith(b"\r") if data else self.ends_in_cr
         deltas: list[Delta] = []
-        for line in lines:
-            self.read_line(line, deltas)
-        return deltas
+        try:
+            for line in lines:
+                if self.is_done:
+                    break
+                content = line.rstrip(b"\r\n")
+                self.incomplete_line += content
+                if len(self.incomplete_line) + len(self.incomplete_json) > MAX_EVENT_BYTES:
+                    self.is_done = self.has_finish_reason
+                    self.refuse(self.to_broken_error("sent an event without an end"))
+                if len(content) < len(line):
+                    complete, self.incomplete_line = bytes(self.incomplete_line), bytearray()
+                    self.read_line(complete, deltas)
+        except ModelError:
+            yield from self.release(deltas)
+            raise
+        yield from deltas
+
+    def refuse(self, error: ModelError) -> None:
+        """Raise the error of an event that cannot be read, unless the answer is complete without it."""
+        if not self.has_finish_reason:
+            raise error
+
+    def release(self, deltas: list[Delta]) -> list[Delta]:
+        """Append the text that was held back, as its continuation will not come; return all deltas."""
+        last: Delta = {}
+        if half := self.halves.pop("reasoning", ""):
+            last["reasoning_content"] = replace_halves(half)
+        if half := self.halves.pop("content", ""):
+            self.splitter.feed(replace_halves(half), last)
+        self.splitter.finish(last)
+        return [*deltas, last] if last else deltas
 
     def read_line(self, line: bytes, deltas: list[Delta]) -> None:
         """Read one line of the stream and append its delta, if it has one."""
-        line = line.rstrip(b"\r")
+        line = line.removeprefix(BYTE_ORDER_MARK)
         if line.startswith(b"data:"):
             payload = line[5:].strip()
             if payload == b"[DONE]":
@@ -84,44 +143,68 @@ class EventStreamReader:
                 self.read_payload(payload, deltas)
         elif not line:
             if self.incomplete_json:  # the event has ended and is not JSON
-                raise self.to_broken_error("sent an event that is not JSON")
+                event, self.incomplete_json = self.incomplete_json, b""
+                self.check_error_event(event)
+                self.refuse(self.to_broken_error("sent an event that is not JSON"))
+            self.is_error_event = False
+        elif line.startswith(b"event:"):
+            name = line[6:].lower()
+            self.is_error_event = b"error" in name or b"exception" in name
         elif line.startswith(b"error:"):  # llama.cpp's own field, in older versions
-            raise self.to_reported_error(describe_body(line[6:], ""))
-        elif not line.startswith((b":", b"event:", b"id:", b"retry:")) and len(self.other_lines) < MAX_PAGE_BYTES:
+            raise self.to_reported_error(parse_text(line[6:]))
+        elif not line.startswith((b":", b"id:", b"retry:")) and len(self.other_lines) < MAX_PAGE_BYTES:
             self.other_lines += line + b"\n"
 
     def read_payload(self, payload: bytes, deltas: list[Delta]) -> None:
-        chunk = parse_object(self.incomplete_json + payload)
-        if chunk is not None:
-            self.incomplete_json = b""
+        payload = self.incomplete_json + payload
+        chunk = parse_event(payload)
+        if chunk is None and payload.startswith(b"{"):
+            self.incomplete_json = payload
+            return
+        self.incomplete_json = b""
+        if not chunk or "choices" not in chunk:
+            self.check_error_event(payload)
+        if chunk is not None:  # other text only keeps the connection alive
             self.read_chunk(chunk, deltas)
-        elif self.incomplete_json or payload.startswith(b"{"):  # other text only keeps the connection alive
-            self.incomplete_json += payload
+
+    def check_error_event(self, payload: bytes) -> None:
+        """Raise ModelError if an event without an answer is an error: by its name, as `[ERROR] …`, or as a list."""
+        is_named = self.is_error_event or payload[:6].lower() in (b"[error", b"error:")
+        if is_named or payload.startswith(b"["):
+            content = parse_text(payload)
+            if is_named or find_error(content):
+                raise self.to_reported_error(content)
 
     def read_chunk(self, chunk: dict[str, Any], deltas: list[Delta]) -> None:
-        """Append the delta of one parsed event, unless it is empty."""
-        try:
-            delta = self.to_delta(chunk)
-        except (AttributeError, TypeError, LookupError, msgspec.ValidationError) as error:
-            raise ModelError(f"{self.endpoint} sent something unknown: {describe_error(chunk)}.") from error
-        if delta:
-            deltas.append(delta)
-
-    def to_delta(self, chunk: dict[str, Any]) -> Delta:
-        """Convert one parsed event to a delta, which may be empty. Raises ModelError for an error object."""
+        """Append the delta of one parsed event, unless it is empty. Raises ModelError, for an error object also."""
         delta: Delta = {}
-        choices = chunk.get("choices")
-        choice: dict[str, Any] = choices[0] if choices else {}
-        if error := chunk.get("error") or choice.get("error") or (chunk.get("object") == "error" and chunk):
-            raise self.to_reported_error(describe_error(error), retry=is_transient(error))
-        self.read_choice(choice, delta)
-        x_groq = chunk.get("x_groq")
-        usage: dict[str, Any] | None = chunk.get("usage") or choice.get("usage") or (x_groq and x_groq.get("usage"))
-        if isinstance(timings := chunk.get("timings"), dict) and "cache_n" in timings:  # llama.cpp
-            delta["cached"] = timings["cache_n"]
-        if usage and (counts := {name: count for name, count in usage.items() if count is not None}):
-            delta["usage"] = counts
-        return delta
+        choice: dict[str, Any] = {}
+        fault: Exception | None = None
+        try:
+            choice = self.find_choice(chunk)
+            self.read_choice(choice, delta)
+        except (AttributeError, TypeError, LookupError) as error:
+            fault = error
+        if self.has_answer and self.index is None and type(index := choice.get("index")) is int:
+            self.index = index
+        read_usage(chunk, choice, delta)
+        if delta:
+            deltas.append(clean_object(delta))
+        if (error := find_error(chunk)) is not None:
+            raise self.to_reported_error(error)
+        if fault:
+            said = shorten_text(self.redact(describe_error(chunk)))
+            self.refuse(ModelError(f"{self.endpoint} sent something unknown: {said}.", retry=self.has_answer))
+        if not delta and not choice:
+            self.unknown_event = chunk
+
+    def find_choice(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        """Return the choice of an event that continues the answer, by its index; an empty one if none does."""
+        for choice in chunk.get("choices") or ():
+            index = choice.get("index")
+            if self.index is None or type(index) is not int or index == self.index:
+                return choice
+        return {}
 
     def read_choice(self, choice: dict[str, Any], delta: Delta) -> None:
         """Add the reasoning, text, tool calls and finish reason of a choice to a delta."""
@@ -134,70 +217,178 @@ class EventStreamReader:
         if reasoning and isinstance(reasoning, str):
             self.has_answer = True
             self.splitter.is_over = True
-            delta["reasoning_content"] = reasoning
+            if text := self.join_halves("reasoning", reasoning):
+                delta["reasoning_content"] = text
         if content:
             self.has_answer = True
-            self.splitter.feed(content, delta)
+            self.splitter.feed(self.join_halves("content", content), delta)
         if calls := part.get("tool_calls"):
             self.has_answer = self.has_tool_calls = True
-            msgspec.convert(calls, list[ToolCallFragment])
+            for fragment in calls:  # in any other form, one of these lines raises
+                function: dict[str, Any] = fragment.get("function") or {}
+                arguments = function.get("arguments")
+                if isinstance(arguments, str):
+                    function["arguments"] = self.join_halves(f"call {fragment.get('index')}", arguments)
             delta["tool_calls"] = calls
-        if reason := choice.get("finish_reason"):
+        if (reason := str(choice.get("finish_reason") or "")) and reason.lower() not in ("null", "none"):
             self.has_finish_reason = True
-            delta["finish_reason"] = str(reason)
+            self.read_finish_reason(reason, delta)
 
-    def finish(self) -> list[Delta]:
-        """Return the deltas held back at the end of the stream. Raises ModelError if the answer is incomplete."""
+    def read_finish_reason(self, reason: str, delta: Delta) -> None:
+        """Add a finish reason to a delta, unless it says that the answer failed.
+
+        `length` and `content_filter` stand for all other reasons that mean the same.
+        """
+        self.failure = self.unknown_reason = ""
+        known = reason.lower()
+        if FAILED_PATTERN.search(known):
+            self.failure = reason
+            return
+        if REFUSED_PATTERN.search(known):
+            reason = "content_filter"
+        elif CUT_PATTERN.search(known):
+            reason = "length"
+        elif not COMPLETE_PATTERN.fullmatch(known):
+            self.unknown_reason = reason
+        delta["finish_reason"] = reason
+
+    def join_halves(self, key: str, text: str) -> str:
+        """Return the next piece of a text; a character that is cut at its end is held back until its rest comes."""
+        if not self.halves and text.isascii():
+            return text
+        text = join_surrogates(self.halves.pop(key, "") + text)
+        whole = CUT_CHARACTER.sub("", text)
+        if len(whole) < len(text):
+            self.halves[key] = text[len(whole) :]
+        return replace_halves(whole)
+
+    def finish(self, error: ModelError | None = None) -> Iterator[Delta]:
+        """Yield the deltas held back at the end of the stream. Raises ModelError if the answer is incomplete.
+
+        `error` says how the connection broke; None if it was closed.
+        """
         deltas: list[Delta] = []
-        if self.incomplete_line:
-            self.read_line(self.incomplete_line, deltas)
-        if self.other_lines and not (self.has_answer or self.has_finish_reason):
-            self.read_other_lines(deltas)
-        if not self.has_finish_reason and (self.incomplete_json or (self.has_tool_calls and not self.is_done)):
+        try:
+            if self.incomplete_line and not self.is_done:
+                self.read_line(bytes(self.incomplete_line), deltas)
+            if self.other_lines and error is None and not self.has_finish_reason:
+                self.read_other_lines(deltas)
+            self.check_end(error)
+        except ModelError:
+            yield from self.release(deltas)
+            raise
+        yield from self.release(deltas)
+        if reason := shorten_text(self.redact(self.unknown_reason)):
+            yield {"notice": f"{self.endpoint} ended its answer for the reason {reason!r}; it may be cut short."}
+        elif not self.has_finish_reason and not self.is_done:
+            yield {"notice": f"{self.endpoint} did not say that its answer is complete; it may be cut short."}
+
+    def check_end(self, error: ModelError | None) -> None:
+        """Raise ModelError if the stream has ended in the middle of its answer."""
+        if self.failure:
+            sentence = f"{self.endpoint} broke off its answer ({shorten_text(self.redact(self.failure))})."
+            raise ModelError(f"{sentence} Try again, or choose another model.", retry=True)
+        if self.has_finish_reason:
+            return
+        if error is not None:
+            raise error
+        if self.incomplete_json or (self.has_tool_calls and not self.is_done):
             raise self.to_broken_error("broke off in the middle of its answer")
-        if not self.has_answer and not self.has_finish_reason:
-            raise self.to_broken_error("closed the connection without an answer")
-        last: Delta = {}
-        self.splitter.finish(last)
-        if not self.has_finish_reason and not self.is_done:
-            last["notice"] = f"{self.endpoint} did not say that its answer is complete; it may be cut short."
-        return [*deltas, last] if last else deltas
+        if not self.has_answer:
+            raise self.to_unanswered_error()
 
     def to_broken_error(self, event: str) -> ModelError:
         return ModelError(f"{self.endpoint} {event}. {LOG_ADVICE}", retry=True)
 
-    def to_reported_error(self, message: str, retry: bool = False) -> ModelError:
-        if TOO_LONG_PATTERN.search(message):
-            return to_too_long_error(self.endpoint, message)
-        sentence = f"{self.endpoint} reported an error: {message}. Try again, or choose another model."
-        return ModelError(sentence, retry=retry)
+    def to_unanswered_error(self) -> ModelError:
+        """Make the error for a stream without an answer, with the words that came in place of one."""
+        said = shorten_text(self.redact(find_message(self.unknown_event)))
+        if said and is_known_failure(self.unknown_event):
+            return self.to_reported_error(self.unknown_event)
+        return self.to_broken_error(f"closed the connection without an answer{said and f': {said}'}")
+
+    def to_reported_error(self, error: Any) -> ModelError:
+        return to_model_error(self.endpoint, error, redact=self.redact)
 
     def read_other_lines(self, deltas: list[Delta]) -> None:
         """Read an answer that is no event stream: a whole completion, an error object, or a web page."""
-        chunk = parse_object(self.other_lines)
-        if chunk is not None:
+        content = parse_text(bytes(self.other_lines))
+        if (error := find_error(content)) is not None:
+            raise self.to_reported_error(error)
+        chunk = parse_event(bytes(self.other_lines))
+        if chunk is not None and not self.has_answer:
             self.is_done = True
             self.read_chunk(chunk, deltas)
         if not self.has_answer and not self.has_finish_reason:
-            message = describe_body(self.other_lines, "")
+            message = shorten_text(self.redact(describe_error(content)))
             raise ModelError(
                 f"{self.endpoint} did not answer as a chat-completions endpoint: {message}. Check base_url."
             )
 
 
 def parse_object(text: bytes) -> dict[str, Any] | None:
-    """Parse a JSON object; return an empty one for other JSON, None for other text. Half characters become `?`."""
+    """Parse a JSON object as leniently as an event. Half characters become `?`."""
+    parsed = parse_event(text)
+    return None if parsed is None else clean_object(parsed)
+
+
+def parse_event(text: bytes) -> dict[str, Any] | None:
+    """Parse a JSON object; return an empty one for other JSON, None for other text and for a very deep object.
+
+    Half a surrogate pair, and bytes that are no UTF-8, become lone surrogates: the rest may be in the next event.
+    """
     try:
-        return OBJECT_DECODER.decode(text)
-    except msgspec.ValidationError:
-        return {}
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        pass
+        parsed = decode_json(text)
+    except ValueError:
+        try:
+            parsed = LENIENT_DECODER.decode(text.decode("utf-8", "surrogateescape"))
+        except (ValueError, RecursionError):
+            return None
+        if is_deep(parsed):
+            return None
+    return to_object(parsed)
+
+
+def to_finite(text: str) -> float | None:
+    """Convert the text of a number to a float; return None if it is too large for one."""
+    return number if isfinite(number := float(text)) else None
+
+
+def clean_object(parsed: T) -> T:
+    """Return a JSON object whose half characters are replaced by `?`; the same object if it has none."""
     try:
-        lenient = json.dumps(json.loads(text.decode("utf-8", "replace")), ensure_ascii=False)
-        return OBJECT_DECODER.decode(lenient.encode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return None
+        msgspec.json.encode(parsed)
+    except UnicodeEncodeError:
+        return json.loads(json.dumps(parsed, ensure_ascii=False).encode("utf-8", "replace"))
+    return parsed
+
+
+def join_surrogates(text: str) -> str:
+    """Join the surrogate pairs in a text to characters; lone surrogates stay."""
+    if not SURROGATE.search(text):
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+
+def replace_halves(text: str) -> str:
+    """Join the bytes of characters in a text, and replace what is no whole character."""
+    text = ESCAPED_BYTES.sub(lambda match: match[0].encode("utf-8", "surrogateescape").decode("utf-8", "replace"), text)
+    return SURROGATE.sub("\ufffd", text)
+
+
+def read_usage(chunk: dict[str, Any], choice: dict[str, Any], delta: Delta) -> None:
+    """Add the token counts of an event to a delta. Counts in another form are left out: they are not the answer."""
+    if "timings" in chunk and "cache_n" in (timings := to_object(chunk["timings"])):  # llama.cpp
+        delta["cached"] = timings["cache_n"]
+    inner = to_object(chunk["x_groq"]).get("usage") if "x_groq" in chunk else None
+    usage = to_object(chunk.get("usage") or choice.get("usage") or inner)
+    if usage and (counts := {name: count for name, count in usage.items() if count is not None}):
+        delta["usage"] = counts
+
+
+def to_object(value: Any) -> dict[str, Any]:
+    """Return a value if it is a JSON object, else an empty one."""
+    return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
 class ThinkTagSplitter:
@@ -265,10 +456,13 @@ def count_overlap(text: str, tag: str) -> int:
 
 
 def split_parts(parts: Any) -> tuple[str, str]:
-    """Return the text and the reasoning of content that is a list of parts."""
+    """Return the text and the reasoning of content that is a list of parts, or one part."""
     text = reasoning = ""
-    for part in parts:
+    listed: list[Any] = [parts] if isinstance(parts, dict) else parts
+    for part in listed:
         match part:
+            case str(piece):
+                text += piece
             case {"type": "text", "text": str(piece)}:
                 text += piece
             case {"type": "thinking", "thinking": str(piece)}:
@@ -278,53 +472,3 @@ def split_parts(parts: Any) -> tuple[str, str]:
             case _:
                 pass
     return text, reasoning
-
-
-def to_too_long_error(endpoint: str, message: str) -> ModelError:
-    advice = "Take the prompt back (/undo), go on in a new session, or choose a model with a larger window."
-    return ModelError(f"{endpoint} refused the request as too long: {message}. {advice}", too_long=True)
-
-
-def describe_body(body: bytes, kind: str) -> str:
-    """Return the message of an error body, as a part of a sentence."""
-    text = body.decode("utf-8", "replace").strip()
-    try:
-        return describe_error(json.loads(text))
-    except (ValueError, RecursionError):
-        if "html" in kind or text[:1] == "<":
-            return "it sent a web page instead of JSON; base_url usually ends in /v1"
-        return shorten_text(text) or "it sent nothing"
-
-
-def describe_error(error: Any) -> str:
-    """Return the message in an error object, under any provider's keys."""
-    match error:
-        case str(text):
-            return shorten_text(text)
-        case {"error": {} | [*_] as inner} if inner:
-            return describe_error(inner)
-        case {"message": str(text), "metadata": {"raw": str(raw)}}:
-            return f"{shorten_text(text)}: {describe_body(raw.encode(), '')}"
-        case {"loc": [*path], "msg": str(text)}:
-            return f"{'.'.join(map(str, path))}: {shorten_text(text)}"
-        case {"message": inner} | {"detail": inner} | {"msg": inner} | {"error": inner} if inner:
-            return describe_error(inner)
-        case [first, *_]:
-            return describe_error(first)
-        case _:
-            return shorten_text(json.dumps(error))
-
-
-def shorten_text(text: str) -> str:
-    """Return the first 300 characters of a text in one line, without control characters."""
-    printable = "".join(c if c.isprintable() else " " for c in text)
-    return " ".join(printable.split())[:300].rstrip(" .")
-
-
-def is_transient(error: Any) -> bool:
-    """Return whether an error object has a status of a failure that a retry may solve."""
-    match error:
-        case {"code": code} | {"status": code}:
-            return str(code) in map(str, TRANSIENT_STATUSES)
-        case _:
-            return False

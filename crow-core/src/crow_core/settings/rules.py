@@ -2,7 +2,10 @@
 
 A rule is `TOOL` or `TOOL:PATTERN`. Both are shell patterns (`*`, `?`, `[…]`). The pattern is matched against the
 subject of a tool call: the command of `terminal`, the path of a tool that reads, edits or searches files, the URL of
-`fetch`, or all arguments of another tool. Deny beats ask, and ask beats allow.
+`fetch`, the URI of a resource, or all arguments of another tool. Deny beats ask, and ask beats allow.
+
+The tools of an MCP server are called `SERVER_TOOL`, and reading its resources is `SERVER_mcp_resources`, so `SERVER_*`
+covers all that a server can be asked.
 """
 
 import re

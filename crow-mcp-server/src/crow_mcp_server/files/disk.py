@@ -6,7 +6,7 @@ import secrets
 import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.workspace import Workspace
@@ -14,6 +14,9 @@ from crow_mcp_server.workspace import Workspace
 MAX_FILE_BYTES = 10 * 1024 * 1024  # of a file that is read
 MAX_ENTRIES = 400  # of a folder listing
 MAX_ENTRIES_BELOW = 50  # of each folder in it
+MAX_SUGGESTIONS = 3  # paths in place of one that does not exist
+MAX_SEARCHED_ENTRIES = 20_000  # files and folders, for such suggestions
+MIN_SIMILARITY = 65.0  # of 100, between two names
 SKIPPED_FOLDERS = {"node_modules", "__pycache__"}  # named in a listing but not listed; so are hidden folders
 FOLDER_FLAGS = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
 
@@ -178,6 +181,45 @@ def list_folder(target: ResolvedPath) -> list[str]:
         return lines
     finally:
         os.close(folder)
+
+
+def suggest_paths(target: ResolvedPath) -> list[str]:
+    """Return up to MAX_SUGGESTIONS paths that may be meant by one that does not exist.
+
+    These are similar names in its folder, and files and folders of its name elsewhere below its root. Hidden folders
+    are not searched, nor more than MAX_SEARCHED_ENTRIES entries.
+    """
+    from rapidfuzz import fuzz, process  # not at the top: only needed here
+
+    *folders, name = target.parts
+    names: list[str] = []
+    with suppress(OSError):
+        names = [os.fsdecode(each) for each in list_names(replace(target, path=os.path.dirname(target.path)))]
+    near = process.extract(name, names, scorer=fuzz.ratio, processor=str.lower, limit=2, score_cutoff=MIN_SIMILARITY)
+    beside = [os.path.join(*folders, each) for each, _, _ in near]
+    elsewhere = sorted(_find_named(target), key=lambda path: -_count_equal_ends(path.split(os.sep), target.parts))
+    paths = list(dict.fromkeys([*beside, *elsewhere]))[:MAX_SUGGESTIONS]
+    return [make_printable(os.path.join(target.root, path)) for path in paths]
+
+
+def _find_named(target: ResolvedPath) -> list[str]:
+    """Return the relative paths of the files and folders below the root that have the name of a path."""
+    found, searched, name = list[str](), 0, target.parts[-1]
+    if target.root == os.sep:
+        return found
+    for here, folders, files, _ in os.fwalk(target.root):  # follows no links
+        if name in folders or name in files:
+            found.append(os.path.relpath(os.path.join(here, name), target.root))
+        searched += len(folders) + len(files)
+        if searched > MAX_SEARCHED_ENTRIES:
+            break
+        folders[:] = sorted(each for each in folders if not each.startswith(".") and each not in SKIPPED_FOLDERS)
+    return found
+
+
+def _count_equal_ends(one: list[str], other: list[str]) -> int:
+    """Return the number of equal items at the ends of two lists."""
+    return next((at for at, (a, b) in enumerate(zip(one[::-1], other[::-1], strict=False)) if a != b), len(one))
 
 
 def list_names(target: ResolvedPath) -> list[bytes]:

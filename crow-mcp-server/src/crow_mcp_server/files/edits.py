@@ -2,12 +2,13 @@
 
 import difflib
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from crow_mcp_server.files.document import Document
-from crow_mcp_server.files.fuzzy_match import TextMatch, find_fuzzy_matches, find_occurrences
+from crow_mcp_server.files.fuzzy_match import TextMatch, find_fuzzy_matches, find_occurrences, find_separate
 from crow_mcp_server.refusal import ToolRefusal
 
 CONTEXT_LINES = 4  # unchanged lines shown around a change
@@ -59,51 +60,80 @@ def shorten_line(line: str) -> str:
     return f"{line[:MAX_LINE_CHARACTERS]} [… {len(line) - MAX_LINE_CHARACTERS:,} more characters in this line]"
 
 
-def replace_once(path: str, document: Document, old: str, new: str) -> DocumentEdit:
-    """Replace the only occurrence of `old`. Raises ToolRefusal when there is none or more than one.
+@dataclass(frozen=True)
+class TextReplacement:
+    """A replacement that an edit makes."""
 
-    Line feeds in `old` and `new` match the line endings of the file. Bytes outside of the occurrence do not change. If
-    `old` does not occur exactly, replace the only fuzzy match (`find_fuzzy_matches`).
+    old: str
+    new: str
+    every: bool = False
+    """True to replace all occurrences of `old`, not the only one."""
+
+
+def replace_text(path: str, document: Document, replacement: TextReplacement) -> DocumentEdit:
+    """Replace the only occurrence of a text, or every one. Raises ToolRefusal when there is none, or more than one.
+
+    Line feeds in the texts match the line endings of the file. Bytes outside of the occurrences do not change. If the
+    text does not occur exactly, replace the only fuzzy match (`find_fuzzy_matches`).
     """
-    old, new = old.replace("\r\n", "\n"), new.replace("\r\n", "\n")
+    old, new = replacement.old.replace("\r\n", "\n"), replacement.new.replace("\r\n", "\n")
     if not old.strip():
         raise ToolRefusal("old_str is empty or blank. Give the text to replace; to add text, use the command insert.")
     if old == new:
         raise ToolRefusal("old_str and new_str are the same: there is nothing to change.")
     lf_text, note = document.lf_text, ""
-    matches = [TextMatch(start, start + len(old), new) for start in find_occurrences(lf_text, old)]
+    starts = find_separate(lf_text, old) if replacement.every else find_occurrences(lf_text, old)
+    matches = [TextMatch(start, start + len(old), new) for start in starts]
     if not matches:
         matches, note = find_fuzzy_matches(lf_text, old, new)
     if not matches:
         raise ToolRefusal(_explain_miss(path, document, old, new))
     lines = [lf_text.count("\n", 0, match.start) + 1 for match in matches[:20]]
-    if len(matches) > 1:
+    if len(matches) > 1 and (note or not replacement.every):
         more = f" and {len(matches) - len(lines)} more" if len(matches) > len(lines) else ""
         how = f", {note}," if note else ""
+        advice = "" if note else ", or give replace_all"
         raise ToolRefusal(
             f"old_str occurs {len(matches)} times{how} in {path}, at lines {', '.join(map(str, lines))}{more}. "
-            "Nothing was changed. Add neighbouring lines to old_str until it is unique."
+            f"Nothing was changed. Add neighbouring lines to old_str until it is unique{advice}."
         )
-    [match] = matches
-    start, end = _to_text_offset(document.text, match.start), _to_text_offset(document.text, match.end)
-    replaced = document.text[start:end]
-    newline = document.newline if "\n" not in replaced else Document(replaced).newline
-    text = document.text[:start] + match.replacement.replace("\n", newline) + document.text[end:]
     if note:
         note = f"old_str was found {note} at line {lines[0]}, and nowhere else: that was replaced."
-    return DocumentEdit(document.with_text(text), lines[0], lines[0] + match.replacement.rstrip("\n").count("\n"), note)
+    elif len(matches) > 1:
+        note = f"{len(matches)} occurrences were replaced."
+    after = document.with_text(_replace_matches(document, matches))
+    return DocumentEdit(after, *_find_replaced_lines(lf_text, matches), note)
 
 
-def replace_all(path: str, document: Document, pairs: Sequence[tuple[str, str]]) -> DocumentEdit:
-    """Make all (old, new) replacements, one after the other. Raises ToolRefusal if one of them cannot be made."""
-    if not pairs:
+def _replace_matches(document: Document, matches: Sequence[TextMatch]) -> str:
+    """Return the text with the matches, which are sorted and do not overlap, replaced."""
+    pieces, end = list[str](), 0
+    for match, start, stop in zip(matches, *_to_text_offsets(document.text, matches), strict=True):
+        replaced = document.text[start:stop]
+        newline = document.newline if "\n" not in replaced else Document(replaced).newline
+        pieces += [document.text[end:start], match.replacement.replace("\n", newline)]
+        end = stop
+    return "".join([*pieces, document.text[end:]])
+
+
+def _find_replaced_lines(lf_text: str, matches: Sequence[TextMatch]) -> tuple[int, int]:
+    """Return the numbers of the first and last line that the replacements cover afterwards."""
+    first = lf_text.count("\n", 0, matches[0].start) + 1
+    grown = sum(match.replacement.count("\n") - lf_text.count("\n", match.start, match.end) for match in matches[:-1])
+    last = lf_text.count("\n", 0, matches[-1].start) + 1 + grown
+    return first, last + matches[-1].replacement.rstrip("\n").count("\n")
+
+
+def replace_texts(path: str, document: Document, replacements: Sequence[TextReplacement]) -> DocumentEdit:
+    """Make replacements, one after the other. Raises ToolRefusal if one of them cannot be made."""
+    if not replacements:
         raise ToolRefusal("edits is empty: there is nothing to change.")
     after, notes = document, list[str]()
-    for number, (old, new) in enumerate(pairs, 1):
+    for number, replacement in enumerate(replacements, 1):
         try:
-            edit = replace_once(path, after, old, new)
+            edit = replace_text(path, after, replacement)
         except ToolRefusal as refusal:
-            raise ToolRefusal(f"Edit {number} of {len(pairs)} failed, so none was made: {refusal}") from None
+            raise ToolRefusal(f"Edit {number} of {len(replacements)} failed, so none was made: {refusal}") from None
         after = edit.document
         notes += [f"Edit {number}: {edit.note}"] if edit.note else []
     return DocumentEdit(after, *find_changed_lines(document, after), "\n".join(notes))
@@ -170,15 +200,15 @@ def _shift_hunk(lines: int, hunk: re.Match[str]) -> str:
     return f"{hunk[1]}{int(hunk[2]) + lines}"
 
 
-def _to_text_offset(text: str, offset: int) -> int:
-    """Convert an offset in `Document.lf_text` to one in `Document.text`."""
-    passed = 0
-    for piece in text.split("\r\n"):
-        if offset <= len(piece):
-            break
-        offset -= len(piece) + 1
-        passed += len(piece) + 2
-    return passed + offset
+def _to_text_offsets(text: str, matches: Sequence[TextMatch]) -> tuple[list[int], list[int]]:
+    """Convert the starts and ends of matches in `Document.lf_text` to offsets in `Document.text`."""
+    returns = [match.start() for match in re.finditer("\r\n", text)]
+    removed = [at - number for number, at in enumerate(returns)]  # the same places in lf_text
+
+    def convert(offset: int) -> int:
+        return offset + bisect_left(removed, offset)
+
+    return [convert(match.start) for match in matches], [convert(match.end) for match in matches]
 
 
 def _find_line_start(text: str, line: int) -> int:

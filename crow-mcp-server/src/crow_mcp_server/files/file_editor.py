@@ -20,12 +20,13 @@ from crow_mcp_server.files.document import Document, decode, reconcile
 from crow_mcp_server.files.edit_history import EditHistories, EditHistory, UndoStep
 from crow_mcp_server.files.edits import (
     DocumentEdit,
+    TextReplacement,
     find_changed_lines,
     insert_after,
     make_diff,
     number_lines,
-    replace_all,
-    replace_once,
+    replace_text,
+    replace_texts,
     shorten_line,
 )
 from crow_mcp_server.refusal import ToolRefusal
@@ -34,15 +35,15 @@ from crow_mcp_server.workspace import Files, Workspace
 
 T = TypeVar("T")
 EditorCommand = Literal["view", "create", "str_replace", "insert", "undo_edit"]
-LineRange = Annotated[list[int], Field(min_length=2, max_length=2)]
 
 DESCRIPTION = """\
-View, create and edit files; prefer it to cat, sed and heredocs.
-view: a text file with line numbers (view_range for a part), a folder, an image, a PDF's text, a notebook's cells.
-str_replace: replace old_str, which must occur exactly once (copy it from a view, without line numbers), with new_str; \
-or several with edits, all or none.
+View, create and edit files; prefer it to cat, sed and heredocs. For example:
+{"command": "str_replace", "path": "src/a.py", "old_str": "x = 1", "new_str": "x = 2"}
+view: a file with line numbers (view_range [-20, -1]: its end), a folder, an image, a PDF's text, a notebook's cells.
+str_replace: replace old_str, copied from a view without line numbers, with new_str; it must occur once, unless \
+replace_all. Or make several edits, all or none.
 insert: put new_str after line insert_line (0 = top).
-create: write file_text to a new file, parents included; a file that exists must have been viewed before.
+create: write file_text to a new file, parents included; view an existing one first.
 undo_edit: take back the last edit of path."""
 KINDS = {"view": "read", "create": "edit", "str_replace": "edit", "insert": "edit", "undo_edit": "edit"}
 EDIT_ANNOTATIONS = ToolAnnotations(
@@ -59,6 +60,7 @@ MAX_VIEW_CHARACTERS = 30_000
 class Replacement(TypedDict):
     old_str: str
     new_str: str
+    replace_all: NotRequired[SkipJsonSchema[bool]]
 
 
 class EditorResult(TypedDict):
@@ -91,18 +93,21 @@ def register(server: FastMCP, options: ToolOptions) -> None:
     async def file_editor(
         context: Context,
         command: EditorCommand,
-        path: Annotated[str, Field(description="absolute, or relative to the working folder")],
+        path: Annotated[str, Field(description="relative or absolute")],
         file_text: Annotated[str | SkipJsonSchema[None], optional_field()],
         old_str: Annotated[str | SkipJsonSchema[None], optional_field()],
         new_str: Annotated[str | SkipJsonSchema[None], optional_field()],
+        replace_all: Annotated[bool | SkipJsonSchema[None], optional_field()],
         edits: Annotated[list[Replacement] | SkipJsonSchema[None], optional_field()],
         insert_line: Annotated[int | SkipJsonSchema[None], optional_field()],
-        view_range: Annotated[LineRange | SkipJsonSchema[None], optional_field("[first, last], -1 = end")],
+        view_range: Annotated[list[int] | SkipJsonSchema[None], optional_field("[first, last]")],
         dry_run: Annotated[bool | SkipJsonSchema[None], optional_field("only show the change")],
     ) -> ToolResult:
         dry = dry_run or is_dry_run(context)
-        pairs = None if edits is None else [(edit["old_str"], edit["new_str"]) for edit in edits]
-        arguments = EditorArguments(command, path, file_text, old_str, new_str, pairs, insert_line, view_range)
+        replacements = None if edits is None else [to_replacement(edit, every=bool(replace_all)) for edit in edits]
+        arguments = EditorArguments(
+            command, path, file_text, old_str, new_str, bool(replace_all), replacements, insert_line, view_range
+        )
         answer = await editor.run(await options.find_workspace(context), arguments, dry_run=dry)
         location = FileLocation(path=answer.path, line=answer.line)
         result = EditorResult(path=answer.path, line=answer.line, text=answer.text)
@@ -114,6 +119,11 @@ def register(server: FastMCP, options: ToolOptions) -> None:
         content += [answer.image] if answer.image else []
         changes = [] if dry_run else answer.changes  # a host that did not ask for a dry run expects real changes
         return ToolResult(content, result, {"crow/changes": changes, "crow/locations": [location]})
+
+
+def to_replacement(edit: Replacement, *, every: bool) -> TextReplacement:
+    """Convert an item of `edits`; `every` holds unless the item says otherwise."""
+    return TextReplacement(edit["old_str"], edit["new_str"], edit.get("replace_all", every))
 
 
 class FileChange(TypedDict):
@@ -172,7 +182,8 @@ class EditorArguments:
     file_text: str | None = None
     old_str: str | None = None
     new_str: str | None = None
-    edits: list[tuple[str, str]] | None = None
+    replace_all: bool = False
+    edits: list[TextReplacement] | None = None
     insert_line: int | None = None
     view_range: list[int] | None = None
 
@@ -220,16 +231,19 @@ class FileCommand:
             case "view":
                 return self.view(arguments.view_range)
             case "create":
-                return self.create(_require("file_text", arguments.file_text, arguments))
-            case "str_replace" if arguments.edits is not None:
-                if arguments.old_str is not None:
+                text = arguments.new_str if arguments.file_text is None else arguments.file_text
+                return self.create(_require("file_text", text, arguments))
+            case "str_replace" if arguments.edits or (arguments.edits is not None and not arguments.old_str):
+                if arguments.old_str:
                     raise ToolRefusal("Give either old_str and new_str, or edits. Nothing was changed.")
-                return self.replace_all(arguments.edits)
+                return self.replace_texts(arguments.edits)
             case "str_replace":
-                return self.str_replace(_require("old_str", arguments.old_str, arguments), arguments.new_str or "")
+                old = _require("old_str", arguments.old_str, arguments)
+                return self.replace_text(TextReplacement(old, arguments.new_str or "", arguments.replace_all))
             case "insert":
                 line = _require("insert_line", arguments.insert_line, arguments)
-                return self.insert(line, _require("new_str", arguments.new_str, arguments))
+                text = arguments.file_text if arguments.new_str is None else arguments.new_str
+                return self.insert(line, _require("new_str", text, arguments))
             case "undo_edit":
                 return self.undo_edit()
 
@@ -281,15 +295,15 @@ class FileCommand:
         edit = DocumentEdit(after, first, last)
         return self._apply(loaded, edit, lambda edit: f"Overwrote {path} ({_describe(edit.document)}).")
 
-    def str_replace(self, old: str, new: str) -> EditorAnswer:
+    def replace_text(self, replacement: TextReplacement) -> EditorAnswer:
         loaded = self._load_existing()
         self._refuse_stale(loaded.document)
-        return self._apply(loaded, replace_once(self.target.path, loaded.document, old, new), self._describe_edit)
+        return self._apply(loaded, replace_text(self.target.path, loaded.document, replacement), self._describe_edit)
 
-    def replace_all(self, pairs: list[tuple[str, str]]) -> EditorAnswer:
+    def replace_texts(self, replacements: list[TextReplacement]) -> EditorAnswer:
         loaded = self._load_existing()
         self._refuse_stale(loaded.document)
-        return self._apply(loaded, replace_all(self.target.path, loaded.document, pairs), self._describe_edit)
+        return self._apply(loaded, replace_texts(self.target.path, loaded.document, replacements), self._describe_edit)
 
     def insert(self, line: int, text: str) -> EditorAnswer:
         loaded = self._load_existing()
@@ -363,7 +377,11 @@ class FileCommand:
 
     def _read_content(self) -> FileContent:
         if (content := disk.read_file(self.target)) is None:
-            raise ToolRefusal(f"{self.target.path} does not exist. View its folder for the right name, or use create.")
+            near = disk.suggest_paths(self.target)
+            hint = (
+                f"Did you mean {' or '.join(near)}?" if near else "View its folder for the right name, or use create."
+            )
+            raise ToolRefusal(f"{self.target.path} does not exist. {hint}")
         return content
 
     def _load_existing(self) -> LoadedFile:
@@ -445,11 +463,15 @@ def _resolve_range(path: str, view_range: list[int] | None, count: int) -> tuple
     """Return the numbers of the first and last line to show. Raises ToolRefusal when they are not in the file."""
     if view_range is None:
         return 1, count
+    if len(view_range) != 2:
+        raise ToolRefusal("view_range has two numbers: the first and the last line, such as [1, 50].")
     first, last = view_range
-    last = count if last == -1 else min(last, count)
+    first = max(count + 1 + first, 1) if first < 0 else first
+    last = count + 1 + last if last < 0 else min(last, count)
     if not 1 <= first <= last and (first, count) != (1, 0):
         raise ToolRefusal(
-            f"view_range {view_range} does not fit {path}, whose lines are 1 to {count}. -1 means the end."
+            f"view_range {view_range} does not fit {path}, whose lines are 1 to {count}. "
+            "Negative numbers count from the end, which is -1."
         )
     return first, last
 

@@ -29,6 +29,11 @@ def find_occurrences(text: str, needle: str) -> list[int]:
     return found
 
 
+def find_separate(text: str, needle: str) -> list[int]:
+    """Return the offsets of the occurrences of `needle` from left to right that do not overlap the one before."""
+    return [match.start() for match in re.finditer(re.escape(needle), text)]
+
+
 def find_fuzzy_matches(text: str, old: str, new: str) -> tuple[list[TextMatch], str]:
     """Return the matches of `old` under the first tolerance that yields any, and how they differ from `old`."""
     if starts := find_occurrences(text.translate(KEYBOARD_SIGNS), old.translate(KEYBOARD_SIGNS)):

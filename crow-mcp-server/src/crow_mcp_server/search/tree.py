@@ -15,8 +15,7 @@ from crow_mcp_server.search.ripgrep import describe_page, list_files
 from crow_mcp_server.tool_options import READ_ONLY, ToolOptions, optional_field
 
 DESCRIPTION = """\
-Show the folders and files below a folder, without what .gitignore ignores. The deepest folders show how many files \
-they hold."""
+Show the folders and files below a folder, without what .gitignore ignores."""
 DEFAULT_DEPTH = 3
 PAGE_SIZE = 300  # entries
 

@@ -17,6 +17,9 @@ ESCAPES = re.compile(
 )
 OVERTYPED = re.compile(r"[^\n\x08]\x08")
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+UNSHOWN = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f]|\r(?!\r*\n)")
+"""The control characters of a plain command's output that cannot be shown: all but line ends and form feeds."""
+UNSHOWN_NOTE = "[control characters such as NUL or a carriage return within a line are not shown; od -c shows them]"
 LEFT_OUT_NOTE = "\n[… {:,} characters left out here; {} …]\n"
 NARROW_HINT = "narrow the output with grep, head or tail, or write it to a file"
 
@@ -24,12 +27,16 @@ NARROW_HINT = "narrow the output with grep, head or tail, or write it to a file"
 class OutputCapture:
     """Keeps the beginning and the end of a stream of bytes, and counts the characters between them."""
 
-    def __init__(self, path: str = "") -> None:
-        """`path` names the file for a long output, up to MAX_FILE_BYTES of it; "" for no file."""
+    def __init__(self, path: str = "", *, from_terminal: bool = True) -> None:
+        """`path` names the file for a long output, up to MAX_FILE_BYTES of it; "" for no file.
+
+        With `from_terminal`, lines end with CR and LF, because a terminal adds the CR.
+        """
         self._head = bytearray()
         self._tail = bytearray()
         self._dropped = 0  # characters
         self._path = path
+        self._from_terminal = from_terminal
         self._file: BinaryIO | None = None
         self._room = MAX_FILE_BYTES  # bytes
 
@@ -48,12 +55,17 @@ class OutputCapture:
     def get_text(self, limit: int) -> str:
         """Return the output, cleaned, in at most `limit` characters."""
         if not self._dropped:
-            return shorten(clean((self._head + self._tail).decode("utf-8", "replace")), limit, self._hint())
+            return shorten(self._clean((self._head + self._tail).decode("utf-8", "replace")), limit, self._hint())
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         head = decoder.decode(self._head)
         cut = 1 if decoder.getstate()[0] else 0  # one more character is incomplete because its end was dropped
         tail = self._tail.lstrip(CONTINUATION_BYTES).decode("utf-8", "replace")
-        return _join(clean(head), clean(tail), self._dropped + cut, limit, self._hint())
+        return _join(self._clean(head), self._clean(tail), self._dropped + cut, limit, self._hint())
+
+    def describe_unshown(self) -> str:
+        """Return a note if the output has characters that `get_text` does not show, apart from escape sequences."""
+        text = (self._head + self._tail).decode("utf-8", "replace")
+        return UNSHOWN_NOTE if UNSHOWN.search(_overtype(ESCAPES.sub("", text))) else ""
 
     def take_text(self, limit: int) -> str:
         """Return the output like `get_text`, and forget it: the next call returns only newer output.
@@ -69,7 +81,7 @@ class OutputCapture:
     def get_end(self, limit: int) -> str:
         """Return the last lines of the output, cleaned, in at most `limit` characters."""
         data = (self._head[-4 * limit :] + self._tail[-4 * limit :])[-4 * limit :]
-        text = clean(data.decode("utf-8", "replace"))
+        text = self._clean(data.decode("utf-8", "replace"))
         if len(data) < 4 * limit and len(text) <= limit:
             return text
         return "…\n" + text[2 - limit :].partition("\n")[2]  # whole lines only, because crow masks secrets in them
@@ -78,6 +90,9 @@ class OutputCapture:
         """Close the file."""
         if self._file:
             self._file.close()
+
+    def _clean(self, text: str) -> str:
+        return clean(text, from_terminal=self._from_terminal)
 
     def _drop(self, size: int) -> None:
         self._dropped += len(self._tail[:size].translate(None, CONTINUATION_BYTES))
@@ -107,16 +122,17 @@ class OutputCapture:
         return f"{whole} in {self._path}: look there with grep, sed -n or tail"
 
 
-def clean(text: str) -> str:
-    """Return text without escape sequences, overwritten parts (progress bars) and control characters."""
-    text = ESCAPES.sub("", text).replace("\r\n", "\n")
-    for _ in range(8):  # bold by overtyping and spinners delete one or a few characters in a row
-        if "\b" not in text:
-            break
-        text = OVERTYPED.sub("", text)
+def clean(text: str, *, from_terminal: bool = True) -> str:
+    """Return text without escape sequences, overwritten parts (progress bars) and control characters.
+
+    Line ends (LF, CR LF) and form feeds stay, but `from_terminal` the CR that a terminal adds to each LF is removed.
+    """
+    text = _overtype(ESCAPES.sub("", text))
+    if from_terminal:
+        text = text.replace("\r\n", "\n")
     if "\r" in text:
         text = "\n".join(_last_written(line) for line in text.split("\n"))
-    return CONTROLS.sub("", text)
+    return UNSHOWN.sub("", text)
 
 
 def shorten(text: str, limit: int, hint: str = NARROW_HINT) -> str:
@@ -132,6 +148,17 @@ def _join(head: str, tail: str, dropped: int, limit: int, hint: str) -> str:
     return head[:half] + LEFT_OUT_NOTE.format(left_out, hint) + tail[-half:]
 
 
+def _overtype(text: str) -> str:
+    """Apply backspaces: bold by overtyping and spinners delete one or a few characters in a row."""
+    for _ in range(8):
+        if "\b" not in text:
+            break
+        text = OVERTYPED.sub("", text)
+    return text
+
+
 def _last_written(line: str) -> str:
-    """Return the last part of a line whose parts overwrite each other."""
-    return next((part for part in reversed(line.split("\r")) if part.strip()), "")
+    """Return the last part of a line whose parts overwrite each other, with the CRs at its end."""
+    body = line.rstrip("\r")
+    parts = body.split("\r")
+    return next((part for part in reversed(parts) if part.strip()), "") + line[len(body) :] if len(parts) > 1 else line

@@ -149,13 +149,10 @@ class ProcessTree:
             self._deadline.cancel()
         self.command_over.set()
 
-    def seems_waiting(self) -> bool:
-        """Return whether the program seems to wait for input."""
-        return False
-
-    async def wait(self, seconds: float, watch: Watch | None = None, *, patient: bool = True) -> None:
-        """Wait until the command has ended, at most so many seconds; unless `patient`, until the program seems to wait
-        for input.
+    async def wait(
+        self, seconds: float, watch: Watch | None = None, *, is_answerable: Callable[[], bool] | None = None
+    ) -> None:
+        """Wait until the command has ended, at most so many seconds, or until `is_answerable` returns True.
 
         `watch` receives the last lines of the output meanwhile.
         """
@@ -163,11 +160,11 @@ class ProcessTree:
         end, shown = loop.time() + seconds, ""
         while self.is_running and (left := end - loop.time()) > 0:
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(left, WATCH_INTERVAL if patient else WATCH_INTERVAL / 5)):
+                async with asyncio.timeout(min(left, WATCH_INTERVAL / 5 if is_answerable else WATCH_INTERVAL)):
                     await self.command_over.wait()
             if watch and self.is_running and (text := self.capture.get_end(MAX_WATCHED_CHARACTERS)) != shown:
                 await watch(shown := text)
-            if not patient and self.seems_waiting():
+            if is_answerable and is_answerable():
                 break
 
     def set_timeout(self, seconds: float) -> None:
@@ -269,7 +266,7 @@ class PipedCommand(ProcessTree):
         code = self.exit_code
         outcome = CommandOutcome(
             exit_code=code if code is not None and code >= 0 else None,
-            signal=_name_signal(-code) if code is not None and code < 0 else None,
+            signal=name_signal(-code) if code is not None and code < 0 else None,
             output=self.capture.get_text(output_limit),
             timed_out=self.timed_out,
             background=background,
@@ -355,5 +352,6 @@ def _is_member(pid: str, group: int, mark: bytes) -> bool:
         return False
 
 
-def _name_signal(number: int) -> str:
+def name_signal(number: int) -> str:
+    """Return a signal's name, such as "SIGTERM"."""
     return next((known.name for known in signal.Signals if known == number), f"signal {number}")

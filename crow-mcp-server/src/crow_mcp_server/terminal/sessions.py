@@ -4,18 +4,27 @@ import asyncio
 import os
 import re
 import shlex
+import shutil
 import signal
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from anyio import to_thread
 
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.terminal import processes
-from crow_mcp_server.terminal.processes import MARK_VARIABLE, TERM_GRACE, PipedCommand, ProcessTree, inherit_environment
+from crow_mcp_server.terminal.keys import to_keystrokes
+from crow_mcp_server.terminal.processes import (
+    MARK_VARIABLE,
+    TERM_GRACE,
+    PipedCommand,
+    ProcessTree,
+    inherit_environment,
+    name_signal,
+)
 from crow_mcp_server.terminal.shell_state import ShellState
 from crow_mcp_server.terminal.tempfiles import TempFolders
 from crow_mcp_server.workspace import CommandOutcome, Terminals, Workspace
@@ -23,6 +32,7 @@ from crow_mcp_server.workspace import CommandOutcome, Terminals, Workspace
 if TYPE_CHECKING:
     from crow_mcp_server.terminal.shell import Shell
 
+MAX_COMMAND_BYTES = 100_000  # of an argument of a process, of which Linux allows 131,071; longer ones go into a file
 MAX_OUTPUT_CHARACTERS = 30_000  # of one answer
 COMMAND_WAIT = 120.0  # seconds after which a tool call is answered although its command still runs
 SESSION_WAIT = 30.0  # the same for a command or input in a named session
@@ -37,10 +47,6 @@ COMMAND_ENVIRONMENT = {
     "MANPAGER": "cat",
     "SYSTEMD_PAGER": "cat",
     "AWS_PAGER": "",
-    "EDITOR": "false",  # fails at once; an editor would wait for a person
-    "VISUAL": "false",
-    "GIT_EDITOR": "false",
-    "GIT_SEQUENCE_EDITOR": "false",
     "GIT_TERMINAL_PROMPT": "0",
     "GCM_INTERACTIVE": "never",
     "SSH_ASKPASS_REQUIRE": "never",
@@ -51,8 +57,18 @@ COMMAND_ENVIRONMENT = {
     "NO_COLOR": "1",
 }
 """Variables of every command: programs do not wait for a person and print no colours."""
+EDITOR_VARIABLES = ("EDITOR", "VISUAL", "GIT_EDITOR", "GIT_SEQUENCE_EDITOR")
+TERMINAL_EDITORS = ("vi", "vim", "nvim", "nano", "micro", "emacs", "hx", "kak", "joe", "mg", "ne", "ed")
+"""Editors that work in a terminal. Others open a window, which the model does not see."""
 TERMINAL_ENVIRONMENT = {"TERM": "xterm-256color", "VIRTUAL_ENV_DISABLE_PROMPT": "1"}
 """Further variables of a command in a terminal, where escape sequences are interpreted."""
+NEEDS_TERMINAL = re.compile(
+    r"not (?:to |from )?an? (?:input )?(?:tty\b|terminal)|failed tty get|inappropriate ioctl for device|/dev/tty"
+    r"|opening terminal|tty present|terminal is required|requires an? (?:interactive )?(?:tty|terminal)|open a new TTY",
+    re.IGNORECASE,
+)
+"""Complaints of programs that have no terminal."""
+MAX_COMPLAINT_CHARACTERS = 2_000  # at the end of the output, where a complaint is looked for
 
 
 @dataclass(frozen=True)
@@ -118,10 +134,14 @@ class TerminalSessions:
     async def _run_locally(self, workspace: Workspace, arguments: TerminalArguments) -> TerminalAnswer:
         """Run a command without input as a process of this machine."""
         folder = await to_thread.run_sync(self._find_folder, workspace, arguments.cwd)
-        env = self._make_environment(folder, COMMAND_ENVIRONMENT)
+        editor = dict.fromkeys(EDITOR_VARIABLES, self._temp_folders.no_editor)
+        env = self._make_environment(folder, COMMAND_ENVIRONMENT | editor) | dict(workspace.env)
         command, update_state = self._track_state(arguments.command, env, folder)
         program = PipedCommand(
-            env[MARK_VARIABLE], self._temp_folders.open_capture(), self._temp_folders.watchdog, update_state
+            env[MARK_VARIABLE],
+            self._temp_folders.open_capture(from_terminal=False),
+            self._temp_folders.watchdog,
+            update_state,
         )
         try:
             await program.run(["-c", command], cwd=folder, env=env)
@@ -145,12 +165,14 @@ class TerminalSessions:
             return await self._collect_answer(program)
         name = next(name for name in map(str, range(1, 10**9)) if name not in self._sessions)
         self._sessions[name] = program
-        return TerminalAnswer(join_parts(program.capture.take_text(MAX_OUTPUT_CHARACTERS), format_running(name)))
+        output = program.capture.take_text(MAX_OUTPUT_CHARACTERS)
+        return TerminalAnswer(join_parts(output, describe_need(output), format_running(name)))
 
     async def _collect_answer(self, program: PipedCommand) -> TerminalAnswer:
         """Return the answer to a command that has ended, and take over its shell state."""
         before = self.shell_state.folder
         outcome = await program.collect_outcome(MAX_OUTPUT_CHARACTERS)
+        unshown = program.capture.describe_unshown()
         program.update_state()
         for ended in [command for command in self._background if not command.has_survivors()]:
             self._background.remove(ended)
@@ -158,7 +180,7 @@ class TerminalSessions:
         if outcome.get("background"):
             self._background.append(program)
         return TerminalAnswer(
-            format_outcome(outcome, program.timeout, self._describe_move(before)),
+            format_outcome(outcome, program.timeout, unshown, self._describe_move(before)),
             self.shell_state.folder,
             failure=find_failure(outcome),
         )
@@ -169,9 +191,9 @@ class TerminalSessions:
         """Run a command in a terminal of the host."""
         folder = await to_thread.run_sync(self._find_folder, workspace, arguments.cwd)
         before, timeout = self.shell_state.folder, min(arguments.timeout or COMMAND_WAIT, MAX_WAIT)
-        env = self.shell_state.apply_to(dict.fromkeys(self._temp_folders.hidden_env, "") | COMMAND_ENVIRONMENT) | {
-            "PWD": folder
-        }
+        hidden = dict.fromkeys(self._temp_folders.hidden_env, "")
+        editor = dict.fromkeys(EDITOR_VARIABLES, self._temp_folders.no_editor)
+        env = self.shell_state.apply_to(hidden | COMMAND_ENVIRONMENT | editor) | {"PWD": folder, **workspace.env}
         command, update_state = self._track_state(arguments.command, env, folder, env_is_unknown=True)
         try:
             outcome = await terminals.run(
@@ -181,7 +203,7 @@ class TerminalSessions:
             raise ToolRefusal(f"The end of the command was not seen: {error}. What it did until then stays.") from None
         finally:
             update_state()
-        capture = self._temp_folders.open_capture()
+        capture = self._temp_folders.open_capture(from_terminal=True)
         capture.feed(outcome["output"].encode(errors="replace"))
         outcome["output"] = capture.get_text(MAX_OUTPUT_CHARACTERS)
         capture.close()
@@ -192,12 +214,16 @@ class TerminalSessions:
         """Run a command in a named session, send input to it, or only report on it."""
         name, program = arguments.session, self._sessions.get(arguments.session)
         has_input = arguments.input is not None or bool(arguments.keys)
-        if arguments.command.strip():
-            if has_input:
-                raise ToolRefusal("Not run: give either a command, or input or keys for what runs already.")
+        command, echo = arguments.command, ""
+        if command.strip() and has_input:
+            raise ToolRefusal("Not run: give either a command, or input or keys for what runs already.")
+        if has_input and arguments.input is None and arguments.keys != "kill" and is_idle(program):
+            command = program.recall(arguments.keys)
+            echo = f"$ {command}\n"
+        if command.strip():
             async with self._opening:
                 program = await self._open_shell(workspace, arguments)
-                await program.run(arguments.command)
+                await program.run(command)
             if arguments.timeout:
                 program.set_timeout(arguments.timeout)
         elif program is None:
@@ -208,22 +234,24 @@ class TerminalSessions:
             return TerminalAnswer(join_parts(program.capture.get_text(MAX_OUTPUT_CHARACTERS), "[killed]"))
         elif has_input:
             await self._send_input(program, arguments)
-        wait = SESSION_WAIT if has_input or arguments.command else POLL_WAIT
-        wait = wait if arguments.wait is None else arguments.wait
+        wait = SESSION_WAIT if has_input or command else POLL_WAIT
+        is_answerable = None
+        if not isinstance(program, PipedCommand):
+            is_answerable = program.seems_waiting if arguments.wait is None else program.shows_new_prompt
         try:
-            await program.wait(min(wait, MAX_WAIT), workspace.watch, patient=arguments.wait is not None)
+            wait = wait if arguments.wait is None else arguments.wait
+            await program.wait(min(wait, MAX_WAIT), workspace.watch, is_answerable=is_answerable)
         except BaseException:
-            if arguments.command:
+            if command:
                 self._sessions.pop(name, None)
                 await program.kill()
             raise
         if not program.is_running and (isinstance(program, PipedCommand) or program.exit_code is not None):
             self._sessions.pop(name, None)
         if isinstance(program, PipedCommand) and not program.is_running:
-            ended = await self._collect_answer(program)
-            return TerminalAnswer(ended.text, failure=ended.failure)
+            return await self._collect_answer(program)
         failure = find_shell_failure(program) if arguments.command and not isinstance(program, PipedCommand) else {}
-        return TerminalAnswer(await report_session(name, program), failure=failure)
+        return TerminalAnswer(echo + await report_session(name, program), failure=failure)
 
     async def _open_shell(self, workspace: Workspace, arguments: TerminalArguments) -> "Shell":
         """Return the idle terminal of the session that a command is for; open it if there is none."""
@@ -244,8 +272,10 @@ class TerminalSessions:
         if len(self._sessions) >= MAX_SESSIONS:
             raise ToolRefusal(f'Not run: too many sessions. End one with keys "kill". {self._list_sessions()}')
         folder = await to_thread.run_sync(self._find_folder, workspace, arguments.cwd)
-        env = self._make_environment(folder, COMMAND_ENVIRONMENT | TERMINAL_ENVIRONMENT)
-        shell = Shell(env[MARK_VARIABLE], self._temp_folders.open_capture(), self._temp_folders.watchdog)
+        editor = dict.fromkeys(EDITOR_VARIABLES, find_editor(os.environ) or self._temp_folders.no_editor)
+        env = self._make_environment(folder, COMMAND_ENVIRONMENT | TERMINAL_ENVIRONMENT | editor) | dict(workspace.env)
+        capture = self._temp_folders.open_capture(from_terminal=True)
+        shell = Shell(env[MARK_VARIABLE], capture, self._temp_folders.watchdog)
         try:
             await shell.open(cwd=folder, env=env)
         except OSError as error:
@@ -262,13 +292,16 @@ class TerminalSessions:
         """Send input or keys to a running program."""
         name = arguments.session
         if isinstance(program, PipedCommand):
-            if arguments.keys != "C-c":
+            if arguments.input is not None or to_keystrokes(arguments.keys) != ["\x03"]:
                 raise ToolRefusal(
                     f'{name!r} takes no input; only keys "C-c" or "kill". Start what asks with a session.'
                 )
             await program.send_signal(signal.SIGINT)
         elif not program.is_running:
-            raise ToolRefusal(f"Nothing runs in session {name!r} that could read that. Give a command.")
+            raise ToolRefusal(
+                f"Nothing runs in session {name!r} that could read that. Give a command; "
+                'keys "Up Enter" run the last one again.'
+            )
         else:
             try:
                 await program.type(arguments.input, arguments.keys)
@@ -298,7 +331,11 @@ class TerminalSessions:
         changed so that bash reads the script that saves the state.
         """
         state, path = self.shell_state, os.path.join(self._temp_folders.state_folder, uuid.uuid4().hex)
-        script = f"{path}.sh"
+        script, long_command = f"{path}.sh", f"{path}.command"
+        if len(data := command.encode(errors="replace")) > MAX_COMMAND_BYTES:
+            with open(long_command, "wb") as file:
+                file.write(data)
+            command = f'eval "$(command -p cat {shlex.quote(long_command)})"'
         with open(script, "w", encoding="utf-8") as file:
             file.write(state.make_script(path, env.get("BASH_ENV", ""), env_is_unknown=env_is_unknown))
         if os.path.basename(processes.SHELL) == "bash":
@@ -308,8 +345,9 @@ class TerminalSessions:
 
         def update_state() -> None:
             state.update(path, None if env_is_unknown else env, folder)
-            with suppress(OSError):
-                os.unlink(script)
+            for temporary in (script, long_command):
+                with suppress(OSError):
+                    os.unlink(temporary)
 
         return command, update_state
 
@@ -326,21 +364,44 @@ async def report_session(name: str, shell: "PipedCommand | Shell") -> str:
     if shell.exit_code is not None:
         await shell.settle()
     parts = [shell.capture.take_text(MAX_OUTPUT_CHARACTERS)]
+    if not isinstance(shell, PipedCommand):
+        shell.note_report()
     if not isinstance(shell, PipedCommand) and shell.screen.is_active:
         parts.append(f"[screen]\n{shell.screen.get_text()}")
     if shell.is_running:
         parts.append(format_running(name))
     elif shell.exit_code is not None:
         await shell.kill()  # the processes that it left
-        parts.append("" if shell.timed_out else f"[the shell has ended, exit code {shell.exit_code}]")
+        parts.append("" if shell.timed_out else format_end(shell.exit_code))
     elif not isinstance(shell, PipedCommand):
         parts.append("" if shell.timed_out else format_status(shell.status))
     parts.append(format_timeout(shell.timeout) if shell.timed_out and not shell.is_running else "")
     return join_parts(*parts)
 
 
-def format_outcome(outcome: CommandOutcome, timeout: float, moved: str) -> str:
-    """Return the text for the model about a command that has ended: the output, then notes on what was unusual."""
+def is_idle(program: "PipedCommand | Shell | None") -> "TypeGuard[Shell]":
+    """Return whether a program is a shell that waits for a command."""
+    return program is not None and not isinstance(program, PipedCommand) and not program.is_running
+
+
+def find_editor(environment: Mapping[str, str]) -> str:
+    """Return the command of the user's editor, or of another one if that does not work in a terminal; "" for none."""
+    for name in ("VISUAL", "EDITOR"):
+        words = environment.get(name, "").split()
+        if words and os.path.basename(words[0]) in TERMINAL_EDITORS and shutil.which(words[0]):
+            return environment[name]
+    return next((editor for editor in TERMINAL_EDITORS if shutil.which(editor)), "")
+
+
+def describe_need(output: str) -> str:
+    """Return advice if a command that has failed or hangs complains that it has no terminal, else ""."""
+    needs = NEEDS_TERMINAL.search(output[-MAX_COMPLAINT_CHARACTERS:])
+    return "[this program needs a terminal: run it with a session]" if needs else ""
+
+
+def format_outcome(outcome: CommandOutcome, timeout: float, *notes: str) -> str:
+    """Return the text for the model about a command that has ended: the output, what was unusual, further notes."""
+    need = describe_need(outcome["output"]) if outcome["exit_code"] != 0 else ""
     pids = " ".join(map(str, outcome.get("background", ())))
     left = f"[still running in the background: {pids}; their further output is lost unless redirected]" if pids else ""
     if outcome.get("timed_out"):
@@ -351,7 +412,7 @@ def format_outcome(outcome: CommandOutcome, timeout: float, moved: str) -> str:
         end = "[ended, but its exit code is not known]"
     else:
         end = format_status(outcome["exit_code"])
-    return join_parts(outcome["output"], left, end, moved)
+    return join_parts(outcome["output"], left, end, need, *notes)
 
 
 def find_failure(outcome: CommandOutcome) -> dict[str, int | str]:
@@ -370,8 +431,12 @@ def find_shell_failure(shell: "Shell") -> dict[str, int | str]:
 
 
 def join_parts(output: str, *notes: str) -> str:
-    """Return the output and the notes that are not empty, one below the other."""
-    return "\n".join(part for part in (output.rstrip(), *notes) if part) or "[no output]"
+    """Return the output as it is, and below it the notes that are not empty, one a line."""
+    end = "" if output.endswith("\n") or not output else "\n"
+    below = "\n".join(note for note in notes if note)
+    if not output.strip():  # some models' servers refuse a text without a visible character
+        below = below or ("[nothing but white space]" if output else "[no output]")
+    return f"{output}{end}{below}" if below else output
 
 
 def format_status(status: int) -> str:
@@ -379,6 +444,13 @@ def format_status(status: int) -> str:
     if is_stopped(status):
         return "[stopped: fg or bg lets it go on]"
     return f"[exit code {status}]" if status else ""
+
+
+def format_end(exit_code: int) -> str:
+    """Return the note on a terminal whose shell has ended."""
+    if exit_code < 0:
+        return f"[the shell has ended, killed by {name_signal(-exit_code)}]"
+    return f"[the shell has ended, exit code {exit_code}]"
 
 
 def is_stopped(status: int) -> bool:

@@ -16,7 +16,9 @@ from contextlib import suppress
 
 from anyio import CancelScope, to_thread
 
+from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.terminal import processes
+from crow_mcp_server.terminal.keys import to_keystrokes
 from crow_mcp_server.terminal.output import OutputCapture
 from crow_mcp_server.terminal.processes import ProcessTree
 from crow_mcp_server.terminal.screen import COLUMNS, ROWS, TerminalScreen
@@ -37,17 +39,33 @@ os.execv(sys.argv[2], sys.argv[3:])
 """
 """A Python program that makes standard output the controlling terminal, which shells cannot do portably, and runs the
 shell in its arguments. It passes the descriptor for reports on as number 8."""
-REPORT_COMMAND = r"""printf '%s %s\0' "$__crow" "$?" >&8"""
-"""Run by the shell when it is ready for a command: reports the number and the status of the last one. Descriptor 8 is
-closed for commands, so that they cannot write a report."""
+SETTING = r"""
+__crow() { __crow=$1; return "$2"; }
+__crow_end() {
+    case ":${SHELLOPTS-}:" in
+        *:posix:*) \unset -f command ;;
+        *) POSIXLY_CORRECT=; \unset -f command; \unset POSIXLY_CORRECT ;;
+    esac
+    \command printf '%s %s\0' "$1" "$2" >&8
+    \command set +e
+    \command unset PROMPT_COMMAND PS0 TMOUT
+    PS1=@PROMPT@ PS2=
+    \command return "$2"
+}
+unset HISTFILE
+exec > /dev/null 2>&1
+"""
+"""Read by the shell at its start. Each line calls `__crow` with the number of the command and the status of the last
+one, runs the command, and calls `__crow_end`, which reports both to descriptor 8. That descriptor is closed for the
+command, so that it cannot write a report. What the shell prints apart from commands (prompts, traces) is dropped.
+
+Commands may define functions with any name: POSIX mode finds `unset` before a function, and `command` finds builtins
+only. They may set prompts and options: those that could keep the shell from reading its next line are set back."""
 
 
-KEYSTROKES = {
-    "Enter": "\r", "Tab": "\t", "Escape": "\x1b", "Esc": "\x1b", "Space": " ", "Backspace": "\x7f", "BSpace": "\x7f",
-    "Up": "\x1b[A", "Down": "\x1b[B", "Right": "\x1b[C", "Left": "\x1b[D", "Home": "\x1b[H", "End": "\x1b[F",
-    "PageUp": "\x1b[5~", "PageDown": "\x1b[6~", "Insert": "\x1b[2~", "Delete": "\x1b[3~",
-}  # fmt: skip
-CONTROL_KEY = re.compile(r"(?:C-|Ctrl-|Ctrl\+|\^)([a-zA-Z@\[\\\]^_])\Z")
+CURSOR_KEY = re.compile(r"\x1b\[(?=[ABCDHF])")
+MAX_LINE_BYTES = 4095 if sys.platform == "linux" else 1023  # a terminal drops the rest of a line that a program reads
+HISTORY_MOVES = {"\x1b[A": 1, "\x10": 1, "\x1b[B": -1, "\x0e": -1}  # Up, C-p, Down, C-n
 
 
 class Shell(ProcessTree):
@@ -65,7 +83,9 @@ class Shell(ProcessTree):
         self._commands = self._reports = -1
         self._partial_report = b""
         self._last_activity = 0.0
+        self._last_report = self._last_request = 0.0
         self._is_mid_line = self._had_input = False
+        self._commands_run: list[str] = []
 
     async def open(self, *, cwd: str, env: Mapping[str, str]) -> None:
         """Start the shell. Raises OSError."""
@@ -99,25 +119,48 @@ class Shell(ProcessTree):
         except OSError:
             self.release()
             raise
-        await self._write_command(f"{setting}; {format_process_limit()}")
+        await self._write_commands(setting, format_process_limit(), format_report(0))
         await self.wait(INPUT_TIMEOUT)
 
     async def run(self, command: str) -> None:
         """Start a command in the shell."""
         self._command_number += 1
         self.timed_out = False
-        self._last_activity, self._is_mid_line, self._had_input = time.monotonic(), False, False
+        self._commands_run.append(command)
+        self._note_request(had_input=False)
         self.command_over.clear()
+        number, evaluation = self._command_number, f"eval {shlex.quote(command)} 0<>{self._tty} 1>&0 2>&0 8>&-"
+        line = f'\\__crow {number} "$?" && :; \\command {evaluation}; {format_report(number)}'
         with CancelScope(shield=True):  # a command that was not written would never report its end
-            await self._write_command(
-                f"__crow {self._command_number} $?; eval {shlex.quote(command)} <>{self._tty} 8>&-"
-            )
+            await self._write_commands(line, format_report(number))  # again, as an interrupted command ends its line
+
+    def recall(self, keys: str) -> str:
+        """Return the earlier command that keys such as "Up Up Enter" choose; "" if they choose none."""
+        *moves, last = to_keystrokes(keys) or [""]
+        back = 0
+        for move in moves:
+            if move not in HISTORY_MOVES:
+                return ""
+            back = max(back + HISTORY_MOVES[move], 0)
+        return self._commands_run[-back] if last == "\r" and 0 < back <= len(self._commands_run) else ""
 
     async def type(self, line: str | None, keys: str) -> None:
-        """Type a line and then keys for the running program. Raises TimeoutError when it does not read them."""
-        self._last_activity, self._is_mid_line, self._had_input = time.monotonic(), False, True
+        """Type a line and then keys for the running program.
+
+        Raises ToolRefusal for an unknown key and for a line that would be cut, TimeoutError when the program does not
+        read.
+        """
+        strokes = "".join(to_keystrokes(keys))
+        if self.screen.wants_application_keys:
+            strokes = CURSOR_KEY.sub("\x1bO", strokes)
         text = "" if line is None else line.removesuffix("\n").replace("\n", "\r") + "\r"
-        data = (text + to_keystrokes(keys)).encode(errors="replace")
+        data = (text + strokes).encode(errors="replace")
+        if max(map(len, data.split(b"\r"))) > MAX_LINE_BYTES and self._reads_lines():
+            raise ToolRefusal(
+                f"Nothing was typed: the program reads whole lines, and its terminal would cut a line after "
+                f"{MAX_LINE_BYTES} bytes. Type shorter lines, or write the text to a file that the program reads."
+            )
+        self._note_request(had_input=True)
         async with asyncio.timeout(INPUT_TIMEOUT):
             while data and not self.output_closed.is_set():
                 try:
@@ -134,10 +177,37 @@ class Shell(ProcessTree):
             self._is_mid_line = not lines.endswith(b"\n")
             super().take_output(lines)
 
+    def _note_request(self, *, had_input: bool) -> None:
+        self._last_request = self._last_activity = time.monotonic()
+        self._is_mid_line, self._had_input = False, had_input
+
+    def note_report(self) -> None:
+        """Note that the model has been told the output so far."""
+        self._last_report = time.monotonic()
+
+    def shows_new_prompt(self) -> bool:
+        """Return whether the program has printed part of a line or a screen since the last report and then stopped."""
+        has_prompt = (self._is_mid_line or self.screen.is_active) and self._last_activity > self._last_report
+        return has_prompt and time.monotonic() - self._last_activity > PROMPT_SILENCE
+
     def seems_waiting(self) -> bool:
-        silence = time.monotonic() - self._last_activity
+        """Return whether the program seems to wait for input, or is one that draws and will not end by itself."""
+        now = time.monotonic()
+        if self.screen.is_active and now - self._last_request > INPUT_SILENCE:
+            return True
         has_prompt = self._is_mid_line or self.screen.is_active
+        silence = now - self._last_activity
         return silence > (PROMPT_SILENCE if has_prompt else INPUT_SILENCE) and (has_prompt or self._had_input)
+
+    def set_command_over(self) -> None:
+        if lines := self.screen.reset():
+            self.capture.feed(lines)
+        super().set_command_over()
+
+    def _reads_lines(self) -> bool:
+        with suppress(termios.error):
+            return bool(termios.tcgetattr(self.output_fd)[3] & termios.ICANON)
+        return False
 
     def release(self) -> None:
         super().release()
@@ -147,9 +217,9 @@ class Shell(ProcessTree):
                 os.close(descriptor)
         self._commands = self._reports = -1
 
-    async def _write_command(self, line: str) -> None:
+    async def _write_commands(self, *lines: str) -> None:
         def write() -> None:
-            data = line.encode(errors="surrogateescape") + b"\n"
+            data = "\n".join((*lines, "")).encode(errors="surrogateescape")
             with suppress(BrokenPipeError):  # the shell has ended
                 while data:
                     data = data[os.write(self._commands, data) :]
@@ -164,7 +234,7 @@ class Shell(ProcessTree):
         *reports, self._partial_report = (self._partial_report + data).split(b"\0")
         for report in reports:
             number, _, status = report.partition(b" ")
-            if number == b"%d" % self._command_number:  # else the report of an earlier, interrupted command
+            if self.is_running and number == b"%d" % self._command_number:  # else a later report of the same command
                 self.status = int(status)
                 for _ in range(MAX_DRAINED_CHUNKS):  # the command's output was written before the report
                     if not self.read_output():
@@ -173,20 +243,17 @@ class Shell(ProcessTree):
 
 
 def configure_shell(name: str) -> tuple[list[str], str]:
-    """Return a shell's arguments and its first command, which makes it report when it is ready and keep no history."""
-    common = "__crow=0; __crow() { __crow=$1; return $2; }; unset HISTFILE TMOUT; PS2="
+    """Return a shell's arguments and its first lines, which define how it reports that a command has ended."""
     if name == "bash":
-        setting = f"{common} PS1= PROMPT_COMMAND={shlex.quote(REPORT_COMMAND)}; set +H +o history"
+        setting = f"{SETTING.replace('@PROMPT@', '')}readonly -f __crow __crow_end; set +H +o history"
         return [name, "--noprofile", "--norc", "--noediting", "-i"], setting
-    return [name, "-i"], f"{common} PS1={shlex.quote(f'$({REPORT_COMMAND})')}"
+    # Such a shell drops all that it has read when a command is interrupted. Therefore, its prompt reports, too.
+    return [name, "-i"], SETTING.replace("@PROMPT@", """'$(__crow_end "$__crow" "$?")'""")
 
 
-def to_keystrokes(keys: str) -> str:
-    """Convert names of keys such as "C-c", "Up" or "Enter" to the characters that a keyboard sends.
+def format_report(number: int) -> str:
+    """Return the shell command that reports the end of a command.
 
-    Other words stay as they are.
+    As a part of a list, it is not a failure for `set -e` and `trap … ERR`.
     """
-    return "".join(
-        KEYSTROKES.get(key) or (chr(ord(control[1].upper()) & 31) if (control := CONTROL_KEY.match(key)) else key)
-        for key in keys.split()
-    )
+    return f'\\__crow_end {number} "$?" && :'

@@ -10,6 +10,12 @@ from crow_mcp_server.terminal.output import OutputCapture
 from crow_mcp_server.terminal.watchdog import CommandWatchdog
 
 MAX_OUTPUT_FILES = 16
+NO_EDITOR = """\
+#!/bin/sh
+echo 'There is no editor here: give the text as an argument (git commit -m), or run the command in a session.' >&2
+exit 1
+"""
+"""The editor of commands without a terminal: it fails at once with advice, where an editor would wait for a person."""
 
 
 class TempFolders:
@@ -34,6 +40,15 @@ class TempFolders:
         return self._current[1]
 
     @property
+    def no_editor(self) -> str:
+        """Path of the program NO_EDITOR."""
+        path = os.path.join(self.output_folder, "no-editor")
+        if not os.path.exists(path):
+            with open(path, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o700)) as file:
+                file.write(NO_EDITOR)
+        return path
+
+    @property
     def watchdog(self) -> CommandWatchdog:
         return self._current[2]
 
@@ -45,10 +60,11 @@ class TempFolders:
             self._cached = outputs, states, CommandWatchdog(outputs, states)
         return self._cached
 
-    def open_capture(self) -> OutputCapture:
+    def open_capture(self, *, from_terminal: bool) -> OutputCapture:
         """Return a capture for a command's output, and remove all but the last MAX_OUTPUT_FILES output files."""
         files = sorted(Path(self.output_folder).glob("*.txt"), key=lambda path: path.stat().st_mtime)
         for old in files[:-MAX_OUTPUT_FILES]:
             with suppress(OSError):
                 old.unlink()
-        return OutputCapture(os.path.join(self.output_folder, f"{uuid.uuid4().hex[:12]}.txt"))
+        path = os.path.join(self.output_folder, f"{uuid.uuid4().hex[:12]}.txt")
+        return OutputCapture(path, from_terminal=from_terminal)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from html import unescape
-from importlib.util import find_spec
 from time import monotonic
 from typing import Any, Protocol
 
@@ -14,7 +13,8 @@ import anyio
 import httpx2
 
 from crow_mcp_server.refusal import ToolRefusal
-from crow_mcp_server.web.search_results import PROVIDER_KEYS, WebSearchResult, WebSearchResults
+from crow_mcp_server.web.search_results import WebSearchResult, WebSearchResults
+from crow_mcp_server.web.search_settings import PROVIDER_KEYS, has_ddgs
 
 NOT_CONFIGURED = (
     "Web search is not set up. Tell the user to set one of SEARXNG_URL (the address of a SearXNG whose settings allow "
@@ -158,7 +158,7 @@ def find_providers(env: Mapping[str, str]) -> list[SearchProvider]:
         if key := env.get(f"{name}_API_KEY"):
             gateway = env.get(f"{name}_API_URL")
             providers.append(make(key, gateway.rstrip("/")) if gateway else make(key))
-    if find_spec("ddgs"):
+    if has_ddgs():
         providers.append(DuckDuckGo())
     return providers
 

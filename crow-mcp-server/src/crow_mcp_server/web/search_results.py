@@ -4,9 +4,6 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-PROVIDER_KEYS = ("BRAVE_API_KEY", "TAVILY_API_KEY", "EXA_API_KEY")
-"""Environment variables with the providers' keys; commands do not see them."""
-
 
 class WebSearchResult(TypedDict):
     title: str

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import msgspec
-from crow_core.messages import JSON_OBJECT
+from crow_core.messages import decode_json
 
 MASK = "[redacted]"
 
@@ -113,9 +113,10 @@ def redact_data(value: Any, name: str = "") -> Any:
 def parse_object(text: str) -> dict[str, Any] | None:
     """Parse a JSON object; None if the text is something else."""
     try:
-        return JSON_OBJECT.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        parsed = decode_json(text)
+    except ValueError:
         return None
+    return cast(dict[str, Any], parsed) if isinstance(parsed, dict) else None
 
 
 def mask_assignment(found: re.Match[str]) -> str:

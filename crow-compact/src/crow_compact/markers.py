@@ -1,0 +1,61 @@
+"""Make the markers that shorten the view of a log, and find the places in a log that they may name."""
+
+from collections.abc import Sequence
+
+from crow_core.messages import Message, drop_rewound, find_markers, marker_kind
+
+from crow_compact.read_output import TOOL
+
+SHRUNK_CHARACTERS = 2_000
+"""Characters that remain of an old tool output."""
+
+
+def make_compaction_marker(summary: str, start: str, pins: Sequence[str]) -> Message:
+    """Return a marker that puts a summary in the place of the entries before the id `start`, except the pinned ids."""
+    return {"crow": {"kind": "compaction", "summary": summary, "from": start, "pinned": list(pins)}}
+
+
+def make_shrink_marker(upto: str, pins: Sequence[str]) -> Message:
+    """Return a marker that cuts the tool results before the id `upto` (all before it if ""), except the pinned ids."""
+    limit = SHRUNK_CHARACTERS
+    return {"crow": {"kind": "shrink", "upto": upto, "limit": limit, "tool": TOOL, "pinned": list(pins)}}
+
+
+def get_id(entry: Message) -> str:
+    """Return the id of an entry, or "" if it has none."""
+    return str(entry.get("crow", {}).get("id", ""))
+
+
+def find_start(entries: Sequence[Message]) -> int:
+    """Return the index of the entry that a summary would follow: the last summary or, without one, the first prompt."""
+    prompts = [at for at, entry in enumerate(entries) if entry.get("role") == "user"]
+    first = prompts[0] if prompts else len(entries)
+    return next((at for at in prompts if not get_id(entries[at])), first)  # only a summary has no id
+
+
+def find_cuts(entries: Sequence[Message]) -> list[int]:
+    """Return the indexes of the user's and the model's messages before which every tool call is answered."""
+    cuts: list[int] = []
+    waiting: set[str] = set()
+    for at, entry in enumerate(entries):
+        if entry.get("role") in ("user", "assistant") and not waiting and get_id(entry):
+            cuts.append(at)
+        waiting |= {tool_call["id"] for tool_call in entry.get("tool_calls", ())}
+        waiting.discard(entry.get("tool_call_id", ""))
+    return cuts
+
+
+def find_pinned(log: Sequence[Message]) -> list[str]:
+    """Return the ids of the pinned entries, and of the results of their tool calls."""
+    entries = drop_rewound(log)
+    ids = {str(entry.get("crow", {}).get("entry")) for entry in entries if marker_kind(entry) == "pin"}
+    tool_calls = {
+        tool_call["id"] for entry in entries if get_id(entry) in ids for tool_call in entry.get("tool_calls", ())
+    }
+    return [get_id(e) for e in entries if "role" in e and (get_id(e) in ids or e.get("tool_call_id") in tool_calls)]
+
+
+def find_earlier_summary(log: Sequence[Message]) -> tuple[str, str]:
+    """Return the summary of the last compaction and the id of the entry that follows it; two "" if there is none."""
+    earlier = next(find_markers(drop_rewound(log), "compaction", "from"), None)
+    return (str(earlier[0]["summary"]), str(earlier[0]["from"])) if earlier else ("", "")

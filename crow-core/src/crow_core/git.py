@@ -1,0 +1,140 @@
+"""git in a folder whose files may be hostile: switch off the programs that its settings would run, or find them.
+
+A repository's settings and files can make almost every git command run a program: hooks, a file system monitor,
+filters, drivers for diffs and merges, aliases, signing programs (git-config, gitattributes, githooks).
+`make_git_environment` switches off hooks and programs whose settings have a fixed name. `find_foreign_settings` lists
+all other settings of a repository that are not known to be harmless: git has no setting that ignores those.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+
+TIMEOUT = 10.0
+"""Seconds that git may take to list the settings of a repository."""
+SUBMODULES_LIMIT = 50
+"""Submodules whose settings are read."""
+
+SWITCHED_OFF = {
+    "core.fsmonitor": "false",
+    "core.hooksPath": os.devnull,
+    "log.showSignature": "false",
+    "protocol.ext.allow": "never",
+    "safe.bareRepository": "explicit",
+}
+"""Settings that a command is given; they have priority over those of the repository."""
+VARIABLES = {
+    "GIT_PAGER": "cat",
+    "GIT_EDITOR": "false",
+    "GIT_SEQUENCE_EDITOR": "false",
+    "GIT_PROXY_COMMAND": "",
+    "GIT_NO_LAZY_FETCH": "1",
+}
+"""Variables that have priority over settings: `core.pager` and `pager.*`, `core.editor`, `sequence.editor`,
+`core.gitProxy`. The last one keeps a partial clone from asking its remote for objects."""
+
+KNOWN_SETTINGS = """
+    core.abbrev core.attributesfile core.autocrlf core.bare core.bigfilethreshold core.checkstat core.commentchar
+    core.commitgraph core.compression core.editor core.eol core.excludesfile core.filemode core.fscache core.fsmonitor
+    core.gitproxy core.hookspath core.ignorecase core.logallrefupdates core.longpaths core.multipackindex core.pager
+    core.precomposeunicode core.preloadindex core.protecthfs core.protectntfs core.quotepath
+    core.repositoryformatversion core.safecrlf core.sharedrepository core.sparsecheckout core.sparsecheckoutcone
+    core.splitindex core.symlinks core.trustctime core.untrackedcache core.whitespace core.worktree advice.* apply.*
+    branch.autosetupmerge branch.autosetuprebase branch.sort branch.*.description branch.*.gh-merge-base
+    branch.*.merge branch.*.pushremote branch.*.rebase branch.*.remote branch.*.vscode-merge-base checkout.* clean.*
+    clone.* color.* column.* commit.cleanup commit.gpgsign commit.status commit.verbose diff.algorithm diff.colormoved
+    diff.colormovedws diff.context diff.dirstat diff.ignoresubmodules diff.indentheuristic diff.interhunkcontext
+    diff.mnemonicprefix diff.noprefix diff.relative diff.renamelimit diff.renames diff.submodule
+    diff.suppressblankempty diff.wserrorhighlight extensions.* feature.* fetch.* gc.auto gc.autodetach
+    gc.autopacklimit gc.pruneexpire gc.reflogexpire gc.reflogexpireunreachable gc.worktreepruneexpire grep.* gui.*
+    http.*extraheader http.postbuffer http.version i18n.* include.path includeif.*.path index.* init.defaultbranch
+    lfs.*.access lfs.*.locksverify lfs.repositoryformatversion log.* maintenance.* merge.autostash merge.conflictstyle
+    merge.ff merge.log merge.renamelimit merge.renames merge.stat pack.* pager.* protocol.*.allow pull.* push.*
+    rebase.* receive.denycurrentbranch receive.denydeletes receive.denynonfastforwards remote.*.fetch
+    remote.*.gh-resolved remote.*.mirror remote.*.partialclonefilter remote.*.promisor remote.*.prune remote.*.push
+    remote.*.pushurl remote.*.tagopt remote.*.url remote.pushdefault rerere.* safe.* sequence.editor stash.* status.*
+    submodule.active submodule.fetchjobs submodule.recurse submodule.*.active submodule.*.branch submodule.*.ignore
+    submodule.*.url tag.gpgsign tag.sort transfer.* user.email user.name user.signingkey versionsort.* worktree.*
+"""
+"""Patterns of settings that name no program, or one that is switched off. All others of a repository are foreign."""
+HARMLESS_OPTIONS = ("--no-pager", "--version", "--help")
+
+
+def make_git_environment() -> dict[str, str]:
+    """Make the variables that switch off the hooks of a repository, and the programs of SWITCHED_OFF and VARIABLES."""
+    count = os.environ.get("GIT_CONFIG_COUNT", "")
+    first = int(count) if count.isdecimal() else 0  # the user's own settings in variables stay
+    variables = {**VARIABLES, "GIT_CONFIG_COUNT": str(first + len(SWITCHED_OFF))}
+    for index, (key, value) in enumerate(SWITCHED_OFF.items(), first):
+        variables |= {f"GIT_CONFIG_KEY_{index}": key, f"GIT_CONFIG_VALUE_{index}": value}
+    return variables
+
+
+def find_git_options(words: list[str]) -> str | None:
+    """Return the first option between `git` and its subcommand in a command of plain words; None if git is not run.
+
+    Such options choose another repository, other settings or other programs. Returns "" if there are none.
+    """
+    names = [os.path.basename(word) for word in words]
+    at = next((index for index, name in enumerate(names) if name == "git" or name.startswith("git-")), None)
+    if at is None:
+        return None
+    following = [word for word in words[at + 1 :] if word not in HARMLESS_OPTIONS]
+    return following[0] if following and following[0].startswith("-") else ""
+
+
+def find_foreign_settings(folder: str) -> list[str]:
+    """List the settings of a folder's repository, and of its submodules, that may name a program.
+
+    Raises OSError if git cannot tell.
+    """
+    git = shutil.which("git")
+    if git is None:
+        return []
+    environment, folders = {**os.environ, **make_git_environment()}, [folder]
+    foreign: list[str] = []
+    for each in folders:
+        foreign += list_foreign_settings(git, each, environment)
+        folders += [path for path in find_submodules(git, each, environment) if path not in folders]
+        if len(folders) > SUBMODULES_LIMIT:
+            raise OSError(f"it has more than {SUBMODULES_LIMIT} submodules")
+    return list(dict.fromkeys(foreign))
+
+
+def list_foreign_settings(git: str, folder: str, environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield the settings of one repository that may name a program. Raises OSError."""
+    listing = run_git([git, "config", "--list", "--show-scope", "--name-only", "-z"], folder, environment)
+    fields = listing.split("\0")
+    settings = list(zip(fields[::2], fields[1::2], strict=False))
+    if ("command", "core.fsmonitor") not in settings:  # before 2.31, git does not read the variables
+        raise OSError("this version of git is too old")
+    for scope, name in settings:
+        if scope in ("local", "worktree") and not any(fnmatchcase(name, known) for known in KNOWN_SETTINGS.split()):
+            yield name
+
+
+def find_submodules(git: str, folder: str, environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield the folders of a repository's submodules that hold a repository."""
+    try:
+        files = run_git([git, "ls-files", "--stage", "-z"], folder, environment)
+    except OSError:  # no repository, or one that git refuses to use
+        return
+    for file in files.split("\0"):
+        path = os.path.join(folder, file.partition("\t")[2])
+        if file.startswith("160000 ") and os.path.lexists(os.path.join(path, ".git")):
+            yield path
+
+
+def run_git(arguments: list[str], folder: str, environment: Mapping[str, str]) -> str:
+    """Return what git prints. Raises OSError."""
+    try:
+        done = subprocess.run(
+            arguments, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT
+        )
+    except subprocess.TimeoutExpired:
+        raise OSError(f"git did not answer within {TIMEOUT:g} s") from None
+    if done.returncode:
+        raise OSError(os.fsdecode(done.stderr.strip()))
+    return os.fsdecode(done.stdout)
