@@ -79,6 +79,7 @@ OUTCOMES = {
     "dies in a call": Case(DIED, NUMBER),
     "dies in an answer": Case(DIED, NUMBER),
     "dies before its children": Case(DIED, NUMBER),
+    "leaves children without a trace": Case(r"\d+ \d+", NUMBER),
     "leaves children": Case(r"\d+ \d+", NUMBER),
     "answers with 100 MB": Case(AT_LENGTH, NUMBER),
     "answers with one line of 100 MB": Case(AT_LENGTH, NUMBER),
@@ -234,6 +235,20 @@ def test_flood_in_an_answer_or_of_requests_costs_little(fault: str, seconds: flo
     spent, megabytes = map(float, done.stdout.split())
     assert spent < seconds
     assert megabytes < 150
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+async def test_processes_without_environment_and_session_end_with_their_server(marked: Marked):
+    model = ScriptedModel([use("bad_bad"), Reply("Done.")])
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [marked.server("leaves children without a trace")])
+        await editor.prompt(session.session_id, "go")
+        pids = list(map(int, results(model.requests[-1])[0].split()))
+        assert set(pids).isdisjoint(marked.alive())
+        await editor.request("session/close", CloseSessionRequest(session_id=session.session_id))
+        for pid in pids:
+            async with asyncio.timeout(20):
+                await end_of(pid)
 
 
 async def test_dead_server_is_started_again(marked: Marked):

@@ -232,6 +232,19 @@ def leaves_children(request: Message) -> None:
     answer_call(request, " ".join(map(str, (start_child(), start_child(start_new_session=True)))))
 
 
+@register_call_fault
+def leaves_children_without_a_trace(request: Message) -> None:
+    """Starts two processes outside of its environment and session, one of them an orphan, and returns their ids."""
+    wait = "trap '' TERM HUP; echo $$; exec >&-; while :; do /bin/sleep 1000; done"
+    apart = 'env -i setsid sh -c "$1"'
+    lines: list[str] = []
+    for script in (f"exec {apart}", f"{apart} & exit"):
+        child = subprocess.Popen(["sh", "-c", script, "sh", wait], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        assert child.stdout
+        lines.append(child.stdout.readline().decode().strip())
+    answer_call(request, " ".join(lines))
+
+
 def start_child(**how: Any) -> int:
     """Start a process that ignores SIGTERM and holds the standard streams open; return its id."""
     return subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 1000; done"], **how).pid
