@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable
@@ -23,6 +24,7 @@ from crow_core.acp.schema import (
     PARSE_ERROR,
     ClientCapabilities,
     DiffContent,
+    LoadSessionRequest,
     SetProviderRequest,
     ToolCallUpdate,
 )
@@ -84,6 +86,60 @@ async def test_a_permitted_command_runs_and_the_model_reads_its_output(machine: 
     assert server.requests[1]["messages"][-1]["content"].strip() == "42"
     assert server.headers[0]["authorization"] == "Bearer key"
     assert machine.stderr.read_text() == ""
+
+
+async def test_after_a_kill_commands_start_in_the_same_folder_and_what_is_gone_is_said(machine: "Machine") -> None:
+    (machine.project / "sub").mkdir()
+    in_terminal: ScriptedCall = {"name": "terminal", "arguments": {"command": "x=1", "session": "build"}}
+    replies = [
+        Reply(tool_calls=[command("cd sub; export TOKEN=secret; unset HOME")]),
+        Reply(tool_calls=[in_terminal]),
+        Reply("Done."),
+        Reply(tool_calls=[command("pwd; echo [$TOKEN] ${HOME+home}")]),
+        Reply(tool_calls=[command("printf 'no newline'")]),
+        Reply("Done again."),
+    ]
+    async with ScriptedServer(replies) as server:
+        machine.ask(server.url)
+        agent = await machine.agent()
+        async with machine.editor(agent, permit="allow_once") as editor:
+            session = await editor.new_session(str(machine.project))
+            await editor.prompt(session.session_id, "Go.")
+            agent.process.kill()
+            await agent.exit
+        async with machine.editor(permit="allow_once") as editor:
+            load = LoadSessionRequest(session_id=session.session_id, cwd=str(machine.project), mcp_servers=[])
+            await editor.request("session/load", load)
+            await editor.prompt(session.session_id, "Go on.")
+            question = editor.questions[0].tool_call
+
+    folder = machine.project / "sub"
+    first, second = (request["messages"][-1]["content"] for request in server.requests[-2:])
+    gone = "variables are no longer set or unset: HOME, TOKEN; sessions have ended: build"
+    assert first == f"{folder}\n[] home\n[the server was restarted since the last command; {gone}]"
+    assert second == "no newline"
+    assert isinstance(question.title, str)
+    assert question.title.startswith(f"cd {folder} && pwd")  # judged in the folder where it runs
+    assert "secret" not in str(machine.stderr.read_text())
+
+
+async def test_a_diff_that_the_model_sees_can_be_applied(machine: "Machine") -> None:
+    def git(*arguments: str, given: str = "") -> None:
+        subprocess.run(["git", *arguments], cwd=machine.project, input=given.encode(), check=True)
+
+    poem = machine.project / "poem"
+    git("init", "-q")
+    poem.write_bytes(b"one\r\n\n\ntwo\n\n\n")
+    git("add", "poem")
+    poem.write_bytes(wanted := b"1\r\n\n\n2\n\n\n")
+    async with ScriptedServer([Reply(tool_calls=[command("git diff")]), Reply("Done.")]) as server:
+        machine.ask(server.url)
+        async with machine.editor(permit="allow_once") as editor:
+            session = await editor.new_session(str(machine.project))
+            await editor.prompt(session.session_id, "Go.")
+    git("checkout", "-q", "poem")
+    git("apply", "-", given=server.requests[-1]["messages"][-1]["content"])
+    assert poem.read_bytes() == wanted
 
 
 async def test_a_rejected_command_does_not_run(machine: "Machine") -> None:

@@ -266,7 +266,7 @@ async def test_server_runs_a_call_with_the_arguments_of_another_agent(tools, fol
     view = await tools.call("file_editor", {"command": "read", "filePath": "a", "view_range": "[2,2]", "reason": "x"})
     assert view.text.splitlines()[1:] == ["     2\ttwo"]
     ran = await tools.call("terminal", {"cmd": ["bash", "-lc", "echo $((6*7))"], "description": "Count"})
-    assert ran.text.rstrip() == "42"
+    assert ran.text == "42\n"
     made = await tools.call("file_editor", {"file_path": "b", "content": '{"a": 1}'})
     assert not made.is_error
     assert (folder / "b").read_text() == '{"a": 1}'

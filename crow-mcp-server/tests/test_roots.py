@@ -36,7 +36,7 @@ async def test_client_roots_bound_the_file_tools_in_both_protocol_versions(mode,
         found = await client.call_tool_mcp("grep", {"pattern": "needle"})
         assert found.content[0].text == "a.txt\n1:needle"
         ran = await client.call_tool_mcp("terminal", {"command": "pwd"})
-        assert ran.content[0].text.rstrip() == str(elsewhere)
+        assert ran.content[0].text == f"{elsewhere}\n"
 
 
 async def test_changed_roots_take_effect_at_once(folder, elsewhere):

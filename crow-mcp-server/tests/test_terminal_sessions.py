@@ -108,6 +108,37 @@ async def test_host_sessions_share_nothing(tools, folder):
     assert other.text == f"[]\n{folder}\n"
 
 
+async def test_new_server_starts_in_the_last_folder_and_tells_what_is_gone(folder):
+    (folder / "sub").mkdir()
+    last: dict[str, Any] = {}
+
+    async def run(*calls: dict[str, Any]) -> list[str]:
+        def workspace(meta: dict[str, Any]) -> Workspace:
+            return Workspace("one", str(folder), (str(folder),), shell=lambda: last)
+
+        texts: list[str] = []
+        async with Client(create_server(workspace)) as client:
+            for call in calls:
+                answer = await client.call_tool_mcp("terminal", call)
+                texts.append(answer.content[0].text)
+                last.clear()
+                last.update((answer.meta or {}).get("crow/shell") or {})
+        return texts
+
+    await run({"command": "cd sub; export B=1 A=2; c=3"}, {"command": "x=1", "session": "a"})
+    assert last == {"folder": f"{folder}/sub", "variables": ["A", "B"], "sessions": ["a"]}
+    gone = "[the server was restarted since the last command; variables are no longer set or unset: A, B; "
+    gone += "sessions have ended: a]"
+    kept, (unknown, first, second) = dict(last), await run({"session": "a"}, {"command": "pwd"}, {"command": "pwd"})
+    assert unknown == f"There is no session 'a'. None is open. {gone}"
+    assert (first, second) == (f"{folder}/sub\n{gone}", f"{folder}/sub\n")
+    assert last == {"folder": f"{folder}/sub"}
+    last.update(kept)
+    assert await run({"command": "echo $x", "session": "a"}) == [f"\n[nothing but white space]\n{gone}"]
+    (folder / "sub").rmdir()
+    assert (await run({"command": "pwd"}))[0].startswith(f"{folder}\n")
+
+
 # Long commands
 
 

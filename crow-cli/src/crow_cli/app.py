@@ -42,7 +42,7 @@ from crow_core.extensions.until_done import until_done
 from crow_core.extensions.usage import usage
 from crow_core.masking import find_secrets
 from crow_core.mcp.server import Server
-from crow_core.messages import Message, drop_rewound
+from crow_core.messages import Message, drop_rewound, find_shell
 from crow_core.models.chat import Model
 from crow_core.prompts import Prompt
 from crow_core.session import Session
@@ -231,6 +231,7 @@ def make_workspace(crow: Crow, meta: dict[str, Any]) -> Workspace:
         terminals=editor if editor.runs else None,
         watch=editor.show_output,
         changes=lambda: list_changes(session.log),
+        shell=lambda: find_shell(session.log),
         at_end=session.state.setdefault("at_end", []).append,
     )
 

@@ -259,6 +259,8 @@ def to_tool_message(result: ToolResult, tool_call: ToolCall) -> Message:
         notes["shown"]["exit"] = status
     if changes := result.meta.get("crow/changes"):
         notes["changes"] = changes
+    if shell := result.meta.get("crow/shell"):
+        notes["shell"] = shell
     if (plan := result.meta.get("crow/plan")) is not None:
         notes["plan"] = plan
     if result.is_error:

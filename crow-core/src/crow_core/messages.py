@@ -349,6 +349,17 @@ def drop_rewound(log: Iterable[Message]) -> list[Message]:
     return kept
 
 
+def find_shell(log: Iterable[Message]) -> dict[str, Any]:
+    """Find the state in which the last command of a session left its shell; empty if there was none.
+
+    It has the keys that `crow/shell` has in the result of a tool call.
+    """
+    for entry in reversed(drop_rewound(log)):
+        if shell := entry.get("crow", {}).get("shell"):
+            return shell
+    return {}
+
+
 def shrink_tool_results(messages: list[Message]) -> list[Message]:
     """Shorten the tool results before the entry that the last `shrink` marker names; the log keeps all of them."""
     for notes, end in find_markers(messages, "shrink", "upto"):

@@ -39,7 +39,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import Toolbox
-from crow_core.messages import Delta, Message, ToolUse, View, drop_rewound, settle
+from crow_core.messages import Delta, Message, ToolUse, View, drop_rewound, find_shell, settle
 from crow_core.models.chat import Model, ModelCall, ModelRequest
 from crow_core.options import Option, SessionOptions
 from crow_core.prompts import Prompt, SessionPrompts
@@ -283,6 +283,7 @@ class Session:
         self.prompts.system = record.system
         self.toolbox.restore(record.tools)
         self.state |= record.state
+        self.folders.current = find_shell(record.log).get("folder", "")
         self.stream.used_ids |= {use["id"] for entry in record.log for use in entry.get("tool_calls", ())}
 
     async def close(self) -> None:

@@ -92,6 +92,9 @@ class Workspace:
     changes: Callable[[], Iterable[Mapping[str, Any]]] | None = None
     """Returns the `crow/changes` of all results of the session, oldest first, so that a new server can undo its edits.
     None: the server keeps the undo history itself, in ToolOptions.state."""
+    shell: Callable[[], Mapping[str, Any]] | None = None
+    """Returns the last `crow/shell` of the session's results, empty for none, so that a new server starts in the same
+    folder and tells the model what it does not have. None: the host does not keep it."""
     at_end: Callable[[Callable[[], Awaitable[None]]], None] | None = None
     """Takes a function to call when the session ends; it ends the session's processes. None: they end with the
     server."""

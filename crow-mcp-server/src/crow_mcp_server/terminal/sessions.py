@@ -7,10 +7,10 @@ import shlex
 import shutil
 import signal
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeGuard
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 from anyio import to_thread
 
@@ -39,6 +39,7 @@ SESSION_WAIT = 30.0  # the same for a command or input in a named session
 POLL_WAIT = 10.0  # the same for a tool call that only names a session
 MAX_WAIT = 600.0  # seconds; the limit of the argument `wait`
 MAX_SESSIONS = 16
+MAX_NAMES = 20  # in the note on what a restart has ended
 SESSION_NAME = re.compile(r"[\w.-]{1,40}")
 
 COMMAND_ENVIRONMENT = {
@@ -97,11 +98,26 @@ class TerminalAnswer:
     """`exitCode` or `signal` of a command that ended with another exit code than 0; empty otherwise."""
 
 
+class LastingState(TypedDict, total=False):
+    """The state that lasts from one tool call to the next; keys without a value are left out."""
+
+    folder: str
+    """The folder in which the next command starts."""
+    variables: list[str]
+    """The names of the environment variables that commands have set or unset."""
+    sessions: list[str]
+    """The names of the open sessions."""
+
+
 class TerminalSessions:
     """The running commands and named terminals ("sessions" of the tool) of one session of the host."""
 
-    def __init__(self, temp_folders: TempFolders, folder: str) -> None:
-        self.shell_state = ShellState(folder)
+    def __init__(self, temp_folders: TempFolders, folder: str, earlier: Mapping[str, Any]) -> None:
+        """`earlier` is the LastingState in which an earlier server left the session; empty if there was none."""
+        last = str(earlier.get("folder", ""))
+        self.shell_state = ShellState(last if os.path.isdir(last) else folder)
+        self._loss = format_loss(earlier.get("variables", ()), earlier.get("sessions", ()))
+        """A note for the first answer; "" if there is nothing to tell."""
         self._temp_folders = temp_folders
         self._sessions: dict[str, PipedCommand | Shell] = {}
         """The commands that still run and the terminals, by the names that the model uses."""
@@ -115,8 +131,23 @@ class TerminalSessions:
         self._sessions, self._background = {}, []
         await asyncio.gather(*(program.kill() for program in programs))
 
+    @property
+    def lasting_state(self) -> LastingState:
+        """The state after the last tool call."""
+        state = LastingState(folder=self.shell_state.folder)
+        if variables := sorted(self.shell_state.changes.keys() - {"OLDPWD"}):
+            state["variables"] = variables
+        if self._sessions:
+            state["sessions"] = [*self._sessions]
+        return state
+
     async def run(self, workspace: Workspace, arguments: TerminalArguments) -> TerminalAnswer:
         """Answer a tool call. Raises ToolRefusal."""
+        answer = await self._answer(workspace, arguments)
+        loss, self._loss = self._loss, ""
+        return replace(answer, text=join_parts(answer.text, loss))
+
+    async def _answer(self, workspace: Workspace, arguments: TerminalArguments) -> TerminalAnswer:
         if workspace.folder:
             self.shell_state.folder = workspace.folder
         if "\0" in arguments.command:
@@ -203,11 +234,12 @@ class TerminalSessions:
             raise ToolRefusal(f"The end of the command was not seen: {error}. What it did until then stays.") from None
         finally:
             update_state()
-        capture = self._temp_folders.open_capture(from_terminal=True)
-        capture.feed(outcome["output"].encode(errors="replace"))
+        printed = outcome["output"]
+        capture = self._temp_folders.open_capture(from_terminal=printed.count("\r\n") == printed.count("\n"))
+        capture.feed(printed.encode(errors="replace"))
         outcome["output"] = capture.get_text(MAX_OUTPUT_CHARACTERS)
         capture.close()
-        text = format_outcome(outcome, timeout, self._describe_move(before))
+        text = format_outcome(outcome, timeout, capture.describe_unshown(), self._describe_move(before))
         return TerminalAnswer(text, self.shell_state.folder, outcome.get("terminal", ""), find_failure(outcome))
 
     async def _use_session(self, workspace: Workspace, arguments: TerminalArguments) -> TerminalAnswer:
@@ -250,7 +282,7 @@ class TerminalSessions:
             self._sessions.pop(name, None)
         if isinstance(program, PipedCommand) and not program.is_running:
             return await self._collect_answer(program)
-        failure = find_shell_failure(program) if arguments.command and not isinstance(program, PipedCommand) else {}
+        failure = find_shell_failure(program) if command and not isinstance(program, PipedCommand) else {}
         return TerminalAnswer(echo + await report_session(name, program), failure=failure)
 
     async def _open_shell(self, workspace: Workspace, arguments: TerminalArguments) -> "Shell":
@@ -356,7 +388,8 @@ class TerminalSessions:
         return f"[now in {folder}]" if folder != before else ""
 
     def _list_sessions(self) -> str:
-        return f"Open are: {', '.join(self._sessions)}." if self._sessions else "None is open."
+        names = f"Open are: {', '.join(self._sessions)}." if self._sessions else "None is open."
+        return f"{names} {self._loss}".rstrip()
 
 
 async def report_session(name: str, shell: "PipedCommand | Shell") -> str:
@@ -397,6 +430,16 @@ def describe_need(output: str) -> str:
     """Return advice if a command that has failed or hangs complains that it has no terminal, else ""."""
     needs = NEEDS_TERMINAL.search(output[-MAX_COMPLAINT_CHARACTERS:])
     return "[this program needs a terminal: run it with a session]" if needs else ""
+
+
+def format_loss(variables: Sequence[str], sessions: Sequence[str]) -> str:
+    """Return the note on what an earlier server knew and this one does not; "" for nothing."""
+    parts = [
+        f"{what}: {', '.join(names[:MAX_NAMES])}{f' and {more} more' if (more := len(names) - MAX_NAMES) > 0 else ''}"
+        for what, names in (("variables are no longer set or unset", variables), ("sessions have ended", sessions))
+        if names
+    ]
+    return f"[the server was restarted since the last command; {'; '.join(parts)}]" if parts else ""
 
 
 def format_outcome(outcome: CommandOutcome, timeout: float, *notes: str) -> str:

@@ -31,7 +31,9 @@ def register(server: FastMCP, options: ToolOptions) -> None:
 
     def get_terminals(workspace: Workspace) -> TerminalSessions:
         if (terminals := by_session.get(workspace.session)) is None:
-            terminals = by_session[workspace.session] = TerminalSessions(temp_folders, workspace.cwd)
+            terminals = by_session[workspace.session] = TerminalSessions(
+                temp_folders, workspace.cwd, workspace.shell() if workspace.shell else {}
+            )
 
             async def close() -> None:
                 del by_session[workspace.session]
@@ -80,6 +82,12 @@ def register(server: FastMCP, options: ToolOptions) -> None:
             await context.report_progress(monotonic() - start, message=last[-200:])
 
         workspace = replace(workspace, watch=workspace.watch or report)
-        answer = await get_terminals(workspace).run(workspace, arguments)
-        meta = {"crow/folder": answer.folder, "crow/terminal": answer.host_terminal, "crow/exit": answer.failure}
+        terminals = get_terminals(workspace)
+        answer = await terminals.run(workspace, arguments)
+        meta = {
+            "crow/folder": answer.folder,
+            "crow/shell": terminals.lasting_state,
+            "crow/terminal": answer.host_terminal,
+            "crow/exit": answer.failure,
+        }
         return ToolResult(answer.text, meta={name: value for name, value in meta.items() if value} or None)
