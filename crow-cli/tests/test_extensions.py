@@ -139,7 +139,8 @@ async def test_system_prompt_and_tools_are_short(machine: "Machine"):
     schemas = {tool["function"]["name"]: len(msgspec.json.encode(tool)) for tool in request["tools"]}
     assert len(system) < 600 * 3.5
     assert len(system) + sum(schemas[name] for name in ours & schemas.keys()) < 2000 * 3.5
-    assert len(system) + sum(schemas.values()) < 2500 * 3.5
+    assert len(system) + sum(schemas.values()) < 2250 * 3.5
+    assert "read_output" not in schemas
 
 
 async def test_a_sub_agent_is_a_stored_session_and_works_with_the_files_of_the_same_client(machine: "Machine"):

@@ -194,6 +194,29 @@ async def test_old_outputs_shrink_first_and_the_model_can_read_them_back():
         assert where == f"[characters 8,000 to {8_000 + len(text):,} of {len(str(whole)):,}]" or "goes on" in where
 
 
+async def test_read_output_is_offered_from_the_first_shortened_output_on_and_the_list_changes_only_once():
+    replies = [Reply(tool_calls=[use("files_look", lines=900)]), Reply("Seen.")]
+    async with talking(Speaker(replies), threshold=3_200) as talk:
+        for words in ("Look", "And now?", "And then?", "/compact", "And last?"):
+            await talk.say(words)
+        offered = [[tool["function"]["name"] for tool in request["tools"]] for request in talk.asked()]
+        before = ["files_look", "files_picture"]
+        shortened = [bool("read_output gives" in str(request["messages"])) for request in talk.asked()]
+        assert offered[0] == before
+        assert sorted(offered[-1]) == [*before, "read_output"]
+        assert len({str(request["tools"]) for request in talk.asked()}) == 2
+        assert all("read_output" in names for names, cut in zip(offered, shortened, strict=True) if cut)
+        assert any(shortened)
+
+
+async def test_summary_alone_does_not_change_the_tool_list():
+    async with talking(Speaker()) as talk:
+        for words in (LONG, LONG, LONG, "/compact", "And last?"):
+            await talk.say(words)
+        assert [marker["kind"] for marker in talk.markers()] == ["compaction"]
+        assert len({str(request["tools"]) for request in talk.model.requests}) == 1
+
+
 @pytest.mark.parametrize(("more", "kind"), [(3, "shrink"), (8, "compaction")])
 async def test_summary_is_made_only_where_shrinking_is_not_enough(more: int, kind: str):
     replies = [Reply(tool_calls=[use("files_look", lines=400)]), Reply("Seen.")]

@@ -158,6 +158,32 @@ async def test_the_app_is_made_once_for_concurrent_requests():
 
 
 @pytest.mark.parametrize(
+    ("prompt", "details"),
+    [
+        ([], "The prompt is empty."),
+        ([{"type": "text", "text": ""}], "The prompt is empty."),
+        ([{"type": "text", "text": " \n"}, {"type": "text", "text": "\t"}], "The prompt is empty."),
+        (
+            [{"type": "text", "text": "Listen."}, {"type": "audio", "data": "c291bmQ=", "mimeType": "audio/wav"}],
+            "prompt[1] is audio, which was not announced in promptCapabilities.",
+        ),
+        (
+            [{"type": "text", "text": "Look."}, {"type": "video\x1b[2J", "data": "eA=="}],
+            "prompt[1] has the unknown type 'video [2J'.",
+        ),
+    ],
+)
+async def test_prompt_that_cannot_be_used_is_refused(prompt: list[Any], details: str):
+    crow = make_app()
+    async with connect_raw(crow) as wire:
+        session = (await wire.ask("session/new", {"cwd": "/"}))["result"]["sessionId"]
+        error = (await wire.ask("session/prompt", {"sessionId": session, "prompt": prompt}))["error"]
+        (opened,) = crow.sessions.values()
+        assert not [entry for entry in opened.log if entry.get("role") == "user"]
+    assert error == {"code": INVALID_PARAMS, "message": "Unusable prompt", "data": {"details": details}}
+
+
+@pytest.mark.parametrize(
     "method", ["session/load", "session/list", "session/fork", "session/resume", "nonsense", "_x/y"]
 )
 async def test_methods_without_a_capability_are_unknown(method: str):

@@ -165,7 +165,7 @@ PROOF = {
     "usage_update": "test_usage_is_reported_after_each_reply_and_adds_up",
     "notice": "test_a_notice_is_sent_in_a_form_that_the_client_supports",
     "content blocks": "test_attachments_of_a_prompt_are_shown_again_unchanged",
-    "audio": "test_audio_is_announced_and_sent_only_for_a_model_that_accepts_it",
+    "audio": "test_audio_is_announced_if_a_model_takes_it_and_sent_to_such_a_model_only",
     "boolean options": "test_a_client_with_boolean_options_receives_one",
     "auth methods": "test_all_authentication_methods_are_agent_methods",
     "compaction_update": "test_client_with_the_capability_gets_updates_and_others_get_notices",

@@ -14,13 +14,13 @@ from crow_core.acp.schema import (
     ContentBlock,
     DiffContent,
     ImageBlock,
-    PromptRequest,
     ResourceBlock,
     ResourceContents,
     ResourceLinkBlock,
     TextBlock,
     ToolCall,
     ToolCallUpdate,
+    UnknownContentBlock,
     UserMessageChunk,
 )
 from crow_core.app import Crow
@@ -123,30 +123,40 @@ async def test_images_become_parts_beside_the_text():
     ("mime_type", "format"),
     [("audio/wav", "wav"), ("audio/x-wav", "wav"), ("audio/mpeg", "mp3"), ("audio/ogg; codecs=opus", "ogg"), ("", "")],
 )
-async def test_an_audio_block_becomes_an_audio_part(mime_type: str, format: str):
+def test_an_audio_block_becomes_an_audio_part(mime_type: str, format: str):
     sound = AudioBlock(data=PIXEL, mime_type=mime_type)
-    assert await send_prompt(TextBlock(text="Listen"), sound) == [
+    assert to_user_message([TextBlock(text="Listen"), sound]).get("content") == [
         {"type": "text", "text": "Listen"},
         {"type": "input_audio", "input_audio": {"data": PIXEL, "format": format}},
     ]
 
 
 @pytest.mark.parametrize(
-    ("hears", "sent"),
+    ("model", "sent"),
     [
-        (True, [{"type": "input_audio", "input_audio": {"data": PIXEL, "format": "wav"}}]),
-        (False, "[a sound, which this model cannot hear]"),
+        ("hears", [{"type": "input_audio", "input_audio": {"data": PIXEL, "format": "wav"}}]),
+        ("deaf", "[a sound, which this model cannot hear]"),
     ],
 )
-async def test_audio_is_announced_and_sent_only_for_a_model_that_accepts_it(hears: bool, sent: Any):
+async def test_audio_is_announced_if_a_model_takes_it_and_sent_to_such_a_model_only(model: str, sent: Any):
     async with ScriptedServer([Reply("I see.")]) as server:
-        crow = Crow(ChatModel(name="m", base_url=server.url, quirks=Quirks(audio=hears)))
-        async with connect(crow) as editor:
+        models = {
+            name: ChatModel(name=name, base_url=server.url, quirks=Quirks(audio=name == "hears"))
+            for name in ("hears", "deaf")
+        }
+        async with connect(Crow(models)) as editor:
             told = await editor.initialize("editor", ClientCapabilities())
-            assert told.agent_capabilities.prompt_capabilities.audio == hears
+            assert told.agent_capabilities.prompt_capabilities.audio
             session = await editor.new_session("/")
+            await editor.set_option(session.session_id, "model", model)
             await editor.prompt(session.session_id, [AudioBlock(data=PIXEL, mime_type="audio/wav")])
         assert server.requests[0]["messages"][-1]["content"] == sent
+
+
+async def test_audio_is_not_announced_if_no_model_takes_it():
+    async with connect(Crow(ChatModel(name="m", base_url="http://localhost:1/v1"))) as editor:
+        told = await editor.initialize("editor", ClientCapabilities())
+    assert not told.agent_capabilities.prompt_capabilities.audio
 
 
 def test_attachments_of_a_prompt_are_shown_again_unchanged():
@@ -170,13 +180,9 @@ def test_an_attached_binary_file_is_shown_again_without_its_data(kind: dict[str,
     assert shown.content == ResourceBlock(resource=ResourceContents(uri="file:///a", blob="", **kind))
 
 
-async def test_content_that_the_model_cannot_read_is_named():
-    model = ScriptedModel([Reply("I see.")])
-    async with connect(Crow(model)) as editor:
-        session = await editor.new_session("/")
-        params = {"sessionId": session.session_id, "prompt": [{"type": "hologram", "beam": 7}]}
-        await editor.request("session/prompt", params)
-    assert "does not know" in model.requests[0]["messages"][-1]["content"]
+def test_content_that_the_model_cannot_read_is_named():
+    message = to_user_message([UnknownContentBlock({"type": "hologram", "beam": 7})])
+    assert message.get("content") == "[attached: something this agent does not know]"
 
 
 async def test_a_tool_call_is_shown_with_name_kind_location_and_arguments(tmp_path: Path):
@@ -312,14 +318,6 @@ async def test_a_title_is_one_line_without_control_characters(arguments: dict[st
     assert call.title.isprintable()
     shown = [call.raw_input[name].replace("\n", "") for name in arguments]
     assert "".join(shown).isprintable()
-
-
-async def test_a_prompt_without_any_block_is_an_empty_message():
-    model = ScriptedModel([Reply("Yes?")])
-    async with connect(Crow(model)) as editor:
-        session = await editor.new_session("/")
-        await editor.request("session/prompt", PromptRequest(session_id=session.session_id, prompt=[]))
-    assert model.requests[0]["messages"][-1] == {"role": "user", "content": ""}
 
 
 @pytest.mark.parametrize(

@@ -79,15 +79,20 @@ OUTCOMES = {
     "dies in a call": Case(DIED, NUMBER),
     "dies in an answer": Case(DIED, NUMBER),
     "dies before its children": Case(DIED, NUMBER),
+    "leaves children without a trace": Case(r"\d+ \d+", NUMBER),
     "leaves children": Case(r"\d+ \d+", NUMBER),
     "answers with 100 MB": Case(AT_LENGTH, NUMBER),
     "answers with one line of 100 MB": Case(AT_LENGTH, NUMBER),
+    "answers with empty blocks": Case(r"\(no output\)", NUMBER),
+    "answers with invalid blocks": Case(r"The tool failed: what it sent does not keep to MCP \(.+\)\.", NUMBER),
+    "answers at great depth": Case(r"The tool failed: .*depth.*", NUMBER),
     "answers nonsense": Case(r"The tool failed: its answer is not valid\.", NUMBER),
     "answers with half a character": Case("caw \N{REPLACEMENT CHARACTER}", NUMBER),
     "answers what is no result": Case(r"The tool failed: what it sent does not keep to MCP \(.+\)\.", NUMBER),
     "answers others": Case(CAW, NUMBER),
     "answers in latin 1": Case("Kr\N{REPLACEMENT CHARACTER}he", NUMBER),
     "floods with notifications": Case(CAW, NUMBER),
+    "floods with requests": Case(CAW, NUMBER),
     "floods standard error": Case(CAW, NUMBER),
     "asks for secrets": Case(
         r'\[{"action": "decline"}, {"action": "decline"}\]', NUMBER, "(?s)A question of .* declined.*"
@@ -191,6 +196,59 @@ async def test_faulty_server_has_an_error_and_the_others_work(
         await editor.request("session/close", CloseSessionRequest(session_id=session.session_id))
         await marked.end()
     assert capfd.readouterr() == ("", "")
+
+
+MEASURE = """
+import asyncio, resource, sys, time
+from crow_core.app import Crow
+from crow_core.testing import Reply, ScriptedModel, connect
+from crow_core.testing.servers import make_faulty_server
+
+
+async def main():
+    uses = [Reply(tool_calls=[{"name": name, "arguments": {}}]) for name in ("bad_pid", "bad_bad")]
+    async with connect(Crow(ScriptedModel([*uses, Reply("Done.")]))) as editor:
+        session = await editor.new_session("/", [make_faulty_server(sys.argv[1])])
+        turn = asyncio.ensure_future(editor.prompt(session.session_id, "go"))
+        await editor.until(lambda editor: "completed" in str(editor.calls()))
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        await turn
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        print(after.ru_utime - before.ru_utime, (after.ru_maxrss - before.ru_maxrss) // 1024)
+
+
+asyncio.run(main())
+"""
+"""Prints the seconds of processor time and the megabytes that the call with the fault takes."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "seconds"),
+    [
+        ("answers with empty blocks", 3),
+        ("answers with invalid blocks", 3),
+        pytest.param("floods with requests", 60, marks=pytest.mark.slow),
+    ],
+)
+def test_flood_in_an_answer_or_of_requests_costs_little(fault: str, seconds: float):
+    done = subprocess.run([sys.executable, "-c", MEASURE, fault], capture_output=True, text=True, check=True)
+    spent, megabytes = map(float, done.stdout.split())
+    assert spent < seconds
+    assert megabytes < 150
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+async def test_processes_without_environment_and_session_end_with_their_server(marked: Marked):
+    model = ScriptedModel([use("bad_bad"), Reply("Done.")])
+    async with connect(Crow(model)) as editor:
+        session = await editor.new_session("/", [marked.server("leaves children without a trace")])
+        await editor.prompt(session.session_id, "go")
+        pids = list(map(int, results(model.requests[-1])[0].split()))
+        assert set(pids).isdisjoint(marked.alive())
+        await editor.request("session/close", CloseSessionRequest(session_id=session.session_id))
+        for pid in pids:
+            async with asyncio.timeout(20):
+                await end_of(pid)
 
 
 async def test_dead_server_is_started_again(marked: Marked):

@@ -851,11 +851,12 @@ async def test_a_recursive_schema_is_sent(stdio: Stdio):
 async def test_an_unreadable_tool_list_is_reported_and_other_servers_work(stdio: Stdio):
     model = one_by_one(use("good_pid"))
     async with connect(Crow(model)) as editor:
-        deep = stdio.offering({"name": "deep", "inputSchema": nested(400)})
+        deep = stdio.offering({"name": "deep", "inputSchema": nested(400)}, {"name": "pid"})
         session = await editor.new_session("/", [deep, stdio.config("good")])
         await editor.prompt(session.session_id, "hi")
-    assert editor.thoughts.startswith("MCP server 'demo' did not start: its answer is not valid.")
+    assert editor.thoughts.startswith("MCP server 'demo' has tools that were left out: 'deep': ")
     assert len(editor.thoughts) < 500
+    assert offered(model.requests[0])[0] == "demo_pid"
     assert int(results(model)[0]) in stdio.started()
 
 

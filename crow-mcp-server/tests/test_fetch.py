@@ -290,6 +290,59 @@ async def test_text_without_a_declared_charset_is_decoded_by_guessing(site: Site
     assert "каркнула" in await get.read(site.url("/poem"))
 
 
+PAGES = [
+    (
+        "cp1252",
+        "Les élèves ont passé la journée près de la forêt, où le garde leur a montré les traces d'un chevreuil.",
+    ),
+    ("latin-1", "Die Bürgermeisterin eröffnete am Samstag die neue Brücke über den Fluss für die Fußgänger."),
+    ("cp1252", "El niño comió una manzana en la montaña. ¿Quién lo habría pensado? «Nadie» – dijo la señora."),
+    ("latin-1", "A reunião começou às nove horas, mas ninguém trouxe a documentação até à próxima sessão."),
+    ("latin-1", "På våren växer det små blåa blommor överallt i skogen, och barnen går till skolan längs ån."),
+    ("latin-1", "Tänään sää on kylmä, mutta järven jää ei vielä kestä. Äiti lähti töihin ja söi päivällistä."),
+    ("cp1252", "It’s a “smart” idea – isn’t it? The price is 25 € and the café is open. Don’t wait…"),
+    ("cp1250", "Wczoraj wieczorem pojechaliśmy do Łodzi, żeby zobaczyć nową wystawę i spotkać się z przyjaciółmi."),
+    ("iso-8859-2", "Včera večer jsme šli do divadla, kde hráli starou českou komedii. Líbilo se nám to, když čekali."),
+    ("cp1250", "A gyerekek tegnap a kertben játszottak, este együtt néztük a tűzijátékot a folyó fölött."),
+    ("cp1254", "Dün akşam sahilde yürüdük ve gemileri seyrettik. Sonra yağmur başladı ve herkes eve koştu."),
+    ("cp1257", "Vakar vakare vaikščiojome krantine ir žiūrėjome į laivus. Paskui pradėjo lyti, visi nubėgo."),
+    ("cp1251", "Вчера вечером мы гуляли по набережной и смотрели на корабли. Потом пошёл дождь."),
+    ("koi8_r", "Вчера вечером мы гуляли по набережной и смотрели на корабли. Потом пошёл дождь."),
+    ("iso-8859-5", "Вчера вечером мы гуляли по набережной и смотрели на корабли. Потом пошёл дождь."),
+    ("koi8_u", "Учора ввечері ми гуляли набережною і дивилися на кораблі. Її дощ не злякав."),
+    ("cp1253", "Χθες το βράδυ περπατήσαμε στην προκυμαία και κοιτάζαμε τα πλοία."),
+    ("cp1255", "אתמול בערב טיילנו על הטיילת והסתכלנו על האוניות. אחר כך התחיל לרדת גשם."),
+    ("cp1256", "مشينا مساء أمس على الكورنيش وشاهدنا السفن. ثم بدأ المطر وركض الجميع إلى البيت."),
+    ("tis-620", "เมื่อวานตอนเย็นเราเดินเล่นริมน้ำและดูเรือ แล้วฝนก็ตกและทุกคนก็วิ่งกลับบ้าน"),
+    ("shift_jis", "昨日の夜、私たちは港を散歩して船を見ました。その後、雨が降り始めました。"),
+    ("euc_jp", "昨日の夜、私たちは港を散歩して船を見ました。その後、雨が降り始めました。"),
+    ("iso-2022-jp", "昨日の夜、私たちは港を散歩して船を見ました。その後、雨が降り始めました。"),
+    ("gb18030", "昨天晚上我们在码头散步，看着船。后来下雨了，大家都跑回家。"),
+    ("big5", "昨天晚上我們在碼頭散步，看著船。後來下雨了，大家都跑回家。"),
+    ("euc_kr", "어제 저녁에 우리는 부두를 산책하며 배를 보았다. 그 후 비가 내리기 시작했다."),
+]
+
+
+@pytest.mark.parametrize(("encoding", "text"), PAGES)
+async def test_page_without_a_charset_is_read_in_its_encoding(site: Site, get: Fetch, encoding: str, text: str):
+    page = f"<html><head><title>A</title></head><body><a href='/'>Home</a><p>{text}</p><p>&copy; 2026</p></body></html>"
+    site.put("/page", page.encode(encoding), Content_Type="text/html")
+    assert text in await get.read(site.url("/page"))
+    site.put("/text", text.encode(encoding), Content_Type="text/plain")
+    assert text in await get.read(site.url("/text"))
+
+
+async def test_xml_says_its_encoding_itself(site: Site, get: Fetch):
+    body = "<?xml version='1.0' encoding='ISO-8859-2'?>\n<a>Ł</a>".encode("iso-8859-2")
+    site.put("/a.xml", body, Content_Type="application/xml")
+    assert "<a>Ł</a>" in await get.read(site.url("/a.xml"))
+
+
+async def test_vendors_characters_of_a_declared_encoding_are_read(site: Site, get: Fetch):
+    site.put("/a", "①〜 ㈱".encode("cp932"), Content_Type="text/plain; charset=shift_jis")
+    assert "① ㈱" in (await get.read(site.url("/a"))).replace("〜", "").replace("～", "")
+
+
 async def test_http_error_is_reported_with_the_servers_text(site: Site, get: Fetch):
     site.put("/broken", "Traceback: no such table", "500 Internal Server Error", Content_Type="text/plain")
     said = await get.get_error(site.url("/broken"))
@@ -302,6 +355,22 @@ async def test_http_error_is_reported_with_the_servers_text(site: Site, get: Fet
 async def test_page_without_text_is_reported_as_such(site: Site, get: Fetch):
     site.put("/empty", "", Content_Type="text/html")
     assert await get.read(site.url("/empty")) == f"{site.url('/empty')}\n\n[the page has no text]"
+
+
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        ("<title>App</title><div id=root></div><script src=/a.js></script>", True),
+        ("<body><noscript>You need to enable JavaScript to run this app.</noscript><SCRIPT>go()</SCRIPT>", True),
+        ("<p>Please turn on JavaScript in your browser to see this page.</p>" * 3 + "<script>go()</script>", True),
+        ("<p>Short.</p>", False),
+        (f"<p>{'A page with text enough to read. ' * 9}</p><script>go()</script>", False),
+    ],
+)
+async def test_page_that_needs_javascript_is_reported_as_such(site: Site, get: Fetch, body: str, hint: bool):
+    site.put("/app", f"<html>{body}</html>", Content_Type="text/html")
+    assert ("by JavaScript, which does not run here" in await get.read(site.url("/app"))) == hint
+    assert "does not run here" not in await get.read(site.url("/app"), raw=True)
 
 
 # robots.txt and caching
@@ -475,6 +544,18 @@ async def test_endless_conversion_runs_into_the_timeout_and_its_process_is_kille
     said = await get.get_error(site.url("/tangle"))
     assert "too much time" in said
     assert "raw=true" in said
+
+
+async def test_pdf_that_takes_too_long_is_not_advised_to_be_read_raw(
+    site: Site, get: Fetch, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(fetch, "READ_TIMEOUT", 0.001)
+    site.put("/a.pdf", b"%PDF-1.7\n", Content_Type="application/pdf")
+    for raw in (False, True):
+        said = await get.get_error(site.url("/a.pdf"), raw=raw)
+        assert "too much time" in said
+        assert "raw=true" not in said
+        assert "curl -o" in said
 
 
 @pytest.mark.parametrize(

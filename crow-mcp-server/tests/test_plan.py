@@ -29,7 +29,7 @@ async def test_plan_may_be_empty():
 
 
 @pytest.mark.parametrize(
-    "entry", [{"content": "read"}, {"content": "", "status": "pending"}, {"content": "x", "status": "done"}, "read"]
+    "entry", [{"content": "read"}, {"content": "", "status": "pending"}, {"content": "x", "status": "perhaps"}, "read"]
 )
 async def test_invalid_plan_is_refused_with_the_reason(entry: object):
     async with Client(create_server()) as client:

@@ -271,3 +271,73 @@ def list_searches() -> list[str]:
     """Return the command lines of the searches that run."""
     listed = subprocess.run(["ps", "-A", "-o", "ppid=,args="], capture_output=True, text=True, check=True).stdout
     return [line for line in listed.splitlines() if line.split()[:2] == [str(os.getpid()), find_program()]]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text", "pattern", "shown"),
+    [
+        ("latin-1", "un café crème\nrien\n", "café", "un café crème"),
+        ("latin-1", "un café crème\n", r"caf\w cr.me", "un café crème"),
+        ("cp1252", "“naïve” – 5 €\r\n", "naïve” – 5 €$", "“naïve” – 5 €"),
+        ("cp1252", "CAFÉ\n", "(?i)café", "CAFÉ"),
+        ("koi8_r", "Привет, мир! Как дела сегодня?\n", "мир", "Привет, мир! Как дела сегодня?"),
+        ("cp1251", "Привет, мир! Как дела сегодня?\n", "привет(?i)|Привет", "Привет, мир! Как дела сегодня?"),
+        ("shift_jis", "これは日本語の文章です。\nとても短いです。\n", "日本語", "これは日本語の文章です。"),
+        ("gb18030", "这是一个中文句子。\n我们今天去学校。\n", "中文", "这是一个中文句子。"),
+        ("utf-16", "un café crème\n", "café", "un café crème"),
+        ("utf-16", "Привет\r\n", "Привет$", "Привет"),
+        ("utf-8-sig", "café\n", "^café", "café"),
+    ],
+)
+async def test_grep_finds_text_in_any_encoding(search, folder, encoding, text, pattern, shown):
+    (folder / "sub").mkdir()
+    (folder / "sub" / "b.txt").write_bytes(text.encode(encoding))
+    (folder / "a.txt").write_text(f"{shown}\n")
+    (folder / "z.txt").write_text(f"{shown}\n")
+    found = await search("grep", pattern=pattern)
+    assert [(hit["path"], hit["text"]) for hit in found.data["hits"]] == [
+        (name, shown) for name in ("a.txt", "sub/b.txt", "z.txt")
+    ]
+    alone = await search("grep", pattern=pattern, path="sub/b.txt")
+    assert [(hit["path"], hit["text"]) for hit in alone.data["hits"]] == [("sub/b.txt", shown)]
+    for mode, result in (("files", {"path": "sub/b.txt"}), ("count", {"path": "sub/b.txt", "count": 1})):
+        assert result in (await search("grep", pattern=pattern, mode=mode)).data["hits"]
+    limited = await search("grep", pattern=pattern, glob="b.*", type="txt")
+    assert [hit["path"] for hit in limited.data["hits"]] == ["sub/b.txt"]
+    assert (await search("grep", pattern=pattern, glob="*.py")).data["hits"] == []
+
+
+async def test_grep_in_other_encodings_leaves_out_ignored_and_binary_files_and_shows_pages(search, folder):
+    (folder / ".gitignore").write_text("ignored.txt\n")
+    (folder / "ignored.txt").write_bytes(b"caf\xe9\n")
+    (folder / "binary.bin").write_bytes(b"caf\xe9\n\0\xff")
+    (folder / "mixed").write_bytes(b"caf\xe9\nau lait\n" * 150)
+    (folder / "plain").write_text("café\n" * 150)
+    first = await search("grep", pattern="café", context=1)
+    assert first.data["more"]
+    assert first.data["hits"][1] == {"path": "mixed", "line": 2, "text": "au lait", "near": True}
+    last = await search("grep", pattern="café", offset=200)
+    assert [hit["path"] for hit in last.data["hits"]] == ["plain"] * 100
+    assert not last.data["more"]
+
+
+async def test_grep_with_context_names_each_file(search, folder):
+    for name in "abc":
+        (folder / name).write_text("needle\nhay\nhay\nneedle\n")
+    found = await search("grep", pattern="needle", context=1)
+    assert [hit["path"] for hit in found.data["hits"]] == [name for name in "abc" for _ in range(4)]
+
+
+async def test_grep_shows_the_match_of_a_long_line(search, folder):
+    (folder / "a.min.js").write_text(
+        f"{'a' * 900}needle{'b' * 900}needle{'c' * 5_000_000}\nneedle{'d' * 900}\n{'é' * 300}needle{'é' * 900}\n"
+    )
+    (folder / "b.txt").write_bytes(("é" * 900 + "needle" + "é" * 900).encode("latin-1"))
+    found = await search("grep", pattern="(?i)NEEDLE", context=1)
+    first, second, third, fourth = (hit["text"] for hit in found.data["hits"])
+    assert first == f"[…] {'a' * 120}needle{'b' * 200} […]"
+    assert second.startswith("needledd")
+    assert len(second) < 450
+    assert third == f"[…] {'é' * 120}needle{'é' * 200} […]"
+    assert fourth == third
+    assert len(found.text) < 2_000

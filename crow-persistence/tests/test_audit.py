@@ -18,11 +18,11 @@ from crow_core.mcp.server import Server
 from crow_core.messages import Message
 from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
 from crow_persistence import audit
-from crow_persistence.audit import anchor, announce, list_decisions, record, verify
+from crow_persistence.audit import AnchoredHead, anchor, announce, append_rows, list_decisions, make_rows, verify
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.tables import decisions
-from sqlalchemy import delete, insert, select, text, update
+from sqlalchemy import Connection, delete, insert, select, text, update
 
 
 def decision(call: str, tool: str = "terminal", verdict: str = "allow") -> Message:
@@ -32,6 +32,12 @@ def decision(call: str, tool: str = "terminal", verdict: str = "allow") -> Messa
 
 def answer(call: str, content: Any = "done", **notes: Any) -> Message:
     return {"role": "tool", "tool_call_id": call, "content": content, "crow": notes}
+
+
+def record(connection: Connection, session: str, entries: list[Message], at: int) -> AnchoredHead | None:
+    """Append the decisions and results among a session's entries to the chain."""
+    rows = make_rows(connection, session, entries, at)
+    return append_rows(connection, rows) if rows else None
 
 
 def write(database: Database, entries: list[Message], session: str = "s" * 32, at: int = 1000) -> bool:
@@ -377,7 +383,7 @@ async def test_edit_is_recorded_with_its_decision_and_file_digests(database: Dat
 PROCESS = """
 import sys
 from pathlib import Path
-from crow_persistence.audit import anchor, announce, record
+from crow_persistence.audit import anchor, announce, append_rows, make_rows
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 
@@ -388,7 +394,7 @@ for n in range(int(times)):
     notes = {"kind": "decision", "call": call, "tool": "terminal", "is": "allow", "by": "the user", "scope": "once"}
     for entry in ({"crow": notes}, {"role": "tool", "tool_call_id": call, "content": "done"}):
         with database.begin_write() as connection:
-            announce(connection, database, record(connection, name, [entry], n))
+            announce(connection, database, append_rows(connection, make_rows(connection, name, [entry], n)))
         anchor(database)
 database.close()
 """

@@ -19,7 +19,8 @@ from crow_core.errors import ModelError, SessionBusy, StoreError
 from crow_core.messages import view
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel
-from crow_persistence import extension, leases, loader
+from crow_persistence import commits, leases, loader
+from crow_persistence.commits import SessionWrite
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.store import Store
@@ -225,7 +226,7 @@ async def test_draft_is_not_written_under_a_lost_lease(database: Database):
         session = await talk(crow, "one")
         change(database, owner="another", beat=leases.now())
         with pytest.raises(StoreError, match="taken over"):
-            store.write_draft(session, {"role": "assistant", "content": "half a"})
+            store.write_sessions([SessionWrite(session, draft={"role": "assistant", "content": "half a"})])
     with database.begin_read() as connection:
         assert connection.scalar(select(drafts.c.session)) is None
     store.database.close()
@@ -260,7 +261,7 @@ async def test_heartbeat_keeps_a_lease(database: Database):
 
 
 async def test_heartbeats_are_sent_while_a_session_is_open(database: Database, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(extension, "HEARTBEAT_INTERVAL", 0.01)
+    monkeypatch.setattr(commits, "HEARTBEAT_INTERVAL", 0.01)
     async with app(database) as crow:
         await talk(crow, "one")
         change(database, beat=0)

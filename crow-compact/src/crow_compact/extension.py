@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from crow_core.acp.schema import CompactionUpdate, ContentBlock, StopReason, TextBlock, UsageUpdate
 from crow_core.app import Crow
@@ -11,7 +11,7 @@ from crow_core.errors import ModelError
 from crow_core.log import new_id
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages import Message, drop_rewound, view
+from crow_core.messages import Message, drop_rewound, marker_kind, view
 from crow_core.models.chat import ModelCall, ModelRequest, get_window
 from crow_core.models.usage import ASSUMED_WINDOW
 from crow_core.prompts import Prompt
@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from crow_compact.compaction import RETRY_GROWTH, Compaction, replace_messages
 from crow_compact.markers import get_id
-from crow_compact.read_output import make_server, read_output
+from crow_compact.read_output import TOOL, make_server, read_output
 from crow_compact.summary import CannotCompact
 from crow_compact.tokens import TokenEstimator
 
@@ -36,6 +36,25 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
     """
     crow.prompts["compaction"] = Prompt.from_package("compaction", "crow_compact")
     crow.servers.append(tools := make_server())
+
+    @crow.tools
+    def leave_out_tool(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]] | None:
+        if find_tool(session.toolbox.sent or ()) or any(marker_kind(entry) == "shrink" for entry in session.log):
+            return None
+        return [schema for schema in schemas if not find_tool([schema])]
+
+    async def offer_tool(session: Session) -> None:
+        """Offer the tool as soon as an output has been shortened; the beginning of the request changes then anyway."""
+        if not find_tool(session.toolbox.sent or ()):
+            schemas = await crow.tools.run(session.toolbox.schemas(), session)
+            if find_tool(schemas):
+                session.toolbox.sent = schemas
+                session.log.append({"crow": {"kind": "tools", "schemas": schemas}})
+
+    async def attempt(planned: Compaction, tokens: int) -> bool:
+        worked = await compact_session(planned, tokens)
+        await offer_tool(planned.session)
+        return worked
 
     def get_limit(session: Session, window: int) -> int:
         name = next((name for name, model in session.models.items() if model is session.model), "")
@@ -116,6 +135,13 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
             return f"{report} {planned.warning}".strip()
         except CannotCompact as error:
             return f"Nothing was compacted. {error}"
+        finally:
+            await offer_tool(session)
+
+
+def find_tool(schemas: Sequence[dict[str, Any]]) -> bool:
+    """Return whether `read_output` is among these tools."""
+    return any(schema["function"]["name"] == TOOL for schema in schemas)
 
 
 def view_since(log: Sequence[Message], id: str) -> list[Message]:
@@ -130,7 +156,7 @@ def get_estimator(session: Session) -> TokenEstimator:
     return estimators.setdefault(session.model.name, TokenEstimator())
 
 
-async def attempt(planned: Compaction, tokens: int) -> bool:
+async def compact_session(planned: Compaction, tokens: int) -> bool:
     """Compact a session whose request has about `tokens` tokens, and notify the user; return whether it worked."""
     session = planned.session
     is_known = get_window(session.model) or planned.window != ASSUMED_WINDOW

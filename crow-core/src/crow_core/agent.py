@@ -24,6 +24,7 @@ from crow_core.acp.schema import (
     PROTOCOL_VERSION,
     AgentAuthCapabilities,
     AgentCapabilities,
+    AudioBlock,
     AuthenticateRequest,
     AuthenticateResponse,
     AuthMethod,
@@ -31,6 +32,7 @@ from crow_core.acp.schema import (
     ClientCapabilities,
     CloseSessionRequest,
     CloseSessionResponse,
+    ContentBlock,
     CurrentModeUpdate,
     DeleteSessionRequest,
     DeleteSessionResponse,
@@ -80,6 +82,7 @@ from crow_core.acp.schema import (
     SetSessionModeRequest,
     SetSessionModeResponse,
     TextBlock,
+    Unknown,
     Usage,
 )
 from crow_core.acp.transports import Transport
@@ -94,7 +97,7 @@ from crow_core.options import Option
 from crow_core.providers import PROTOCOL, PROVIDER_ID, ClientProvider, is_shareable_url
 from crow_core.session import Session
 from crow_core.store import Page
-from crow_core.text import clean_json
+from crow_core.text import clean_json, to_line
 from crow_core.trace import TRACE, extract_trace
 
 PAGE_SIZE = 50
@@ -437,6 +440,7 @@ class Agent:
 
     async def prompt(self, params: PromptRequest) -> PromptResponse:
         session, crow = self.session(params.session_id), await self.crow()
+        check_prompt(params.prompt, audio=self.source.announced.audio)
         TURN_TOTALS.set(spent := TokenTotals())
         TRACE.set(extract_trace(params.meta or {}))
         try:
@@ -607,6 +611,20 @@ async def choose_option(session: Session, option: Option | None, value: str | bo
     if value not in values:
         raise RpcError(INVALID_PARAMS, "Unknown value", details=f"{option.id} takes one of: {', '.join(values)}.")
     await session.options.choose(option, str(value))
+
+
+def check_prompt(blocks: Sequence[ContentBlock], *, audio: bool) -> None:
+    """Check that a prompt is not empty, and has only content that `initialize` has announced. Raises RpcError."""
+    details = ""
+    if not any(block.text.strip() if isinstance(block, TextBlock) else True for block in blocks):
+        details = "The prompt is empty."
+    for index, block in enumerate(blocks):
+        if isinstance(block, Unknown):
+            details = f"prompt[{index}] has the unknown type {to_line(str(block.raw.get('type'))[:100])!r}."
+        elif isinstance(block, AudioBlock) and not audio:
+            details = f"prompt[{index}] is audio, which was not announced in promptCapabilities."
+    if details:
+        raise RpcError(INVALID_PARAMS, "Unusable prompt", details=details)
 
 
 def check_folder(path: str) -> str:

@@ -219,12 +219,12 @@ class Crow(Hooks):
                 outcome = stop_reason
             except EndTurn as end:
                 outcome = stop_reason = end.stop_reason
-                await session.log.flush()
+                await session.log.finish()
                 if end.text:
                     await session.say(end.text)
             except Exception as error:
                 outcome = error
-                await session.log.flush()
+                await session.log.finish()
                 raise
             finally:
                 if reporting:

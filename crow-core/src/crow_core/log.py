@@ -24,7 +24,8 @@ class SessionLog(Sequence[Message]):
     """The entries of a session, messages and markers, in order.
 
     `append` extends the log at once. The writers, which are a session's hooks `message`, `draft` and `model_call`, run
-    behind it, one after the other; `written` waits for them.
+    behind it, one after the other. A store may gather what they receive; `written` waits for them and then, through the
+    hook `flush`, until it is stored.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class SessionLog(Sequence[Message]):
         on_message: Callable[[Message], Awaitable[None]] | None = None,
         on_draft: Callable[[Message], Awaitable[None]] | None = None,
         on_model_call: Callable[[ModelCall], Awaitable[None]] | None = None,
+        on_flush: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.entries: list[Message] = []
         self.title = ""
@@ -42,6 +44,9 @@ class SessionLog(Sequence[Message]):
         self._on_message = on_message
         self._on_draft = on_draft
         self._on_model_call = on_model_call
+        self._on_flush = on_flush
+        self._must_flush = False
+        """Whether a writer has run since the last flush."""
         self._writing: asyncio.Task[None] | None = None
         """The last write; it ends after all writes before it."""
         self._draft: asyncio.TimerHandle | None = None
@@ -100,18 +105,23 @@ class SessionLog(Sequence[Message]):
 
     def _write(self, write: Callable[[T], Awaitable[None]], value: T) -> None:
         """Run a writer after all that were started before."""
-        self._writing = asyncio.ensure_future(self._write_after(self._writing, write, value))
+        self._must_flush = self._on_flush is not None
+        self._writing = asyncio.ensure_future(self._write_after(self._writing, write(value)))
 
-    async def _write_after(
-        self, before: "asyncio.Task[None] | None", write: Callable[[T], Awaitable[None]], value: T
-    ) -> None:
+    async def _write_after(self, before: "asyncio.Task[None] | None", writing: Awaitable[None]) -> None:
         if before is not None:
             await asyncio.wait([before])
         try:
-            await write(value)
+            await writing
         finally:
             if before is not None:
                 before.result()  # whoever waits for this write gets the first failure
+
+    def _flush(self) -> None:
+        """Flush after all writers that were started before, if one has run since the last flush."""
+        if self._must_flush and self._on_flush:
+            self._must_flush = False
+            self._writing = asyncio.ensure_future(self._write_after(self._writing, self._on_flush()))
 
     @property
     def is_writing(self) -> bool:
@@ -120,6 +130,7 @@ class SessionLog(Sequence[Message]):
 
     async def written(self) -> None:
         """Wait until everything appended so far has been written. Raises what a writer raised."""
+        self._flush()
         if (writing := self._writing) is not None:
             try:
                 await asyncio.shield(writing)
@@ -127,8 +138,9 @@ class SessionLog(Sequence[Message]):
                 if writing.done() and self._writing is writing:
                     self._writing = None
 
-    async def flush(self) -> None:
+    async def finish(self) -> None:
         """Like `written`, but ignore a failure that has been reported already. Later writes start a new chain."""
+        self._flush()
         writing, self._writing = self._writing, None
         if writing is not None:
             await asyncio.wait([writing])

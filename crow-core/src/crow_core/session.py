@@ -138,6 +138,7 @@ class Session:
             on_message=partial(hooks.message.run, self) if hooks.message else None,
             on_draft=partial(hooks.draft.run, self) if hooks.draft else None,
             on_model_call=partial(hooks.model_call.run, self) if hooks.model_call else None,
+            on_flush=partial(hooks.flush.run, self) if hooks.flush else None,
         )
         self.prompts = SessionPrompts(dict(prompts), self.log)
         self.toolbox = Toolbox()
@@ -287,7 +288,7 @@ class Session:
 
     async def close(self) -> None:
         """Finish writing, disconnect the session's servers, and remove its temporary folder."""
-        await self.log.flush()
+        await self.log.finish()
         await self.toolbox.close()
         self.folders.close()
 
@@ -495,6 +496,16 @@ class Hooks:
             @crow.model_call
             def log_call(session: Session, model_call: ModelCall) -> None:
                 print(model_call.purpose, model_call.error or model_call.finish_reason)
+        """)
+
+    flush: Observe[[Session]] = Observe("""
+        Called before the client is shown what follows from the log, and at the end of a turn.
+
+        Returns when all that the hooks `message`, `draft` and `model_call` received is stored, so that these may gather
+        what they receive. Raises StoreError if it cannot be stored.
+
+            @crow.flush
+            async def commit(session: Session) -> None: ...
         """)
 
     model_error: First[[Session, ModelError], bool] = First("""

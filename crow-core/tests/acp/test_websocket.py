@@ -40,6 +40,8 @@ from crow_core.store import Record
 from crow_core.testing import Editor, Reply, ScriptedModel
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as dial
+from websockets.asyncio.server import ServerConnection
+from websockets.asyncio.server import serve as listen
 from websockets.exceptions import ConnectionClosedError, InvalidHandshake, InvalidStatus
 from websockets.frames import CloseCode, Opcode
 from websockets.typing import Subprotocol
@@ -361,11 +363,44 @@ async def test_number_of_pending_sockets_is_limited(monkeypatch: pytest.MonkeyPa
             other.close()
 
 
-async def test_binary_and_empty_frames_are_ignored():
+@pytest.mark.parametrize(
+    "frame", [b'{"jsonrpc":"2.0","id":1,"method":"initialize"}', b"", [b"in", b"", b"pieces"]], ids=repr
+)
+async def test_binary_frame_closes_the_connection_with_1003_and_a_reason(frame: bytes | list[bytes]):
+    left: list[bytes] = []
+
+    async def talk(wire: Transport) -> None:
+        left.append(await wire.readline())
+        await wire.close()
+
+    async with serving(talk) as url, dial(url, additional_headers=BEARER) as connection:
+        await connection.send(frame)
+        with pytest.raises(ConnectionClosedError):
+            await connection.recv()
+        assert connection.close_code == CloseCode.UNSUPPORTED_DATA
+        assert connection.close_reason == "ACP messages are text frames"
+    assert left == [b""]
+
+
+async def test_client_closes_the_connection_to_an_agent_that_sends_binary_frames():
+    closed = asyncio.Event()
+
+    async def answer(connection: ServerConnection) -> None:
+        await connection.send(b"{}")
+        await connection.wait_closed()
+        assert connection.close_code == CloseCode.UNSUPPORTED_DATA
+        closed.set()
+
+    async with listen(answer, "127.0.0.1", 0) as server:
+        wire = await connect(f"ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}")
+        assert await wire.readline() == b""
+        await closed.wait()
+        await wire.close()
+
+
+async def test_empty_frames_are_ignored():
     async with serving(echo) as url, dial(url, additional_headers=BEARER) as connection:
-        await connection.send(b'{"jsonrpc":"2.0","id":1,"method":"initialize"}')
         await connection.send("")
-        await connection.send([b"in", b"", b"pieces"])
         assert await ask_text(connection, "text") == "text"
         await connection.send(["in ", "", "pieces"])
         assert await connection.recv() == "in pieces"

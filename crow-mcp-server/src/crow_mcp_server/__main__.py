@@ -71,7 +71,10 @@ def main() -> None:
         state=Path(user_state_dir("crow-mcp-server", appauthor=False), "edits"),
     )
     if not options.http:
-        server.run(transport="stdio", show_banner=False)
+        try:
+            server.run(transport="stdio", show_banner=False)
+        except* ConnectionError:  # the client has died
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the flush at exit fails
         return
     from crow_mcp_server.http import load_token, open_listener, serve  # not at the top: as above
 

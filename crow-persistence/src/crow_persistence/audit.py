@@ -47,12 +47,8 @@ SELECT_DECISIONS = (
 INSERT_DECISIONS = insert(decisions)
 
 
-def record(connection: Connection, session_id: str, entries: Sequence[Message], at: int) -> "AnchoredHead | None":
-    """Store the decisions and their tool results among a session's new entries. Return the head to announce, or None
-    when nothing was recorded.
-
-    Call it last in a transaction: on PostgreSQL it holds a lock that other writers of decisions wait for.
-    """
+def make_rows(connection: Connection, session_id: str, entries: Sequence[Message], at: int) -> list[AuditRow]:
+    """Make the rows for the decisions and their tool results among a session's new entries; see `append_rows`."""
     answers = [escape_text(entry.get("tool_call_id", "")) for entry in entries if entry.get("role") == "tool"]
     made = find_decisions(connection, session_id, answers) if answers else {}
     rows: list[AuditRow] = []
@@ -64,7 +60,7 @@ def record(connection: Connection, session_id: str, entries: Sequence[Message], 
             rows.append(row)
         elif entry.get("role") == "tool" and (row := made.get(escape_text(entry.get("tool_call_id", "")))):
             rows.append(to_result_row(row, entry))
-    return append_rows(connection, [{**row, "session": session_id, "at": at} for row in rows]) if rows else None
+    return [{**row, "session": session_id, "at": at} for row in rows]
 
 
 def find_decisions(connection: Connection, session_id: str, calls: Sequence[str]) -> dict[str, AuditRow]:
@@ -94,7 +90,10 @@ def to_result_row(decision: AuditRow, answer: Message) -> AuditRow:
 
 
 def append_rows(connection: Connection, rows: Sequence[AuditRow]) -> "AnchoredHead":
-    """Append rows to the chain. Return the head before, with the new head as `next`."""
+    """Append rows to the chain. Return the head before, with the new head as `next`, to `announce`.
+
+    Call it last in a transaction: on PostgreSQL it holds a lock that other writers of decisions wait for.
+    """
     if connection.dialect.name == "postgresql":  # SQLite allows one writer at a time
         connection.execute(select(func.pg_advisory_xact_lock(CHAIN_LOCK)))
     end = read_head(connection)

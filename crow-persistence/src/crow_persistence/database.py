@@ -128,7 +128,7 @@ class Database:
         except DBAPIError as error:
             if monotonic() - since > SLOW_FAILURE:
                 self._fail_fast_until = monotonic() + FAIL_FAST_PERIOD
-            raise StoreError(self._explain(error)) from error
+            raise StoreError(self.explain(error)) from error
 
     def _get_engine(self) -> Engine:
         """Return the engine of the open, updated database. Raises StoreError, DBAPIError."""
@@ -231,7 +231,7 @@ class Database:
                     back_up(self.file, self.folder / f"{self.file.name}.before-{LATEST_REVISION}")
                 upgrade(connection)
 
-    def _explain(self, error: DBAPIError) -> str:
+    def explain(self, error: DBAPIError) -> str:
         """Convert a driver's error to a sentence that contains no stored data."""
         if self.file:
             _, _, name = str(getattr(error.orig, "sqlite_errorname", "")).partition("_")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from crow_core.models.chat import ModelCall
 from sqlalchemy import Engine
 
 from crow_persistence.requests import RequestEncoder
@@ -23,5 +24,9 @@ class Progress:
     """The options as stored in the `sessions` row."""
     engine: Engine | None = None
     """Engine of the database that holds these rows. None after a write failed: `writer.resync` must run first."""
+    has_draft: bool = True
+    """Whether `drafts` may have a row of the session."""
+    model_calls: list[ModelCall] = field(default_factory=list[ModelCall])
+    """Model calls that wait for the session's first message, as a session without one is not stored."""
     encoder: RequestEncoder | None = None
     """Encoder of the session's model requests; None until the first one."""

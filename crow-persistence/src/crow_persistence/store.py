@@ -1,23 +1,26 @@
 """The store: the operations on stored sessions that the hooks need. Each method blocks, and runs one or two
 transactions."""
 
-from collections.abc import Collection
+from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from crow_core.errors import SessionBusy
-from crow_core.messages import Message
-from crow_core.models.chat import ModelCall
+from crow_core.errors import SessionBusy, StoreError
 from crow_core.session import Session
 from crow_core.store import Page, Record
-from sqlalchemy import Row
+from sqlalchemy import Connection, Row
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, ProgrammingError
 
 from crow_persistence import audit, forks, leases, loader, requests, search, writer
+from crow_persistence.commits import SessionWrite
 from crow_persistence.database import Database
 from crow_persistence.progress import Progress
 from crow_persistence.requests import RequestEncoder
 
+ROW_FAULTS = (DataError, IntegrityError, InterfaceError, ProgrammingError)
+"""Errors of a row, which leave the connection and the transaction of others usable."""
 STATE_KEY = "persistence"
 """Key of `session.state` that holds a session's progress."""
 
@@ -32,42 +35,64 @@ class Store:
         self.open_ids: set[str] = set()
         """Ids of the sessions that this owner holds the lease of."""
 
-    def write_entries(self, session: Session, secrets: Collection[str] = ()) -> None:
-        """Write the new entries of a session's log, once there is a message in it. After a failure, the next call
-        writes them."""
-        progress = self.get_progress(session)
-        has_message = progress.number or any("role" in entry for entry in session.log)
-        if len(progress.rows) == len(session.log) or not has_message:
-            return
+    def write_sessions(self, writes: Sequence[SessionWrite]) -> dict[str, Exception]:
+        """Write what sessions have gathered, in one transaction. Return the faults of single sessions by their ids.
+
+        After a fault, the session's next write also writes the entries of this one. Raises StoreError if nothing could
+        be written.
+        """
+        # In the order of their ids, so that two processes cannot wait for each other's rows.
+        writes = sorted(filter(self.has_news, writes), key=lambda write: write.session.id)
+        if not writes:
+            return {}
+        errors, decisions, head = dict[str, Exception](), list[audit.AuditRow](), None
         with self.database.begin_write() as connection:
             engine = connection.engine
-            if progress.engine is not engine:
-                writer.resync(connection, progress, session)
-            progress.engine = None
-            committed = writer.write_entries(connection, progress, session, session.log[len(progress.rows) :], secrets)
-            if committed.decisions:
-                audit.announce(connection, self.database, committed.decisions)
-        committed.apply_to(progress)
-        progress.engine = engine
-        self.open_ids.add(session.id)
-        if committed.decisions:
-            audit.anchor(self.database, committed.decisions)
+            for write in writes:
+                try:
+                    with connection.begin_nested() if len(writes) > 1 else nullcontext():
+                        decisions += self.write_session(connection, write)
+                except Exception as error:
+                    if len(writes) == 1 or (isinstance(error, DBAPIError) and not isinstance(error, ROW_FAULTS)):
+                        raise
+                    is_fault = isinstance(error, DBAPIError)
+                    errors[write.session.id] = StoreError(self.database.explain(error)) if is_fault else error
+            if decisions:
+                head = audit.append_rows(connection, decisions)
+                audit.announce(connection, self.database, head)
+        for write in writes:
+            if write.session.id not in errors and (progress := self.get_progress(write.session)).number:
+                progress.engine = engine
+                self.open_ids.add(write.session.id)
+        if head:
+            audit.anchor(self.database, head)
+        return errors
 
-    def write_draft(self, session: Session, reply: Message, secrets: Collection[str] = ()) -> None:
-        """Write a reply that is still streaming."""
-        if (progress := self.get_progress(session)).number:
-            with self.database.begin_write() as connection:
-                writer.write_draft(connection, progress, session, reply, secrets)
+    def has_news(self, write: SessionWrite) -> bool:
+        """Test whether there is anything to write; a session is not stored before its first message."""
+        progress = self.get_progress(write.session)
+        if not progress.number and not any("role" in entry for entry in write.session.log[: write.entries]):
+            progress.model_calls += write.model_calls
+            return False
+        return bool(len(progress.rows) < write.entries or write.draft or write.model_calls)
 
-    def write_model_call(self, session: Session, model_call: ModelCall, secrets: Collection[str] = ()) -> None:
-        """Write a model call."""
-        progress = self.get_progress(session)
+    def write_session(self, connection: Connection, write: SessionWrite) -> list[audit.AuditRow]:
+        """Write what one session has gathered. Return its rows for the audit chain. Raises StoreError."""
+        session, secrets, progress = write.session, write.secrets, self.get_progress(write.session)
+        if progress.engine is not connection.engine:
+            writer.resync(connection, progress, session)
+        progress.engine = None  # until the transaction is committed
+        decisions: list[audit.AuditRow] = []
+        if entries := session.log[len(progress.rows) : write.entries]:
+            decisions = writer.write_entries(connection, progress, session, entries, secrets)
+        if write.draft and loader.entry_id(write.draft) not in map(loader.entry_id, entries):
+            writer.write_draft(connection, progress, session, write.draft, secrets)
+        write.model_calls[:0], progress.model_calls = progress.model_calls, []
         progress.encoder = progress.encoder or RequestEncoder(session.log, progress.rows)
         progress.encoder.secrets = secrets
-        if progress.number:
-            with self.database.begin_write() as connection:
-                if progress.engine in (None, connection.engine):  # a replaced database gets the session's entries first
-                    requests.write_model_call(connection, progress.number, model_call, progress.encoder)
+        for model_call in write.model_calls:
+            requests.write_model_call(connection, progress.number, model_call, progress.encoder)
+        return decisions
 
     def get_progress(self, session: Session) -> Progress:
         """Return a session's progress; a new one for a new session."""
@@ -154,13 +179,6 @@ class Store:
         """Delete a session."""
         with self.database.begin_write() as connection:
             forks.delete(connection, id, self.owner)
-
-    def close_session(self, session: Session, secrets: Collection[str] = ()) -> None:
-        """Write the rest of a session, then release its lease."""
-        try:
-            self.write_entries(session, secrets)
-        finally:
-            self.release(session.id)
 
     def release(self, id: str) -> None:
         """Release the lease of a session."""

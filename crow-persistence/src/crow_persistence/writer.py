@@ -1,7 +1,6 @@
 """Write a session's entries to rows: each entry once, after its parent, and only under the session's lease."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -41,31 +40,18 @@ INSERT_DRAFT = insert(drafts)
 DELETE_DRAFT = delete(drafts).where(drafts.c.session == bindparam("of"))
 
 
-@dataclass(frozen=True)
-class Committed:
-    """A session's progress after the transaction is committed."""
-
-    number: int
-    head: int
-    rows: list[int]
-    options: dict[str, str]
-    decisions: audit.AnchoredHead | None
-    """The head of the audit chain to announce; None when no decisions were recorded. See `audit`."""
-
-    def apply_to(self, progress: Progress) -> None:
-        """Update a session's progress, after the commit."""
-        progress.number, progress.head, progress.options = self.number, self.head, self.options
-        progress.rows += self.rows
-
-
 def write_entries(
     connection: Connection,
     progress: Progress,
     session: Session,
     entries: Sequence[Message],
     secrets: Collection[str] = (),
-) -> Committed:
-    """Write new entries of a session. Raises StoreError when this owner has lost the session's lease."""
+) -> list[audit.AuditRow]:
+    """Write new entries of a session, and advance its progress. Return the rows for the audit chain.
+
+    Raises StoreError when this owner has lost the session's lease. If the transaction fails, `resync` restores the
+    progress.
+    """
     at = leases.now()
     if progress.number:
         hold_lease(connection, progress, session)
@@ -97,13 +83,17 @@ def write_entries(
         "name": title,
     }
     connection.execute(UPDATE_SESSION, changes)
-    if any("role" in entry for entry in clean):
+    if progress.has_draft and any("role" in entry for entry in clean):
         connection.execute(DELETE_DRAFT, {"of": number})
-    return Committed(number, head, rows, options, audit.record(connection, session.id, clean, at))
+        progress.has_draft = False
+    progress.number, progress.head, progress.options = number, head, options
+    progress.rows += rows
+    return audit.make_rows(connection, session.id, clean, at)
 
 
 def insert_session(connection: Connection, progress: Progress, session: Session, at: int) -> int:
     """Insert the row of a new session, and its prompts. Return the session's number."""
+    progress.has_draft = False
     for prompt in session.prompts.templates.values():
         prompts.store_version(connection, prompt.name, prompt.template, at)
     row = {
@@ -149,7 +139,7 @@ def write_draft(
 ) -> None:
     """Write a reply that is still streaming. Raises StoreError, as `write_entries` does."""
     hold_lease(connection, progress, session)
-    at = leases.now()
+    at, progress.has_draft = leases.now(), True
     body = pack(mask(reply, secrets)).body
     if not connection.execute(UPDATE_DRAFT, {"of": progress.number, "time": at, "reply": body}).rowcount:
         connection.execute(INSERT_DRAFT, {"session": progress.number, "at": at, "body": body})
@@ -185,6 +175,7 @@ def resync(connection: Connection, progress: Progress, session: Session) -> None
     if row is None:
         progress.number, progress.head, progress.rows[:], progress.encoder = 0, None, [], None
         return
+    progress.has_draft = True
     if row.deleted is not None or row.owner != progress.owner:
         raise explain_lost_lease(connection, session.id, progress)
     known = loader.map_rows(connection, row)

@@ -8,7 +8,7 @@ import stat
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from io import FileIO
 from typing import IO, Protocol, cast
@@ -326,11 +326,13 @@ async def spawn(
     cwd: str | os.PathLike[str] | None = None,
     stderr: IO[bytes] | int | None = None,
     close_timeout: float = CLOSE_TIMEOUT,
+    prepare: Callable[[], None] | None = None,
 ) -> ChildTransport:
     """Start a program that speaks the protocol on its standard streams, in a process group of its own.
 
     `env` is its whole environment; None inherits ours. `stderr` is as for Popen and may be PIPE. `close_timeout` is the
-    time in seconds that `close` waits for its exit, and again after SIGTERM. Raises OSError if it cannot start.
+    time in seconds that `close` waits for its exit, and again after SIGTERM. `prepare` is called in the new process
+    before the program runs. Raises OSError if it cannot start.
     """
     process = subprocess.Popen(  # noqa: ASYNC220, asyncio's own function blocks as long
         [command, *args],
@@ -341,6 +343,7 @@ async def spawn(
         env=env,
         cwd=cwd,
         start_new_session=True,
+        preexec_fn=prepare,
     )
     source, sink = cast("FileIO", process.stdout), cast("FileIO", process.stdin)
     errors = cast("FileIO | None", process.stderr) and await open_source(cast("FileIO", process.stderr))

@@ -26,7 +26,7 @@ from uvicorn.server import ServerState
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as dial
 from websockets.exceptions import ConnectionClosed
-from websockets.frames import Frame
+from websockets.frames import CloseCode, Frame
 
 from crow_core.acp.transports import CLOSE_TIMEOUT, MAX_MESSAGE_BYTES, LineQueue, Transport
 
@@ -40,6 +40,9 @@ SUBPROTOCOL = "acp"
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds from the TCP connection until the WebSocket must be open."""
+
+BINARY_REASON = "ACP messages are text frames"
+"""The reason with which a connection is closed after a binary frame, with the code 1003."""
 
 PING_INTERVAL, PONG_TIMEOUT = 20.0, 60.0
 """Seconds between pings, and seconds to wait for an answer before the connection is closed."""
@@ -55,7 +58,7 @@ class TextSocket(Protocol):
     """The operations of an open WebSocket that the transport uses."""
 
     async def receive(self) -> bytes | None:
-        """Return the next text; None at the end. Binary frames are ignored."""
+        """Return the next text; None at the end, and after a binary frame, which closes the WebSocket."""
         ...
 
     async def send(self, text: bytes) -> None:
@@ -121,11 +124,13 @@ class ClientSocket:
 
     async def receive(self) -> bytes | None:
         try:
-            while not isinstance(frame := await self._connection.recv(), str):
-                pass
+            frame = await self._connection.recv()
+            if isinstance(frame, str):
+                return frame.encode()
+            await self._connection.close(CloseCode.UNSUPPORTED_DATA, BINARY_REASON)
         except ConnectionClosed:
-            return None
-        return frame.encode()
+            pass
+        return None
 
     async def send(self, text: bytes) -> None:
         try:
@@ -159,16 +164,22 @@ class ServerSocket:
         self._send = send
 
     async def receive(self) -> bytes | None:
-        while (message := await self._receive())["type"] == "websocket.receive":
+        message = await self._receive()
+        if message["type"] == "websocket.receive":
             if (text := message.get("text")) is not None:
                 return text.encode()
+            with suppress(OSError):  # the client has left
+                await self._close(CloseCode.UNSUPPORTED_DATA, BINARY_REASON)
         return None
 
     async def send(self, text: bytes) -> None:
         await self._send_message({"type": "websocket.send", "text": text.decode()})
 
     async def close(self) -> None:
-        await self._send_message({"type": "websocket.close", "code": 1001, "reason": "The agent is going away"})
+        await self._close(CloseCode.GOING_AWAY, "The agent is going away")
+
+    async def _close(self, code: int, reason: str) -> None:
+        await self._send_message({"type": "websocket.close", "code": code, "reason": reason})
 
     async def _send_message(self, message: Message) -> None:
         try:

@@ -10,6 +10,7 @@ from crow_core.text import to_line
 def titles(crow: Crow) -> None:
     """Give a session without a title one of at most 60 characters when a turn has ended without an error."""
 
+    @crow.before_end  # so that the title is written with the reply
     @crow.turn_end
     async def name(session: Session, outcome: StopReason | Exception) -> None:
         if session.log.title or isinstance(outcome, Exception):

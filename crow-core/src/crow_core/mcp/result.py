@@ -2,9 +2,41 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from crow_core.masking import mask
+
+BLOCKS_LIMIT = 1_000
+"""Content blocks of a tool result."""
+
+
+def limit_blocks(content: list[Any]) -> list[Any]:
+    """Return at most BLOCKS_LIMIT of the content blocks that a server sent, valid or not.
+
+    If there are more, texts that follow each other are joined first, and the last block counts those that are left out.
+    """
+    if len(content) <= BLOCKS_LIMIT:
+        return content
+    joined: list[Any] = []
+    for is_text, blocks in groupby(content, is_text_block):
+        if not is_text:
+            joined += blocks
+        elif text := "\n\n".join(block["text"] for block in blocks if block["text"]):
+            joined.append({"type": "text", "text": text})
+    if len(joined) > BLOCKS_LIMIT:
+        left = f"[{len(joined) - BLOCKS_LIMIT + 1:,} more blocks of content were left out]"
+        joined[BLOCKS_LIMIT - 1 :] = [{"type": "text", "text": left}]
+    return joined
+
+
+def is_text_block(block: Any) -> bool:
+    """Whether a content block, valid or not, is a text."""
+    match block:
+        case {"type": "text", "text": str()}:
+            return True
+        case _:
+            return False
 
 
 @dataclass

@@ -20,7 +20,7 @@ from mcp import ClientSession
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.transport_context import TransportContext
-from mcp_types import CallToolResult
+from mcp_types import INTERNAL_ERROR, CallToolResult, ErrorData, JSONRPCRequest, RequestId
 from typing_extensions import Unpack
 
 VERSIONS = {"fastmcp": "4.1.2", "mcp": "2.3.0"}
@@ -90,6 +90,10 @@ RELIED_ON: tuple[tuple[type, str], ...] = (
     (ClientSession, "validate_tool_result"),
     (JSONRPCDispatcher, "send_raw_request"),
     (JSONRPCDispatcher, "_closed"),
+    (JSONRPCDispatcher, "_dispatch_request"),
+    (JSONRPCDispatcher, "_handle_request"),
+    (JSONRPCDispatcher, "_spawn"),
+    (JSONRPCDispatcher, "_write_error"),
 )
 """Each class with a name of its that is private, or that a subclass here replaces."""
 
@@ -97,12 +101,40 @@ FilterAnswer = Callable[[str, dict[str, Any], str], dict[str, Any]]
 """Takes a request's method, the server's answer and the version of MCP; returns the answer to use instead."""
 
 
+REQUESTS_LIMIT = 100
+"""Requests of a server that are handled at a time. As many more are answered with an error, and others not at all: a
+server that floods may not read the answers."""
+
+
 class FilteringDispatcher(JSONRPCDispatcher[TransportContext]):
-    """Sends requests, and filters their answers before the SDK validates them."""
+    """Sends requests, and filters their answers before the SDK validates them. Limits the requests of the server."""
 
     def __init__(self, read_stream: Any, write_stream: Any, filter_answer: Callable[[str, Any], Any]) -> None:
         super().__init__(read_stream, write_stream)
         self.filter_answer = filter_answer
+        self._unanswered = 0
+        """Requests of the server that are being handled or answered."""
+
+    async def _dispatch_request(self, req: JSONRPCRequest, *others: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self._unanswered >= 2 * REQUESTS_LIMIT:
+            return
+        self._unanswered += 1
+        if self._unanswered > REQUESTS_LIMIT:
+            self._spawn(self._refuse_request, req.id, sender_ctx=None)
+        else:
+            await super()._dispatch_request(req, *others)
+
+    async def _handle_request(self, *others: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        try:
+            await super()._handle_request(*others)
+        finally:
+            self._unanswered -= 1
+
+    async def _refuse_request(self, id: RequestId) -> None:
+        try:
+            await self._write_error(id, ErrorData(code=INTERNAL_ERROR, message="Too many requests at once"))
+        finally:
+            self._unanswered -= 1
 
     async def send_raw_request(
         self,

@@ -25,7 +25,7 @@ from msgspec import UNSET
 from crow_core import __version__
 from crow_core.acp.schema import McpServer
 from crow_core.masking import find_secrets, find_secrets_in_text, mask
-from crow_core.mcp.result import ToolResult
+from crow_core.mcp.result import ToolResult, limit_blocks
 from crow_core.mcp.schemas import is_checkable
 from crow_core.mcp.watchdog import MARK, ProcessWatchdog
 from crow_core.text import to_line
@@ -66,6 +66,8 @@ LIST_FIELDS = {
     "resources/templates/list": "resourceTemplates",
 }
 """The field of the answer that holds the items, for each request that lists something."""
+BLOCK_FIELDS = {"tools/call": "content", "resources/read": "contents", "prompts/get": "messages"}
+"""The field of the answer that holds content, of which there may be too much, for each request."""
 METHOD_NOT_FOUND = -32601
 """The JSON-RPC error code for an unknown method."""
 URL_ELICITATION_REQUIRED = -32042
@@ -265,7 +267,7 @@ class Server:
         client = CheckedClient(
             await run_in_thread(self.source),
             can_check=lambda tool: tool in self._checkable,
-            filter_answer=self._drop_invalid_items,
+            filter_answer=self._filter_answer,
             name=self.name,
             init_timeout=self.effective_start_timeout,
             mode=self.mode,
@@ -285,6 +287,12 @@ class Server:
             self.mark_changed(what)  # it may be another program now
         self.keep_task(asyncio.ensure_future(follow_changes(client)))
         return client
+
+    def _filter_answer(self, method: str, answer: dict[str, Any], version: str) -> dict[str, Any]:
+        """Return the answer to a request without what the SDK takes long to validate, or would reject."""
+        if (name := BLOCK_FIELDS.get(method)) and isinstance(blocks := answer.get(name), list):
+            return {**answer, name: limit_blocks(cast("list[Any]", blocks))}
+        return self._drop_invalid_items(method, answer, version)
 
     def _drop_invalid_items(self, method: str, answer: dict[str, Any], version: str) -> dict[str, Any]:
         """Return the answer to a request for a list without its invalid items: the SDK would reject the whole list."""
@@ -373,6 +381,7 @@ class Server:
                 if not running.may_repeat:
                     raise
                 result = await self._attempt(tool, arguments, sent_meta, running)
+            dump = result.model_dump(mode="json", by_alias=True, exclude_none=True)
         except Exception as error:
             if pages := find_pages(error):
                 return await self._send_to_pages(pages, running)
@@ -381,7 +390,6 @@ class Server:
             self._running.discard(running)
             for task in running.tasks.values():
                 task.cancel()
-        dump = result.model_dump(mode="json", by_alias=True, exclude_none=True)
         content: list[dict[str, Any]] = dump.get("content") or []
         if not content and (structured := dump.get("structuredContent")) is not None:
             content = [{"type": "text", "text": msgspec.json.encode(structured).decode()}]

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import anyio
+import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp import ClientSession
 from mcp.client.stdio import get_default_environment
@@ -24,6 +26,7 @@ from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCRequest, J
 from typing_extensions import Unpack
 
 from crow_core.acp.transports import CHUNK_BYTES, ByteSource, ChildTransport, spawn
+from crow_core.mcp.descendants import find_descendants, keep_orphans, kill_all
 from crow_core.mcp.sdk import ClientTransport, SessionKwargs, TransportOptions
 
 LINE_LIMIT = 8 * 1024 * 1024
@@ -76,7 +79,7 @@ class CommandTransport(ClientTransport):
         env = get_default_environment() | dict(self.env)
         incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-        starting = asyncio.create_task(spawn(self.command, self.args, env, self.cwd, subprocess.PIPE, GRACE))
+        starting = asyncio.create_task(self._spawn(env))
         tasks: list[asyncio.Task[None]] = []
         try:
             child = await asyncio.shield(starting)
@@ -90,7 +93,10 @@ class CommandTransport(ClientTransport):
             with anyio.CancelScope(shield=True):
                 await asyncio.wait([starting])
                 if not starting.exception():
+                    pid = starting.result().process.pid
+                    started = await asyncio.to_thread(find_descendants, pid)
                     await starting.result().close()
+                    await asyncio.to_thread(kill_all, started)
                 if tasks:
                     await asyncio.wait(tasks[:1], timeout=GRACE)  # the end of its standard error
                     for task in tasks:
@@ -100,6 +106,10 @@ class CommandTransport(ClientTransport):
                     errors.close()
                 for stream in (incoming, read, write, outgoing):
                     stream.close()
+
+    async def _spawn(self, env: Mapping[str, str]) -> ChildTransport:
+        prepare = keep_orphans if sys.platform == "linux" else None
+        return await spawn(self.command, self.args, env, self.cwd, subprocess.PIPE, GRACE, prepare)
 
     async def _read_errors(self, child: ChildTransport) -> None:
         assert child.errors is not None
@@ -179,10 +189,13 @@ async def stop_reading_after_exit(child: ChildTransport, reading: "asyncio.Task[
 
 
 def parse_message(line: bytearray) -> Any:
-    """Parse a line as a message; repair its text if necessary. Raises ValueError."""
+    """Parse a line as a message; repair its text if necessary. Raises ValueError.
+
+    The adapter is given objects, because it takes six times the memory for the text: it tries each kind of message.
+    """
     try:
-        return jsonrpc_message_adapter.validate_json(line, by_name=False)
-    except ValueError:
+        return jsonrpc_message_adapter.validate_python(msgspec.json.decode(line), by_name=False)
+    except (ValueError, RecursionError):
         return jsonrpc_message_adapter.validate_json(repair_json(line), by_name=False)
 
 

@@ -50,7 +50,8 @@ class Toolbox:
     tools: dict[str, Tool] = field(default_factory=dict[str, Tool])
     """By the name the model knows; changes only between turns."""
     sent: list[dict[str, Any]] | None = None
-    """The tool list of the session's requests. It changes only between turns, with a marker; None before the first."""
+    """The tool list of the session's requests. It changes only with a marker, between turns or when the view of the log
+    changes anyway; None before the first."""
     own_secrets: Collection[str] = ()
     """Secrets of the session beside those of its servers: of the configuration, and of its models."""
     allowed: Sequence[str] = ()

@@ -30,6 +30,7 @@ MISSING_COMMAND = "no such command"
 """The fault of a server whose command does not exist."""
 
 BLOCK = "x" * 1_000_000
+FLOOD = 200_000
 
 
 def make_faulty_server(fault: str, name: str = "bad") -> "McpServer":
@@ -231,6 +232,19 @@ def leaves_children(request: Message) -> None:
     answer_call(request, " ".join(map(str, (start_child(), start_child(start_new_session=True)))))
 
 
+@register_call_fault
+def leaves_children_without_a_trace(request: Message) -> None:
+    """Starts two processes outside of its environment and session, one of them an orphan, and returns their ids."""
+    wait = "trap '' TERM HUP; echo $$; exec >&-; while :; do /bin/sleep 1000; done"
+    apart = 'env -i setsid sh -c "$1"'
+    lines: list[str] = []
+    for script in (f"exec {apart}", f"{apart} & exit"):
+        child = subprocess.Popen(["sh", "-c", script, "sh", wait], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        assert child.stdout
+        lines.append(child.stdout.readline().decode().strip())
+    answer_call(request, " ".join(lines))
+
+
 def start_child(**how: Any) -> int:
     """Start a process that ignores SIGTERM and holds the standard streams open; return its id."""
     return subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 1000; done"], **how).pid
@@ -252,6 +266,27 @@ def answers_with_one_line_of_100_MB(request: Message) -> None:
     for _ in range(100):
         sys.stdout.write(BLOCK)
     write_line(f'the end"}}]}}, "jsonrpc": "2.0", "id": {request["id"]}}}')
+
+
+@register_call_fault
+def answers_with_empty_blocks(request: Message) -> None:
+    """Answers with 200,000 blocks of empty text."""
+    blocks = ", ".join(['{"type": "text", "text": ""}'] * FLOOD)
+    write_line(f'{{"jsonrpc": "2.0", "id": {request["id"]}, "result": {{"content": [{blocks}]}}}}')
+
+
+@register_call_fault
+def answers_with_invalid_blocks(request: Message) -> None:
+    """Answers with 200,000 blocks that are none."""
+    blocks = ", ".join(["{}"] * FLOOD)
+    write_line(f'{{"jsonrpc": "2.0", "id": {request["id"]}, "result": {{"content": [{blocks}]}}}}')
+
+
+@register_call_fault
+def answers_at_great_depth(request: Message) -> None:
+    """Answers with 500 objects within each other."""
+    deep = '{"a": ' * 500 + "1" + "}" * 500
+    write_line(f'{{"jsonrpc": "2.0", "id": {request["id"]}, "result": {{"content": [], "structuredContent": {deep}}}}}')
 
 
 @register_call_fault
@@ -298,6 +333,14 @@ def floods_with_notifications(request: Message) -> None:
         send_message(method="notifications/tools/list_changed")
         send_message(method="notifications/progress", params={"progressToken": request["id"], "progress": count})
         send_message(method="notifications/of/its/own", params={"count": count})
+    answer_call(request)
+
+
+@register_call_fault
+def floods_with_requests(request: Message) -> None:
+    """Asks for the roots 200,000 times, and reads none of the answers before it answers."""
+    for count in range(FLOOD):
+        sys.stdout.write(f'{{"jsonrpc": "2.0", "id": "roots-{count}", "method": "roots/list"}}\n')
     answer_call(request)
 
 

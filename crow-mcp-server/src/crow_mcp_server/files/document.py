@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from crow_mcp_server.charset import guess_encoding
+
 BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, because it begins with that one's mark
@@ -15,9 +17,6 @@ BYTE_ORDER_MARKS = (
 )
 BINARY_CONTROLS = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")  # control bytes that do not occur in text
 C1_CONTROLS = re.compile(r"[\x80-\x9f]")  # controls in Latin-1, quotes and dashes in Windows-1252
-NON_ASCII_RUN = re.compile(rb"[\x80-\xff]{6}")  # does not occur in text in a Western language
-WESTERN_ENCODINGS = ["cp1252", "latin_1"]
-OTHER_ENCODINGS = ["cp1251", "koi8_r", "gb18030", "big5", "cp932", "euc_jp", "cp949", "cp1253", "cp1255", "cp1256"]
 
 
 @dataclass(frozen=True)
@@ -78,10 +77,10 @@ def decode(data: bytes) -> Document | None:
         return Document(text)
     if BINARY_CONTROLS.search(data):
         return None
-    if encoding := _guess_encoding(data):
-        text = _try_decode(data, encoding)
-        if text is not None and text.encode(encoding, "replace") == data:
-            return Document(text, encoding)
+    encoding = guess_encoding(data)
+    text = None if encoding == "cp1252" else _try_decode(data, encoding)
+    if text is not None and text.encode(encoding, "replace") == data:
+        return Document(text, encoding)
     latin = data.decode("latin-1")
     if C1_CONTROLS.search(latin) and (text := _try_decode(data, "cp1252")) is not None:
         return Document(text, "cp1252")
@@ -93,20 +92,6 @@ def _try_decode(data: bytes, encoding: str) -> str | None:
         return data.decode(encoding)
     except UnicodeDecodeError:
         return None
-
-
-def _guess_encoding(data: bytes) -> str | None:
-    """Return the encoding of a text that is clearly not in a Western one, else None."""
-    if not NON_ASCII_RUN.search(data):
-        return None
-    from charset_normalizer import from_bytes  # not at the top: few files need it
-
-    first, second, *lines = [*data.split(b"\n"), b""]  # the first two lines may declare an encoding
-    sample = b"\n".join([first, second, *(line for line in lines if not line.isascii())])
-    if from_bytes(sample, cp_isolation=WESTERN_ENCODINGS).best():
-        return None
-    best = from_bytes(sample, cp_isolation=OTHER_ENCODINGS).best()
-    return best and best.encoding
 
 
 def reconcile(disk: Document, text: str) -> Document:

@@ -104,20 +104,25 @@ async def list_files(target: ResolvedPath, glob: str = "") -> list[str]:
     """
     if not glob:
         async with run_ripgrep(target, "--files") as output:
-            return await _read_names(target, output)
+            return await _read_file_names(target, output)
     # The first list has too many files if .gitignore includes some again with `!`; the second one has ignored files.
     # Both run at once in this one task: a task of its own would go on, or lose its shield, when the other one fails.
     async with run_ripgrep(target, "--files", only=glob) as not_ignored:
         async with run_ripgrep(target, "--files", f"--glob={glob}") as named:
-            wanted = set(await _read_names(target, named))
-        return [name for name in await _read_names(target, not_ignored) if name in wanted]
+            wanted = set(await _read_file_names(target, named))
+        return [name for name in await _read_file_names(target, not_ignored) if name in wanted]
 
 
-async def _read_names(target: ResolvedPath, output: StreamReader) -> list[str]:
-    printed = await output.read()
-    if printed == f"{STDIN_NAME}\0".encode():
+async def _read_file_names(target: ResolvedPath, output: StreamReader) -> list[str]:
+    names = await read_names(output)
+    if names == [STDIN_NAME]:
         raise ToolRefusal(f"{target.path} is a file. Give the path of a folder.")
-    return [os.fsdecode(name.removeprefix(b"./")) for name in printed.split(b"\0")[:-1]]
+    return names
+
+
+async def read_names(output: StreamReader) -> list[str]:
+    """Read the names of files that rg prints, relative to the folder that is searched."""
+    return [os.fsdecode(name.removeprefix(b"./")) for name in (await output.read()).split(b"\0")[:-1]]
 
 
 def format_path(target: ResolvedPath, workspace: Workspace, name: str = "") -> str:

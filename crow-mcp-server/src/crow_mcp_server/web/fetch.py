@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.tool_options import ToolOptions
-from crow_mcp_server.web.page_text import UnreadablePage, detect_kind
+from crow_mcp_server.web.page_text import SOURCE_KINDS, UnreadablePage, detect_kind, needs_javascript
 
 if TYPE_CHECKING:
     from crow_mcp_server.web.network import WebReply
@@ -24,6 +24,10 @@ Read a page on the web: HTML as Markdown, PDF and feeds as text, images as they 
 READ_TIMEOUT = 10.0  # seconds for converting a fetched page to text
 PART_CHARACTERS = 20_000  # of one answer
 MAX_IMAGE_BYTES = 4 * 1024 * 1024
+NEEDS_JAVASCRIPT = (
+    "[probably a page that shows its text by JavaScript, which does not run here. Look for an API, a feed or another "
+    "source; raw=true shows the source, which may name them]"
+)
 MAX_ERROR_CHARACTERS = 2_000  # of the page that comes with an HTTP error
 
 
@@ -92,7 +96,12 @@ async def to_tool_result(page: "FetchedPage", *, start: int, raw: bool) -> ToolR
             text = await page.read_text(raw=raw)
     except (UnreadablePage, TimeoutError) as error:
         reason = str(error) or "reading it took too much time"
-        raise ToolRefusal(f"{about}, and {reason}. Call again with raw=true, or use another source.") from None
+        advice = (
+            "Call again with raw=true, or use another source."
+            if kind in SOURCE_KINDS and not raw
+            else "Download it in the terminal (curl -o FILE URL) and read it there in parts, or use another source."
+        )
+        raise ToolRefusal(f"{about}, and {reason}. {advice}") from None
     if start and start >= len(text):
         raise ToolRefusal(f"{reply.url} has {len(text):,} characters, so there is nothing from {start:,} on.")
     part = FetchResult(
@@ -100,6 +109,8 @@ async def to_tool_result(page: "FetchedPage", *, start: int, raw: bool) -> ToolR
     )
     end = start + len(part["text"])
     lines = [reply.url, "", part["text"] or "[the page has no text]"]
+    if kind == "html" and not raw and needs_javascript(reply.body, text):
+        lines += ["", NEEDS_JAVASCRIPT]
     if start or end < len(text):
         more = f"; the rest: call again with start={end}" if end < len(text) else ""
         lines += ["", f"[characters {start:,} to {end:,} of {len(text):,}{more}]"]

@@ -13,7 +13,7 @@ from protego import Protego  # pyright: ignore[reportMissingTypeStubs]
 
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.web.network import WebReply, fetch_url, open_client, parse_url
-from crow_mcp_server.web.page_text import detect_kind, to_text
+from crow_mcp_server.web.page_text import SOURCE_KINDS, detect_kind, to_text
 
 USER_AGENT = f"crow-mcp-server/{version('crow-mcp-server')}"
 ROBOT_NAME = "crow-mcp-server"  # this program's name in robots.txt
@@ -48,7 +48,7 @@ class FetchedPage:
         if raw not in self.texts:
             kind = detect_kind(self.reply.body, self.reply.media_type)
             charset = httpx2.Response(200, headers=self.reply.headers).charset_encoding
-            kind = "text" if raw and kind in ("html", "feed", "json") else kind
+            kind = "text" if raw and kind in SOURCE_KINDS else kind
             self.texts[raw] = await to_text(self.reply.body, kind, charset, self.reply.url)
         return self.texts[raw]
 

@@ -19,21 +19,27 @@ from typing import Literal
 
 import anyio
 
+from crow_mcp_server.charset import guess_encoding
+
 PageKind = Literal["html", "pdf", "feed", "json", "text", "image", "binary"]
 
 MAX_CHARACTERS = 5_000_000  # of a page's text
 MAX_MEMORY_BYTES = 2 * 1024**3  # of address space for converting a page
 MAX_JSON_CHARACTERS = 1_000_000  # longer JSON is not indented
 MIN_MAIN_CHARACTERS = 200  # with less main text, the whole page is converted
+SHORT_PAGE, SHORT_NOTE = 100, 500  # characters of a page without JavaScript, and of one that asks for it
 SNIFFED_BYTES = 2048  # of the beginning, to detect the kind and the charset
 IMAGE_TYPES = {"image/png", "image/jpeg", "image/gif", "image/webp"}
 SEPARATE_KINDS: tuple[PageKind, ...] = ("html", "pdf", "feed")  # converted in a process of their own
+SOURCE_KINDS: tuple[PageKind, ...] = ("html", "feed", "json")  # whose source is text
 FEED_START = re.compile(rb"<(rss|feed|rdf:RDF)[\s>]")
 HTML_START = re.compile(rb"\s*(?:(?><!--.*?-->)\s*+)*+<(!doctype html|html|head|body)[\s>]", re.IGNORECASE | re.DOTALL)
 CONTROLS = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")  # lxml rejects them
 DROPPED_LINKS = "//a[starts-with(@href, '#') or starts-with(@href, 'javascript:') or ancestor::pre or ancestor::code]"
 """Links that are replaced by their text: links to the page itself, and links in code."""
 NO_TEXT = "(no text: perhaps a scan)"
+XML_CHARSET = re.compile(rb"""<\?xml[^>]+encoding\s*=\s*["']([\w:.-]+)""")
+LARGER_ENCODINGS = {"shift_jis": "cp932", "euc-kr": "cp949", "gbk": "gb18030", "big5": "big5hkscs"}
 META_CHARSET = re.compile(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w:.-]+)""", re.IGNORECASE)
 
 
@@ -63,6 +69,14 @@ def detect_kind(body: bytes, media_type: str) -> PageKind:
     return "binary" if b"\0" in start or media_type.startswith(("image/", "audio/", "video/", "font/")) else "text"
 
 
+def needs_javascript(body: bytes, text: str) -> bool:
+    """Return whether an HTML page with this text probably shows more in a browser that runs its scripts."""
+    if b"<script" not in body.lower():
+        return False
+    words = re.sub(r"\A# .*", "", text).strip()
+    return len(words) < SHORT_PAGE or (len(words) < SHORT_NOTE and "javascript" in words.lower())
+
+
 def decode_text(body: bytes, charset: str | None, *, html: bool) -> str:
     """Decode a page.
 
@@ -71,18 +85,27 @@ def decode_text(body: bytes, charset: str | None, *, html: bool) -> str:
     """
     import webencodings  # not at the top: a server may never fetch
 
-    declared = META_CHARSET.search(body, 0, SNIFFED_BYTES) if html else None
+    declared = XML_CHARSET.match(body) or (META_CHARSET.search(body, 0, SNIFFED_BYTES) if html else None)
     for label in (charset, declared and declared[1].decode("ascii", "replace")):
-        if label and (known := webencodings.lookup(label)):
-            return webencodings.decode(body, known)[0]
+        if label and webencodings.lookup(label):
+            return _decode_as(body, label)
+    if b"\x1b$" in body and body.isascii():
+        return _decode_as(body, "iso-2022-jp")
     with suppress(UnicodeDecodeError):
         return body.decode("utf-8-sig")
     if body.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return webencodings.decode(body, "utf-16")[0]
-    import charset_normalizer  # not at the top, as above
+    return _decode_as(body, guess_encoding(body))
 
-    best = charset_normalizer.from_bytes(body[:65536]).best()
-    return body.decode(best.encoding if best else "utf-8", "replace")
+
+def _decode_as(body: bytes, encoding: str) -> str:
+    """Decode a page as browsers do, which read some encodings as larger ones of which they are a part."""
+    import webencodings  # not at the top, as above
+
+    known = webencodings.lookup(encoding)
+    if known and (larger := LARGER_ENCODINGS.get(known.name)):
+        return body.decode(larger, "replace")
+    return webencodings.decode(body, known)[0] if known else body.decode(encoding, "replace")
 
 
 async def to_text(body: bytes, kind: PageKind, charset: str | None, url: str) -> str:

@@ -1,0 +1,216 @@
+"""Group commit: gather what all sessions of a process have to write, and commit it together."""
+
+import asyncio
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from crow_core.errors import StoreError
+from crow_core.messages import Message
+from crow_core.models.chat import ModelCall
+from crow_core.session import Session
+
+if TYPE_CHECKING:
+    from crow_persistence.database import Database
+    from crow_persistence.store import Store
+
+T = TypeVar("T")
+
+HEARTBEAT_INTERVAL = 5.0
+"""Seconds between heartbeats for the open sessions; see `leases`."""
+COMMIT_DELAY = 0.1
+"""Seconds after which what was gathered is committed, if nobody waits for it before. The first request to a model is
+sent before the database is opened."""
+
+
+@dataclass(eq=False)
+class SessionWrite:
+    """What a session has to write: the new entries of its log, and this."""
+
+    session: Session
+    draft: Message | None = None
+    """The part of a streaming reply that has arrived."""
+    model_calls: list[ModelCall] = field(default_factory=list[ModelCall])
+    """Model calls that were sent, or have ended, as they were then."""
+    secrets: Collection[str] = ()
+    """Strings that are masked in all of it."""
+    entries: int = 0
+    """Number of the log's entries when the commit began. Later ones may have a draft that is still to be written."""
+    done: "asyncio.Future[None] | None" = None
+    """Ends with the commit, for those who wait for it."""
+
+    def take_over(self, failed: "SessionWrite") -> None:
+        """Also write the model calls of an earlier write, which failed. Its entries are still to be written anyway."""
+        self.model_calls[:0] = failed.model_calls
+
+
+class GroupCommit:
+    """The writer of a process: it commits what all sessions have to write in one transaction at a time.
+
+    While a commit runs, the next one gathers. A session waits for its own part with `flush`, and a fault of its part
+    fails that session alone. One thread writes, another one reads; both start on first use.
+    """
+
+    def __init__(self, url: str, folder: Path | None, get_secrets: Callable[[Session], Collection[str]]) -> None:
+        self.url, self.folder = url, folder
+        self.writer = ThreadPoolExecutor(1, "crow-writes")
+        self.reader = ThreadPoolExecutor(1, "crow-reads")
+        self.store_future: asyncio.Future[Store] | None = None
+        self.heartbeat: asyncio.Task[None] | None = None
+        self._get_secrets = get_secrets
+        self._gathered: dict[str, SessionWrite] = {}
+        """What the next commit writes, by session id."""
+        self._running: dict[str, SessionWrite] = {}
+        """What the commit that runs now writes."""
+        self._errors: dict[str, Exception] = {}
+        """Faults of sessions that nobody waited for; the next `flush` of such a session raises its own."""
+        self._commits: asyncio.Task[None] | None = None
+        """Commits as long as somebody waits."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_urgent = False
+        """Whether the next commit follows the one that runs at once."""
+
+    def add(self, session: Session) -> SessionWrite:
+        """Return what the next commit writes of a session. It runs after COMMIT_DELAY, or when somebody waits."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(COMMIT_DELAY, self._commit_soon)
+        return self._gathered.setdefault(session.id, SessionWrite(session))
+
+    async def flush(self, session: Session) -> None:
+        """Wait until all that was added for a session is committed. Raises StoreError."""
+        write = self._gathered.get(session.id)
+        if write is not None:
+            self._commit_soon()
+        elif (write := self._running.get(session.id)) is None:
+            if error := self._errors.pop(session.id, None):
+                raise error
+            return
+        write.done = write.done or asyncio.get_running_loop().create_future()
+        await asyncio.shield(write.done)
+
+    def _commit_soon(self) -> None:
+        """Commit what was gathered: now, or after the commit that runs."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._is_urgent = True
+        if self._commits is None:
+            self._commits = asyncio.ensure_future(self._run_commits())
+
+    async def _run_commits(self) -> None:
+        try:
+            while self._is_urgent and self._gathered:
+                self._is_urgent = False
+                self._running, self._gathered = self._gathered, {}
+                for write in self._running.values():
+                    write.secrets, write.entries = self._get_secrets(write.session), len(write.session.log)
+                errors = await self._commit(list(self._running.values()))
+                writes, self._running = self._running, {}
+                for write in writes.values():
+                    self._end(write, errors.get(write.session.id))
+        finally:
+            self._commits = None
+
+    async def _commit(self, writes: list[SessionWrite]) -> dict[str, Exception]:
+        """Commit writes; return the errors by session id."""
+        try:
+            errors = await self.write(lambda store: store.write_sessions(writes))
+        except StoreError as error:  # each waiter raises one of its own
+            return {write.session.id: StoreError(*error.args) for write in writes}
+        self.start_heartbeat()
+        return errors
+
+    def _end(self, write: SessionWrite, error: Exception | None) -> None:
+        """Tell those who wait that a write has ended; keep what failed for the next write of the session."""
+        id = write.session.id
+        if error is not None:
+            if write.model_calls:
+                self._gathered.setdefault(id, SessionWrite(write.session)).take_over(write)
+            if write.done is None:
+                self._errors[id] = error
+        if write.done is not None and not write.done.done():
+            if error is None:
+                write.done.set_result(None)
+            else:
+                write.done.set_exception(error)
+                write.done.exception()  # retrieved, even if the waiter was cancelled
+
+    async def close_session(self, session: Session) -> None:
+        """Write the rest of a session, then release its lease. Raises StoreError."""
+        try:
+            self.add(session)
+            await self.flush(session)
+        finally:
+            self._gathered.pop(session.id, None)
+            self._errors.pop(session.id, None)
+            await self.write(lambda store: store.release(session.id))
+
+    async def write(self, task: "Callable[[Store], T]") -> T:
+        """Run a task in the writer thread, after all earlier ones."""
+        store = await self.get_store()
+        return await asyncio.get_running_loop().run_in_executor(self.writer, task, store)
+
+    async def acquire(self, task: "Callable[[Store], T]", id: str) -> T:
+        """Run a task that opens the session `id`. If the caller is cancelled, the session is released again."""
+        writing = asyncio.ensure_future(self.write(task))
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait([writing])
+            if writing.exception() is None:
+                await self.write(lambda store: store.release(id))
+            raise
+
+    async def read(self, task: "Callable[[Store], T]") -> T:
+        """Run a task in the reader thread, concurrently with writes."""
+        store = await self.get_store()
+        return await asyncio.get_running_loop().run_in_executor(self.reader, task, store)
+
+    async def get_store(self) -> "Store":
+        """Return the store; the first call opens it."""
+        if self.store_future is None:
+            self.store_future = asyncio.get_running_loop().run_in_executor(
+                self.writer, open_store, self.url, self.folder
+            )
+        return await asyncio.shield(self.store_future)
+
+    def get_database(self) -> "Database":
+        """Return the database. The store must have been opened."""
+        assert self.store_future is not None
+        return self.store_future.result().database
+
+    def start_heartbeat(self) -> None:
+        """Start sending heartbeats, unless started already."""
+        if self.heartbeat is None:
+            self.heartbeat = asyncio.ensure_future(self.send_heartbeats())
+
+    async def send_heartbeats(self) -> None:
+        """Send a heartbeat every HEARTBEAT_INTERVAL seconds."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_INTERVAL)
+            with suppress(StoreError):  # the next write raises it again
+                await self.write(lambda store: store.send_heartbeat())
+
+    async def close(self) -> None:
+        """Finish all writes, then end the threads."""
+        if self.heartbeat is not None:
+            self.heartbeat.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._commits is not None:
+            await asyncio.wait([self._commits])
+        if self.store_future is not None:
+            with suppress(StoreError):  # the database could not be opened
+                await self.write(lambda store: store.database.close())
+        self.writer.shutdown()
+        self.reader.shutdown()
+
+
+def open_store(url: str, folder: Path | None) -> "Store":
+    """Open the store, in the writer thread."""
+    from crow_persistence.store import Store  # imports SQLAlchemy, which is slow
+
+    return Store(url, folder)

@@ -1,0 +1,125 @@
+"""Group commit: what sessions gather is committed together, and a fault of one session fails that session alone."""
+
+import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import pytest
+from crow_core.acp.connection import RpcError
+from crow_core.app import Crow
+from crow_core.errors import StoreError
+from crow_core.mcp.server import Server
+from crow_core.testing import Reply, ScriptedModel, connect
+from crow_persistence import commits, leases
+from crow_persistence.database import Database
+from crow_persistence.extension import persistence
+from crow_persistence.loader import find_session, load_session
+from crow_persistence.tables import calls, sessions
+from fastmcp import FastMCP
+from sqlalchemy import Connection, Engine, event, func, select, update
+
+pytestmark = pytest.mark.anyio
+
+DEMO = FastMCP("demo")
+
+
+@DEMO.tool
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def app(database: Database, model: ScriptedModel) -> Crow:
+    url = database.url.render_as_string(hide_password=False)
+    server = Server("demo", lambda: DEMO, shared=True)
+    return Crow(model, servers=[server]).use(persistence, url=url, folder=database.folder)
+
+
+@contextmanager
+def count_commits(database: Database) -> Generator[list[Connection]]:
+    """Collect the commits of transactions that may write, of all connections of this process."""
+    found: list[Connection] = []
+
+    def note(connection: Connection) -> None:
+        options = connection.get_execution_options()
+        if "begin" in options if database.file else not options.get("postgresql_readonly"):
+            found.append(connection)
+
+    event.listen(Engine, "commit", note)
+    try:
+        yield found
+    finally:
+        event.remove(Engine, "commit", note)
+
+
+async def test_a_prompt_takes_two_commits_and_a_tool_turn_two_more(database: Database, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(commits, "COMMIT_DELAY", 3600)  # the machine may be slow
+    use = Reply("Let me see.", tool_calls=[{"name": "demo_add", "arguments": {"a": 1, "b": 2}}])
+    model = ScriptedModel([Reply("Hello."), Reply("Hello."), use, Reply("3.")])
+    async with connect(app(database, model)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "open the database")
+        with count_commits(database) as found:
+            await editor.prompt(session.session_id, "hi")
+            assert 1 <= len(found) <= 2
+            found.clear()
+            await editor.prompt(session.session_id, "1 + 2?")
+            assert 1 <= len(found) <= 4
+
+
+async def test_prompts_of_many_sessions_share_commits(database: Database):
+    model = ScriptedModel(lambda request: Reply("Hello."))
+    async with connect(app(database, model)) as editor:
+        opened = [(await editor.new_session("/")).session_id for _ in range(50)]
+        with count_commits(database) as found:
+            await asyncio.gather(*(editor.prompt(id, "hi") for id in opened))
+        assert 1 <= len(found) < 50
+    with database.begin_read() as connection:
+        assert connection.scalar(select(func.count()).select_from(calls)) == 50
+        for id in opened:
+            record = load_session(connection, find_session(connection, id))
+            assert [entry["role"] for entry in record.log if "role" in entry] == ["user", "assistant"]
+
+
+async def test_a_session_that_breaks_fails_alone(database: Database):
+    model = ScriptedModel(lambda request: Reply("Hello."))
+    async with connect(app(database, model)) as editor:
+        opened = [(await editor.new_session("/")).session_id for _ in range(50)]
+        await asyncio.gather(*(editor.prompt(id, "one") for id in opened))
+        with database.begin_write() as connection:
+            taken = sessions.c.id == opened[20]
+            connection.execute(update(sessions).where(taken).values(owner="another", beat=leases.now()))
+        results = await asyncio.gather(*(editor.prompt(id, "two") for id in opened), return_exceptions=True)
+    (broken,) = [result for result in results if isinstance(result, BaseException)]
+    assert results.index(broken) == 20
+    assert isinstance(broken, RpcError)
+    assert "was taken over by" in str(broken.data)
+    with database.begin_read() as connection:
+        for id in opened:
+            record = load_session(connection, find_session(connection, id))
+            prompts = [entry.get("content") for entry in record.log if entry.get("role") == "user"]
+            assert prompts == (["one"] if id == opened[20] else ["one", "two"])
+
+
+async def test_the_model_call_of_a_failed_write_is_written_with_the_next(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(database: Database) -> NoReturn:
+        raise StoreError("The database is locked.")
+
+    model = ScriptedModel(lambda request: Reply("Hello."))
+    async with connect(app(database, model)) as editor:
+        id = (await editor.new_session("/")).session_id
+        await editor.prompt(id, "one")
+        with monkeypatch.context() as broken:
+            broken.setattr(Database, "begin_write", refuse)
+            with pytest.raises(RpcError):
+                await editor.prompt(id, "two")
+        await editor.prompt(id, "three")
+    with database.begin_read() as connection:
+        stored = connection.execute(select(calls.c.id, calls.c.total).order_by(calls.c.started)).all()
+        record = load_session(connection, find_session(connection, id))
+    assert len(stored) == len(model.requests)
+    assert all(call.total is not None for call in stored)
+    replies = {entry.get("crow", {}).get("id") for entry in record.log if entry.get("role") == "assistant"}
+    assert replies <= {call.id for call in stored}
