@@ -20,11 +20,11 @@ from crow_core.messages import view
 from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedModel
 from crow_persistence import commits, leases, loader
-from crow_persistence.commits import SessionWrite
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.store import Store
 from crow_persistence.tables import drafts, sessions
+from crow_persistence.writes import SessionWrite
 from sqlalchemy import Engine, event, select, update
 
 pytestmark = pytest.mark.anyio

@@ -29,11 +29,11 @@ from crow_core.models.chat import ModelCall
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_persistence import commits, loader
-from crow_persistence.commits import SessionWrite
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.store import Store
 from crow_persistence.tables import blobs, calls, drafts, messages, metadata, sessions
+from crow_persistence.writes import SessionWrite
 from sqlalchemy import Connection, select, text
 
 pytestmark = pytest.mark.anyio

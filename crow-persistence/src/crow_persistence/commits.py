@@ -4,14 +4,13 @@ import asyncio
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from crow_core.errors import StoreError
-from crow_core.messages import Message
-from crow_core.models.chat import ModelCall
 from crow_core.session import Session
+
+from crow_persistence.writes import SessionWrite
 
 if TYPE_CHECKING:
     from crow_persistence.database import Database
@@ -24,27 +23,6 @@ HEARTBEAT_INTERVAL = 5.0
 COMMIT_DELAY = 0.1
 """Seconds after which what was gathered is committed, if nobody waits for it before. The first request to a model is
 sent before the database is opened."""
-
-
-@dataclass(eq=False)
-class SessionWrite:
-    """What a session has to write: the new entries of its log, and this."""
-
-    session: Session
-    draft: Message | None = None
-    """The part of a streaming reply that has arrived."""
-    model_calls: list[ModelCall] = field(default_factory=list[ModelCall])
-    """Model calls that were sent, or have ended, as they were then."""
-    secrets: Collection[str] = ()
-    """Strings that are masked in all of it."""
-    entries: int = 0
-    """Number of the log's entries when the commit began. Later ones may have a draft that is still to be written."""
-    done: "asyncio.Future[None] | None" = None
-    """Ends with the commit, for those who wait for it."""
-
-    def take_over(self, failed: "SessionWrite") -> None:
-        """Also write the model calls of an earlier write, which failed. Its entries are still to be written anyway."""
-        self.model_calls[:0] = failed.model_calls
 
 
 class GroupCommit:

@@ -14,10 +14,10 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, ProgrammingError
 
 from crow_persistence import audit, forks, leases, loader, requests, search, writer
-from crow_persistence.commits import SessionWrite
 from crow_persistence.database import Database
 from crow_persistence.progress import Progress
 from crow_persistence.requests import RequestEncoder
+from crow_persistence.writes import SessionWrite
 
 ROW_FAULTS = (DataError, IntegrityError, InterfaceError, ProgrammingError)
 """Errors of a row, which leave the connection and the transaction of others usable."""

@@ -1,0 +1,30 @@
+"""What a session has to write to the database with the next commit."""
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from crow_core.messages import Message
+from crow_core.models.chat import ModelCall
+from crow_core.session import Session
+
+
+@dataclass(eq=False)
+class SessionWrite:
+    """What a session has to write: the new entries of its log, and this."""
+
+    session: Session
+    draft: Message | None = None
+    """The part of a streaming reply that has arrived."""
+    model_calls: list[ModelCall] = field(default_factory=list[ModelCall])
+    """Model calls that were sent, or have ended, as they were then."""
+    secrets: Collection[str] = ()
+    """Strings that are masked in all of it."""
+    entries: int = 0
+    """Number of the log's entries when the commit began. Later ones may have a draft that is still to be written."""
+    done: "asyncio.Future[None] | None" = None
+    """Ends with the commit, for those who wait for it."""
+
+    def take_over(self, failed: "SessionWrite") -> None:
+        """Also write the model calls of an earlier write, which failed. Its entries are still to be written anyway."""
+        self.model_calls[:0] = failed.model_calls
