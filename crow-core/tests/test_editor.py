@@ -193,7 +193,7 @@ async def test_only_capabilities_of_the_client_are_used(tmp_path: Path, read: bo
         assert path.read_text() == it.diff()[1]
         await it.use(edit("create", "new.py", file_text="new\n"))
         assert (tmp_path / "new.py").read_text() == "new\n"
-        assert await it.use(run("cat new.py")) == "new\n"
+        assert await it.use(run("cat new.py")) == "new"
     asked = {method.partition("_")[0] for method in it.editor.list_requested_methods()}
     offered = [(read, {"fs/read"}), (write, {"fs/write"}), (terminal, {"terminal/create", "terminal/output"})]
     assert asked - {"terminal/wait", "terminal/release"} == set().union(*[names for yes, names in offered if yes])
@@ -458,8 +458,8 @@ async def test_command_in_a_terminal_gets_the_same_environment_as_elsewhere(
             environment = await it.use(run("echo " + " ".join(f"{name}=${name}" for name in names)))
             results[terminal] = [environment, await it.use(run("pwd", cwd="link")), await it.use(run("cat; echo $?"))]
     assert results[True] == results[False]
-    assert results[True][0] == "PAGER=cat GIT_PAGER=cat GIT_TERMINAL_PROMPT=0 TERM=dumb NO_COLOR=1 CROW_TEST_KEY=\n"
-    assert results[True][1] == f"{tmp_path}/link\n"
+    assert results[True][0] == "PAGER=cat GIT_PAGER=cat GIT_TERMINAL_PROMPT=0 TERM=dumb NO_COLOR=1 CROW_TEST_KEY="
+    assert results[True][1] == f"{tmp_path}/link"
 
 
 async def test_loaded_session_shows_text_instead_of_terminals(tmp_path: Path):
@@ -519,7 +519,7 @@ async def test_cancelled_command_is_killed_and_its_terminal_released(tmp_path: P
         await it.editor.until(lambda editor: not editor.terminals)
         assert [process.returncode for process in processes] == [-9, -9]
         assert "terminal/kill" not in it.editor.list_requested_methods()  # the release kills it
-        assert await it.use(run("echo next")) == "next\n"
+        assert await it.use(run("echo next")) == "next"
 
 
 async def test_terminal_created_after_the_turn_is_released(tmp_path: Path):
@@ -567,7 +567,7 @@ async def test_failing_terminal_is_an_error_and_is_released(
         assert it.editor.list_requested_methods().count("terminal/release") == it.editor.opened_terminals
         monkeypatch.setattr(editors, "ANSWER_TIMEOUT", 30)
         it.editor.refuses.clear()
-        assert await it.use(run("echo again")) == "again\n"
+        assert await it.use(run("echo again")) == "again"
 
 
 async def test_command_that_the_client_does_not_kill_is_still_reported(tmp_path: Path):
@@ -581,12 +581,12 @@ async def test_output_cut_by_the_client_says_so(tmp_path: Path, monkeypatch: pyt
     async with talk(tmp_path) as it:
         text = await it.use(run("yes | head -c 2000000; echo the end"))
         assert text.startswith("[… the beginning was left out here")
-        assert text.endswith("\ny\nthe end\n")
+        assert text.endswith("\ny\nthe end")
         assert 29_000 < len(text) <= 30_000
         monkeypatch.setattr(editors, "MAX_OUTPUT_BYTES", 20)
         text = await it.use(run("seq 1000"))
         assert text.startswith("[… the beginning was left out here")
-        assert text.endswith("\n999\n1000\n")
+        assert text.endswith("\n999\n1000")
 
 
 async def test_commands_and_edits_run_in_parallel(tmp_path: Path):

@@ -232,7 +232,7 @@ async def test_deny_beats_ask_beats_allow(tmp_path: Path):
         assert [verdict for verdict, _ in decisions(crow)] == ["allow", "deny", "allow"]  # as they were decided
     assert commands_asked(editor) == ["echo b"]
     first, second, third = answers(model)
-    assert (first, second) == ("a\n", "b\n")
+    assert (first, second) == ("a", "b")
     assert third.startswith("This was not run: the rule 'terminal:echo c*' says deny.")
 
 
@@ -374,7 +374,7 @@ async def test_an_allow_rule_without_a_pattern_allows_every_command(tmp_path: Pa
         await editor.prompt(session.session_id, "go")
         assert decisions(crow) == [("allow", "the rule 'terminal'")] * 2
     assert editor.questions == []
-    assert answers(model) == ["one\ntwo\n", "three\n"]
+    assert answers(model) == ["one\ntwo", "three"]
 
 
 async def test_a_rule_without_a_wildcard_matches_exactly_and_in_the_working_directory_only(tmp_path: Path):
@@ -654,7 +654,7 @@ async def test_questions_come_one_at_a_time_in_the_order_of_the_calls(tmp_path: 
         session = await person.new_session(str(tmp_path))
         await person.prompt(session.session_id, "go")
     assert commands_asked(person) == commands
-    assert answers(model) == [f"{number}\n" for number in range(8)]
+    assert answers(model) == [str(number) for number in range(8)]
 
 
 async def test_an_answer_for_the_session_settles_the_questions_that_wait(tmp_path: Path):
@@ -821,7 +821,7 @@ async def test_a_project_can_tighten_the_rules_of_its_sessions(tmp_path: Path):
         there = await editor.new_session("/")
         await editor.prompt(there.session_id, "go")
     assert len(editor.questions) == 1
-    assert answers(model) == ["a\n", "b\n"]
+    assert answers(model) == ["a", "b"]
 
 
 # Terminals that remember
@@ -837,7 +837,7 @@ async def test_an_allow_rule_does_not_hold_after_a_command_changed_the_folder(tm
         for _ in range(5):
             await editor.prompt(session.session_id, "go")
             told += answers(model)
-        assert told[2] == f"{tmp_path}/sub\n"
+        assert told[2] == f"{tmp_path}/sub"
         assert [question.tool_call.title for question in editor.questions] == [
             "cd sub && true",
             f"cd {tmp_path}/sub && pwd",
@@ -872,7 +872,7 @@ async def test_a_command_runs_in_the_folder_for_which_it_was_decided(tmp_path: P
         await person.until(lambda person: any(states[-1] == "completed" for states in person.calls().values()))
         moved.set()
         await turn
-    assert answers(model)[1] == f"{tmp_path}\n"
+    assert answers(model)[1] == str(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -122,10 +122,31 @@ async def tools(folder: Path) -> AsyncIterator[Tools]:
         yield Tools(client, folder)
 
 
+class Clock:
+    """The clock of the running event loop, which a test can advance, so that timeouts expire at once."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.time, self.call_at = self.loop.time, self.loop.call_at
+        self.ahead = 0.0
+        self.timers: list[float] = []
+        """The times of all timers that were set, by this clock."""
+        self.loop.time = lambda: self.time() + self.ahead
+        self.loop.call_at = self.set_timer
+
+    def set_timer(self, when: float, *args: Any, **more: Any) -> asyncio.TimerHandle:
+        self.timers.append(when)
+        return self.call_at(when, *args, **more)
+
+    def has_timer(self, seconds: float) -> bool:
+        """Whether a timer was set that expires once the clock is advanced by so many seconds, and not long before."""
+        return any(0 <= self.loop.time() + seconds - when < 60 for when in self.timers)
+
+    def __call__(self, seconds: float) -> None:
+        self.ahead += seconds
+
+
 @pytest.fixture
-async def later() -> Callable[[float], None]:
-    """Returns a function that advances the event loop's clock by some seconds, so that timeouts expire at once."""
-    loop = asyncio.get_running_loop()
-    clock, ahead = loop.time, [0.0]
-    loop.time = lambda: clock() + sum(ahead)
-    return ahead.append
+async def later() -> Clock:
+    """Returns a function that advances the event loop's clock by some seconds."""
+    return Clock()

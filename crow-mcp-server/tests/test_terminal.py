@@ -243,10 +243,10 @@ async def test_control_characters_are_removed_quickly(tools):
     assert await tools.run(f"{sys.executable} -X utf8 -c 'print(\"\\x9d\\x90\" * 100_000)'") != ""
 
 
-async def timed_out(tools: Any, later: Callable[[float], None], command: str, begun: Callable[[], object]) -> str:
+async def timed_out(tools: Any, later: Any, command: str, begun: Callable[[], object]) -> str:
     """Return the answer to a command whose timeout expires once `begun` holds."""
     call = asyncio.create_task(tools.run(command, timeout=300))
-    await tools.wait_until(begun)
+    await tools.wait_until(lambda: begun() and later.has_timer(300))  # the command may begin before its timer is set
     later(300)
     return await call
 
