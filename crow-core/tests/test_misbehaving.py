@@ -28,6 +28,7 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.mcp import server as servers
 from crow_core.mcp import stdio
+from crow_core.mcp.descendants import find_descendants
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
@@ -245,6 +246,7 @@ async def test_processes_without_environment_and_session_end_with_their_server(m
         await editor.prompt(session.session_id, "go")
         pids = list(map(int, results(model.requests[-1])[0].split()))
         assert set(pids).isdisjoint(marked.alive())
+        pids += [pid for pid, _ in find_descendants(*pids)]
         await editor.request("session/close", CloseSessionRequest(session_id=session.session_id))
         for pid in pids:
             async with asyncio.timeout(20):

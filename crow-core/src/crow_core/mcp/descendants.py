@@ -53,9 +53,16 @@ def read_stat(pid: int) -> tuple[int, Process] | None:
 
 
 def kill_all(processes: set[Process]) -> None:
-    """Kill these processes and what is below them, unless they have ended."""
-    while left := {process for process in processes if (found := read_stat(process[0])) and found[1] == process}:
-        processes = find_descendants(*(pid for pid, _ in left))
-        for pid, _ in left:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+    """Kill these processes and what is below them, unless they have ended. First stop them: they can start no more."""
+    stopped: set[Process] = set()
+    while new := {each for each in processes - stopped if (found := read_stat(each[0])) and found[1] == each}:
+        send_signal(new, signal.SIGSTOP)
+        stopped |= new
+        processes = find_descendants(*(pid for pid, _ in stopped))
+    send_signal(stopped, signal.SIGKILL)
+
+
+def send_signal(processes: set[Process], number: signal.Signals) -> None:
+    for pid, _ in processes:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
