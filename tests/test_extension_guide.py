@@ -126,7 +126,7 @@ async def test_the_guide_lists_every_tool(tmp_path: Path):
     offered = {tool["function"]["name"] for tool in model.requests[0]["tools"]} - {"dice_roll", "note"}
     table = GUIDE.partition("## The tools\n")[2].partition("\n## ")[0]
     named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)}
-    assert named - offered == {"search_sessions", "skills", "mcp_resources", "tool_search", "call_tool"}
+    assert named - offered == {"search_sessions", "read_output", "skills", "mcp_resources", "tool_search", "call_tool"}
     assert offered <= named
 
 

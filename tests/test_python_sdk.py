@@ -284,7 +284,8 @@ async def test_tools_use_the_files_and_terminals_of_the_client(tmp_path: Path, p
     assert client.saved == [(str(path), "edited\n")]
     assert client.commands == [["bash", "-c", "cat a.py; exit 3"]]
     assert server.requests[-1]["messages"][-1]["content"] == "edited\n[exit code 3]"
-    ends = [update for update in client.of(ToolCallProgress) if update.status == "completed"]
+    ends = [update for update in client.of(ToolCallProgress) if update.status in ("completed", "failed")]
+    assert [end.status for end in ends] == ["completed", "failed"]
     diff, terminal = [content for end in ends for content in end.content]
     assert isinstance(diff, FileEditToolCallContent)
     assert (diff.path, diff.old_text, diff.new_text) == (str(path), "not saved\n", "edited\n")
