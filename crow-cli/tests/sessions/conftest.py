@@ -88,7 +88,7 @@ class Prompt(msgspec.Struct, forbid_unknown_fields=True):
     """The kind of option that answers questions for permission; of a list, one after the other, and the last one from
     then on. "" gives no answer."""
     asked: int | None = None
-    """How often permission is asked."""
+    """The number of questions for permission in the turn."""
     answer: dict[str, Any] | None = None
     """The answer to a form; a form is declined without it."""
     shown: Texts = []
@@ -118,9 +118,9 @@ class Answer(msgspec.Struct, forbid_unknown_fields=True):
     finish: str | None = None
     """The finish reason, where it is not `tool_calls` or `stop`."""
     hang: bool = False
-    """Whether the reply never ends."""
+    """True for a reply that never ends."""
     cut: bool = False
-    """Whether the connection breaks off at the end of the reply."""
+    """True if the connection breaks at the end of the reply."""
     status: int = 0
     """The HTTP status of an error, whose message is the text."""
     usage: dict[str, Any] | None = None
@@ -174,7 +174,7 @@ class SessionFile(msgspec.Struct, forbid_unknown_fields=True):
     """A session as a file of this folder describes it."""
 
     about: str
-    """What the session shows, in a sentence."""
+    """A sentence on the behaviour that the session tests."""
     step: list[dict[str, Any]]
     files: dict[str, str] = {}
     """The files of the project at the start, by path."""
@@ -197,14 +197,14 @@ class SessionFile(msgspec.Struct, forbid_unknown_fields=True):
     check: str = ""
     """A command that succeeds in the project in the end."""
     restarts: bool = True
-    """Whether the session ends in the same way if the agent is killed after every tool call."""
+    """True if the session ends in the same way when the agent is killed after every tool call."""
 
     def parse_steps(self) -> list[Step]:
         return [msgspec.convert(step, next(STEPS[key] for key in step if key in STEPS)) for step in self.step]
 
 
 class Expected(NamedTuple):
-    """What the result of a tool call has to hold."""
+    """The texts that the result of a tool call must contain."""
 
     where: str
     holds: list[str]
@@ -244,7 +244,7 @@ class Play:
     answered: set[int] = field(default_factory=set[int])
     """The indexes of the model's steps that were sent."""
     held: bool = False
-    """Whether a request waits because a step of the user comes first."""
+    """True while a request waits for a step of the user that comes first."""
     faults: list[str] = field(default_factory=list[str])
     values: dict[str, str] = field(default_factory=dict[str, str])
     """What stands for `@{NAME}` in the file."""
