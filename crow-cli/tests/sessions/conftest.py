@@ -204,7 +204,7 @@ class SessionFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Expected(NamedTuple):
-    """The texts that the result of a tool call must contain."""
+    """The texts that the result of a tool call must contain, and must not."""
 
     where: str
     holds: list[str]
