@@ -123,3 +123,18 @@ async def test_the_model_call_of_a_failed_write_is_written_with_the_next(
     assert all(call.total is not None for call in stored)
     replies = {entry.get("crow", {}).get("id") for entry in record.log if entry.get("role") == "assistant"}
     assert replies <= {call.id for call in stored}
+
+
+async def test_an_unexpected_fault_of_a_write_ends_the_turn_and_the_next_prompt_works(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: object) -> NoReturn:
+        raise TypeError("not serializable")
+
+    async with connect(app(database, ScriptedModel(lambda request: Reply("Hello.")))) as editor:
+        id = (await editor.new_session("/")).session_id
+        with monkeypatch.context() as broken:
+            broken.setattr("crow_persistence.writer.write_entries", fail)
+            with pytest.raises(RpcError):
+                await asyncio.wait_for(editor.prompt(id, "one"), 20)
+        assert (await editor.prompt(id, "two")).stop_reason == "end_turn"

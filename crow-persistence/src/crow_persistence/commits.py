@@ -98,13 +98,17 @@ class GroupCommit:
             errors = await self.write(lambda store: store.write_sessions(writes))
         except StoreError as error:  # each waiter raises one of its own
             return {write.session.id: StoreError(*error.args) for write in writes}
+        except Exception as error:  # a fault of ours: nobody may wait for ever
+            return {write.session.id: error for write in writes}
         self.start_heartbeat()
         return errors
 
     def _end(self, write: SessionWrite, error: Exception | None) -> None:
         """Tell those who wait that a write has ended; keep what failed for the next write of the session."""
         id = write.session.id
-        if error is not None:
+        if error is None:
+            self._errors.pop(id, None)
+        else:
             if write.model_calls:
                 self._gathered.setdefault(id, SessionWrite(write.session)).take_over(write)
             if write.done is None:
