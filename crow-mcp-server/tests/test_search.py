@@ -1,13 +1,17 @@
 """The tools `grep`, `glob` and `tree`."""
 
 import asyncio
+import gc
 import os
 import subprocess
+import warnings
 from functools import partial
 
 import pytest
 from crow_mcp_server import create_server
-from crow_mcp_server.search.ripgrep import find_program
+from crow_mcp_server.files import disk
+from crow_mcp_server.search.ripgrep import find_program, list_files
+from crow_mcp_server.workspace import Workspace
 from fastmcp import Client
 
 pytestmark = pytest.mark.anyio
@@ -257,6 +261,26 @@ async def test_cancelled_searches_leave_nothing_running(folder, tool, processes)
         for each in searches:
             each.cancel()
         await asyncio.gather(*searches, return_exceptions=True)
+    assert not list_searches()
+
+
+@pytest.mark.parametrize("rounds", range(8))
+def test_event_loop_that_is_closed_while_a_cancelled_search_ends_waits_for_rg(folder, rounds):
+    async def cancel_search():
+        search = asyncio.create_task(list_files(disk.resolve_path(str(folder), workspace)))
+        while len(await asyncio.to_thread(list_searches)) < 1:
+            await asyncio.sleep(0.01)
+        search.cancel()
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+
+    os.mkfifo(folder / ".gitignore")
+    workspace = Workspace("one", str(folder), (str(folder),))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(cancel_search())  # cancels the search a second time
+        gc.collect()
+    assert not [str(each.message) for each in caught]
     assert not list_searches()
 
 

@@ -3,14 +3,15 @@
 import asyncio
 import os
 import shutil
-import signal
+import subprocess
 import sysconfig
-from asyncio import StreamReader, subprocess
+from asyncio import StreamReader
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from functools import cache
+from tempfile import TemporaryFile
 
-from anyio import CancelScope, to_thread
+from anyio import to_thread
 
 from crow_mcp_server.files import disk
 from crow_mcp_server.files.disk import ResolvedPath
@@ -18,6 +19,8 @@ from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.workspace import Workspace
 
 SEARCH_TIMEOUT = 60.0  # seconds for one search
+KILL_TIMEOUT = 0.2  # seconds in which rg, once killed, is expected to end; usually one thousandth
+MAX_COMPLAINT_BYTES = 8_000  # of rg's error messages
 DESCRIPTOR_PATH = "/proc/self/fd/{}" if os.path.isdir("/proc/self/fd") else ""
 STDIN_NAME = "<stdin>"
 """The name that rg prints for its standard input, which is how a single file is searched."""
@@ -42,6 +45,9 @@ async def run_ripgrep(target: ResolvedPath, *options: str, only: str = "") -> As
 
     The value is rg's output. `only` is a glob of the files to search. Leaving the block kills rg. Raises ToolRefusal
     with rg's error message, or after SEARCH_TIMEOUT seconds.
+
+    rg is started and ended without an await, which asyncio.subprocess needs: a second cancellation, as by the end of
+    asyncio.run, would leave a process and its pipes behind.
     """
     rules = _open_rules(only)
     try:
@@ -49,21 +55,21 @@ async def run_ripgrep(target: ResolvedPath, *options: str, only: str = "") -> As
     except BaseException:
         os.close(rules)
         raise
-    with CancelScope(shield=True) as scope:  # shielded while rg starts and ends, so that its end is always awaited
+    with TemporaryFile() as errors:
         try:
-            process = await subprocess.create_subprocess_exec(
-                *(
+            process = subprocess.Popen(  # noqa: ASYNC220
+                [
                     find_program(),
                     *COMMON_OPTIONS,
                     f"--ignore-file=/dev/fd/{rules}",
                     *options,
                     "-" if is_file else "./",
-                ),
+                ],
                 # Through the descriptor, so that no link can replace the folder before rg starts.
                 cwd=None if is_file else DESCRIPTOR_PATH.format(opened) if DESCRIPTOR_PATH else target.path,
                 stdin=opened if is_file else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stderr=errors,
                 pass_fds=(rules,),
             )
         except (OSError, ValueError) as error:
@@ -74,14 +80,12 @@ async def run_ripgrep(target: ResolvedPath, *options: str, only: str = "") -> As
         finally:
             os.close(opened)
             os.close(rules)
-        assert process.stdout
-        assert process.stderr
-        scope.shield = False
         try:
-            async with asyncio.timeout(SEARCH_TIMEOUT):
-                yield process.stdout
-                if process.stdout.at_eof() and (complaint := await process.stderr.read()):
-                    text = complaint.decode(errors="replace").removeprefix("rg: ").strip()
+            async with asyncio.timeout(SEARCH_TIMEOUT), _read_output(process) as output:
+                yield output
+                if output.at_eof() and errors.seek(0, os.SEEK_END):
+                    errors.seek(0)
+                    text = errors.read(MAX_COMPLAINT_BYTES).decode(errors="replace").removeprefix("rg: ").strip()
                     raise ToolRefusal(
                         f"{text}\nNothing was searched. Correct that; a backslash makes a character literal."
                     )
@@ -90,11 +94,22 @@ async def run_ripgrep(target: ResolvedPath, *options: str, only: str = "") -> As
                 f"The search took more than {SEARCH_TIMEOUT:g} s. Search a folder further down."
             ) from None
         finally:
-            scope.shield = True
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)  # process.kill() would poll, and so reap the process itself
-            await process.communicate()  # wait() alone would never return if a pipe is full
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel; subprocess waits for it later
+                process.wait(KILL_TIMEOUT)
+
+
+@asynccontextmanager
+async def _read_output(process: subprocess.Popen[bytes]) -> AsyncGenerator[StreamReader]:
+    """Context manager: the value reads the output of a process. Leaving the block closes it."""
+    reader = StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), process.stdout
+    )
+    try:
+        yield reader
+    finally:
+        transport.close()
 
 
 async def list_files(target: ResolvedPath, glob: str = "") -> list[str]:
