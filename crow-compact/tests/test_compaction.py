@@ -439,11 +439,13 @@ async def test_long_turn_keeps_its_prompt_although_no_summary_can_be_made():
 
 
 async def test_outputs_of_the_current_turn_shrink_where_no_summary_can_be_made():
-    replies = [Reply("Hello."), Reply(tool_calls=[use("files_look", lines=2_000)]), Reply("Seen.")]
-    async with talking(Speaker(replies, summary=lambda request: Reply(""), limit=WINDOW)) as talk:
-        await talk.say(f"The first words. {LONG}")
+    look = Reply(tool_calls=[use("files_look", lines=2_000)])
+    replies, gone = [Reply("Hello."), Reply("Well."), look, Reply("Seen.")], ModelError("The server is gone.")
+    async with talking(Speaker(replies, summary=lambda request: Reply(error=gone), limit=WINDOW)) as talk:
+        await talk.say("The first words")
+        await talk.say(LONG)
         assert await talk.say("Look") == "end_turn"
-        assert talk.editor.text == "Hello.Seen."
+        assert talk.editor.text == "Hello.Well.Seen."
         assert "read_output gives the whole" in str(talk.asked()[-1]["messages"][-1]["content"])
         assert [(marker["kind"], marker["upto"]) for marker in talk.markers()] == [("shrink", "")]
         assert f" tokens. {SHRUNK}" in talk.editor.thoughts
