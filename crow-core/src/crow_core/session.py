@@ -73,9 +73,9 @@ class Folders:
     readable: list[str] = field(default_factory=list[str])
     """The file tools may read what is in these."""
     current: str = ""
-    """Where the next command starts, if the last one changed its directory; empty for `cwd`."""
+    """The folder in which the next command starts, if the last one changed its directory; empty for `cwd`."""
     starts: dict[str, str] = field(default_factory=dict[str, str])
-    """Where the commands of open tool calls start, by the calls' ids."""
+    """The folders in which the commands of open tool calls start, by the calls' ids."""
     environments: dict[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     """Variables for the commands of open tool calls, by the calls' ids."""
     _scratch: "tempfile.TemporaryDirectory[str] | None" = None
@@ -101,7 +101,7 @@ class Turns:
     """The turns of a session: one runs, others wait."""
 
     max_requests: int = 200
-    """Requests to the model that one turn may take."""
+    """The most model calls that one turn may make."""
     tasks: "list[asyncio.Task[StopReason]]" = field(default_factory=list["asyncio.Task[StopReason]"])
     """The running turn and those that wait, in order; a turn that is ending is not in it and cannot be cancelled."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
