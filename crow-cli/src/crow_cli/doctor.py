@@ -15,12 +15,12 @@ from typing import Any, Literal
 import click
 import msgspec
 from crow_core.errors import ConfigError, ModelError
-from crow_core.extensions.printed_calls import is_printed_call
 from crow_core.messages import Delta, Message, answer_tool_call, parse_arguments, settle, view
 from crow_core.models.chat import TOOL_ADVICE, ChatModel, ModelCall, ModelRequest
 from crow_core.models.endpoint import CONNECT_TIMEOUT, create_http_client, join_url
 from crow_core.models.estimate import count_min_tokens
 from crow_core.models.failures import shorten_text
+from crow_core.models.printed import is_printed_call
 from crow_core.models.quirks import Quirks
 from crow_core.models.stream import parse_object
 from crow_core.models.usage import count_cached_tokens, to_count
