@@ -43,7 +43,7 @@ from crow_core.messages import Delta, Message, PartialCall, View, drop_rewound, 
 from crow_core.models.chat import Model, ModelCall, ModelRequest
 from crow_core.options import Option, SessionOptions
 from crow_core.prompts import Prompt, SessionPrompts
-from crow_core.store import Page, Record
+from crow_core.store import ArchiveFilter, Page, Record, SessionChange, Summary
 from crow_core.trace import TRACE
 
 LONG_ARGUMENTS = 400
@@ -73,9 +73,9 @@ class Folders:
     readable: list[str] = field(default_factory=list[str])
     """The file tools may read what is in these."""
     current: str = ""
-    """Where the next command starts, if the last one changed its directory; empty for `cwd`."""
+    """The folder in which the next command starts, if the last one changed its directory; empty for `cwd`."""
     starts: dict[str, str] = field(default_factory=dict[str, str])
-    """Where the commands of open tool calls start, by the calls' ids."""
+    """The folders in which the commands of open tool calls start, by the calls' ids."""
     environments: dict[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     """Variables for the commands of open tool calls, by the calls' ids."""
     _scratch: "tempfile.TemporaryDirectory[str] | None" = None
@@ -101,7 +101,7 @@ class Turns:
     """The turns of a session: one runs, others wait."""
 
     max_requests: int = 200
-    """Requests to the model that one turn may take."""
+    """The most model calls that one turn may make."""
     tasks: "list[asyncio.Task[StopReason]]" = field(default_factory=list["asyncio.Task[StopReason]"])
     """The running turn and those that wait, in order; a turn that is ending is not in it and cannot be cancelled."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -581,13 +581,30 @@ class Hooks:
             async def fork(id: str, new_id: str, at: str) -> Record | None: ...
         """)
 
-    list_sessions: First[[str, str, int], Page] = First("""
+    list_sessions: First[[str, str, int, ArchiveFilter], Page] = First("""
         Returns a page of stored sessions. Receives a folder ("" for all), a cursor ("" for the start) and a limit.
 
-        Raises StoreError; ValueError for an unknown cursor.
+        The last argument says which of the archived sessions are wanted. Raises StoreError; ValueError for an unknown
+        cursor.
 
             @crow.list_sessions
-            async def page(cwd: str, cursor: str, limit: int) -> Page | None: ...
+            async def page(cwd: str, cursor: str, limit: int, archived: ArchiveFilter) -> Page | None: ...
+        """)
+
+    find_session: First[[str], Summary] = First("""
+        Returns a stored session as a list shows it; None if there is none. Raises StoreError.
+
+            @crow.find_session
+            async def find(id: str) -> Summary | None: ...
+        """)
+
+    change_session: First[[str, SessionChange], Summary] = First("""
+        Changes a stored session's title or whether it is archived. Returns the session, None if there is none.
+
+        Raises StoreError; SessionBusy if it cannot be archived, or brought back, because another process has it open.
+
+            @crow.change_session
+            async def change(id: str, change: SessionChange) -> Summary | None: ...
         """)
 
     delete_session: Observe[[str]] = Observe("""

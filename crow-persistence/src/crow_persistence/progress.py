@@ -22,6 +22,8 @@ class Progress:
     """The `messages` rows of the first entries of the log, in order. Later entries are not stored yet."""
     options: dict[str, str] = field(default_factory=dict[str, str])
     """The options as stored in the `sessions` row."""
+    is_archived: bool = False
+    """Whether lists leave the session out."""
     engine: Engine | None = None
     """Engine of the database that holds these rows. None after a write failed: `writer.resync` must run first."""
     has_draft: bool = True
