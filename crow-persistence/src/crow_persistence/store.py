@@ -74,7 +74,7 @@ class Store:
         if not progress.number and not any("role" in entry for entry in write.session.log[: write.entries]):
             progress.model_calls += write.model_calls
             return False
-        return bool(len(progress.rows) < write.entries or write.draft or write.model_calls)
+        return bool(len(progress.rows) < write.entries or write.parts or write.model_calls)
 
     def write_session(self, connection: Connection, write: SessionWrite) -> list[audit.AuditRow]:
         """Write what one session has gathered. Return its rows for the audit chain. Raises StoreError."""
@@ -85,8 +85,9 @@ class Store:
         decisions: list[audit.AuditRow] = []
         if entries := session.log[len(progress.rows) : write.entries]:
             decisions = writer.write_entries(connection, progress, session, entries, secrets)
-        if write.draft and loader.entry_id(write.draft) not in map(loader.entry_id, entries):
-            writer.write_draft(connection, progress, session, write.draft, secrets)
+        written = set(map(loader.entry_id, entries))
+        if parts := [part for part in write.parts if loader.entry_id(part) not in written]:
+            writer.write_parts(connection, progress, session, parts, secrets)
         write.model_calls[:0], progress.model_calls = progress.model_calls, []
         progress.encoder = progress.encoder or RequestEncoder(session.log, progress.rows)
         progress.encoder.secrets = secrets
