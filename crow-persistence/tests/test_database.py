@@ -1,16 +1,18 @@
 """A database is opened, shared and recovered; every fault is a StoreError with a clear message."""
 
 import os
+import signal
 import sqlite3
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from shutil import rmtree
-from threading import Barrier
+from threading import Barrier, Event, Timer
 
 import pytest
 from crow_core.errors import StoreError
@@ -159,7 +161,7 @@ def test_new_database_is_readable_by_its_owner_only(tmp_path: Path, sqlite: Call
     write(database, "a")
     assert stat.S_IMODE(database.folder.stat().st_mode) == 0o700
     files = {file.name: stat.S_IMODE(file.stat().st_mode) for file in database.folder.iterdir()}
-    assert files == {"crow.db": 0o600, "crow.db-shm": 0o600, "crow.db-wal": 0o600}
+    assert files == dict.fromkeys(["crow.db", "crow.db-lock", "crow.db-shm", "crow.db-wal"], 0o600)
 
 
 def test_existing_database_is_made_private(tmp_path: Path, sqlite: Callable[..., Database]) -> None:
@@ -287,19 +289,88 @@ def test_wait_for_a_locked_file_is_limited(kind: str, tmp_path: Path, sqlite: Ca
     assert written(database) == ["b", "d"]
 
 
-def test_writes_soon_after_a_slow_failure_do_not_wait(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SLOW_FAILURE", 0.0)
-    monkeypatch.setattr(module, "FAIL_FAST_PERIOD", 3600.0)
+def test_write_after_a_failed_one_waits_for_the_lock_again(tmp_path: Path, sqlite: Callable[..., Database]) -> None:
+    database = sqlite(query="?timeout=0.5")
+    write(database, "a")
+    with closing(sqlite3.connect(tmp_path / "crow.db", isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="held by another program, which is not crow"):
+            write(database, "b")
+        Timer(0.2, other.execute, ["ROLLBACK"]).start()
+        write(database, "b")
+    assert written(database) == ["a", "b"]
 
-    def read_lock_timeout() -> str:
-        asked = "PRAGMA busy_timeout" if database.file else "SELECT current_setting('lock_timeout')"
-        with database.begin_write() as connection:
+
+def test_heartbeat_waits_only_briefly(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHORT_TIMEOUT", 0.02)
+    asked = "PRAGMA busy_timeout" if database.file else "SELECT current_setting('lock_timeout')"
+
+    def read_lock_timeout(**options: bool) -> str:
+        with database.begin_write(**options) as connection:
             return str(connection.exec_driver_sql(asked).scalar_one())
 
     before = read_lock_timeout()
-    with pytest.raises(StoreError), database.begin_write() as connection:
-        connection.execute(text("INSERT INTO nothing VALUES (1)"))  # fails like a write that waited for a lock
-    assert [read_lock_timeout(), read_lock_timeout()] == ["0" if database.file else "1ms", before]
+    assert read_lock_timeout(briefly=True) == ("20" if database.file else "20ms")
+    assert read_lock_timeout() == before
+
+
+HOLD = """
+import os, sys
+from pathlib import Path
+from crow_persistence.database import Database
+
+database = Database(sys.argv[1], Path(sys.argv[2]))
+with database.begin_write():
+    print(os.getpid(), flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextmanager
+def held(database: Database) -> Generator[int]:
+    """Let another process of crow write as long as the block runs; yield its process id."""
+    command = [sys.executable, "-c", HOLD, f"sqlite:///{database.file}", str(database.folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        yield int(process.stdout.readline())
+        process.communicate("\n")
+
+
+def test_process_of_crow_that_holds_the_lock_is_named(sqlite: Callable[..., Database]) -> None:
+    database = sqlite(query="?timeout=0.2")
+    write(database, "a")
+    with held(database) as pid:
+        with pytest.raises(StoreError, match=rf"crow\.db is held by crow \(process {pid}\)"):
+            write(database, "b")
+        assert written(database) == ["a"]
+    write(database, "b")
+    assert written(database) == ["a", "b"]
+
+
+def test_killed_process_does_not_hold_the_lock(sqlite: Callable[..., Database]) -> None:
+    database = sqlite(query="?timeout=5")
+    write(database, "a")
+    with held(database) as pid:
+        os.kill(pid, signal.SIGKILL)
+        write(database, "b")
+    assert written(database) == ["a", "b"]
+
+
+def test_writers_wait_longer_than_their_time_limit_while_others_are_served(sqlite: Callable[..., Database]) -> None:
+    """Twelve writers take 0.1 seconds each, and wait 0.4 seconds for one of the others."""
+    databases = [sqlite(query="?timeout=0.4") for _ in range(12)]
+    write(databases[0], "a")
+    start = Barrier(len(databases))
+
+    def work(database: Database) -> None:
+        start.wait()
+        for _ in range(2):
+            with database.begin_write() as connection:
+                connection.execute(text("SELECT 1"))
+                Event().wait(0.1)
+
+    with ThreadPoolExecutor(len(databases)) as threads:
+        list(threads.map(work, databases))
 
 
 def test_full_disk_is_reported_until_there_is_room(sqlite: Callable[..., Database]) -> None:

@@ -4,11 +4,10 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Generator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from errno import EACCES
 from pathlib import Path
 from threading import Lock
-from time import monotonic
 from typing import Any, NoReturn
 
 from crow_core.errors import StoreError
@@ -33,6 +32,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from crow_persistence import search
+from crow_persistence.queue import QueueStuck, wait_in_queue
 from crow_persistence.tables import metadata
 
 LATEST_REVISION = "0001"
@@ -42,14 +42,12 @@ URL_DEFAULTS: dict[str, dict[str, str]] = {
     "postgresql+psycopg": {"connect_timeout": "10", "tcp_user_timeout": "30000", "options": "-c lock_timeout=30s"},
 }
 """Default URL parameters by driver. They limit every wait for a lock or a connection to half a minute."""
-SLOW_FAILURE = 1.0
-"""Seconds after which a failed transaction counts as having waited for a lock."""
-FAIL_FAST_PERIOD = 5.0
-"""Seconds after such a failure in which writes do not wait for locks, so that a turn with much to write ends soon."""
+SHORT_TIMEOUT = 2.0
+"""Seconds that a transaction waits for a lock if it may as well be left out."""
 SCHEMA_LOCK = 0x63726F77_6462
 """PostgreSQL advisory lock, held while tables are created or changed."""
 SQLITE_FAULTS = {
-    "BUSY": "is held by another program. Close that one, then try again",
+    "BUSY": "is held by another program, which is not crow. Close that one, then try again",
     "FULL": "cannot grow, as its disk is full. Make room, then try again",
     "READONLY": "cannot be written. Make the file, its folder and its disk writable, then try again",
     "CANTOPEN": "cannot be opened. It must be a file that you may read and write, in a folder where you may write",
@@ -72,10 +70,9 @@ class Database:
         """The SQLite file; None for PostgreSQL."""
         self.folder = folder or (self.file or Path("unknown")).parent
         """crow's data folder, for backups made before an update and for the audit chain's head."""
+        self._lock_timeout = float(str(self.url.query["timeout"])) if self.file else 0.0
         self._lock = Lock()
         self._engine: Engine | None = None
-        self._fail_fast_until = 0.0
-        """Time (`monotonic`) until which writes do not wait for locks."""
         self._file_identity: tuple[int, int] | None = None
         self._wal_identity: tuple[int, int] | None = None
         """Identities of the open file and of its write-ahead log."""
@@ -95,14 +92,19 @@ class Database:
             yield connection
 
     @contextmanager
-    def begin_write(self) -> Generator[Connection]:
+    def begin_write(self, *, briefly: bool = False) -> Generator[Connection]:
         """Begin a transaction that is committed at the end of the block; on SQLite it excludes other writers. Raises
-        StoreError.
+        StoreError, after SHORT_TIMEOUT if it is to wait for locks only `briefly`.
 
         If `connection.engine` is not the engine of the last transaction, the file was replaced, and known row ids are
         invalid.
         """
-        with self._transaction(begin="BEGIN IMMEDIATE", fail_fast=monotonic() < self._fail_fast_until) as connection:
+        with self._explained():
+            self._get_engine()
+        with (
+            self._wait_in_queue(SHORT_TIMEOUT if briefly else self._lock_timeout),
+            self._transaction(begin="BEGIN IMMEDIATE", briefly=briefly) as connection,
+        ):
             yield connection
 
     def close(self) -> None:
@@ -112,22 +114,41 @@ class Database:
             self._engine = None
 
     @contextmanager
-    def _transaction(self, *, fail_fast: bool = False, **options: Any) -> Generator[Connection]:
-        since = monotonic()
+    def _wait_in_queue(self, timeout: float) -> Generator[None]:
+        """Wait until the processes that want to write a SQLite file, and came before, have done so. Raises
+        StoreError."""
+        if not self.file:
+            yield
+            return
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(wait_in_queue(self.file.with_name(f"{self.file.name}-lock"), timeout))
+            except QueueStuck as stuck:
+                raise StoreError(
+                    f"{self.name} is held by crow ({stuck}). Wait for it or end it, then try again."
+                ) from None
+            except OSError as error:
+                raise StoreError(f"{self.name} {SQLITE_FAULTS['READONLY']} ({error.strerror}).") from error
+            yield
+
+    @contextmanager
+    def _transaction(self, **options: Any) -> Generator[Connection]:
+        with self._explained(), self._get_engine().connect().execution_options(**options) as connection:
+            try:
+                with connection.begin():
+                    yield connection
+            except DBAPIError:
+                connection.invalidate()  # the next transaction gets a new connection
+                raise
+            if options.get("briefly") and self.file:
+                connection.invalidate()  # a new connection waits longer for locks
+
+    @contextmanager
+    def _explained(self) -> Generator[None]:
+        """Raise a driver's error as StoreError."""
         try:
-            with self._get_engine().connect().execution_options(fail_fast=fail_fast, **options) as connection:
-                try:
-                    with connection.begin():
-                        yield connection
-                except DBAPIError:
-                    connection.invalidate()  # the next transaction gets a new connection
-                    raise
-                if fail_fast:
-                    connection.invalidate()  # a new connection waits for locks again
-                    self._fail_fast_until = 0.0
+            yield
         except DBAPIError as error:
-            if monotonic() - since > SLOW_FAILURE:
-                self._fail_fast_until = monotonic() + FAIL_FAST_PERIOD
             raise StoreError(self.explain(error)) from error
 
     def _get_engine(self) -> Engine:
@@ -286,8 +307,9 @@ def decode_text(data: bytes) -> str:
 def begin_transaction(connection: Connection) -> None:
     """Begin a transaction with the lock timeout and the mode that the connection's options ask for."""
     options, is_sqlite = connection.get_execution_options(), connection.dialect.name == "sqlite"
-    if options.get("fail_fast"):
-        connection.exec_driver_sql("PRAGMA busy_timeout = 0" if is_sqlite else "SET LOCAL lock_timeout = 1")
+    if options.get("briefly"):
+        setting = "PRAGMA busy_timeout" if is_sqlite else "SET LOCAL lock_timeout"
+        connection.exec_driver_sql(f"{setting} = {SHORT_TIMEOUT * 1000:.0f}")
     if is_sqlite:  # PostgreSQL's driver begins transactions itself
         connection.exec_driver_sql(options.get("begin", "BEGIN"))
 
