@@ -170,7 +170,27 @@ async def test_a_turn_waits_once_for_a_locked_file_and_the_next_prompt_waits_aga
     with database.begin_read() as connection:
         record = load_session(connection, find_session(connection, id))
         assert connection.scalar(select(func.count()).select_from(calls)) == 4
-    said = [entry["content"] for entry in record.log if entry.get("role") == "user"]
+    said = [entry.get("content") for entry in record.log if entry.get("role") == "user"]
     assert said == ["one", "two", "three", "four"]
+    assert check(database) == []
+    database.close()
+
+
+async def test_a_session_whose_file_was_deleted_is_written_again_and_misses_no_model_call(tmp_path: Path):
+    file = tmp_path / "x.db"
+    crow = Crow(ScriptedModel(lambda request: Reply("Hello."))).use(persistence, url=f"sqlite:///{file}")
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        await editor.prompt(id, "one")
+        file.unlink()
+        with pytest.raises(RpcError):
+            await editor.prompt(id, "two")
+        await editor.prompt(id, "three")
+    database = Database(f"sqlite:///{file}")
+    with database.begin_read() as connection:
+        record = load_session(connection, find_session(connection, id))
+        assert connection.scalar(select(func.count()).select_from(calls)) == 2
+    said = [entry.get("content") for entry in record.log if entry.get("role") == "user"]
+    assert said == ["one", "two", "three"]
     assert check(database) == []
     database.close()

@@ -477,13 +477,15 @@ def test_database_of_a_newer_crow_is_reported_and_not_changed(database: Database
     write(database, "a")
     with database.begin_write() as connection:
         revision = connection.scalar(text("SELECT version_num FROM alembic_version"))
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999', oldest_reader = '9999'"))
     database.close()
     with pytest.raises(StoreError, match=rf"newer crow \(its revision is 9999, this one knows {revision}\)"):
         write(database, "b")
     other = create_engine(database.url)
     with other.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision})
+        connection.execute(
+            text("UPDATE alembic_version SET version_num = :found, oldest_reader = :found"), {"found": revision}
+        )
     other.dispose()
     assert written(database) == ["a"]
 

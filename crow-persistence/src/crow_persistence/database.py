@@ -19,14 +19,13 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
-    column,
     create_engine,
     event,
     insert,
     inspect,
     select,
-    table,
     text,
+    update,
 )
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
@@ -35,8 +34,10 @@ from crow_persistence import search
 from crow_persistence.queue import QueueStuck, wait_in_queue
 from crow_persistence.tables import metadata
 
-LATEST_REVISION = "0002"
+LATEST_REVISION = "0003"
 """The newest revision in `migrations`. A test compares the two."""
+OLDEST_READER = "0003"
+"""The oldest revision whose crow may read and write tables of LATEST_REVISION: what was added since may be left out."""
 URL_DEFAULTS: dict[str, dict[str, str]] = {
     "sqlite": {"timeout": "30"},
     "postgresql+psycopg": {"connect_timeout": "10", "tcp_user_timeout": "30000", "options": "-c lock_timeout=30s"},
@@ -56,6 +57,13 @@ SQLITE_FAULTS = {
     "IOERR": "could not be read or written. Look whether its disk is full or failing, then try again",
 }
 """SQLite error codes, and the rest of a sentence that begins with the file's name."""
+
+VERSION = Table(
+    "alembic_version",  # one row
+    MetaData(),
+    Column("version_num", String(32), primary_key=True),
+    Column("oldest_reader", String(32)),
+)
 
 
 class Database:
@@ -232,6 +240,8 @@ class Database:
                 "Name a database of crow's own in [database] url."
             )
         if found is not None and found > LATEST_REVISION:
+            if read_oldest_reader(connection) <= LATEST_REVISION:
+                return False
             raise StoreError(
                 f"{self.name} was written by a newer crow (its revision is {found}, this one knows {LATEST_REVISION}). "
                 "Update crow, or name another database in [database] url."
@@ -251,6 +261,7 @@ class Database:
                 if self.file:
                     back_up(self.file, self.folder / f"{self.file.name}.before-{LATEST_REVISION}")
                 upgrade(connection)
+                connection.execute(update(VERSION).values(oldest_reader=OLDEST_READER))
 
     def explain(self, error: DBAPIError) -> str:
         """Convert a driver's error to a sentence that contains no stored data."""
@@ -316,19 +327,24 @@ def begin_transaction(connection: Connection) -> None:
 
 def read_revision(connection: Connection) -> str | None:
     """Return the revision of the tables; None when there are no tables."""
-    version = table("alembic_version", column("version_num"))
-    if not connection.dialect.has_table(connection, version.name):
+    if not connection.dialect.has_table(connection, VERSION.name):
         return None
-    return connection.scalar(select(version.c.version_num))
+    return connection.scalar(select(VERSION.c.version_num))
+
+
+def read_oldest_reader(connection: Connection) -> str:
+    """Return the oldest revision whose crow may use the tables; the tables' own revision if that is unknown."""
+    columns = [column["name"] for column in inspect(connection).get_columns(VERSION.name)]
+    known = connection.scalar(select(VERSION.c.oldest_reader)) if VERSION.c.oldest_reader.name in columns else None
+    return known or connection.execute(select(VERSION.c.version_num)).scalar_one()
 
 
 def create_tables(connection: Connection) -> None:
     """Create the current tables. A test checks that the migrations create the same ones."""
     metadata.create_all(connection)
     search.create(connection)
-    version = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
-    version.create(connection)
-    connection.execute(insert(version).values(version_num=LATEST_REVISION))
+    VERSION.create(connection)
+    connection.execute(insert(VERSION).values(version_num=LATEST_REVISION, oldest_reader=OLDEST_READER))
 
 
 def back_up(file: Path, to: Path) -> None:

@@ -24,6 +24,8 @@ class Progress:
     """The options as stored in the `sessions` row."""
     engine: Engine | None = None
     """Engine of the database that holds these rows. None after a write failed: `writer.resync` must run first."""
+    is_copy: bool = False
+    """Whether the session was stored before, in a database that is gone."""
     has_draft: bool = True
     """Whether `drafts` may have a row of the session."""
     model_calls: list[ModelCall] = field(default_factory=list[ModelCall])
