@@ -4,7 +4,7 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Generator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from errno import EACCES
 from pathlib import Path
 from threading import Lock
@@ -115,6 +115,15 @@ class Database:
         ):
             yield connection
 
+    def vacuum(self) -> None:
+        """Return the space of deleted rows to the file system. PostgreSQL keeps it for new rows. Raises StoreError."""
+        if self.file:
+            with self._explained():
+                self._get_engine()
+            with self._wait_in_queue(self._lock_timeout), self._transaction(begin="") as connection:
+                connection.exec_driver_sql("VACUUM")
+                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def close(self) -> None:
         """Close the connections. The next use opens them again."""
         if self._engine is not None:
@@ -130,7 +139,7 @@ class Database:
             return
         with ExitStack() as stack:
             try:
-                stack.enter_context(wait_in_queue(self.file.with_name(f"{self.file.name}-lock"), timeout))
+                stack.enter_context(wait_in_queue(lock_file(self.file), timeout))
             except QueueStuck as stuck:
                 raise StoreError(
                     f"{self.name} is held by crow ({stuck}). Wait for it or end it, then try again."
@@ -141,7 +150,8 @@ class Database:
 
     @contextmanager
     def _transaction(self, **options: Any) -> Generator[Connection]:
-        with self._explained(), self._get_engine().connect().execution_options(**options) as connection:
+        is_queued = "begin" in options
+        with self._explained(), self._get_engine(is_queued).connect().execution_options(**options) as connection:
             try:
                 with connection.begin():
                     yield connection
@@ -159,13 +169,14 @@ class Database:
         except DBAPIError as error:
             raise StoreError(self.explain(error)) from error
 
-    def _get_engine(self) -> Engine:
-        """Return the engine of the open, updated database. Raises StoreError, DBAPIError."""
+    def _get_engine(self, is_queued: bool = False) -> Engine:
+        """Return the engine of the open, updated database. `is_queued` is true if `_wait_in_queue` is running. Raises
+        StoreError, DBAPIError."""
         with self._lock:
             if self._engine is not None and self.file and file_identity(self.file) != self._file_identity:
                 self._refuse_replaced_file(self.file)
             if self._engine is None:
-                self._engine = self._open()
+                self._engine = self._open(is_queued)
                 if self.file:
                     self._file_identity, self._wal_identity = (
                         file_identity(self.file),
@@ -188,7 +199,7 @@ class Database:
             "and crow uses the file that is there then, or creates a new one."
         )
 
-    def _open(self) -> Engine:
+    def _open(self, is_queued: bool) -> Engine:
         if self.file:
             self._create_file(self.file)
         try:
@@ -205,7 +216,8 @@ class Database:
             with engine.begin() as connection:
                 stale = self._needs_update(connection)
             if stale:
-                self._update(engine)
+                with nullcontext() if is_queued else self._wait_in_queue(self._lock_timeout):
+                    self._update(engine)
         except BaseException:
             engine.dispose()
             raise
@@ -259,9 +271,36 @@ class Database:
                 from crow_persistence.migrations import upgrade  # Alembic is slow to import and rarely needed
 
                 if self.file:
-                    back_up(self.file, self.folder / f"{self.file.name}.before-{LATEST_REVISION}")
+                    self._back_up_before_update(self.file)
                 upgrade(connection)
                 connection.execute(update(VERSION).values(oldest_reader=OLDEST_READER))
+
+    def _back_up_before_update(self, file: Path) -> None:
+        """Copy the file, beside the connection that is about to change it. Raises StoreError."""
+        to = self.folder / f"{file.name}.before-{LATEST_REVISION}"
+        try:
+            with closing(sqlite3.connect(file)) as source:
+                back_up(source, to)
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(
+                f"{file} must be updated and cannot be backed up to {to} first ({error}). Make room, then try again."
+            ) from error
+
+    def back_up(self, to: Path) -> None:
+        """Copy the SQLite database to a new file. Raises StoreError."""
+        if not self.file:
+            url = self.url.set(drivername="postgresql", query={}).render_as_string()
+            raise StoreError(f"crow backs up SQLite files. Back up PostgreSQL with: pg_dump --file={to} {url}")
+        if to.exists():
+            raise StoreError(f"{to} is there already. Name a file that is not.")
+        try:
+            with self.begin_read() as connection:
+                driver = connection.connection.driver_connection
+                assert isinstance(driver, sqlite3.Connection)
+                back_up(driver, to)
+        except (OSError, sqlite3.Error) as error:
+            why = f"{self.name} cannot be backed up to {to} ({error})"
+            raise StoreError(f"{why}. Name another file, or make room.") from error
 
     def explain(self, error: DBAPIError) -> str:
         """Convert a driver's error to a sentence that contains no stored data."""
@@ -321,8 +360,8 @@ def begin_transaction(connection: Connection) -> None:
     if options.get("briefly"):
         setting = "PRAGMA busy_timeout" if is_sqlite else "SET LOCAL lock_timeout"
         connection.exec_driver_sql(f"{setting} = {SHORT_TIMEOUT * 1000:.0f}")
-    if is_sqlite:  # PostgreSQL's driver begins transactions itself
-        connection.exec_driver_sql(options.get("begin", "BEGIN"))
+    if is_sqlite and (begin := options.get("begin", "BEGIN")):  # PostgreSQL's driver begins transactions itself
+        connection.exec_driver_sql(begin)
 
 
 def read_revision(connection: Connection) -> str | None:
@@ -347,24 +386,25 @@ def create_tables(connection: Connection) -> None:
     connection.execute(insert(VERSION).values(version_num=LATEST_REVISION, oldest_reader=OLDEST_READER))
 
 
-def back_up(file: Path, to: Path) -> None:
-    """Copy a SQLite database, as last committed, to a file that only its owner can read. Raises StoreError."""
-    try:
-        with tempfile.TemporaryDirectory(dir=to.parent, prefix=to.name) as folder:
-            new = Path(folder, to.name)
-            new.touch(0o600)
-            with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(new)) as target:
-                source.backup(target)
-            new.replace(to)
-    except (OSError, sqlite3.Error) as error:
-        raise StoreError(
-            f"{file} must be updated and cannot be backed up to {to} first ({error}). Make room, then try again."
-        ) from error
+def back_up(source: sqlite3.Connection, to: Path) -> None:
+    """Copy a SQLite database, as last committed, to a file that only its owner can read. Others may write meanwhile.
+    Raises OSError, sqlite3.Error."""
+    with tempfile.TemporaryDirectory(dir=to.parent, prefix=to.name) as folder:
+        new = Path(folder, to.name)
+        new.touch(0o600)
+        with closing(sqlite3.connect(new)) as target:
+            source.backup(target)
+        new.replace(to)
 
 
 def wal_file(file: Path) -> Path:
     """Return the path of SQLite's write-ahead log for a file."""
     return file.with_name(f"{file.name}-wal")
+
+
+def lock_file(file: Path) -> Path:
+    """Return the path of the file that the writers of a SQLite file lock."""
+    return file.with_name(f"{file.name}-lock")
 
 
 def file_identity(file: Path) -> tuple[int, int] | None:

@@ -16,6 +16,9 @@ from time import monotonic_ns
 
 from crow_persistence import leases
 
+HOLDER_LENGTH = 200
+"""Bytes of the file, so that one write replaces all of them."""
+
 
 class QueueStuck(Exception):
     """Another process has held the lock for too long. Its argument describes the process."""
@@ -37,8 +40,7 @@ def wait_in_queue(file: Path, timeout: float) -> Generator[None]:
         os.close(lock)
         raise
     try:
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{monotonic_ns()} {leases.machine_id()}:{os.getpid()}".encode(), 0)
+        os.pwrite(lock, f"{monotonic_ns()} {leases.machine_id()}:{os.getpid()}:".encode().ljust(HOLDER_LENGTH), 0)
         yield
     finally:
         os.close(lock)
@@ -67,7 +69,8 @@ def wait_for_lock(lock: int, timeout: float) -> None:
         except TimeoutError:
             before, holder = holder, read_holder(lock)
             if holder == before and acquired.cancel():
-                raise QueueStuck(leases.describe_owner(holder.partition(" ")[2])) from None
+                _, _, owner = holder.partition(" ")
+                raise QueueStuck(leases.describe_owner(owner) if owner else "another process") from None
         except BaseException:
             if acquired.cancel():
                 raise
@@ -77,4 +80,4 @@ def wait_for_lock(lock: int, timeout: float) -> None:
 
 def read_holder(lock: int) -> str:
     """Return what the process that holds the lock has written to the file; it changes with each holder."""
-    return os.pread(lock, 500, 0).decode(errors="replace")
+    return os.pread(lock, HOLDER_LENGTH, 0).decode(errors="replace")
