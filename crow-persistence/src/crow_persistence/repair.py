@@ -1,5 +1,6 @@
 """Save what can be saved from a damaged SQLite file into a new one. The damaged file is never changed."""
 
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -19,6 +20,10 @@ from crow_persistence.tables import messages, metadata, sessions
 
 MAX_FAILURES = 5_000
 """Number of failed reads after which the rest of a table is given up."""
+HEADER_SIZE = 100
+"""Bytes at the beginning of a SQLite file: https://sqlite.org/fileformat.html"""
+MAX_FILE_SIZE = 2**40
+"""Bytes that a header is believed to name."""
 Range = tuple[int, int]
 """The first and the last row id of a part of a table."""
 
@@ -48,6 +53,16 @@ def copy_files(damaged: Path, copy: Path) -> None:
         shutil.copyfile(damaged, copy)
         with suppress(FileNotFoundError):
             shutil.copyfile(wal_file(damaged), wal_file(copy))
+    fill_up(copy)
+
+
+def fill_up(file: Path) -> None:
+    """Fill a file that was cut off with zeros, to the size that its header names: SQLite does not read it otherwise."""
+    with file.open("r+b") as opened:
+        header = opened.read(HEADER_SIZE)
+        size = int.from_bytes(header[16:18]) * int.from_bytes(header[28:32])
+        if header.startswith(b"SQLite format 3\0") and os.fstat(opened.fileno()).st_size < size < MAX_FILE_SIZE:
+            opened.truncate(size)
 
 
 def save_rows(damaged: Path, database: Database) -> list[str]:
@@ -58,6 +73,8 @@ def save_rows(damaged: Path, database: Database) -> list[str]:
             tables = {name for (name,) in source.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         except sqlite3.DatabaseError as error:
             raise StoreError(f"Nothing can be saved: the list of tables is damaged, too ({error}).") from error
+        if tables.isdisjoint(metadata.tables):
+            raise StoreError("Nothing can be saved: the file has no tables of crow.")
         with database.begin_write() as connection:
             connection.exec_driver_sql("PRAGMA defer_foreign_keys = ON")
             target = connection.connection.driver_connection
