@@ -174,7 +174,9 @@ decisions = Table(
     Column("session", String(64), nullable=False),  # the session's id; stays when the session is deleted
     Column("call", Text, nullable=False),  # the tool call's id
     Column("tool", Text, nullable=False),
-    Column("kind", String(16), nullable=False),  # "decision" before the tool runs, "result" after
+    Column(
+        "kind", String(16), nullable=False
+    ),  # "decision" before the tool runs, "result" after; "repair" of a broken chain
     Column("verdict", String(16), nullable=False),  # allow or deny; for a result, completed or failed
     Column("by", Text, nullable=False),  # the person or the rule that decided
     Column("scope", Text, nullable=False),  # how long the decision applies
