@@ -1,7 +1,13 @@
 """`crow db` as a real command, with text and JSON output."""
 
+import asyncio
 import json
+import shutil
 import sqlite3
+import subprocess
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -236,3 +242,64 @@ async def test_repair_of_what_is_no_database_is_one_sentence(used: "Machine"):
     assert (done.code, done.out) == (2, "")
     assert "Nothing can be saved" in done.err
     assert not (used.project / "new.db").exists()
+
+
+async def run_read_only(machine: "Machine", *args: str) -> tuple[int, str, str]:
+    """Run `crow` where its data is on a read-only disk."""
+    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", mount, str(machine.home), sys.executable, "-m", "crow_cli", *args]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=machine.env, cwd=machine.project
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+@pytest.fixture
+def mounts() -> None:
+    """Skip the test where this user may not mount a disk."""
+    if not shutil.which("unshare") or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("mounting a read-only disk needs root's rights on Linux")
+
+
+async def test_history_is_read_on_a_read_only_disk(aged: "Machine", mounts: None):
+    id = json.loads((await aged.crow("sessions", "list", "--json")).out)[0]["id"]
+    call = json.loads((await aged.crow("calls", "list", "--json")).out)[0]["id"]
+    for command in (
+        ("sessions", "list"),
+        ("sessions", "show", id),
+        ("sessions", "search", "today"),
+        ("sessions", "export", id),
+        ("calls", "list"),
+        ("calls", "show", call, "--request"),
+        ("prompts", "list"),
+        ("audit", "list"),
+        ("audit", "verify"),
+        ("db", "check"),
+        ("db", "backup", str(aged.project / "copy.db")),
+    ):
+        expected = await aged.crow(*command) if command[:2] != ("db", "backup") else None
+        code, out, err = await run_read_only(aged, *command)
+        assert code == 0, (command, err)
+        assert expected is None or (out, err) == (expected.out, expected.err)
+    assert (aged.project / "copy.db").stat().st_size > 100_000
+    for command in (("sessions", "delete", "--yes", id), ("db", "prune", "--max-size", "0", "--yes")):
+        code, _, err = await run_read_only(aged, *command)
+        assert code == 2
+        assert "crow.db cannot be opened. It must be a file that you may read and write" in err
+    assert len(await list_titles(aged)) == 2
+
+
+async def test_history_of_an_earlier_version_is_read_on_a_read_only_disk(machine: "Machine", mounts: None):
+    machine.configure("")
+    dump = Path(__file__).parents[2] / "crow-persistence" / "tests" / "databases" / "0001.sqlite.sql"
+    with sqlite3.connect(machine.home / "crow" / "crow.db") as connection:
+        connection.executescript(dump.read_text())
+    connection.close()
+    code, out, err = await run_read_only(machine, "sessions", "list", "--all")
+    assert code == 0, err
+    assert "pancakes" in out
+    with sqlite3.connect(machine.home / "crow" / "crow.db") as connection:
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchone() == ("0001",)
+    connection.close()

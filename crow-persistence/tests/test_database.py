@@ -113,6 +113,7 @@ def test_threads_share_a_database(database: Database) -> None:
 OPEN = """
 import sys
 from pathlib import Path
+from crow_persistence import migrations as _  # loads Alembic with root's rights
 from crow_persistence.database import Database
 from crow_persistence.tables import blobs
 from sqlalchemy import insert
@@ -317,6 +318,7 @@ def test_heartbeat_waits_only_briefly(database: Database, monkeypatch: pytest.Mo
 HOLD = """
 import os, sys
 from pathlib import Path
+from crow_persistence import migrations as _  # loads Alembic with root's rights
 from crow_persistence.database import Database
 
 database = Database(sys.argv[1], Path(sys.argv[2]))
@@ -415,6 +417,37 @@ def test_inaccessible_folder_is_reported_until_it_is_accessible(
         written(sqlite(unprivileged))
     unprivileged.chmod(0o700)
     assert written(sqlite(unprivileged)) == ["a"]
+
+
+@pytest.mark.parametrize("left", ["nothing", "log", "log and index"])
+def test_file_that_cannot_be_written_is_read(left: str, unprivileged: Path, sqlite: Callable[..., Database]) -> None:
+    """A killed process leaves a write-ahead log; a copy of the folder may lack its index."""
+    writer = sqlite(unprivileged)
+    write(writer, "a")
+    if left == "nothing":
+        writer.close()
+    elif left == "log":
+        other = unprivileged / "other"
+        other.mkdir()
+        for name in ("crow.db", "crow.db-wal"):
+            (other / name).write_bytes((unprivileged / name).read_bytes())
+        unprivileged = other
+    files = list(unprivileged.glob("crow.db*"))
+    contents = [file.read_bytes() for file in files if not file.name.endswith("-shm")]
+    for file in files:
+        file.chmod(0o400)
+    unprivileged.chmod(0o500)
+    database = sqlite(unprivileged)
+    assert written(database) == ["a"]
+    assert [file.read_bytes() for file in files if not file.name.endswith("-shm")] == contents
+    with pytest.raises(StoreError, match=r"crow\.db cannot be opened.*that you may read and write"):
+        write(database, "b")
+    assert written(database) == ["a"]
+    unprivileged.chmod(0o700)
+    for file in files:
+        file.chmod(0o600)
+    write(database, "b")
+    assert written(database) == ["a", "b"]
 
 
 def test_folder_in_place_of_the_file_is_reported(tmp_path: Path, sqlite: Callable[..., Database]) -> None:

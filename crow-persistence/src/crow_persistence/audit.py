@@ -232,10 +232,18 @@ def write_file(file: Path, heads: Mapping[str, AnchoredHead]) -> None:
 
 
 @contextmanager
-def lock_file(file: Path) -> Generator[None]:
-    """Hold a lock that keeps other processes from writing the file. Raises OSError."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600), "rb") as lock:
+def lock_file(file: Path, *, needed: bool = True) -> Generator[None]:
+    """Hold a lock that keeps other processes from writing the file; no lock if it cannot be made and is not `needed`.
+    Raises OSError."""
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        opened = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        if needed:
+            raise
+        yield
+        return
+    with open(opened, "rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -249,7 +257,7 @@ def verify(database: Database) -> list[str]:
     every = select(decisions).order_by(decisions.c.number).execution_options(yield_per=1000)
     with database.begin_read() as connection:
         try:
-            with lock_file(file):  # so that the snapshot and the file belong together
+            with lock_file(file, needed=False):  # so that the snapshot and the file belong together
                 anchored = read_file(file).get(database_key(database))
                 read_head(connection)
         except (OSError, msgspec.DecodeError) as error:

@@ -1,14 +1,17 @@
 """The database: opened on first use, updated to the current tables, read and written in transactions."""
 
 import os
+import shutil
 import sqlite3
 import tempfile
 from collections.abc import Generator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from errno import EACCES
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, NoReturn
+from urllib.parse import quote
 
 from crow_core.errors import StoreError
 from sqlalchemy import (
@@ -17,6 +20,7 @@ from sqlalchemy import (
     Connection,
     Engine,
     MetaData,
+    QueuePool,
     String,
     Table,
     create_engine,
@@ -81,6 +85,10 @@ class Database:
         self._lock_timeout = float(str(self.url.query["timeout"])) if self.file else 0.0
         self._lock = Lock()
         self._engine: Engine | None = None
+        self._is_read_only = False
+        """Whether the open file cannot be written."""
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        """The folder of a copy that is open in place of a file that cannot be written."""
         self._file_identity: tuple[int, int] | None = None
         self._wal_identity: tuple[int, int] | None = None
         """Identities of the open file and of its write-ahead log."""
@@ -108,7 +116,7 @@ class Database:
         invalid.
         """
         with self._explained():
-            self._get_engine()
+            self._get_engine(writes=True)
         with (
             self._wait_in_queue(SHORT_TIMEOUT if briefly else self._lock_timeout),
             self._transaction(begin="BEGIN IMMEDIATE", briefly=briefly) as connection,
@@ -119,7 +127,7 @@ class Database:
         """Return the space of deleted rows to the file system. PostgreSQL keeps it for new rows. Raises StoreError."""
         if self.file:
             with self._explained():
-                self._get_engine()
+                self._get_engine(writes=True)
             with self._wait_in_queue(self._lock_timeout), self._transaction(begin="") as connection:
                 connection.exec_driver_sql("VACUUM")
                 connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -129,6 +137,9 @@ class Database:
         if self._engine is not None:
             self._engine.dispose()
             self._engine = None
+        if self._copy is not None:
+            self._copy.cleanup()
+            self._copy = None
 
     @contextmanager
     def _wait_in_queue(self, timeout: float) -> Generator[None]:
@@ -150,8 +161,9 @@ class Database:
 
     @contextmanager
     def _transaction(self, **options: Any) -> Generator[Connection]:
-        is_queued = "begin" in options
-        with self._explained(), self._get_engine(is_queued).connect().execution_options(**options) as connection:
+        writes = "begin" in options
+        engine = partial(self._get_engine, writes=writes, is_queued=writes)
+        with self._explained(), engine().connect().execution_options(**options) as connection:
             try:
                 with connection.begin():
                     yield connection
@@ -169,14 +181,16 @@ class Database:
         except DBAPIError as error:
             raise StoreError(self.explain(error)) from error
 
-    def _get_engine(self, is_queued: bool = False) -> Engine:
+    def _get_engine(self, *, writes: bool = False, is_queued: bool = False) -> Engine:
         """Return the engine of the open, updated database. `is_queued` is true if `_wait_in_queue` is running. Raises
         StoreError, DBAPIError."""
         with self._lock:
+            if writes and self._is_read_only:
+                self.close()
             if self._engine is not None and self.file and file_identity(self.file) != self._file_identity:
                 self._refuse_replaced_file(self.file)
             if self._engine is None:
-                self._engine = self._open(is_queued)
+                self._engine = self._open(writes=writes, is_queued=is_queued)
                 if self.file:
                     self._file_identity, self._wal_identity = (
                         file_identity(self.file),
@@ -199,9 +213,15 @@ class Database:
             "and crow uses the file that is there then, or creates a new one."
         )
 
-    def _open(self, is_queued: bool) -> Engine:
+    def _open(self, *, writes: bool, is_queued: bool) -> Engine:
+        self._is_read_only = False
         if self.file:
-            self._create_file(self.file)
+            try:
+                self._create_file(self.file)
+            except StoreError:
+                if writes or not os.access(self.file, os.R_OK, effective_ids=True):
+                    raise
+                return self._open_read_only(self.file)
         try:
             engine = create_engine(self.url, pool_pre_ping=not self.file, hide_parameters=True)
         except ImportError as error:
@@ -217,10 +237,42 @@ class Database:
                 stale = self._needs_update(connection)
             if stale:
                 with nullcontext() if is_queued else self._wait_in_queue(self._lock_timeout):
-                    self._update(engine)
+                    self._update(engine, self.file)
         except BaseException:
             engine.dispose()
             raise
+        return engine
+
+    def _open_read_only(self, file: Path) -> Engine:
+        """Open a file that cannot be written: as it is or, if its write-ahead log is not empty or its tables are of an
+        earlier revision, as a copy. Raises StoreError, DBAPIError."""
+        self._is_read_only = True
+        with suppress(DBAPIError):
+            alone = not shm_file(file).exists()
+            engine = create_engine(
+                "sqlite://", creator=partial(connect_to_read, file, alone=alone), poolclass=QueuePool
+            )
+            event.listen(engine, "begin", begin_transaction)
+            with engine.begin() as connection:
+                if not (alone and has_content(wal_file(file))) and not self._needs_update(connection):
+                    return engine
+        self._copy = tempfile.TemporaryDirectory(prefix="crow-")
+        copy = Path(self._copy.name, file.name)
+        try:
+            shutil.copyfile(file, copy)
+            if has_content(wal_file(file)):
+                shutil.copyfile(wal_file(file), wal_file(copy))
+        except OSError as error:
+            raise StoreError(
+                f"{file} cannot be copied to read it ({error.strerror}). Make room, then try again."
+            ) from error
+        engine = create_engine(self.url.set(database=str(copy)), hide_parameters=True)
+        event.listen(engine, "connect", prepare_connection)
+        event.listen(engine, "begin", begin_transaction)
+        with engine.begin() as connection:
+            stale = self._needs_update(connection)
+        if stale:
+            self._update(engine, copy)
         return engine
 
     def _create_file(self, file: Path) -> None:
@@ -234,6 +286,8 @@ class Database:
                 file, os.R_OK | os.W_OK, effective_ids=True
             ):  # SQLite would give its journal the same mode
                 raise PermissionError(EACCES, "it is closed to you")
+            if not os.access(file.parent, os.W_OK, effective_ids=True):
+                raise PermissionError(EACCES, "its folder is closed to you")
             if file.stat().st_mode & 0o077:
                 file.chmod(file.stat().st_mode & 0o700)
         except OSError as error:
@@ -260,8 +314,9 @@ class Database:
             )
         return found != LATEST_REVISION
 
-    def _update(self, engine: Engine) -> None:
-        """Create or update the tables, once, even when several processes start together."""
+    def _update(self, engine: Engine, file: Path | None) -> None:
+        """Create or update the tables, once, even when several processes start together. A file that belongs to crow is
+        copied before."""
         with engine.connect().execution_options(begin="BEGIN IMMEDIATE") as connection, connection.begin():
             if not self.file:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": SCHEMA_LOCK})
@@ -270,8 +325,8 @@ class Database:
             elif self._needs_update(connection):
                 from crow_persistence.migrations import upgrade  # Alembic is slow to import and rarely needed
 
-                if self.file:
-                    self._back_up_before_update(self.file)
+                if file and file == self.file:
+                    self._back_up_before_update(file)
                 upgrade(connection)
                 connection.execute(update(VERSION).values(oldest_reader=OLDEST_READER))
 
@@ -349,6 +404,14 @@ def prepare_connection(driver: Any, _: Any) -> None:
     driver.execute("PRAGMA foreign_keys = ON")
 
 
+def connect_to_read(file: Path, *, alone: bool) -> sqlite3.Connection:
+    """Connect to a file that cannot be written. `alone` is true if no other process has it open."""
+    options = "mode=ro&immutable=1" if alone else "mode=ro"
+    driver = sqlite3.connect(f"file:{quote(str(file))}?{options}", uri=True, check_same_thread=False)
+    driver.isolation_level, driver.text_factory = None, decode_text
+    return driver
+
+
 def decode_text(data: bytes) -> str:
     """Decode text from SQLite. Damaged bytes become surrogate escapes, so that the rest stays readable."""
     return data.decode("utf-8", "surrogateescape")
@@ -400,6 +463,16 @@ def back_up(source: sqlite3.Connection, to: Path) -> None:
 def wal_file(file: Path) -> Path:
     """Return the path of SQLite's write-ahead log for a file."""
     return file.with_name(f"{file.name}-wal")
+
+
+def shm_file(file: Path) -> Path:
+    """Return the path of the file that the processes which have a SQLite file open share."""
+    return file.with_name(f"{file.name}-shm")
+
+
+def has_content(file: Path) -> bool:
+    """Test whether there is a file, and it is not empty."""
+    return file.exists() and file.stat().st_size > 0
 
 
 def lock_file(file: Path) -> Path:
