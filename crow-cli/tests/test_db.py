@@ -51,6 +51,23 @@ async def test_unusable_url_is_reported_without_its_password(machine: "Machine")
         assert "[database] url mysql://me:***@host/crow cannot be used" in done.err
 
 
+async def test_unknown_setting_is_reported(machine: "Machine"):
+    machine.configure('[database]\nsynchronous = "off"\n')
+    done = await machine.crow("db", "path")
+    assert (done.code, done.out) == (2, "")
+    assert "database.synchronous: invalid enum value 'off'" in done.err
+
+
+async def test_durable_database_is_the_same_one(used: "Machine"):
+    used.configure('[database]\nsynchronous = "full"\n')
+    assert (await used.crow("db", "path")).out == f"{used.home / 'crow' / 'crow.db'}\n"
+    assert len(await list_titles(used)) == 1
+    async with ScriptedServer([Reply("Hello.")]) as server:
+        used.ask(server.url)
+        assert (await used.crow("run", "two")).code == 0
+    assert len(await list_titles(used)) == 2
+
+
 async def test_info_prints_size_and_row_counts(used: "Machine"):
     file = used.home / "crow" / "crow.db"
     done = await used.crow("db", "info")

@@ -16,6 +16,7 @@ from threading import Barrier, Event, Timer
 
 import pytest
 from crow_core.errors import StoreError
+from crow_persistence import audit
 from crow_persistence import database as module
 from crow_persistence.database import Database
 from crow_persistence.tables import blobs, drafts
@@ -417,6 +418,19 @@ def test_inaccessible_folder_is_reported_until_it_is_accessible(
         written(sqlite(unprivileged))
     unprivileged.chmod(0o700)
     assert written(sqlite(unprivileged)) == ["a"]
+
+
+@pytest.mark.parametrize(("query", "level"), [("", 1), ("?synchronous=normal", 1), ("?synchronous=full", 2)])
+def test_commit_waits_for_the_disk_if_asked_to(query: str, level: int, sqlite: Callable[..., Database]) -> None:
+    database = sqlite(query=query)
+    with database.begin_write() as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == level
+    assert audit.database_key(database) == audit.database_key(sqlite())
+
+
+def test_unknown_synchronous_is_reported() -> None:
+    with pytest.raises(StoreError, match=r"\[database\] synchronous is 'off'. Give 'normal' or 'full'"):
+        Database("sqlite:////tmp/crow.db?synchronous=off")
 
 
 @pytest.mark.parametrize("left", ["nothing", "log", "log and index"])

@@ -197,7 +197,7 @@ def update_file(database: Database, change: Callable[[AnchoredHead], AnchoredHea
         with lock_file(file):
             heads, name = read_file(file), database_key(database)
             if changed := change(heads.get(name, AnchoredHead())):
-                write_file(file, {**heads, name: changed})
+                write_file(file, {**heads, name: changed}, is_durable=database.is_durable)
             return changed is not None
     except msgspec.DecodeError:
         return False
@@ -221,12 +221,14 @@ def read_file(file: Path) -> dict[str, AnchoredHead]:
     return msgspec.json.decode(file.read_bytes(), type=dict[str, AnchoredHead]) if file.exists() else {}
 
 
-def write_file(file: Path, heads: Mapping[str, AnchoredHead]) -> None:
-    """Replace the contents of the file in one write, so that a killed process leaves the old or the new. Raises
-    OSError."""
+def write_file(file: Path, heads: Mapping[str, AnchoredHead], *, is_durable: bool = False) -> None:
+    """Replace the contents of the file in one write, so that a killed process leaves the old or the new. With
+    `is_durable`, wait until the disk has it. Raises OSError."""
     begun = file if file.exists() else file.with_suffix(".new")
     with open(os.open(begun, os.O_WRONLY | os.O_CREAT, 0o600), "wb", buffering=0) as opened:
         opened.write(msgspec.json.encode(heads).ljust(os.fstat(opened.fileno()).st_size))
+        if is_durable:
+            os.fsync(opened.fileno())
     if begun != file:
         begun.replace(file)
 

@@ -77,7 +77,7 @@ class Database:
     """
 
     def __init__(self, url: str, folder: Path | None = None) -> None:
-        self.url = complete_url(url)
+        self.url, self.is_durable = parse_url(url)
         self.file = Path(self.url.database or "") if self.url.drivername == "sqlite" else None
         """The SQLite file; None for PostgreSQL."""
         self.folder = folder or (self.file or Path("unknown")).parent
@@ -230,7 +230,7 @@ class Database:
                 "uv tool install CLONE --with 'psycopg[binary]', or pip install 'psycopg[binary]'."
             ) from error
         if self.file:
-            event.listen(engine, "connect", prepare_connection)
+            event.listen(engine, "connect", partial(prepare_connection, is_durable=self.is_durable))
         event.listen(engine, "begin", begin_transaction)
         try:
             with engine.begin() as connection:
@@ -370,6 +370,16 @@ class Database:
         return f"PostgreSQL cannot be reached ({self.name}): {reason}. Check [database] url, and that the server runs."
 
 
+def parse_url(url: str) -> tuple[URL, bool]:
+    """Parse a database URL as `complete_url` does, without its parameter `synchronous`. Return also whether a commit
+    waits until the disk has it (`synchronous=full`). Raises StoreError."""
+    completed = complete_url(url)
+    synchronous = completed.query.get("synchronous", "normal")
+    if synchronous not in ("normal", "full"):
+        raise StoreError(f"[database] synchronous is {synchronous!r}. Give 'normal' or 'full'.")
+    return completed.difference_update_query(["synchronous"]), synchronous == "full"
+
+
 def complete_url(url: str) -> URL:
     """Parse a database URL and add the defaults. Raises StoreError."""
     try:
@@ -389,8 +399,8 @@ def complete_url(url: str) -> URL:
     return parsed.set(query={**URL_DEFAULTS[parsed.drivername], **parsed.query})
 
 
-def prepare_connection(driver: Any, _: Any) -> None:
-    """Set up a new SQLite connection."""
+def prepare_connection(driver: Any, _: Any, *, is_durable: bool = False) -> None:
+    """Set up a new SQLite connection. With `is_durable`, a commit waits until the disk has it."""
     driver.isolation_level = None  # `begin_transaction` begins transactions
     driver.text_factory = decode_text
     try:
@@ -400,7 +410,7 @@ def prepare_connection(driver: Any, _: Any) -> None:
         driver.execute("BEGIN IMMEDIATE")
         driver.execute("ROLLBACK")
         driver.execute("PRAGMA journal_mode = WAL")
-    driver.execute("PRAGMA synchronous = NORMAL")
+    driver.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
     driver.execute("PRAGMA foreign_keys = ON")
 
 
