@@ -226,7 +226,7 @@ async def test_draft_is_not_written_under_a_lost_lease(database: Database):
         session = await talk(crow, "one")
         change(database, owner="another", beat=leases.now())
         with pytest.raises(StoreError, match="taken over"):
-            store.write_sessions([SessionWrite(session, draft={"role": "assistant", "content": "half a"})])
+            store.write_sessions([SessionWrite(session, parts=[{"role": "assistant", "content": "half a"}])])
     with database.begin_read() as connection:
         assert connection.scalar(select(drafts.c.session)) is None
     store.database.close()

@@ -22,12 +22,16 @@ class Progress:
     """The `messages` rows of the first entries of the log, in order. Later entries are not stored yet."""
     options: dict[str, str] = field(default_factory=dict[str, str])
     """The options as stored in the `sessions` row."""
+    is_archived: bool = False
+    """Whether lists leave the session out."""
     engine: Engine | None = None
     """Engine of the database that holds these rows. None after a write failed: `writer.resync` must run first."""
     is_copy: bool = False
     """Whether the session was stored before, in a database that is gone."""
     has_draft: bool = True
     """Whether `drafts` may have a row of the session."""
+    draft_ends: dict[str, str] | None = None
+    """The last characters of each text of the draft, in which a secret may begin; None if they must be read first."""
     model_calls: list[ModelCall] = field(default_factory=list[ModelCall])
     """Model calls that wait for the session's first message, as a session without one is not stored."""
     encoder: RequestEncoder | None = None

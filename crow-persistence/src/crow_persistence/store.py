@@ -9,7 +9,7 @@ from typing import Any
 
 from crow_core.errors import SessionBusy, StoreError
 from crow_core.session import Session
-from crow_core.store import Page, Record
+from crow_core.store import ArchiveFilter, Page, Record, SessionChange, Summary
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, ProgrammingError
 
@@ -74,7 +74,7 @@ class Store:
         if not progress.number and not any("role" in entry for entry in write.session.log[: write.entries]):
             progress.model_calls += write.model_calls
             return False
-        return bool(len(progress.rows) < write.entries or write.draft or write.model_calls)
+        return bool(len(progress.rows) < write.entries or write.parts or write.model_calls)
 
     def write_session(self, connection: Connection, write: SessionWrite) -> list[audit.AuditRow]:
         """Write what one session has gathered. Return its rows for the audit chain. Raises StoreError."""
@@ -85,8 +85,9 @@ class Store:
         decisions: list[audit.AuditRow] = []
         if entries := session.log[len(progress.rows) : write.entries]:
             decisions = writer.write_entries(connection, progress, session, entries, secrets)
-        if write.draft and loader.entry_id(write.draft) not in map(loader.entry_id, entries):
-            writer.write_draft(connection, progress, session, write.draft, secrets)
+        written = set(map(loader.entry_id, entries))
+        if parts := [part for part in write.parts if loader.entry_id(part) not in written]:
+            writer.write_parts(connection, progress, session, parts, secrets)
         write.model_calls[:0], progress.model_calls = progress.model_calls, []
         progress.encoder = progress.encoder or RequestEncoder(session.log, progress.rows)
         progress.encoder.secrets = secrets
@@ -153,10 +154,27 @@ class Store:
         record.state[STATE_KEY] = progress
         return record
 
-    def list_sessions(self, cwd: str, cursor: str, limit: int) -> Page:
+    def list_sessions(self, cwd: str, cursor: str, limit: int, archived: ArchiveFilter) -> Page:
         """Return one page of the list of sessions. Raises ValueError for a cursor that no list returned."""
         with self.database.begin_read() as connection:
-            return loader.list_sessions(connection, cwd, cursor, limit)
+            return loader.list_sessions(connection, cwd, cursor, limit, archived=archived)
+
+    def find_session(self, id: str) -> Summary | None:
+        """Return a stored session, None when there is none."""
+        with self.database.begin_read() as connection:
+            row = loader.find_session_by_id(connection, id)
+            return None if row is None else loader.to_summary(row)
+
+    def change_session(self, id: str, change: SessionChange, progress: Progress | None) -> Summary | None:
+        """Change a stored session; `progress` is its progress if it is open here. Return None when there is no such
+        session. Raises SessionBusy."""
+        with self.database.begin_write() as connection:
+            if (row := loader.find_session_by_id(connection, id, lock=True)) is None:
+                return None
+            row = writer.change_session(connection, row, change, self.owner)
+        if progress is not None:
+            progress.is_archived = loader.is_archived(row)
+        return loader.to_summary(row)
 
     def search(self, words: str, cwd: str, limit: int) -> list[dict[str, Any]]:
         """Return the best matches in a folder ("" for all), as results of `_crow/search`."""

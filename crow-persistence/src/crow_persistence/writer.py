@@ -4,11 +4,12 @@ from collections.abc import Collection, Sequence
 from itertools import takewhile
 from typing import Any
 
-from crow_core.errors import StoreError
+from crow_core.errors import SessionBusy, StoreError
 from crow_core.masking import mask
 from crow_core.messages import Message
 from crow_core.session import Session
-from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select, update
+from crow_core.store import SessionChange
+from sqlalchemy import Connection, Row, Text, bindparam, delete, func, insert, select, text, update
 
 from crow_persistence import audit, blobs, leases, loader, prompts, search
 from crow_persistence.entries import clean_text, encode, pack
@@ -33,11 +34,16 @@ UPDATE_SESSION = (
     )
 )
 SELECT_OWNER = select(sessions.c.owner).where(sessions.c.number == bindparam("session")).with_for_update()
-UPDATE_DRAFT = (
-    update(drafts).where(drafts.c.session == bindparam("of")).values(at=bindparam("time"), body=bindparam("reply"))
-)
 INSERT_DRAFT = insert(drafts)
+INSERT_PART = text(
+    "INSERT INTO draft_parts (session, number, body) VALUES (:of, :part, :body) "
+    "ON CONFLICT (session, number) DO UPDATE SET body = excluded.body"  # it may be there, although its commit failed
+)
 DELETE_DRAFT = delete(drafts).where(drafts.c.session == bindparam("of"))
+
+
+MAX_SPELLING = 12
+"""The most characters for which one of a secret may stand in the spellings that `mask` finds."""
 
 
 def write_entries(
@@ -79,7 +85,7 @@ def write_entries(
         "at": at,
         "folder": clean_text(session.cwd),
         "folders": encode(session.folders.roots),
-        "chosen": encode(options),
+        "chosen": loader.encode_options(options, is_archived=progress.is_archived),
         "name": title,
     }
     connection.execute(UPDATE_SESSION, changes)
@@ -89,6 +95,24 @@ def write_entries(
     progress.number, progress.head, progress.options = number, head, options
     progress.rows += rows
     return audit.make_rows(connection, session.id, clean, at)
+
+
+def change_session(connection: Connection, row: "Row[Any]", change: SessionChange, owner: str) -> "Row[Any]":
+    """Change a stored session's title or whether it is archived; the row must have been selected for update. Return the
+    new row. Raises SessionBusy when an owner other than `owner` has it open and would undo the change."""
+    values: dict[str, Any] = {}
+    if change.title is not None:
+        values["title"] = clean_text(change.title)
+    if change.archived is not None and change.archived != loader.is_archived(row):
+        if not leases.is_free(connection, row, owner):
+            raise SessionBusy(
+                f"Session {row.id} is open in {leases.describe_owner(row.owner)}. Close it there, then try again."
+            )
+        values["options"] = loader.encode_options(loader.read_options(row), is_archived=change.archived)
+    its = sessions.c.number == row.number
+    if values:
+        connection.execute(update(sessions).where(its).values(**values))
+    return connection.execute(select(sessions).where(its)).one()
 
 
 def insert_session(connection: Connection, progress: Progress, session: Session, at: int) -> int:
@@ -135,15 +159,45 @@ def find_row(log: Sequence[Message], rows: Sequence[int], id: str, default: int 
     return ids.get(id, default) if id else None
 
 
-def write_draft(
-    connection: Connection, progress: Progress, session: Session, reply: Message, secrets: Collection[str] = ()
+def write_parts(
+    connection: Connection,
+    progress: Progress,
+    session: Session,
+    parts: Sequence[Message],
+    secrets: Collection[str] = (),
 ) -> None:
-    """Write a reply that is still streaming. Raises StoreError, as `write_entries` does."""
+    """Write new parts of a reply that is still streaming. Raises StoreError, as `write_entries` does."""
     hold_lease(connection, progress, session)
-    at, progress.has_draft = leases.now(), True
-    body = pack(mask(reply, secrets)).body
-    if not connection.execute(UPDATE_DRAFT, {"of": progress.number, "time": at, "reply": body}).rowcount:
-        connection.execute(INSERT_DRAFT, {"session": progress.number, "at": at, "body": body})
+    longest = MAX_SPELLING * max(map(len, secrets), default=0)
+    for part in parts:
+        number, texts = part.get("crow", {}).get("part", 0), loader.get_texts(part)
+        if is_first := number == 0 or not progress.has_draft:
+            progress.draft_ends = loader.get_texts({})
+        ends = progress.draft_ends or loader.read_draft_texts(connection, progress.number)
+        longer = join_texts(ends, texts)
+        progress.draft_ends = {key: text[max(0, len(text) - longest) :] for key, text in longer.items()}
+        if is_first:
+            write_draft(connection, progress, entry_id(part), mask(texts, secrets))
+        elif mask(longer, secrets) != join_texts(mask(ends, secrets), masked := mask(texts, secrets)):
+            whole = join_texts(loader.read_draft_texts(connection, progress.number), texts)
+            write_draft(connection, progress, entry_id(part), mask(whole, secrets))  # a secret spans two parts
+        else:
+            body = encode({key: text for key, text in masked.items() if text})
+            connection.execute(INSERT_PART, {"of": progress.number, "part": number, "body": body})
+
+
+def join_texts(texts: dict[str, str], more: dict[str, str]) -> dict[str, str]:
+    """Join two texts for each key."""
+    return {key: text + more[key] for key, text in texts.items()}
+
+
+def write_draft(connection: Connection, progress: Progress, id: str, texts: dict[str, str]) -> None:
+    """Write the beginning of a draft, in place of an earlier draft and its parts."""
+    if progress.has_draft:
+        connection.execute(DELETE_DRAFT, {"of": progress.number})
+    progress.has_draft = True
+    body = encode({"role": "assistant", **{key: value for key, value in texts.items() if value}, "crow": {"id": id}})
+    connection.execute(INSERT_DRAFT, {"session": progress.number, "at": leases.now(), "body": body})
 
 
 def hold_lease(connection: Connection, progress: Progress, session: Session) -> None:
@@ -177,10 +231,11 @@ def resync(connection: Connection, progress: Progress, session: Session) -> None
         progress.is_copy = progress.is_copy or progress.number > 0
         progress.number, progress.head, progress.rows[:], progress.encoder = 0, None, [], None
         return
-    progress.has_draft = True
+    progress.has_draft, progress.draft_ends = True, None
     if row.deleted is not None or row.owner != progress.owner:
         raise explain_lost_lease(connection, session.id, progress)
     known = loader.map_rows(connection, row)
     stored = takewhile(bool, (known.get(entry_id(entry), 0) for entry in session.log))
     progress.number, progress.head, progress.options = row.number, row.head, loader.read_options(row)
+    progress.is_archived = loader.is_archived(row)
     progress.rows[:], progress.encoder = stored, None
