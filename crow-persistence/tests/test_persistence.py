@@ -23,6 +23,8 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.errors import StoreError
+from crow_core.extensions.commands import commands
+from crow_core.extensions.undo import undo
 from crow_core.log import new_id
 from crow_core.messages import Message, view
 from crow_core.models.chat import ModelCall
@@ -331,8 +333,8 @@ class LostReplyDatabase(Database):
     lose_reply = False
 
     @contextmanager
-    def begin_write(self) -> Generator[Connection]:
-        with super().begin_write() as connection:
+    def begin_write(self, *, briefly: bool = False) -> Generator[Connection]:
+        with super().begin_write(briefly=briefly) as connection:
             yield connection
         if self.lose_reply:
             self.lose_reply = False
@@ -559,3 +561,16 @@ def test_extension_imports_no_database_modules():
     code = "import sys, crow_persistence.extension; print(*{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"sqlalchemy", "alembic", "jinja2", "sqlite3", "psycopg"} & set(done.stdout.split())
+
+
+async def test_what_was_brought_back_after_an_undo_is_loaded(database: Database):
+    crow = app(database, *(Reply(f"Answer {n}.") for n in range(3))).use(commands).use(undo)
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        for text in ("one", "two", "/undo 2 yes", "/redo", "/undo yes", "/redo"):
+            await editor.prompt(id, text)
+        seen = view(crow.sessions[id].log)
+        assert [message.get("content") for message in seen if message.get("role") == "user"] == ["one", "two"]
+    with database.begin_read() as connection:
+        record = loader.load_session(connection, loader.find_session(connection, id))
+    assert view(record.log) == seen

@@ -457,15 +457,23 @@ def select_entries(log: Iterable[Message]) -> list[Message]:
 
 
 def drop_rewound(log: Iterable[Message]) -> list[Message]:
-    """Drop the entries between each `rewind` marker and the entry that it names."""
+    """Drop the entries between each `rewind` marker and the entry that it names. If that entry was dropped itself by an
+    earlier marker, restore it with the entries before it."""
     kept: list[Message] = []
+    dropped: list[list[Message]] = []
     for entry in log:
         if marker_kind(entry) == "rewind":
             to = entry.get("crow", {}).get("to")
-            known = (n for n in range(len(kept), 0, -1) if kept[n - 1].get("crow", {}).get("id") == to)
-            del kept[0 if to == "" else next(known, len(kept)) :]
+            before = next((path for path in (kept, *reversed(dropped)) if find_entry(path, to)), None)
+            dropped.append(kept)
+            kept = [] if to == "" else (before or kept)[: find_entry(before or kept, to) or len(kept)]
         kept.append(entry)
     return kept
+
+
+def find_entry(log: Sequence[Message], id: Any) -> int:
+    """Return the number of entries up to the last one with this id; 0 if there is none."""
+    return next((n for n in range(len(log), 0, -1) if log[n - 1].get("crow", {}).get("id") == id), 0)
 
 
 def find_shell(log: Iterable[Message]) -> dict[str, Any]:

@@ -35,18 +35,18 @@ class Store:
         self.open_ids: set[str] = set()
         """Ids of the sessions that this owner holds the lease of."""
 
-    def write_sessions(self, writes: Sequence[SessionWrite]) -> dict[str, Exception]:
+    def write_sessions(self, writes: Sequence[SessionWrite], *, briefly: bool = False) -> dict[str, Exception]:
         """Write what sessions have gathered, in one transaction. Return the faults of single sessions by their ids.
 
         After a fault, the session's next write also writes the entries of this one. Raises StoreError if nothing could
-        be written.
+        be written. `briefly` limits the wait for locks.
         """
         # In the order of their ids, so that two processes cannot wait for each other's rows.
         writes = sorted(filter(self.has_news, writes), key=lambda write: write.session.id)
         if not writes:
             return {}
         errors, decisions, head = dict[str, Exception](), list[audit.AuditRow](), None
-        with self.database.begin_write() as connection:
+        with self.database.begin_write(briefly=briefly) as connection:
             engine = connection.engine
             for write in writes:
                 try:
@@ -208,5 +208,5 @@ class Store:
     def send_heartbeat(self) -> None:
         """Renew the leases of this owner's open sessions."""
         if self.open_ids:
-            with self.database.begin_write() as connection:
+            with self.database.begin_write(briefly=True) as connection:  # the next one is sent soon
                 leases.send_heartbeat(connection, self.owner, self.open_ids)

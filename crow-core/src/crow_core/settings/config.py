@@ -191,6 +191,8 @@ class DatabaseSettings(Struct, kw_only=True, forbid_unknown_fields=True):
 
     url: str = ""
     """`postgresql+psycopg://…` or `sqlite:///…`; empty means the file `crow.db` in crow's data."""
+    synchronous: Literal["normal", "full"] = "normal"
+    """`full` waits at each commit until the disk has it, so that a power failure loses nothing; for SQLite."""
 
 
 class Config(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -313,7 +315,10 @@ def parse_options(
 
 def get_database_url(config: Config, home: Home) -> str:
     """Return the address of the database that stores the sessions."""
-    return config.database.url or f"sqlite:///{home.data / 'crow.db'}"
+    url = config.database.url or f"sqlite:///{home.data / 'crow.db'}"
+    if config.database.synchronous == "normal" or not url.startswith("sqlite"):
+        return url
+    return f"{url}{'&' if '?' in url else '?'}synchronous={config.database.synchronous}"
 
 
 def load_project_config(folder: Path, env: Mapping[str, str]) -> ProjectConfig:
