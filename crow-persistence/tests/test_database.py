@@ -114,7 +114,6 @@ def test_threads_share_a_database(database: Database) -> None:
 OPEN = """
 import sys
 from pathlib import Path
-from crow_persistence import migrations as _  # loads Alembic with root's rights
 from crow_persistence.database import Database
 from crow_persistence.tables import blobs
 from sqlalchemy import insert
@@ -319,7 +318,6 @@ def test_heartbeat_waits_only_briefly(database: Database, monkeypatch: pytest.Mo
 HOLD = """
 import os, sys
 from pathlib import Path
-from crow_persistence import migrations as _  # loads Alembic with root's rights
 from crow_persistence.database import Database
 
 database = Database(sys.argv[1], Path(sys.argv[2]))

@@ -153,7 +153,7 @@ def test_database_without_a_backup_is_not_updated(tmp_path: Path, monkeypatch: p
             count_rows(database)
     assert count_rows(database) == rows
     database.close()
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["crow.db", "crow.db.before-9998"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["crow.db", "crow.db-lock", "crow.db.before-9998"]
 
 
 def test_failed_first_start_is_repeated(tmp_path: Path) -> None:
