@@ -40,7 +40,7 @@ pytest_add_cli_args_test_selection = {tests}
 use_git_change_detection = false
 
 [tool.pytest.ini_options]
-timeout = 300
+timeout = 30
 markers = ["slow: see the project's own settings"]
 filterwarnings = ["error"]
 """

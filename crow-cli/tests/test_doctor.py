@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import stamina
-from crow_cli.doctor import PROBES, RED_IMAGE, DoctorReport, ExaminedModel, append_table, run_probes, to_toml
+from crow_cli.doctor import (
+    PROBES,
+    RED_IMAGE,
+    DoctorReport,
+    ExaminedModel,
+    ProbeResult,
+    append_table,
+    run_probes,
+    to_toml,
+)
 from crow_core.errors import ConfigError
 from crow_core.models.quirks import Quirks
 from crow_core.settings.config import ModelSettings
@@ -134,7 +143,7 @@ TOLERABLE: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 NO_TOOLS = {"tool calls": "no", "parallel calls": "no", "ids and index": "partly"}
 
 FATAL: dict[str, dict[str, str]] = {
-    "calls printed as text": {**NO_TOOLS, "nested schemas": "partly"},
+    "calls printed as text": {**NO_TOOLS, "nested schemas": "partly", "reasoning": "partly"},
     "refuses tools": {**NO_TOOLS, "nested schemas": "no", "reasoning": "no"},
     "cut prompt": {"long prompts": "no"},
 }
@@ -200,6 +209,19 @@ async def test_doctor_stops_with_a_reason_when_the_endpoint_cannot_answer(name: 
 @pytest.mark.parametrize("name", sorted(CUT_SHORT))
 async def test_replies_that_stop_early_do_not_stop_the_doctor(name: str) -> None:
     assert (await examine(CHAOS[name])).results["address"].verdict == "ok"
+
+
+async def test_empty_answer_where_no_tool_was_called_is_not_blamed_on_a_tools_result() -> None:
+    def talk(request: dict[str, Any]) -> Reply:
+        *_, last = request["messages"]
+        return Reply("" if last["role"] == "assistant" else "It is sunny.", reasoning="Hm.")
+
+    async with ScriptedServer(talk, pages=PAGES) as server:
+        report = await run_probes(make_model(server.url))
+    assert report.results["reasoning"] == ProbeResult(
+        "partly",
+        "Reasoning comes as reasoning_content. No tool was called, so nothing tells whether it must be sent back.",
+    )
 
 
 async def test_unreachable_endpoint_is_one_sentence() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from crow_compact.compaction import CUT_SHORT, LEFT_OUT
+from crow_compact.compaction import CUT_SHORT, LEFT_OUT, SHRUNK
 from crow_compact.extension import compact
 from crow_compact.markers import find_cuts
 from crow_core.acp.connection import RpcError
@@ -170,6 +170,9 @@ async def test_long_turn_is_cut_where_tool_calls_are_answered_and_keeps_its_prom
         calls = [call["id"] for message in last for call in message.get("tool_calls", [])]
         assert calls == [message["tool_call_id"] for message in last if message["role"] == "tool"]
         assert 0 < len(calls) < 40
+        starts = {marker["from"] for marker in talk.markers() if marker["kind"] == "compaction"}
+        roles = {entry.get("role") for entry in talk.session.log if entry.get("crow", {}).get("id") in starts}
+        assert roles == {"assistant"}, "no tool result is kept without its call"
 
 
 async def test_old_outputs_shrink_first_and_the_model_can_read_them_back():
@@ -227,6 +230,7 @@ async def test_summary_is_made_only_where_shrinking_is_not_enough(more: int, kin
         (marker,) = talk.markers()
         assert marker["kind"] == kind
         assert marker["after"] <= 6_000
+        assert (f"{marker['after']:,} tokens. {SHRUNK}" in talk.editor.thoughts) == (kind == "shrink")
         assert len(talk.summaries()) == (kind == "compaction")
 
 
@@ -313,13 +317,23 @@ async def test_after_three_unusable_summaries_the_oldest_turns_are_left_out_and_
         assert len(talk.summaries()) == 3
         assert why in talk.editor.thoughts
         (told,) = [line for line in talk.editor.thoughts.splitlines() if "oldest messages behind" in line]
-        assert "were left out: the model no longer sees them" in told
         seen = talk.asked()[-1]["messages"]
+        gone = [turn for turn in range(turns) if f"Turn {turn}." not in str(seen)]
+        dropped = 1 + 2 * len(gone) + 2  # "Yes.", the turns, and the tool call of one of them
+        assert told.startswith("No summary could be made. ")
+        assert why in told
+        assert told.endswith(
+            f" The {dropped} oldest messages behind the first were left out: the model no longer sees them, but the "
+            "session keeps them. Say again what it still needs."
+        )
+        assert " tokens. The oldest messages were left out without a summary." in talk.editor.thoughts
+        assert marker["pinned"] == [], "nothing is kept twice"
         assert seen[1]["content"].startswith("The first words")
         assert LEFT_OUT in seen[1]["content"]
         assert f"Turn {turns - 1}." in str(seen)
         assert "Turn 0." not in str(seen)
         assert f"Turn {turns - 4}." in str(seen), "no more than necessary is left out"
+        assert seen[1]["content"].endswith(f"Turn {len(gone)}. {LONG}"), "whole turns are left out"
         calls = [call["id"] for message in seen for call in message.get("tool_calls", [])]
         assert calls == [message["tool_call_id"] for message in seen if message["role"] == "tool"]
         assert len([entry for entry in talk.session.log if entry.get("role") == "user"]) == turns + 2
@@ -377,6 +391,7 @@ async def test_shrunk_outputs_stay_shrunk_where_no_summary_can_be_made():
         assert marker["kind"] == "shrink"
         assert marker["after"] > 0.8 * WINDOW, "not enough, but better than nothing"
         assert "No summary could be made. The model's summary was empty." in talk.editor.thoughts
+        assert marker["upto"], "the latest outputs stay whole"
         assert await talk.say("Go on") == "end_turn"
         assert "read_output gives the whole" in str(talk.asked()[-1]["messages"])
         *_, last = talk.editor.of(CompactionUpdate)
@@ -397,9 +412,10 @@ async def test_failed_compaction_is_not_tried_again_until_the_conversation_has_g
         assert talk.markers()
 
 
+@pytest.mark.parametrize("summary", [Reply(""), Reply(LONG * 100)], ids=["empty", "too long"])
 @pytest.mark.parametrize("window", [WINDOW, 100_000], ids=["known window", "unknown window"])
-async def test_turn_that_does_not_fit_is_answered_although_no_summary_can_be_made(window: int):
-    async with talking(Speaker(summary=lambda request: Reply(""), limit=WINDOW), window=window, threshold=0.9) as talk:
+async def test_turn_that_does_not_fit_is_answered_although_no_summary_can_be_made(window: int, summary: Reply):
+    async with talking(Speaker(summary=lambda request: summary, limit=WINDOW), window=window, threshold=0.9) as talk:
         for turn in range(6):
             await talk.say(f"Turn {turn}. {LONG}")
         assert not talk.markers()
@@ -408,6 +424,42 @@ async def test_turn_that_does_not_fit_is_answered_although_no_summary_can_be_mad
         assert len(talk.summaries()) == 3
         assert "oldest messages" in talk.editor.thoughts
         assert talk.asked()[-1]["messages"][-1]["content"].endswith(f"Read this. {LONG * 5}")
+
+
+async def test_long_turn_keeps_its_prompt_although_no_summary_can_be_made():
+    looks = [Reply(tool_calls=[use("files_look", lines=40)]) for _ in range(60)]
+    replies = [Reply("Hello."), *looks]
+    async with talking(Speaker(replies, summary=lambda request: Reply(""), limit=WINDOW)) as talk:
+        await talk.say("The first words")
+        assert await talk.say("Look at all of it") == "end_turn"
+        assert "oldest messages" in talk.editor.thoughts
+        seen = talk.asked()[-1]["messages"]
+        assert seen[1]["content"].startswith("The first words\n\nLook at all of it\n\n")
+        assert LEFT_OUT in seen[1]["content"]
+
+
+async def test_outputs_of_the_current_turn_shrink_where_no_summary_can_be_made():
+    look = Reply(tool_calls=[use("files_look", lines=2_000)])
+    replies, gone = [Reply("Hello."), Reply("Well."), look, Reply("Seen.")], ModelError("The server is gone.")
+    async with talking(Speaker(replies, summary=lambda request: Reply(error=gone), limit=WINDOW)) as talk:
+        await talk.say("The first words")
+        await talk.say(LONG)
+        assert await talk.say("Look") == "end_turn"
+        assert talk.editor.text == "Hello.Well.Seen."
+        assert "read_output gives the whole" in str(talk.asked()[-1]["messages"][-1]["content"])
+        assert [(marker["kind"], marker["upto"]) for marker in talk.markers()] == [("shrink", "")]
+        assert f" tokens. {SHRUNK}" in talk.editor.thoughts
+        assert await talk.say("Go on") == "end_turn"
+
+
+async def test_counting_of_unusable_summaries_begins_anew_after_messages_were_left_out():
+    async with talking(Speaker(summary=lambda request: Reply(""), limit=WINDOW)) as talk:
+        for made in (3, 6):
+            while len(talk.summaries()) < made:
+                assert await talk.say(LONG) == "end_turn"
+            left_out = [marker for marker in talk.markers() if marker["kind"] == "compaction"]
+            assert len(left_out) == made / 3
+            assert left_out[-1]["summary"] == LEFT_OUT
 
 
 async def test_summary_is_not_asked_for_behind_an_unanswered_prompt():
@@ -450,12 +502,13 @@ async def test_summary_that_was_cut_short_stands_for_what_is_left_out():
 async def test_earlier_summary_stays_when_later_turns_are_left_out():
     summaries = [Reply("Red is rouge.")]
     async with talking(Speaker(summary=lambda request: summaries.pop() if summaries else Reply(""))) as talk:
-        while len(talk.markers()) < 3:
-            assert await talk.say(LONG) == "end_turn"
-        await talk.say("And?")
-        first = talk.asked()[-1]["messages"][1]["content"]
-        assert f"Red is rouge.\n\n{LEFT_OUT}" in first
-        assert first.count(LEFT_OUT) == 1
+        for markers in (3, 5):
+            while len(talk.markers()) < markers:
+                assert await talk.say(LONG) == "end_turn"
+            await talk.say("And?")
+            first = talk.asked()[-1]["messages"][1]["content"]
+            assert f"Red is rouge.\n\n{LEFT_OUT}" in first
+            assert first.count(LEFT_OUT) == 1
 
 
 async def test_summary_is_asked_to_be_as_short_as_max_tokens_demands():
@@ -620,7 +673,7 @@ async def test_compact_command_takes_instructions_and_answers_with_a_report():
         *_, used = talk.editor.of(UsageUpdate)
         assert used.used == marker["after"]
         await talk.say("/compact")
-        assert talk.editor.text.endswith("all messages belong to the current work.")
+        assert talk.editor.text.endswith("There is nothing to sum up: all messages belong to the current work.")
         assert len(talk.summaries()) == 1
 
 
@@ -647,6 +700,7 @@ async def test_pinned_messages_survive_word_for_word():
         await talk.say("And?")
         view = talk.asked()[-1]["messages"]
         assert view[1]["content"] == "The first words\n\nNever touch  the\nfile x."
+        assert "Kept word for word: the first message, 2 pinned, the last " in talk.editor.thoughts
         assert view[2]["content"] == "Seen: line 199."
         assert view[3]["content"].startswith(SUMMARY_TEMPLATE.format("All went well."))
 

@@ -1028,7 +1028,7 @@ async def test_each_kind_of_tool_is_decided_as_described_in_each_mode(mode: Mode
 async def test_reasons_of_decisions_are_recorded(tmp_path: Path):
     risky = FastMCP("risky")
     risky.tool(lambda: "gone", name="wipe", annotations={"destructiveHint": True})
-    started: Use = run("cat", session="cat")
+    started: Use = run("cat", session="cat", wait=0)
     typed: Use = {"name": "terminal", "arguments": {"session": "cat", "input": "hello", "keys": "enter"}}
     polled: Use = {"name": "terminal", "arguments": {"session": "cat", "wait": 0}}
     killed: Use = {"name": "terminal", "arguments": {"session": "cat", "keys": "kill"}}

@@ -80,11 +80,22 @@ DAMAGE = {
     ),
     "a rendered text that is not there": (
         ["DELETE FROM blobs WHERE hash = (SELECT text FROM renders)"],
-        [rf"Row 3 of renders: its text {HASH} is not there\."],
+        [
+            rf"Row 3 of renders: its text {HASH} is not there\.",
+            *[rf"Row {ID} of calls: blob {HASH}, of which its request was made, is not there\."] * 2,
+        ],
     ),
     "a draft without its session": (
         ["UPDATE drafts SET session = 99"],
-        [r"Row 99 of drafts: its session 99 is not there\."],
+        [
+            r"Row 99 of drafts: its session 99 is not there\.",
+            r"Row 1/1 of draft_parts: its session 1 is not there\.",
+            r"Row 1/2 of draft_parts: its session 1 is not there\.",
+        ],
+    ),
+    "a part of a draft that is no JSON": (
+        ["UPDATE draft_parts SET body = 'x' WHERE number = 2"],
+        [r"Row 1/2 of draft_parts: the JSON of its body is damaged\."],
     ),
     "a draft that is no JSON": (
         ["UPDATE drafts SET body = 'x'"],
@@ -178,7 +189,16 @@ only_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 @only_sqlite
 @pytest.mark.parametrize(
     "place",
-    ["messages.body", "messages.kind", "blobs.data", "prompts.template", "calls.head", "calls.messages", "drafts.body"],
+    [
+        "messages.body",
+        "messages.kind",
+        "blobs.data",
+        "prompts.template",
+        "calls.head",
+        "calls.messages",
+        "drafts.body",
+        "draft_parts.body",
+    ],
 )
 @pytest.mark.parametrize("value", ["x'00ff'", "CAST(x'61ff' AS TEXT)", "-5", "'null'"])
 def test_invalid_value_is_reported(place: str, value: str, filled: Database) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager
+from itertools import chain, repeat
 from typing import NoReturn
 
 import pytest
@@ -65,6 +66,31 @@ async def test_a_prompt_takes_two_commits_and_a_tool_turn_two_more(database: Dat
             found.clear()
             await editor.prompt(session.session_id, "1 + 2?")
             assert 1 <= len(found) <= 4
+
+
+@pytest.mark.parametrize(("limit", "is_idle"), [(3600, True), (0, False)], ids=["idle", "busy too long"])
+async def test_database_is_opened_when_the_process_is_idle_or_after_a_limit(
+    database: Database, monkeypatch: pytest.MonkeyPatch, limit: float, is_idle: bool
+):
+    """While the first request is made, the process is busy. No turn ends meanwhile, which would open the database."""
+    spent = chain(range(10), repeat(10))  # at the start and at the end of each check
+    monkeypatch.setattr(commits, "COMMIT_DELAY", 0.01)
+    monkeypatch.setattr(commits, "OPEN_LIMIT", limit)
+    monkeypatch.setattr(commits, "process_time", lambda: next(spent) * commits.COMMIT_DELAY)
+
+    async def answer(request: object) -> Reply:
+        while not await asyncio.to_thread(count_sessions, database):
+            await asyncio.sleep(0.01)
+        return Reply("Hello.")
+
+    async with connect(app(database, ScriptedModel(answer))) as editor:
+        await editor.prompt((await editor.new_session("/")).session_id, "hi")
+        assert (next(spent) == 10) == is_idle
+
+
+def count_sessions(database: Database) -> int:
+    with database.begin_read() as connection:
+        return connection.scalar(select(func.count()).select_from(sessions)) or 0
 
 
 async def test_prompts_of_many_sessions_share_commits(database: Database):

@@ -22,7 +22,7 @@ QUICK = HARM[:2]
 @pytest.fixture
 def used(tmp_path: Path, earlier: Callable[[str], None], database: Database) -> Database:
     """Return a database with rows in every table."""
-    earlier("0001")
+    earlier("0002")
     return database
 
 

@@ -18,7 +18,7 @@ from crow_persistence.database import Database
 from crow_persistence.entries import pack
 from crow_persistence.extension import persistence
 from crow_persistence.search import search
-from crow_persistence.tables import drafts, messages, metadata, sessions
+from crow_persistence.tables import draft_parts, drafts, messages, metadata, sessions
 from sqlalchemy import func, insert, select
 
 pytestmark = pytest.mark.anyio
@@ -132,15 +132,16 @@ async def test_fork_copies_the_draft_of_an_unfinished_reply(database: Database):
         half: Message = {"role": "assistant", "content": "half a rep", "crow": {"id": "0"}}
         with database.begin_write() as connection:
             connection.execute(insert(drafts).values(session=1, at=0, body=pack(half).body))
+            connection.execute(insert(draft_parts).values(session=1, number=1, body='{"content":"ly"}'))
             forks.fork(connection, first.id, "f" * 32)
         whole = stored(database, "f" * 32)
         assert whole[:-1] == first.log
-        assert whole[-1] == {**half, "crow": {"id": "0", "cut": "interrupted"}}
+        assert whole[-1] == {**half, "content": "half a reply", "crow": {"id": "0", "cut": "interrupted"}}
         fork = await crow.load(SilentClient(), "f" * 32, "/")
         assert fork is not None
         await say(crow, fork, "two")
         assert stored(database, fork.id) == fork.log
-        assert view(fork.log)[2]["content"] == "half a rep"
+        assert view(fork.log)[2]["content"] == "half a reply"
 
 
 async def test_forks_of_forks_share_their_common_rows(database: Database):

@@ -1,5 +1,6 @@
 """Migrations update a database of any revision to the current one, completely or not at all."""
 
+import re
 import resource
 import stat
 from collections.abc import Callable, Generator
@@ -93,7 +94,10 @@ def test_database_of_every_revision_is_updated_to_the_latest(
 ) -> None:
     earlier(number)
     rows = count_rows(database)
-    assert all(rows.values()), "a table is not tried out"
+    dump = (DATABASES / f"{number}.{'sqlite' if database.file else 'postgresql'}.sql").read_text()
+    tried = {name for name in metadata.tables if re.search(rf"INSERT INTO (public\.)?\"?{name}\b", dump)}
+    assert tried == {name for name in metadata.tables if re.search(rf"CREATE TABLE (public\.)?{name}\b", dump)}
+    assert all(rows[name] for name in tried)
     with database.begin_read() as connection:
         assert read_revision(connection) == LATEST_REVISION
         for row in connection.execute(select(sessions).where(sessions.c.deleted.is_(None))):
@@ -104,6 +108,15 @@ def test_database_of_every_revision_is_updated_to_the_latest(
         assert all(requests.rebuild_request(connection, id)[1] for id in connection.scalars(select(calls.c.id)))
     audit.anchor(database)
     assert check(database) == []
+
+
+def test_parts_of_a_stored_draft_are_joined(database: Database, earlier: Callable[[str], None]) -> None:
+    earlier("0002")
+    with database.begin_read() as connection:
+        row = connection.execute(select(sessions).where(sessions.c.number == 1)).one()
+        cut = loader.load_session(connection, row).log[-1]
+    assert cut.get("content") == "And with cinnamon on top"
+    assert cut.get("crow", {})["cut"] == "interrupted"
 
 
 def test_update_leaves_a_backup_of_the_database(

@@ -301,6 +301,9 @@ async def probe_reasoning(examined: ExaminedModel) -> ProbeResult:
         f"comes as {keys[0]}" if keys else "comes inside <think>" if model_call.reply.get("reasoning_content") else ""
     )
     results = [answer_tool_call(use, "Sunny, 21 °C.") for use in model_call.reply.get("tool_calls", [])]
+    if not results:
+        shown = f"Reasoning {where}" if where else "No reasoning is shown"
+        return ProbeResult("partly", f"{shown}. No tool was called, so nothing tells whether it must be sent back.")
     after = await examined.complete(list(view([question, model_call.reply, *results])), tools=[WEATHER])
     if not reply_text(after) and not after.reply.get("tool_calls"):
         return ProbeResult("no", "After a tool's result the answer is empty.")

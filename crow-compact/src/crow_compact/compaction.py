@@ -64,7 +64,7 @@ class Compaction:
     pins: Sequence[str] = field(default=(), init=False)
     """The ids of the pinned entries."""
 
-    async def run(self, *, shrink: bool = True) -> str:
+    async def run(self, *, shrink: bool) -> str:
         """Shorten what the model sees of the log, and return a report for the user.
 
         With `shrink`, ask for no summary if cutting old tool outputs is enough, and leave out the oldest messages after
@@ -94,8 +94,6 @@ class Compaction:
         markers = self.shrink_to_fit(markers, self.limit)
         if not markers:
             raise CannotCompact("There is nothing to sum up: all messages belong to the current work.")
-        if self.estimate_with(*markers) >= self.before:
-            raise CannotCompact(NOT_SHORTER)
         latest = sum("role" in entry for entry in self.entries[cut:])
         pinned = f", {len(self.pins)} pinned" if self.pins else ""
         return self.append_markers(markers, f"Kept word for word: the first message{pinned}, the last {latest}.")
@@ -150,10 +148,12 @@ class Compaction:
         said = f"{cut_short}\n\n{CUT_SHORT}" if cut_short else earlier.removesuffix(LEFT_OUT).strip()
         summary = f"{said}\n\n{LEFT_OUT}".strip()
 
-        def leave_out_before(at: int) -> list[Message]:
+        def find_kept(at: int) -> list[str]:
             prompt = find_prompts(self.entries)[-1]  # without it, nothing would tell the model what to do
-            kept = [*self.pins, *([get_id(self.entries[prompt])] if prompt < at else [])]
-            return [shrink_old, make_compaction_marker(summary, get_id(self.entries[at]), kept)]
+            return [*self.pins, *([get_id(self.entries[prompt])] if prompt < at else [])]
+
+        def leave_out_before(at: int) -> list[Message]:
+            return [shrink_old, make_compaction_marker(summary, get_id(self.entries[at]), find_kept(at))]
 
         def is_enough(at: int) -> bool:
             return self.estimate_with(*leave_out_before(at)) <= DROP_SHARE * self.limit
@@ -165,10 +165,8 @@ class Compaction:
         if self.estimate_with(*markers) >= self.before:
             raise error
         self.estimator.failures, self.estimator.cut_short = 0, ""
-        kept_ids = markers[1].get("crow", {})["pinned"]
-        dropped = [
-            entry for entry in self.entries[begin + 1 : cut] if "role" in entry and get_id(entry) not in kept_ids
-        ]
+        kept = find_kept(cut)
+        dropped = [entry for entry in self.entries[begin + 1 : cut] if "role" in entry and get_id(entry) not in kept]
         self.warning = (
             f"No summary could be made. {error} The {len(dropped)} oldest messages behind the first were left out: the "
             "model no longer sees them, but the session keeps them. Say again what it still needs."
@@ -179,7 +177,7 @@ class Compaction:
         """Append the markers to the log with both token counts, and return the report."""
         after = self.estimate_with(*markers)
         for marker in markers:
-            marker["crow"] = {**marker.get("crow", {}), "before": self.before, "after": after}
+            marker.setdefault("crow", {}).update(before=self.before, after=after)
             self.session.log.append(marker)
         self.estimator.tried = after
         return f"Compacted from about {self.before:,} to {after:,} tokens. {outcome}"

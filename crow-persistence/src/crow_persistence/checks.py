@@ -16,7 +16,18 @@ from crow_persistence.blobs import split_batches
 from crow_persistence.database import Database, wal_file
 from crow_persistence.entries import BLOB_PREFIX, clean_text, decode, entry_kind, map_strings, replace_strings
 from crow_persistence.prompts import digest
-from crow_persistence.tables import blobs, calls, drafts, links, messages, metadata, prompts, renders, sessions
+from crow_persistence.tables import (
+    blobs,
+    calls,
+    draft_parts,
+    drafts,
+    links,
+    messages,
+    metadata,
+    prompts,
+    renders,
+    sessions,
+)
 
 BATCH_SIZE = 200
 """Maximum number of rows fetched together."""
@@ -24,6 +35,7 @@ JSON_COLUMNS: tuple[tuple[Column[Any], type], ...] = (
     (sessions.c.roots, list),
     (sessions.c.options, dict),
     (drafts.c.body, dict),
+    (draft_parts.c.body, dict),
     (prompts.c.variables, list),
     (renders.c.variables, dict),
     (calls.c.sampling, dict),
@@ -156,7 +168,8 @@ def check_json(connection: Connection) -> Iterator[str]:
             except DAMAGE_ERRORS:
                 right = False
             if not right:
-                yield f"Row {own[0]} of {column.table.name}: the JSON of its {column.name} is damaged."
+                row = "/".join(map(str, own))
+                yield f"Row {row} of {column.table.name}: the JSON of its {column.name} is damaged."
 
 
 def check_requests(connection: Connection) -> Iterator[str]:

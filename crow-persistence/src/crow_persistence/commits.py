@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from time import process_time
 from typing import TYPE_CHECKING, TypeVar
 
 from crow_core.errors import StoreError
@@ -21,8 +22,10 @@ T = TypeVar("T")
 HEARTBEAT_INTERVAL = 5.0
 """Seconds between heartbeats for the open sessions; see `leases`."""
 COMMIT_DELAY = 0.1
-"""Seconds after which what was gathered is committed, if nobody waits for it before. The first request to a model is
-sent before the database is opened."""
+"""Seconds after which what was gathered is committed, if nobody waits for it before."""
+OPEN_LIMIT = 1.0
+"""Seconds by which that is postponed at most as long as the database is not open and the process is busy. SQLAlchemy,
+which is slow to import, would delay the first request to a model."""
 
 
 class GroupCommit:
@@ -54,7 +57,7 @@ class GroupCommit:
     def add(self, session: Session) -> SessionWrite:
         """Return what the next commit writes of a session. It runs after COMMIT_DELAY, or when somebody waits."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(COMMIT_DELAY, self._commit_soon)
+            self._start_timer(asyncio.get_running_loop().time() + OPEN_LIMIT)
         return self._gathered.setdefault(session.id, SessionWrite(session))
 
     async def flush(self, session: Session) -> None:
@@ -68,6 +71,18 @@ class GroupCommit:
             return
         write.done = write.done or asyncio.get_running_loop().create_future()
         await asyncio.shield(write.done)
+
+    def _start_timer(self, limit: float) -> None:
+        """Commit after COMMIT_DELAY; later, but not after `limit` by the loop's clock, if the database is not open."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(COMMIT_DELAY, self._commit_if_idle, limit, process_time())
+
+    def _commit_if_idle(self, limit: float, before: float) -> None:
+        is_busy = process_time() - before > COMMIT_DELAY / 2
+        if self.store_future is None and is_busy and asyncio.get_running_loop().time() < limit:
+            self._start_timer(limit)
+        else:
+            self._commit_soon()
 
     def _commit_soon(self) -> None:
         """Commit what was gathered: now, or after the commit that runs."""

@@ -35,7 +35,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from crow_persistence import search
 from crow_persistence.tables import metadata
 
-LATEST_REVISION = "0001"
+LATEST_REVISION = "0002"
 """The newest revision in `migrations`. A test compares the two."""
 URL_DEFAULTS: dict[str, dict[str, str]] = {
     "sqlite": {"timeout": "30"},

@@ -17,7 +17,7 @@ from crow_persistence import blobs, leases, search
 from crow_persistence.entries import decode, find_blobs
 from crow_persistence.loader import find_session_by_id, load_with_progress
 from crow_persistence.progress import Progress
-from crow_persistence.tables import calls, drafts, links, messages, renders, sessions
+from crow_persistence.tables import calls, draft_parts, drafts, links, messages, renders, sessions
 
 
 def fork(
@@ -42,6 +42,9 @@ def fork(
     if len(record.log) > len(progress.rows):  # it ends with a draft
         same = select(literal(progress.number), drafts.c.at, drafts.c.body).where(drafts.c.session == source.number)
         connection.execute(insert(drafts).from_select(["session", "at", "body"], same))
+        parts = select(literal(progress.number), draft_parts.c.number, draft_parts.c.body)
+        its = parts.where(draft_parts.c.session == source.number)
+        connection.execute(insert(draft_parts).from_select(["session", "number", "body"], its))
     return record, progress
 
 

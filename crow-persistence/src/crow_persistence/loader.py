@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 from crow_core.errors import StoreError
-from crow_core.messages import Message, settle
+from crow_core.messages import Delta, Message, merge, settle
 from crow_core.store import Page, Record, Summary
-from sqlalchemy import Connection, Row, func, select, tuple_
+from sqlalchemy import Connection, Row, bindparam, func, select, tuple_
 
 from crow_persistence import blobs, tables
 from crow_persistence.entries import DamagedEntry, clean_text, decode, find_blobs, unpack
 from crow_persistence.progress import Progress
-from crow_persistence.tables import drafts, messages, prompts, renders, sessions
+from crow_persistence.tables import draft_parts, drafts, messages, prompts, renders, sessions
 
 CHECK = "crow db check says what is wrong"
 
@@ -232,13 +233,20 @@ def restore_entry(
     return entry, row.id in rendered
 
 
+SELECT_PARTS = select(draft_parts.c.body).where(draft_parts.c.session == bindparam("of")).order_by(draft_parts.c.number)
+
+
 def load_draft(connection: Connection, number: int) -> Message | None:
     """Return what was stored of a reply that did not end, marked as interrupted."""
     body = connection.scalar(select(drafts.c.body).where(drafts.c.session == number))
     try:
-        reply = settle(unpack("assistant", body or "", {}), used=set(), whole=False)
+        reply = unpack("assistant", body or "", {})
     except DamagedEntry:
         return None
+    for part in connection.scalars(SELECT_PARTS, {"of": number}):
+        with suppress(ValueError, TypeError, RecursionError):  # damaged
+            merge(reply, msgspec.convert(decode(part), Delta))
+    settle(reply, used=set(), whole=False)
     if not any(reply.get(key) for key in ("content", "reasoning_content")):
         return None
     reply["crow"] = {**reply.get("crow", {}), "cut": "interrupted"}

@@ -81,11 +81,19 @@ links = Table(
 Index("ix_links_blob", links.c.blob)
 
 drafts = Table(
-    "drafts",  # a reply that is still streaming; deleted when the complete reply is written
+    "drafts",  # the beginning of a reply that is still streaming; deleted when the complete reply is written
     metadata,
     Column("session", Number, ForeignKey("sessions.number", ondelete="CASCADE"), primary_key=True, autoincrement=False),
     Column("at", BigInteger, nullable=False),
     Column("body", Text, nullable=False),
+)
+
+draft_parts = Table(
+    "draft_parts",  # the parts of that reply that follow its beginning, so that no part is written twice
+    metadata,
+    Column("session", Number, ForeignKey("drafts.session", ondelete="CASCADE"), primary_key=True, autoincrement=False),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # 1, 2, 3 …
+    Column("body", Text, nullable=False),  # JSON object, which `crow_core.messages.merge` adds to the reply
 )
 
 prompts = Table(

@@ -23,7 +23,7 @@ from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
-from crow_persistence.tables import drafts, sessions
+from crow_persistence.tables import draft_parts, drafts, sessions
 from sqlalchemy import insert, make_url, select
 
 IMAGE = ImageBlock(data="iVBORw0KGgo" * 100, mime_type="image/png")
@@ -71,6 +71,9 @@ async def talk(url: str, folder: Path) -> None:
         number = connection.scalar(select(sessions.c.number).where(sessions.c.id == id))
         body = '{"role":"assistant","content":"And with cinn","crow":{"id":"0123456789abcdef0123456789abcdef"}}'
         connection.execute(insert(drafts).values(session=number, at=1764000000000, body=body))
+        parts = ('{"content":"amon"}', '{"content":" on top"}')
+        rows = [{"session": number, "number": at, "body": part} for at, part in enumerate(parts, 1)]
+        connection.execute(insert(draft_parts), rows)
     database.close()
 
 

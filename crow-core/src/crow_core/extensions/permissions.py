@@ -73,8 +73,8 @@ class Judgement:
     """The decision about one tool call, by rules, mode and earlier answers, or by the user."""
 
     verdict: Verdict
-    reason: str
-    """The source of the decision, as a text that completes "This was not run: …"."""
+    reason: str = ""
+    """The source of the decision, as a text that completes "This was not run: …"; not used with the verdict "ask"."""
     may_last: bool = False
     """With the verdict "ask": whether the user may answer for the rest of the session."""
     lasts: bool = False
@@ -185,20 +185,20 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
     if mode == "yolo":
         return Judgement("allow", "mode yolo")
     if kind == "edit" and (SENSITIVE_FILES.search(subject) or is_inside(session, subject, permissions.own_folders)):
-        return Judgement("ask", "it changes what runs later")
+        return Judgement("ask")
     if match:
         return Judgement("allow", f"the rule {str(match[1])!r}", by_pattern=match[1].pattern is not None)
     if tool_call.tool and tool_call.tool.destroys:
-        return Judgement("ask", "its server says that it may destroy something")
-    if to_terminal:
-        return Judgement("ask", "what a terminal that stays makes of it depends on what happened there")
+        return Judgement("ask")
+    if to_terminal:  # what a running terminal session makes of it depends on what happened there
+        return Judgement("ask")
     if (answer := permissions.answers.get(answer_key(session, tool_call))) is not None:
         return Judgement("allow" if answer else "deny", "the user answered so for this session", lasts=True)
     if kind in ("read", "search", "think"):
         return Judgement("allow", "reading is allowed")
     if kind == "edit" and mode == "accept-edits" and is_inside(session, subject, session.folders.roots):
         return Judgement("allow", "mode accept-edits")
-    return Judgement("ask", "nobody has decided yet", may_last=True)
+    return Judgement("ask", may_last=True)
 
 
 async def judge_git(session: Session, tool_call: ToolCall, judgement: Judgement) -> Judgement:
@@ -220,7 +220,7 @@ async def judge_git(session: Session, tool_call: ToolCall, judgement: Judgement)
     if not reason:
         return judgement
     remark = f"{judgement.reason} allows this, but the repository is not trusted, and {to_line(reason[:500])}."
-    return Judgement("ask", "the repository is not trusted", remark=remark[:1].upper() + remark[1:])
+    return Judgement("ask", remark=remark[:1].upper() + remark[1:])
 
 
 async def ask_user(
