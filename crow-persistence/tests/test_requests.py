@@ -44,7 +44,7 @@ class Talk:
         row = {"id": f"session{count}", "cwd": "/", "roots": "[]", "options": "{}", "created": 1, "updated": 1}
         self.number = self.connection.execute(insert(sessions), row).inserted_primary_key[0]
         self.encoder = requests.RequestEncoder(self.log, self.rows, self.secrets)
-        self.view = View()
+        self.view = View(self.log)
 
     def say(self, *entries: Message) -> None:
         """Append entries and store them."""
@@ -63,7 +63,7 @@ class Talk:
 
     def ask(self, purpose: str = "turn", write: bool = True, **more: Any) -> ModelCall:
         """Make a model call and store its request."""
-        asked: list[Any] = [{"role": "system", "content": self.system}, *self.view.messages(self.log)]
+        asked: list[Any] = [{"role": "system", "content": self.system}, *self.view.messages()]
         request = {**({"tools": self.tools} if self.tools else {}), **more, "messages": asked}
         model_call = ModelCall(self.model, request, purpose, started=monotonic())
         if isinstance(self.model, ChatModel):
