@@ -38,35 +38,46 @@ CHAIN_LOCK = 0x63726F77
 """PostgreSQL advisory lock, held by the one transaction that appends to the chain."""
 SELECT_HEAD = select(decisions.c.number, decisions.c.hash).order_by(decisions.c.number.desc()).limit(1)
 SELECT_HASH = select(decisions.c.hash).where(decisions.c.number == bindparam("count"))
-SELECT_DECISIONS = (
+SELECT_DECISION = (
     select(decisions)
     .where(decisions.c.session == bindparam("of"), decisions.c.kind == "decision")
-    .where(decisions.c.call.in_(bindparam("calls", expanding=True)))
-    .order_by(decisions.c.number)
+    .where(decisions.c.call == bindparam("call_id"))
+    .order_by(decisions.c.number.desc())
+    .limit(1)
 )
 INSERT_DECISIONS = insert(decisions)
 
 
-def make_rows(connection: Connection, session_id: str, entries: Sequence[Message], at: int) -> list[AuditRow]:
-    """Make the rows for the decisions and their tool results among a session's new entries; see `append_rows`."""
-    answers = [escape_text(entry.get("tool_call_id", "")) for entry in entries if entry.get("role") == "tool"]
-    made = find_decisions(connection, session_id, answers) if answers else {}
+def make_rows(
+    connection: Connection,
+    session_id: str,
+    entries: Sequence[Message],
+    at: int,
+    decided: dict[str, AuditRow] | None = None,
+) -> list[AuditRow]:
+    """Make the rows for the decisions and their tool results among a session's new entries; see `append_rows`.
+
+    `decided` holds earlier decisions by tool call id, and gets new ones; those that are not in it are looked up.
+    """
+    decided = {} if decided is None else decided
     rows: list[AuditRow] = []
     for entry in entries:
         notes = entry.get("crow", {})
         if "role" not in entry and notes.get("kind") == "decision":
             row = to_decision_row(notes)
-            made[row["call"]] = row
+            decided[row["call"]] = row
             rows.append(row)
-        elif entry.get("role") == "tool" and (row := made.get(escape_text(entry.get("tool_call_id", "")))):
-            rows.append(to_result_row(row, entry))
+        elif entry.get("role") == "tool":
+            id = escape_text(entry.get("tool_call_id", ""))
+            if row := decided.pop(id, None) or find_decision(connection, session_id, id):
+                rows.append(to_result_row(row, entry))
     return [{**row, "session": session_id, "at": at} for row in rows]
 
 
-def find_decisions(connection: Connection, session_id: str, calls: Sequence[str]) -> dict[str, AuditRow]:
-    """Return the stored decisions on these tool calls of a session, by tool call id."""
-    found = connection.execute(SELECT_DECISIONS, {"of": session_id, "calls": calls}).mappings()
-    return {row["call"]: dict(row) for row in found}
+def find_decision(connection: Connection, session_id: str, call: str) -> AuditRow | None:
+    """Return the stored decision on a tool call of a session; the last one if there are several."""
+    found = connection.execute(SELECT_DECISION, {"of": session_id, "call_id": call}).mappings().first()
+    return dict(found) if found else None
 
 
 def to_decision_row(notes: Mapping[str, Any]) -> AuditRow:

@@ -18,6 +18,8 @@ class SessionWrite:
     """The part of a streaming reply that has arrived."""
     model_calls: list[ModelCall] = field(default_factory=list[ModelCall])
     """Model calls that were sent, or have ended, as they were then."""
+    lost_calls: dict[str, str] = field(default_factory=dict[str, str])
+    """The reasons for which model calls were not stored and never will be, by their ids."""
     secrets: Collection[str] = ()
     """Strings that are masked in all of it."""
     entries: int = 0
@@ -28,3 +30,8 @@ class SessionWrite:
     def take_over(self, failed: "SessionWrite") -> None:
         """Also write the model calls of an earlier write, which failed. Its entries are still to be written anyway."""
         self.model_calls[:0] = failed.model_calls
+
+    def drop_model_calls(self, lost: Collection[str]) -> None:
+        """Drop the model calls with these ids, and leave of each other one only its latest state."""
+        latest = {model_call.id: model_call for model_call in self.model_calls}
+        self.model_calls = [model_call for id, model_call in latest.items() if id not in lost]
