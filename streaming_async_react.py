@@ -3,8 +3,9 @@
     uv run streaming_async_react.py                 # a scripted model on loopback, real tools
     uv run streaming_async_react.py "What is in this folder?" --model qwen3:8b --base-url http://localhost:11434/v1
 
-There is no agent, no session and no ACP here, only functions that crow itself is made of: `merge` adds a delta to a
-message, `settle` completes the message, `view` derives a valid request from the log, and `Toolbox` speaks MCP.
+There is no agent, no session and no ACP here, only functions that crow itself is made of: `ReplyBuilder` joins
+deltas to a message, `settle` completes the message, `view` derives a valid request from the log, and `Toolbox` speaks
+MCP.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from crow_core.content import to_content
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.toolbox import Toolbox
-from crow_core.messages import Message, ToolUse, answer_tool_call, merge, settle, view
+from crow_core.messages import Message, ReplyBuilder, ToolUse, answer_tool_call, settle, view
 from crow_core.models.chat import ChatModel, Model
 from crow_core.testing import Reply, ScriptedServer
 
@@ -39,13 +40,13 @@ async def react(model: Model, toolbox: Toolbox, log: list[Message], *, max_reque
 async def ask(model: Model, toolbox: Toolbox, log: list[Message]) -> Message:
     """Stream one reply, and print it while it arrives."""
     request = {"tools": toolbox.schemas(), "messages": [SYSTEM, *view(log)]}
-    reply: Message = {"role": "assistant"}
+    reply = ReplyBuilder()
     async for delta in model.stream(request):
-        merge(reply, delta)
+        reply.add(delta)
         print(delta.get("reasoning_content", "") + delta.get("content", ""), end="", flush=True)
     print()
     used = {call["id"] for message in log for call in message.get("tool_calls", [])}
-    return settle(reply, used=used)
+    return settle(reply.build(), used=used)
 
 
 async def act(toolbox: Toolbox, tool_uses: list[ToolUse]) -> list[Message]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 import openai
-from crow_core.messages import Message, merge
+from crow_core.messages import ReplyBuilder
 from crow_core.models.chat import ChatModel, ModelCall
 from crow_core.models.stream import EventStreamReader
 
@@ -52,13 +52,13 @@ def respond(request: httpx2.Request) -> httpx2.Response:
 
 
 async def read_and_merge(client: openai.AsyncOpenAI) -> str:
-    reader, reply = EventStreamReader("http://model/v1"), Message(role="assistant")
+    reader, reply = EventStreamReader("http://model/v1"), ReplyBuilder()
     for data in EVENTS:
         for delta in reader.feed(data):
-            merge(reply, delta)
+            reply.add(delta)
     for delta in reader.finish():
-        merge(reply, delta)
-    return str(reply.get("content"))
+        reply.add(delta)
+    return str(reply.build().get("content"))
 
 
 async def run_model_call(client: openai.AsyncOpenAI) -> str:
@@ -90,7 +90,7 @@ async def main() -> None:
     http = httpx2.AsyncClient(transport=httpx2.MockTransport(respond))
     async with openai.AsyncOpenAI(base_url="http://model/v1", api_key="x", http_client=http) as client:
         for name, work in (
-            ("EventStreamReader + merge", read_and_merge),
+            ("EventStreamReader + ReplyBuilder", read_and_merge),
             ("ChatModel, over the SDK's connection", run_model_call),
             ("openai SDK, create(stream=True)", read_typed_stream),
         ):

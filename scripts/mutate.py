@@ -21,7 +21,10 @@ TARGETS = {
         [f"crow-core/tests/{name}.py" for name in ("test_react", "test_hooks", "test_cancel", "test_model")],
     ),
     "messages": ("crow-core/src/crow_core/messages.py", ["crow-core/tests/test_messages.py"]),
-    "permissions": ("crow-core/src/crow_core/extensions/permissions.py", ["crow-core/tests/test_permissions.py"]),
+    "permissions": (
+        "crow-core/src/crow_core/extensions/permissions.py",
+        ["crow-core/tests/test_permissions.py", "crow-core/tests/test_git.py"],
+    ),
     "compaction": (
         "crow-compact/src/crow_compact/compaction.py",
         ["crow-compact/tests/test_compaction.py", "crow-compact/tests/test_long_sessions.py"],

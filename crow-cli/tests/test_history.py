@@ -189,7 +189,9 @@ async def test_prompts_have_versions_that_can_be_compared(machine: "Machine"):
     assert (await read(machine, "prompts", "show", "system@1"))["template"].strip() == "You are a crow in {{ cwd }}."
     changed = (await run_command(machine, "prompts", "diff", "system@1", "system@2")).out.splitlines()
     assert [line.strip() for line in changed[3:]] == ["-You are a crow in {{ cwd }}.", "+You are a raven in {{ cwd }}."]
-    assert (await run_command(machine, "prompts", "diff", "system", "system@2")).err == "They are the same.\n"
+    assert (
+        await run_command(machine, "prompts", "diff", "system", "system@2")
+    ).err == "The two versions are the same.\n"
     latest, first = await read(machine, "prompts", "history", "system", "--text")
     assert (latest["number"], first["number"]) == (2, 1)
     assert first["text"] == f"You are a crow in {machine.project}."

@@ -324,7 +324,7 @@ async def test_refused_or_unanswered_write_leaves_nothing_half_done(
             why = "the editor did not answer fs/write_text_file within 0.05 s"
         else:
             it.editor.refuses.add("fs/write_text_file")
-            why = "the editor refused fs/write_text_file: not today"
+            why = "the editor refused fs/write_text_file: fs/write_text_file is in `refuses`"
         for use in (replace("a.py", "one", "two"), edit("create", "deep/er/b.py", file_text="b\n")):
             text = await it.use(use)
             assert why in text
@@ -543,7 +543,7 @@ async def test_failing_terminal_is_an_error_and_is_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, how: str
 ):
     async with talk(tmp_path) as it:
-        use, why, ended = run("true"), f"the editor refused {method}: not today", asyncio.Event()
+        use, why, ended = run("true"), f"the editor refused {method}: {method} is in `refuses`", asyncio.Event()
         if how == "refuses":
             it.editor.refuses.add(method)
         else:
@@ -771,7 +771,7 @@ async def test_processes_of_a_session_end_with_it(tmp_path: Path):
 
 
 @dataclass
-class Desk:
+class SharedEditing:
     """A state machine in which the model and the user edit the same files."""
 
     it: Talk
@@ -856,7 +856,7 @@ def test_every_diff_is_of_the_real_states_before_and_after(
 ):
     async def play(folder: Path) -> None:
         async with talk(folder, offers(read=read, write=write)) as it:
-            desk = Desk(it, read, write)
+            desk = SharedEditing(it, read, write)
             for name, text in zip("ab", files, strict=True):
                 await desk.step("writes", name, text)
                 await desk.step("model", name, {"command": "view"})

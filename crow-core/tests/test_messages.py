@@ -13,6 +13,7 @@ from crow_core.messages import (
     SUMMARY_TEMPLATE,
     Delta,
     Message,
+    ReplyBuilder,
     ToolUse,
     View,
     answer_tool_call,
@@ -24,7 +25,6 @@ from crow_core.messages import (
     find_markers,
     find_unanswered,
     join_user_messages,
-    merge,
     move_images,
     parse_arguments,
     repair_arguments,
@@ -43,12 +43,19 @@ def fragment(name: Any = None, arguments: Any = None, **more: Any) -> Fragment:
     return {**more, "function": {"name": name, "arguments": arguments}}
 
 
+def join(*deltas: Delta) -> Message:
+    """Join the deltas of a reply."""
+    reply = ReplyBuilder()
+    for delta in deltas:
+        reply.add(delta)
+    return reply.build()
+
+
 def settle_fragments(*fragments: Fragment, used: set[str] | None = None) -> list[tuple[str, str, str]]:
     """Merge and settle fragments, one in each delta; return id, name and arguments of each call."""
-    reply: Message = {"role": "assistant"}
-    for piece in fragments:
-        merge(reply, {"tool_calls": [piece]})
-    calls = settle(reply, used=set() if used is None else used).get("tool_calls", [])
+    calls = settle(join(*({"tool_calls": [piece]} for piece in fragments)), used=set() if used is None else used).get(
+        "tool_calls", []
+    )
     return [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
 
 
@@ -76,38 +83,31 @@ def text(words: str) -> dict[str, Any]:
 
 
 def test_text_and_reasoning_are_merged_separately() -> None:
-    reply: Message = {"role": "assistant"}
-    pieces: list[Delta] = [{"reasoning_content": "H"}, {"content": "Y", "reasoning_content": "m"}, {"content": "es"}]
-    for delta in pieces:
-        merge(reply, delta)
+    reply = join({"reasoning_content": "H"}, {"content": "Y", "reasoning_content": "m"}, {"content": "es"})
     assert reply == {"role": "assistant", "reasoning_content": "Hm", "content": "Yes"}
 
 
 def test_delta_of_notice_and_usage_leaves_the_reply_unchanged() -> None:
-    reply: Message = {"role": "assistant"}
-    merge(reply, {"notice": "wait", "usage": {"a": 1}, "finish_reason": "stop"})
+    reply = join({"notice": "wait", "usage": {"a": 1}, "finish_reason": "stop"})
     assert reply == {"role": "assistant"}
 
 
 def test_content_before_the_end_of_thought_becomes_reasoning() -> None:
-    reply: Message = {"role": "assistant", "reasoning_content": "a", "content": "b"}
-    merge(reply, {"thought_ends": True, "reasoning_content": "c", "content": "d"})
+    thought: Delta = {"reasoning_content": "a", "content": "b"}
+    reply = join(thought, {"thought_ends": True, "reasoning_content": "c", "content": "d"})
     assert reply == {"role": "assistant", "reasoning_content": "abc", "content": "d"}
 
 
 def test_end_of_thought_without_text_before_it_adds_no_text() -> None:
-    reply: Message = {"role": "assistant"}
-    merge(reply, {"thought_ends": True})
-    merge(reply, {"content": "Yes."})
+    reply = join({"thought_ends": True}, {"content": "Yes."})
     assert reply == {"role": "assistant", "reasoning_content": "", "content": "Yes."}
-    other: Message = {"role": "assistant", "content": "Hm."}
-    merge(other, {"thought_ends": True})
+    other = join({"content": "Hm."}, {"thought_ends": True})
     assert other == {"role": "assistant", "reasoning_content": "Hm."}
 
 
 def test_notes_of_a_reply_are_kept_when_it_is_settled() -> None:
-    reply: Message = {"role": "assistant", "crow": {"id": "r1"}}
-    merge(reply, {"tool_calls": [fragment("f", "{}", index=0, id="a")]})
+    reply = join({"tool_calls": [fragment("f", "{}", index=0, id="a")]})
+    reply.setdefault("crow", {})["id"] = "r1"
     assert settle(reply, used=set()) == assistant_with_calls(use("a"), crow={"id": "r1"})
 
 
@@ -292,8 +292,7 @@ def test_call_without_a_name_but_with_arguments_is_kept() -> None:
 
 
 def test_calls_of_a_truncated_reply_are_dropped_and_noted() -> None:
-    reply: Message = {"role": "assistant", "content": "Let me"}
-    merge(reply, {"tool_calls": [fragment("rm", '{"path": "/', index=0, id="a")]})
+    reply = join({"content": "Let me"}, {"tool_calls": [fragment("rm", '{"path": "/', index=0, id="a")]})
     assert settle(reply, used=set(), whole=False) == {
         "role": "assistant",
         "content": "Let me",
@@ -307,8 +306,7 @@ def test_text_of_a_truncated_reply_is_kept() -> None:
 
 
 def test_settled_reply_has_no_merge_notes() -> None:
-    reply: Message = {"role": "assistant"}
-    merge(reply, {"tool_calls": [fragment("f", "{}", index=0, id="a")]})
+    reply = join({"tool_calls": [fragment("f", "{}", index=0, id="a")]})
     assert settle(reply, used=set()) == assistant_with_calls(use("a"))
 
 
@@ -346,12 +344,12 @@ def test_any_legal_interleaving_of_fragments_gives_the_same_calls(
     drawn: tuple[list[tuple[str, str]], list[Fragment], bool], data: st.DataObject
 ) -> None:
     calls, fragments, with_ids = drawn
-    reply: Message = {"role": "assistant"}
+    reply = ReplyBuilder()
     while fragments:
         count = data.draw(st.integers(1, len(fragments)), label="fragments in this delta")
-        merge(reply, {"tool_calls": fragments[:count]})
+        reply.add({"tool_calls": fragments[:count]})
         del fragments[:count]
-    found = settle(reply, used=set()).get("tool_calls", [])
+    found = settle(reply.build(), used=set()).get("tool_calls", [])
 
     assert sorted((call["function"]["name"], call["function"]["arguments"]) for call in found) == sorted(calls)
     assert len({call["id"] for call in found}) == len(calls)

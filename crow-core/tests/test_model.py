@@ -188,7 +188,7 @@ async def test_azure_client_reaches_its_deployment() -> None:
         return httpx2.Response(200, content=b'data: {"choices": []}\n\n' + chunk + b"data: [DONE]\n\n")
 
     client = openai.AsyncAzureOpenAI(
-        azure_endpoint="https://house.example",
+        azure_endpoint="https://server.example",
         api_key="k",
         api_version="2026-01-01",
         http_client=httpx2.AsyncClient(transport=httpx2.MockTransport(azure)),
@@ -197,7 +197,7 @@ async def test_azure_client_reaches_its_deployment() -> None:
         call, _ = await run_call(ChatModel(name="gpt", client=client))
 
     assert call.reply.get("content") == "Hi"
-    assert str(seen[0].url) == "https://house.example/openai/deployments/gpt/chat/completions?api-version=2026-01-01"
+    assert str(seen[0].url) == "https://server.example/openai/deployments/gpt/chat/completions?api-version=2026-01-01"
     assert seen[0].headers["api-key"] == "k"
 
 

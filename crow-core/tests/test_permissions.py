@@ -31,6 +31,7 @@ from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_core.text import clean_json
 from fastmcp import FastMCP
+from msgspec import UNSET
 
 pytestmark = pytest.mark.anyio
 
@@ -699,6 +700,73 @@ async def test_the_question_about_an_edit_shows_its_diff(tmp_path: Path):
     assert person.of(ToolCallUpdate)[-1].content == [diff]
     assert seen == ["one\ntwo\nthree\n"]
     assert (tmp_path / "a.txt").read_text() == "one\n2\nthree\n"
+
+
+async def test_the_question_about_an_edit_that_cannot_succeed_shows_no_diff(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("one\n")
+    arguments = {"command": "str_replace", "path": "a.txt", "old_str": "two", "new_str": "2"}
+    async with connect(crow_with(together({"name": "file_editor", "arguments": arguments}))) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    (question,) = editor.questions
+    assert question.tool_call.content is UNSET
+    assert question.tool_call.title == "str_replace a.txt"
+
+
+async def test_a_tool_that_does_not_edit_is_not_called_before_the_answer(tmp_path: Path):
+    called: list[str] = []
+    tools = FastMCP("demo")
+    tools.tool(lambda: called.append("wipe"), name="wipe")
+    crow = Crow(in_turn({"name": "demo_wipe", "arguments": {}}), servers=[Server("demo", lambda: tools, shared=True)])
+    async with connect(crow.use(permissions), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert len(editor.questions) == 1
+    assert called == []
+
+
+async def test_an_answer_for_the_session_ends_when_the_tools_definition_changes(tmp_path: Path):
+    tools = FastMCP("demo")
+    tools.tool(lambda: "done", name="wipe", description="Wipe the table.")
+    uses: list[Use] = [{"name": "demo_wipe", "arguments": {}}] * 3
+    crow = Crow(in_turn(*uses), servers=[Server("demo", lambda: tools, shared=True)]).use(permissions)
+    async with connect(crow, permit="allow_always") as editor:
+        session = await editor.new_session(str(tmp_path))
+        for _ in range(2):
+            await editor.prompt(session.session_id, "go")
+        assert len(editor.questions) == 1
+        (open_session,) = crow.sessions.values()
+        (server,) = open_session.toolbox.external_servers()
+        tools.local_provider.remove_tool("wipe")
+        tools.tool(lambda: "done", name="wipe", description="Wipe the disk.")
+        server.mark_changed("tools")
+        await editor.prompt(session.session_id, "go")
+    assert len(editor.questions) == 2
+
+
+async def test_without_a_choice_the_mode_is_ask_and_clients_see_it(tmp_path: Path):
+    async with connect(Crow(together()).use(permissions)) as editor:
+        session = await editor.new_session(str(tmp_path))
+        assert session.modes
+        assert session.modes.current_mode_id == "ask"
+
+
+async def test_a_path_that_no_file_can_have_is_judged_and_refused_by_the_tool(tmp_path: Path):
+    model = together(view("a\0b"), create("a\0b"))
+    async with connect(crow_with(model)) as editor:
+        session = await editor.new_session(str(tmp_path))
+        assert (await editor.prompt(session.session_id, "go")).stop_reason == "end_turn"
+    assert all("is not a path" in answer for answer in answers(model))
+    assert len(editor.questions) == 1
+
+
+async def test_an_allow_rule_names_a_file_outside_of_the_folder_by_its_absolute_path(tmp_path: Path):
+    (folder := tmp_path / "project").mkdir()
+    model = together(create(str(tmp_path / "a.txt")), create("../b.txt"))
+    async with connect(crow_with(model, allow=[f"file_editor:{tmp_path}/*"])) as editor:
+        session = await editor.new_session(str(folder))
+        await editor.prompt(session.session_id, "go")
+    assert editor.questions == []
 
 
 async def test_the_answer_cancelled_ends_the_turn_as_cancelled(tmp_path: Path):

@@ -17,13 +17,13 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.content import replay
-from crow_core.extensions import resources as module
 from crow_core.extensions.commands import commands
 from crow_core.extensions.mcp import mcp
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.resources import resources
 from crow_core.extensions.shell_hooks import ShellHook, shell_hooks
 from crow_core.extensions.subagents import subagents
+from crow_core.mcp.resources import Resource
 from crow_core.mcp.server import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
@@ -100,7 +100,7 @@ def reading(**arguments: Any) -> ScriptedModel:
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LIST_TIMEOUT", 200)
+    monkeypatch.setattr("crow_core.mcp.resources.LIST_TIMEOUT", 200)
 
 
 README = '<resource uri="docs://readme">\nRead me.\n</resource>'
@@ -183,7 +183,7 @@ async def test_mentioned_image_is_sent_and_a_blob_is_described():
 
 
 async def test_text_of_resources_in_a_prompt_is_limited(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "TEXT_LIMIT", 900)
+    monkeypatch.setattr("crow_core.extensions.resources.TEXT_LIMIT", 900)
     model = hello()
     await say(app(model, library()), "@docs:docs://long @docs:readme")
     assert "x" * 900 + "\n[100 characters left out]" in asked(model)
@@ -349,7 +349,7 @@ async def test_listed_resource_is_preferred_to_a_template_of_another_server():
 )
 def test_uri_fits_the_whole_of_a_template(template: str, uri: str, fits: bool):
     server = Server("docs", None)
-    assert module.Resource(server, template, "it", template=True).matches(uri) is fits
+    assert Resource(server, template, "it", template=True).matches(uri) is fits
 
 
 @pytest.mark.parametrize("settings", [{"deny": ["*"]}, {"deny": ["mcp_*"]}, {"allow": ["search"]}])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from crow_core.errors import ModelError
-from crow_core.messages import Message, merge, settle
+from crow_core.messages import Message, ReplyBuilder, settle
 from crow_core.models.stream import MAX_EVENT_BYTES, EventStreamReader
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,11 +49,11 @@ class Answer:
 
 def read(*pieces: bytes) -> Answer:
     """Read a stream that arrives in these pieces; the result holds an error and everything before it."""
-    reader, answer = EventStreamReader("http://model/v1"), Answer()
+    reader, answer, reply = EventStreamReader("http://model/v1"), Answer(), ReplyBuilder()
 
     def fold(deltas: Iterable[Any]) -> None:
         for delta in deltas:
-            merge(answer.message, delta)
+            reply.add(delta)
             answer.finish_reason = delta.get("finish_reason", answer.finish_reason)
             answer.usage = delta.get("usage", answer.usage)
             answer.notices += [delta["notice"]] if "notice" in delta else []
@@ -64,7 +64,7 @@ def read(*pieces: bytes) -> Answer:
         fold(reader.finish())
     except ModelError as error:
         answer.error = str(error)
-    settle(answer.message, used=set())
+    answer.message = settle(reply.build(), used=set())
     return answer
 
 
@@ -647,10 +647,11 @@ def test_recorded_stream_is_read_like_the_openai_sdk_if_that_can_read_it(recordi
     except (ValueError, AssertionError):
         return  # the SDK refuses this stream; the test below checks it
 
-    reader, reply = EventStreamReader("x", think_tags=False), Message(role="assistant")
+    reader, builder = EventStreamReader("x", think_tags=False), ReplyBuilder()
     for delta in [*reader.feed(body), *reader.finish()]:
-        merge(reply, delta)
-    calls = [call["function"] for call in settle(reply, used=set()).get("tool_calls", [])]
+        builder.add(delta)
+    reply = settle(builder.build(), used=set())
+    calls = [call["function"] for call in reply.get("tool_calls", [])]
     assert reply.get("content", "") == (message.content or "") + (message.refusal or "")
     theirs = [(call.function.name, call.function.arguments or "{}") for call in message.tool_calls or []]
     if theirs != [("llm_versionllm_version", "{}")]:  # the server repeats the name, and the SDK doubles it
@@ -719,9 +720,10 @@ def test_any_split_of_a_recorded_stream_with_an_error_gives_the_deltas_before_it
 
 def texts(deltas: Iterable[Any]) -> tuple[Any, Any]:
     """Return the text and the reasoning of these deltas."""
-    reply = Message(role="assistant")
+    builder = ReplyBuilder()
     for delta in deltas:
-        merge(reply, delta)
+        builder.add(delta)
+    reply = builder.build()
     return reply.get("content"), reply.get("reasoning_content")
 
 

@@ -329,7 +329,7 @@ async def test_a_server_that_starts_late_joins_at_the_start_of_a_turn(stdio: Std
         assert first == second
         assert third[: len(first)] == first
         assert "late_pid" in third
-        assert "The tools of 'late' have joined." in editor.thoughts
+        assert "The tools of 'late' are available now." in editor.thoughts
         (opened,) = crow.sessions.values()
         marks = [entry.get("crow", {})["schemas"] for entry in opened.log if marker_kind(entry) == "tools"]
         assert [len(schemas) for schemas in marks] == [len(first), len(third)]

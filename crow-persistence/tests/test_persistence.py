@@ -205,9 +205,10 @@ async def test_session_of_a_killed_process_can_continue(database: Database):
 
 
 def read_draft(database: Database) -> str:
-    """Return the body of the only draft; "" if there is none."""
+    """Return the text of the only draft; "" if there is none."""
     with database.begin_read() as connection:
-        return connection.scalar(select(drafts.c.body)) or ""
+        number = connection.scalar(select(drafts.c.session))
+        return loader.read_draft_texts(connection, number)["content"] if number else ""
 
 
 async def test_complete_reply_leaves_no_draft(database: Database):

@@ -15,12 +15,12 @@ from typing import Any, Literal
 import click
 import msgspec
 from crow_core.errors import ConfigError, ModelError
-from crow_core.extensions.printed_calls import is_printed_call
 from crow_core.messages import Delta, Message, answer_tool_call, parse_arguments, settle, view
 from crow_core.models.chat import TOOL_ADVICE, ChatModel, ModelCall, ModelRequest
 from crow_core.models.endpoint import CONNECT_TIMEOUT, create_http_client, join_url
 from crow_core.models.estimate import count_min_tokens
 from crow_core.models.failures import shorten_text
+from crow_core.models.printed import is_printed_call
 from crow_core.models.quirks import Quirks
 from crow_core.models.stream import parse_object
 from crow_core.models.usage import count_cached_tokens, to_count
@@ -47,7 +47,7 @@ class ProbeResult:
     """`ok`: as usual; `partly`: different, and crow can work with it; `no`: crow cannot work with it."""
     sentence: str
     quirks: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The quirks that the model's settings need for it."""
+    """Quirks to set so that crow works with this endpoint."""
 
 
 @dataclass(kw_only=True)
@@ -158,10 +158,10 @@ async def probe_address(examined: ExaminedModel) -> ProbeResult:
         return ProbeResult("no", "The api_key or a header holds characters that no header can hold.")
     names = list_model_ids(response.content)
     if not names:
-        return ProbeResult("partly", f"It answers, but does not list its models ({response.status_code}).")
+        return ProbeResult("partly", f"The endpoint answers, but does not list its models ({response.status_code}).")
     if examined.name in names or f"{examined.name}:latest" in names:
-        return ProbeResult("ok", f"It answers, and lists {len(names)} models, this one among them.")
-    return ProbeResult("partly", f"It answers, but lists other models: {', '.join(names[:5])}.")
+        return ProbeResult("ok", f"The endpoint answers, and lists {len(names)} models, this one among them.")
+    return ProbeResult("partly", f"The endpoint answers, but lists other models: {', '.join(names[:5])}.")
 
 
 def list_model_ids(listing: bytes) -> list[str]:
@@ -175,10 +175,13 @@ async def probe_key_and_model(examined: ExaminedModel) -> ProbeResult:
     model_call = await examined.complete("Say hello, in one word.")
     if not reply_text(model_call):
         return ProbeResult(
-            "no", f"It accepts the request, but the answer is empty (finish_reason {model_call.finish_reason!r})."
+            "no",
+            f"The endpoint accepts the request, but the answer is empty (finish_reason {model_call.finish_reason!r}).",
         )
     with_key = "accepts the key" if examined.api_key else "needs no key"
-    return ProbeResult("ok", f"It {with_key}, knows the model, and says {shorten_text(reply_text(model_call))[:40]!r}.")
+    return ProbeResult(
+        "ok", f"The endpoint {with_key}, knows the model, and says {shorten_text(reply_text(model_call))[:40]!r}."
+    )
 
 
 async def probe_streaming(examined: ExaminedModel) -> ProbeResult:
@@ -227,10 +230,12 @@ async def probe_length(examined: ExaminedModel) -> ProbeResult:
     """Test whether a reply stops at its limit of tokens and reports that."""
     model_call = await examined.complete("Count from 1 to 300, separated by commas.", max_tokens=32)
     if model_call.finish_reason == "length":
-        return ProbeResult("ok", "A reply that reaches its limit says so.")
+        return ProbeResult("ok", "A reply that is cut at its limit has the finish reason 'length'.")
     if "300" in reply_text(model_call):
         return ProbeResult("partly", "The limit of a reply is ignored.")
-    return ProbeResult("partly", f"A reply cut at its limit says {model_call.finish_reason!r}: it looks complete.")
+    return ProbeResult(
+        "partly", f"A reply cut at its limit has the finish reason {model_call.finish_reason!r}: it looks complete."
+    )
 
 
 async def probe_tools(examined: ExaminedModel) -> ProbeResult:
@@ -291,7 +296,7 @@ def list_deltas(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def probe_reasoning(examined: ExaminedModel) -> ProbeResult:
-    """Test where reasoning comes in a reply, and whether the endpoint needs it back with a tool's result."""
+    """Test which field of a reply has the reasoning, and whether it must be sent back with a tool's result."""
     question: Message = {"role": "user", "content": "What is the weather in Paris? Call the tool, then tell me."}
     model_call = await examined.complete([question], tools=[WEATHER])
     keys = [
@@ -326,7 +331,8 @@ async def probe_schemas(examined: ExaminedModel) -> ProbeResult:
             )
         examined.quirks = structs.replace(examined.quirks, schemas="full")
     return ProbeResult(
-        "partly", "Arguments of nested objects do not fit their schema; the model will be told, and try again."
+        "partly",
+        "Arguments of nested objects do not fit their schema; crow returns an error, for the model to correct them.",
     )
 
 
@@ -380,11 +386,14 @@ async def probe_long_prompt(examined: ExaminedModel) -> ProbeResult:
     if counted and counted < 0.8 * must:
         advice = "Give it a larger context (Ollama: num_ctx, llama.cpp: -c)."
         return ProbeResult(
-            "no", f"Of at least {must:,} tokens it read {counted:,}: it cuts the beginning silently. {advice}"
+            "no",
+            f"The server counted {counted:,} tokens of a prompt of at least {must:,}: it drops the beginning. {advice}",
         )
     if "HERON" in reply_text(model_call).upper():
         return ProbeResult("ok", f"A prompt of about {counted or must:,} tokens is read from its beginning.")
-    return ProbeResult("partly", f"Of a prompt of about {counted or must:,} tokens it did not find the beginning.")
+    return ProbeResult(
+        "partly", f"The model did not find the beginning of a prompt of about {counted or must:,} tokens."
+    )
 
 
 async def probe_cache(examined: ExaminedModel) -> ProbeResult:

@@ -24,7 +24,7 @@ PROMPT = click.argument("prompt", metavar="NAME[@N]")
 
 @click.group()
 def prompts() -> None:
-    """List, show and compare the versions of prompts. NAME is the newest version of a prompt, NAME@2 its second."""
+    """List, show and compare the versions of prompts. NAME means its newest version, NAME@2 its second."""
 
 
 @prompts.command("list")
@@ -80,7 +80,7 @@ def diff(first: str, second: str) -> None:
         changed = diff_versions(connection, first, second)
     print_diff(changed)
     if not changed:
-        print_note("They are the same.")
+        print_note("The two versions are the same.")
 
 
 @prompts.command()
@@ -103,7 +103,7 @@ def history(prompt: str, limit: int, with_text: bool, as_json: bool) -> None:
         print_json([{**row, **given, **extra} for row, given, extra in zip(rows, variables, more, strict=True)])
         return
     if not found:
-        print_note("It has not been rendered yet.")
+        print_note(f"The prompt {prompt} has not been rendered yet.")
         return
     heads = ("AT", "SESSION", "PROMPT", "PURPOSE")
     rows = [(format_time(one.at), one.session[:8], f"{one.name}@{one.number}", one.purpose) for one in found]

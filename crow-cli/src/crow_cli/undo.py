@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def undo(session: str, turns: int, yes: bool) -> None:
     """Undo the last turn of a session: its edits and its messages.
 
-    Without an ID, it is the last session of this folder.
+    Without an ID, undo in the last session of this folder.
     """
     from crow_persistence.loader import find_session, list_sessions, to_summary
 
@@ -45,7 +45,7 @@ def undo(session: str, turns: int, yes: bool) -> None:
 
 
 class AbsentClient:
-    """The client of a session that has none: it ignores notifications and fails requests."""
+    """Stands in for a client: ignores notifications, and fails requests."""
 
     capabilities = ClientCapabilities()
 

@@ -16,7 +16,10 @@ def make_compaction_marker(summary: str, start: str, pins: Sequence[str]) -> Mes
 
 
 def make_shrink_marker(upto: str, pins: Sequence[str]) -> Message:
-    """Return a marker that cuts the tool results before the id `upto` (all before it if ""), except the pinned ids."""
+    """Return a marker that cuts the tool results before the id `upto`, except the pinned ids.
+
+    If `upto` is "", it cuts all results before the marker.
+    """
     limit = SHRUNK_CHARACTERS
     return {"crow": {"kind": "shrink", "upto": upto, "limit": limit, "tool": TOOL, "pinned": list(pins)}}
 

@@ -128,7 +128,7 @@ class AppSource(Protocol):
     made: Crow | None
     """The app; None until it is made."""
     announced: Announced
-    """What to announce. `stored` must be right from the start, the rest once `prepare` has returned."""
+    """The abilities to announce. `stored` must be right from the start, the rest once `prepare` has returned."""
 
     async def prepare(self) -> None:
         """Make `announced` exact; called before `initialize` is answered, so it should be quick."""

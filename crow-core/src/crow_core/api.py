@@ -14,8 +14,8 @@ from crow_core.mcp.server import Server as Server
 from crow_core.mcp.tool import ToolCall as ToolCall
 from crow_core.mcp.toolbox import Toolbox as Toolbox
 from crow_core.messages import Message as Message
+from crow_core.messages import ReplyBuilder as ReplyBuilder
 from crow_core.messages import ToolUse as ToolUse
-from crow_core.messages import merge as merge
 from crow_core.messages import to_parts as to_parts
 from crow_core.messages import view as view
 from crow_core.models.chat import ChatModel as ChatModel

@@ -24,7 +24,7 @@ from crow_core.text import to_line
 
 P = ParamSpec("P")
 Method = Callable[[Session, dict[str, Any]], Any]
-"""Takes the params, plain or async; returns a JSON value. Raises RpcError."""
+"""A function, plain or async, that takes the params and returns a JSON value. Raises RpcError."""
 
 SERVERS_WAIT = 5.0
 """Seconds from the start of an MCP server for which prompts wait for its tools, unless the app says otherwise."""
@@ -54,7 +54,7 @@ class Crow(Hooks):
         self.prompts = {"system": system or Prompt.from_package("system")}
         """The templates by name; each session starts with a copy."""
         self.max_requests = max_requests
-        """Requests to the model that one turn may take."""
+        """The most model calls that one turn may make."""
         self.methods: dict[str, Method] = {}
         """Methods beyond ACP that a client may call for a session, by name, such as `_crow/usage`."""
         self.sessions: dict[str, Session] = {}
@@ -239,7 +239,7 @@ class Crow(Hooks):
         toolbox, first = session.toolbox, session.turns.is_first
         if late := await toolbox.wait(self.servers_wait):
             names = ", ".join(repr(to_line(server.name)) for server in late)
-            await session.notice(f"Waiting for the MCP server{'s' * (len(late) > 1)} {names} to start.")
+            await session.notice(f"Waiting for the MCP {'servers' if len(late) > 1 else 'server'} {names} to start.")
             await asyncio.wait(late.values())
         session.turns.is_first = False
         for changes in await toolbox.update():
@@ -249,13 +249,16 @@ class Crow(Hooks):
             elif words:
                 await session.notice(f"The tools of {to_line(server.name)!r} have changed ({words}).")
             elif not first and server.source:
-                await session.notice(f"The tools of {to_line(server.name)!r} have joined.")
+                await session.notice(f"The tools of {to_line(server.name)!r} are available now.")
             if server.warning:
                 await session.notice(server.warning, "warning")
         schemas = await self.tools.run(toolbox.schemas(), session)
         if schemas != (toolbox.sent or []):
             if first and toolbox.sent is not None:
-                await session.notice("The tools are not those of last time; the model will read everything anew.")
+                await session.notice(
+                    "The tools have changed since this session was last open; the server has to process the whole "
+                    "conversation again."
+                )
             toolbox.sent = schemas
             session.log.append({"crow": {"kind": "tools", "schemas": schemas}})
 
@@ -277,7 +280,7 @@ class Crow(Hooks):
         await self.closed(session.id)
 
     async def finish(self, session: Session) -> None:
-        """Run the end of a session that was taken out of `sessions`."""
+        """Cancel the turns of a session, run `session_end`, and close it. It is no longer in `sessions`."""
         await self.cancel(session)
         try:
             async with session.turns.lock:

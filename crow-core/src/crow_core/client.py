@@ -54,7 +54,7 @@ class PermissionAnswer:
 
     allowed: bool
     reason: str
-    """Who or what decided, in words that complete "denied: …"."""
+    """The person or the rule that decided, in words that complete "denied: …"."""
     lasts: bool = False
     """Whether it holds for the rest of the session."""
 

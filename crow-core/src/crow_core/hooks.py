@@ -26,7 +26,7 @@ class Hook(Generic[P, R]):
     """
 
     kind = ""
-    """What becomes of the answers, as a sentence; added to the documentation of each hook."""
+    """A sentence about what becomes of the answers; added to the documentation of each hook."""
 
     def __init__(self, contract: str = "") -> None:
         self.contract = inspect.cleandoc(contract)

@@ -86,7 +86,7 @@ class SessionLog(Sequence[Message]):
             self._write(self._on_model_call, copy(model_call))
 
     def schedule_draft(self, model_call: ModelCall) -> None:
-        """Write the reply so far DRAFT_INTERVAL seconds from now."""
+        """Write what is new in the reply DRAFT_INTERVAL seconds from now."""
         if self._on_draft and self._draft is None:
             self._draft = asyncio.get_running_loop().call_later(DRAFT_INTERVAL, self._write_draft, model_call)
 
@@ -98,8 +98,8 @@ class SessionLog(Sequence[Message]):
 
     def _write_draft(self, model_call: ModelCall) -> None:
         self._draft = None
-        texts = {key: text for key in ("reasoning_content", "content") if (text := model_call.reply.get(key))}
-        draft = Message(role="assistant", **texts, crow={"id": model_call.id})
+        draft = model_call.arriving.take_part()
+        draft.setdefault("crow", {})["id"] = model_call.id
         assert self._on_draft is not None
         self._write(self._on_draft, draft)
 

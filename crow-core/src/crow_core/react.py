@@ -41,7 +41,7 @@ async def react(session: Session, prompt: Message) -> StopReason:
 async def ask(session: Session) -> ModelCall:
     """Ask the model, and show its reply while it streams. The log gets what the client was shown, even if it is cut.
 
-    Raises ModelError if no answer began; an answer that broke off has the error in `broken`.
+    Raises ModelError if no answer began; if an answer breaks off, its error is in `interruption`.
     """
     model_call = ModelCall(session.model, await session.request())
     whole = False

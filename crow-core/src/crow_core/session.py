@@ -39,7 +39,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import Toolbox
-from crow_core.messages import Delta, Message, ToolUse, View, find_shell, settle
+from crow_core.messages import Delta, Message, PartialCall, View, find_shell, settle
 from crow_core.models.chat import Model, ModelCall, ModelRequest
 from crow_core.options import Option, SessionOptions
 from crow_core.prompts import Prompt, SessionPrompts
@@ -73,9 +73,9 @@ class Folders:
     readable: list[str] = field(default_factory=list[str])
     """The file tools may read what is in these."""
     current: str = ""
-    """Where the next command starts, if the last one changed its directory; empty for `cwd`."""
+    """The folder in which the next command starts, if the last one changed its directory; empty for `cwd`."""
     starts: dict[str, str] = field(default_factory=dict[str, str])
-    """Where the commands of open tool calls start, by the calls' ids."""
+    """The folders in which the commands of open tool calls start, by the calls' ids."""
     environments: dict[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     """Variables for the commands of open tool calls, by the calls' ids."""
     _scratch: "tempfile.TemporaryDirectory[str] | None" = None
@@ -101,7 +101,7 @@ class Turns:
     """The turns of a session: one runs, others wait."""
 
     max_requests: int = 200
-    """Requests to the model that one turn may take."""
+    """The most model calls that one turn may make."""
     tasks: "list[asyncio.Task[StopReason]]" = field(default_factory=list["asyncio.Task[StopReason]"])
     """The running turn and those that wait, in order; a turn that is ending is not in it and cannot be cancelled."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -303,6 +303,8 @@ class ReplyStream:
         self._session = session
         self._announced: set[str] = set()
         """The tool calls that the client was shown before all of their arguments had arrived."""
+        self._examined: PartialCall | None = None
+        """The last tool call with long arguments that `_announce_early` has seen."""
 
     async def show(self, delta: Delta, model_call: ModelCall) -> None:
         """Show a fragment of a reply, and let it be written soon."""
@@ -314,7 +316,7 @@ class ReplyStream:
         if text := delta.get("content"):
             await session.update(AgentMessageChunk(content=TextBlock(text=text), message_id=model_call.id))
         if delta.get("tool_calls"):
-            await self._announce_early(model_call.reply.get("tool_calls", []))
+            await self._announce_early(model_call.arriving.calls)
         await self.report(delta, model_call)
 
     async def report(self, delta: Delta, model_call: ModelCall) -> None:
@@ -324,15 +326,17 @@ class ReplyStream:
         if text := delta.get("notice"):
             await self._session.notice(text, "warning")
 
-    async def _announce_early(self, uses: Sequence[ToolUse]) -> None:
+    async def _announce_early(self, calls: Sequence[PartialCall]) -> None:
         """Announce the last tool call of a reply if its arguments are long, and its id so far is one it can keep."""
-        use, ids = uses[-1], {use["id"] for use in uses}
-        if len(use["function"]["arguments"]) < LONG_ARGUMENTS or use["id"] in self._announced:
+        call = calls[-1]
+        if call.length < LONG_ARGUMENTS or not call.id or call is self._examined:
             return
-        keeps_id = len(ids) == len(uses) and "" not in ids and self.used_ids.isdisjoint(ids)
-        if keeps_id and not (tool_call := self._session.toolbox.parse(use)).is_valid:
+        self._examined = call
+        ids = {call.id for call in calls}
+        keeps_id = len(ids) == len(calls) and "" not in ids and self.used_ids.isdisjoint(ids)
+        if keeps_id and not (tool_call := self._session.toolbox.parse(call.build())).is_valid:
             await self._session.log.written()
-            self._announced.add(use["id"])
+            self._announced.add(call.id)
             await self._session.send(to_early_announcement(tool_call))
 
     async def announce(self, tool_call: ToolCall) -> None:
@@ -481,9 +485,10 @@ class Hooks:
         """)
 
     draft: Observe[[Session, Message]] = Observe("""
-        Called with the part of a reply that has arrived, under the id that the reply will keep, while it streams.
+        Called with the text of a streaming reply that has arrived since the last call, under the id of the reply.
 
         Called at most once in `crow_core.log.DRAFT_INTERVAL` seconds, so that a killed process loses little of a reply.
+        `reply["crow"]["part"]` counts the calls for a reply: 0 replaces all earlier parts, any other continues them.
 
             @crow.draft
             async def write(session: Session, reply: Message) -> None: ...

@@ -126,7 +126,7 @@ class GroupCommit:
         if error is None:
             self._errors.pop(id, None)
         else:
-            if write.model_calls:
+            if write.model_calls or write.parts:
                 self._gathered.setdefault(id, SessionWrite(write.session)).take_over(write)
             if write.done is None:
                 self._errors[id] = error

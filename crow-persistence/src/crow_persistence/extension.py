@@ -53,7 +53,7 @@ def persistence(
 
     @crow.draft
     def write_draft(session: Session, reply: Message) -> None:
-        commits.add(session).draft = reply
+        commits.add(session).parts.append(reply)
 
     @crow.model_call
     def write_model_call(session: Session, model_call: ModelCall) -> None:

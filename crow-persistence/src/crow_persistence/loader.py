@@ -4,11 +4,11 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as NoBase64
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from crow_core.errors import StoreError
-from crow_core.messages import Delta, Message, merge, settle
+from crow_core.messages import Message, settle
 from crow_core.store import Page, Record, Summary
 from sqlalchemy import Connection, Row, bindparam, func, select, tuple_
 
@@ -238,16 +238,33 @@ SELECT_PARTS = select(draft_parts.c.body).where(draft_parts.c.session == bindpar
 
 def load_draft(connection: Connection, number: int) -> Message | None:
     """Return what was stored of a reply that did not end, marked as interrupted."""
+    reply = settle(read_draft(connection, number), used=set(), whole=False)
+    if not (reply.get("content") or reply.get("reasoning_content")):
+        return None
+    reply["crow"] = {**reply.get("crow", {}), "cut": "interrupted"}
+    return reply
+
+
+def read_draft(connection: Connection, number: int) -> Message:
+    """Return a session's draft, its parts joined; without texts if there is none, or its beginning is damaged."""
     body = connection.scalar(select(drafts.c.body).where(drafts.c.session == number))
     try:
         reply = unpack("assistant", body or "", {})
     except DamagedEntry:
-        return None
+        return Message(role="assistant")
+    parts = [get_texts(reply)]
     for part in connection.scalars(SELECT_PARTS, {"of": number}):
         with suppress(ValueError, TypeError, RecursionError):  # damaged
-            merge(reply, msgspec.convert(decode(part), Delta))
-    settle(reply, used=set(), whole=False)
-    if not any(reply.get(key) for key in ("content", "reasoning_content")):
-        return None
-    reply["crow"] = {**reply.get("crow", {}), "cut": "interrupted"}
-    return reply
+            parts.append(get_texts(msgspec.convert(decode(part), Message)))
+    joined = {key: text for key in parts[0] if (text := "".join(part[key] for part in parts))}
+    return {**reply, **cast(Message, joined)}
+
+
+def read_draft_texts(connection: Connection, number: int) -> dict[str, str]:
+    """Return the texts of a session's draft."""
+    return get_texts(read_draft(connection, number))
+
+
+def get_texts(reply: Message) -> dict[str, str]:
+    """Return the texts of a reply that its draft holds, by their keys."""
+    return {key: str(reply.get(key) or "") for key in ("reasoning_content", "content")}

@@ -31,6 +31,8 @@ class Progress:
     """Engine of the database that holds these rows. None after a write failed: `writer.resync` must run first."""
     has_draft: bool = True
     """Whether `drafts` may have a row of the session."""
+    draft_ends: dict[str, str] | None = None
+    """The last characters of each text of the draft, in which a secret may begin; None if they must be read first."""
     model_calls: list[ModelCall] = field(default_factory=list[ModelCall])
     """Model calls that wait for the session's first message, as a session without one is not stored."""
     lost_calls: set[str] = field(default_factory=set[str])

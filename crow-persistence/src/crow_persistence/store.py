@@ -101,9 +101,10 @@ class Store:
                 requests.add_model_call(batch, progress.number, model_call, self.get_encoder(write))
         batch.execute()
         for write, new in zip(writes, entries, strict=True):
-            if write.draft and loader.entry_id(write.draft) not in map(loader.entry_id, new):
+            written = set(map(loader.entry_id, new))
+            if parts := [part for part in write.parts if loader.entry_id(part) not in written]:
                 progress = self.get_progress(write.session)
-                writer.write_draft(connection, progress, write.session, write.draft, write.secrets)
+                writer.write_parts(connection, progress, write.session, parts, write.secrets)
         return decisions
 
     def write_apart(
@@ -157,7 +158,7 @@ class Store:
         if not progress.number and not any("role" in entry for entry in write.session.log[: write.entries]):
             progress.model_calls += write.model_calls
             return False
-        return bool(len(progress.rows) < write.entries or write.draft or write.model_calls)
+        return bool(len(progress.rows) < write.entries or write.parts or write.model_calls)
 
     def get_progress(self, session: Session) -> Progress:
         """Return a session's progress; a new one for a new session."""

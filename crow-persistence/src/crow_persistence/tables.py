@@ -93,7 +93,7 @@ draft_parts = Table(
     metadata,
     Column("session", Number, ForeignKey("drafts.session", ondelete="CASCADE"), primary_key=True, autoincrement=False),
     Column("number", Integer, primary_key=True, autoincrement=False),  # 1, 2, 3 …
-    Column("body", Text, nullable=False),  # JSON object, which `crow_core.messages.merge` adds to the reply
+    Column("body", Text, nullable=False),  # JSON object: the texts that are added to those of the reply
 )
 
 prompts = Table(

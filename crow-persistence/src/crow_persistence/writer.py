@@ -7,7 +7,7 @@ from typing import Any
 from crow_core.masking import mask
 from crow_core.messages import Message
 from crow_core.session import Session
-from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select, text, update
 
 from crow_persistence import audit, leases, loader, prompts, requests, search
 from crow_persistence.batch import Batch, OutOfStep
@@ -33,10 +33,11 @@ UPDATE_SESSION = (
     )
 )
 SELECT_OWNER = select(sessions.c.owner).where(sessions.c.number == bindparam("session")).with_for_update()
-UPDATE_DRAFT = (
-    update(drafts).where(drafts.c.session == bindparam("of")).values(at=bindparam("time"), body=bindparam("reply"))
-)
 INSERT_DRAFT = insert(drafts)
+INSERT_PART = text(
+    "INSERT INTO draft_parts (session, number, body) VALUES (:of, :part, :body) "
+    "ON CONFLICT (session, number) DO UPDATE SET body = excluded.body"  # it may be there, although its commit failed
+)
 DELETE_DRAFT = delete(drafts).where(drafts.c.session == bindparam("of"))
 WRITE_ORDER = (
     INSERT_MESSAGE,
@@ -49,6 +50,10 @@ WRITE_ORDER = (
     requests.UPDATE_CALL,
 )
 """The statements of a batch, in an order in which each row comes after those that it refers to."""
+
+
+MAX_SPELLING = 12
+"""The most characters for which one of a secret may stand in the spellings that `mask` finds."""
 
 
 def write_entries(
@@ -149,15 +154,45 @@ def find_row(log: Sequence[Message], rows: Sequence[int], id: str, default: int 
     return ids.get(id, default) if id else None
 
 
-def write_draft(
-    connection: Connection, progress: Progress, session: Session, reply: Message, secrets: Collection[str] = ()
+def write_parts(
+    connection: Connection,
+    progress: Progress,
+    session: Session,
+    parts: Sequence[Message],
+    secrets: Collection[str] = (),
 ) -> None:
-    """Write a reply that is still streaming. Raises StoreError, as `write_entries` does."""
+    """Write new parts of a reply that is still streaming. Raises StoreError, as `write_entries` does."""
     hold_lease(connection, progress, session)
-    at, progress.has_draft = leases.now(), True
-    body = pack(mask(reply, secrets)).body
-    if not connection.execute(UPDATE_DRAFT, {"of": progress.number, "time": at, "reply": body}).rowcount:
-        connection.execute(INSERT_DRAFT, {"session": progress.number, "at": at, "body": body})
+    longest = MAX_SPELLING * max(map(len, secrets), default=0)
+    for part in parts:
+        number, texts = part.get("crow", {}).get("part", 0), loader.get_texts(part)
+        if is_first := number == 0 or not progress.has_draft:
+            progress.draft_ends = loader.get_texts({})
+        ends = progress.draft_ends or loader.read_draft_texts(connection, progress.number)
+        longer = join_texts(ends, texts)
+        progress.draft_ends = {key: text[max(0, len(text) - longest) :] for key, text in longer.items()}
+        if is_first:
+            write_draft(connection, progress, entry_id(part), mask(texts, secrets))
+        elif mask(longer, secrets) != join_texts(mask(ends, secrets), masked := mask(texts, secrets)):
+            whole = join_texts(loader.read_draft_texts(connection, progress.number), texts)
+            write_draft(connection, progress, entry_id(part), mask(whole, secrets))  # a secret spans two parts
+        else:
+            body = encode({key: text for key, text in masked.items() if text})
+            connection.execute(INSERT_PART, {"of": progress.number, "part": number, "body": body})
+
+
+def join_texts(texts: dict[str, str], more: dict[str, str]) -> dict[str, str]:
+    """Join two texts for each key."""
+    return {key: text + more[key] for key, text in texts.items()}
+
+
+def write_draft(connection: Connection, progress: Progress, id: str, texts: dict[str, str]) -> None:
+    """Write the beginning of a draft, in place of an earlier draft and its parts."""
+    if progress.has_draft:
+        connection.execute(DELETE_DRAFT, {"of": progress.number})
+    progress.has_draft = True
+    body = encode({"role": "assistant", **{key: value for key, value in texts.items() if value}, "crow": {"id": id}})
+    connection.execute(INSERT_DRAFT, {"session": progress.number, "at": leases.now(), "body": body})
 
 
 def hold_lease(connection: Connection, progress: Progress, session: Session) -> None:
@@ -190,7 +225,7 @@ def resync(connection: Connection, progress: Progress, session: Session) -> None
     if row is None:
         progress.number, progress.head, progress.rows[:], progress.encoder = 0, None, [], None
         return
-    progress.has_draft, progress.cwd = True, row.cwd
+    progress.has_draft, progress.draft_ends, progress.cwd = True, None, row.cwd
     if row.deleted is not None or row.owner != progress.owner:
         raise explain_lost_lease(connection, session.id, progress)
     known = loader.map_rows(connection, row)

@@ -14,8 +14,8 @@ class SessionWrite:
     """What a session has to write: the new entries of its log, and this."""
 
     session: Session
-    draft: Message | None = None
-    """The part of a streaming reply that has arrived."""
+    parts: list[Message] = field(default_factory=list[Message])
+    """The text of a streaming reply that has arrived since the last commit, as the hook `draft` received it."""
     model_calls: list[ModelCall] = field(default_factory=list[ModelCall])
     """Model calls that were sent, or have ended, as they were then."""
     lost_calls: dict[str, str] = field(default_factory=dict[str, str])
@@ -28,8 +28,10 @@ class SessionWrite:
     """Ends with the commit, for those who wait for it."""
 
     def take_over(self, failed: "SessionWrite") -> None:
-        """Also write the model calls of an earlier write, which failed. Its entries are still to be written anyway."""
+        """Also write the model calls and parts of an earlier write, which failed. Its entries are still to be written
+        anyway."""
         self.model_calls[:0] = failed.model_calls
+        self.parts[:0] = failed.parts
 
     def drop_model_calls(self, lost: Collection[str]) -> None:
         """Drop the model calls with these ids, and leave of each other one only its latest state."""

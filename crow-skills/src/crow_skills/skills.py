@@ -11,8 +11,8 @@ from typing import Any
 from crow_core.acp.schema import ContentBlock, TextBlock
 from crow_core.app import Crow
 from crow_core.content import attach_blocks, to_text
-from crow_core.extensions.resources import list_several, read_blocks, to_read_call
 from crow_core.masking import mask
+from crow_core.mcp.resources import list_several, read_blocks, to_read_call
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
@@ -112,7 +112,7 @@ def skills(
             return ToolResult.error(f"There is no skill {name!r}. There are: {', '.join(skills) or 'none'}.")
         skill = skills[name]
         if skill.server:
-            read_call = to_read_call(session, tool_call, skill.server, skill.source)
+            read_call = to_read_call(session.toolbox, tool_call, skill.server, skill.source)
             if refusal := await session.hooks.permission.run(session, read_call):
                 return refusal
         try:

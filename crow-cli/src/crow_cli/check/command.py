@@ -13,7 +13,7 @@ from crow_cli.process import fail, run_to_end
 @click.argument("command", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
-    "--only", multiple=True, metavar="ID", help="Check only this requirement, or those that begin so; repeatable."
+    "--only", multiple=True, metavar="ID", help="Check only requirements whose ids begin with this; repeatable."
 )
 @click.option(
     "--timeout", type=click.FloatRange(min=1), default=60, show_default=True, help="Seconds to wait for an answer."

@@ -32,7 +32,7 @@ from crow_core.acp.transports import Transport
 class AcpClient:
     """A connection to an ACP agent. `handlers` answer its requests and notifications, such as `session/update`.
 
-    The methods raise RpcError if the agent answers with an error, ConnectionClosed if it is gone.
+    The methods raise RpcError if the agent answers with an error, ConnectionClosed if it has closed the connection.
     """
 
     def __init__(self, transport: Transport, handlers: Mapping[str, Handler]) -> None:

@@ -42,7 +42,8 @@ from crow_core.acp.transports import MAX_MESSAGE_BYTES, LineTooLong, Transport
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[Any], Awaitable[Any]]
-"""Takes the params struct, or a dict if the method begins with `_`; returns the result, where None stands for `{}`."""
+"""A function that takes the params struct, or a dict if the method begins with `_`. It returns the result; None stands
+for `{}`."""
 
 MAX_RUNNING = 1000
 """Incoming requests that may run at once; others are refused."""
@@ -99,7 +100,7 @@ MESSAGE_DECODER = Decoder(IncomingMessage)
 MALFORMED_DECODER = Decoder(MalformedMessage)
 SYNTAX_DECODER = Decoder(Raw)
 EXACT_METHODS = ("fs/", "terminal/")
-"""The beginnings of methods whose params are used, not shown: paths, contents of files, commands."""
+"""Prefixes of methods whose params are sent unchanged, because they are data: paths, contents of files, commands."""
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """An escaped surrogate, alone or as half of a valid pair."""
 
@@ -151,7 +152,7 @@ class Connection:
         self._fallback = fallback
         """Answers requests whose method begins with `_` and has no handler; takes the method and the params."""
         self._clean = clean
-        """Changes the JSON of what is sent to be shown: everything but the params of `fs/` and `terminal/` methods."""
+        """Cleans outgoing JSON for display; not called for the params of `fs/` and `terminal/` methods."""
         self._requests: dict[str, tuple[Handler, type[Any]]] = {}
         self._notifications: dict[str, tuple[Handler, type[Any]]] = {}
         for method, handler in {"$/cancel_request": self._cancel, **handlers}.items():
@@ -187,8 +188,9 @@ class Connection:
     async def request(self, method: str, params: Any) -> Any:
         """Send a request and return its result, as the struct that `peer_methods` says.
 
-        Raises RpcError if the other side answers with an error or unreadably, ConnectionClosed if the connection ends.
-        If the calling task is cancelled, cancel the request with `$/cancel_request`.
+        Raises RpcError if the other side answers with an error or with a result that cannot be decoded,
+        ConnectionClosed if the connection ends. If the calling task is cancelled, cancel the request with
+        `$/cancel_request`.
         """
         if self.is_closing:
             raise ConnectionClosed(f"{method} was not sent: the connection has ended")
@@ -297,9 +299,8 @@ class Connection:
         """Answer a malformed message with an error; if it was an answer, fail the request that waits for it."""
         try:
             check_utf8(line)
-            SYNTAX_DECODER.decode(
-                line
-            )  # the first decoder may have failed on a wrong type before it reached a syntax error
+            # The first decoder may have failed on a wrong type before it reached a syntax error.
+            SYNTAX_DECODER.decode(line)
         except (ValueError, RecursionError) as error:
             await self._send_error(None, RpcError(PARSE_ERROR, "Parse error", details=str(error)))
             return
@@ -326,15 +327,14 @@ class Connection:
         del params  # it keeps the whole line in memory, and the handler may run long
         try:
             result = await handler(arguments)
-            self._write(
-                OutgoingResult(id, {} if result is None else result)
-            )  # no await before this: see the module's docstring
+            # No await before this: see the module's docstring.
+            self._write(OutgoingResult(id, {} if result is None else result))
         except asyncio.CancelledError:
             self._write_error(id, RpcError(REQUEST_CANCELLED, "Request cancelled"))
         except RpcError as error:
             self._write_error(id, error)
         except ConnectionClosed as error:  # not an internal error, so nothing is logged
-            self._write_error(id, RpcError(INTERNAL_ERROR, "The other side is gone", details=str(error)))
+            self._write_error(id, RpcError(INTERNAL_ERROR, "Connection closed", details=str(error)))
         except Exception as error:
             logger.exception("%s failed", method)
             self._write_error(id, RpcError(INTERNAL_ERROR, "Internal error", details=str(error) or repr(error)))
@@ -397,7 +397,7 @@ class Connection:
         try:
             await self._transport.drain()
         except OSError as error:
-            raise ConnectionClosed(f"the other side is gone: {error}") from error
+            raise ConnectionClosed(f"the other side has closed the connection: {error}") from error
 
 
 def decode_message(line: bytes | bytearray) -> IncomingMessage:
@@ -418,11 +418,8 @@ def check_utf8(line: bytes | bytearray) -> None:
     """Raise UnicodeDecodeError if a line is not UTF-8, because msgspec does not check the values that it skips."""
     if line.isascii():
         return
-    at, window, view = (
-        0,
-        1 << 20,
-        memoryview(line),
-    )  # in windows: one emoji makes a decoded text take four bytes per letter
+    # Decode 1 MiB at a time: one emoji makes Python store four bytes for each character of the decoded text.
+    at, window, view = 0, 1 << 20, memoryview(line)
     while at < len(line):
         at += utf_8_decode(view[at : at + window], "strict", at + window >= len(line))[1]
 

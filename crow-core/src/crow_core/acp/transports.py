@@ -42,7 +42,7 @@ class Transport(Protocol):
         ...
 
     async def drain(self) -> None:
-        """Wait until there is room in the buffer. Raises OSError if the other side is gone."""
+        """Wait until there is room in the buffer. Raises OSError if the connection was closed."""
         ...
 
     async def close(self) -> None:

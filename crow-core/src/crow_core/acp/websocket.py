@@ -62,7 +62,7 @@ class TextSocket(Protocol):
         ...
 
     async def send(self, text: bytes) -> None:
-        """Send a text and wait until there is room for it. Raises OSError if the other side is gone."""
+        """Send a text and wait until there is room for it. Raises OSError if the connection was closed."""
         ...
 
     async def close(self) -> None:

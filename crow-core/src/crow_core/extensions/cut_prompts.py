@@ -40,9 +40,7 @@ def cut_prompts(crow: Crow) -> None:
         before = session.state.setdefault("cut_prompts", PromptSize())
         messages: list[dict[str, Any]] = model_call.request["messages"]
         if continues(messages, before) and not sends_reasoning(model_call):
-            expected = before.tokens + count_min_tokens(
-                messages[len(before.messages) :]
-            )  # only the new messages are counted
+            expected = before.tokens + count_min_tokens(messages[len(before.messages) :])  # only the new messages
         else:
             expected = count_min_tokens(messages)
         if counted >= 0.8 * expected or count_text_characters(messages) <= COMPARE_ABOVE:

@@ -6,16 +6,11 @@ server lists, or has a template for, is read.
 """
 
 import asyncio
-import glob
-import logging
 import re
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
-import msgspec
 from msgspec import Struct, ValidationError
 
 from crow_core.acp.decoding import convert_leniently
@@ -23,31 +18,22 @@ from crow_core.acp.schema import ContentBlock, ResourceLinkBlock, TextBlock
 from crow_core.app import Crow
 from crow_core.content import attach_blocks, to_blocks
 from crow_core.masking import mask
+from crow_core.mcp.resources import NAME, Resource, list_resources, list_several, read_blocks, to_read_call
 from crow_core.mcp.result import ToolResult
-from crow_core.mcp.server import Server, describe_error, list_or_empty
+from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages import Message, ToolUse
+from crow_core.messages import Message
 from crow_core.session import Session
 from crow_core.text import to_line
 
-RESOURCE_TIMEOUT = 30.0
-"""Seconds a server may take to list its resources, or to read one."""
-LIST_TIMEOUT = 5.0
-"""Seconds to wait for the lists of several servers."""
 MENTIONS_LIMIT = 50
 """Resources that the text of one prompt may mention; as many again by links."""
 TEXT_LIMIT = 200_000
 """Characters of resources that are added to one prompt."""
-IMAGE_LIMIT = 8_000_000
-"""Characters of an image, in base64."""
 LIST_LIMIT = 1_000
 """Resources in a list for the model."""
 
-NAME = "mcp_resources"
 MENTION = re.compile(r"(?<![\w@/])@([\w.-]+):(\S+)")
-EXPRESSION = re.compile(r"\{[^{}]*\}")
-"""A variable part of a URI template (RFC 6570)."""
-
 DEFINITION: dict[str, Any] = {
     "name": NAME,
     "description": "Read a resource of an MCP server by its URI, or, without a URI, list what there is to read.",
@@ -61,34 +47,12 @@ DEFINITION: dict[str, Any] = {
     "_meta": {"crow/kind": "read"},
 }
 
-READ_DEFINITION: dict[str, Any] = {"name": NAME, "description": "Read a resource by its URI."}
-"""The tool that stands for reading a resource of one server, in rules and permissions."""
-
-logger = logging.getLogger("crow")
-
 
 class ReadArguments(Struct):
     """The arguments of the tool `mcp_resources`."""
 
     uri: str = ""
     server: str = ""
-
-
-@dataclass(frozen=True)
-class Resource:
-    """A resource, or a template for several."""
-
-    server: Server
-    uri: str
-    name: str
-    about: str = ""
-    template: bool = False
-
-    def matches(self, uri: str) -> bool:
-        """Whether this is the resource of a URI, or a template that may produce it."""
-        if not self.template:
-            return uri == self.uri
-        return fnmatchcase(uri, "*".join(map(glob.escape, EXPRESSION.split(self.uri))))
 
 
 @dataclass(eq=False)
@@ -193,63 +157,6 @@ def find_uri(mention: str, resources: Sequence[Resource]) -> str:
     return ""
 
 
-async def list_resources(server: Server) -> list[Resource]:
-    """Return the resources and templates of a server, or an empty list if it does not list any."""
-    try:
-        client = await server.client()
-        if not (client.server_capabilities and client.server_capabilities.resources):
-            return []
-        async with asyncio.timeout(RESOURCE_TIMEOUT):
-            plain, templates = await client.list_resources(), await list_or_empty(client.list_resource_templates())
-    except ConnectionError:
-        return []  # the list of its tools reports this
-    except Exception as error:
-        reason = mask(describe_error(error), server.secrets)
-        logger.warning("MCP server %s did not list its resources: %s", to_line(server.name), reason)
-        return []
-    return [
-        *(Resource(server, str(each.uri), each.name, each.description or "") for each in plain),
-        *(Resource(server, each.uri_template, each.name, each.description or "", True) for each in templates),
-    ]
-
-
-async def list_several(servers: Iterable[Server]) -> list[Resource]:
-    """Return the resources of several servers; leave out those that do not list them within LIST_TIMEOUT seconds."""
-
-    async def list_soon(server: Server) -> list[Resource]:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LIST_TIMEOUT):
-                return await list_resources(server)
-        return []
-
-    return [resource for resources in await asyncio.gather(*map(list_soon, servers)) for resource in resources]
-
-
-async def read_blocks(server: Server, uri: str) -> list[dict[str, Any]]:
-    """Read a resource as MCP content blocks. Raises ConnectionError."""
-    try:
-        client = await server.client()
-        async with asyncio.timeout(RESOURCE_TIMEOUT):
-            contents = await client.read_resource(uri)
-    except TimeoutError as error:
-        raise ConnectionError(f"the MCP server did not answer within {RESOURCE_TIMEOUT:.0f} s") from error
-    except Exception as error:
-        raise ConnectionError(mask(describe_error(error), server.secrets)) from error
-    return [to_block(each.model_dump(mode="json", by_alias=True, exclude_none=True)) for each in contents]
-
-
-def to_block(resource: dict[str, Any]) -> dict[str, Any]:
-    """Convert the contents of a resource to a block: text or an image, or for other data a note of its size."""
-    match resource:
-        case {"blob": str(data), "mimeType": str(kind)} if kind.startswith("image/") and len(data) <= IMAGE_LIMIT:
-            return {"type": "image", "data": data, "mimeType": kind}
-        case {"blob": str(data), **others}:
-            about = f"{len(data) * 3 // 4:,} bytes of {others.get('mimeType', 'unknown type')}"
-            return {"type": "text", "text": f"[{others.get('uri')}: {about}, which cannot be shown]"}
-        case _:
-            return {"type": "resource", "resource": resource}
-
-
 def shorten(block: dict[str, Any], limit: int) -> dict[str, Any]:
     """Return a block with its text cut at a number of characters."""
     match block:
@@ -277,20 +184,12 @@ async def read_for_model(session: Session, tool_call: ToolCall, arguments: ReadA
     if not fitting:
         return ToolResult.error(f"No MCP server lists {uri!r}. Call without a URI to see what there is.")
     server = fitting[0].server
-    if refusal := await session.hooks.permission.run(session, to_read_call(session, tool_call, server, uri)):
+    if refusal := await session.hooks.permission.run(session, to_read_call(session.toolbox, tool_call, server, uri)):
         return refusal
     try:
         return ToolResult(await read_blocks(server, uri) or ToolResult.text("(empty)").content)
     except ConnectionError as error:
         return ToolResult.error(f"{uri!r} was not read: {error}.")
-
-
-def to_read_call(session: Session, tool_call: ToolCall, server: Server, uri: str) -> ToolCall:
-    """Convert a tool call to the call that reads a resource of one server. Its kind is `read` for a trusted server."""
-    tool, arguments = session.toolbox.make_tool(server, READ_DEFINITION), {"uri": uri}
-    text = msgspec.json.encode(arguments).decode()
-    use: ToolUse = {**tool_call.use, "function": {"name": tool.name, "arguments": text}}
-    return ToolCall(use, arguments, kind="read" if server.trust else "fetch", tool=tool)
 
 
 async def list_for_model(session: Session, name: str) -> ToolResult:

@@ -6,7 +6,7 @@ answered without it.
 
 import json
 import re
-from asyncio import timeout
+from asyncio import sleep, timeout
 from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -23,7 +23,7 @@ from msgspec import structs
 
 from crow_core.errors import ModelError
 from crow_core.masking import AUTH_SCHEME, MIN_SECRET_LENGTH, find_secrets, mask
-from crow_core.messages import Delta, Message, merge
+from crow_core.messages import Delta, Message, ReplyBuilder
 from crow_core.models.endpoint import CONNECT_TIMEOUT, create_http_client, is_local, join_url, to_display_url
 from crow_core.models.failures import (
     MAX_PAGE_BYTES,
@@ -45,6 +45,18 @@ ModelRequest = dict[str, Any]
 
 ANSWER_KEYS = frozenset({"content", "reasoning_content", "tool_calls"})
 """The keys of a delta that are parts of an answer."""
+
+MAX_REPLY_LENGTH = 8_000_000
+"""The most characters of one reply, its reasoning and tool calls included. The delta that reaches it is the last."""
+
+MAX_TOOL_CALLS = 1_000
+"""The most tool calls of one reply."""
+
+MAX_BUSY = 0.005
+"""Seconds after which a flood of deltas lets other tasks run, such as the one that cancels it."""
+
+MAX_READ_BYTES = 8 * 1024
+"""Bytes of a response that are read before other tasks may run: compressed bytes may become far more."""
 
 END_TIMEOUT = 0.5
 """Seconds to wait for the end of a response after its last event."""
@@ -82,7 +94,7 @@ class Model(Protocol):
     """Tokens that fit into one request and its reply; None if unknown."""
 
     def stream(self, request: ModelRequest) -> AsyncIterator[Delta]:
-        """Yield the reply in deltas, which `merge` joins to a message. Raises ModelError."""
+        """Yield the reply in deltas, which `ReplyBuilder` joins to a message. Raises ModelError."""
         ...
 
 
@@ -109,6 +121,9 @@ class ModelCall:
     sent: ModelRequest = field(default_factory=dict[str, Any])
     """The body that was sent last; empty if the model does not report it."""
     reply: Message = field(default_factory=lambda: Message(role="assistant"))
+    """The reply when the call has ended."""
+    arriving: ReplyBuilder = field(default_factory=ReplyBuilder, repr=False)
+    """The reply while it streams."""
     finish_reason: str = ""
     usage: dict[str, Any] = field(default_factory=dict[str, Any])
     """The token counts of the provider; empty if it sent none."""
@@ -125,11 +140,12 @@ class ModelCall:
     """The error that cut off a begun answer that may be continued; None if there was none."""
 
     async def run(self, on_delta: Callable[[Delta], Awaitable[None]] | None = None) -> None:
-        """Send the request and merge the answer into `reply`; pass each delta to `on_delta`. Raises ModelError.
+        """Send the request and read the answer into `reply`; pass each delta to `on_delta`. Raises ModelError.
 
-        After an error or a cancel, `reply` holds everything that `on_delta` received.
+        After an error or a cancel, `reply` holds everything that `on_delta` received. A reply that reaches the limit of
+        MAX_REPLY_LENGTH or MAX_TOOL_CALLS ends there, with a notice and the finish reason `length`.
         """
-        self.started = monotonic()
+        self.started = rested = monotonic()
         deltas = self.model.stream(self.request)
         try:
             async for delta in deltas:
@@ -137,7 +153,7 @@ class ModelCall:
                     self.sent = body
                 elif ANSWER_KEYS & delta.keys():
                     self.first_delta = self.first_delta or monotonic()
-                merge(self.reply, delta)
+                self.arriving.add(delta)
                 self.finish_reason = delta.get("finish_reason", self.finish_reason)
                 self.usage = delta.get("usage", self.usage)
                 if "cached" in delta and self.usage:
@@ -146,13 +162,27 @@ class ModelCall:
                     since = monotonic()
                     await on_delta(delta)
                     self.paused += monotonic() - since
+                if limit := self.find_limit():
+                    self.finish_reason = "length"
+                    if on_delta is not None:
+                        await on_delta({"notice": f"The reply was cut off at crow's limit of {limit}."})
+                    break
+                if monotonic() - rested > MAX_BUSY:
+                    await sleep(0)
+                    rested = monotonic()
         except BaseException as error:
             self.error = str(error) or type(error).__name__
             raise
         finally:
-            self.ended = monotonic()
+            self.ended, self.reply = monotonic(), self.arriving.build()
             if isinstance(deltas, AsyncGenerator):
                 await deltas.aclose()  # closes the connection at once if the answer was not read to its end
+
+    def find_limit(self) -> str:
+        """Return the limit that the reply has reached, in words; empty if none."""
+        if self.arriving.length >= MAX_REPLY_LENGTH:
+            return f"{MAX_REPLY_LENGTH:,} characters"
+        return f"{MAX_TOOL_CALLS:,} tool calls" if len(self.arriving.calls) > MAX_TOOL_CALLS else ""
 
 
 @dataclass(kw_only=True)
@@ -235,8 +265,11 @@ class ChatModel:
             async with self.post(body) as chunks:
                 try:
                     async for data in chunks:
-                        for delta in reader.feed(data):
-                            yield delta
+                        for start in range(0, len(data), MAX_READ_BYTES):
+                            if start:
+                                await sleep(0)
+                            for delta in reader.feed(data[start : start + MAX_READ_BYTES]):
+                                yield delta
                         if reader.is_done:
                             break
                 except httpx2.HTTPError as error:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from crow_core.errors import ModelError
-from crow_core.messages import Delta, decode_json, is_deep
+from crow_core.messages import Delta, ObjectEnd, decode_json, is_deep
 from crow_core.models.failures import (
     MAX_PAGE_BYTES,
     describe_error,
@@ -74,8 +74,10 @@ class EventStreamReader:
         """Whether the last bytes end in CR: a line feed that follows belongs to it."""
         self.other_lines = bytearray()
         """The lines that are no event stream: an error page, or an answer that is not streamed."""
-        self.incomplete_json = b""
-        """The content of a `data:` line whose JSON continues in the next one."""
+        self.incomplete_json = bytearray()
+        """The content of `data:` lines whose JSON continues in the next one."""
+        self.json_end = ObjectEnd()
+        """Finds the end of that JSON."""
         self.halves: dict[str, str] = {}
         """The first parts of characters whose rest comes in a later event, by the text to which they belong."""
         self.index: int | None = None
@@ -143,7 +145,7 @@ class EventStreamReader:
                 self.read_payload(payload, deltas)
         elif not line:
             if self.incomplete_json:  # the event has ended and is not JSON
-                event, self.incomplete_json = self.incomplete_json, b""
+                event, self.incomplete_json = bytes(self.incomplete_json), bytearray()
                 self.check_error_event(event)
                 self.refuse(self.to_broken_error("sent an event that is not JSON"))
             self.is_error_event = False
@@ -156,12 +158,19 @@ class EventStreamReader:
             self.other_lines += line + b"\n"
 
     def read_payload(self, payload: bytes, deltas: list[Delta]) -> None:
-        payload = self.incomplete_json + payload
+        if self.incomplete_json:
+            self.incomplete_json += payload
+            self.json_end.feed(payload.decode("latin-1"))  # brackets and quotes are the same in UTF-8
+            if not self.json_end.is_reached:
+                return
+            payload = bytes(self.incomplete_json)
         chunk = parse_event(payload)
         if chunk is None and payload.startswith(b"{"):
-            self.incomplete_json = payload
+            if not self.incomplete_json:
+                self.incomplete_json, self.json_end = bytearray(payload), ObjectEnd()
+                self.json_end.feed(payload.decode("latin-1"))
             return
-        self.incomplete_json = b""
+        self.incomplete_json = bytearray()
         if not chunk or "choices" not in chunk:
             self.check_error_event(payload)
         if chunk is not None:  # other text only keeps the connection alive
@@ -399,6 +408,8 @@ class ThinkTagSplitter:
     def __init__(self) -> None:
         self.pending: str = ""
         """The end of the text, which may be the beginning of a tag."""
+        self.blanks: list[str] = []
+        """The white space before the first other text."""
         self.is_inside = False
         """Whether a tag is open."""
         self.has_text = False
@@ -411,7 +422,10 @@ class ThinkTagSplitter:
         if self.has_text and not self.is_inside and not self.pending and (self.is_over or "<" not in text):
             delta["content"] = delta.get("content", "") + text
             return
-        text, self.pending = self.pending + text, ""
+        if not self.has_text and not self.is_inside and not self.is_over and not self.pending and text.isspace():
+            self.blanks.append(text)
+            return
+        text, self.pending, self.blanks = "".join([*self.blanks, self.pending, text]), "", []
         if not self.has_text and not self.is_inside and not self.is_over:
             bare = text.lstrip()
             if bare.startswith(self.OPEN):
@@ -446,8 +460,8 @@ class ThinkTagSplitter:
 
     def finish(self, delta: Delta) -> None:
         """Add the text that was held back: it is no tag."""
-        self.add("reasoning_content" if self.is_inside else "content", self.pending, delta)
-        self.pending = ""
+        text, self.pending, self.blanks = "".join([*self.blanks, self.pending]), "", []
+        self.add("reasoning_content" if self.is_inside else "content", text, delta)
 
 
 def count_overlap(text: str, tag: str) -> int:

@@ -129,7 +129,7 @@ class Editor(AcpClient):
         self.cancelled: list[str] = []
         """The methods of those requests that the agent cancelled."""
         self.waits: dict[str, asyncio.Event] = {}
-        """Events by the method whose answer waits for them."""
+        """Events that delay the answers to a method until they are set, by method."""
         self.refuses: set[str] = set()
         """Methods that are answered with an error."""
         self.buffers: dict[str, str] = {}
@@ -197,7 +197,7 @@ class Editor(AcpClient):
                 if method in self.waits:
                     await self.waits[method].wait()
                 if method in self.refuses:
-                    raise RpcError(INTERNAL_ERROR, "No", details="not today")
+                    raise RpcError(INTERNAL_ERROR, "Refused", details=f"{method} is in `refuses`.")
                 return await answer(params)
             except asyncio.CancelledError:
                 self.cancelled.append(method)
