@@ -12,13 +12,14 @@ import json
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from crow_core.errors import StoreError
 from crow_core.messages import Message
-from sqlalchemy import Connection, bindparam, func, insert, select
+from sqlalchemy import URL, Connection, bindparam, func, insert, select
 
 from crow_persistence.database import Database
 from crow_persistence.tables import decisions
@@ -192,7 +193,7 @@ def update_file(database: Database, change: Callable[[AnchoredHead], AnchoredHea
     file = database.folder / HEAD_FILE
     try:
         with lock_file(file):
-            heads, name = read_file(file), database_key(database)
+            heads, name = read_file(file), database_key(database.url)
             if changed := change(heads.get(name, AnchoredHead())):
                 write_file(file, {**heads, name: changed})
             return changed is not None
@@ -208,9 +209,10 @@ def is_in_chain(connection: Connection, anchored: AnchoredHead) -> bool:
     return (connection.scalar(SELECT_HASH, {"count": anchored.count}) or "") == anchored.hash
 
 
-def database_key(database: Database) -> str:
+@cache
+def database_key(url: URL) -> str:
     """Return the key of a database in the file; one folder may serve several databases."""
-    return database.url.render_as_string(hide_password=True)
+    return url.render_as_string(hide_password=True)
 
 
 def read_file(file: Path) -> dict[str, AnchoredHead]:
@@ -231,10 +233,14 @@ def write_file(file: Path, heads: Mapping[str, AnchoredHead]) -> None:
 @contextmanager
 def lock_file(file: Path) -> Generator[None]:
     """Hold a lock that keeps other processes from writing the file. Raises OSError."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600), "rb") as lock:
+    if not file.parent.exists():
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 def verify(database: Database) -> list[str]:
@@ -247,7 +253,7 @@ def verify(database: Database) -> list[str]:
     with database.begin_read() as connection:
         try:
             with lock_file(file):  # so that the snapshot and the file belong together
-                anchored = read_file(file).get(database_key(database))
+                anchored = read_file(file).get(database_key(database.url))
                 read_head(connection)
         except (OSError, msgspec.DecodeError) as error:
             return [f"{file} cannot be read ({error}). Repair or remove it; the next decision creates it again."]
@@ -267,7 +273,7 @@ def verify(database: Database) -> list[str]:
                 hashes[end.count] = end.hash
     if anchored is None:
         unknown = f"whether decisions after {end.count} were removed is unknown"
-        return [*wrong, f"{file} has no record of {database_key(database)}: {unknown}."] if end.count else wrong
+        return [*wrong, f"{file} has no record of {database_key(database.url)}: {unknown}."] if end.count else wrong
     if end.count < anchored.count:
         why = "a power failure or an older copy of the database has the same effect"
         wrong.append(f"{describe_range(end.count + 1, anchored.count)} removed from the end, as {file} shows ({why}).")

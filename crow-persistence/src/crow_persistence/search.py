@@ -300,9 +300,9 @@ def extract_words(entry: Message) -> str:
     return " ".join(word for _, said in extract_texts(entry) for word in split_words(said))
 
 
-def split_words(text: str) -> Iterator[str]:
-    """Yield the words of a text."""
-    return (found[0] for found in WORD.finditer(fold(text[:MAX_TEXT_LENGTH])))
+def split_words(text: str) -> list[str]:
+    """Return the words of a text."""
+    return WORD.findall(fold(text[:MAX_TEXT_LENGTH]))
 
 
 def fold(said: str) -> str:
