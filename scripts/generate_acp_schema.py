@@ -95,11 +95,19 @@ UNSTABLE = (
     *("ProvidersCapabilities", "ListProvidersRequest", "ListProvidersResponse", "SetProviderRequest"),
     *("SetProviderResponse", "DisableProviderRequest", "DisableProviderResponse"),
     *("ProviderInfo", "ProviderId", "LlmProtocol", "ProviderCurrentConfig"),
+    *("SessionArchiveCapabilities", "SessionArchiveFilter", "ArchiveSessionRequest", "ArchiveSessionResponse"),
+    *("UnarchiveSessionRequest", "UnarchiveSessionResponse"),
+    *("SessionTitleCapabilities", "SetSessionTitleRequest", "SetSessionTitleResponse"),
+    *("SessionStatusCapabilities", "SessionStatusRequest", "SessionStatusResponse", "SessionStatus"),
+    *("AuthStatusCapabilities", "AuthStatusRequest", "AuthStatusResponse", "AuthState", "AuthAccount"),
     "Usage",
 )
 UNSTABLE_PROPERTIES = {
-    "SessionCapabilities": ("fork", "systemPrompt"),
+    "SessionCapabilities": ("fork", "systemPrompt", "archive", "title", "status"),
     "AgentCapabilities": ("providers",),
+    "AgentAuthCapabilities": ("status",),
+    "ListSessionsRequest": ("archived",),
+    "SessionInfo": ("archived",),
     "PromptResponse": ("usage",),
     **dict.fromkeys(("NewSessionRequest", "LoadSessionRequest", "ResumeSessionRequest"), ("systemPrompt",)),
 }

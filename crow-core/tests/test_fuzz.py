@@ -20,7 +20,7 @@ from crow_core.extensions.titles import titles
 from crow_core.extensions.undo import undo
 from crow_core.extensions.usage import usage
 from crow_core.messages import Delta
-from crow_core.store import Page, Record
+from crow_core.store import ArchiveFilter, Page, Record
 from crow_core.testing import Reply, ScriptedModel
 from crow_core.testing.wire import INVALID_LINES, RawClient
 from hypothesis import HealthCheck, given, settings
@@ -125,7 +125,7 @@ def everything() -> Crow:
         return Record(new_id, [entry]) if id == "kept" else None
 
     @crow.list_sessions
-    def list_sessions(cwd: str, cursor: str, limit: int) -> Page:
+    def list_sessions(cwd: str, cursor: str, limit: int, archived: ArchiveFilter) -> Page:
         if cursor:
             raise ValueError(cursor)
         return Page(())

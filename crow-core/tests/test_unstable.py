@@ -6,9 +6,10 @@ import pytest
 from crow_core.acp.schema import AUTH_REQUIRED, INVALID_PARAMS, METHOD_NOT_FOUND
 from crow_core.agent import LazyApp
 from crow_core.app import Crow
-from crow_core.errors import ModelError
+from crow_core.errors import ConfigError, ModelError
 from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.extensions.usage import usage
+from crow_core.models.chat import ChatModel
 from crow_core.prompts import Prompt
 from crow_core.session import Session
 from crow_core.store import Record
@@ -68,6 +69,53 @@ async def test_unstable_features_are_off_by_default():
         session = await open_session(wire, **instructions("Speak French."))
         assert await prompt(wire, session) == {"stopReason": "end_turn"}
     assert "French" not in system_of(model)
+
+
+async def test_titles_and_the_archive_are_announced_if_sessions_are_stored():
+    for app, announced in ((make_app_with_store(make_model()), True), (Crow(make_model()), False)):
+        for unstable in (True, False):
+            async with connect_raw(app, unstable=unstable) as wire:
+                capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
+            wanted = {"archive": {}, "title": {}, "status": {}} if announced and unstable else {}
+            assert capabilities["sessionCapabilities"].items() >= wanted.items()
+            assert ("archive" in capabilities["sessionCapabilities"]) == bool(wanted)
+            assert capabilities["auth"] == ({"logout": {}, "status": {}} if unstable else {"logout": {}})
+
+
+async def get_auth_state(wire: RawClient) -> str:
+    return (await wire.ask("auth/status", {}))["result"]["state"]
+
+
+@pytest.mark.parametrize(("key", "state"), [("sk-of-the-user-1234", "authenticated"), ("", "not_required")])
+async def test_auth_status_tells_whether_a_login_is_needed(key: str, state: str):
+    model = ChatModel(name="some-model", base_url="http://127.0.0.1:9/v1", api_key=key)
+    async with connect_raw(Crow(model), unstable=True) as wire:
+        assert await get_auth_state(wire) == state
+        await wire.ask("logout", {})
+        assert await get_auth_state(wire) == "unauthenticated"
+        await wire.ask("authenticate", {"methodId": "configured"})
+        assert await get_auth_state(wire) == state
+
+
+async def test_auth_status_without_a_model_is_unauthenticated_until_the_client_sets_an_endpoint():
+    async with connect_raw(LazyApp(no_app), unstable=True) as wire:
+        assert await get_auth_state(wire) == "unauthenticated"
+        endpoint = {"providerId": "main", "apiType": "openai", "baseUrl": "http://127.0.0.1:9/v1"}
+        await wire.ask("providers/set", endpoint)
+        assert await get_auth_state(wire) == "not_required"
+        await wire.ask("providers/set", {**endpoint, "headers": {"Authorization": "Bearer sk-of-the-client-1234"}})
+        answer = await wire.ask("auth/status", {})
+        assert answer["result"] == {"state": "authenticated"}
+        await wire.ask("providers/disable", {"providerId": "main"})
+        assert await get_auth_state(wire) == "unauthenticated"
+
+
+async def test_auth_status_of_settings_that_cannot_be_used_is_unknown():
+    async def fail(models: Any = None) -> Crow:
+        raise ConfigError("config.toml: no such setting")
+
+    async with connect_raw(LazyApp(fail), unstable=True) as wire:
+        assert await get_auth_state(wire) == "unknown"
 
 
 async def test_fork_is_announced_wherever_sessions_are_stored():

@@ -65,7 +65,7 @@ def list_(everywhere: bool, agents: bool, limit: int, as_json: bool) -> None:
             one.id[:8],
             format_time(one.updated),
             *([shorten_path(one.cwd, 24)] if everywhere else []),
-            one.title or UNTITLED,
+            (one.title or UNTITLED) + (" (archived)" if one.archived else ""),
         )
         for one in page.sessions
     ]

@@ -24,10 +24,15 @@ from crow_core.acp.schema import (
     PROTOCOL_VERSION,
     AgentAuthCapabilities,
     AgentCapabilities,
+    ArchiveSessionRequest,
+    ArchiveSessionResponse,
     AudioBlock,
     AuthenticateRequest,
     AuthenticateResponse,
     AuthMethod,
+    AuthStatusCapabilities,
+    AuthStatusRequest,
+    AuthStatusResponse,
     CancelNotification,
     ClientCapabilities,
     CloseSessionRequest,
@@ -64,6 +69,7 @@ from crow_core.acp.schema import (
     ResumeSessionRequest,
     ResumeSessionResponse,
     SessionAdditionalDirectoriesCapabilities,
+    SessionArchiveCapabilities,
     SessionCapabilities,
     SessionCloseCapabilities,
     SessionDeleteCapabilities,
@@ -72,16 +78,24 @@ from crow_core.acp.schema import (
     SessionInfoUpdate,
     SessionListCapabilities,
     SessionResumeCapabilities,
+    SessionStatusCapabilities,
+    SessionStatusRequest,
+    SessionStatusResponse,
     SessionSystemPromptCapabilities,
     SessionSystemPromptModeCapabilities,
     SessionSystemPromptOverrideCapabilities,
+    SessionTitleCapabilities,
     SetProviderRequest,
     SetProviderResponse,
     SetSessionConfigOptionRequest,
     SetSessionConfigOptionResponse,
     SetSessionModeRequest,
     SetSessionModeResponse,
+    SetSessionTitleRequest,
+    SetSessionTitleResponse,
     TextBlock,
+    UnarchiveSessionRequest,
+    UnarchiveSessionResponse,
     Unknown,
     Usage,
 )
@@ -96,7 +110,7 @@ from crow_core.models.usage import TURN_TOTALS, TokenTotals
 from crow_core.options import Option
 from crow_core.providers import PROTOCOL, PROVIDER_ID, ClientProvider, is_shareable_url
 from crow_core.session import Session
-from crow_core.store import Page
+from crow_core.store import ArchiveFilter, Page, SessionChange, Summary
 from crow_core.text import clean_json, to_line
 from crow_core.trace import TRACE, extract_trace
 
@@ -105,6 +119,9 @@ PAGE_SIZE = 50
 
 MAX_SESSIONS = 500
 """Sessions that one client may have open at once."""
+
+MAX_TITLE = 200
+"""Characters of a title that a client sets; a longer one is shortened."""
 
 
 OpenRequest: TypeAlias = NewSessionRequest | LoadSessionRequest | ResumeSessionRequest | ForkSessionRequest
@@ -187,8 +204,8 @@ class Agent:
     def __init__(self, transport: Transport, crow: Crow | AppSource, *, unstable: bool = False) -> None:
         self.source: AppSource = MadeApp(crow) if isinstance(crow, Crow) else crow
         self.unstable = unstable
-        """Whether to use parts of ACP that may still change: tokens of a turn, and the client's system prompts and
-        endpoints. A fork is made without it, too, but not announced: the stable schema does not have it."""
+        """Whether to use parts of ACP that may still change: tokens of a turn, the client's system prompts and
+        endpoints, archived sessions, titles that the client sets, and the states of sessions and of the login."""
         self.capabilities = ClientCapabilities()
         self.logged_out = False
         """Whether the client has called `logout`, and not `authenticate` since."""
@@ -204,7 +221,14 @@ class Agent:
             "session/list": self.list_sessions,
             "session/delete": self.delete_session,
         }
+        sorting = {
+            "session/archive": self.archive_session,
+            "session/unarchive": self.unarchive_session,
+            "session/set_title": self.set_session_title,
+            "session/status": self.get_session_status,
+        }
         trying = {
+            "auth/status": self.get_auth_status,
             "providers/list": self.list_providers,
             "providers/set": self.set_provider,
             "providers/disable": self.disable_provider,
@@ -224,6 +248,7 @@ class Agent:
                 "session/set_mode": self.set_mode,
                 "session/set_config_option": self.set_config_option,
                 **(storing if self.source.announced.stored else {}),
+                **(sorting if unstable and self.source.announced.stored else {}),
                 **(trying if unstable else {}),
             },
             fallback=self.call_method,
@@ -284,12 +309,15 @@ class Agent:
                 mcp_capabilities=McpCapabilities(http=True, sse=True),
                 session_capabilities=SessionCapabilities(
                     **stored_session_capabilities() if announced.stored else {},
+                    **sorting_capabilities() if announced.stored and self.unstable else {},
                     close=SessionCloseCapabilities(),
                     additional_directories=SessionAdditionalDirectoriesCapabilities(),
                     **system_prompt_capabilities() if self.unstable else {},
                 ),
                 providers=ProvidersCapabilities() if self.unstable else UNSET,
-                auth=AgentAuthCapabilities(logout=LogoutCapabilities()),
+                auth=AgentAuthCapabilities(
+                    logout=LogoutCapabilities(), status=AuthStatusCapabilities() if self.unstable else UNSET
+                ),
                 meta={"crow": {"methods": [*announced.methods]}} if announced.methods else UNSET,
             ),
             auth_methods=[
@@ -314,6 +342,22 @@ class Agent:
         if crow := self.source.made:
             await asyncio.gather(*(crow.cancel(session) for session in self.sessions.values()))
         return LogoutResponse()
+
+    async def get_auth_status(self, params: AuthStatusRequest) -> AuthStatusResponse:
+        """Tell whether a session can be started without a login: by the default model, or the client's endpoint."""
+        try:
+            crow = await self.crow()
+        except RpcError as error:
+            return AuthStatusResponse(state="unauthenticated" if error.code == AUTH_REQUIRED else "unknown")
+        if self.provider is not None:
+            return AuthStatusResponse(state="authenticated" if self.provider.headers else "not_required")
+        match next(iter(crow.models.values()), None):
+            case ChatModel(secrets=secrets):
+                return AuthStatusResponse(state="authenticated" if secrets else "not_required")
+            case None:
+                return AuthStatusResponse(state="unauthenticated")
+            case _:
+                return AuthStatusResponse(state="unknown")
 
     async def new_session(self, params: NewSessionRequest) -> NewSessionResponse:
         crow, cwd = await self.crow(), check_folder(params.cwd)
@@ -392,34 +436,78 @@ class Agent:
 
     async def list_sessions(self, params: ListSessionsRequest) -> ListSessionsResponse:
         crow = await self.crow()
+        archived = parse_archive_filter(params.archived or "exclude") if self.unstable else "exclude"
         try:
-            page = await crow.list_sessions.run(params.cwd or "", params.cursor or "", PAGE_SIZE) or Page(())
+            page = await crow.list_sessions.run(params.cwd or "", params.cursor or "", PAGE_SIZE, archived) or Page(())
         except ValueError as error:
             raise RpcError(INVALID_PARAMS, "Unknown cursor", details="Ask for the list from its start.") from error
         except StoreError as error:
             raise to_store_rpc_error(error) from error
-        sessions = [
-            SessionInfo(
-                session_id=found.id,
-                cwd=found.cwd,
-                additional_directories=list(found.roots[1:]) or UNSET,
-                title=found.title or UNSET,
-                updated_at=datetime.fromtimestamp(found.updated / 1000, UTC).isoformat(timespec="milliseconds"),
-            )
-            for found in page.sessions
-        ]
+        sessions = [to_session_info(found, archived=self.unstable) for found in page.sessions]
         return ListSessionsResponse(sessions=sessions, next_cursor=page.cursor or UNSET)
 
     async def delete_session(self, params: DeleteSessionRequest) -> DeleteSessionResponse:
         crow, id = await self.crow(), params.session_id
         try:
-            if (found := crow.sessions.get(id)) and self.is_used_elsewhere(found):
-                raise SessionBusy(f"Session {id} is open in another connection. Close it there, then delete it.")
-            self.sessions.pop(id, None)
+            self.release_session(crow, id, "delete it")
             await crow.delete(id)
         except StoreError as error:
             raise to_store_rpc_error(error, id) from error
         return DeleteSessionResponse()
+
+    def release_session(self, crow: Crow, id: str, purpose: str) -> None:
+        """Forget a session of this client that is about to be closed. Raises SessionBusy if it is another client's."""
+        if (found := crow.sessions.get(id)) and self.is_used_elsewhere(found):
+            raise SessionBusy(f"Session {id} is open in another connection. Close it there, then {purpose}.")
+        self.sessions.pop(id, None)
+
+    async def archive_session(self, params: ArchiveSessionRequest) -> ArchiveSessionResponse:
+        """Close a session and take it out of the list. One without a message was never stored, so it is unknown."""
+        crow, id = await self.crow(), params.session_id
+        try:
+            self.release_session(crow, id, "archive it")
+            found = await crow.archive(id)
+        except StoreError as error:
+            raise to_store_rpc_error(error, id) from error
+        if not found:
+            raise make_unknown_session_error(id)
+        return ArchiveSessionResponse()
+
+    async def unarchive_session(self, params: UnarchiveSessionRequest) -> UnarchiveSessionResponse:
+        crow, id = await self.crow(), params.session_id
+        try:
+            found = await crow.change_session.run(id, SessionChange(archived=False))
+        except StoreError as error:
+            raise to_store_rpc_error(error, id) from error
+        if not found:
+            raise make_unknown_session_error(id)
+        return UnarchiveSessionResponse()
+
+    async def set_session_title(self, params: SetSessionTitleRequest) -> SetSessionTitleResponse:
+        """Give a session a title of one line, whoever has it open."""
+        crow, id = await self.crow(), params.session_id
+        title = to_line(" ".join(params.title.split()))
+        if not title:
+            raise RpcError(INVALID_PARAMS, "Unusable title", details="The title is empty.")
+        title = title if len(title) <= MAX_TITLE else f"{title[: MAX_TITLE - 1].rstrip()}…"
+        try:
+            found = await crow.set_title(id, title)
+        except StoreError as error:
+            raise to_store_rpc_error(error, id) from error
+        if not found:
+            raise make_unknown_session_error(id)
+        return SetSessionTitleResponse(title=title)
+
+    async def get_session_status(self, params: SessionStatusRequest) -> SessionStatusResponse:
+        """Tell whether a session is open in this process, or stored."""
+        crow, id = await self.crow(), params.session_id
+        try:
+            status = "open" if id in crow.sessions else "saved" if await crow.find_session.run(id) else ""
+        except StoreError as error:
+            raise to_store_rpc_error(error, id) from error
+        if not status:
+            raise make_unknown_session_error(id)
+        return SessionStatusResponse(status=status)
 
     def start_announcing(self, session: Session) -> None:
         task = asyncio.ensure_future(self.announce(session))
@@ -535,6 +623,34 @@ def stored_session_capabilities() -> dict[str, Any]:
         "resume": SessionResumeCapabilities(),
         "fork": SessionForkCapabilities(),  # not in the stable schema yet; clients and other agents use it already
     }
+
+
+def sorting_capabilities() -> dict[str, Any]:
+    """Make the capabilities of an agent that archives stored sessions, and sets their titles."""
+    return {
+        "archive": SessionArchiveCapabilities(),
+        "title": SessionTitleCapabilities(),
+        "status": SessionStatusCapabilities(),
+    }
+
+
+def parse_archive_filter(text: str) -> ArchiveFilter:
+    """Parse the client's wish for archived sessions. Raises RpcError."""
+    if text in ("exclude", "include", "only"):
+        return text
+    raise RpcError(INVALID_PARAMS, "Unknown archive filter", details="It is one of: exclude, include, only.")
+
+
+def to_session_info(found: Summary, *, archived: bool) -> SessionInfo:
+    """Convert a stored session to an item of ACP's list; `archived` says whether to tell if it is archived."""
+    return SessionInfo(
+        session_id=found.id,
+        cwd=found.cwd,
+        additional_directories=list(found.roots[1:]) or UNSET,
+        title=found.title or UNSET,
+        updated_at=datetime.fromtimestamp(found.updated / 1000, UTC).isoformat(timespec="milliseconds"),
+        archived=found.archived if archived else UNSET,
+    )
 
 
 def system_prompt_capabilities() -> dict[str, Any]:

@@ -29,5 +29,8 @@ from crow_core.prompts import Prompt as Prompt
 from crow_core.session import Command as Command
 from crow_core.session import Hooks as Hooks
 from crow_core.session import Session as Session
+from crow_core.store import ArchiveFilter as ArchiveFilter
 from crow_core.store import Page as Page
 from crow_core.store import Record as Record
+from crow_core.store import SessionChange as SessionChange
+from crow_core.store import Summary as Summary

@@ -19,7 +19,7 @@ from crow_core.options import Choice, Option
 from crow_core.prompts import Prompt
 from crow_core.react import react
 from crow_core.session import Folders, Hooks, Session
-from crow_core.store import Record
+from crow_core.store import Record, SessionChange
 from crow_core.text import to_line
 
 P = ParamSpec("P")
@@ -183,6 +183,25 @@ class Crow(Hooks):
             await self.close(self.sessions[id])
         await self.closed(id)
         await self.delete_session.run(id)
+
+    async def archive(self, id: str) -> bool:
+        """Take a stored session out of the lists, after closing it if it is open here.
+
+        Return False if there is no such session. Raises StoreError.
+        """
+        if id in self.sessions:
+            await self.close(self.sessions[id])
+        await self.closed(id)
+        return await self.change_session.run(id, SessionChange(archived=True)) is not None
+
+    async def set_title(self, id: str, title: str) -> bool:
+        """Give a session a title and store it. Return False if there is no such session. Raises StoreError."""
+        if session := self.sessions.get(id):
+            await session.set_title(title)
+            await session.log.written()
+            return True
+        await self.closed(id)
+        return await self.change_session.run(id, SessionChange(title=title)) is not None
 
     async def prompt(self, session: Session, message: Message) -> StopReason:
         """Run a turn. The prompts to one session run one after the other, first in, first out.

@@ -247,7 +247,7 @@ def to_tool_message(result: ToolResult, tool_call: ToolCall) -> Message:
     notes: dict[str, Any] = {"shown": {"kind": tool_call.kind}}
     if tool_call.tool_title:
         notes["shown"]["title"] = tool_call.tool_title
-    if tool_call.arguments != (parse_arguments(tool_call.use) or {}):
+    if tool_call.arguments != tool_call.original:
         notes["shown"]["arguments"] = tool_call.arguments
     if any(block.get("type") != "text" for block in result.content):
         notes["shown"]["blocks"] = result.content

@@ -43,7 +43,7 @@ from crow_core.messages import Delta, Message, PartialCall, View, find_shell, se
 from crow_core.models.chat import Model, ModelCall, ModelRequest
 from crow_core.options import Option, SessionOptions
 from crow_core.prompts import Prompt, SessionPrompts
-from crow_core.store import Page, Record
+from crow_core.store import ArchiveFilter, Page, Record, SessionChange, Summary
 from crow_core.trace import TRACE
 
 LONG_ARGUMENTS = 400
@@ -582,13 +582,30 @@ class Hooks:
             async def fork(id: str, new_id: str, at: str) -> Record | None: ...
         """)
 
-    list_sessions: First[[str, str, int], Page] = First("""
+    list_sessions: First[[str, str, int, ArchiveFilter], Page] = First("""
         Returns a page of stored sessions. Receives a folder ("" for all), a cursor ("" for the start) and a limit.
 
-        Raises StoreError; ValueError for an unknown cursor.
+        The last argument says which of the archived sessions are wanted. Raises StoreError; ValueError for an unknown
+        cursor.
 
             @crow.list_sessions
-            async def page(cwd: str, cursor: str, limit: int) -> Page | None: ...
+            async def page(cwd: str, cursor: str, limit: int, archived: ArchiveFilter) -> Page | None: ...
+        """)
+
+    find_session: First[[str], Summary] = First("""
+        Returns a stored session as a list shows it; None if there is none. Raises StoreError.
+
+            @crow.find_session
+            async def find(id: str) -> Summary | None: ...
+        """)
+
+    change_session: First[[str, SessionChange], Summary] = First("""
+        Changes a stored session's title or whether it is archived. Returns the session, None if there is none.
+
+        Raises StoreError; SessionBusy if it cannot be archived, or brought back, because another process has it open.
+
+            @crow.change_session
+            async def change(id: str, change: SessionChange) -> Summary | None: ...
         """)
 
     delete_session: Observe[[str]] = Observe("""

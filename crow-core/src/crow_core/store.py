@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from crow_core.messages import Message
+
+ArchiveFilter = Literal["exclude", "include", "only"]
+"""Whether archived sessions are left out of a list, or are in it, or alone in it."""
 
 
 @dataclass
@@ -37,6 +40,16 @@ class Summary:
     title: str
     created: int
     updated: int
+    archived: bool = False
+    """Whether lists leave it out unless they are asked for it."""
+
+
+@dataclass(frozen=True)
+class SessionChange:
+    """A change of a stored session that is not an entry of its log; None leaves things as they are."""
+
+    title: str | None = None
+    archived: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import INTERNAL_ERROR, INVALID_PARAMS
@@ -14,10 +14,13 @@ from crow_core.log import new_id
 from crow_core.messages import Message
 from crow_core.models.chat import ModelCall
 from crow_core.session import Command, Session
-from crow_core.store import Page, Record
+from crow_core.store import ArchiveFilter, Page, Record, SessionChange, Summary
 
 from crow_persistence import search_tool
 from crow_persistence.commits import GroupCommit
+
+if TYPE_CHECKING:
+    from crow_persistence.store import Store
 
 log = logging.getLogger("crow")
 
@@ -81,8 +84,21 @@ def persistence(
         return record
 
     @crow.list_sessions
-    async def list_sessions(cwd: str, cursor: str, limit: int) -> Page:
-        return await commits.read(lambda store: store.list_sessions(cwd, cursor, limit))
+    async def list_sessions(cwd: str, cursor: str, limit: int, archived: ArchiveFilter) -> Page:
+        return await commits.read(lambda store: store.list_sessions(cwd, cursor, limit, archived))
+
+    @crow.find_session
+    async def find_session(id: str) -> Summary | None:
+        return await commits.read(lambda store: store.find_session(id))
+
+    @crow.change_session
+    async def change_session(id: str, change: SessionChange) -> Summary | None:
+        session = crow.sessions.get(id)
+
+        def run(store: "Store") -> Summary | None:
+            return store.change_session(id, change, store.get_progress(session) if session else None)
+
+        return await commits.write(run)
 
     @crow.delete_session
     async def delete_session(id: str) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import delete as deletion
 
 from crow_persistence import blobs, leases, search
 from crow_persistence.entries import decode, find_blobs
-from crow_persistence.loader import find_session_by_id, load_with_progress
+from crow_persistence.loader import encode_options, find_session_by_id, load_with_progress
 from crow_persistence.progress import Progress
 from crow_persistence.tables import calls, draft_parts, drafts, links, messages, renders, sessions
 
@@ -33,7 +33,9 @@ def fork(
         return None
     record, progress = load_with_progress(connection, source, at)
     time = leases.now()
-    same = {name: getattr(source, name) for name in ("cwd", "roots", "title", "options")}
+    same = {name: getattr(source, name) for name in ("cwd", "roots", "title")}
+    same["options"] = encode_options(progress.options, is_archived=False)
+    progress.is_archived = False
     lease = {"owner": owner, "beat": leases.DatabaseClock() if owner else None}
     row = {**same, **lease, "id": new_id, "created": time, "updated": time, "head": progress.head, "origin": id}
     key = connection.execute(insert(sessions).values(row)).inserted_primary_key

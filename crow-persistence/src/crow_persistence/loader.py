@@ -9,15 +9,17 @@ from typing import Any, cast
 import msgspec
 from crow_core.errors import StoreError
 from crow_core.messages import Message, settle
-from crow_core.store import Page, Record, Summary
-from sqlalchemy import Connection, Row, bindparam, func, select, tuple_
+from crow_core.store import ArchiveFilter, Page, Record, Summary
+from sqlalchemy import Connection, Row, bindparam, func, not_, select, tuple_
 
 from crow_persistence import blobs, tables
-from crow_persistence.entries import DamagedEntry, clean_text, decode, find_blobs, unpack
+from crow_persistence.entries import DamagedEntry, clean_text, decode, encode, find_blobs, unpack
 from crow_persistence.progress import Progress
 from crow_persistence.tables import draft_parts, drafts, messages, prompts, renders, sessions
 
 CHECK = "crow db check says what is wrong"
+ARCHIVED = "_archived"
+"""Key among a session's stored options if it is archived; no option has this id."""
 
 
 def find_session(connection: Connection, prefix: str) -> "Row[Any]":
@@ -49,10 +51,21 @@ SELECT_FIRST_KIND = (
 """Kind of a session's first entry; "parent" for a sub-agent's session."""
 
 
-def list_sessions(connection: Connection, cwd: str, cursor: str, limit: int, *, agents: bool = False) -> Page:
+def list_sessions(
+    connection: Connection,
+    cwd: str,
+    cursor: str,
+    limit: int,
+    *,
+    archived: ArchiveFilter = "include",
+    agents: bool = False,
+) -> Page:
     """Return one page of the sessions in a folder ("" for all), latest first. Sessions of sub-agents are listed only if
     `agents` is true. Raises ValueError for a cursor that no list returned."""
     wanted = select(sessions).where(sessions.c.deleted.is_(None))
+    if archived != "include":
+        is_archived = sessions.c.options.contains(f'"{ARCHIVED}":', autoescape=True)
+        wanted = wanted.where(is_archived if archived == "only" else not_(is_archived))
     if not agents:
         wanted = wanted.where(func.coalesce(SELECT_FIRST_KIND.scalar_subquery(), "") != "parent")
     if cwd:
@@ -83,7 +96,7 @@ def decode_cursor(cursor: str) -> list[int]:
 
 def to_summary(row: "Row[Any]") -> Summary:
     """Convert a `sessions` row to the summary of a session."""
-    return Summary(row.id, row.cwd, read_roots(row), row.title or "", row.created, row.updated)
+    return Summary(row.id, row.cwd, read_roots(row), row.title or "", row.created, row.updated, is_archived(row))
 
 
 def read_roots(row: "Row[Any]") -> list[str]:
@@ -94,7 +107,17 @@ def read_roots(row: "Row[Any]") -> list[str]:
 
 def read_options(row: "Row[Any]") -> dict[str, str]:
     """Return a session's chosen options; none if the value is damaged."""
-    return {str(option): str(value) for option, value in decode_or(row.options, {}).items()}
+    return {str(option): str(value) for option, value in decode_or(row.options, {}).items() if option != ARCHIVED}
+
+
+def is_archived(row: "Row[Any]") -> bool:
+    """Test whether lists leave a session out."""
+    return ARCHIVED in decode_or(row.options, {})
+
+
+def encode_options(options: Mapping[str, str], *, is_archived: bool) -> str:
+    """Encode a session's chosen options, and whether it is archived, as `read_options` and `is_archived` read them."""
+    return encode({**options, ARCHIVED: True} if is_archived else options)
 
 
 def decode_or(text: str, default: Any) -> Any:
@@ -118,6 +141,7 @@ def load_with_progress(connection: Connection, row: "Row[Any]", at: str = "") ->
     rendered = load_renders(connection, [found.id for found in path if found.kind == "render"])
     data = blobs.fetch(connection, {hash for found in path for hash in find_blobs(found.body)})
     progress = Progress(number=row.number, options=read_options(row), cwd=row.cwd, engine=connection.engine)
+    progress.is_archived = is_archived(row)
     record = Record(row.id, [], title=row.title or "", options=dict(progress.options))
     damaged = missing + astray
     for found in path:

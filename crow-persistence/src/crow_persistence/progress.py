@@ -27,6 +27,8 @@ class Progress:
     """The working folder as stored in the `sessions` row."""
     decisions: dict[str, AuditRow] = field(default_factory=dict[str, AuditRow])
     """The decisions on tool calls whose results are not stored yet, by tool call id."""
+    is_archived: bool = False
+    """Whether lists leave the session out."""
     engine: Engine | None = None
     """Engine of the database that holds these rows. None after a write failed: `writer.resync` must run first."""
     has_draft: bool = True

@@ -9,7 +9,7 @@ from typing import Any
 
 from crow_core.errors import SessionBusy, StoreError
 from crow_core.session import Session
-from crow_core.store import Page, Record
+from crow_core.store import ArchiveFilter, Page, Record, SessionChange, Summary
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, ProgrammingError
 
@@ -219,10 +219,27 @@ class Store:
         record.state[STATE_KEY] = progress
         return record
 
-    def list_sessions(self, cwd: str, cursor: str, limit: int) -> Page:
+    def list_sessions(self, cwd: str, cursor: str, limit: int, archived: ArchiveFilter) -> Page:
         """Return one page of the list of sessions. Raises ValueError for a cursor that no list returned."""
         with self.database.begin_read() as connection:
-            return loader.list_sessions(connection, cwd, cursor, limit)
+            return loader.list_sessions(connection, cwd, cursor, limit, archived=archived)
+
+    def find_session(self, id: str) -> Summary | None:
+        """Return a stored session, None when there is none."""
+        with self.database.begin_read() as connection:
+            row = loader.find_session_by_id(connection, id)
+            return None if row is None else loader.to_summary(row)
+
+    def change_session(self, id: str, change: SessionChange, progress: Progress | None) -> Summary | None:
+        """Change a stored session; `progress` is its progress if it is open here. Return None when there is no such
+        session. Raises SessionBusy."""
+        with self.database.begin_write() as connection:
+            if (row := loader.find_session_by_id(connection, id, lock=True)) is None:
+                return None
+            row = writer.change_session(connection, row, change, self.owner)
+        if progress is not None:
+            progress.is_archived = loader.is_archived(row)
+        return loader.to_summary(row)
 
     def search(self, words: str, cwd: str, limit: int) -> list[dict[str, Any]]:
         """Return the best matches in a folder ("" for all), as results of `_crow/search`."""

@@ -4,10 +4,12 @@ from collections.abc import Collection, Sequence
 from itertools import takewhile
 from typing import Any
 
+from crow_core.errors import SessionBusy
 from crow_core.masking import mask
 from crow_core.messages import Message
 from crow_core.session import Session
-from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select, text, update
+from crow_core.store import SessionChange
+from sqlalchemy import Connection, Row, Text, bindparam, delete, func, insert, select, text, update
 
 from crow_persistence import audit, leases, loader, prompts, requests, search
 from crow_persistence.batch import Batch, OutOfStep
@@ -97,7 +99,7 @@ def write_entries(
         "at": at,
         "folder": cwd,
         "folders": encode(session.folders.roots),
-        "chosen": encode(options),
+        "chosen": loader.encode_options(options, is_archived=progress.is_archived),
         "name": title,
     }
     batch.add(UPDATE_SESSION, changes)
@@ -107,6 +109,24 @@ def write_entries(
     progress.number, progress.head, progress.options, progress.cwd = number, head, options, cwd
     progress.rows += rows
     return audit.make_rows(connection, session.id, clean, at, progress.decisions)
+
+
+def change_session(connection: Connection, row: "Row[Any]", change: SessionChange, owner: str) -> "Row[Any]":
+    """Change a stored session's title or whether it is archived; the row must have been selected for update. Return the
+    new row. Raises SessionBusy when an owner other than `owner` has it open and would undo the change."""
+    values: dict[str, Any] = {}
+    if change.title is not None:
+        values["title"] = clean_text(change.title)
+    if change.archived is not None and change.archived != loader.is_archived(row):
+        if not leases.is_free(connection, row, owner):
+            raise SessionBusy(
+                f"Session {row.id} is open in {leases.describe_owner(row.owner)}. Close it there, then try again."
+            )
+        values["options"] = loader.encode_options(loader.read_options(row), is_archived=change.archived)
+    its = sessions.c.number == row.number
+    if values:
+        connection.execute(update(sessions).where(its).values(**values))
+    return connection.execute(select(sessions).where(its)).one()
 
 
 def insert_session(connection: Connection, progress: Progress, session: Session, at: int) -> int:
@@ -231,4 +251,5 @@ def resync(connection: Connection, progress: Progress, session: Session) -> None
     known = loader.map_rows(connection, row)
     stored = takewhile(bool, (known.get(entry_id(entry), 0) for entry in session.log))
     progress.number, progress.head, progress.options = row.number, row.head, loader.read_options(row)
+    progress.is_archived = loader.is_archived(row)
     progress.rows[:], progress.encoder = stored, None

@@ -114,6 +114,18 @@ class SessionSystemPromptCapabilities(Extensible, kw_only=True):
     mode: SessionSystemPromptModeCapabilities | UnsetType | None = UNSET
 
 
+class SessionArchiveCapabilities(Extensible, kw_only=True):
+    pass
+
+
+class SessionTitleCapabilities(Extensible, kw_only=True):
+    pass
+
+
+class SessionStatusCapabilities(Extensible, kw_only=True):
+    pass
+
+
 class SessionCapabilities(Extensible, kw_only=True):
     list: SessionListCapabilities | UnsetType | None = UNSET
     delete: SessionDeleteCapabilities | UnsetType | None = UNSET
@@ -122,14 +134,22 @@ class SessionCapabilities(Extensible, kw_only=True):
     close: SessionCloseCapabilities | UnsetType | None = UNSET
     fork: SessionForkCapabilities | UnsetType | None = UNSET
     system_prompt: SessionSystemPromptCapabilities | UnsetType | None = UNSET
+    archive: SessionArchiveCapabilities | UnsetType | None = UNSET
+    title: SessionTitleCapabilities | UnsetType | None = UNSET
+    status: SessionStatusCapabilities | UnsetType | None = UNSET
 
 
 class LogoutCapabilities(Extensible, kw_only=True):
     pass
 
 
+class AuthStatusCapabilities(Extensible, kw_only=True):
+    pass
+
+
 class AgentAuthCapabilities(Extensible, kw_only=True):
     logout: LogoutCapabilities | UnsetType | None = UNSET
+    status: AuthStatusCapabilities | UnsetType | None = UNSET
 
 
 class ProvidersCapabilities(Extensible, kw_only=True):
@@ -438,6 +458,7 @@ class SessionInfo(Extensible, kw_only=True):
     additional_directories: list[str] | UnsetType = UNSET
     title: str | UnsetType | None = UNSET
     updated_at: str | UnsetType | None = UNSET
+    archived: bool | UnsetType | None = UNSET
 
 
 class ListSessionsResponse(Extensible, kw_only=True):
@@ -452,6 +473,7 @@ class ListSessionsRequest(Extensible, kw_only=True):
 
     cwd: str | UnsetType | None = UNSET
     cursor: str | UnsetType | None = UNSET
+    archived: str | UnsetType | None = UNSET
 
 
 class DeleteSessionResponse(Extensible, kw_only=True):
@@ -611,6 +633,70 @@ class DisableProviderRequest(Extensible, kw_only=True):
 
 class DisableProviderResponse(Extensible, kw_only=True):
     """The result of `providers/disable`."""
+
+
+class ArchiveSessionRequest(Extensible, kw_only=True):
+    """The params of `session/archive`."""
+
+    session_id: str
+
+
+class ArchiveSessionResponse(Extensible, kw_only=True):
+    """The result of `session/archive`."""
+
+
+class UnarchiveSessionRequest(Extensible, kw_only=True):
+    """The params of `session/unarchive`."""
+
+    session_id: str
+
+
+class UnarchiveSessionResponse(Extensible, kw_only=True):
+    """The result of `session/unarchive`."""
+
+
+class SetSessionTitleRequest(Extensible, kw_only=True):
+    """The params of `session/set_title`."""
+
+    session_id: str
+    title: str
+
+
+class SetSessionTitleResponse(Extensible, kw_only=True):
+    """The result of `session/set_title`."""
+
+    title: str
+
+
+class SessionStatusRequest(Extensible, kw_only=True):
+    """The params of `session/status`."""
+
+    session_id: str
+
+
+class SessionStatusResponse(Extensible, kw_only=True):
+    """The result of `session/status`."""
+
+    status: str
+
+
+class AuthStatusRequest(Extensible, kw_only=True):
+    """The params of `auth/status`."""
+
+
+class AuthAccount(Extensible, kw_only=True):
+    label: str
+    active: bool | UnsetType | None = UNSET
+    name: str | UnsetType | None = UNSET
+    email: str | UnsetType | None = UNSET
+    organization: str | UnsetType | None = UNSET
+
+
+class AuthStatusResponse(Extensible, kw_only=True):
+    """The result of `auth/status`."""
+
+    state: str
+    accounts: list[AuthAccount] | UnsetType = UNSET
 
 
 class WriteTextFileRequest(Extensible, kw_only=True):
@@ -1110,6 +1196,11 @@ AGENT_METHODS: dict[str, Method] = {
     "providers/list": Method(ListProvidersRequest, ListProvidersResponse),
     "providers/set": Method(SetProviderRequest, SetProviderResponse),
     "providers/disable": Method(DisableProviderRequest, DisableProviderResponse),
+    "session/archive": Method(ArchiveSessionRequest, ArchiveSessionResponse),
+    "session/unarchive": Method(UnarchiveSessionRequest, UnarchiveSessionResponse),
+    "session/set_title": Method(SetSessionTitleRequest, SetSessionTitleResponse),
+    "session/status": Method(SessionStatusRequest, SessionStatusResponse),
+    "auth/status": Method(AuthStatusRequest, AuthStatusResponse),
 }
 
 CLIENT_METHODS: dict[str, Method] = {
@@ -1131,7 +1222,7 @@ PROTOCOL_METHODS: dict[str, Method] = {
 }
 
 DEFAULT_ON_ERROR: dict[type[Struct], tuple[str, ...]] = {
-    AgentAuthCapabilities: ("logout",),
+    AgentAuthCapabilities: ("logout", "status"),
     AgentCapabilities: (
         "load_session",
         "prompt_capabilities",
@@ -1144,8 +1235,10 @@ DEFAULT_ON_ERROR: dict[type[Struct], tuple[str, ...]] = {
     AgentThoughtChunk: ("message_id",),
     Annotations: ("audience", "last_modified", "priority"),
     AudioBlock: ("annotations",),
+    AuthAccount: ("active", "name", "email", "organization"),
     AuthCapabilities: ("terminal",),
     AuthMethod: ("type", "description"),
+    AuthStatusResponse: ("accounts",),
     AvailableCommand: ("input",),
     AvailableCommandsUpdate: ("available_commands",),
     BooleanConfigOption: ("description", "category"),
@@ -1185,9 +1278,20 @@ DEFAULT_ON_ERROR: dict[type[Struct], tuple[str, ...]] = {
     ResumeSessionResponse: ("modes", "config_options"),
     SelectConfigOption: ("description", "category"),
     SelectEntry: ("description", "options"),
-    SessionCapabilities: ("list", "delete", "additional_directories", "resume", "close", "fork", "system_prompt"),
+    SessionCapabilities: (
+        "list",
+        "delete",
+        "additional_directories",
+        "resume",
+        "close",
+        "fork",
+        "system_prompt",
+        "archive",
+        "title",
+        "status",
+    ),
     SessionConfigOptionsCapabilities: ("boolean",),
-    SessionInfo: ("additional_directories", "title", "updated_at"),
+    SessionInfo: ("additional_directories", "title", "updated_at", "archived"),
     SessionInfoUpdate: ("title", "updated_at"),
     SessionMode: ("description",),
     SessionModeState: ("available_modes",),
@@ -1223,6 +1327,7 @@ DEFAULT_ON_NULL: dict[type[Struct], tuple[str, ...]] = {
 
 SKIP_INVALID_ITEMS: dict[type[Struct], tuple[str, ...]] = {
     Annotations: ("audience",),
+    AuthStatusResponse: ("accounts",),
     AvailableCommandsUpdate: ("available_commands",),
     CompactionUpdate: ("summary",),
     ConfigOptionUpdate: ("config_options",),

@@ -115,4 +115,4 @@ def to_read_call(toolbox: Toolbox, tool_call: ToolCall, server: Server, uri: str
     tool, arguments = toolbox.make_tool(server, READ_DEFINITION), {"uri": uri}
     text = msgspec.json.encode(arguments).decode()
     use: ToolUse = {**tool_call.use, "function": {"name": tool.name, "arguments": text}}
-    return ToolCall(use, arguments, kind="read" if server.trust else "fetch", tool=tool)
+    return ToolCall(use, arguments, original=arguments, kind="read" if server.trust else "fetch", tool=tool)

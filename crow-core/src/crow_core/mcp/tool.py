@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
@@ -146,6 +146,8 @@ class ToolCall:
     """None if the session has no tool of that name."""
     fault: str = ""
     """The reason why the tool cannot take the arguments, as a sentence for the model; empty if it can."""
+    original: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The arguments as the reply has them."""
 
     @property
     def id(self) -> str:
@@ -190,6 +192,7 @@ def parse_tool_call(use: ToolUse, tools: Mapping[str, Tool]) -> ToolCall:
         tool_title=tool.title if tool else "",
         tool=tool,
         fault=fault,
+        original=arguments or {},
     )
 
 

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
-from crow_mcp_server.files import disk, formats
+from crow_mcp_server.files import disk, formats, office
 from crow_mcp_server.files.disk import FileContent, ResolvedPath
 from crow_mcp_server.files.document import Document, decode, reconcile
 from crow_mcp_server.files.edit_history import EditHistories, EditHistory, UndoStep
@@ -39,7 +39,8 @@ EditorCommand = Literal["view", "create", "str_replace", "insert", "undo_edit"]
 DESCRIPTION = """\
 View, create and edit files; prefer it to cat, sed and heredocs. For example:
 {"command": "str_replace", "path": "src/a.py", "old_str": "x = 1", "new_str": "x = 2"}
-view: a file with line numbers (view_range [-20, -1]: its end), a folder, an image, a PDF's text, a notebook's cells.
+view: a file with line numbers (view_range [-20, -1]: its end), a folder, an image, the text of a PDF \
+or Office file, a notebook's cells.
 str_replace: replace old_str, copied from a view without line numbers, with new_str; it must occur once, unless \
 replace_all. Or make several edits, all or none.
 insert: put new_str after line insert_line (0 = top).
@@ -259,6 +260,9 @@ class FileCommand:
             return EditorAnswer(f"{path} ({kind}, {len(content.data):,} bytes)", path, image=image)
         if content.data.startswith(b"%PDF-"):
             document, about = Document(from_thread.run(formats.read_pdf, path, content.data)), "the text of a PDF"
+        elif office_kind := office.detect_kind(content.data):
+            document = Document(from_thread.run(formats.read_office, path, content.data, office_kind))
+            about = f"the text of {office.NAMES[office_kind]}"
         else:
             document = self._to_loaded_file(content).document
             about = _describe(document)
@@ -276,6 +280,11 @@ class FileCommand:
         path = self.target.path
         loaded = self._load()
         if loaded is None:
+            if kind := office.get_named_kind(path):
+                raise ToolRefusal(
+                    f"This tool writes text, and a text is not {office.NAMES[kind]}. Nothing was written. "
+                    f"Make {path} with a program in the terminal, such as Python with {office.WRITERS[kind]}."
+                )
             after = Document(file_text)
             return self._apply(
                 None, DocumentEdit(after, 1, 1), lambda edit: f"Created {path} ({_describe(edit.document)})."
@@ -396,6 +405,14 @@ class FileCommand:
         """Return a file with the text that the host shows of it. Raises ToolRefusal for a binary file."""
         document = decode(content.data)
         if document is None:
+            if kind := office.detect_kind(content.data):
+                raise ToolRefusal(
+                    f"{self.target.path} is {office.NAMES[kind]}: this tool shows its text and cannot change it. "
+                    "Nothing was changed. Change it with a program in the terminal, such as Python with "
+                    f"{office.WRITERS[kind]}."
+                )
+            if sentence := office.describe_binary(self.target.path, content.data):
+                raise ToolRefusal(sentence)
             raise ToolRefusal(
                 f"{self.target.path} is a binary file of {len(content.data):,} bytes, which this tool does not open. "
                 "Look into it in the terminal (file, xxd, strings)."

@@ -1,4 +1,4 @@
-"""File formats other than text that the file editor shows: images, PDF and Jupyter notebooks."""
+"""File formats other than text that the file editor shows: images, PDF, Office files and Jupyter notebooks."""
 
 import base64
 import json
@@ -8,11 +8,13 @@ from typing import Any
 from anyio import fail_after
 from mcp_types import ImageContent
 
+from crow_mcp_server.files import office
+from crow_mcp_server.files.office import OfficeKind
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.web import page_text
 
 MAX_IMAGE_BYTES = 5 * 1024 * 1024  # no model takes more
-PDF_TIMEOUT = 30.0  # seconds
+READ_TIMEOUT = 30.0  # seconds to convert a PDF or an Office file
 MAX_CELL_OUTPUT = 2_000  # characters of one output of a notebook's cell
 IMAGE_SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF87a": "gif", b"GIF89a": "gif"}
 
@@ -36,13 +38,27 @@ def to_image_block(path: str, data: bytes, name: str) -> ImageContent:
 
 async def read_pdf(path: str, data: bytes) -> str:
     """Return the text of a PDF, page by page. Raises ToolRefusal when it cannot be read."""
-    try:
-        with fail_after(PDF_TIMEOUT):
-            return await page_text.to_text(data, "pdf", None, "")
-    except (page_text.UnreadablePage, TimeoutError) as error:
+    return await _read(path, data, "pdf", "a PDF", "Try pdftotext in the terminal.")
+
+
+async def read_office(path: str, data: bytes, kind: OfficeKind) -> str:
+    """Return an Office file as Markdown. Raises ToolRefusal when it cannot be read."""
+    name = office.NAMES[kind]
+    if not office.is_readable(kind):
         raise ToolRefusal(
-            f"{path} is a PDF that cannot be read: {error or 'it takes too long'}. Try pdftotext in the terminal."
-        ) from None
+            f"{path} is {name}, and the libraries that read it (the extra `office`) are not installed. "
+            f"Tell the user how to install them: {office.make_install_command()}"
+        )
+    return await _read(path, data, kind, name, "unzip -l in the terminal lists its parts.")
+
+
+async def _read(path: str, data: bytes, kind: page_text.PageKind, name: str, advice: str) -> str:
+    try:
+        with fail_after(READ_TIMEOUT):
+            return await page_text.to_text(data, kind, None, "")
+    except (page_text.UnreadablePage, TimeoutError) as error:
+        reason = str(error) or "it takes too long"
+        raise ToolRefusal(f"{path} is {name} that cannot be read: {reason}. {advice}") from None
 
 
 def format_notebook(text: str) -> str | None:

@@ -1,7 +1,7 @@
-"""Convert pages from the web to text for a model.
+"""Convert pages from the web, and files that are not text, to text for a model.
 
-HTML, PDF and feeds are converted in a process of their own (`python -m crow_mcp_server.web.page_text`), which is killed
-when a malicious page takes too much time or memory.
+HTML, PDF, feeds and Office files are converted in a process of their own (`python -m crow_mcp_server.web.page_text`),
+which is killed when a malicious page takes too much time or memory.
 """
 
 # lxml and feedparser have no types:
@@ -20,8 +20,9 @@ from typing import Literal
 import anyio
 
 from crow_mcp_server.charset import guess_encoding
+from crow_mcp_server.files import office
 
-PageKind = Literal["html", "pdf", "feed", "json", "text", "image", "binary"]
+PageKind = Literal["html", "pdf", "feed", "json", "text", "image", "binary", "docx", "xlsx", "pptx"]
 
 MAX_CHARACTERS = 5_000_000  # of a page's text
 MAX_MEMORY_BYTES = 2 * 1024**3  # of address space for converting a page
@@ -30,7 +31,7 @@ MIN_MAIN_CHARACTERS = 200  # with less main text, the whole page is converted
 SHORT_PAGE, SHORT_NOTE = 100, 500  # characters of a page without JavaScript, and of one that asks for it
 SNIFFED_BYTES = 2048  # of the beginning, to detect the kind and the charset
 IMAGE_TYPES = {"image/png", "image/jpeg", "image/gif", "image/webp"}
-SEPARATE_KINDS: tuple[PageKind, ...] = ("html", "pdf", "feed")  # converted in a process of their own
+SEPARATE_KINDS: tuple[PageKind, ...] = ("html", "pdf", "feed", "docx", "xlsx", "pptx")  # in a process of their own
 SOURCE_KINDS: tuple[PageKind, ...] = ("html", "feed", "json")  # whose source is text
 FEED_START = re.compile(rb"<(rss|feed|rdf:RDF)[\s>]")
 HTML_START = re.compile(rb"\s*(?:(?><!--.*?-->)\s*+)*+<(!doctype html|html|head|body)[\s>]", re.IGNORECASE | re.DOTALL)
@@ -38,6 +39,7 @@ CONTROLS = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")  # lxml
 DROPPED_LINKS = "//a[starts-with(@href, '#') or starts-with(@href, 'javascript:') or ancestor::pre or ancestor::code]"
 """Links that are replaced by their text: links to the page itself, and links in code."""
 NO_TEXT = "(no text: perhaps a scan)"
+LEFT_OUT = "\n[the rest is left out: it is too long]"
 XML_CHARSET = re.compile(rb"""<\?xml[^>]+encoding\s*=\s*["']([\w:.-]+)""")
 LARGER_ENCODINGS = {"shift_jis": "cp932", "euc-kr": "cp949", "gbk": "gb18030", "big5": "big5hkscs"}
 META_CHARSET = re.compile(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w:.-]+)""", re.IGNORECASE)
@@ -135,6 +137,8 @@ def _convert(body: bytes, kind: PageKind, charset: str | None, url: str) -> str:
             return convert_feed(body)
         case "json":
             return convert_json(decode_text(body, charset, html=False))
+        case "docx" | "xlsx" | "pptx":
+            return office.convert(body, kind)
         case _:
             return decode_text(body, charset, html=False)
 
@@ -238,11 +242,13 @@ def main() -> None:
         text = _convert(sys.stdin.buffer.read(), kind, charset or None, url)  # pyright: ignore[reportArgumentType]
     except MemoryError:
         sys.exit("reading it took too much memory")
-    except UnreadablePage as error:
+    except (UnreadablePage, office.UnreadableOffice) as error:
         sys.exit(str(error))
     except Exception as error:  # a library may raise anything for a malformed page
         sys.exit(f"it cannot be read ({type(error).__name__}: {error})")
-    sys.stdout.buffer.write(text[:MAX_CHARACTERS].encode(errors="replace"))
+    if len(text) > MAX_CHARACTERS:
+        text = text[:MAX_CHARACTERS] + LEFT_OUT
+    sys.stdout.buffer.write(text.encode(errors="replace"))
 
 
 if __name__ == "__main__":
