@@ -61,10 +61,11 @@ def test_the_settings_in_the_page_on_mcp_are_valid(tmp_path: Path):
 
     blocks = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "mcp.md").read_text("utf-8"), re.M | re.S)
     (tmp_path / "config.toml").write_text("\n".join(blocks))
-    config = load_config(Home(tmp_path, tmp_path), {"GITHUB_TOKEN": "a", "BIRDS_KEY": "b"})
+    config = load_config(Home(tmp_path, tmp_path), {"GITHUB_TOKEN": "a", "BIRDS_KEY": "b", "TICKETS_SECRET": "c"})
     assert config.mcp.servers["github"].headers == {"Authorization": "Bearer a"}
     assert config.mcp.servers["birds"].args[-1] == "europe"
-    assert [type(server) for server in config.mcp.servers.values()] == [ServerSettings, ServerSettings]
+    assert config.mcp.servers["tickets"].oauth.client_secret == "c"
+    assert [type(server) for server in config.mcp.servers.values()] == [ServerSettings] * 3
     assert config.extensions["tool_search"] == {"above": 60, "share": 0.1}
 
 

@@ -22,7 +22,6 @@ NEXT = "node_modules/conformance-next/dist/index.js"
 NO_USER = "It signs in without a user, for which crow has no setting."
 NO_EXTENSION = "It belongs to an extension of MCP that crow does not support."
 NOT_SCORED = {
-    "auth/client-credentials-basic": NO_USER,
     "auth/client-credentials-jwt": NO_USER,
     "auth/cross-app-access-complete-flow": NO_USER,
     "auth/enterprise-managed-authorization": NO_USER,

@@ -103,7 +103,7 @@ async def test_records_stay_after_their_session_is_deleted(decided: "Machine"):
     assert (await decided.crow("audit", "verify")).out == "All 4 records are as they were written.\n"
 
 
-@pytest.mark.parametrize("command", ["list", "verify"])
+@pytest.mark.parametrize("command", ["list", "verify", "repair"])
 async def test_missing_database_is_reported(machine: "Machine", command: str):
     said = await machine.crow("audit", command)
     assert said.code == 2
@@ -111,7 +111,7 @@ async def test_missing_database_is_reported(machine: "Machine", command: str):
     assert "Traceback" not in said.err
 
 
-@pytest.mark.parametrize("command", ["list", "verify"])
+@pytest.mark.parametrize("command", ["list", "verify", "repair"])
 async def test_file_that_is_not_a_database_is_one_sentence(machine: "Machine", command: str):
     machine.configure("").with_name("crow.db").write_text("not a database, " * 100)
     said = await machine.crow("audit", command)
@@ -127,3 +127,59 @@ async def test_stored_text_does_not_control_the_terminal(decided: "Machine"):
         said = await decided.crow("audit", command)
         assert "\x1b" not in said.out + said.err
         assert "\x07" not in said.out + said.err
+
+
+BREAKS = [
+    "UPDATE decisions SET verdict = 'allow' WHERE number = 3",
+    "DELETE FROM decisions WHERE number = 2",
+    "DELETE FROM decisions WHERE number > 1",
+    "DELETE FROM decisions",
+    "UPDATE decisions SET number = -1 WHERE number = 4",
+]
+
+
+@pytest.mark.parametrize("statement", BREAKS)
+async def test_repaired_chain_goes_on_and_says_where_it_was_broken(decided: "Machine", statement: str):
+    tamper(decided, statement)
+    complaints = (await decided.crow("audit", "verify")).out
+    refused = await decided.crow("audit", "repair", stdin="n\n")
+    assert (refused.code, refused.out) == (1, complaints)
+    assert (await decided.crow("audit", "verify")).out == complaints
+    repaired = await decided.crow("audit", "repair", "--yes")
+    assert (repaired.code, repaired.out) == (0, complaints)
+    verified = await decided.crow("audit", "verify")
+    assert verified.code == 0
+    said, end = verified.out.splitlines()
+    assert re.match(r"Record \d is a repair of .*\. Before it: ", said)
+    assert said.endswith(" ".join(complaints.splitlines()))
+    assert end.endswith("records are as they were written, or sealed by a repair.")
+    await decide(decided)
+    assert (await decided.crow("audit", "verify")).out.startswith(said)
+    assert (await decided.crow("audit", "repair")).err == "The chain is not broken.\n"
+    assert "crow audit repair" in (await decided.crow("audit", "list")).out
+
+
+@pytest.mark.parametrize("statement", BREAKS)
+async def test_change_after_a_repair_is_found(decided: "Machine", statement: str):
+    tamper(decided, "UPDATE decisions SET verdict = 'allow' WHERE number = 3")
+    assert (await decided.crow("audit", "repair", "--yes")).code == 0
+    tamper(decided, "UPDATE decisions SET tool = 'other' WHERE number = 3" if "= 3" in statement else statement)
+    assert (await decided.crow("audit", "verify")).code == 1
+
+
+async def test_chain_of_a_database_that_was_deleted_can_be_made_well_again(decided: "Machine"):
+    for file in (decided.home / "crow").glob("crow.db*"):
+        file.unlink()
+    await decide(decided)
+    assert (await decided.crow("audit", "verify")).code == 1
+    assert (await decided.crow("audit", "repair", "--yes")).code == 0
+    assert (await decided.crow("audit", "verify")).code == 0
+
+
+async def test_damaged_head_file_is_kept_and_replaced(decided: "Machine"):
+    head = decided.home / "crow" / "audit.head"
+    head.write_text("{")
+    assert (await decided.crow("audit", "verify")).code == 1
+    assert (await decided.crow("audit", "repair", "--yes")).code == 0
+    assert head.with_suffix(".damaged").read_text() == "{"
+    assert (await decided.crow("audit", "verify")).code == 0

@@ -1,7 +1,13 @@
 """`crow db` as a real command, with text and JSON output."""
 
+import asyncio
 import json
+import shutil
 import sqlite3
+import subprocess
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,6 +51,23 @@ async def test_unusable_url_is_reported_without_its_password(machine: "Machine")
         assert "[database] url mysql://me:***@host/crow cannot be used" in done.err
 
 
+async def test_unknown_setting_is_reported(machine: "Machine"):
+    machine.configure('[database]\nsynchronous = "off"\n')
+    done = await machine.crow("db", "path")
+    assert (done.code, done.out) == (2, "")
+    assert "database.synchronous: invalid enum value 'off'" in done.err
+
+
+async def test_durable_database_is_the_same_one(used: "Machine"):
+    used.configure('[database]\nsynchronous = "full"\n')
+    assert (await used.crow("db", "path")).out == f"{used.home / 'crow' / 'crow.db'}\n"
+    assert len(await list_titles(used)) == 1
+    async with ScriptedServer([Reply("Hello.")]) as server:
+        used.ask(server.url)
+        assert (await used.crow("run", "two")).code == 0
+    assert len(await list_titles(used)) == 2
+
+
 async def test_info_prints_size_and_row_counts(used: "Machine"):
     file = used.home / "crow" / "crow.db"
     done = await used.crow("db", "info")
@@ -83,3 +106,217 @@ async def test_check_reports_a_file_that_is_not_a_database(used: "Machine"):
     done = await used.crow("db", "check")
     assert (done.code, done.err) == (1, "")
     assert "crow.db is no SQLite database" in done.out
+
+
+def age_sessions(machine: "Machine", days: int) -> None:
+    """Make all sessions that many days older."""
+    with sqlite3.connect(machine.home / "crow" / "crow.db") as connection:
+        connection.execute("UPDATE sessions SET updated = updated - ?", (days * 86_400_000,))
+    connection.close()
+
+
+async def list_titles(machine: "Machine") -> list[str]:
+    return [one["title"] for one in json.loads((await machine.crow("sessions", "list", "--all", "--json")).out)]
+
+
+@pytest.fixture
+async def aged(machine: "Machine") -> "Machine":
+    """Run a prompt with a long answer and a tool call a hundred days ago, and another one today."""
+    machine.configure('[permissions]\nallow = ["terminal:true"]\n')
+    use = Reply("L" * 300_000, tool_calls=[{"name": "terminal", "arguments": {"command": "true"}}])
+    async with ScriptedServer([use, Reply("Done."), Reply("Hello.")]) as server:
+        machine.ask(server.url)
+        assert (await machine.crow("run", "long ago")).code == 0
+        age_sessions(machine, 100)
+        assert (await machine.crow("run", "today")).code == 0
+    return machine
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--older-than", "90"), ("--max-size", "0", "--older-than", "1"), ("--older-than", "99", "--folder", ".")],
+)
+async def test_prune_lists_what_would_go_and_deletes_it_only_when_told_to(aged: "Machine", options: tuple[str, ...]):
+    file = aged.home / "crow" / "crow.db"
+    before, listed = file.stat().st_size, await list_titles(aged)
+    done = await aged.crow("db", "prune", *options)
+    assert done.code == 0, done.err
+    assert "long ago" in done.out
+    assert "today" not in done.out
+    assert "1 sessions, about 3" in done.err
+    assert "Nothing was deleted; --yes deletes them." in done.err
+    assert await list_titles(aged) == listed
+    done = await aged.crow("db", "prune", "--yes", *options)
+    assert (done.code, done.out) == (0, ""), done.err
+    assert "Deleted 1 sessions." in done.err
+    assert await list_titles(aged) == ["today"]
+    assert file.stat().st_size < before - 200_000
+    assert (await aged.crow("audit", "verify")).out == "All 2 records are as they were written.\n"
+    assert (await aged.crow("db", "check")).code == 0
+
+
+async def test_prune_by_size_keeps_the_latest_sessions(aged: "Machine"):
+    assert "There is no such session." in (await aged.crow("db", "prune", "--max-size", "100", "--yes")).err
+    assert (await aged.crow("db", "prune", "--max-size", "0", "--yes")).code == 0
+    assert await list_titles(aged) == []
+
+
+@pytest.mark.parametrize("folder", ["/nowhere", "%", "/", "proj"])
+async def test_prune_takes_only_the_folder_that_is_named(aged: "Machine", folder: str):
+    done = await aged.crow("db", "prune", "--folder", folder, "--yes")
+    assert done.code == 0
+    assert len(await list_titles(aged)) == (0 if folder == "/" else 2)
+
+
+async def test_prune_leaves_an_open_session(used: "Machine"):
+    async with ScriptedServer([Reply("Hello.")]) as server:
+        used.ask(server.url)
+        async with used.editor() as editor:
+            session = await editor.new_session(str(used.project))
+            await editor.prompt(session.session_id, "open")
+            done = await used.crow("db", "prune", "--max-size", "0", "--yes")
+            assert f"Session {session.session_id} is open in process" in done.err
+            assert "Deleted 1 sessions." in done.err
+    assert await list_titles(used) == ["open"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "say which sessions"),
+        (("--yes",), "say which sessions"),
+        (("--older-than", "soon"), "'soon' is not a valid integer"),
+        (("--older-than", "-1"), "-1 is not in the range"),
+        (("--max-size", "1GB"), "'1GB' is not a valid integer"),
+    ],
+)
+async def test_prune_refuses_what_it_does_not_understand(used: "Machine", options: tuple[str, ...], said: str):
+    done = await used.crow("db", "prune", *options)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert len(await list_titles(used)) == 1
+
+
+async def test_backup_is_a_complete_database(used: "Machine"):
+    copy = used.home / "copy.db"
+    async with ScriptedServer([Reply("Hello.")]) as server:
+        used.ask(server.url)
+        async with used.editor() as editor:  # the database is open
+            session = await editor.new_session(str(used.project))
+            await editor.prompt(session.session_id, "two")
+            done = await used.crow("db", "backup", str(copy))
+    assert done.code == 0, done.err
+    assert copy.stat().st_mode & 0o077 == 0
+    copy.replace(used.home / "crow" / "crow.db")
+    assert sorted(await list_titles(used)) == ["hi", "two"]
+    assert (await used.crow("db", "check")).code == 0
+
+
+@pytest.mark.parametrize("command", ["backup", "repair"])
+async def test_copy_never_replaces_a_file(used: "Machine", command: str):
+    (used.project / "copy.db").write_text("mine")
+    for name, said in (("copy.db", "is there already"), ("no/folder/copy.db", "No such file or directory")):
+        done = await used.crow("db", command, name)
+        assert (done.code, done.out) == (2, "")
+        assert said in done.err
+    assert (used.project / "copy.db").read_text() == "mine"
+
+
+async def test_backup_of_postgresql_names_its_own_program(machine: "Machine"):
+    machine.configure('[database]\nurl = "postgresql://me:hidden@host/crow?password=hidden"\n')
+    done = await machine.crow("db", "backup", "x.sql")
+    assert (done.code, done.out) == (2, "")
+    assert f"pg_dump --file={machine.project}/x.sql postgresql://me:***@host/crow" in done.err
+    done = await machine.crow("db", "repair", "x.db")
+    assert (done.code, done.out) == (2, "")
+    assert "pg_dump" in done.err
+
+
+async def test_repair_saves_what_can_be_read(aged: "Machine"):
+    file, new = aged.home / "crow" / "crow.db", aged.home / "new.db"
+    content = bytearray(file.read_bytes())
+    with sqlite3.connect(file) as connection:
+        page = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'calls'").fetchone()[0]
+    connection.close()
+    content[(page - 1) * 4096 : page * 4096] = bytes(4096)
+    file.write_bytes(content)
+    assert (await aged.crow("db", "check")).code == 1
+    done = await aged.crow("db", "repair", str(new))
+    assert done.code == 0, done.err
+    assert file.read_bytes() == bytes(content)
+    assert "sessions: 2 rows saved." in done.out
+    assert "calls: 0 rows saved" in done.out
+    new.replace(file)
+    assert sorted(await list_titles(aged)) == ["long ago", "today"]
+    assert (await aged.crow("audit", "verify")).code == 0
+    found = (await aged.crow("sessions", "search", "today")).out
+    assert "today" in found
+
+
+async def test_repair_of_what_is_no_database_is_one_sentence(used: "Machine"):
+    (used.home / "crow" / "crow.db").write_text("no database")
+    done = await used.crow("db", "repair", "new.db")
+    assert (done.code, done.out) == (2, "")
+    assert "Nothing can be saved" in done.err
+    assert not (used.project / "new.db").exists()
+
+
+async def run_read_only(machine: "Machine", *args: str) -> tuple[int, str, str]:
+    """Run `crow` where its data is on a read-only disk."""
+    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", mount, str(machine.home), sys.executable, "-m", "crow_cli", *args]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=machine.env, cwd=machine.project
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+@pytest.fixture
+def mounts() -> None:
+    """Skip the test where this user may not mount a disk."""
+    if not shutil.which("unshare") or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("mounting a read-only disk needs root's rights on Linux")
+
+
+async def test_history_is_read_on_a_read_only_disk(aged: "Machine", mounts: None):
+    id = json.loads((await aged.crow("sessions", "list", "--json")).out)[0]["id"]
+    call = json.loads((await aged.crow("calls", "list", "--json")).out)[0]["id"]
+    for command in (
+        ("sessions", "list"),
+        ("sessions", "show", id),
+        ("sessions", "search", "today"),
+        ("sessions", "export", id),
+        ("calls", "list"),
+        ("calls", "show", call, "--request"),
+        ("prompts", "list"),
+        ("audit", "list"),
+        ("audit", "verify"),
+        ("db", "check"),
+        ("db", "backup", str(aged.project / "copy.db")),
+    ):
+        expected = await aged.crow(*command) if command[:2] != ("db", "backup") else None
+        code, out, err = await run_read_only(aged, *command)
+        assert code == 0, (command, err)
+        assert expected is None or (out, err) == (expected.out, expected.err)
+    assert (aged.project / "copy.db").stat().st_size > 100_000
+    for command in (("sessions", "delete", "--yes", id), ("db", "prune", "--max-size", "0", "--yes")):
+        code, _, err = await run_read_only(aged, *command)
+        assert code == 2
+        assert "crow.db cannot be opened. It must be a file that you may read and write" in err
+    assert len(await list_titles(aged)) == 2
+
+
+async def test_history_of_an_earlier_version_is_read_on_a_read_only_disk(machine: "Machine", mounts: None):
+    machine.configure("")
+    dump = Path(__file__).parents[2] / "crow-persistence" / "tests" / "databases" / "0001.sqlite.sql"
+    with sqlite3.connect(machine.home / "crow" / "crow.db") as connection:
+        connection.executescript(dump.read_text())
+    connection.close()
+    code, out, err = await run_read_only(machine, "sessions", "list", "--all")
+    assert code == 0, err
+    assert "pancakes" in out
+    with sqlite3.connect(machine.home / "crow" / "crow.db") as connection:
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchone() == ("0001",)
+    connection.close()

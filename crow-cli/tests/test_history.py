@@ -6,6 +6,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -211,7 +212,7 @@ async def test_printed_request_is_what_was_sent(machine: "Machine"):
     bodies = [
         (await run_command(machine, "calls", "show", call["id"][:9], "--request")).out for call in reversed(listed)
     ]
-    assert [body.rstrip("\n").encode() for body in bodies] == server.bodies
+    assert [body.encode() for body in bodies] == server.bodies
     shown = await read(machine, "calls", "show", listed[0]["id"])
     assert shown == listed[0]
     assert (shown["model"], shown["stop_reason"], shown["prompt"], shown["version"]) == (
@@ -222,6 +223,7 @@ async def test_printed_request_is_what_was_sent(machine: "Machine"):
     )
     facts = (await run_command(machine, "calls", "show", shown["id"])).out
     assert "system@1" in facts
+    assert f"Body      sha256 {sha256(server.bodies[-1]).hexdigest()}" in facts
     assert server.url in facts
     id = (await read(machine, "sessions", "list"))[0]["id"]
     table = (await run_command(machine, "calls", "list", id[:4])).out.splitlines()

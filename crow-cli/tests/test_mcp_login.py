@@ -97,6 +97,24 @@ async def test_server_without_a_configured_login_says_how_to_configure_it(guarde
     )
 
 
+async def test_server_with_client_credentials_needs_no_login(machine: "Machine", vault: str):
+    oauth = {"client_id": "crow", "client_secret": "s3cret-of-crow", "issuer": "https://auth.example.org"}
+    servers = {"vault": {"url": vault, "auth": "client_credentials", "oauth": oauth}}
+    home = Path(machine.env["CROW_HOME"])
+    home.mkdir(parents=True)  # noqa: ASYNC240
+    (home / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    for command in ("login", "logout"):
+        done = await machine.crow("mcp", command, "vault")
+        assert done.code == 2
+        assert done.err == "crow: vault needs no login: it has client credentials. Test it: crow mcp test vault\n"
+    tested = await machine.crow("mcp", "test", "vault")
+    assert tested.code != 0
+    assert "MCP server 'vault' did not start: " in tested.err
+    assert "https://auth.example.org" in tested.err
+    listed = await machine.crow("mcp", "list", "--json", "--check")
+    assert "s3cret-of-crow" not in tested.out + tested.err + listed.out + listed.err
+
+
 async def test_editor_that_opens_urls_gets_the_login_page(guarded: "Machine"):
     model = ScriptedModel(lambda request: Reply("Hello."))
     crow = await build(guarded.env, models={"scripted": model}, without=[persistence])

@@ -1,7 +1,8 @@
 """Cancelling a turn: the prompt and all tool calls are answered, and the next prompt works."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+import gzip
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,9 +28,11 @@ from crow_core.extensions.permissions import permissions
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages import INTERRUPTED, Message
+from crow_core.messages import INTERRUPTED, Delta, Message
+from crow_core.models.chat import ChatModel, ModelRequest
 from crow_core.session import Session
-from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_core.testing import Editor, Raw, Reply, ScriptedModel, ScriptedServer, connect
+from crow_core.testing.chaos import to_chunk, to_event
 from crow_core.testing.script import ScriptedCall as Use
 from crow_core.testing.wire import connect_raw
 from fastmcp import FastMCP
@@ -122,6 +125,70 @@ async def test_cancelling_while_text_streams_keeps_the_text_that_was_shown():
             await editor.cancel(id)
         assert [m.get("content") for m in log_of(crow)] == ["go", "Once upon a time"]
         await assert_usable(editor, model, id)
+
+
+class FloodingModel:
+    """Streams the same delta without end, and never waits."""
+
+    name, window = "flooding", None
+
+    def __init__(self, delta: Delta) -> None:
+        self.delta = delta
+        self.yielded = 0
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[Delta]:
+        if request["messages"][-1]["content"] != "go":
+            yield {"content": "Done."}
+            return
+        while True:
+            self.yielded += 1
+            yield self.delta
+
+
+FLOODS: dict[str, Delta] = {
+    "text": {"content": "a"},
+    "reasoning": {"reasoning_content": "a"},
+    "arguments": {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": '{"a": "'}}]},
+    "arguments of a call that is complete": {"tool_calls": [{"index": 0, "function": {"arguments": " "}}]},
+    "nothing": {},
+    "usage": {"usage": {"completion_tokens": 1}},
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+async def test_cancel_is_answered_in_the_middle_of_a_flood_that_never_waits(flood: str):
+    model = FloodingModel(FLOODS[flood])
+    crow = Crow(model)
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        async with start_turn(editor, id):
+            while model.yielded < 1000:
+                await asyncio.sleep(0)
+            await editor.cancel(id)
+        assert "".join(str(entry.get("content") or "") for entry in log_of(crow)[1:]) == editor.text
+        assert (await editor.prompt(id, "and now?")).stop_reason == "end_turn"
+
+
+COMMENTS = b": still here\n" * 1_000_000
+WORDS = to_event(to_chunk({"content": "a"})) * 100_000
+
+
+@pytest.mark.parametrize("flood", [COMMENTS, WORDS, b"data: " + b"x" * 10_000_000], ids=["comments", "words", "a line"])
+async def test_cancel_is_answered_while_one_compressed_chunk_is_read(flood: bytes):
+    """A chunk of some kilobytes holds more than a minute's work. It is left where the cancel arrives."""
+    begins = to_event(to_chunk({"content": "Once"}))
+    body = gzip.compress(begins + flood + begins, 1)
+    raw = Raw([body], {"content-encoding": "gzip"}, hang=True)
+    async with ScriptedServer(lambda request: raw) as server:
+        crow = Crow(ChatModel(name="m", base_url=server.url))
+        async with connect(crow) as editor:
+            id = (await editor.new_session("/")).session_id
+            async with start_turn(editor, id):
+                await editor.until(lambda editor: editor.text)
+                await editor.cancel(id)
+            assert "OnceOnce" not in editor.text
+            assert not editor.text.endswith("aOnce")
+            assert log_of(crow)[-1].get("content") == editor.text
 
 
 async def test_cancelling_while_a_tool_call_streams_drops_the_call():

@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from crow_core import messages
 from crow_core.messages import (
     INTERRUPTED,
     PASSES,
     SUMMARY_TEMPLATE,
     Delta,
     Message,
+    ObjectEnd,
     ReplyBuilder,
     ToolUse,
     View,
@@ -356,6 +358,55 @@ def test_any_legal_interleaving_of_fragments_gives_the_same_calls(
     if with_ids:
         by_id = {call["id"]: (call["function"]["name"], call["function"]["arguments"]) for call in found}
         assert by_id == {f"id{at}": call for at, call in enumerate(calls)}
+
+
+def test_calls_in_a_flood_of_named_fragments_are_parsed_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some servers repeat the name with every fragment. Whether the call is complete is not parsed anew each time."""
+    parsed: list[ToolUse] = []
+    monkeypatch.setattr(messages, "parse_arguments", lambda use: parsed.append(use) or parse_arguments(use))
+    arguments = json.dumps({"text": "{}[] \\" * 500, "more": [{"a": [1]}] * 500})
+    pieces = [fragment("f", piece, index=0) for piece in arguments]
+    twice = [{**piece, "index": at} for at in (0, 1) for piece in pieces]
+    assert settle_fragments(*twice) == [("call", "f", arguments), ("call_2", "f", arguments)]
+    assert len(parsed) <= 2
+
+
+@settings(deadline=None)
+@given(
+    st.recursive(st.text('ab{}[]"\\ü', max_size=5), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)),
+    st.sampled_from(["", " ", "\n\n", "x", "}", "{}", '"']),
+    st.data(),
+)
+def test_end_of_an_object_is_found_at_any_split(value: Any, rest: str, data: st.DataObject) -> None:
+    text = json.dumps({"a": value}, ensure_ascii=data.draw(st.booleans()))
+    end, whole = ObjectEnd(), text + rest
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(whole)), max_size=8)))
+    for start, stop in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+        end.feed(whole[start:stop])
+        assert end.is_reached == (stop >= len(text))
+    assert end.is_passed == bool(rest.strip())
+
+
+TEXT_DELTAS = st.fixed_dictionaries(
+    {}, optional={"content": st.text(), "reasoning_content": st.text(), "thought_ends": st.booleans()}
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(TEXT_DELTAS, st.booleans())))
+def test_parts_taken_at_any_time_give_the_reply(drawn: list[tuple[Any, bool]]) -> None:
+    reply, joined = ReplyBuilder(), Message()
+    for delta, is_taken in [*drawn, ({}, True)]:
+        reply.add(delta)
+        if is_taken:
+            part = reply.take_part()
+            if part.get("crow", {})["part"] == 0:
+                joined = Message()
+            for key in ("reasoning_content", "content"):
+                joined[key] = str(joined.get(key) or "") + str(part.get(key) or "")
+    whole = reply.build()
+    for key in ("reasoning_content", "content"):
+        assert joined.get(key) == (whole.get(key) or "")
 
 
 def test_markers_are_not_sent() -> None:

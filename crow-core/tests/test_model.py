@@ -19,6 +19,7 @@ from crow_core.messages import Delta, Message, answer_tool_call, settle, view
 from crow_core.models import chat as models
 from crow_core.models.chat import ChatModel, ModelCall, ModelRequest
 from crow_core.testing import Failure, Raw, Reply, ScriptedServer
+from crow_core.testing.chaos import to_chunk, to_event
 from stamina.instrumentation import RetryDetails, set_on_retry_hooks
 
 pytestmark = pytest.mark.anyio
@@ -309,6 +310,32 @@ async def test_cancelled_model_call_closes_the_connection_and_keeps_the_reply_so
         await server.until(lambda: server.hangups == 1)
     assert call.reply == {"role": "assistant", "content": "four"}
     assert call.error == "CancelledError"
+
+
+@pytest.mark.parametrize(
+    ("delta", "limit"),
+    [
+        ({"content": "word " * 20_000}, "8,000,000 characters"),
+        ({"reasoning_content": "hm " * 30_000}, "8,000,000 characters"),
+        ({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "1" * 100_000}}]}, "8,000,000 characters"),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}, "1,000 tool calls"),
+    ],
+)
+async def test_reply_without_end_is_cut_off_at_a_limit(make: Make, delta: Any, limit: str) -> None:
+    flood = Raw([to_event(to_chunk(delta))] * 1_100, hang=True)
+    shown: list[Delta] = []
+
+    async def tell(delta: Delta) -> None:
+        shown.append(delta)
+
+    async with ScriptedServer([flood]) as server:
+        call = ModelCall(make(server.url), ASK)
+        await call.run(tell)
+        await server.until(lambda: server.hangups == 1)
+    assert call.finish_reason == "length"
+    assert shown[-1] == {"notice": f"The reply was cut off at crow's limit of {limit}."}
+    for key in ("content", "reasoning_content"):
+        assert call.reply.get(key, "") == "".join(delta.get(key, "") for delta in shown)
 
 
 async def test_connection_is_closed_when_on_delta_raises(make: Make) -> None:

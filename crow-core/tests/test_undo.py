@@ -105,6 +105,49 @@ async def test_undo_shows_a_plan_and_undo_yes_restores_the_files(tmp_path: Path)
 
 
 @pytest.mark.anyio
+async def test_redo_brings_back_what_undo_took_back(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("1\n")
+    turns = [
+        [replace("a.txt", "1", "2"), create("b.txt", "b\n")],
+        [replace("a.txt", "2", "3"), edit("delete", "x")],
+        [],
+    ]
+    async with talk(tmp_path, *turns) as it:
+        for n in range(3):
+            await it.say(f"turn {n}")
+        seen = view(it.session.log)
+        assert "There is nothing to bring back" in await it.say("/redo")
+        await it.say("/undo 2 yes")
+        once = view(it.session.log)
+        await it.say("/undo yes")
+        assert (it.read("a.txt"), (tmp_path / "b.txt").exists()) == ("1\n", False)
+        assert await it.say("/redo") == "Brought back, 2 files as after it. The model remembers it again."
+        assert view(it.session.log) == once
+        assert (it.read("a.txt"), it.read("b.txt")) == ("2\n", "b\n")
+        assert "1 file as after it" in await it.say("/redo")
+        assert view(it.session.log) == seen
+        assert it.read("a.txt") == "3\n"
+        assert "There is nothing to bring back" in await it.say("/redo")
+        await it.say("/undo 3 yes")
+        assert (it.read("a.txt"), (tmp_path / "b.txt").exists()) == ("1\n", False)
+
+
+@pytest.mark.anyio
+async def test_redo_overwrites_nothing_and_forgets_no_later_turn(tmp_path: Path):
+    async with talk(tmp_path, [create("a.txt", "1\n")]) as it:
+        await it.say("first")
+        await it.say("/undo yes")
+        (tmp_path / "a.txt").write_text("by somebody else\n")
+        assert "has been changed by somebody else since" in await it.say("/redo")
+        assert it.read("a.txt") == "by somebody else\n"
+        assert "/redo 2 is not understood" in await it.say("/redo 2")
+        await it.say("second")
+        (tmp_path / "a.txt").unlink()
+        assert "There is nothing to bring back" in await it.say("/redo")
+        assert not (tmp_path / "a.txt").exists()
+
+
+@pytest.mark.anyio
 async def test_turns_can_be_undone_one_by_one_or_several_at_once(tmp_path: Path):
     turns = [[create("a.txt", "1\n")], [replace("a.txt", "1", "2")], [replace("a.txt", "2", "3")], []]
     async with talk(tmp_path, *turns) as it:

@@ -134,6 +134,14 @@ DAMAGE = {
         [f"UPDATE calls SET before = 'gone' WHERE started = {LAST_CALL}"],
         [rf"Row {ID} of calls: it begins like model call gone, which is not there\."],
     ),
+    "a reply without its model call": (
+        [f"DELETE FROM calls WHERE started = {LAST_CALL}"],
+        [rf"Row \d+ of messages \(session {ID}\): its model call {ID} is not there\."],
+    ),
+    "a model call without its reply": (
+        [f"UPDATE calls SET reply = 999 WHERE started = {LAST_CALL}"],
+        [rf"Row {ID} of calls: its reply, row 999 of messages, is not there\."],
+    ),
     "a message that is not in the index": (
         [SAID],
         [r"The full-text index holds 12 messages, and 13 are there\."],

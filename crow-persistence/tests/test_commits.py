@@ -1,9 +1,12 @@
 """Group commit: what sessions gather is committed together, and a fault of one session fails that session alone."""
 
 import asyncio
+import sqlite3
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import chain, repeat
+from pathlib import Path
+from time import monotonic
 from typing import Any, NoReturn
 
 import pytest
@@ -14,6 +17,8 @@ from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_persistence import commits, leases, requests
+from crow_persistence import database as module
+from crow_persistence.checks import check
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.loader import find_session, load_session
@@ -198,7 +203,7 @@ async def test_a_session_that_breaks_fails_alone(database: Database):
 async def test_the_model_call_of_a_failed_write_is_written_with_the_next(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ):
-    def refuse(database: Database) -> NoReturn:
+    def refuse(database: Database, **_: object) -> NoReturn:
         raise StoreError("The database is locked.")
 
     model = ScriptedModel(lambda request: Reply("Hello."))
@@ -282,3 +287,54 @@ async def test_a_count_of_tokens_that_fits_no_column_is_left_out(database: Datab
         row = connection.execute(select(calls)).one()
     assert (row.input, row.output) == (None, 3)
     assert "100000000000000" in row.usage
+
+
+async def test_a_turn_waits_once_for_a_locked_file_and_the_next_prompt_waits_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "SHORT_TIMEOUT", 0.0)
+    crow = Crow(ScriptedModel(lambda request: Reply("Hello."))).use(
+        persistence, url=f"sqlite:///{tmp_path}/x.db?timeout=2"
+    )
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        await editor.prompt(id, "one")
+        with closing(sqlite3.connect(tmp_path / "x.db", isolation_level=None)) as other:
+            for text in ("two", "three"):
+                other.execute("BEGIN IMMEDIATE")
+                since = monotonic()
+                with pytest.raises(RpcError):
+                    await editor.prompt(id, text)
+                assert 2 <= monotonic() - since < 4
+                other.execute("ROLLBACK")
+            other.execute("BEGIN IMMEDIATE")
+            asyncio.get_running_loop().call_later(0.5, other.execute, "ROLLBACK")
+            await editor.prompt(id, "four")
+    database = Database(f"sqlite:///{tmp_path}/x.db")
+    with database.begin_read() as connection:
+        record = load_session(connection, find_session(connection, id))
+        assert connection.scalar(select(func.count()).select_from(calls)) == 4
+    said = [entry.get("content") for entry in record.log if entry.get("role") == "user"]
+    assert said == ["one", "two", "three", "four"]
+    assert check(database) == []
+    database.close()
+
+
+async def test_a_session_whose_file_was_deleted_is_written_again_and_misses_no_model_call(tmp_path: Path):
+    file = tmp_path / "x.db"
+    crow = Crow(ScriptedModel(lambda request: Reply("Hello."))).use(persistence, url=f"sqlite:///{file}")
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        await editor.prompt(id, "one")
+        file.unlink()
+        with pytest.raises(RpcError):
+            await editor.prompt(id, "two")
+        await editor.prompt(id, "three")
+    database = Database(f"sqlite:///{file}")
+    with database.begin_read() as connection:
+        record = load_session(connection, find_session(connection, id))
+        assert connection.scalar(select(func.count()).select_from(calls)) == 2
+    said = [entry.get("content") for entry in record.log if entry.get("role") == "user"]
+    assert said == ["one", "two", "three"]
+    assert check(database) == []
+    database.close()

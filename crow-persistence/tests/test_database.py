@@ -1,19 +1,22 @@
 """A database is opened, shared and recovered; every fault is a StoreError with a clear message."""
 
 import os
+import signal
 import sqlite3
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from shutil import rmtree
-from threading import Barrier
+from threading import Barrier, Event, Timer
 
 import pytest
 from crow_core.errors import StoreError
+from crow_persistence import audit
 from crow_persistence import database as module
 from crow_persistence.database import Database
 from crow_persistence.tables import blobs, drafts
@@ -111,6 +114,7 @@ def test_threads_share_a_database(database: Database) -> None:
 OPEN = """
 import sys
 from pathlib import Path
+from crow_persistence import migrations as _  # loads Alembic with root's rights
 from crow_persistence.database import Database
 from crow_persistence.tables import blobs
 from sqlalchemy import insert
@@ -159,7 +163,7 @@ def test_new_database_is_readable_by_its_owner_only(tmp_path: Path, sqlite: Call
     write(database, "a")
     assert stat.S_IMODE(database.folder.stat().st_mode) == 0o700
     files = {file.name: stat.S_IMODE(file.stat().st_mode) for file in database.folder.iterdir()}
-    assert files == {"crow.db": 0o600, "crow.db-shm": 0o600, "crow.db-wal": 0o600}
+    assert files == dict.fromkeys(["crow.db", "crow.db-lock", "crow.db-shm", "crow.db-wal"], 0o600)
 
 
 def test_existing_database_is_made_private(tmp_path: Path, sqlite: Callable[..., Database]) -> None:
@@ -287,19 +291,89 @@ def test_wait_for_a_locked_file_is_limited(kind: str, tmp_path: Path, sqlite: Ca
     assert written(database) == ["b", "d"]
 
 
-def test_writes_soon_after_a_slow_failure_do_not_wait(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SLOW_FAILURE", 0.0)
-    monkeypatch.setattr(module, "FAIL_FAST_PERIOD", 3600.0)
+def test_write_after_a_failed_one_waits_for_the_lock_again(tmp_path: Path, sqlite: Callable[..., Database]) -> None:
+    database = sqlite(query="?timeout=0.5")
+    write(database, "a")
+    with closing(sqlite3.connect(tmp_path / "crow.db", isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="held by another program, which is not crow"):
+            write(database, "b")
+        Timer(0.2, other.execute, ["ROLLBACK"]).start()
+        write(database, "b")
+    assert written(database) == ["a", "b"]
 
-    def read_lock_timeout() -> str:
-        asked = "PRAGMA busy_timeout" if database.file else "SELECT current_setting('lock_timeout')"
-        with database.begin_write() as connection:
+
+def test_heartbeat_waits_only_briefly(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHORT_TIMEOUT", 0.02)
+    asked = "PRAGMA busy_timeout" if database.file else "SELECT current_setting('lock_timeout')"
+
+    def read_lock_timeout(**options: bool) -> str:
+        with database.begin_write(**options) as connection:
             return str(connection.exec_driver_sql(asked).scalar_one())
 
     before = read_lock_timeout()
-    with pytest.raises(StoreError), database.begin_write() as connection:
-        connection.execute(text("INSERT INTO nothing VALUES (1)"))  # fails like a write that waited for a lock
-    assert [read_lock_timeout(), read_lock_timeout()] == ["0" if database.file else "1ms", before]
+    assert read_lock_timeout(briefly=True) == ("20" if database.file else "20ms")
+    assert read_lock_timeout() == before
+
+
+HOLD = """
+import os, sys
+from pathlib import Path
+from crow_persistence import migrations as _  # loads Alembic with root's rights
+from crow_persistence.database import Database
+
+database = Database(sys.argv[1], Path(sys.argv[2]))
+with database.begin_write():
+    print(os.getpid(), flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextmanager
+def held(database: Database) -> Generator[int]:
+    """Let another process of crow write as long as the block runs; yield its process id."""
+    command = [sys.executable, "-c", HOLD, f"sqlite:///{database.file}", str(database.folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        yield int(process.stdout.readline())
+        process.communicate("\n")
+
+
+def test_process_of_crow_that_holds_the_lock_is_named(sqlite: Callable[..., Database]) -> None:
+    database = sqlite(query="?timeout=0.2")
+    write(database, "a")
+    with held(database) as pid:
+        with pytest.raises(StoreError, match=rf"crow\.db is held by crow \(process {pid}\)"):
+            write(database, "b")
+        assert written(database) == ["a"]
+    write(database, "b")
+    assert written(database) == ["a", "b"]
+
+
+def test_killed_process_does_not_hold_the_lock(sqlite: Callable[..., Database]) -> None:
+    database = sqlite(query="?timeout=5")
+    write(database, "a")
+    with held(database) as pid:
+        os.kill(pid, signal.SIGKILL)
+        write(database, "b")
+    assert written(database) == ["a", "b"]
+
+
+def test_writers_wait_longer_than_their_time_limit_while_others_are_served(sqlite: Callable[..., Database]) -> None:
+    """Twelve writers take 0.1 seconds each, and wait 0.4 seconds for one of the others."""
+    databases = [sqlite(query="?timeout=0.4") for _ in range(12)]
+    write(databases[0], "a")
+    start = Barrier(len(databases))
+
+    def work(database: Database) -> None:
+        start.wait()
+        for _ in range(2):
+            with database.begin_write() as connection:
+                connection.execute(text("SELECT 1"))
+                Event().wait(0.1)
+
+    with ThreadPoolExecutor(len(databases)) as threads:
+        list(threads.map(work, databases))
 
 
 def test_full_disk_is_reported_until_there_is_room(sqlite: Callable[..., Database]) -> None:
@@ -344,6 +418,50 @@ def test_inaccessible_folder_is_reported_until_it_is_accessible(
         written(sqlite(unprivileged))
     unprivileged.chmod(0o700)
     assert written(sqlite(unprivileged)) == ["a"]
+
+
+@pytest.mark.parametrize(("query", "level"), [("", 1), ("?synchronous=normal", 1), ("?synchronous=full", 2)])
+def test_commit_waits_for_the_disk_if_asked_to(query: str, level: int, sqlite: Callable[..., Database]) -> None:
+    database = sqlite(query=query)
+    with database.begin_write() as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == level
+    assert audit.database_key(database.url) == audit.database_key(sqlite().url)
+
+
+def test_unknown_synchronous_is_reported() -> None:
+    with pytest.raises(StoreError, match=r"\[database\] synchronous is 'off'. Give 'normal' or 'full'"):
+        Database("sqlite:////tmp/crow.db?synchronous=off")
+
+
+@pytest.mark.parametrize("left", ["nothing", "log", "log and index"])
+def test_file_that_cannot_be_written_is_read(left: str, unprivileged: Path, sqlite: Callable[..., Database]) -> None:
+    """A killed process leaves a write-ahead log; a copy of the folder may lack its index."""
+    writer = sqlite(unprivileged)
+    write(writer, "a")
+    if left == "nothing":
+        writer.close()
+    elif left == "log":
+        other = unprivileged / "other"
+        other.mkdir()
+        for name in ("crow.db", "crow.db-wal"):
+            (other / name).write_bytes((unprivileged / name).read_bytes())
+        unprivileged = other
+    files = list(unprivileged.glob("crow.db*"))
+    contents = [file.read_bytes() for file in files if not file.name.endswith("-shm")]
+    for file in files:
+        file.chmod(0o400)
+    unprivileged.chmod(0o500)
+    database = sqlite(unprivileged)
+    assert written(database) == ["a"]
+    assert [file.read_bytes() for file in files if not file.name.endswith("-shm")] == contents
+    with pytest.raises(StoreError, match=r"crow\.db cannot be opened.*that you may read and write"):
+        write(database, "b")
+    assert written(database) == ["a"]
+    unprivileged.chmod(0o700)
+    for file in files:
+        file.chmod(0o600)
+    write(database, "b")
+    assert written(database) == ["a", "b"]
 
 
 def test_folder_in_place_of_the_file_is_reported(tmp_path: Path, sqlite: Callable[..., Database]) -> None:
@@ -406,13 +524,15 @@ def test_database_of_a_newer_crow_is_reported_and_not_changed(database: Database
     write(database, "a")
     with database.begin_write() as connection:
         revision = connection.scalar(text("SELECT version_num FROM alembic_version"))
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999', oldest_reader = '9999'"))
     database.close()
     with pytest.raises(StoreError, match=rf"newer crow \(its revision is 9999, this one knows {revision}\)"):
         write(database, "b")
     other = create_engine(database.url)
     with other.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision})
+        connection.execute(
+            text("UPDATE alembic_version SET version_num = :found, oldest_reader = :found"), {"found": revision}
+        )
     other.dispose()
     assert written(database) == ["a"]
 

@@ -13,14 +13,18 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from crow_core.acp.schema import LoadSessionRequest
+from crow_core.app import Crow
 from crow_core.errors import StoreError
+from crow_core.testing import Reply, ScriptedModel, connect
 from crow_persistence import audit, loader, requests
 from crow_persistence import database as module
 from crow_persistence.checks import check
-from crow_persistence.database import LATEST_REVISION, Database, read_revision
+from crow_persistence.database import LATEST_REVISION, OLDEST_READER, Database, read_oldest_reader, read_revision
+from crow_persistence.extension import persistence
 from crow_persistence.migrations import upgrade
 from crow_persistence.tables import calls, metadata, sessions
-from sqlalchemy import Connection, MetaData, create_engine, func, inspect, select
+from sqlalchemy import Connection, MetaData, create_engine, func, inspect, select, text
 
 DATABASES = Path(__file__).parent / "databases"
 
@@ -169,3 +173,66 @@ def limit_file_size(size: int) -> Generator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def make_newer(database: Database, oldest_reader: str) -> None:
+    """Change the database as a later version of crow may: a table and a column are added."""
+    number = "BIGINT" if not database.file else "INTEGER"
+    with database.begin_write() as connection:
+        connection.execute(
+            text(f"CREATE TABLE later (session {number} REFERENCES sessions (number) ON DELETE CASCADE)")
+        )
+        connection.execute(text("ALTER TABLE messages ADD COLUMN later TEXT"))
+        connection.execute(text("ALTER TABLE calls ADD COLUMN later TEXT DEFAULT 'x' NOT NULL"))
+        made = {"number": "9999", "oldest": oldest_reader}
+        connection.execute(text("UPDATE alembic_version SET version_num = :number, oldest_reader = :oldest"), made)
+    database.close()
+
+
+def converse(database: Database) -> Crow:
+    url = database.url.render_as_string(hide_password=False)
+    return Crow(ScriptedModel(lambda request: Reply("Hello."))).use(persistence, url=url, folder=database.folder)
+
+
+@pytest.mark.anyio
+async def test_two_versions_share_a_database_whose_changes_both_understand(database: Database):
+    """A worker of this version goes on while another has updated the tables, and sessions go from one to the other."""
+    async with connect(converse(database)) as before:
+        id = (await before.new_session("/")).session_id
+        await before.prompt(id, "one")
+        make_newer(database, oldest_reader=LATEST_REVISION)
+        await before.prompt(id, "two")
+    async with connect(converse(database)) as after:
+        await after.request("session/load", LoadSessionRequest(session_id=id, cwd="/", mcp_servers=[]))
+        await after.prompt(id, "three")
+    with database.begin_read() as connection:
+        record = loader.load_session(connection, loader.find_session(connection, id))
+        assert read_revision(connection) == "9999"
+        assert connection.scalar(select(func.count()).select_from(calls)) == 3
+    assert [entry.get("content") for entry in record.log if entry.get("role") == "user"] == ["one", "two", "three"]
+    assert check(database) == []
+
+
+@pytest.mark.parametrize("number", REVISIONS)
+def test_updated_database_says_who_may_use_it(number: str, database: Database, earlier: Callable[[str], None]) -> None:
+    earlier(number)
+    with database.begin_read() as connection:
+        assert read_oldest_reader(connection) == OLDEST_READER
+
+
+def test_migrations_since_the_oldest_reader_only_add(database: Database, earlier: Callable[[str], None]) -> None:
+    """Rows that the oldest reader writes fit the current tables, which have all that it reads."""
+    if OLDEST_READER == LATEST_REVISION:
+        pytest.skip("no other revision may use the current tables")
+    earlier(OLDEST_READER)
+    engine = create_engine(database.url)
+    with engine.connect() as connection:
+        old = shape(connection)
+    engine.dispose()
+    with database.begin_read() as connection:
+        new = shape(connection)
+        found = inspect(connection)
+        for name, (columns, *_) in old.items():
+            assert columns.items() <= new[name][0].items()
+            added = [column for column in found.get_columns(name) if column["name"] not in columns]
+            assert all(column["nullable"] or column["default"] for column in added), name

@@ -23,6 +23,8 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.errors import StoreError
+from crow_core.extensions.commands import commands
+from crow_core.extensions.undo import undo
 from crow_core.log import new_id
 from crow_core.messages import Message, view
 from crow_core.models.chat import ModelCall
@@ -32,9 +34,9 @@ from crow_persistence import commits, loader
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.store import Store
-from crow_persistence.tables import blobs, calls, drafts, messages, metadata, sessions
+from crow_persistence.tables import blobs, calls, draft_parts, drafts, messages, metadata, sessions
 from crow_persistence.writes import SessionWrite
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, func, select, text
 
 pytestmark = pytest.mark.anyio
 
@@ -188,20 +190,29 @@ async def test_session_of_a_killed_process_can_continue(database: Database):
     expire."""
     with run_process(database, "crow", 2, "word " * 100) as process:
         id = await asyncio.to_thread(read_id, process)
-        while "word word" not in read_draft(database):
+        while count_parts(database) < 2:
             await asyncio.sleep(0)
+        shown = read_draft(database)
         process.kill()
     async with connect(crow := app(database)) as editor:
         await load(editor, id)
         cut = crow.sessions[id].log[-1]
         assert cut.get("crow", {})["cut"] == "interrupted"
         assert editor.text == f"crow reply 0crow reply 1{cut.get('content')}"
-        assert str(cut.get("content")).startswith("word word")
+        assert str(cut.get("content")).startswith(shown)
+        assert "word word".startswith(shown[:9])
         await editor.prompt(id, "and now?")
         roles = [message["role"] for message in asked(crow)[0]["messages"]]
         assert roles == ["system", *["user", "assistant"] * 3, "user"]
         assert not read_draft(database)
+        assert count_parts(database) == 0
         assert stored(database, id) == crow.sessions[id].log
+
+
+def count_parts(database: Database) -> int:
+    """Return the number of parts of drafts behind their beginnings."""
+    with database.begin_read() as connection:
+        return connection.scalar(select(func.count()).select_from(draft_parts)) or 0
 
 
 def read_draft(database: Database) -> str:
@@ -322,8 +333,8 @@ class LostReplyDatabase(Database):
     lose_reply = False
 
     @contextmanager
-    def begin_write(self) -> Generator[Connection]:
-        with super().begin_write() as connection:
+    def begin_write(self, *, briefly: bool = False) -> Generator[Connection]:
+        with super().begin_write(briefly=briefly) as connection:
             yield connection
         if self.lose_reply:
             self.lose_reply = False
@@ -550,3 +561,16 @@ def test_extension_imports_no_database_modules():
     code = "import sys, crow_persistence.extension; print(*{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"sqlalchemy", "alembic", "jinja2", "sqlite3", "psycopg"} & set(done.stdout.split())
+
+
+async def test_what_was_brought_back_after_an_undo_is_loaded(database: Database):
+    crow = app(database, *(Reply(f"Answer {n}.") for n in range(3))).use(commands).use(undo)
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        for text in ("one", "two", "/undo 2 yes", "/redo", "/undo yes", "/redo"):
+            await editor.prompt(id, text)
+        seen = view(crow.sessions[id].log)
+        assert [message.get("content") for message in seen if message.get("role") == "user"] == ["one", "two"]
+    with database.begin_read() as connection:
+        record = loader.load_session(connection, loader.find_session(connection, id))
+    assert view(record.log) == seen

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import httpx2
 from crow_core.acp.schema import (
@@ -97,7 +98,14 @@ class Errand:
         secret = self.context.get("client_secret", "")
         oauth = OAuthSettings(client_id=self.context.get("client_id", page), client_secret=secret)
         settings = ServerSettings(url=self.url, auth="oauth", oauth=oauth)
+        if self.scenario == "auth/client-credentials-basic":
+            settings.auth, oauth.issuer = "client_credentials", self.find_issuer()
         return to_server("suite", settings, os.getcwd(), tokens=tokens, visit=consent)
+
+    def find_issuer(self) -> str:
+        """Return the authorization server of the suite, which its user would know."""
+        metadata = httpx2.get(urljoin(self.url, "/.well-known/oauth-protected-resource/mcp")).json()
+        return metadata["authorization_servers"][0]
 
 
 @asynccontextmanager

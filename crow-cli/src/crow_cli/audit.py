@@ -1,4 +1,4 @@
-"""`crow audit`: list the decisions about permissions, and verify that nobody has changed them."""
+"""`crow audit`: list the decisions about permissions, verify that nobody has changed them, and repair their chain."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from crow_cli.storage import connect, open_database
 
 @click.group()
 def audit() -> None:
-    """List and verify the decisions about permissions. Each record is chained to the one before it."""
+    """List, verify and repair the decisions about permissions. Each record is chained to the one before it."""
 
 
 @audit.command()
@@ -25,20 +25,46 @@ def verify() -> None:
 
     Exit codes: 0 no such record was found, 1 some were.
     """
-    from crow_persistence.audit import read_head, verify
+    from crow_persistence.audit import list_repairs, read_head, verify
 
     try:
         database = open_database(os.environ)
         complaints = verify(database)
         with database.begin_read() as connection:
-            count = read_head(connection).count
+            count, repairs = read_head(connection).count, list_repairs(connection)
     except StoreError as error:
         fail(escape_controls(str(error)))
+    for number, at, faults in repairs:
+        click.echo(escape_controls(f"Record {number} is a repair of {format_time(at)}. Before it: {faults}"))
     for complaint in complaints:
         click.echo(escape_controls(complaint))
-    if not complaints:
-        click.echo(f"All {count:,} records are as they were written." if count else "Nothing has been decided yet.")
-    sys.exit(1 if complaints else 0)
+    if complaints:
+        sys.exit(1)
+    since = ", or sealed by a repair" if repairs else ""
+    click.echo(f"All {count:,} records are as they were written{since}." if count else "Nothing has been decided yet.")
+
+
+@audit.command()
+@click.option("-y", "--yes", is_flag=True, help="Repair without asking.")
+def repair(yes: bool) -> None:
+    """Go on after a break of the chain: add a record that says where and why it was broken.
+
+    Nothing is hidden: `crow audit verify` accepts the chain again, and prints what the record says.
+    """
+    from crow_persistence.audit import repair, verify
+
+    try:
+        database = open_database(os.environ)
+        if not (faults := verify(database)):
+            print_note("The chain is not broken.")
+            return
+        click.echo(escape_controls("\n".join(faults)))
+        if not yes:
+            click.confirm("Add a record that says so, and go on from here?", abort=True, err=True)
+        repair(database)
+    except StoreError as error:
+        fail(escape_controls(str(error)))
+    print_note("A record that says so was added.")
 
 
 @audit.command("list")
@@ -71,5 +97,5 @@ def list_(session: str, limit: int, as_json: bool) -> None:
 
 def to_row(row: dict[str, Any]) -> tuple[str, ...]:
     """Convert a record to a row of the table."""
-    by = f"{row['by']} ({row['scope']})" if row["kind"] == "decision" else ""
+    by = {"decision": f"{row['by']} ({row['scope']})", "repair": row["by"]}.get(row["kind"], "")
     return (str(row["number"]), format_time(row["at"]), row["session"][:8], row["verdict"], row["tool"], by)

@@ -72,9 +72,10 @@ def show(call: str, request: bool, as_json: bool) -> None:
         asked, exact = rebuild_request(connection, found.id) if request else ({}, True)
     if as_json and not request:
         print_json(to_json(found))
-    elif request:
-        text = encode_json(asked).decode()
-        click.echo(escape_controls(text) if is_terminal() else text)
+    elif request and is_terminal():
+        click.echo(escape_controls(encode_json(asked).decode()))
+    elif request:  # without a line end, so that the bytes have the digest that is stored
+        click.echo(encode_json(asked), nl=False)
     else:
         for name, value in to_facts(found):
             click.echo(f"{click.style(f'{name:10}', dim=True)}{escape_line(str(value))}")

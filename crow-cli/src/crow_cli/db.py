@@ -1,20 +1,22 @@
-"""`crow db`: print the path, the size and the contents of the database, and check it for damage."""
+"""`crow db`: show, check, prune, back up and repair the database."""
 
 import os
 import sys
+from datetime import datetime, timedelta
+from pathlib import Path
 
 import click
 from crow_core.errors import ConfigError, StoreError
 from crow_core.settings.config import Home, get_database_url, load_config
 
-from crow_cli.console import AS_JSON, escape_controls, print_json
+from crow_cli.console import AS_JSON, escape_controls, format_time, print_json, print_note, print_table, shorten_path
 from crow_cli.process import fail
 from crow_cli.storage import open_database
 
 
 @click.group()
 def db() -> None:
-    """Inspect the database of sessions."""
+    """Inspect, prune, back up and repair the database of sessions."""
 
 
 @db.command()
@@ -71,3 +73,92 @@ def check() -> None:
     except StoreError as error:
         fail(escape_controls(str(error)))
     click.echo(f"{escape_controls(database.name)} is well: {contents or 'there is nothing in it yet'}.")
+
+
+@db.command()
+@click.option(
+    "--older-than", metavar="DAYS", type=click.IntRange(0, 100_000), help="Sessions not used for so many days."
+)
+@click.option("--folder", type=click.Path(path_type=Path), help="Sessions of this folder, or of one below it.")
+@click.option("--max-size", metavar="MB", type=click.IntRange(0), help="Only as many as have to go for this size.")
+@click.option("-y", "--yes", is_flag=True, help="Delete them.")
+def prune(older_than: int | None, folder: Path | None, max_size: int | None, yes: bool) -> None:
+    """List the sessions that would be deleted; with --yes, delete them and free their space.
+
+    The options narrow each other; the least recently used sessions go first. The decisions about permissions stay, and
+    so do entries that forks of other sessions use. Sessions that are open stay.
+    """
+    from crow_persistence.pruning import choose_sessions, delete_sessions
+
+    if older_than is None and folder is None and max_size is None:
+        fail("say which sessions: --older-than DAYS, --folder FOLDER or --max-size MB.")
+    before = None if older_than is None else datetime.now() - timedelta(days=older_than)
+    try:
+        database = open_database(os.environ)
+        with database.begin_read() as connection:
+            chosen = choose_sessions(
+                connection,
+                before=before and int(before.timestamp() * 1000),
+                folder=folder and folder.expanduser().absolute(),
+                max_bytes=None if max_size is None else max_size * 1_000_000,
+            )
+        if not chosen:
+            print_note("There is no such session.")
+            return
+        if not yes:
+            heads = ("ID", "USED", "BYTES", "FOLDER", "TITLE")
+            print_table(
+                heads,
+                [
+                    (
+                        one.id[:8],
+                        format_time(one.updated),
+                        f"{size:,}",
+                        shorten_path(one.cwd, 24),
+                        one.title or "(no title)",
+                    )
+                    for one, size in chosen
+                ],
+            )
+            freed = sum(size for _, size in chosen)
+            print_note(f"{len(chosen)} sessions, about {freed:,} bytes. Nothing was deleted; --yes deletes them.")
+            return
+        results = list(delete_sessions(database, [one.id for one, _ in chosen]))
+        for reason in filter(None, (reason for _, reason in results)):
+            print_note(reason)
+        print_note(f"Deleted {sum(not reason for _, reason in results)} sessions.")
+        database.vacuum()
+    except StoreError as error:
+        fail(str(error))
+
+
+@db.command()
+@click.argument("file", type=click.Path(path_type=Path))
+def backup(file: Path) -> None:
+    """Copy the database to a new FILE, as last committed. Sessions may go on meanwhile."""
+    try:
+        open_database(os.environ).back_up(file.expanduser().absolute())
+    except StoreError as error:
+        fail(str(error))
+    click.echo(escape_controls(f"Copied to {file}. To use it, put it in the place of the database while no crow runs."))
+
+
+@db.command()
+@click.argument("new", metavar="NEW", type=click.Path(path_type=Path))
+def repair(new: Path) -> None:
+    """Save what can be read of a damaged SQLite database into the file NEW, and say what was lost.
+
+    The damaged file is not changed.
+    """
+    from crow_persistence.repair import repair
+
+    try:
+        database = open_database(os.environ)
+        if not database.file:
+            fail("crow repairs SQLite files. Restore a PostgreSQL database from a copy that pg_dump made.")
+        said = repair(database.file, new.expanduser().absolute())
+    except StoreError as error:
+        fail(str(error))
+    click.echo(
+        escape_controls("\n".join([*said, f"To use {new}, put it in the place of the database while no crow runs."]))
+    )

@@ -341,6 +341,8 @@ def find_server(name: str) -> ConfiguredServer:
 def find_login_server(name: str) -> ConfiguredServer:
     """Like `find_server`, but exit with code 2 unless the server has `auth = "oauth"`."""
     configured = find_server(name)
+    if configured.settings.auth == "client_credentials":
+        fail(f"{escape_controls(name)} needs no login: it has client credentials. Test it: crow mcp test {name}")
     if configured.settings.auth != "oauth" and configured.settings.oauth is None:
         fail(f'{escape_controls(str(configured.file))} has no auth = "oauth" for {name!r}. Add it to log in there.')
     return configured

@@ -493,12 +493,9 @@ class View:
     def _read_log(self) -> None:
         new = self._log[self._read :]
         self._read += len(new)
+        if any(marker_kind(entry) == "rewind" for entry in new):  # rare, and it may restore what an earlier one dropped
+            new, self._entries, self._places, self._markers = drop_rewound(self._log), [], {}, {}
         for entry in new:
-            if marker_kind(entry) == "rewind":
-                kept = self._entries[: find_rewound(self._entries, entry)]
-                self._entries, self._places, self._markers = [], {}, {}
-                for earlier in kept:
-                    self._add(earlier)
             self._add(entry)
         if any(marker_kind(entry) in SELECTING_MARKERS for entry in new):
             self._selected, self._final, self._upto = self._apply_markers(), [], 0
@@ -542,20 +539,23 @@ def select_entries(log: Iterable[Message]) -> list[Message]:
 
 
 def drop_rewound(log: Iterable[Message]) -> list[Message]:
-    """Drop the entries between each `rewind` marker and the entry that it names."""
+    """Drop the entries between each `rewind` marker and the entry that it names. If that entry was dropped itself by an
+    earlier marker, restore it with the entries before it."""
     kept: list[Message] = []
+    dropped: list[list[Message]] = []
     for entry in log:
         if marker_kind(entry) == "rewind":
-            del kept[find_rewound(kept, entry) :]
+            to = entry.get("crow", {}).get("to")
+            before = next((path for path in (kept, *reversed(dropped)) if find_entry(path, to)), None)
+            dropped.append(kept)
+            kept = [] if to == "" else (before or kept)[: find_entry(before or kept, to) or len(kept)]
         kept.append(entry)
     return kept
 
 
-def find_rewound(entries: Sequence[Message], marker: Message) -> int:
-    """Return the index of the first entry that a `rewind` marker behind these entries drops."""
-    to = marker.get("crow", {}).get("to")
-    known = (n for n in range(len(entries), 0, -1) if entries[n - 1].get("crow", {}).get("id") == to)
-    return 0 if to == "" else next(known, len(entries))
+def find_entry(log: Sequence[Message], id: Any) -> int:
+    """Return the number of entries up to the last one with this id; 0 if there is none."""
+    return next((n for n in range(len(log), 0, -1) if log[n - 1].get("crow", {}).get("id") == id), 0)
 
 
 def find_shell(log: Iterable[Message]) -> dict[str, Any]:

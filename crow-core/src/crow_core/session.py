@@ -257,9 +257,12 @@ class Session:
         self.log.append({"crow": {"kind": "title", "title": title}})
         await self.update(SessionInfoUpdate(title=title))
 
-    def rewind(self, to: str) -> None:
-        """Return to the entry with the id `to`, or to the start for "": the model no longer reads what follows it."""
-        self.log.append({"crow": {"kind": "rewind", "to": to}})
+    def rewind(self, to: str, last: str = "") -> None:
+        """Go to the entry with the id `to`, or to the start for "": the model no longer reads what follows it.
+
+        `last` is the id of the last entry that is dropped, if it may be restored later.
+        """
+        self.log.append({"crow": {"kind": "rewind", "to": to, **({"undone": last} if last else {})}})
         if not any(entry.get("crow", {}).get("purpose") == "system" for entry in self.view.entries()):
             self.prompts.system = None
 

@@ -21,6 +21,7 @@ from crow_core.errors import StoreError
 from crow_core.messages import Message
 from sqlalchemy import URL, Connection, bindparam, func, insert, select
 
+from crow_persistence import leases
 from crow_persistence.database import Database
 from crow_persistence.tables import decisions
 
@@ -35,6 +36,8 @@ HASHED_COLUMNS = (
 )
 """Columns that a row's hash covers. This list must never change: a column added later is not in the hashes of old
 rows."""
+REPAIR = "repair"
+"""Kind of a row that `repair` added. Its `by` says what was wrong, its `arguments` is the digest of all rows before."""
 CHAIN_LOCK = 0x63726F77
 """PostgreSQL advisory lock, held by the one transaction that appends to the chain."""
 SELECT_HEAD = select(decisions.c.number, decisions.c.hash).order_by(decisions.c.number.desc()).limit(1)
@@ -106,8 +109,7 @@ def append_rows(connection: Connection, rows: Sequence[AuditRow]) -> "AnchoredHe
 
     Call it last in a transaction: on PostgreSQL it holds a lock that other writers of decisions wait for.
     """
-    if connection.dialect.name == "postgresql":  # SQLite allows one writer at a time
-        connection.execute(select(func.pg_advisory_xact_lock(CHAIN_LOCK)))
+    lock_chain(connection)
     end = read_head(connection)
     previous = end.hash
     for number, row in enumerate(rows, end.count + 1):
@@ -115,6 +117,18 @@ def append_rows(connection: Connection, rows: Sequence[AuditRow]) -> "AnchoredHe
         previous = row["hash"] = hash_row(row)
     connection.execute(INSERT_DECISIONS, rows)
     return AnchoredHead(end.count, end.hash, ChainHead(end.count + len(rows), previous))
+
+
+def lock_chain(connection: Connection) -> None:
+    """Keep others from appending to the chain until the transaction ends. SQLite allows one writer at a time."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(CHAIN_LOCK)))
+
+
+def list_repairs(connection: Connection) -> list[tuple[int, int, str]]:
+    """Return the number and the time of each repair of the chain, and what was wrong before it."""
+    wanted = select(decisions.c.number, decisions.c.at, decisions.c.by).where(decisions.c.kind == REPAIR)
+    return [(row.number, row.at, row.by) for row in connection.execute(wanted.order_by(decisions.c.number))]
 
 
 def hash_row(row: Mapping[str, Any]) -> str:
@@ -195,7 +209,7 @@ def update_file(database: Database, change: Callable[[AnchoredHead], AnchoredHea
         with lock_file(file):
             heads, name = read_file(file), database_key(database.url)
             if changed := change(heads.get(name, AnchoredHead())):
-                write_file(file, {**heads, name: changed})
+                write_file(file, {**heads, name: changed}, is_durable=database.is_durable)
             return changed is not None
     except msgspec.DecodeError:
         return False
@@ -220,45 +234,55 @@ def read_file(file: Path) -> dict[str, AnchoredHead]:
     return msgspec.json.decode(file.read_bytes(), type=dict[str, AnchoredHead]) if file.exists() else {}
 
 
-def write_file(file: Path, heads: Mapping[str, AnchoredHead]) -> None:
-    """Replace the contents of the file in one write, so that a killed process leaves the old or the new. Raises
-    OSError."""
+def write_file(file: Path, heads: Mapping[str, AnchoredHead], *, is_durable: bool = False) -> None:
+    """Replace the contents of the file in one write, so that a killed process leaves the old or the new. With
+    `is_durable`, wait until the disk has it. Raises OSError."""
     begun = file if file.exists() else file.with_suffix(".new")
     with open(os.open(begun, os.O_WRONLY | os.O_CREAT, 0o600), "wb", buffering=0) as opened:
         opened.write(msgspec.json.encode(heads).ljust(os.fstat(opened.fileno()).st_size))
+        if is_durable:
+            os.fsync(opened.fileno())
     if begun != file:
         begun.replace(file)
 
 
 @contextmanager
-def lock_file(file: Path) -> Generator[None]:
-    """Hold a lock that keeps other processes from writing the file. Raises OSError."""
-    if not file.parent.exists():
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+def lock_file(file: Path, *, needed: bool = True) -> Generator[None]:
+    """Hold a lock that keeps other processes from writing the file; no lock if it cannot be made and is not `needed`.
+    Raises OSError."""
     try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        opened = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        if needed:
+            raise
+        yield
+        return
+    with open(opened, "rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(lock)
 
 
 def verify(database: Database) -> list[str]:
-    """Check the chain against its hashes and the file. Return one sentence for each fault. Raises StoreError when the
-    database cannot be read."""
+    """Check the chain against its hashes and the file. Return one sentence for each fault since the last repair. Raises
+    StoreError when the database cannot be read."""
     file = database.folder / HEAD_FILE
     wrong: list[str] = []
-    end, anchored, hashes = ChainHead(), None, {0: ""}
+    end, anchored, hashes, seal = ChainHead(), None, {0: ""}, ""
     every = select(decisions).order_by(decisions.c.number).execution_options(yield_per=1000)
     with database.begin_read() as connection:
         try:
-            with lock_file(file):  # so that the snapshot and the file belong together
+            with lock_file(file, needed=False):  # so that the snapshot and the file belong together
                 anchored = read_file(file).get(database_key(database.url))
                 read_head(connection)
         except (OSError, msgspec.DecodeError) as error:
-            return [f"{file} cannot be read ({error}). Repair or remove it; the next decision creates it again."]
+            return [f"{file} cannot be read ({error}). `crow audit repair` makes a new one."]
         marks = {head.count for head in (anchored, anchored and anchored.next) if head}
         for row in map(dict, connection.execute(every).mappings()):
+            hash = hash_row(row)
+            if row["kind"] == REPAIR and hash == row["hash"] and row["arguments"] == seal:
+                wrong.clear()
+            seal = extend_seal(seal, row)
             if row["number"] < 1:
                 wrong.append(f"Decision {row['number']} was inserted by hand: decisions are numbered from 1.")
                 continue
@@ -266,7 +290,7 @@ def verify(database: Database) -> list[str]:
                 wrong.append(f"{describe_range(end.count + 1, row['number'] - 1)} removed.")
             elif row["previous"] != end.hash:
                 wrong.append(f"Decision {row['number']} does not follow the one before: one of the two was replaced.")
-            if hash_row(row) != row["hash"]:
+            if hash != row["hash"]:
                 wrong.append(f"Decision {row['number']} was changed or moved after it was written.")
             end = ChainHead(row["number"], row["hash"])
             if end.count in marks:
@@ -284,6 +308,50 @@ def verify(database: Database) -> list[str]:
         why = "a process with another such file wrote them, or they were inserted by hand"
         wrong.append(f"{describe_range(known.count + 1, end.count)} not in {file}: {why}.")
     return wrong
+
+
+def extend_seal(seal: str, row: Mapping[str, Any]) -> str:
+    """Return the digest of the rows before, which is `seal`, and of a row as it is now, whatever its hash says."""
+    return digest([seal, hash_row(row), row["hash"]])
+
+
+def repair(database: Database) -> list[str]:
+    """Go on after a break of the chain: add a record that says where and why it was broken, and record the new head in
+    the file. Return the faults that were found, none if the chain is unbroken. Raises StoreError.
+
+    The record seals the rows before it as they are now: a later change of one of them is found.
+    """
+    faults = verify(database)
+    if not faults:
+        return []
+    with database.begin_write() as connection:
+        lock_chain(connection)
+        seal = ""
+        for row in map(dict, connection.execute(select(decisions).order_by(decisions.c.number)).mappings()):
+            seal = extend_seal(seal, row)
+        row = dict.fromkeys(("session", "call", "scope", "result"), "")
+        row |= {"tool": "crow audit repair", "kind": REPAIR, "verdict": "repaired", "files": "[]"}
+        row |= {"at": leases.now(), "by": escape_text(" ".join(faults)), "arguments": seal}
+        head = append_rows(connection, [row]).next
+    assert head is not None
+    replace_head(database, AnchoredHead(head.count, head.hash))
+    return faults
+
+
+def replace_head(database: Database, head: AnchoredHead) -> None:
+    """Write a database's head to the file, whatever it holds; a damaged file is kept under another name. Raises
+    StoreError."""
+    file = database.folder / HEAD_FILE
+    try:
+        with lock_file(file):
+            try:
+                heads = read_file(file)
+            except msgspec.DecodeError:
+                file.replace(file.with_suffix(".damaged"))
+                heads = {}
+            write_file(file, {**heads, database_key(database.url): head})
+    except OSError as error:
+        raise StoreError(f"{file} cannot be written ({error.strerror}). Make it writable, or make room.") from error
 
 
 def describe_range(first: int, last: int) -> str:

@@ -56,6 +56,7 @@ def check(database: Database) -> list[str]:
         check_entries,
         check_json,
         check_requests,
+        check_replies,
         check_digests,
         check_index,
     ):
@@ -194,6 +195,30 @@ def check_requests(connection: Connection) -> Iterator[str]:
             for value in (values or set()) - there:
                 what = f"row {value} of messages" if isinstance(value, int) else f"blob {value}"
                 yield f"Row {row.id} of calls: {what}, of which its request was made, is not there."
+
+
+def check_replies(connection: Connection) -> Iterator[str]:
+    """Check that every model call has its reply, and every reply its model call: unless its session was deleted, or
+    written again after its database was lost."""
+    lost = ~exists().where(messages.c.id == calls.c.reply)
+    for id, reply in connection.execute(select(calls.c.id, calls.c.reply).where(calls.c.reply.is_not(None), lost)):
+        yield f"Row {id} of calls: its reply, row {reply} of messages, is not there."
+    every = select(messages.c.id, messages.c.body, sessions.c.id.label("of")).join(sessions)
+    kept = sessions.c.deleted.is_(None) & (messages.c.at > func.coalesce(sessions.c.copied, 0))
+    for rows in fetch_batches(connection, every.where(messages.c.kind == "assistant", kept).order_by(messages.c.id)):
+        named = {row: find_entry_id(row.body) for row in rows}
+        there = find_existing(connection, calls.c.id, named.values())
+        for row, id in named.items():
+            if id and id not in there:
+                yield f"Row {row.id} of messages (session {row.of}): its model call {id} is not there."
+
+
+def find_entry_id(body: Any) -> str:
+    """Return the id of an entry; "" if its body is damaged."""
+    try:
+        return str(decode(body)["crow"]["id"])
+    except (*DAMAGE_ERRORS, LookupError):
+        return ""
 
 
 def is_request_head(data: bytes) -> bool:

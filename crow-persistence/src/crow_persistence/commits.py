@@ -49,6 +49,9 @@ class GroupCommit:
         """What the commit that runs now writes."""
         self._errors: dict[str, Exception] = {}
         """Faults of sessions that nobody waited for; the next `flush` of such a session raises its own."""
+        self._failing: set[str] = set()
+        """Sessions with a write that failed since their last prompt. Their turn is ending: further writes wait only
+        briefly for locks."""
         self._commits: asyncio.Task[None] | None = None
         """Commits as long as somebody waits."""
         self._timer: asyncio.TimerHandle | None = None
@@ -61,6 +64,10 @@ class GroupCommit:
         if self._timer is None:
             self._start_timer(asyncio.get_running_loop().time() + OPEN_LIMIT)
         return self._gathered.setdefault(session.id, SessionWrite(session))
+
+    def begin_turn(self, session: Session) -> None:
+        """Wait for locks in full again, even if the writes of the last turn failed."""
+        self._failing.discard(session.id)
 
     async def flush(self, session: Session) -> None:
         """Wait until all that was added for a session is committed. Raises StoreError."""
@@ -112,7 +119,8 @@ class GroupCommit:
     async def _commit(self, writes: list[SessionWrite]) -> dict[str, Exception]:
         """Commit writes; return the errors by session id."""
         try:
-            errors = await self.write(lambda store: store.write_sessions(writes))
+            briefly = all(write.session.id in self._failing for write in writes)
+            errors = await self.write(lambda store: store.write_sessions(writes, briefly=briefly))
         except StoreError as error:  # each waiter raises one of its own
             return {write.session.id: StoreError(*error.args) for write in writes}
         except Exception as error:  # a fault of ours: nobody may wait for ever
@@ -126,6 +134,7 @@ class GroupCommit:
         if error is None:
             self._errors.pop(id, None)
         else:
+            self._failing.add(id)
             if write.model_calls or write.parts:
                 self._gathered.setdefault(id, SessionWrite(write.session)).take_over(write)
             if write.done is None:
@@ -144,11 +153,13 @@ class GroupCommit:
     async def close_session(self, session: Session) -> None:
         """Write the rest of a session, then release its lease. Raises StoreError."""
         try:
+            self.begin_turn(session)  # this is the last chance to write the rest
             self.add(session)
             await self.flush(session)
         finally:
             self._gathered.pop(session.id, None)
             self._errors.pop(session.id, None)
+            self._failing.discard(session.id)
             await self.write(lambda store: store.release(session.id))
 
     async def write(self, task: "Callable[[Store], T]") -> T:

@@ -1,15 +1,17 @@
 """The database: opened on first use, updated to the current tables, read and written in transactions."""
 
 import os
+import shutil
 import sqlite3
 import tempfile
 from collections.abc import Generator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from errno import EACCES
+from functools import partial
 from pathlib import Path
 from threading import Lock
-from time import monotonic
 from typing import Any, NoReturn
+from urllib.parse import quote
 
 from crow_core.errors import StoreError
 from sqlalchemy import (
@@ -18,38 +20,39 @@ from sqlalchemy import (
     Connection,
     Engine,
     MetaData,
+    QueuePool,
     String,
     Table,
-    column,
     create_engine,
     event,
     insert,
     inspect,
     select,
-    table,
     text,
+    update,
 )
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from crow_persistence import search
+from crow_persistence.queue import QueueStuck, wait_in_queue
 from crow_persistence.tables import metadata
 
-LATEST_REVISION = "0002"
+LATEST_REVISION = "0003"
 """The newest revision in `migrations`. A test compares the two."""
+OLDEST_READER = "0003"
+"""The oldest revision whose crow may read and write tables of LATEST_REVISION: what was added since may be left out."""
 URL_DEFAULTS: dict[str, dict[str, str]] = {
     "sqlite": {"timeout": "30"},
     "postgresql+psycopg": {"connect_timeout": "10", "tcp_user_timeout": "30000", "options": "-c lock_timeout=30s"},
 }
 """Default URL parameters by driver. They limit every wait for a lock or a connection to half a minute."""
-SLOW_FAILURE = 1.0
-"""Seconds after which a failed transaction counts as having waited for a lock."""
-FAIL_FAST_PERIOD = 5.0
-"""Seconds after such a failure in which writes do not wait for locks, so that a turn with much to write ends soon."""
+SHORT_TIMEOUT = 2.0
+"""Seconds that a transaction waits for a lock if it may as well be left out."""
 SCHEMA_LOCK = 0x63726F77_6462
 """PostgreSQL advisory lock, held while tables are created or changed."""
 SQLITE_FAULTS = {
-    "BUSY": "is held by another program. Close that one, then try again",
+    "BUSY": "is held by another program, which is not crow. Close that one, then try again",
     "FULL": "cannot grow, as its disk is full. Make room, then try again",
     "READONLY": "cannot be written. Make the file, its folder and its disk writable, then try again",
     "CANTOPEN": "cannot be opened. It must be a file that you may read and write, in a folder where you may write",
@@ -59,6 +62,13 @@ SQLITE_FAULTS = {
 }
 """SQLite error codes, and the rest of a sentence that begins with the file's name."""
 
+VERSION = Table(
+    "alembic_version",  # one row
+    MetaData(),
+    Column("version_num", String(32), primary_key=True),
+    Column("oldest_reader", String(32)),
+)
+
 
 class Database:
     """A database. Its methods block, so call them in a thread from an event loop; any number of threads may use it.
@@ -67,15 +77,18 @@ class Database:
     """
 
     def __init__(self, url: str, folder: Path | None = None) -> None:
-        self.url = complete_url(url)
+        self.url, self.is_durable = parse_url(url)
         self.file = Path(self.url.database or "") if self.url.drivername == "sqlite" else None
         """The SQLite file; None for PostgreSQL."""
         self.folder = folder or (self.file or Path("unknown")).parent
         """crow's data folder, for backups made before an update and for the audit chain's head."""
+        self._lock_timeout = float(str(self.url.query["timeout"])) if self.file else 0.0
         self._lock = Lock()
         self._engine: Engine | None = None
-        self._fail_fast_until = 0.0
-        """Time (`monotonic`) until which writes do not wait for locks."""
+        self._is_read_only = False
+        """Whether the open file cannot be written."""
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        """The folder of a copy that is open in place of a file that cannot be written."""
         self._file_identity: tuple[int, int] | None = None
         self._wal_identity: tuple[int, int] | None = None
         """Identities of the open file and of its write-ahead log."""
@@ -95,48 +108,89 @@ class Database:
             yield connection
 
     @contextmanager
-    def begin_write(self) -> Generator[Connection]:
+    def begin_write(self, *, briefly: bool = False) -> Generator[Connection]:
         """Begin a transaction that is committed at the end of the block; on SQLite it excludes other writers. Raises
-        StoreError.
+        StoreError, after SHORT_TIMEOUT if it is to wait for locks only `briefly`.
 
         If `connection.engine` is not the engine of the last transaction, the file was replaced, and known row ids are
         invalid.
         """
-        with self._transaction(begin="BEGIN IMMEDIATE", fail_fast=monotonic() < self._fail_fast_until) as connection:
+        with self._explained():
+            self._get_engine(writes=True)
+        with (
+            self._wait_in_queue(SHORT_TIMEOUT if briefly else self._lock_timeout),
+            self._transaction(begin="BEGIN IMMEDIATE", briefly=briefly) as connection,
+        ):
             yield connection
+
+    def vacuum(self) -> None:
+        """Return the space of deleted rows to the file system. PostgreSQL keeps it for new rows. Raises StoreError."""
+        if self.file:
+            with self._explained():
+                self._get_engine(writes=True)
+            with self._wait_in_queue(self._lock_timeout), self._transaction(begin="") as connection:
+                connection.exec_driver_sql("VACUUM")
+                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         """Close the connections. The next use opens them again."""
         if self._engine is not None:
             self._engine.dispose()
             self._engine = None
+        if self._copy is not None:
+            self._copy.cleanup()
+            self._copy = None
 
     @contextmanager
-    def _transaction(self, *, fail_fast: bool = False, **options: Any) -> Generator[Connection]:
-        since = monotonic()
+    def _wait_in_queue(self, timeout: float) -> Generator[None]:
+        """Wait until the processes that want to write a SQLite file, and came before, have done so. Raises
+        StoreError."""
+        if not self.file:
+            yield
+            return
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(wait_in_queue(lock_file(self.file), timeout))
+            except QueueStuck as stuck:
+                raise StoreError(
+                    f"{self.name} is held by crow ({stuck}). Wait for it or end it, then try again."
+                ) from None
+            except OSError as error:
+                raise StoreError(f"{self.name} {SQLITE_FAULTS['READONLY']} ({error.strerror}).") from error
+            yield
+
+    @contextmanager
+    def _transaction(self, **options: Any) -> Generator[Connection]:
+        writes = "begin" in options
+        engine = partial(self._get_engine, writes=writes, is_queued=writes)
+        with self._explained(), engine().connect().execution_options(**options) as connection:
+            try:
+                with connection.begin():
+                    yield connection
+            except DBAPIError:
+                connection.invalidate()  # the next transaction gets a new connection
+                raise
+            if options.get("briefly") and self.file:
+                connection.invalidate()  # a new connection waits longer for locks
+
+    @contextmanager
+    def _explained(self) -> Generator[None]:
+        """Raise a driver's error as StoreError."""
         try:
-            with self._get_engine().connect().execution_options(fail_fast=fail_fast, **options) as connection:
-                try:
-                    with connection.begin():
-                        yield connection
-                except DBAPIError:
-                    connection.invalidate()  # the next transaction gets a new connection
-                    raise
-                if fail_fast:
-                    connection.invalidate()  # a new connection waits for locks again
-                    self._fail_fast_until = 0.0
+            yield
         except DBAPIError as error:
-            if monotonic() - since > SLOW_FAILURE:
-                self._fail_fast_until = monotonic() + FAIL_FAST_PERIOD
             raise StoreError(self.explain(error)) from error
 
-    def _get_engine(self) -> Engine:
-        """Return the engine of the open, updated database. Raises StoreError, DBAPIError."""
+    def _get_engine(self, *, writes: bool = False, is_queued: bool = False) -> Engine:
+        """Return the engine of the open, updated database. `is_queued` is true if `_wait_in_queue` is running. Raises
+        StoreError, DBAPIError."""
         with self._lock:
+            if writes and self._is_read_only:
+                self.close()
             if self._engine is not None and self.file and file_identity(self.file) != self._file_identity:
                 self._refuse_replaced_file(self.file)
             if self._engine is None:
-                self._engine = self._open()
+                self._engine = self._open(writes=writes, is_queued=is_queued)
                 if self.file:
                     self._file_identity, self._wal_identity = (
                         file_identity(self.file),
@@ -159,9 +213,15 @@ class Database:
             "and crow uses the file that is there then, or creates a new one."
         )
 
-    def _open(self) -> Engine:
+    def _open(self, *, writes: bool, is_queued: bool) -> Engine:
+        self._is_read_only = False
         if self.file:
-            self._create_file(self.file)
+            try:
+                self._create_file(self.file)
+            except StoreError:
+                if writes or not os.access(self.file, os.R_OK, effective_ids=True):
+                    raise
+                return self._open_read_only(self.file)
         try:
             engine = create_engine(self.url, pool_pre_ping=not self.file, hide_parameters=True)
         except ImportError as error:
@@ -170,16 +230,49 @@ class Database:
                 "uv tool install CLONE --with 'psycopg[binary]', or pip install 'psycopg[binary]'."
             ) from error
         if self.file:
-            event.listen(engine, "connect", prepare_connection)
+            event.listen(engine, "connect", partial(prepare_connection, is_durable=self.is_durable))
         event.listen(engine, "begin", begin_transaction)
         try:
             with engine.begin() as connection:
                 stale = self._needs_update(connection)
             if stale:
-                self._update(engine)
+                with nullcontext() if is_queued else self._wait_in_queue(self._lock_timeout):
+                    self._update(engine, self.file)
         except BaseException:
             engine.dispose()
             raise
+        return engine
+
+    def _open_read_only(self, file: Path) -> Engine:
+        """Open a file that cannot be written: as it is or, if its write-ahead log is not empty or its tables are of an
+        earlier revision, as a copy. Raises StoreError, DBAPIError."""
+        self._is_read_only = True
+        with suppress(DBAPIError):
+            alone = not shm_file(file).exists()
+            engine = create_engine(
+                "sqlite://", creator=partial(connect_to_read, file, alone=alone), poolclass=QueuePool
+            )
+            event.listen(engine, "begin", begin_transaction)
+            with engine.begin() as connection:
+                if not (alone and has_content(wal_file(file))) and not self._needs_update(connection):
+                    return engine
+        self._copy = tempfile.TemporaryDirectory(prefix="crow-")
+        copy = Path(self._copy.name, file.name)
+        try:
+            shutil.copyfile(file, copy)
+            if has_content(wal_file(file)):
+                shutil.copyfile(wal_file(file), wal_file(copy))
+        except OSError as error:
+            raise StoreError(
+                f"{file} cannot be copied to read it ({error.strerror}). Make room, then try again."
+            ) from error
+        engine = create_engine(self.url.set(database=str(copy)), hide_parameters=True)
+        event.listen(engine, "connect", prepare_connection)
+        event.listen(engine, "begin", begin_transaction)
+        with engine.begin() as connection:
+            stale = self._needs_update(connection)
+        if stale:
+            self._update(engine, copy)
         return engine
 
     def _create_file(self, file: Path) -> None:
@@ -193,6 +286,8 @@ class Database:
                 file, os.R_OK | os.W_OK, effective_ids=True
             ):  # SQLite would give its journal the same mode
                 raise PermissionError(EACCES, "it is closed to you")
+            if not os.access(file.parent, os.W_OK, effective_ids=True):
+                raise PermissionError(EACCES, "its folder is closed to you")
             if file.stat().st_mode & 0o077:
                 file.chmod(file.stat().st_mode & 0o700)
         except OSError as error:
@@ -211,14 +306,17 @@ class Database:
                 "Name a database of crow's own in [database] url."
             )
         if found is not None and found > LATEST_REVISION:
+            if read_oldest_reader(connection) <= LATEST_REVISION:
+                return False
             raise StoreError(
                 f"{self.name} was written by a newer crow (its revision is {found}, this one knows {LATEST_REVISION}). "
                 "Update crow, or name another database in [database] url."
             )
         return found != LATEST_REVISION
 
-    def _update(self, engine: Engine) -> None:
-        """Create or update the tables, once, even when several processes start together."""
+    def _update(self, engine: Engine, file: Path | None) -> None:
+        """Create or update the tables, once, even when several processes start together. A file that belongs to crow is
+        copied before."""
         with engine.connect().execution_options(begin="BEGIN IMMEDIATE") as connection, connection.begin():
             if not self.file:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": SCHEMA_LOCK})
@@ -227,9 +325,37 @@ class Database:
             elif self._needs_update(connection):
                 from crow_persistence.migrations import upgrade  # Alembic is slow to import and rarely needed
 
-                if self.file:
-                    back_up(self.file, self.folder / f"{self.file.name}.before-{LATEST_REVISION}")
+                if file and file == self.file:
+                    self._back_up_before_update(file)
                 upgrade(connection)
+                connection.execute(update(VERSION).values(oldest_reader=OLDEST_READER))
+
+    def _back_up_before_update(self, file: Path) -> None:
+        """Copy the file, beside the connection that is about to change it. Raises StoreError."""
+        to = self.folder / f"{file.name}.before-{LATEST_REVISION}"
+        try:
+            with closing(sqlite3.connect(file)) as source:
+                back_up(source, to)
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(
+                f"{file} must be updated and cannot be backed up to {to} first ({error}). Make room, then try again."
+            ) from error
+
+    def back_up(self, to: Path) -> None:
+        """Copy the SQLite database to a new file. Raises StoreError."""
+        if not self.file:
+            url = self.url.set(drivername="postgresql", query={}).render_as_string()
+            raise StoreError(f"crow backs up SQLite files. Back up PostgreSQL with: pg_dump --file={to} {url}")
+        if to.exists():
+            raise StoreError(f"{to} is there already. Name a file that is not.")
+        try:
+            with self.begin_read() as connection:
+                driver = connection.connection.driver_connection
+                assert isinstance(driver, sqlite3.Connection)
+                back_up(driver, to)
+        except (OSError, sqlite3.Error) as error:
+            why = f"{self.name} cannot be backed up to {to} ({error})"
+            raise StoreError(f"{why}. Name another file, or make room.") from error
 
     def explain(self, error: DBAPIError) -> str:
         """Convert a driver's error to a sentence that contains no stored data."""
@@ -242,6 +368,16 @@ class Database:
             return f"PostgreSQL refused ({self.name}): {diagnosis.message_primary}. Mend that, then try again."
         reason = " ".join(str(error.orig).split())
         return f"PostgreSQL cannot be reached ({self.name}): {reason}. Check [database] url, and that the server runs."
+
+
+def parse_url(url: str) -> tuple[URL, bool]:
+    """Parse a database URL as `complete_url` does, without its parameter `synchronous`. Return also whether a commit
+    waits until the disk has it (`synchronous=full`). Raises StoreError."""
+    completed = complete_url(url)
+    synchronous = completed.query.get("synchronous", "normal")
+    if synchronous not in ("normal", "full"):
+        raise StoreError(f"[database] synchronous is {synchronous!r}. Give 'normal' or 'full'.")
+    return completed.difference_update_query(["synchronous"]), synchronous == "full"
 
 
 def complete_url(url: str) -> URL:
@@ -263,8 +399,8 @@ def complete_url(url: str) -> URL:
     return parsed.set(query={**URL_DEFAULTS[parsed.drivername], **parsed.query})
 
 
-def prepare_connection(driver: Any, _: Any) -> None:
-    """Set up a new SQLite connection."""
+def prepare_connection(driver: Any, _: Any, *, is_durable: bool = False) -> None:
+    """Set up a new SQLite connection. With `is_durable`, a commit waits until the disk has it."""
     driver.isolation_level = None  # `begin_transaction` begins transactions
     driver.text_factory = decode_text
     try:
@@ -274,8 +410,16 @@ def prepare_connection(driver: Any, _: Any) -> None:
         driver.execute("BEGIN IMMEDIATE")
         driver.execute("ROLLBACK")
         driver.execute("PRAGMA journal_mode = WAL")
-    driver.execute("PRAGMA synchronous = NORMAL")
+    driver.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
     driver.execute("PRAGMA foreign_keys = ON")
+
+
+def connect_to_read(file: Path, *, alone: bool) -> sqlite3.Connection:
+    """Connect to a file that cannot be written. `alone` is true if no other process has it open."""
+    options = "mode=ro&immutable=1" if alone else "mode=ro"
+    driver = sqlite3.connect(f"file:{quote(str(file))}?{options}", uri=True, check_same_thread=False)
+    driver.isolation_level, driver.text_factory = None, decode_text
+    return driver
 
 
 def decode_text(data: bytes) -> str:
@@ -286,47 +430,64 @@ def decode_text(data: bytes) -> str:
 def begin_transaction(connection: Connection) -> None:
     """Begin a transaction with the lock timeout and the mode that the connection's options ask for."""
     options, is_sqlite = connection.get_execution_options(), connection.dialect.name == "sqlite"
-    if options.get("fail_fast"):
-        connection.exec_driver_sql("PRAGMA busy_timeout = 0" if is_sqlite else "SET LOCAL lock_timeout = 1")
-    if is_sqlite:  # PostgreSQL's driver begins transactions itself
-        connection.exec_driver_sql(options.get("begin", "BEGIN"))
+    if options.get("briefly"):
+        setting = "PRAGMA busy_timeout" if is_sqlite else "SET LOCAL lock_timeout"
+        connection.exec_driver_sql(f"{setting} = {SHORT_TIMEOUT * 1000:.0f}")
+    if is_sqlite and (begin := options.get("begin", "BEGIN")):  # PostgreSQL's driver begins transactions itself
+        connection.exec_driver_sql(begin)
 
 
 def read_revision(connection: Connection) -> str | None:
     """Return the revision of the tables; None when there are no tables."""
-    version = table("alembic_version", column("version_num"))
-    if not connection.dialect.has_table(connection, version.name):
+    if not connection.dialect.has_table(connection, VERSION.name):
         return None
-    return connection.scalar(select(version.c.version_num))
+    return connection.scalar(select(VERSION.c.version_num))
+
+
+def read_oldest_reader(connection: Connection) -> str:
+    """Return the oldest revision whose crow may use the tables; the tables' own revision if that is unknown."""
+    columns = [column["name"] for column in inspect(connection).get_columns(VERSION.name)]
+    known = connection.scalar(select(VERSION.c.oldest_reader)) if VERSION.c.oldest_reader.name in columns else None
+    return known or connection.execute(select(VERSION.c.version_num)).scalar_one()
 
 
 def create_tables(connection: Connection) -> None:
     """Create the current tables. A test checks that the migrations create the same ones."""
     metadata.create_all(connection)
     search.create(connection)
-    version = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
-    version.create(connection)
-    connection.execute(insert(version).values(version_num=LATEST_REVISION))
+    VERSION.create(connection)
+    connection.execute(insert(VERSION).values(version_num=LATEST_REVISION, oldest_reader=OLDEST_READER))
 
 
-def back_up(file: Path, to: Path) -> None:
-    """Copy a SQLite database, as last committed, to a file that only its owner can read. Raises StoreError."""
-    try:
-        with tempfile.TemporaryDirectory(dir=to.parent, prefix=to.name) as folder:
-            new = Path(folder, to.name)
-            new.touch(0o600)
-            with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(new)) as target:
-                source.backup(target)
-            new.replace(to)
-    except (OSError, sqlite3.Error) as error:
-        raise StoreError(
-            f"{file} must be updated and cannot be backed up to {to} first ({error}). Make room, then try again."
-        ) from error
+def back_up(source: sqlite3.Connection, to: Path) -> None:
+    """Copy a SQLite database, as last committed, to a file that only its owner can read. Others may write meanwhile.
+    Raises OSError, sqlite3.Error."""
+    with tempfile.TemporaryDirectory(dir=to.parent, prefix=to.name) as folder:
+        new = Path(folder, to.name)
+        new.touch(0o600)
+        with closing(sqlite3.connect(new)) as target:
+            source.backup(target)
+        new.replace(to)
 
 
 def wal_file(file: Path) -> Path:
     """Return the path of SQLite's write-ahead log for a file."""
     return file.with_name(f"{file.name}-wal")
+
+
+def shm_file(file: Path) -> Path:
+    """Return the path of the file that the processes which have a SQLite file open share."""
+    return file.with_name(f"{file.name}-shm")
+
+
+def has_content(file: Path) -> bool:
+    """Test whether there is a file, and it is not empty."""
+    return file.exists() and file.stat().st_size > 0
+
+
+def lock_file(file: Path) -> Path:
+    """Return the path of the file that the writers of a SQLite file lock."""
+    return file.with_name(f"{file.name}-lock")
 
 
 def file_identity(file: Path) -> tuple[int, int] | None:

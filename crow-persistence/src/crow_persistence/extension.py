@@ -45,7 +45,8 @@ def persistence(
     crow.servers.append(search_tool.make_server(commits.get_database))
 
     @crow.before_prompt
-    async def open_database(message: Message, session: Session) -> None:
+    async def begin_turn(message: Message, session: Session) -> None:
+        commits.begin_turn(session)
         if len(crow.sessions) > 1:  # the first request of a single session does not wait for the database
             with suppress(StoreError):  # the next write raises it again
                 await commits.get_store()

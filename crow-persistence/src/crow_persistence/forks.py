@@ -53,9 +53,14 @@ def fork(
 def delete(connection: Connection, id: str, owner: str = "") -> None:
     """Delete a session and those of its sub-agents, except for rows that forks use and for its decisions. An unknown id
     is ignored. Raises SessionBusy when an owner other than `owner` has it open."""
+    blobs.delete_unused(connection, delete_rows(connection, id, owner))
+
+
+def delete_rows(connection: Connection, id: str, owner: str = "") -> set[str]:
+    """Delete a session as `delete` does, but not its blobs; return their hashes."""
     row = find_session_by_id(connection, id, lock=True)
     if row is None:
-        return
+        return set()
     if not leases.is_free(connection, row, owner):
         raise SessionBusy(
             f"Session {id} is open in {leases.describe_owner(row.owner)}. Close it there, then delete it."
@@ -77,9 +82,9 @@ def delete(connection: Connection, id: str, owner: str = "") -> None:
     for origin in list_origins(connection, row):
         if origin.deleted is not None:
             named |= prune(connection, origin.number)
-    blobs.delete_unused(connection, named)
     for child in children:
-        delete(connection, child, owner)
+        named |= delete_rows(connection, child, owner)
+    return named
 
 
 def list_children(connection: Connection, number: int) -> list[str]:

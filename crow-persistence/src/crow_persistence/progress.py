@@ -31,6 +31,8 @@ class Progress:
     """Whether lists leave the session out."""
     engine: Engine | None = None
     """Engine of the database that holds these rows. None after a write failed: `writer.resync` must run first."""
+    is_copy: bool = False
+    """Whether the session was stored before, in a database that is gone."""
     has_draft: bool = True
     """Whether `drafts` may have a row of the session."""
     draft_ends: dict[str, str] | None = None

@@ -38,6 +38,8 @@ from crow_persistence.tables import calls, messages, prompts, renders, sessions
 
 MIN_TEXT_LENGTH = 200
 """Length, in characters, from which a text that is also in a row is stored as a reference to that row."""
+REPLY_DISTANCE = 200
+"""Number of entries at the end of the log among which the reply of a model call is searched."""
 PREFIXES = ("blob:", "row:", "text:")
 """Prefixes of strings in a written-out message: a reference to a blob, a reference to a row's content, or literal
 text."""
@@ -49,7 +51,10 @@ UPSERT_CALL = text(
         ", ".join(f'"{name}" = excluded."{name}"' for name in CALL_COLUMNS),
     )
 )
-OUTCOME_COLUMNS = ("first", "total", "stop_reason", "error", "usage", "input", "output", "cached", "cost", "currency")
+OUTCOME_COLUMNS = (
+    *("first", "total", "stop_reason", "error", "usage", "input", "output", "cached", "cost", "currency"),
+    "reply",
+)
 """Columns that a model call gets when it ends."""
 UPDATE_CALL = (
     update(calls).where(calls.c.id == bindparam("of")).values({name: bindparam(name) for name in OUTCOME_COLUMNS})
@@ -108,6 +113,13 @@ class RequestEncoder:
     def find_render(self, purpose: str) -> int | None:
         """Return the row of the prompt for model calls of this purpose: their own prompt, or the system prompt."""
         return self._renders.get(purpose, self._renders.get("system"))
+
+    def find_reply(self, model_call: ModelCall) -> int | None:
+        """Return the row of a model call's reply, which is among the latest entries; None if there is none."""
+        for at in range(len(self.rows) - 1, max(len(self.rows) - REPLY_DISTANCE, 0) - 1, -1):
+            if self.log[at].get("crow", {}).get("id") == model_call.id:
+                return self.rows[at]
+        return None
 
     def has_encoded(self, model_call: ModelCall) -> bool:
         """Test whether this model call was encoded with the body it has now."""
@@ -201,6 +213,8 @@ def add_model_call(batch: Batch, number: int, model_call: ModelCall, encoder: Re
     """Add a model call of the session `number` to a batch: when its request has been sent, and again when it has
     ended."""
     values = to_outcome_columns(model_call, encoder.secrets) if model_call.ended else {}
+    if model_call.ended:
+        values["reply"] = encoder.find_reply(model_call) if model_call.purpose == "turn" else None
     if model_call.ended and encoder.has_encoded(model_call):
         batch.add(UPDATE_CALL, {"of": model_call.id, **values})
         return

@@ -36,11 +36,11 @@ class Store:
         self.open_ids: set[str] = set()
         """Ids of the sessions that this owner holds the lease of."""
 
-    def write_sessions(self, writes: Sequence[SessionWrite]) -> dict[str, Exception]:
+    def write_sessions(self, writes: Sequence[SessionWrite], *, briefly: bool = False) -> dict[str, Exception]:
         """Write what sessions have gathered, in one transaction. Return the faults of single sessions by their ids.
 
         After a fault, the session's next write also writes the entries of this one. Raises StoreError if nothing could
-        be written.
+        be written. `briefly` limits the wait for locks.
         """
         # In the order of their ids, so that two processes cannot wait for each other's rows.
         writes = sorted(filter(self.has_news, writes), key=lambda write: write.session.id)
@@ -48,11 +48,11 @@ class Store:
             return {}
         errors: dict[str, Exception] = {}
         try:
-            head = self.write_transaction(self.write_together, writes, errors)
+            head = self.write_transaction(self.write_together, writes, errors, briefly=briefly)
         except Exception as error:
             if not is_fault_of_session(error):
                 raise
-            head = self.write_transaction(partial(self.write_apart, errors=errors), writes, errors)
+            head = self.write_transaction(partial(self.write_apart, errors=errors), writes, errors, briefly=briefly)
         if head:
             audit.anchor(self.database, head)
         return errors
@@ -62,6 +62,8 @@ class Store:
         write_all: Callable[[Connection, Sequence[SessionWrite]], list[audit.AuditRow]],
         writes: Sequence[SessionWrite],
         errors: Collection[str],
+        *,
+        briefly: bool,
     ) -> audit.AnchoredHead | None:
         """Run a function in a transaction, and append the rows that it returns to the audit chain. Return the chain's
         head if it grows. Raises StoreError.
@@ -69,7 +71,7 @@ class Store:
         The sessions in `errors` are not written.
         """
         head = None
-        with self.database.begin_write() as connection:
+        with self.database.begin_write(briefly=briefly) as connection:
             engine = connection.engine
             if rows := write_all(connection, writes):
                 head = audit.append_rows(connection, rows)
@@ -273,7 +275,7 @@ class Store:
     def send_heartbeat(self) -> None:
         """Renew the leases of this owner's open sessions."""
         if self.open_ids:
-            with self.database.begin_write() as connection:
+            with self.database.begin_write(briefly=True) as connection:  # the next one is sent soon
                 leases.send_heartbeat(connection, self.owner, self.open_ids)
 
 

@@ -45,6 +45,7 @@ sessions = Table(
     Column("owner", Text),  # the process that has the session open: "machine:pid:started:random"
     Column("beat", BigInteger),  # time of the owner's last heartbeat, by the database's clock
     Column("deleted", BigInteger),  # time of deletion; of its messages, only those that forks use are left
+    Column("copied", BigInteger),  # time when it was written again because its database was lost, without model calls
 )
 Index("ix_sessions_cwd_updated", sessions.c.cwd, sessions.c.updated, sessions.c.number)
 Index("ix_sessions_updated", sessions.c.updated, sessions.c.number)
@@ -159,6 +160,7 @@ calls = Table(
         "messages", Text, nullable=False
     ),  # JSON: [number of those messages, then for each further one a reference …]
     Column("digest", Digest, nullable=False),  # digest of the whole body as JSON
+    Column("reply", Number),  # the messages row of the reply; null if none was appended to the log
 )
 Index("ix_calls_session", calls.c.session, calls.c.started)
 Index("ix_calls_head", calls.c.head)
@@ -172,7 +174,9 @@ decisions = Table(
     Column("session", String(64), nullable=False),  # the session's id; stays when the session is deleted
     Column("call", Text, nullable=False),  # the tool call's id
     Column("tool", Text, nullable=False),
-    Column("kind", String(16), nullable=False),  # "decision" before the tool runs, "result" after
+    Column(
+        "kind", String(16), nullable=False
+    ),  # "decision" before the tool runs, "result" after; "repair" of a broken chain
     Column("verdict", String(16), nullable=False),  # allow or deny; for a result, completed or failed
     Column("by", Text, nullable=False),  # the person or the rule that decided
     Column("scope", Text, nullable=False),  # how long the decision applies

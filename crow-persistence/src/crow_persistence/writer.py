@@ -142,6 +142,7 @@ def insert_session(connection: Connection, progress: Progress, session: Session,
         "created": at,
         "updated": at,
         "owner": progress.owner,
+        "copied": at if progress.is_copy else None,
     }
     return insert_row(connection, INSERT_SESSION, row)
 
@@ -243,6 +244,7 @@ def resync(connection: Connection, progress: Progress, session: Session) -> None
     """
     row = connection.execute(select(sessions).where(sessions.c.id == clean_text(session.id))).one_or_none()
     if row is None:
+        progress.is_copy = progress.is_copy or progress.number > 0
         progress.number, progress.head, progress.rows[:], progress.encoder = 0, None, [], None
         return
     progress.has_draft, progress.draft_ends, progress.cwd = True, None, row.cwd

@@ -27,6 +27,7 @@ from crow_core.messages import (
     INTERRUPTED,
     Message,
     drop_rewound,
+    find_entry,
     find_prompts,
     marker_kind,
     name_tool_uses,
@@ -85,7 +86,7 @@ class UndoPlan:
 
 
 def undo(crow: Crow) -> None:
-    """Add the command /undo, which shows what would be undone; `/undo yes` does it.
+    """Add the command /undo, which shows what would be undone; `/undo yes` does it, and /redo reverses it.
 
     Also adds the method `_crow/undo`, with the parameters `turns` and `confirm`.
     """
@@ -94,7 +95,8 @@ def undo(crow: Crow) -> None:
     @crow.commands
     def command(session: Session) -> list[Command]:
         return [
-            Command("undo", "Take back the last turn: its edits, and what was said", run_undo, hint="[turns] [yes]")
+            Command("undo", "Take back the last turn: its edits, and what was said", run_undo, hint="[turns] [yes]"),
+            Command("redo", "Bring back what /undo has just taken back", run_redo),
         ]
 
     # The two hooks below let the parent undo what a sub-agent did.
@@ -126,6 +128,48 @@ async def run_undo(session: Session, words: str) -> str:
     return f"{planned}\n\n`/undo {f'{turns} ' if turns > 1 else ''}yes` does it."
 
 
+async def run_redo(session: Session, words: str) -> str:
+    """Run the command /redo: reverse the last undo, unless something was said or changed since."""
+    if words:
+        return f"/redo {words} is not understood. `/redo` brings back what the last /undo took back."
+    try:
+        to, undone = find_undone(session.log)
+        files = await asyncio.to_thread(
+            plan_files, [(0, invert(change)) for change in [*iterate_changes(undone)][::-1]]
+        )
+        await asyncio.to_thread(restore_files, files)
+    except UndoError as error:
+        return str(error)
+    session.rewind(to)
+    await session.log.written()
+    count = len(files)
+    brought = f"{count} file{'' if count == 1 else 's'} as after it" if count else "no file had to change"
+    return f"Brought back, {brought}. The model remembers it again."
+
+
+def find_undone(log: Sequence[Message]) -> tuple[str, Sequence[Message]]:
+    """Return the id of the last entry that the last undo took back, and all entries that it took back. Raises UndoError
+    if the conversation has gone on since, or the entries are not loaded."""
+    kept = drop_rewound(log)
+    marker = next(
+        (entry for entry in reversed(kept) if "role" in entry or "undone" in entry.get("crow", {})), Message()
+    )
+    last = str(marker.get("crow", {}).get("undone", ""))
+    before = drop_rewound(log[: find_entry(log, last)])
+    undone = before[find_entry(before, marker.get("crow", {}).get("to")) :]
+    if "role" in marker or not any("role" in entry for entry in undone):
+        raise UndoError(
+            "There is nothing to bring back: only an undo that nothing follows, in an open session, can be."
+        )
+    return last, undone
+
+
+def invert(change: Change) -> Change:
+    """Return the change that reverses another one."""
+    swapped = {"old": "new", "new": "old", "before": "after", "after": "before"}
+    return {swapped.get(key, key): value for key, value in change.items()}
+
+
 async def answer_undo(session: Session, params: dict[str, Any]) -> dict[str, Any]:
     """Answer the method `_crow/undo`: describe the plan, and with `confirm` carry it out. Raises RpcError."""
     turns, confirm = params.get("turns", 1), params.get("confirm", False)
@@ -151,7 +195,7 @@ async def take_back(session: Session, turns: int = 1) -> str:
     """
     planned = await asyncio.to_thread(plan_undo, session.log, turns)
     await asyncio.to_thread(restore_files, planned.files)
-    session.rewind(planned.to)
+    session.rewind(planned.to, last=str(session.log[-1].get("crow", {}).get("id", "")))
     await session.log.written()
     count = len(planned.files)
     files = f"{count} file{'' if count == 1 else 's'} as before" if count else "no file had to change"
@@ -172,14 +216,14 @@ def plan_undo(log: Sequence[Message], turns: int = 1) -> UndoPlan:
         prompt=shorten(find_first_text(entries[first])),
         turns=turns,
         to=str(entries[first - 1].get("crow", {}).get("id", "")) if first else "",
-        files=plan_files(wanted),
+        files=plan_files([(n, change) for n, turn in enumerate(wanted) for change in iterate_changes(turn)]),
         stays=[title for turn in wanted for title in find_lasting(turn)],
     )
 
 
-def plan_files(turns: Sequence[Sequence[Message]]) -> list[ChangedFile]:
-    """Find the files to restore, from the last change back to the first. Raises UndoError."""
-    changes = [(n, change) for n, turn in enumerate(turns) for change in iterate_changes(turn)]
+def plan_files(changes: Sequence[tuple[int, Change]]) -> list[ChangedFile]:
+    """Find the files to restore, from the last change back to the first; each has the number of its turn. Raises
+    UndoError."""
     newest: dict[str, Change] = {}
     oldest: dict[str, tuple[int, Change]] = {}
     disturbed: set[str] = set()

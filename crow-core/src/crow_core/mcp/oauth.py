@@ -4,12 +4,13 @@ FastMCP and the SDK implement the protocol. Importing this module imports FastMC
 """
 
 import asyncio
+import json
 import socket
 import warnings
-from collections.abc import Callable, Coroutine, Generator, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 import keyring
@@ -21,11 +22,19 @@ from key_value.aio.stores.filetree import (
     FileTreeV1KeySanitizationStrategy,
 )
 from key_value.aio.stores.keyring import KeyringStore
-from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthClientMetadata
+from mcp.client.auth import OAuthFlowError
+from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthClientMetadata, OAuthMetadata
 
 from crow_core.elicitation import check_page
 from crow_core.errors import ElicitationError
-from crow_core.mcp.sdk import ClientNotFoundError, OAuth, OAuthCallbackResult, create_oauth_callback_server
+from crow_core.mcp.sdk import (
+    ClientCredentialsOAuthProvider,
+    ClientNotFoundError,
+    OAuth,
+    OAuthCallbackResult,
+    create_oauth_callback_server,
+)
+from crow_core.text import to_line
 
 Visit = Callable[[str], AbstractAsyncContextManager[Any]]
 """Returns a context manager that opens a URL for the user; its block runs while they are there.
@@ -76,9 +85,7 @@ class Login(OAuth):
         """
         known, here, server = self.context.client_info, self.context.client_metadata, self.context.oauth_metadata
         if known and known.client_secret and self._fixed_secret:
-            takes = (server and server.token_endpoint_auth_methods_supported) or ["client_secret_basic"]  # RFC 8414
-            in_body = "client_secret_post" in takes
-            known.token_endpoint_auth_method = "client_secret_post" if in_body else "client_secret_basic"
+            known.token_endpoint_auth_method = choose_auth_method(server)
         if known and not self._fixed_id and redirect_addresses(known) != redirect_addresses(here):
             raise ClientNotFoundError
         try:
@@ -108,6 +115,68 @@ class Login(OAuth):
         if result.error or result.code is None:
             raise ConnectionError(f"the login was refused: {result.error}")
         return AuthorizationCodeResult(code=result.code, state=result.state, iss=result.iss)
+
+
+class ClientCredentials(ClientCredentialsOAuthProvider):
+    """Gets tokens with a client's own secret, without a user (RFC 6749, section 4.4), and keeps them in memory.
+
+    A token that has expired, or that the server refuses, is replaced by a new one. The secret is sent only to the
+    authorization server `issuer`, whichever the MCP server names.
+    """
+
+    def __init__(self, url: str, client_id: str, client_secret: str, scopes: Sequence[str], issuer: str) -> None:
+        self.issuer = issuer
+        super().__init__(url, client_id=client_id, client_secret=client_secret, scopes=[*scopes] or None, issuer=issuer)
+
+    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """Send a request with a token. Raises ConnectionError if none is issued, or if the server refuses a new one."""
+        response: httpx2.Response | None = None
+        async with aclosing(super().async_auth_flow(request)) as flow:
+            try:
+                sent = await anext(flow)
+                while True:
+                    response = yield sent
+                    sent = await flow.asend(response)
+            except StopAsyncIteration:
+                pass
+            except OAuthFlowError as error:
+                raise ConnectionError(f"no token of {self.issuer}: {error}; check oauth.issuer") from error
+        if response is not None and response.status_code == 401:
+            raise ConnectionError(f"it refuses a new token of {self.issuer} (401); check oauth.issuer and oauth.scopes")
+
+    async def _perform_authorization(self) -> httpx2.Request:
+        if client := self.context.client_info:
+            client.token_endpoint_auth_method = choose_auth_method(self.context.oauth_metadata)
+        return await super()._perform_authorization()
+
+    async def _handle_token_response(self, response: httpx2.Response) -> None:
+        """Take the token out of a response. Raises ConnectionError if there is none."""
+        if not response.is_success:
+            error, why = parse_token_error(await response.aread())
+            settings = "oauth.scopes" if error == "invalid_scope" else "oauth.client_id and oauth.client_secret"
+            reason = " ".join(filter(None, [str(response.status_code), error]))
+            raise ConnectionError(
+                f"{self.issuer} refuses the client credentials ({reason}{why and f': {why}'}); check {settings}"
+            )
+        try:
+            await super()._handle_token_response(response)
+        except OAuthFlowError:  # its text may quote the token
+            raise ConnectionError(f"{self.issuer} answers with no valid token; check oauth.issuer") from None
+
+
+def parse_token_error(body: bytes) -> tuple[str, str]:
+    """Parse the answer to a refused request for a token (RFC 6749, section 5.2): its code and its description."""
+    try:
+        found: Any = json.loads(body)
+        return to_line(str(found["error"])[:100]), to_line(str(found.get("error_description", ""))[:200])
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return "", ""
+
+
+def choose_auth_method(server: OAuthMetadata | None) -> Literal["client_secret_post", "client_secret_basic"]:
+    """Choose how to send the secret, in the body or in a header, by what the authorization server supports."""
+    takes = (server and server.token_endpoint_auth_methods_supported) or ["client_secret_basic"]  # RFC 8414
+    return "client_secret_post" if "client_secret_post" in takes else "client_secret_basic"
 
 
 class NoLogin(httpx2.Auth):

@@ -74,6 +74,7 @@ def import_fastmcp() -> None:
 import_fastmcp()
 
 from fastmcp.client import Client
+from fastmcp.client.auth.client_credentials import ClientCredentialsOAuthProvider as ClientCredentialsOAuthProvider
 from fastmcp.client.auth.oauth import ClientNotFoundError as ClientNotFoundError
 from fastmcp.client.auth.oauth import OAuth as OAuth
 from fastmcp.client.oauth_callback import OAuthCallbackResult as OAuthCallbackResult
@@ -87,6 +88,8 @@ from fastmcp.client.transports.base import TransportOptions as TransportOptions
 RELIED_ON: tuple[tuple[type, str], ...] = (
     (Client, "_transport_options"),
     (TransportOptions, "session_class"),
+    (ClientCredentialsOAuthProvider, "_handle_token_response"),
+    (ClientCredentialsOAuthProvider, "_perform_authorization"),
     (ClientSession, "validate_tool_result"),
     (JSONRPCDispatcher, "send_raw_request"),
     (JSONRPCDispatcher, "_closed"),

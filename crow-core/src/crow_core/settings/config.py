@@ -32,7 +32,6 @@ from typing import (
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, field
-from msgspec.structs import asdict
 
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
 from crow_core.errors import ConfigError
@@ -82,11 +81,18 @@ class ModelSettings(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class OAuthSettings(Struct, kw_only=True):
-    """The settings of a login: `oauth` of a server, for one to which clients cannot register themselves (RFC 6749)."""
+    """The settings of a login: `oauth` of a server, for one to which clients cannot register themselves (RFC 6749).
+
+    With `auth = "client_credentials"`, crow gets its tokens with the secret alone, without a user.
+    """
 
     client_id: str = ""
     """The id that the server's owner issued, or the https address of a document that describes the client."""
     client_secret: str = ""
+    client_secret_file: str = ""
+    """The absolute path of a file with the secret, which is read each time that the server starts."""
+    issuer: str = ""
+    """The address of the authorization server that issued the secret; client credentials are sent to no other."""
     scopes: list[str] = field(default_factory=list[str])
     callback_port: int = 0
     """The local port to which the browser is redirected after the login; 0 means any free one."""
@@ -114,7 +120,7 @@ class ServerSettings(Struct, kw_only=True):
     """Seconds that a tool call may be silent. From 10,000 on, milliseconds, which other programs write."""
     start_timeout: float | None = None
     """Seconds that the server may take to start; in milliseconds like `timeout`."""
-    auth: Literal["", "oauth"] = ""
+    auth: Literal["", "oauth", "client_credentials"] = ""
     oauth: OAuthSettings | None = None
     disabled: bool = False
 
@@ -185,6 +191,8 @@ class DatabaseSettings(Struct, kw_only=True, forbid_unknown_fields=True):
 
     url: str = ""
     """`postgresql+psycopg://…` or `sqlite:///…`; empty means the file `crow.db` in crow's data."""
+    synchronous: Literal["normal", "full"] = "normal"
+    """`full` waits at each commit until the disk has it, so that a power failure loses nothing; for SQLite."""
 
 
 class Config(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -307,7 +315,10 @@ def parse_options(
 
 def get_database_url(config: Config, home: Home) -> str:
     """Return the address of the database that stores the sessions."""
-    return config.database.url or f"sqlite:///{home.data / 'crow.db'}"
+    url = config.database.url or f"sqlite:///{home.data / 'crow.db'}"
+    if config.database.synchronous == "normal" or not url.startswith("sqlite"):
+        return url
+    return f"{url}{'&' if '?' in url else '?'}synchronous={config.database.synchronous}"
 
 
 def load_project_config(folder: Path, env: Mapping[str, str]) -> ProjectConfig:
@@ -327,22 +338,77 @@ def to_server(name: str, settings: ServerSettings, cwd: str, *, tokens: Path, vi
     why when it starts.
     """
 
-    def auth() -> Any:
+    oauth = settings.oauth or OAuthSettings()
+
+    def login() -> Any:
         from crow_core.mcp.oauth import Login  # imports FastMCP
 
-        return Login(settings.url, tokens, visit, **asdict(settings.oauth or OAuthSettings()))
+        return Login(
+            settings.url,
+            tokens,
+            visit,
+            client_id=oauth.client_id,
+            client_secret=read_client_secret(oauth),
+            scopes=oauth.scopes,
+            callback_port=oauth.callback_port,
+        )
+
+    def present_credentials() -> Any:
+        from crow_core.mcp.oauth import ClientCredentials  # imports FastMCP
+
+        secret = read_client_secret(oauth)
+        server.secrets = {*server.secrets, secret}
+        return ClientCredentials(settings.url, oauth.client_id, secret, oauth.scopes, oauth.issuer)
 
     try:
         config = to_mcp_server(name, settings)
+        check_credentials(settings)
     except ConfigError as error:
         return Server(name, partial(raise_error, error))
-    wants_login = settings.auth == "oauth" or settings.oauth is not None
-    server = from_acp(config, os.path.join(cwd, os.path.expanduser(settings.cwd)), auth if wants_login else None)
+    has_credentials = settings.auth == "client_credentials"
+    wants_login = not has_credentials and (settings.auth == "oauth" or settings.oauth is not None)
+    auth = present_credentials if has_credentials else login if wants_login else None
+    server = from_acp(config, os.path.join(cwd, os.path.expanduser(settings.cwd)), auth)
     server.secrets = find_secrets(settings)
     server.allow, server.deny, server.trust = settings.allow or server.allow, settings.deny, settings.trust
     server.timeout = settings.timeout or server.timeout
     server.start_timeout = settings.start_timeout or (LOGIN_TIMEOUT if wants_login else server.start_timeout)
     return server
+
+
+def check_credentials(settings: ServerSettings) -> None:
+    """Raise ConfigError if client credentials lack a setting, or if their secret is given in two ways."""
+    oauth = settings.oauth or OAuthSettings()
+    if oauth.client_secret and oauth.client_secret_file:
+        raise ConfigError("It has both oauth.client_secret and oauth.client_secret_file. Remove one of them.")
+    if settings.auth != "client_credentials":
+        return
+    given = {
+        "url": settings.url,
+        "oauth.client_id": oauth.client_id,
+        "oauth.client_secret (or client_secret_file)": oauth.client_secret or oauth.client_secret_file,
+        "oauth.issuer": oauth.issuer,
+    }
+    if missing := [key for key, value in given.items() if not value]:
+        raise ConfigError(f'auth = "client_credentials" needs {" and ".join(missing)}. Set it for this server.')
+    if not oauth.issuer.startswith(("https://", "http://")):
+        raise ConfigError("oauth.issuer is no web address. Set it to that of the authorization server.")
+
+
+def read_client_secret(oauth: OAuthSettings) -> str:
+    """Return the secret of a client, from its setting or its file. Raises ConfigError."""
+    if not oauth.client_secret_file:
+        return oauth.client_secret
+    path = Path(os.path.expanduser(oauth.client_secret_file))
+    if not path.is_absolute():
+        raise ConfigError(f"oauth.client_secret_file {str(path)!r} is no absolute path. Begin it with / or ~.")
+    try:
+        secret = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"oauth.client_secret_file: {to_read_error(path, error)}") from None
+    if not secret:
+        raise ConfigError(f"oauth.client_secret_file: {path} is empty.")
+    return secret
 
 
 def describe_missing_login(name: str) -> str:
