@@ -37,12 +37,12 @@ def main() -> None:
         begun = perf_counter()
         view(log)
         whole.append(perf_counter() - begun)
-    growing = View()
-    growing.messages(log)
+    growing = View(log)
+    growing.messages()
     for turn in range(30):
         log += [{"role": "user", "content": f"Question {turn}"}, {"role": "assistant", "content": "Answer."}]
         begun = perf_counter()
-        growing.messages(log)
+        growing.messages()
         grown.append(perf_counter() - begun)
     print(f"{'view of 2,000 messages, at once':40} {median(whole) * 1e3:8.2f} ms")
     print(f"{'the same log, two messages later':40} {median(grown) * 1e3:8.2f} ms")

@@ -24,6 +24,7 @@ from crow_core.messages import (
     drop_notes,
     drop_rewound,
     drop_thoughts,
+    find_markers,
     find_unanswered,
     join_user_messages,
     move_images,
@@ -714,10 +715,11 @@ def test_view_has_exactly_the_calls_of_the_log(log: list[Message]) -> None:
 @settings(deadline=None)
 @given(logs(), st.lists(st.integers(0, 30)))
 def test_incremental_view_of_a_growing_log_equals_the_view_of_the_whole(log: list[Message], stops: list[int]) -> None:
-    growing = View()
-    for stop in sorted({min(stop, len(log)) for stop in stops}):
-        assert growing.messages(log[:stop]) == view(log[:stop])
-    assert growing.messages(log) == view(log)
+    grown: list[Message] = []
+    growing = View(grown)
+    for stop in [*sorted({min(stop, len(log)) for stop in stops}), len(log)]:
+        grown += log[len(grown) : stop]
+        assert growing.messages() == view(grown)
 
 
 def id_of(entry: Message) -> str:
@@ -750,13 +752,68 @@ def logs_with_markers(draw: st.DrawFn) -> list[Message]:
 @settings(deadline=None)
 @given(logs_with_markers(), st.lists(st.integers(0, 60)))
 def test_any_markers_give_a_valid_request_and_an_equal_incremental_view(log: list[Message], stops: list[int]) -> None:
-    growing, before = View(), copy.deepcopy(log)
-    for stop in sorted({min(stop, len(log)) for stop in stops}):
-        assert_valid(view(log[:stop]))
-        assert growing.messages(log[:stop]) == view(log[:stop])
-    assert_valid(view(log))
-    assert growing.messages(log) == view(log)
+    grown: list[Message] = []
+    growing, before = View(grown), copy.deepcopy(log)
+    for stop in [*sorted({min(stop, len(log)) for stop in stops}), len(log)]:
+        grown += log[len(grown) : stop]
+        assert_valid(view(grown))
+        assert growing.messages() == view(grown)
+        assert growing.select() == select_entries(grown)
+        assert growing.entries() == drop_rewound(grown)
+        for kind, key in (("shrink", "upto"), ("compaction", "from")):
+            assert list(growing.find_markers(kind, key)) == list(find_markers(drop_rewound(grown), kind, key))
     assert log == before
+
+
+@settings(deadline=None)
+@given(logs_with_markers(), st.data())
+def test_a_view_tells_what_markers_at_the_end_would_leave(log: list[Message], data: st.DataObject) -> None:
+    growing, some = View(log), st.sampled_from(["", "unknown", *map(id_of, log)])
+    pinned = data.draw(st.lists(some, max_size=3))
+    shrink: Message = {"crow": {"kind": "shrink", "upto": data.draw(some), "limit": 3, "pinned": pinned}}
+    compaction: Message = {"crow": {"kind": "compaction", "from": data.draw(some), "summary": "So.", "pinned": pinned}}
+    for markers in ([shrink], [compaction], [shrink, compaction], [compaction, shrink]):
+        assert growing.messages(*markers) == view([*log, *markers])
+        assert growing.select(*markers) == select_entries([*log, *markers])
+    assert growing.messages() == view(log)
+
+
+class WatchedEntry(dict[str, Any]):
+    """An entry that counts how often any entry is read."""
+
+    reads = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        WatchedEntry.reads += 1
+        return super().get(key, default)
+
+
+def count_reads(turns: int) -> int:
+    """Count the reads of entries that the requests of the last turn take, of a session that is compacted each turn."""
+    log: list[Any] = []
+    growing = View(log)
+    before = 0
+    for turn in range(turns):
+        before = WatchedEntry.reads
+        entries: list[Message] = [
+            user("Go on"),
+            assistant_with_calls(use(f"{turn}")),
+            answer_tool_call(use(f"{turn}"), "?"),
+        ]
+        log += [WatchedEntry({**entry, "crow": {"id": f"{turn} {at}"}}) for at, entry in enumerate(entries)]
+        growing.messages()
+        markers: list[Any] = [compaction(f"{turn} 0", "0 1"), {"crow": {"kind": "shrink", "upto": f"{turn} 2"}}]
+        growing.messages(*markers)
+        log += [WatchedEntry(marker) for marker in markers]
+        growing.messages()
+        growing.find_kind("pin")
+        growing.find(f"{turn} 1")
+        next(growing.find_markers("compaction", "from"))
+    return WatchedEntry.reads - before
+
+
+def test_a_turn_reads_as_many_entries_after_a_long_history_as_after_a_short_one() -> None:
+    assert count_reads(10) == count_reads(500)
 
 
 LONG = "".join(f"line {n}\n" for n in range(100))
@@ -836,8 +893,8 @@ def test_images_of_a_shortened_output_are_left_out_and_counted_as_text() -> None
 def test_an_entry_with_a_role_is_no_marker() -> None:
     log: list[Message] = [user("one"), {**user("two"), "crow": {"kind": "rewind", "to": ""}}]
     assert view(log) == view([user("one"), user("two")])
-    grown = View()
-    assert grown.messages(log) == grown.messages(log) == view(log)
+    grown = View(log)
+    assert grown.messages() == grown.messages() == view(log)
 
 
 def test_summary_is_hidden_from_clients_and_only_pinned_messages_stay() -> None:
@@ -878,10 +935,11 @@ def rewound_logs(draw: st.DrawFn) -> list[Message]:
 @settings(deadline=None)
 @given(rewound_logs(), st.lists(st.integers(0, 60)))
 def test_incremental_view_of_a_rewound_log_equals_the_view_of_the_whole(log: list[Message], stops: list[int]) -> None:
-    growing = View()
-    for stop in sorted({min(stop, len(log)) for stop in stops}):
-        assert growing.messages(log[:stop]) == view(log[:stop])
-    assert growing.messages(log) == view(log)
+    grown: list[Message] = []
+    growing = View(grown)
+    for stop in [*sorted({min(stop, len(log)) for stop in stops}), len(log)]:
+        grown += log[len(grown) : stop]
+        assert growing.messages() == view(grown)
 
 
 @settings(deadline=None)

@@ -43,7 +43,7 @@ async def call(name: str, *servers: Server) -> tuple[str, str, str]:
         assert answer.stop_reason == "end_turn"
         (open_session,) = crow.sessions.values()
         logged = next(entry for entry in open_session.log if entry.get("tool_calls"))
-        assert view(open_session.log) == View().messages(open_session.log)
+        assert view(open_session.log) == View(open_session.log).messages()
     reply, result = model.requests[1]["messages"][-2:]
     (sent,) = reply["tool_calls"]
     assert sent["id"] == result["tool_call_id"]
@@ -231,5 +231,5 @@ def test_request_made_from_any_names_has_legal_ones_and_different_names_stay_dif
     assert all(LEGAL.fullmatch(name) for name in sent)
     assert len(set(sent)) == len(names)
     assert [result.get("tool_call_id") for result in results] == [use["id"] for use in uses]
-    assert view(log) == View().messages(log)
+    assert view(log) == View(log).messages()
     assert all(name in sent for name in names if LEGAL.fullmatch(name))

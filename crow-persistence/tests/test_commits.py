@@ -7,23 +7,24 @@ from contextlib import closing, contextmanager
 from itertools import chain, repeat
 from pathlib import Path
 from time import monotonic
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from crow_core.acp.connection import RpcError
 from crow_core.app import Crow
 from crow_core.errors import StoreError
+from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_persistence import commits, leases
+from crow_persistence import commits, leases, requests
 from crow_persistence import database as module
 from crow_persistence.checks import check
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.loader import find_session, load_session
-from crow_persistence.tables import calls, sessions
+from crow_persistence.tables import calls, messages, sessions
 from fastmcp import FastMCP
-from sqlalchemy import Connection, Engine, event, func, select, update
+from sqlalchemy import Connection, Engine, event, func, select, text, update
 
 pytestmark = pytest.mark.anyio
 
@@ -56,6 +57,21 @@ def count_commits(database: Database) -> Generator[list[Connection]]:
         yield found
     finally:
         event.remove(Engine, "commit", note)
+
+
+@contextmanager
+def count_statements() -> Generator[list[str]]:
+    """Collect the statements of all databases of this process."""
+    found: list[str] = []
+
+    def note(connection: Connection, cursor: object, statement: str, *_: object) -> None:
+        found.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        yield found
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
 
 
 async def test_a_prompt_takes_two_commits_and_a_tool_turn_two_more(database: Database, monkeypatch: pytest.MonkeyPatch):
@@ -96,6 +112,58 @@ async def test_database_is_opened_when_the_process_is_idle_or_after_a_limit(
 def count_sessions(database: Database) -> int:
     with database.begin_read() as connection:
         return connection.scalar(select(func.count()).select_from(sessions)) or 0
+
+
+async def test_a_prompt_takes_few_statements_and_no_more_after_a_long_history(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(commits, "COMMIT_DELAY", 3600)  # the machine may be slow
+    monkeypatch.setattr(commits, "HEARTBEAT_INTERVAL", 3600)
+    used: list[list[str]] = []
+    model = ScriptedModel(lambda request: Reply("Hello."))
+    async with connect(app(database, model)) as editor:
+        session = await editor.new_session("/")
+        for _ in range(40):
+            with count_statements() as found:
+                await editor.prompt(session.session_id, "hi")
+            used.append(found)
+    assert len(used[2]) <= (10 if database.file else 8)  # BEGIN is a statement on SQLite
+    assert used[2] == used[39]
+
+
+async def test_a_tool_turn_takes_few_statements(database: Database, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(commits, "COMMIT_DELAY", 3600)
+
+    def use_often(request: dict[str, Any]) -> Reply:
+        uses = [{"name": "demo_add", "arguments": {"a": 1, "b": 2}}]
+        return Reply("3.") if request["messages"][-1]["role"] == "tool" else Reply("Let me see.", tool_calls=uses)
+
+    crow = app(database, ScriptedModel(use_often)).use(permissions, mode="yolo")
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "open the database")
+        with count_statements() as found:
+            await editor.prompt(session.session_id, "1 + 2?")
+    assert len(found) <= 30
+    assert not [statement for statement in found if "SELECT" in statement and "FROM messages" in statement]
+
+
+async def test_a_commit_of_many_sessions_takes_as_many_statements_as_one_of_few(database: Database):
+    def count_rows() -> int:
+        with database.begin_read() as connection:
+            return connection.execute(select(func.count()).select_from(messages)).scalar_one()
+
+    used: list[float] = []
+    async with connect(app(database, ScriptedModel(lambda request: Reply("Hello.")))) as editor:
+        opened = [(await editor.new_session("/")).session_id for _ in range(50)]
+        await asyncio.gather(*(editor.prompt(id, "hi") for id in opened))
+        for some in (opened[:5], opened):
+            before = count_rows()
+            with count_statements() as found, count_commits(database) as commits_made:
+                await asyncio.gather(*(editor.prompt(id, "hi") for id in some))
+            assert count_rows() == before + 2 * len(some)
+            used.append(len(found) / len(commits_made))
+    assert used[1] <= used[0] + 2
 
 
 async def test_prompts_of_many_sessions_share_commits(database: Database):
@@ -169,6 +237,56 @@ async def test_an_unexpected_fault_of_a_write_ends_the_turn_and_the_next_prompt_
             with pytest.raises(RpcError):
                 await asyncio.wait_for(editor.prompt(id, "one"), 20)
         assert (await editor.prompt(id, "two")).stop_reason == "end_turn"
+
+
+async def test_a_model_call_that_cannot_be_stored_is_told_once_and_the_session_goes_on(database: Database):
+    model = ScriptedModel(lambda request: Reply("Hello."))
+    async with connect(app(database, model)) as editor:
+        first, second = [(await editor.new_session("/")).session_id for _ in range(2)]
+        await editor.prompt(first, "one")
+        with database.begin_write() as connection:
+            refuse_model_calls(connection)
+        assert (await editor.prompt(first, "two")).stop_reason == "end_turn"
+        await editor.until(lambda editor: "is not stored" in editor.thoughts)
+        with database.begin_write() as connection:
+            accept_model_calls(connection)
+        assert (await editor.prompt(first, "three")).stop_reason == "end_turn"
+        assert (await editor.prompt(second, "one")).stop_reason == "end_turn"
+    assert editor.thoughts.count("is not stored") == 1
+    with database.begin_read() as connection:
+        record = load_session(connection, find_session(connection, first))
+        prompts = [entry.get("content") for entry in record.log if entry.get("role") == "user"]
+        assert prompts == ["one", "two", "three"]
+        assert connection.scalar(select(func.count()).select_from(calls)) == 3
+        assert all(requests.rebuild_request(connection, id)[1] for id in connection.scalars(select(calls.c.id)))
+
+
+def refuse_model_calls(connection: Connection) -> None:
+    """Make the database refuse new rows of `calls`, as it does those that break a constraint."""
+    if connection.dialect.name == "sqlite":
+        connection.execute(
+            text("CREATE TRIGGER refuse BEFORE INSERT ON calls BEGIN SELECT RAISE(ABORT, 'no calls today'); END")
+        )
+    else:
+        connection.execute(text("ALTER TABLE calls ADD CONSTRAINT refuse CHECK (started < 0) NOT VALID"))
+
+
+def accept_model_calls(connection: Connection) -> None:
+    """Undo `refuse_model_calls`."""
+    is_file = connection.dialect.name == "sqlite"
+    connection.execute(text("DROP TRIGGER refuse" if is_file else "ALTER TABLE calls DROP CONSTRAINT refuse"))
+
+
+async def test_a_count_of_tokens_that_fits_no_column_is_left_out(database: Database):
+    usage = {"prompt_tokens": 10**14, "completion_tokens": 3}
+    model = ScriptedModel(lambda request: Reply("Hello.", usage=usage))
+    async with connect(app(database, model)) as editor:
+        id = (await editor.new_session("/")).session_id
+        assert (await editor.prompt(id, "hi")).stop_reason == "end_turn"
+    with database.begin_read() as connection:
+        row = connection.execute(select(calls)).one()
+    assert (row.input, row.output) == (None, 3)
+    assert "100000000000000" in row.usage
 
 
 async def test_a_turn_waits_once_for_a_locked_file_and_the_next_prompt_waits_again(

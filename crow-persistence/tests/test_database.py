@@ -423,7 +423,7 @@ def test_commit_waits_for_the_disk_if_asked_to(query: str, level: int, sqlite: C
     database = sqlite(query=query)
     with database.begin_write() as connection:
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == level
-    assert audit.database_key(database) == audit.database_key(sqlite())
+    assert audit.database_key(database.url) == audit.database_key(sqlite().url)
 
 
 def test_unknown_synchronous_is_reported() -> None:

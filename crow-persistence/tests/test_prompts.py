@@ -8,8 +8,10 @@ from crow_core.errors import StoreError
 from crow_core.messages import Message
 from crow_core.prompts import Prompt
 from crow_persistence import prompts
+from crow_persistence.batch import Batch
 from crow_persistence.database import Database
 from crow_persistence.tables import messages, sessions
+from crow_persistence.writer import WRITE_ORDER
 from sqlalchemy import insert
 
 
@@ -32,7 +34,9 @@ def render(database: Database, prompt: Prompt, purpose: str, at: int, session: s
             number = connection.execute(insert(sessions), row).inserted_primary_key[0]
         row = {"session": number, "at": at, "kind": "render", "body": "{}"}
         message = connection.execute(insert(messages), row).inserted_primary_key[0]
-        prompts.store_render(connection, message, number, marker, at)
+        batch = Batch(connection, WRITE_ORDER, 0)
+        prompts.add_render(batch, message, number, marker, at)
+        batch.execute()
     return message
 
 

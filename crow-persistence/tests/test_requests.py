@@ -14,9 +14,11 @@ from crow_core.models.chat import ChatModel, Model, ModelCall, Prices, encode_js
 from crow_core.models.quirks import Quirks
 from crow_core.testing import ScriptedModel
 from crow_persistence import blobs, prompts, requests
+from crow_persistence.batch import Batch
 from crow_persistence.database import Database
 from crow_persistence.entries import pack
 from crow_persistence.tables import calls, links, messages, sessions
+from crow_persistence.writer import WRITE_ORDER
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, delete, func, insert, select, update
@@ -44,7 +46,7 @@ class Talk:
         row = {"id": f"session{count}", "cwd": "/", "roots": "[]", "options": "{}", "created": 1, "updated": 1}
         self.number = self.connection.execute(insert(sessions), row).inserted_primary_key[0]
         self.encoder = requests.RequestEncoder(self.log, self.rows, self.secrets)
-        self.view = View()
+        self.view = View(self.log)
 
     def say(self, *entries: Message) -> None:
         """Append entries and store them."""
@@ -58,12 +60,14 @@ class Talk:
             for hash in packed.blobs:
                 self.connection.execute(insert(links), {"message": message, "blob": hash})
             if packed.kind == "render":
-                prompts.store_render(self.connection, message, self.number, entry, 1)
+                batch = Batch(self.connection, WRITE_ORDER, 0)
+                prompts.add_render(batch, message, self.number, entry, 1)
+                batch.execute()
             self.rows.append(message)
 
     def ask(self, purpose: str = "turn", write: bool = True, **more: Any) -> ModelCall:
         """Make a model call and store its request."""
-        asked: list[Any] = [{"role": "system", "content": self.system}, *self.view.messages(self.log)]
+        asked: list[Any] = [{"role": "system", "content": self.system}, *self.view.messages()]
         request = {**({"tools": self.tools} if self.tools else {}), **more, "messages": asked}
         model_call = ModelCall(self.model, request, purpose, started=monotonic())
         if isinstance(self.model, ChatModel):
@@ -73,7 +77,9 @@ class Talk:
         return model_call
 
     def write(self, model_call: ModelCall) -> None:
-        requests.write_model_call(self.connection, self.number, model_call, self.encoder)
+        batch = Batch(self.connection, WRITE_ORDER, 0)
+        requests.add_model_call(batch, self.number, model_call, self.encoder)
+        batch.execute()
 
     def end(self, model_call: ModelCall, **values: Any) -> None:
         model_call.ended = model_call.started + 2
@@ -297,6 +303,7 @@ def test_request_does_not_refer_to_rows_of_a_failed_transaction(database: Databa
         before = connection.begin_nested()
         lost = talk.ask()
         before.rollback()
+        talk.encoder = requests.RequestEncoder(talk.log, talk.rows)  # as the store does after a failure
         talk.say(*turn(2))
         model_call = talk.ask()
         assert talk.row(model_call).before is None

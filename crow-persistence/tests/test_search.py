@@ -48,6 +48,9 @@ def begin(database: Database, *entries: Message, cwd: str = "/project", title: s
 
 def say(database: Database, number: int, *entries: Message, cwd: str = "/project") -> None:
     with database.begin_write() as connection:
+        before = connection.execute(select(sessions.c.cwd).where(sessions.c.number == number)).scalar_one()
+        if before != clean_text(cwd):
+            search.move_entries(connection, number, before, clean_text(cwd))
         rows: list[tuple[int, Message]] = []
         for entry in entries:
             row = {"session": number, "at": 1, "kind": entry_kind(entry), "body": encode(entry)}

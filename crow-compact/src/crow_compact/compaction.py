@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from crow_core.messages import Message, find_prompts, select_entries, view
+from crow_core.messages import Message, find_prompts
 from crow_core.models.chat import ModelRequest
 from crow_core.session import Session
 
@@ -72,7 +72,7 @@ class Compaction:
         """
         self.request = await self.session.request()
         self.before = self.estimator.tried = self.estimator.estimate(self.request)
-        self.entries, self.pins = select_entries(self.session.log), find_pinned(self.session.log)
+        self.entries, self.pins = self.session.view.select(), find_pinned(self.session.view)
         begin = find_start(self.entries)
         cuts = [at for at in find_cuts(self.entries) if at > begin]
         if not cuts:
@@ -143,7 +143,7 @@ class Compaction:
 
     def leave_out(self, begin: int, cuts: Sequence[int], shrink_old: Message, error: NoSummary) -> str:
         """Leave out the oldest messages without a summary, whole turns if possible, and return a report."""
-        earlier, _ = find_earlier_summary(self.session.log)
+        earlier, _ = find_earlier_summary(self.session.view)
         cut_short = self.estimator.cut_short
         said = f"{cut_short}\n\n{CUT_SHORT}" if cut_short else earlier.removesuffix(LEFT_OUT).strip()
         summary = f"{said}\n\n{LEFT_OUT}".strip()
@@ -184,7 +184,7 @@ class Compaction:
 
     def estimate_with(self, *markers: Message) -> int:
         """Return the estimated tokens of the request if these markers were at the end of the log."""
-        return self.estimator.estimate(replace_messages(self.request, view([*self.session.log, *markers])))
+        return self.estimator.estimate(replace_messages(self.request, self.session.view.messages(*markers)))
 
     def shrink_to_fit(self, markers: Sequence[Message], limit: int) -> list[Message]:
         """Return the markers, with one that cuts all tool outputs if the request is too long without it."""

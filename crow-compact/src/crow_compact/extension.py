@@ -11,7 +11,7 @@ from crow_core.errors import ModelError
 from crow_core.log import new_id
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages import Message, drop_rewound, marker_kind, view
+from crow_core.messages import Message, view
 from crow_core.models.chat import ModelCall, ModelRequest, get_window
 from crow_core.models.usage import ASSUMED_WINDOW
 from crow_core.prompts import Prompt
@@ -39,7 +39,7 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
 
     @crow.tools
     def leave_out_tool(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]] | None:
-        if find_tool(session.toolbox.sent or ()) or any(marker_kind(entry) == "shrink" for entry in session.log):
+        if find_tool(session.toolbox.sent or ()) or session.view.find_kind("shrink"):
             return None
         return [schema for schema in schemas if not find_tool([schema])]
 
@@ -206,7 +206,7 @@ def client_shows_compactions(session: Session) -> bool:
 
 async def pin_message(session: Session, words: str) -> str:
     """Run /pin: pin the latest message that contains these words or, without words, the last prompt."""
-    messages = [entry for entry in drop_rewound(session.log) if entry.get("role") in ("user", "assistant")]
+    messages = [entry for entry in session.view.entries() if entry.get("role") in ("user", "assistant")]
     message = next((entry for entry in reversed(messages) if is_selected(entry, words)), None)
     if message is None:
         return f"No message contains {words!r}." if words else "You have not said anything yet."

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from crow_core.messages import Message, drop_rewound, find_markers, marker_kind
+from crow_core.messages import Message, View
 
 from crow_compact.read_output import TOOL
 
@@ -48,17 +48,19 @@ def find_cuts(entries: Sequence[Message]) -> list[int]:
     return cuts
 
 
-def find_pinned(log: Sequence[Message]) -> list[str]:
+def find_pinned(view: View) -> list[str]:
     """Return the ids of the pinned entries, and of the results of their tool calls."""
-    entries = drop_rewound(log)
-    ids = {str(entry.get("crow", {}).get("entry")) for entry in entries if marker_kind(entry) == "pin"}
+    ids = {str(marker.get("crow", {}).get("entry")) for marker in view.find_kind("pin")}
+    if not ids:
+        return []
+    entries = view.entries()
     tool_calls = {
         tool_call["id"] for entry in entries if get_id(entry) in ids for tool_call in entry.get("tool_calls", ())
     }
     return [get_id(e) for e in entries if "role" in e and (get_id(e) in ids or e.get("tool_call_id") in tool_calls)]
 
 
-def find_earlier_summary(log: Sequence[Message]) -> tuple[str, str]:
+def find_earlier_summary(view: View) -> tuple[str, str]:
     """Return the summary of the last compaction and the id of the entry that follows it; two "" if there is none."""
-    earlier = next(find_markers(drop_rewound(log), "compaction", "from"), None)
+    earlier = next(view.find_markers("compaction", "from"), None)
     return (str(earlier[0]["summary"]), str(earlier[0]["from"])) if earlier else ("", "")

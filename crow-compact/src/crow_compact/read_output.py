@@ -6,7 +6,7 @@ from crow_core.content import to_result
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages import Message, drop_rewound, to_parts
+from crow_core.messages import Message, to_parts
 from crow_core.session import Session
 
 TOOL = "read_output"
@@ -40,7 +40,7 @@ def read_output(session: Session, tool_call: ToolCall) -> ToolResult:
     """Return a page of an output as it is in the log, with its images on the first page."""
     match tool_call.arguments:
         case {"call": str(id), **rest} if type(offset := rest.get("offset", 0)) is int and offset >= 0:
-            entry = next((entry for entry in drop_rewound(session.log) if entry.get("tool_call_id") == id), None)
+            entry = next((entry for entry in session.view.entries() if entry.get("tool_call_id") == id), None)
         case _:
             return ToolResult.error("call must be the id of an earlier tool call; offset a whole number, 0 or more.")
     if entry is None:

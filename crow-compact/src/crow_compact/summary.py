@@ -119,16 +119,19 @@ class Summarizer:
 
         Begin with the last compaction's summary, if there is one. Raises NoSummary and ModelError.
         """
-        summary, start = find_earlier_summary(self.session.log)
+        seen = self.session.view
+        entries, (summary, start) = seen.entries(), find_earlier_summary(seen)
+        behind_first = next((at for at, entry in enumerate(entries) if entry.get("role") == "user"), 0) + 1
         cuts = [at for at in self.cuts if get_id(self.entries[at]) != start]
         room = TEXT_SHARE * self.window
         while cuts:
 
             def list_sections(cut: int, start: str = start, summary: str = summary) -> list[str]:
                 """List the texts of the summary so far and of the messages between it and a cut."""
-                end = next(n for n, entry in enumerate(self.session.log) if get_id(entry) == get_id(self.entries[cut]))
+                end = seen.find(get_id(self.entries[cut]))
                 earlier = [make_compaction_marker(summary, start, [])] if start else []
-                return to_sections(view([*self.session.log[:end], make_shrink_marker("", []), *earlier]))
+                read = entries[max(seen.find(start), behind_first) if start else behind_first : end]
+                return to_sections(view([*entries[:behind_first], *read, make_shrink_marker("", []), *earlier]))
 
             fitting = bisect_right(cuts, room, key=lambda cut: self.measure(self.make_text_request(list_sections(cut))))
             used = max(fitting, 1)

@@ -109,7 +109,7 @@ class SessionLog(Sequence[Message]):
         self._writing = asyncio.ensure_future(self._write_after(self._writing, write(value)))
 
     async def _write_after(self, before: "asyncio.Task[None] | None", writing: Awaitable[None]) -> None:
-        if before is not None:
+        if before is not None and not before.done():
             await asyncio.wait([before])
         try:
             await writing

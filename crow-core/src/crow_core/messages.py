@@ -8,7 +8,7 @@ log the messages of the next request.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import StringIO
 from itertools import groupby, zip_longest
 from typing import Any, Literal, TypedDict, cast
@@ -421,15 +421,22 @@ def apply_passes(passes: Iterable[Pass], messages: Iterable[Message]) -> list[Me
 
 
 class View:
-    """The view of one growing log, which computes again only what can still change.
+    """The view of one growing log, which reads each entry once: its cost does not depend on the length of the log.
 
     Messages before the last reply are final: their tool calls are answered or never will be, and no later message is
-    joined to them. Only a selecting marker changes them; then everything is computed again.
+    joined to them. Only a selecting marker changes them; then what it leaves is computed again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, log: Sequence[Message]) -> None:
+        self._log = log
         self._read = 0
         """The number of log entries that have been read."""
+        self._entries: list[Message] = []
+        """Those entries that were not rewound."""
+        self._places: dict[str, int] = {}
+        """Their indexes, by id."""
+        self._markers: dict[str, list[int]] = {}
+        """The indexes of the markers among them, by kind."""
         self._selected: list[Message] = []
         """Those entries that the selecting passes leave."""
         self._final: list[Message] = []
@@ -437,18 +444,93 @@ class View:
         self._upto = 0
         """The number of entries of `_selected` that are in `_final`."""
 
-    def messages(self, log: Sequence[Message]) -> list[Message]:
-        """Return `view(log)` for a log that has only grown since the last call."""
-        new, self._read = log[self._read :], len(log)
-        if any(marker_kind(entry) in SELECTING_MARKERS for entry in new):
-            self._selected, self._final, self._upto = select_entries(log), [], 0
-        else:
-            self._selected += new
+    def messages(self, *markers: Message) -> list[Message]:
+        """Return `view([*log, *markers])`, with no `rewind` among the markers."""
+        if markers:
+            return apply_passes(SHAPING_PASSES, self.select(*markers))
+        self._read_log()
         replies = (at for at in range(len(self._selected) - 1, self._upto, -1) if is_reply(self._selected[at]))
         last = next(replies, self._upto)
         self._final += apply_passes(SHAPING_PASSES, self._selected[self._upto : last])
         self._upto = last
         return [*self._final, *apply_passes(SHAPING_PASSES, self._selected[last:])]
+
+    def select(self, *markers: Message) -> list[Message]:
+        """Return `select_entries([*log, *markers])`, with no `rewind` among the markers."""
+        self._read_log()
+        if not markers:
+            return [*self._selected]
+        for marker in markers:
+            self._add(marker)
+        try:
+            return self._apply_markers()
+        finally:
+            for marker in markers:
+                self._entries.pop()
+                self._markers[marker_kind(marker)].pop()
+                self._places.pop(marker.get("crow", {}).get("id", ""), None)
+
+    def entries(self) -> Sequence[Message]:
+        """Return `drop_rewound(log)`, the same list every time."""
+        self._read_log()
+        return self._entries
+
+    def find_kind(self, kind: str) -> list[Message]:
+        """Return the markers of a kind that were not rewound, oldest first."""
+        self._read_log()
+        return [self._entries[at] for at in self._markers.get(kind, ())]
+
+    def find_markers(self, kind: str, key: str) -> Iterator[tuple[dict[str, Any], int]]:
+        """Return `find_markers(entries, kind, key)`."""
+        self._read_log()
+        return self._find_markers(kind, key)
+
+    def find(self, id: str) -> int:
+        """Return the index in `entries` of the entry with this id. Raises KeyError."""
+        self._read_log()
+        return self._places[id]
+
+    def _read_log(self) -> None:
+        new = self._log[self._read :]
+        self._read += len(new)
+        if any(marker_kind(entry) == "rewind" for entry in new):  # rare, and it may restore what an earlier one dropped
+            new, self._entries, self._places, self._markers = drop_rewound(self._log), [], {}, {}
+        for entry in new:
+            self._add(entry)
+        if any(marker_kind(entry) in SELECTING_MARKERS for entry in new):
+            self._selected, self._final, self._upto = self._apply_markers(), [], 0
+        else:
+            self._selected += new
+
+    def _find_markers(self, kind: str, key: str) -> Iterator[tuple[dict[str, Any], int]]:
+        return locate_markers(self._entries, self._markers.get(kind, ()), self._places, key)
+
+    def _add(self, entry: Message) -> None:
+        """Add an entry at the end."""
+        if kind := marker_kind(entry):
+            self._markers.setdefault(kind, []).append(len(self._entries))
+        if id := entry.get("crow", {}).get("id"):
+            self._places[id] = len(self._entries)
+        self._entries.append(entry)
+
+    def _apply_markers(self) -> list[Message]:
+        """Return what `shrink_tool_results` and `apply_compaction` leave of the entries, without reading all."""
+        entries = self._entries
+        shrink, end = next(self._find_markers("shrink", "upto"), (dict[str, Any](), 0))
+
+        def read(places: Sequence[int]) -> list[Message]:
+            """Return the entries at these places, which ascend."""
+            old, new = ([entries[at] for at in places if (at < end) is is_old] for is_old in (True, False))
+            return [*shorten_answers(old, shrink), *new]
+
+        first = next((at for at, entry in enumerate(entries) if entry.get("role") == "user"), len(entries))
+        for notes, start in self._find_markers("compaction", "from"):
+            if start <= first:
+                continue
+            pinned = sorted({self._places.get(str(id), first) for id in notes.get("pinned", ())})
+            kept = [first, *(at for at in pinned if first < at < start and "role" in entries[at])]
+            return [*read(kept), to_summary(notes), *read(range(start, len(entries)))]
+        return read(range(len(entries)))
 
 
 def select_entries(log: Iterable[Message]) -> list[Message]:
@@ -490,13 +572,14 @@ def find_shell(log: Iterable[Message]) -> dict[str, Any]:
 def shrink_tool_results(messages: list[Message]) -> list[Message]:
     """Shorten the tool results before the entry that the last `shrink` marker names; the log keeps all of them."""
     for notes, end in find_markers(messages, "shrink", "upto"):
-        limit, tool, pinned = int(notes.get("limit", 0)), str(notes.get("tool", "")), notes.get("pinned", ())
-        whole = (m.get("role") != "tool" or has_id(m, pinned) for m in messages[:end])
-        old = [
-            m if is_whole else shorten_answer(m, limit, tool) for m, is_whole in zip(messages[:end], whole, strict=True)
-        ]
-        return [*old, *messages[end:]]
+        return [*shorten_answers(messages[:end], notes), *messages[end:]]
     return messages
+
+
+def shorten_answers(messages: Sequence[Message], notes: dict[str, Any]) -> list[Message]:
+    """Shorten the tool results among messages as the notes of a `shrink` marker say."""
+    limit, tool, pinned = int(notes.get("limit", 0)), str(notes.get("tool", "")), notes.get("pinned", ())
+    return [m if m.get("role") != "tool" or has_id(m, pinned) else shorten_answer(m, limit, tool) for m in messages]
 
 
 def has_id(message: Message, ids: Sequence[str]) -> bool:
@@ -531,10 +614,14 @@ def apply_compaction(messages: list[Message]) -> list[Message]:
         if start <= first:
             continue
         kept = [m for m in messages[first + 1 : start] if "role" in m and has_id(m, notes.get("pinned", ()))]
-        text = SUMMARY_TEMPLATE.format(notes.get("summary", ""))
-        summary: Message = {"role": "user", "content": text, "crow": {"hidden": True}}
-        return [messages[first], *kept, summary, *messages[start:]]
+        return [messages[first], *kept, to_summary(notes), *messages[start:]]
     return messages
+
+
+def to_summary(notes: dict[str, Any]) -> Message:
+    """Convert the notes of a `compaction` marker to the message that stands for what it drops."""
+    text = SUMMARY_TEMPLATE.format(notes.get("summary", ""))
+    return {"role": "user", "content": text, "crow": {"hidden": True}}
 
 
 def find_markers(messages: list[Message], kind: str, key: str) -> Iterator[tuple[dict[str, Any], int]]:
@@ -543,7 +630,14 @@ def find_markers(messages: list[Message], kind: str, key: str) -> Iterator[tuple
     "" names the marker itself. A marker whose entry does not exist is left out.
     """
     markers = [at for at, message in enumerate(messages) if marker_kind(message) == kind]
-    places = {m.get("crow", {}).get("id"): at for at, m in enumerate(messages)} if markers else {}
+    places: dict[str, int] = {m.get("crow", {}).get("id", ""): at for at, m in enumerate(messages)} if markers else {}
+    return locate_markers(messages, markers, places, key)
+
+
+def locate_markers(
+    messages: Sequence[Message], markers: Sequence[int], places: Mapping[str, int], key: str
+) -> Iterator[tuple[dict[str, Any], int]]:
+    """Like `find_markers`, with the indexes of the markers, and of all messages by their ids."""
     for at in reversed(markers):
         notes = messages[at].get("crow", {})
         place = places.get(str(notes[key])) if notes.get(key) else at

@@ -39,7 +39,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import Toolbox
-from crow_core.messages import Delta, Message, PartialCall, View, drop_rewound, find_shell, settle
+from crow_core.messages import Delta, Message, PartialCall, View, find_shell, settle
 from crow_core.models.chat import Model, ModelCall, ModelRequest
 from crow_core.options import Option, SessionOptions
 from crow_core.prompts import Prompt, SessionPrompts
@@ -140,6 +140,8 @@ class Session:
             on_model_call=partial(hooks.model_call.run, self) if hooks.model_call else None,
             on_flush=partial(hooks.flush.run, self) if hooks.flush else None,
         )
+        self.view = View(self.log)
+        """What the model sees of the log."""
         self.prompts = SessionPrompts(dict(prompts), self.log)
         self.toolbox = Toolbox()
         self.options = SessionOptions(partial(hooks.options.run, self), self.log)
@@ -153,7 +155,6 @@ class Session:
         self.parent = parent
         """The session that this one works for, if it is a sub-agent's."""
         self._models = models
-        self._view = View()
 
     @property
     def cwd(self) -> str:
@@ -234,7 +235,7 @@ class Session:
             self.prompts.system = await self.render_system_prompt()
         system: Message = {"role": "system", "content": self.prompts.system}
         tools: ModelRequest = {"tools": self.toolbox.sent} if self.toolbox.sent else {}
-        request: ModelRequest = {**tools, "messages": [system, *self._view.messages(self.log)]}
+        request: ModelRequest = {**tools, "messages": [system, *self.view.messages()]}
         return await self.hooks.before_model.run(request, self)
 
     async def render_system_prompt(self) -> str:
@@ -262,7 +263,7 @@ class Session:
         `last` is the id of the last entry that is dropped, if it may be restored later.
         """
         self.log.append({"crow": {"kind": "rewind", "to": to, **({"undone": last} if last else {})}})
-        if not any(entry.get("crow", {}).get("purpose") == "system" for entry in drop_rewound(self.log)):
+        if not any(entry.get("crow", {}).get("purpose") == "system" for entry in self.view.entries()):
             self.prompts.system = None
 
     def meta(self, tool_call: ToolCall, **more: Any) -> dict[str, Any]:

@@ -12,13 +12,14 @@ import json
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from crow_core.errors import StoreError
 from crow_core.messages import Message
-from sqlalchemy import Connection, bindparam, func, insert, select
+from sqlalchemy import URL, Connection, bindparam, func, insert, select
 
 from crow_persistence import leases
 from crow_persistence.database import Database
@@ -41,35 +42,46 @@ CHAIN_LOCK = 0x63726F77
 """PostgreSQL advisory lock, held by the one transaction that appends to the chain."""
 SELECT_HEAD = select(decisions.c.number, decisions.c.hash).order_by(decisions.c.number.desc()).limit(1)
 SELECT_HASH = select(decisions.c.hash).where(decisions.c.number == bindparam("count"))
-SELECT_DECISIONS = (
+SELECT_DECISION = (
     select(decisions)
     .where(decisions.c.session == bindparam("of"), decisions.c.kind == "decision")
-    .where(decisions.c.call.in_(bindparam("calls", expanding=True)))
-    .order_by(decisions.c.number)
+    .where(decisions.c.call == bindparam("call_id"))
+    .order_by(decisions.c.number.desc())
+    .limit(1)
 )
 INSERT_DECISIONS = insert(decisions)
 
 
-def make_rows(connection: Connection, session_id: str, entries: Sequence[Message], at: int) -> list[AuditRow]:
-    """Make the rows for the decisions and their tool results among a session's new entries; see `append_rows`."""
-    answers = [escape_text(entry.get("tool_call_id", "")) for entry in entries if entry.get("role") == "tool"]
-    made = find_decisions(connection, session_id, answers) if answers else {}
+def make_rows(
+    connection: Connection,
+    session_id: str,
+    entries: Sequence[Message],
+    at: int,
+    decided: dict[str, AuditRow] | None = None,
+) -> list[AuditRow]:
+    """Make the rows for the decisions and their tool results among a session's new entries; see `append_rows`.
+
+    `decided` holds earlier decisions by tool call id, and gets new ones; those that are not in it are looked up.
+    """
+    decided = {} if decided is None else decided
     rows: list[AuditRow] = []
     for entry in entries:
         notes = entry.get("crow", {})
         if "role" not in entry and notes.get("kind") == "decision":
             row = to_decision_row(notes)
-            made[row["call"]] = row
+            decided[row["call"]] = row
             rows.append(row)
-        elif entry.get("role") == "tool" and (row := made.get(escape_text(entry.get("tool_call_id", "")))):
-            rows.append(to_result_row(row, entry))
+        elif entry.get("role") == "tool":
+            id = escape_text(entry.get("tool_call_id", ""))
+            if row := decided.pop(id, None) or find_decision(connection, session_id, id):
+                rows.append(to_result_row(row, entry))
     return [{**row, "session": session_id, "at": at} for row in rows]
 
 
-def find_decisions(connection: Connection, session_id: str, calls: Sequence[str]) -> dict[str, AuditRow]:
-    """Return the stored decisions on these tool calls of a session, by tool call id."""
-    found = connection.execute(SELECT_DECISIONS, {"of": session_id, "calls": calls}).mappings()
-    return {row["call"]: dict(row) for row in found}
+def find_decision(connection: Connection, session_id: str, call: str) -> AuditRow | None:
+    """Return the stored decision on a tool call of a session; the last one if there are several."""
+    found = connection.execute(SELECT_DECISION, {"of": session_id, "call_id": call}).mappings().first()
+    return dict(found) if found else None
 
 
 def to_decision_row(notes: Mapping[str, Any]) -> AuditRow:
@@ -195,7 +207,7 @@ def update_file(database: Database, change: Callable[[AnchoredHead], AnchoredHea
     file = database.folder / HEAD_FILE
     try:
         with lock_file(file):
-            heads, name = read_file(file), database_key(database)
+            heads, name = read_file(file), database_key(database.url)
             if changed := change(heads.get(name, AnchoredHead())):
                 write_file(file, {**heads, name: changed}, is_durable=database.is_durable)
             return changed is not None
@@ -211,9 +223,10 @@ def is_in_chain(connection: Connection, anchored: AnchoredHead) -> bool:
     return (connection.scalar(SELECT_HASH, {"count": anchored.count}) or "") == anchored.hash
 
 
-def database_key(database: Database) -> str:
+@cache
+def database_key(url: URL) -> str:
     """Return the key of a database in the file; one folder may serve several databases."""
-    return database.url.render_as_string(hide_password=True)
+    return url.render_as_string(hide_password=True)
 
 
 def read_file(file: Path) -> dict[str, AnchoredHead]:
@@ -260,7 +273,7 @@ def verify(database: Database) -> list[str]:
     with database.begin_read() as connection:
         try:
             with lock_file(file, needed=False):  # so that the snapshot and the file belong together
-                anchored = read_file(file).get(database_key(database))
+                anchored = read_file(file).get(database_key(database.url))
                 read_head(connection)
         except (OSError, msgspec.DecodeError) as error:
             return [f"{file} cannot be read ({error}). `crow audit repair` makes a new one."]
@@ -284,7 +297,7 @@ def verify(database: Database) -> list[str]:
                 hashes[end.count] = end.hash
     if anchored is None:
         unknown = f"whether decisions after {end.count} were removed is unknown"
-        return [*wrong, f"{file} has no record of {database_key(database)}: {unknown}."] if end.count else wrong
+        return [*wrong, f"{file} has no record of {database_key(database.url)}: {unknown}."] if end.count else wrong
     if end.count < anchored.count:
         why = "a power failure or an older copy of the database has the same effect"
         wrong.append(f"{describe_range(end.count + 1, anchored.count)} removed from the end, as {file} shows ({why}).")
@@ -336,7 +349,7 @@ def replace_head(database: Database, head: AnchoredHead) -> None:
             except msgspec.DecodeError:
                 file.replace(file.with_suffix(".damaged"))
                 heads = {}
-            write_file(file, {**heads, database_key(database): head})
+            write_file(file, {**heads, database_key(database.url): head})
     except OSError as error:
         raise StoreError(f"{file} cannot be written ({error.strerror}). Make it writable, or make room.") from error
 

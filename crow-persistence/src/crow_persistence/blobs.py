@@ -24,8 +24,8 @@ REFERENCING_COLUMNS = (links.c.blob, renders.c.text, calls.c.head)
 def store(connection: Connection, data: Mapping[str, bytes]) -> None:
     """Store blobs, given by hash. Existing ones are not changed."""
     if data:
-        lock(connection, shared=True)
-        connection.execute(INSERT_BLOB, [{"hash": hash, "data": blob} for hash, blob in data.items()])
+        lock(connection, shared=True)  # in the order of their hashes, so that two processes cannot wait for each other
+        connection.execute(INSERT_BLOB, [{"hash": hash, "data": blob} for hash, blob in sorted(data.items())])
 
 
 def fetch(connection: Connection, hashes: Iterable[str]) -> dict[str, bytes]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from time import process_time
 from typing import TYPE_CHECKING, TypeVar
 
+from crow_core.acp.connection import ConnectionClosed
 from crow_core.errors import StoreError
 from crow_core.session import Session
 
@@ -54,6 +55,7 @@ class GroupCommit:
         self._commits: asyncio.Task[None] | None = None
         """Commits as long as somebody waits."""
         self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._is_urgent = False
         """Whether the next commit follows the one that runs at once."""
 
@@ -137,6 +139,10 @@ class GroupCommit:
                 self._gathered.setdefault(id, SessionWrite(write.session)).take_over(write)
             if write.done is None:
                 self._errors[id] = error
+        for call, reason in write.lost_calls.items():
+            text = f"The model call {call[:8]} is not stored, and the session goes on without it. {reason}"
+            self._tasks.add(task := asyncio.ensure_future(tell(write.session, text)))
+            task.add_done_callback(self._tasks.discard)
         if write.done is not None and not write.done.done():
             if error is None:
                 write.done.set_result(None)
@@ -215,6 +221,12 @@ class GroupCommit:
                 await self.write(lambda store: store.database.close())
         self.writer.shutdown()
         self.reader.shutdown()
+
+
+async def tell(session: Session, text: str) -> None:
+    """Show the user a warning, if the client is still there."""
+    with suppress(ConnectionClosed):
+        await session.notice(text, "warning")
 
 
 def open_store(url: str, folder: Path | None) -> "Store":

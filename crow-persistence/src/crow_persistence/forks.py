@@ -74,7 +74,8 @@ def delete_rows(connection: Connection, id: str, owner: str = "") -> set[str]:
         {model_call.head for model_call in model_calls},
         *(find_blobs(model_call.messages) for model_call in model_calls),
     )
-    search.index_entries(connection, row.number, "", [])  # the remaining messages move to the folder ""
+    if row.cwd:
+        search.move_entries(connection, row.number, row.cwd, "")  # those that remain
     nothing = {"title": None, "cwd": "", "roots": "[]", "options": "{}", "head": None, "owner": None, "beat": None}
     its = sessions.c.number == row.number
     connection.execute(update(sessions).where(its).values(**nothing, deleted=leases.now()))

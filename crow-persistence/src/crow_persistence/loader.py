@@ -140,7 +140,7 @@ def load_with_progress(connection: Connection, row: "Row[Any]", at: str = "") ->
     path, missing, astray = follow_path(connection, row)
     rendered = load_renders(connection, [found.id for found in path if found.kind == "render"])
     data = blobs.fetch(connection, {hash for found in path for hash in find_blobs(found.body)})
-    progress = Progress(number=row.number, options=read_options(row), engine=connection.engine)
+    progress = Progress(number=row.number, options=read_options(row), cwd=row.cwd, engine=connection.engine)
     progress.is_archived = is_archived(row)
     record = Record(row.id, [], title=row.title or "", options=dict(progress.options))
     damaged = missing + astray

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from crow_core.models.chat import ModelCall
 from sqlalchemy import Engine
 
+from crow_persistence.audit import AuditRow
 from crow_persistence.requests import RequestEncoder
 
 
@@ -22,6 +23,10 @@ class Progress:
     """The `messages` rows of the first entries of the log, in order. Later entries are not stored yet."""
     options: dict[str, str] = field(default_factory=dict[str, str])
     """The options as stored in the `sessions` row."""
+    cwd: str = ""
+    """The working folder as stored in the `sessions` row."""
+    decisions: dict[str, AuditRow] = field(default_factory=dict[str, AuditRow])
+    """The decisions on tool calls whose results are not stored yet, by tool call id."""
     is_archived: bool = False
     """Whether lists leave the session out."""
     engine: Engine | None = None
@@ -34,5 +39,7 @@ class Progress:
     """The last characters of each text of the draft, in which a secret may begin; None if they must be read first."""
     model_calls: list[ModelCall] = field(default_factory=list[ModelCall])
     """Model calls that wait for the session's first message, as a session without one is not stored."""
+    lost_calls: set[str] = field(default_factory=set[str])
+    """Ids of model calls that could not be stored."""
     encoder: RequestEncoder | None = None
     """Encoder of the session's model requests; None until the first one."""

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Row, func, insert, select
 from sqlalchemy import text as sql
 
 from crow_persistence import blobs
+from crow_persistence.batch import Batch
 from crow_persistence.entries import clean_text, encode
 from crow_persistence.tables import prompts, renders, sessions
 
@@ -20,6 +21,8 @@ INSERT_VERSION = sql(
     " SELECT :name, coalesce(max(number), 0) + 1, :hash, :template, :variables, :at FROM prompts WHERE name = :name"
     " ON CONFLICT DO NOTHING"
 )
+
+INSERT_RENDER = insert(renders)
 
 
 def store_version(connection: Connection, name: str, template: str, at: int) -> int:
@@ -37,22 +40,23 @@ def store_version(connection: Connection, name: str, template: str, at: int) -> 
     return id
 
 
-def store_render(connection: Connection, row: int, number: int, marker: Message, at: int) -> None:
-    """Store a render. Its marker is the `messages` row `row` of the session `number`."""
+def add_render(batch: Batch, row: int, number: int, marker: Message, at: int) -> None:
+    """Add a render to a batch, and store the version of its prompt. Its marker is the `messages` row `row` of the
+    session `number`."""
     notes = marker.get("crow", {})
     text = notes["text"].encode("utf-8", "surrogatepass")
     hash = hashlib.sha256(text).hexdigest()
-    blobs.store(connection, {hash: text})
+    batch.blobs[hash] = text
     render = {
         "message": row,
         "session": number,
-        "prompt": store_version(connection, notes["prompt"], notes["template"], at),
+        "prompt": store_version(batch.connection, notes["prompt"], notes["template"], at),
         "purpose": clean_text(notes["purpose"])[:32],
         "variables": encode(notes["variables"]),
         "text": hash,
         "at": at,
     }
-    connection.execute(insert(renders), render)
+    batch.add(INSERT_RENDER, render)
 
 
 def digest(template: str) -> str:

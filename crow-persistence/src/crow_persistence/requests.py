@@ -20,9 +20,10 @@ from crow_core.masking import mask
 from crow_core.messages import Message
 from crow_core.models.chat import ChatModel, ModelCall, ModelRequest, encode_json
 from crow_core.models.usage import count_tokens, find_price
-from sqlalchemy import Connection, Row, bindparam, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, select, text, update
 
 from crow_persistence import blobs
+from crow_persistence.batch import Batch
 from crow_persistence.entries import (
     MIN_BLOB_LENGTH,
     DamagedEntry,
@@ -42,9 +43,22 @@ REPLY_DISTANCE = 200
 PREFIXES = ("blob:", "row:", "text:")
 """Prefixes of strings in a written-out message: a reference to a blob, a reference to a row's content, or literal
 text."""
-INSERT_CALL = insert(calls)
-UPDATE_CALL = update(calls).where(calls.c.id == bindparam("of"))
-SELECT_CALL_ID = select(calls.c.id).where(calls.c.id == bindparam("of"))
+CALL_COLUMNS = tuple(column.name for column in calls.columns)
+UPSERT_CALL = text(
+    "INSERT INTO calls ({}) VALUES ({}) ON CONFLICT (id) DO UPDATE SET {}".format(
+        ", ".join(f'"{name}"' for name in CALL_COLUMNS),
+        ", ".join(f":{name}" for name in CALL_COLUMNS),
+        ", ".join(f'"{name}" = excluded."{name}"' for name in CALL_COLUMNS),
+    )
+)
+OUTCOME_COLUMNS = (
+    *("first", "total", "stop_reason", "error", "usage", "input", "output", "cached", "cost", "currency"),
+    "reply",
+)
+"""Columns that a model call gets when it ends."""
+UPDATE_CALL = (
+    update(calls).where(calls.c.id == bindparam("of")).values({name: bindparam(name) for name in OUTCOME_COLUMNS})
+)
 
 
 @dataclass
@@ -112,20 +126,19 @@ class RequestEncoder:
         latest = self._sent.get(model_call.purpose)
         return latest is not None and latest.model_call == model_call.id and latest.body is sent_body(model_call)
 
-    def encode_request(self, connection: Connection, model_call: ModelCall) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """Return the `calls` columns of a request, and the blobs they refer to. Later requests may refer to this
-        one."""
+    def forget(self, model_call: ModelCall) -> None:
+        """Let no later request refer to a model call, which could not be stored."""
+        self._sent = {purpose: sent for purpose, sent in self._sent.items() if sent.model_call != model_call.id}
+
+    def encode_request(self, model_call: ModelCall) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """Return the `calls` columns of a request, and the blobs they refer to. Later requests may refer to this one,
+        so that this encoder must not be used further if it cannot be stored."""
         self.read_log()
         body = sent_body(model_call)
         sent_messages: list[Any] = body.get("messages", [])
         earlier = [(count_common(sent_messages, one.body.get("messages", [])), one) for one in self._sent.values()]
         shared, base = max(earlier, key=lambda pair: pair[0], default=(0, None))
-        if (
-            base is None
-            or not shared
-            or base.model_call == model_call.id
-            or not is_written(connection, base.model_call)
-        ):
+        if base is None or not shared or base.model_call == model_call.id:
             shared, base = 0, None
         data: dict[str, bytes] = {}
         head = encode_json({**body, "messages": []})
@@ -196,21 +209,20 @@ def to_sent_message(entry: Mapping[str, Any], reasoning_key: str | None = None) 
     return message
 
 
-def write_model_call(connection: Connection, number: int, model_call: ModelCall, encoder: RequestEncoder) -> None:
-    """Store a model call of the session `number`: when its request has been sent, and again when it has ended."""
+def add_model_call(batch: Batch, number: int, model_call: ModelCall, encoder: RequestEncoder) -> None:
+    """Add a model call of the session `number` to a batch: when its request has been sent, and again when it has
+    ended."""
     values = to_outcome_columns(model_call, encoder.secrets) if model_call.ended else {}
-    if model_call.ended and model_call.purpose == "turn":
-        values["reply"] = encoder.find_reply(model_call)
-    if (
-        model_call.ended
-        and encoder.has_encoded(model_call)
-        and connection.execute(UPDATE_CALL, {"of": model_call.id, **values}).rowcount
-    ):
+    if model_call.ended:
+        values["reply"] = encoder.find_reply(model_call) if model_call.purpose == "turn" else None
+    if model_call.ended and encoder.has_encoded(model_call):
+        batch.add(UPDATE_CALL, {"of": model_call.id, **values})
         return
-    columns, data = encoder.encode_request(connection, model_call)
-    blobs.store(connection, data)
+    columns, data = encoder.encode_request(model_call)
+    batch.blobs |= data
     since = monotonic() - model_call.started if model_call.started else 0.0
     values |= columns | {
+        "id": model_call.id,
         "session": number,
         "purpose": clean_text(model_call.purpose)[:32],
         "render": encoder.find_render(model_call.purpose),
@@ -219,8 +231,7 @@ def write_model_call(connection: Connection, number: int, model_call: ModelCall,
         "crow": crow_core.__version__,
         "started": round((time() - since) * 1000),
     }
-    if not connection.execute(UPDATE_CALL, {"of": model_call.id, **values}).rowcount:
-        connection.execute(INSERT_CALL, {"id": model_call.id, **values})
+    batch.add(UPSERT_CALL, dict.fromkeys(CALL_COLUMNS) | values)
 
 
 def sent_body(model_call: ModelCall) -> ModelRequest:
@@ -238,23 +249,23 @@ def to_outcome_columns(model_call: ModelCall, secrets: Collection[str]) -> dict[
         "stop_reason": clean_text(model_call.finish_reason) or None,
         "error": clean_text(mask(model_call.error, secrets)) or None,
         "usage": encode(model_call.usage) if model_call.usage else None,
-        "input": counted and counted["prompt"],
-        "output": counted and counted["completion"],
-        "cached": counted and counted["cached"],
+        "input": counted and fit(counted["prompt"]),
+        "output": counted and fit(counted["completion"]),
+        "cached": counted and fit(counted["cached"]),
         "cost": cost and cost[0],
         "currency": cost and clean_text(cost[1])[:8],
     }
+
+
+def fit(count: int) -> int | None:
+    """Return a count, or None if it is too large for its column; `usage` keeps what the provider reported."""
+    return count if count < 2**31 else None
 
 
 def count_common(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Count the messages that two requests begin with alike. Comparing identical objects is fast."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((at for at, (one, other) in pairs if one != other), min(len(first), len(second)))
-
-
-def is_written(connection: Connection, id: str) -> bool:
-    """Test whether a model call is in the database: the transaction that wrote it may have failed."""
-    return connection.scalar(SELECT_CALL_ID, {"of": id}) is not None
 
 
 def digest_body(latest: SentRequest, sent_messages: Sequence[Any], base: SentRequest | None, shared: int) -> str:

@@ -137,22 +137,22 @@ def count_indexed(connection: Connection) -> int:
 
 
 def index_entries(connection: Connection, number: int, cwd: str, rows: Sequence[tuple[int, Message]]) -> None:
-    """Add entries of the session `number`, with their rows' ids, to the index, in the transaction that stores them.
+    """Add entries of the session `number`, with their rows' ids, to the index."""
+    run_for_each(connection, ADD, make_documents(number, cwd, rows))
 
-    Call it before `cwd` is written to the session's row: when the folder changes, the session's entries are moved to
-    the new folder in the index.
-    """
-    before = connection.scalar(select(sessions.c.cwd).where(sessions.c.number == number))
-    if before not in (None, clean_text(cwd)):
-        new = {id for id, _ in rows}
-        its = select(messages.c.id, messages.c.body).where(
-            messages.c.session == number, messages.c.kind.in_(INDEXED_KINDS)
-        )
-        moving = [(id, read_entry(body)) for id, body in connection.execute(its) if id not in new]
-        run_for_each(connection, REMOVE, [make_document(id, entry, number, before) for id, entry in moving])
-        run_for_each(connection, ADD, [make_document(id, entry, number, cwd) for id, entry in moving])
-    said = [(id, entry) for id, entry in rows if entry.get("role") in INDEXED_KINDS]
-    run_for_each(connection, ADD, [make_document(id, entry, number, cwd) for id, entry in said])
+
+def make_documents(number: int, cwd: str, rows: Iterable[tuple[int, Message]]) -> list[dict[str, Any]]:
+    """Return entries of the session `number`, with their rows' ids, as parameters of ADD."""
+    return [make_document(id, entry, number, cwd) for id, entry in rows if entry.get("role") in INDEXED_KINDS]
+
+
+def move_entries(connection: Connection, number: int, before: str, cwd: str) -> None:
+    """Move the entries of the session `number` from one folder to another in the index. Call it before `cwd` is written
+    to the session's row, and before further entries are."""
+    its = select(messages.c.id, messages.c.body).where(messages.c.session == number, messages.c.kind.in_(INDEXED_KINDS))
+    moving = [(id, read_entry(body)) for id, body in connection.execute(its)]
+    run_for_each(connection, REMOVE, [make_document(id, entry, number, before) for id, entry in moving])
+    run_for_each(connection, ADD, [make_document(id, entry, number, cwd) for id, entry in moving])
 
 
 def remove_entries(connection: Connection, ids: Iterable[int]) -> None:
@@ -300,9 +300,9 @@ def extract_words(entry: Message) -> str:
     return " ".join(word for _, said in extract_texts(entry) for word in split_words(said))
 
 
-def split_words(text: str) -> Iterator[str]:
-    """Yield the words of a text."""
-    return (found[0] for found in WORD.finditer(fold(text[:MAX_TEXT_LENGTH])))
+def split_words(text: str) -> list[str]:
+    """Return the words of a text."""
+    return WORD.findall(fold(text[:MAX_TEXT_LENGTH]))
 
 
 def fold(said: str) -> str:

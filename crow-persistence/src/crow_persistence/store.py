@@ -1,9 +1,9 @@
 """The store: the operations on stored sessions that the hooks need. Each method blocks, and runs one or two
 transactions."""
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, ProgrammingError
 
 from crow_persistence import audit, forks, leases, loader, requests, search, writer
+from crow_persistence.batch import Batch, OutOfStep
 from crow_persistence.database import Database
 from crow_persistence.progress import Progress
 from crow_persistence.requests import RequestEncoder
@@ -45,28 +46,113 @@ class Store:
         writes = sorted(filter(self.has_news, writes), key=lambda write: write.session.id)
         if not writes:
             return {}
-        errors, decisions, head = dict[str, Exception](), list[audit.AuditRow](), None
+        errors: dict[str, Exception] = {}
+        try:
+            head = self.write_transaction(self.write_together, writes, errors, briefly=briefly)
+        except Exception as error:
+            if not is_fault_of_session(error):
+                raise
+            head = self.write_transaction(partial(self.write_apart, errors=errors), writes, errors, briefly=briefly)
+        if head:
+            audit.anchor(self.database, head)
+        return errors
+
+    def write_transaction(
+        self,
+        write_all: Callable[[Connection, Sequence[SessionWrite]], list[audit.AuditRow]],
+        writes: Sequence[SessionWrite],
+        errors: Collection[str],
+        *,
+        briefly: bool,
+    ) -> audit.AnchoredHead | None:
+        """Run a function in a transaction, and append the rows that it returns to the audit chain. Return the chain's
+        head if it grows. Raises StoreError.
+
+        The sessions in `errors` are not written.
+        """
+        head = None
         with self.database.begin_write(briefly=briefly) as connection:
             engine = connection.engine
-            for write in writes:
-                try:
-                    with connection.begin_nested() if len(writes) > 1 else nullcontext():
-                        decisions += self.write_session(connection, write)
-                except Exception as error:
-                    if len(writes) == 1 or (isinstance(error, DBAPIError) and not isinstance(error, ROW_FAULTS)):
-                        raise
-                    is_fault = isinstance(error, DBAPIError)
-                    errors[write.session.id] = StoreError(self.database.explain(error)) if is_fault else error
-            if decisions:
-                head = audit.append_rows(connection, decisions)
+            if rows := write_all(connection, writes):
+                head = audit.append_rows(connection, rows)
                 audit.announce(connection, self.database, head)
         for write in writes:
             if write.session.id not in errors and (progress := self.get_progress(write.session)).number:
                 progress.engine = engine
                 self.open_ids.add(write.session.id)
-        if head:
-            audit.anchor(self.database, head)
-        return errors
+        return head
+
+    def write_together(self, connection: Connection, writes: Sequence[SessionWrite]) -> list[audit.AuditRow]:
+        """Write what sessions have gathered: each statement once, for all of them. Return the rows for the audit
+        chain."""
+        for write in writes:
+            progress = self.get_progress(write.session)
+            if progress.engine is not connection.engine:
+                writer.resync(connection, progress, write.session)
+            progress.engine = None  # until the transaction is committed
+            write.model_calls[:0], progress.model_calls = progress.model_calls, []
+            write.drop_model_calls(progress.lost_calls)
+        entries = [write.session.log[len(self.get_progress(write.session).rows) : write.entries] for write in writes]
+        batch = Batch(connection, writer.WRITE_ORDER, sum(map(len, entries)))
+        decisions: list[audit.AuditRow] = []
+        for write, new in zip(writes, entries, strict=True):
+            progress = self.get_progress(write.session)
+            if new:
+                decisions += writer.write_entries(batch, progress, write.session, new, write.secrets)
+            for model_call in write.model_calls:
+                requests.add_model_call(batch, progress.number, model_call, self.get_encoder(write))
+        batch.execute()
+        for write, new in zip(writes, entries, strict=True):
+            written = set(map(loader.entry_id, new))
+            if parts := [part for part in write.parts if loader.entry_id(part) not in written]:
+                progress = self.get_progress(write.session)
+                writer.write_parts(connection, progress, write.session, parts, write.secrets)
+        return decisions
+
+    def write_apart(
+        self, connection: Connection, writes: Sequence[SessionWrite], errors: dict[str, Exception]
+    ) -> list[audit.AuditRow]:
+        """Like `write_together`, but one session after the other, with its fault in `errors`. A model call that cannot
+        be stored is left out, and the reason added to `SessionWrite.lost_calls`."""
+        decisions: list[audit.AuditRow] = []
+        for write in writes:
+            model_calls, write.model_calls = write.model_calls, []
+            progress = self.get_progress(write.session)
+            try:
+                with connection.begin_nested():
+                    decisions += self.write_together(connection, [write])
+            except Exception as error:
+                if not is_fault_of_session(error):
+                    raise
+                write.model_calls += model_calls
+                errors[write.session.id] = self.to_sentence(error)
+                continue
+            write.model_calls += model_calls
+            write.drop_model_calls(progress.lost_calls)
+            for model_call in write.model_calls:
+                try:
+                    with connection.begin_nested():
+                        batch = Batch(connection, writer.WRITE_ORDER, 0)
+                        requests.add_model_call(batch, progress.number, model_call, self.get_encoder(write))
+                        batch.execute()
+                except Exception as error:
+                    if not is_fault_of_session(error):
+                        raise
+                    self.get_encoder(write).forget(model_call)
+                    progress.lost_calls.add(model_call.id)
+                    write.lost_calls[model_call.id] = str(self.to_sentence(error))
+        return decisions
+
+    def to_sentence(self, error: Exception) -> Exception:
+        """Convert an error of the driver to a StoreError; return any other unchanged."""
+        return StoreError(self.database.explain(error)) if isinstance(error, DBAPIError) else error
+
+    def get_encoder(self, write: SessionWrite) -> RequestEncoder:
+        """Return the encoder of a session's model requests."""
+        progress = self.get_progress(write.session)
+        progress.encoder = progress.encoder or RequestEncoder(write.session.log, progress.rows)
+        progress.encoder.secrets = write.secrets
+        return progress.encoder
 
     def has_news(self, write: SessionWrite) -> bool:
         """Test whether there is anything to write; a session is not stored before its first message."""
@@ -75,25 +161,6 @@ class Store:
             progress.model_calls += write.model_calls
             return False
         return bool(len(progress.rows) < write.entries or write.parts or write.model_calls)
-
-    def write_session(self, connection: Connection, write: SessionWrite) -> list[audit.AuditRow]:
-        """Write what one session has gathered. Return its rows for the audit chain. Raises StoreError."""
-        session, secrets, progress = write.session, write.secrets, self.get_progress(write.session)
-        if progress.engine is not connection.engine:
-            writer.resync(connection, progress, session)
-        progress.engine = None  # until the transaction is committed
-        decisions: list[audit.AuditRow] = []
-        if entries := session.log[len(progress.rows) : write.entries]:
-            decisions = writer.write_entries(connection, progress, session, entries, secrets)
-        written = set(map(loader.entry_id, entries))
-        if parts := [part for part in write.parts if loader.entry_id(part) not in written]:
-            writer.write_parts(connection, progress, session, parts, secrets)
-        write.model_calls[:0], progress.model_calls = progress.model_calls, []
-        progress.encoder = progress.encoder or RequestEncoder(session.log, progress.rows)
-        progress.encoder.secrets = secrets
-        for model_call in write.model_calls:
-            requests.write_model_call(connection, progress.number, model_call, progress.encoder)
-        return decisions
 
     def get_progress(self, session: Session) -> Progress:
         """Return a session's progress; a new one for a new session."""
@@ -210,3 +277,9 @@ class Store:
         if self.open_ids:
             with self.database.begin_write(briefly=True) as connection:  # the next one is sent soon
                 leases.send_heartbeat(connection, self.owner, self.open_ids)
+
+
+def is_fault_of_session(error: Exception) -> bool:
+    """Test whether an error is about the rows of one session, so that those of other sessions can be written."""
+    cause = error.__cause__ if isinstance(error.__cause__, DBAPIError) else error
+    return isinstance(cause, (OutOfStep, *ROW_FAULTS)) or not isinstance(cause, (DBAPIError, StoreError))

@@ -4,14 +4,15 @@ from collections.abc import Collection, Sequence
 from itertools import takewhile
 from typing import Any
 
-from crow_core.errors import SessionBusy, StoreError
+from crow_core.errors import SessionBusy
 from crow_core.masking import mask
 from crow_core.messages import Message
 from crow_core.session import Session
 from crow_core.store import SessionChange
 from sqlalchemy import Connection, Row, Text, bindparam, delete, func, insert, select, text, update
 
-from crow_persistence import audit, blobs, leases, loader, prompts, search
+from crow_persistence import audit, leases, loader, prompts, requests, search
+from crow_persistence.batch import Batch, OutOfStep
 from crow_persistence.entries import clean_text, encode, pack
 from crow_persistence.loader import entry_id
 from crow_persistence.progress import Progress
@@ -22,7 +23,7 @@ INSERT_MESSAGE = insert(messages)
 INSERT_LINKS = insert(links)
 UPDATE_SESSION = (
     update(sessions)
-    .where(sessions.c.number == bindparam("session"))
+    .where(sessions.c.number == bindparam("session"), sessions.c.owner == bindparam("by"))
     .values(
         head=bindparam("new_head"),
         updated=bindparam("at"),
@@ -40,6 +41,17 @@ INSERT_PART = text(
     "ON CONFLICT (session, number) DO UPDATE SET body = excluded.body"  # it may be there, although its commit failed
 )
 DELETE_DRAFT = delete(drafts).where(drafts.c.session == bindparam("of"))
+WRITE_ORDER = (
+    INSERT_MESSAGE,
+    UPDATE_SESSION,
+    INSERT_LINKS,
+    prompts.INSERT_RENDER,
+    *search.ADD.values(),
+    DELETE_DRAFT,
+    requests.UPSERT_CALL,
+    requests.UPDATE_CALL,
+)
+"""The statements of a batch, in an order in which each row comes after those that it refers to."""
 
 
 MAX_SPELLING = 12
@@ -47,21 +59,22 @@ MAX_SPELLING = 12
 
 
 def write_entries(
-    connection: Connection,
+    batch: Batch,
     progress: Progress,
     session: Session,
     entries: Sequence[Message],
     secrets: Collection[str] = (),
 ) -> list[audit.AuditRow]:
-    """Write new entries of a session, and advance its progress. Return the rows for the audit chain.
+    """Add new entries of a session to a batch, and advance its progress. Return the rows for the audit chain.
 
-    Raises StoreError when this owner has lost the session's lease. If the transaction fails, `resync` restores the
-    progress.
+    Executing the batch raises OutOfStep when this owner has lost the session's lease. If the transaction fails,
+    `resync` restores the progress.
     """
-    at = leases.now()
-    if progress.number:
-        hold_lease(connection, progress, session)
+    at, connection = leases.now(), batch.connection
     number = progress.number or insert_session(connection, progress, session, at)
+    cwd = clean_text(session.cwd)
+    if cwd != progress.cwd:
+        search.move_entries(connection, number, progress.cwd, cwd)
     head, rows, title, options = progress.head, list[int](), None, progress.options
     clean: list[Message] = mask(list(entries), secrets)
     for entry in clean:
@@ -75,26 +88,27 @@ def write_entries(
                 options = {**options, option: value}
             case _:
                 pass
-        head = insert_entry(connection, number, parent, entry, at)
+        head = add_entry(batch, number, parent, entry, at)
         rows.append(head)
-    assert head is not None
-    search.index_entries(connection, number, session.cwd, list(zip(rows, clean, strict=True)))
+    documents = search.make_documents(number, cwd, zip(rows, clean, strict=True))
+    batch.add(search.ADD[connection.dialect.name], *documents)
     changes = {
         "session": number,
+        "by": progress.owner,
         "new_head": head,
         "at": at,
-        "folder": clean_text(session.cwd),
+        "folder": cwd,
         "folders": encode(session.folders.roots),
         "chosen": loader.encode_options(options, is_archived=progress.is_archived),
         "name": title,
     }
-    connection.execute(UPDATE_SESSION, changes)
+    batch.add(UPDATE_SESSION, changes)
     if progress.has_draft and any("role" in entry for entry in clean):
-        connection.execute(DELETE_DRAFT, {"of": number})
+        batch.add(DELETE_DRAFT, {"of": number})
         progress.has_draft = False
-    progress.number, progress.head, progress.options = number, head, options
+    progress.number, progress.head, progress.options, progress.cwd = number, head, options, cwd
     progress.rows += rows
-    return audit.make_rows(connection, session.id, clean, at)
+    return audit.make_rows(connection, session.id, clean, at, progress.decisions)
 
 
 def change_session(connection: Connection, row: "Row[Any]", change: SessionChange, owner: str) -> "Row[Any]":
@@ -117,12 +131,12 @@ def change_session(connection: Connection, row: "Row[Any]", change: SessionChang
 
 def insert_session(connection: Connection, progress: Progress, session: Session, at: int) -> int:
     """Insert the row of a new session, and its prompts. Return the session's number."""
-    progress.has_draft = False
+    progress.has_draft, progress.cwd = False, clean_text(session.cwd)
     for prompt in session.prompts.templates.values():
         prompts.store_version(connection, prompt.name, prompt.template, at)
     row = {
         "id": clean_text(session.id),
-        "cwd": clean_text(session.cwd),
+        "cwd": progress.cwd,
         "roots": encode(session.folders.roots),
         "options": encode(progress.options),
         "created": at,
@@ -133,16 +147,18 @@ def insert_session(connection: Connection, progress: Progress, session: Session,
     return insert_row(connection, INSERT_SESSION, row)
 
 
-def insert_entry(connection: Connection, number: int, parent: int | None, entry: Message, at: int) -> int:
-    """Insert the row of an entry, and its rows in other tables. Return the row's id."""
+def add_entry(batch: Batch, number: int, parent: int | None, entry: Message, at: int) -> int:
+    """Add the row of an entry to a batch, and its rows in other tables. Return the row's id."""
     packed = pack(entry)
     row = {"session": number, "parent": parent, "at": at, "kind": clean_text(packed.kind), "body": packed.body}
-    id = insert_row(connection, INSERT_MESSAGE, row)
-    if packed.blobs:
-        blobs.store(connection, packed.blobs)
-        connection.execute(INSERT_LINKS, [{"message": id, "blob": hash} for hash in packed.blobs])
+    if id := next(batch.ids, 0):
+        batch.add(INSERT_MESSAGE, {"id": id, **row})
+    else:
+        id = insert_row(batch.connection, INSERT_MESSAGE, row)
+    batch.blobs |= packed.blobs
+    batch.add(INSERT_LINKS, *({"message": id, "blob": hash} for hash in packed.blobs))
     if packed.kind == "render":
-        prompts.store_render(connection, id, number, entry, at)
+        prompts.add_render(batch, id, number, entry, at)
     return id
 
 
@@ -206,15 +222,15 @@ def hold_lease(connection: Connection, progress: Progress, session: Session) -> 
         raise explain_lost_lease(connection, session.id, progress)
 
 
-def explain_lost_lease(connection: Connection, id: str, progress: Progress) -> StoreError:
+def explain_lost_lease(connection: Connection, id: str, progress: Progress) -> OutOfStep:
     """Return the error that says why this owner may not write the session any more."""
     row = connection.execute(select(sessions).where(sessions.c.id == clean_text(id))).one_or_none()
     if row is None:
-        return StoreError(f"Session {id} is not in the database any more. It is written again with its next message.")
+        return OutOfStep(f"Session {id} is not in the database any more. It is written again with its next message.")
     if row.deleted is not None:
-        return StoreError(f"Session {id} was deleted; nothing can be added to it. Begin a new one.")
+        return OutOfStep(f"Session {id} was deleted; nothing can be added to it. Begin a new one.")
     by = leases.describe_owner(row.owner) if row.owner and row.owner != progress.owner else "another process"
-    return StoreError(
+    return OutOfStep(
         f"Session {id} was taken over by {by} because this process sent no heartbeat, and nothing was written. "
         "Open it again to go on from there, or fork it."
     )
@@ -231,7 +247,7 @@ def resync(connection: Connection, progress: Progress, session: Session) -> None
         progress.is_copy = progress.is_copy or progress.number > 0
         progress.number, progress.head, progress.rows[:], progress.encoder = 0, None, [], None
         return
-    progress.has_draft, progress.draft_ends = True, None
+    progress.has_draft, progress.draft_ends, progress.cwd = True, None, row.cwd
     if row.deleted is not None or row.owner != progress.owner:
         raise explain_lost_lease(connection, session.id, progress)
     known = loader.map_rows(connection, row)

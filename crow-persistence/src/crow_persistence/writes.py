@@ -18,6 +18,8 @@ class SessionWrite:
     """The text of a streaming reply that has arrived since the last commit, as the hook `draft` received it."""
     model_calls: list[ModelCall] = field(default_factory=list[ModelCall])
     """Model calls that were sent, or have ended, as they were then."""
+    lost_calls: dict[str, str] = field(default_factory=dict[str, str])
+    """The reasons for which model calls were not stored and never will be, by their ids."""
     secrets: Collection[str] = ()
     """Strings that are masked in all of it."""
     entries: int = 0
@@ -30,3 +32,8 @@ class SessionWrite:
         anyway."""
         self.model_calls[:0] = failed.model_calls
         self.parts[:0] = failed.parts
+
+    def drop_model_calls(self, lost: Collection[str]) -> None:
+        """Drop the model calls with these ids, and leave of each other one only its latest state."""
+        latest = {model_call.id: model_call for model_call in self.model_calls}
+        self.model_calls = [model_call for id, model_call in latest.items() if id not in lost]

@@ -2,7 +2,7 @@
 
 from crow_core.acp.schema import TextBlock
 from crow_core.content import to_blocks
-from crow_core.messages import Message, marker_kind, select_entries
+from crow_core.messages import Message, marker_kind
 from crow_core.session import Session
 
 
@@ -17,7 +17,7 @@ def find_rendered(session: Session, purpose: str, key: str, *ends: str) -> set[s
 
     Skip the renders that were rewound or compacted, and those before the last marker of a kind in `ends`.
     """
-    entries = select_entries(session.log)
+    entries = session.view.select()
     start = max((at for at, entry in enumerate(entries) if marker_kind(entry) in ends), default=0)
     renders = (entry.get("crow", {}) for entry in entries[start:] if marker_kind(entry) == "render")
     return {str(render["variables"].get(key)) for render in renders if render.get("purpose") == purpose}

@@ -11,7 +11,7 @@ from msgspec import Meta
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.errors import EndTurn
-from crow_core.messages import Message, drop_rewound, marker_kind
+from crow_core.messages import Message, marker_kind
 from crow_core.models.chat import ModelCall, ModelRequest
 from crow_core.models.usage import count_tokens, find_price
 from crow_core.session import Session
@@ -109,7 +109,7 @@ def budgets(
         budget = budget_of(session)
         budget.count_time(on=False)
         spent = {what: budget.spent[what] for what in limits if what in budget.spent}
-        if spent != find_spent(drop_rewound(session.log)):
+        if spent != find_spent(session.view.entries()):
             session.log.append({"crow": {"kind": "budget", "spent": spent}})
 
 

@@ -10,7 +10,7 @@ from crow_core.acp.schema import TextBlock
 from crow_core.app import Crow
 from crow_core.content import attach_blocks, to_blocks
 from crow_core.errors import EndTurn
-from crow_core.messages import Message, drop_rewound, marker_kind
+from crow_core.messages import Message
 from crow_core.options import Option
 from crow_core.session import Command, Session
 
@@ -69,7 +69,7 @@ async def show_prompt(session: Session, words: str) -> str:
     tools = session.toolbox.sent or session.toolbox.schemas()
     size = len(msgspec.json.encode(tools))
     of_tools = f"Tools: {len(tools)}, {size:,} characters, about {size // 4:,} tokens."
-    sent = [entry.get("crow", {}) for entry in drop_rewound(session.log) if marker_kind(entry) == "render"]
+    sent = [entry.get("crow", {}) for entry in session.view.find_kind("render")]
     render = next((one for one in reversed(sent) if one["purpose"] == "system"), None)
     if render is None:
         prompt = session.prompts.templates["system"]
