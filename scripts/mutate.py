@@ -21,6 +21,7 @@ TARGETS = {
         [f"crow-core/tests/{name}.py" for name in ("test_react", "test_hooks", "test_cancel", "test_model")],
     ),
     "messages": ("crow-core/src/crow_core/messages.py", ["crow-core/tests/test_messages.py"]),
+    "reply": ("crow-core/src/crow_core/models/reply.py", ["crow-core/tests/test_messages.py"]),
     "permissions": (
         "crow-core/src/crow_core/extensions/permissions.py",
         ["crow-core/tests/test_permissions.py", "crow-core/tests/test_git.py"],

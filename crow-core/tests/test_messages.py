@@ -14,10 +14,7 @@ from crow_core.messages import (
     SUMMARY_TEMPLATE,
     Delta,
     Message,
-    ObjectEnd,
-    ReplyBuilder,
     ToolUse,
-    View,
     answer_tool_call,
     complete_answers,
     drop_markers,
@@ -34,6 +31,8 @@ from crow_core.messages import (
     settle,
     view,
 )
+from crow_core.models.reply import ObjectEnd, ReplyBuilder
+from crow_core.view import View
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

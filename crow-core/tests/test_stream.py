@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from crow_core.errors import ModelError
-from crow_core.messages import Message, ReplyBuilder, settle
+from crow_core.messages import Message, settle
+from crow_core.models.reply import ReplyBuilder
 from crow_core.models.stream import MAX_EVENT_BYTES, EventStreamReader
 from hypothesis import given, settings
 from hypothesis import strategies as st

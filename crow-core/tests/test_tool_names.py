@@ -11,11 +11,12 @@ from crow_core.app import Crow
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.tool_search import tool_search
 from crow_core.mcp.server import Server
-from crow_core.messages import Message, View, view
+from crow_core.messages import Message, view
 from crow_core.models.chat import ChatModel
 from crow_core.store import Record
 from crow_core.testing import Failure, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ScriptedCall as Use
+from crow_core.view import View
 from fastmcp import FastMCP
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -12,8 +12,9 @@ import pytest
 from crow_core import log as log_module
 from crow_core.app import Crow
 from crow_core.masking import MASK
-from crow_core.messages import Delta, Message, ReplyBuilder
+from crow_core.messages import Delta, Message
 from crow_core.models.chat import ModelRequest
+from crow_core.models.reply import ReplyBuilder
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_persistence import commits, loader

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from crow_core.messages import Message, View
+from crow_core.messages import Message
+from crow_core.view import View
 
 from crow_compact.read_output import TOOL
 

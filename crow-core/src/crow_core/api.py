@@ -14,7 +14,6 @@ from crow_core.mcp.server import Server as Server
 from crow_core.mcp.tool import ToolCall as ToolCall
 from crow_core.mcp.toolbox import Toolbox as Toolbox
 from crow_core.messages import Message as Message
-from crow_core.messages import ReplyBuilder as ReplyBuilder
 from crow_core.messages import ToolUse as ToolUse
 from crow_core.messages import to_parts as to_parts
 from crow_core.messages import view as view
@@ -22,6 +21,7 @@ from crow_core.models.chat import ChatModel as ChatModel
 from crow_core.models.chat import Model as Model
 from crow_core.models.chat import ModelCall as ModelCall
 from crow_core.models.chat import ModelRequest as ModelRequest
+from crow_core.models.reply import ReplyBuilder as ReplyBuilder
 from crow_core.options import ON_OFF as ON_OFF
 from crow_core.options import Choice as Choice
 from crow_core.options import Option as Option

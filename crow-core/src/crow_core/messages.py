@@ -1,15 +1,13 @@
 """Chat-completions messages: how a streamed reply becomes one, and how the log becomes a valid request.
 
 The log is append-only. Its entries are messages, in the form that is sent to the model, and markers, which have only
-the key `crow`. `ReplyBuilder` joins the deltas of a reply, `settle` completes the reply, and `view` derives from the
-log the messages of the next request.
+the key `crow`. `settle` completes a reply, and `view` derives from the log the messages of the next request.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from io import StringIO
 from itertools import groupby, zip_longest
 from typing import Any, Literal, TypedDict, cast
 
@@ -33,9 +31,6 @@ MAX_DEPTH = 100
 TOO_DEEP = f"it has more than {MAX_DEPTH} levels"
 
 JSON = msgspec.json.Decoder()
-BRACKET_OR_QUOTE = re.compile(r'["{}\[\]]')
-STRING_MARK = re.compile(r'["\\]')
-"""Matches what ends a JSON string, or escapes a character of it."""
 
 
 class Function(TypedDict):
@@ -84,188 +79,6 @@ class Delta(TypedDict, total=False):
     """The body of the request that is about to be sent; not part of the reply."""
     notice: str
     """A sentence for the user, such as that the request is sent again; not part of the reply."""
-
-
-class ReplyBuilder:
-    """Joins the deltas of a reply to a message, at a cost that grows with their length only."""
-
-    def __init__(self) -> None:
-        self.length = 0
-        """The number of characters of text, reasoning and arguments so far."""
-        self.calls: list[PartialCall] = []
-        self._reasoning, self._content = StringIO(), StringIO()
-        self._thought_ended = False
-        self._taken = [0, 0]
-        """The lengths of reasoning and content that `take_part` has returned."""
-        self._parts = 0
-
-    def add(self, delta: Delta) -> None:
-        """Add the next delta."""
-        if delta.get("thought_ends"):
-            self._reasoning.write(self._content.getvalue())
-            self._content = StringIO()
-            self._thought_ended, self._taken, self._parts = True, [0, 0], 0
-        if text := delta.get("reasoning_content"):
-            self.length += self._reasoning.write(text)
-        if text := delta.get("content"):
-            self.length += self._content.write(text)
-        for fragment in delta.get("tool_calls") or ():
-            at = find_call(self.calls, fragment)
-            if at is None:
-                at = len(self.calls)
-                self.calls.append(PartialCall(fragment.get("index")))
-            self.length += self.calls[at].add(fragment)
-
-    def build(self) -> Message:
-        """Return the message so far. `crow.indexes` holds the index of each tool call until `settle`."""
-        reply = Message(role="assistant")
-        if (reasoning := self._reasoning.getvalue()) or self._thought_ended:
-            reply["reasoning_content"] = reasoning
-        if content := self._content.getvalue():
-            reply["content"] = content
-        if self.calls:
-            reply["tool_calls"] = [call.build() for call in self.calls]
-            reply["crow"] = {"indexes": [call.index for call in self.calls]}
-        return reply
-
-    def take_part(self) -> Message:
-        """Return the text that was added since the last call.
-
-        `crow.part` numbers the parts of a reply: part 0 replaces all earlier ones, each other one continues the last.
-        """
-        part = Message(role="assistant", crow={"part": self._parts})
-        reasoning, content = (
-            read_from(*pair) for pair in zip((self._reasoning, self._content), self._taken, strict=True)
-        )
-        if reasoning:
-            part["reasoning_content"] = reasoning
-        if content:
-            part["content"] = content
-        self._taken = [self._taken[0] + len(reasoning), self._taken[1] + len(content)]
-        self._parts += 1
-        return part
-
-
-def read_from(text: StringIO, start: int) -> str:
-    """Return the text from a character on; what is written next follows its end."""
-    text.seek(start)
-    return text.read()
-
-
-class PartialCall:
-    """A tool call whose fragments are arriving."""
-
-    def __init__(self, index: Any) -> None:
-        self.index = index
-        """The index that its first fragment had; None if it had none."""
-        self.id = ""
-        self.length = 0
-        """The number of characters of the arguments so far."""
-        self._name, self._arguments = StringIO(), StringIO()
-        self._end = ObjectEnd()
-        self._scanned = 0
-        self._is_valid: bool | None = None
-        """Whether the complete arguments are valid; None as long as that was not tested."""
-
-    def add(self, fragment: dict[str, Any]) -> int:
-        """Add a fragment; return the number of characters that it added."""
-        function: dict[str, Any] = fragment.get("function") or {}
-        added = 0
-        self.id = self.id or to_id(fragment)
-        if name := function.get("name"):
-            size = self._name.tell()
-            if name != (self._name.getvalue() if isinstance(name, str) and len(name) == size else ""):
-                added += self._name.write(str(name))
-        if (arguments := function.get("arguments")) is not None:
-            text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-            self.length += self._arguments.write(text)
-            added += len(text)
-        return added
-
-    @property
-    def has_name(self) -> bool:
-        return self._name.tell() > 0
-
-    def is_complete(self) -> bool:
-        """Whether the name and all arguments have arrived. The arguments are parsed once, at their end."""
-        new, self._scanned = read_from(self._arguments, self._scanned), self.length
-        self._end.feed(new)
-        if self._is_valid is None and self._end.is_reached:
-            self._is_valid = parse_arguments(self.build()) is not None
-        return self.has_name and bool(self._is_valid) and not self._end.is_passed
-
-    def build(self) -> ToolUse:
-        """Return the call so far."""
-        function = Function(name=self._name.getvalue(), arguments=self._arguments.getvalue())
-        return {"id": self.id, "type": "function", "function": function}
-
-
-class ObjectEnd:
-    """Finds the end of a JSON object in text that arrives in pieces, without parsing it again for each piece."""
-
-    def __init__(self) -> None:
-        self.is_reached = False
-        """Whether every bracket and every string is closed; the text may still be no JSON."""
-        self.is_passed = False
-        """Whether anything but white space follows the end."""
-        self._depth = 0
-        self._in_string = self._is_escaped = False
-
-    def feed(self, text: str) -> None:
-        """Read the next piece."""
-        at = 0
-        while at < len(text) and not self.is_passed:
-            if self._is_escaped:
-                self._is_escaped, at = False, at + 1
-                continue
-            if self.is_reached:
-                self.is_passed = bool(text[at:].strip())
-                return
-            found = (STRING_MARK if self._in_string else BRACKET_OR_QUOTE).search(text, at)
-            if found is None:
-                return
-            at = found.end()
-            match found[0]:
-                case '"':
-                    self._in_string = not self._in_string
-                case "\\":
-                    self._is_escaped = True
-                case "{" | "[":
-                    self._depth += 1
-                case _:
-                    self._depth -= 1
-                    self.is_reached = self._depth <= 0
-
-
-def find_call(calls: Sequence[PartialCall], fragment: dict[str, Any]) -> int | None:
-    """Find the tool call that a fragment continues; None if it starts a new one.
-
-    A known id decides; else a new id starts a call; else the index decides; else the fragment continues the last call.
-    But a name after complete arguments starts a new call: some servers send parallel calls with one id, with one index,
-    with both, or with none.
-    """
-    id, index = to_id(fragment), fragment.get("index")
-    function: dict[str, Any] = fragment.get("function") or {}
-    name = function.get("name")
-    latest_first = range(len(calls))[::-1]
-    repeats = False
-    if id:
-        at = next((at for at in latest_first if calls[at].id == id), None)
-        if at is None:  # a new call, or the id of a call that had none so far
-            without = (at for at in latest_first if not calls[at].id and calls[at].index == index)
-            return next((at for at in without if not (name and calls[at].has_name)), None)
-        repeats = index is None or index == calls[at].index
-    elif index is not None:
-        at = next((at for at in latest_first if calls[at].index == index), None)
-    else:
-        at = len(calls) - 1 if calls else None
-    begins = not repeats or str(function.get("arguments") or "{").lstrip()[:1] in ("", "{")
-    return None if at is not None and name and begins and calls[at].is_complete() else at
-
-
-def to_id(fragment: dict[str, Any]) -> str:
-    """Return the id of a fragment of a tool call; empty if it has none."""
-    return str(fragment.get("id") or "")
 
 
 def parse_arguments(call: ToolUse) -> dict[str, Any] | None:
@@ -418,119 +231,6 @@ def apply_passes(passes: Iterable[Pass], messages: Iterable[Message]) -> list[Me
     for step in passes:
         found = step(found)
     return found
-
-
-class View:
-    """The view of one growing log, which reads each entry once: its cost does not depend on the length of the log.
-
-    Messages before the last reply are final: their tool calls are answered or never will be, and no later message is
-    joined to them. Only a selecting marker changes them; then what it leaves is computed again.
-    """
-
-    def __init__(self, log: Sequence[Message]) -> None:
-        self._log = log
-        self._read = 0
-        """The number of log entries that have been read."""
-        self._entries: list[Message] = []
-        """Those entries that were not rewound."""
-        self._places: dict[str, int] = {}
-        """Their indexes, by id."""
-        self._markers: dict[str, list[int]] = {}
-        """The indexes of the markers among them, by kind."""
-        self._selected: list[Message] = []
-        """Those entries that the selecting passes leave."""
-        self._final: list[Message] = []
-        """Their shaped messages, as far as they cannot change."""
-        self._upto = 0
-        """The number of entries of `_selected` that are in `_final`."""
-
-    def messages(self, *markers: Message) -> list[Message]:
-        """Return `view([*log, *markers])`, with no `rewind` among the markers."""
-        if markers:
-            return apply_passes(SHAPING_PASSES, self.select(*markers))
-        self._read_log()
-        replies = (at for at in range(len(self._selected) - 1, self._upto, -1) if is_reply(self._selected[at]))
-        last = next(replies, self._upto)
-        self._final += apply_passes(SHAPING_PASSES, self._selected[self._upto : last])
-        self._upto = last
-        return [*self._final, *apply_passes(SHAPING_PASSES, self._selected[last:])]
-
-    def select(self, *markers: Message) -> list[Message]:
-        """Return `select_entries([*log, *markers])`, with no `rewind` among the markers."""
-        self._read_log()
-        if not markers:
-            return [*self._selected]
-        for marker in markers:
-            self._add(marker)
-        try:
-            return self._apply_markers()
-        finally:
-            for marker in markers:
-                self._entries.pop()
-                self._markers[marker_kind(marker)].pop()
-                self._places.pop(marker.get("crow", {}).get("id", ""), None)
-
-    def entries(self) -> Sequence[Message]:
-        """Return `drop_rewound(log)`, the same list every time."""
-        self._read_log()
-        return self._entries
-
-    def find_kind(self, kind: str) -> list[Message]:
-        """Return the markers of a kind that were not rewound, oldest first."""
-        self._read_log()
-        return [self._entries[at] for at in self._markers.get(kind, ())]
-
-    def find_markers(self, kind: str, key: str) -> Iterator[tuple[dict[str, Any], int]]:
-        """Return `find_markers(entries, kind, key)`."""
-        self._read_log()
-        return self._find_markers(kind, key)
-
-    def find(self, id: str) -> int:
-        """Return the index in `entries` of the entry with this id. Raises KeyError."""
-        self._read_log()
-        return self._places[id]
-
-    def _read_log(self) -> None:
-        new = self._log[self._read :]
-        self._read += len(new)
-        if any(marker_kind(entry) == "rewind" for entry in new):  # rare, and it may restore what an earlier one dropped
-            new, self._entries, self._places, self._markers = drop_rewound(self._log), [], {}, {}
-        for entry in new:
-            self._add(entry)
-        if any(marker_kind(entry) in SELECTING_MARKERS for entry in new):
-            self._selected, self._final, self._upto = self._apply_markers(), [], 0
-        else:
-            self._selected += new
-
-    def _find_markers(self, kind: str, key: str) -> Iterator[tuple[dict[str, Any], int]]:
-        return locate_markers(self._entries, self._markers.get(kind, ()), self._places, key)
-
-    def _add(self, entry: Message) -> None:
-        """Add an entry at the end."""
-        if kind := marker_kind(entry):
-            self._markers.setdefault(kind, []).append(len(self._entries))
-        if id := entry.get("crow", {}).get("id"):
-            self._places[id] = len(self._entries)
-        self._entries.append(entry)
-
-    def _apply_markers(self) -> list[Message]:
-        """Return what `shrink_tool_results` and `apply_compaction` leave of the entries, without reading all."""
-        entries = self._entries
-        shrink, end = next(self._find_markers("shrink", "upto"), (dict[str, Any](), 0))
-
-        def read(places: Sequence[int]) -> list[Message]:
-            """Return the entries at these places, which ascend."""
-            old, new = ([entries[at] for at in places if (at < end) is is_old] for is_old in (True, False))
-            return [*shorten_answers(old, shrink), *new]
-
-        first = next((at for at, entry in enumerate(entries) if entry.get("role") == "user"), len(entries))
-        for notes, start in self._find_markers("compaction", "from"):
-            if start <= first:
-                continue
-            pinned = sorted({self._places.get(str(id), first) for id in notes.get("pinned", ())})
-            kept = [first, *(at for at in pinned if first < at < start and "role" in entries[at])]
-            return [*read(kept), to_summary(notes), *read(range(start, len(entries)))]
-        return read(range(len(entries)))
 
 
 def select_entries(log: Iterable[Message]) -> list[Message]:

@@ -39,12 +39,14 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import Toolbox
-from crow_core.messages import Delta, Message, PartialCall, View, find_shell, settle
+from crow_core.messages import Delta, Message, find_shell, settle
 from crow_core.models.chat import Model, ModelCall, ModelRequest
+from crow_core.models.reply import PartialCall
 from crow_core.options import Option, SessionOptions
 from crow_core.prompts import Prompt, SessionPrompts
 from crow_core.store import ArchiveFilter, Page, Record, SessionChange, Summary
 from crow_core.trace import TRACE
+from crow_core.view import View
 
 LONG_ARGUMENTS = 400
 """Characters of a tool call's arguments from which on the call is announced while the rest still arrives."""

@@ -23,7 +23,7 @@ from msgspec import structs
 
 from crow_core.errors import ModelError
 from crow_core.masking import AUTH_SCHEME, MIN_SECRET_LENGTH, find_secrets, mask
-from crow_core.messages import Delta, Message, ReplyBuilder
+from crow_core.messages import Delta, Message
 from crow_core.models.endpoint import CONNECT_TIMEOUT, create_http_client, is_local, join_url, to_display_url
 from crow_core.models.failures import (
     MAX_PAGE_BYTES,
@@ -34,6 +34,7 @@ from crow_core.models.failures import (
     to_model_error,
 )
 from crow_core.models.quirks import LearnedQuirks, Quirks, adapt_request, learn_from_refusal
+from crow_core.models.reply import ReplyBuilder
 from crow_core.models.stream import LOG_ADVICE, EventStreamReader
 
 if TYPE_CHECKING:
