@@ -183,15 +183,15 @@ PROOF = {
     "framing": "test_standard_output_carries_json_lines_only",
 }
 """The rows of the protocol, each with a test that proves it."""
-NOT_YET = {"compaction_summary_chunk"}
-"""A summary is shown when it is complete and has replaced the entries."""
+NOT_SENT = {"compaction_summary_chunk"}
+"""A summary is shown when it is complete and has replaced the entries (docs/decisions/0015-compaction.md)."""
 ELSEWHERE = {method for method in CLIENT_METHODS if method.startswith(("fs/", "terminal/"))}
 """The tests of the client's files and terminals prove these."""
 
 
 def test_every_row_of_the_protocol_names_a_test_that_exists():
     kinds = {update.__struct_config__.tag for update in get_args(schema.SessionUpdate)}
-    rows = {*AGENT_METHODS, *CLIENT_METHODS, *PROTOCOL_METHODS, *kinds} - NOT_YET - ELSEWHERE
+    rows = {*AGENT_METHODS, *CLIENT_METHODS, *PROTOCOL_METHODS, *kinds} - NOT_SENT - ELSEWHERE
     assert rows <= PROOF.keys()
     files = Path(__file__).parents[2].glob("*/tests/**/test_*.py")
     tests = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text("utf-8"))}
