@@ -578,7 +578,9 @@ async def test_a_hook_that_fails_for_one_tool_call_ends_the_others_and_all_are_a
     assert sorted(said) == sorted(["as asked", INTERRUPTED, INTERRUPTED])
 
 
-async def test_tool_calls_end_on_the_client_even_if_writing_fails():
+@pytest.mark.parametrize("fails", ["decision", "tool"])
+async def test_tool_calls_end_on_the_client_even_if_writing_fails(fails: str):
+    """A decision that needs nobody is written with the reply; without it, the calls are neither shown nor run."""
     model = ScriptedModel([Reply(tool_calls=[USE_ECHO.tool_calls[0]] * 3), Reply("Done.")])
     crow = crow_with(model).use(permissions, mode="yolo")
     broken = True
@@ -586,7 +588,7 @@ async def test_tool_calls_end_on_the_client_even_if_writing_fails():
     @crow.message
     async def write(session: Session, entry: Message) -> None:
         await asyncio.sleep(0)
-        if broken and "role" not in entry and entry.get("crow", {}).get("kind") == "decision":
+        if broken and fails in (entry.get("role"), entry.get("crow", {}).get("kind")):
             raise OSError("no space left")
 
     ran: list[str] = []
@@ -596,8 +598,11 @@ async def test_tool_calls_end_on_the_client_even_if_writing_fails():
         with pytest.raises(RpcError) as caught:
             await editor.prompt(session.session_id, "go")
         assert caught.value.data == {"details": "no space left"}
-        assert list(editor.calls().values()) == [["pending", "failed"]] * 3
-        assert ran == []
+        if fails == "decision":
+            assert editor.calls() == {}
+            assert ran == []
+        else:
+            assert [(states[0], states[-1]) for states in editor.calls().values()] == [("pending", "failed")] * 3
         broken = False
         await editor.prompt(session.session_id, "again")
     assert_valid(model.requests[1])

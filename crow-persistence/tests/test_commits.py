@@ -18,6 +18,7 @@ from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_persistence import commits, leases, requests
 from crow_persistence import database as module
+from crow_persistence.batch import SELECT_LAST_ID
 from crow_persistence.checks import check
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
@@ -77,8 +78,8 @@ def count_statements() -> Generator[list[str]]:
 async def test_a_prompt_takes_two_commits_and_a_tool_turn_two_more(database: Database, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(commits, "COMMIT_DELAY", 3600)  # the machine may be slow
     use = Reply("Let me see.", tool_calls=[{"name": "demo_add", "arguments": {"a": 1, "b": 2}}])
-    model = ScriptedModel([Reply("Hello."), Reply("Hello."), use, Reply("3.")])
-    async with connect(app(database, model)) as editor:
+    model = ScriptedModel([Reply("Hello."), Reply("Hello."), use, Reply("3."), *[use] * 10, Reply("3.")])
+    async with connect(app(database, model).use(permissions, mode="yolo")) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "open the database")
         with count_commits(database) as found:
@@ -87,6 +88,9 @@ async def test_a_prompt_takes_two_commits_and_a_tool_turn_two_more(database: Dat
             found.clear()
             await editor.prompt(session.session_id, "1 + 2?")
             assert 1 <= len(found) <= 4
+            found.clear()
+            await editor.prompt(session.session_id, "1 + 2, ten times?")
+            assert 11 <= len(found) <= 2 + 2 * 10
 
 
 @pytest.mark.parametrize(("limit", "is_idle"), [(3600, True), (0, False)], ids=["idle", "busy too long"])
@@ -145,7 +149,8 @@ async def test_a_tool_turn_takes_few_statements(database: Database, monkeypatch:
         with count_statements() as found:
             await editor.prompt(session.session_id, "1 + 2?")
     assert len(found) <= 30
-    assert not [statement for statement in found if "SELECT" in statement and "FROM messages" in statement]
+    selects = [statement for statement in found if "SELECT" in statement and "FROM messages" in statement]
+    assert set(selects) <= {str(SELECT_LAST_ID)}, "messages are not read again"
 
 
 async def test_a_commit_of_many_sessions_takes_as_many_statements_as_one_of_few(database: Database):

@@ -77,6 +77,7 @@ async def use_tool(session: Session, use: ToolUse) -> None:
     """Run one tool call and append its answer. The client is told its end, whatever happens."""
     tool_call = session.toolbox.parse(use)
     end = ToolCallUpdate(tool_call_id=tool_call.id, status="failed")
+    await session.hooks.before_announcement.run(session, tool_call)
     await session.log.written()
     try:
         await session.stream.announce(tool_call)

@@ -452,6 +452,16 @@ class Hooks:
                 print(model_call.usage)
         """)
 
+    before_announcement: Observe[[Session, ToolCall]] = Observe("""
+        Called with each tool call of a complete reply, before the client is shown the call.
+
+        An entry that is appended to the log here is stored at once with the reply. The hook must not wait for anybody.
+
+            @crow.before_announcement
+            def note(session: Session, tool_call: ToolCall) -> None:
+                session.log.append({"crow": {"kind": "note", "tool": tool_call.name}})
+        """)
+
     before_tool: First[[Session, ToolCall], ToolResult] = First("""
         Called before a tool runs; a result that is returned here stands in for the tool's.
 

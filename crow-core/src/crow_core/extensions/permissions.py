@@ -95,6 +95,8 @@ class SessionPermissions:
     """Absolute folders of crow's own settings and data; each change in them is asked about."""
     answers: dict[tuple[str, str, str], bool] = field(default_factory=dict[tuple[str, str, str], bool])
     """Answers for the rest of the session: (tool, digest of its definition, scope) to allowed or not."""
+    recorded: dict[str, Judgement] = field(default_factory=dict[str, Judgement])
+    """The decisions on tool calls that are in the log already, but not carried out yet, by tool call id."""
     queue: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a call is asked about: one at a time, in the order of the calls."""
 
@@ -135,11 +137,21 @@ def permissions(
 
         return Option("mode", "Mode", "mode", MODES, lambda: get_permissions(session).mode, choose)
 
+    @crow.before_announcement
+    def decide_at_once(session: Session, tool_call: ToolCall) -> None:
+        """Record a decision that needs neither git nor the user, so that it is stored together with the reply."""
+        if session.toolbox.reject(tool_call) is None:
+            keep_start(session, tool_call)
+            judgement = judge(session, get_permissions(session), tool_call)
+            if judgement.verdict != "ask" and not may_run_git(session, tool_call, judgement):
+                record(session, tool_call, judgement)
+                get_permissions(session).recorded[tool_call.id] = judgement
+
     @crow.before_tool
     @crow.permission
     async def decide(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        folders = session.folders
-        folders.starts[tool_call.id] = folders.current or session.cwd  # judged for this folder, so it runs there
+        keep_start(session, tool_call)
+        recorded = get_permissions(session).recorded.pop(tool_call.id, None)
         judgement = await judge_with_git(session, tool_call)
         if judgement.verdict == "ask":
             async with get_permissions(session).queue:
@@ -147,9 +159,8 @@ def permissions(
                 judgement = await judge_with_git(session, tool_call)
                 if judgement.verdict == "ask":
                     judgement = await ask_user(session, get_permissions(session), tool_call, judgement)
-        scope = f"session: {describe_scope(session, tool_call)}" if judgement.lasts else "once"
-        decision = {"kind": "decision", "is": judgement.verdict, "by": judgement.reason, "scope": scope}
-        session.log.append({"crow": {**decision, **identify(tool_call.use)}})
+        if judgement != recorded:  # the mode may have changed meanwhile
+            record(session, tool_call, judgement)
         if judgement.verdict == "deny":
             refusal = f"This was not run: {judgement.reason}. Do not try to reach the same by another way; ask."
             return ToolResult.error(refusal)
@@ -157,16 +168,32 @@ def permissions(
 
     async def judge_with_git(session: Session, tool_call: ToolCall) -> Judgement:
         judgement = judge(session, get_permissions(session), tool_call)
-        if not judgement.by_pattern or tool_call.kind != "execute" or trusted(Path(session.cwd)):
-            return judgement
-        return await judge_git(session, tool_call, judgement)
+        return (
+            await judge_git(session, tool_call, judgement) if may_run_git(session, tool_call, judgement) else judgement
+        )
+
+    def may_run_git(session: Session, tool_call: ToolCall, judgement: Judgement) -> bool:
+        return judgement.by_pattern and tool_call.kind == "execute" and not trusted(Path(session.cwd))
 
     @crow.after_tool
     def follow_folder(result: ToolResult, session: Session, tool_call: ToolCall) -> None:
         session.folders.starts.pop(tool_call.id, None)
         session.folders.environments.pop(tool_call.id, None)
+        get_permissions(session).recorded.pop(tool_call.id, None)  # left if another hook has answered the call
         if folder := result.meta.get("crow/folder"):
             session.folders.current = folder
+
+
+def keep_start(session: Session, tool_call: ToolCall) -> None:
+    """Keep the folder in which a command starts: it is judged for this folder, so it runs there."""
+    session.folders.starts.setdefault(tool_call.id, session.folders.current or session.cwd)
+
+
+def record(session: Session, tool_call: ToolCall, judgement: Judgement) -> None:
+    """Append a decision to the log."""
+    scope = f"session: {describe_scope(session, tool_call)}" if judgement.lasts else "once"
+    decision = {"kind": "decision", "is": judgement.verdict, "by": judgement.reason, "scope": scope}
+    session.log.append({"crow": {**decision, **identify(tool_call.use)}})
 
 
 def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall) -> Judgement:
