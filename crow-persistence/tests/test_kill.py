@@ -43,6 +43,7 @@ from crow_core.testing.script import FRAGMENT_LENGTH
 from crow_persistence.checks import check
 from crow_persistence.database import Database
 from msgspec import to_builtins
+from sqlalchemy import text
 
 SOAK = int(os.environ.get("CROW_SOAK") or 0)
 KILLS = SOAK or 20
@@ -420,6 +421,39 @@ async def test_kill_at_any_moment_loses_nothing(database: Database, tmp_path: Pa
         except BaseException as error:
             error.add_note(f"CROW_SEED={seed} makes the same moments again.")
             raise
+
+
+async def test_kill_between_gathering_and_commit_loses_nothing_that_was_shown(database: Database, tmp_path: Path):
+    """While another writer holds the database, a turn gathers its prompt and its reply, and cannot commit them."""
+    configure(database, tmp_path)
+    answered = asyncio.Event()
+
+    def answer(request: Request) -> Reply:
+        words = request["messages"][-1]["content"]
+        if "two" in words:
+            answered.set()
+        return Reply(f"To {words}.")
+
+    async with ScriptedServer(answer) as server:
+        async with process(tmp_path, tmp_path, server.url, "writer", Moment("by hand")) as witness:
+            id = (await witness.new_session(str(tmp_path))).session_id
+            await witness.say(id, "one")
+            witness.events.clear()
+            with database.begin_write() as connection:
+                if not database.file:
+                    connection.execute(text("LOCK TABLE messages IN ACCESS EXCLUSIVE MODE"))
+                turn = asyncio.ensure_future(witness.say(id, "two"))
+                await answered.wait()
+                witness.kill()
+                with pytest.raises(ConnectionClosed):
+                    await turn
+            assert [what for _, _, what in items(witness.events)] == ["two"], "the reply was not shown"
+        async with process(tmp_path, tmp_path, server.url, "reader") as witness:
+            await witness.request("session/load", LoadSessionRequest(session_id=id, cwd=str(tmp_path), mcp_servers=[]))
+            assert [what for _, _, what in items(witness.events)] == ["one", ("", "To one.")]
+            await witness.say(id, "three")
+    assert check(database) == []
+    assert (tmp_path / "stderr").read_text() == ""
 
 
 async def test_concurrent_processes_lose_nothing(database: Database, tmp_path: Path):
