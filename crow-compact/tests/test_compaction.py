@@ -454,12 +454,27 @@ async def test_outputs_of_the_current_turn_shrink_where_no_summary_can_be_made()
 
 async def test_counting_of_unusable_summaries_begins_anew_after_messages_were_left_out():
     async with talking(Speaker(summary=lambda request: Reply(""), limit=WINDOW)) as talk:
-        for made in (3, 6):
-            while len(talk.summaries()) < made:
+        for times in (1, 2):
+            while len(left_out := [marker for marker in talk.markers() if marker["kind"] == "compaction"]) < times:
                 assert await talk.say(LONG) == "end_turn"
-            left_out = [marker for marker in talk.markers() if marker["kind"] == "compaction"]
-            assert len(left_out) == made / 3
+            assert len(talk.summaries()) == 3 * times
             assert left_out[-1]["summary"] == LEFT_OUT
+
+
+async def test_summary_that_is_too_long_is_not_asked_for_again_at_once():
+    async with talking(Speaker(summary=lambda request: Reply(LONG * 100)), window=WINDOW * 2) as talk:
+        while not talk.summaries():
+            assert await talk.say(LONG) == "end_turn"
+        assert len(talk.summaries()) == 1
+
+
+async def test_compact_command_asks_for_an_unusable_summary_twice_at_most():
+    async with talking(Speaker(summary=lambda request: Reply(""))) as talk:
+        for _ in range(3):
+            await talk.say(LONG)
+        await talk.say("/compact")
+        assert len(talk.summaries()) == 2, "once with the messages, once as a text"
+        assert "Nothing was compacted. The model's summary was empty." in talk.editor.text
 
 
 async def test_summary_is_not_asked_for_behind_an_unanswered_prompt():

@@ -177,7 +177,9 @@ class Compaction:
         """Append the markers to the log with both token counts, and return the report."""
         after = self.estimate_with(*markers)
         for marker in markers:
-            marker.setdefault("crow", {}).update(before=self.before, after=after)
+            notes = marker.get("crow")
+            assert notes is not None
+            notes.update(before=self.before, after=after)
             self.session.log.append(marker)
         self.estimator.tried = after
         return f"Compacted from about {self.before:,} to {after:,} tokens. {outcome}"
