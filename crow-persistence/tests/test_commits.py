@@ -1,6 +1,7 @@
 """Group commit: what sessions gather is committed together, and a fault of one session fails that session alone."""
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Generator
 from contextlib import closing, contextmanager
@@ -11,6 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 from crow_core.acp.connection import RpcError
+from crow_core.acp.schema import SetSessionModeRequest
 from crow_core.app import Crow
 from crow_core.errors import StoreError
 from crow_core.extensions.permissions import permissions
@@ -111,6 +113,24 @@ async def test_database_is_opened_when_the_process_is_idle_or_after_a_limit(
     async with connect(app(database, ScriptedModel(answer))) as editor:
         await editor.prompt((await editor.new_session("/")).session_id, "hi")
         assert (next(spent) == 10) == is_idle
+
+
+async def test_choice_of_a_mode_before_the_first_prompt_does_not_open_the_database_and_is_stored_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(commits, "COMMIT_DELAY", 0)
+    url = f"sqlite:///{tmp_path / 'crow.db'}"
+    crow = Crow(ScriptedModel([Reply("Hello.")])).use(persistence, url=url).use(permissions)
+    async with connect(crow) as editor:
+        await editor.new_session("/")
+        session = await editor.new_session("/")
+        await editor.request("session/set_mode", SetSessionModeRequest(session_id=session.session_id, mode_id="plan"))
+        assert os.listdir(tmp_path) == []
+        await editor.prompt(session.session_id, "hi")
+    with Database(url).begin_read() as connection:
+        record = load_session(connection, find_session(connection, session.session_id))
+        assert connection.scalar(select(func.count()).select_from(sessions)) == 1
+    assert [entry.get("crow", {}).get("kind") for entry in record.log][:1] == ["option"]
 
 
 def count_sessions(database: Database) -> int:

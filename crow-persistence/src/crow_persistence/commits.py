@@ -61,7 +61,7 @@ class GroupCommit:
 
     def add(self, session: Session) -> SessionWrite:
         """Return what the next commit writes of a session. It runs after COMMIT_DELAY, or when somebody waits."""
-        if self._timer is None:
+        if self._timer is None and self._has_news(session):
             self._start_timer(asyncio.get_running_loop().time() + OPEN_LIMIT)
         return self._gathered.setdefault(session.id, SessionWrite(session))
 
@@ -73,6 +73,8 @@ class GroupCommit:
         """Wait until all that was added for a session is committed. Raises StoreError."""
         write = self._gathered.get(session.id)
         if write is not None:
+            if not self._has_news(session):
+                return
             self._commit_soon()
         elif (write := self._running.get(session.id)) is None:
             if error := self._errors.pop(session.id, None):
@@ -80,6 +82,11 @@ class GroupCommit:
             return
         write.done = write.done or asyncio.get_running_loop().create_future()
         await asyncio.shield(write.done)
+
+    def _has_news(self, session: Session) -> bool:
+        """Test whether a write may have to be stored. A session is not stored before its first message, so that the
+        choice of a mode or a model does not open the database."""
+        return self.store_future is not None or any("role" in entry for entry in session.log)
 
     def _start_timer(self, limit: float) -> None:
         """Commit after COMMIT_DELAY; later, but not after `limit` by the loop's clock, if the database is not open."""
@@ -152,6 +159,9 @@ class GroupCommit:
 
     async def close_session(self, session: Session) -> None:
         """Write the rest of a session, then release its lease. Raises StoreError."""
+        if self.store_future is None:  # it had no message
+            self._gathered.pop(session.id, None)
+            return
         try:
             self.begin_turn(session)  # this is the last chance to write the rest
             self.add(session)

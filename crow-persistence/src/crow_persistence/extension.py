@@ -153,8 +153,6 @@ def persistence(
     @crow.session_end
     async def close_session(session: Session) -> None:
         await session.log.finish()
-        if commits.store_future is None:
-            return
         try:
             await commits.close_session(session)
         except StoreError as error:

@@ -159,16 +159,17 @@ class ModelCall:
                 self.usage = delta.get("usage", self.usage)
                 if "cached" in delta and self.usage:
                     self.usage = {"cached_tokens": delta["cached"], **self.usage}
+                since = now = monotonic()
                 if on_delta is not None:
-                    since = monotonic()
                     await on_delta(delta)
-                    self.paused += monotonic() - since
+                    now = monotonic()
+                    self.paused += now - since
                 if limit := self.find_limit():
                     self.finish_reason = "length"
                     if on_delta is not None:
                         await on_delta({"notice": f"The reply was cut off at crow's limit of {limit}."})
                     break
-                if monotonic() - rested > MAX_BUSY:
+                if now - rested > MAX_BUSY:
                     await sleep(0)
                     rested = monotonic()
         except BaseException as error:

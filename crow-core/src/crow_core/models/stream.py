@@ -108,13 +108,16 @@ class EventStreamReader:
                 if self.is_done:
                     break
                 content = line.rstrip(b"\r\n")
-                self.incomplete_line += content
-                if len(self.incomplete_line) + len(self.incomplete_json) > MAX_EVENT_BYTES:
+                if len(self.incomplete_line) + len(content) + len(self.incomplete_json) > MAX_EVENT_BYTES:
                     self.is_done = self.has_finish_reason
                     self.refuse(self.to_broken_error("sent an event without an end"))
-                if len(content) < len(line):
-                    complete, self.incomplete_line = bytes(self.incomplete_line), bytearray()
+                if len(content) == len(line):
+                    self.incomplete_line += content
+                elif self.incomplete_line:
+                    complete, self.incomplete_line = bytes(self.incomplete_line + content), bytearray()
                     self.read_line(complete, deltas)
+                else:
+                    self.read_line(content, deltas)
         except ModelError:
             yield from self.release(deltas)
             raise
