@@ -101,7 +101,7 @@ async def test_server_with_client_credentials_needs_no_login(machine: "Machine",
     oauth = {"client_id": "crow", "client_secret": "s3cret-of-crow", "issuer": "https://auth.example.org"}
     servers = {"vault": {"url": vault, "auth": "client_credentials", "oauth": oauth}}
     home = Path(machine.env["CROW_HOME"])
-    home.mkdir(parents=True)  # noqa: ASYNC240
+    home.mkdir(parents=True)  # noqa: ASYNC240 - nothing else runs in this event loop
     (home / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
     for command in ("login", "logout"):
         done = await machine.crow("mcp", command, "vault")

@@ -1,19 +1,16 @@
 """Tests of client credentials: crow gets the tokens of a real remote MCP server without a user."""
 
-import asyncio
 import base64
 import json
 import logging
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import pytest
-import uvicorn
 from crow_core.app import Crow
 from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.mcp.server import Server
@@ -95,21 +92,8 @@ class Verifier(TokenVerifier):
         return AccessToken(token=token, client_id="crow", scopes=[]) if token in self.issuer.live else None
 
 
-@asynccontextmanager
-async def listening(app: Callable[[str], Any]) -> AsyncGenerator[str]:
-    """Serve the app that is made for its own URL."""
-    with socket.create_server(("127.0.0.1", 0)) as at:
-        url = f"http://127.0.0.1:{at.getsockname()[1]}"
-        server = uvicorn.Server(uvicorn.Config(app(url), log_level="critical", ws="none"))
-        async with AsyncExitStack() as stack:
-            serving = asyncio.ensure_future(server.serve(sockets=[at]))
-            stack.push_async_callback(asyncio.wait, [serving])
-            stack.callback(lambda: setattr(server, "should_exit", True))
-            yield url
-
-
 @pytest.fixture
-async def issuer() -> AsyncIterator[Issuer]:
+async def issuer(listening: Any) -> AsyncIterator[Issuer]:
     issuer = Issuer()
 
     def authorization(url: str) -> Any:

@@ -1,17 +1,15 @@
 """Tests of logging in to a real remote MCP server that requires OAuth."""
 
-import asyncio
 import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import keyring
 import pytest
-import uvicorn
 from crow_core.app import Crow
 from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.mcp.oauth import open_token_store
@@ -50,21 +48,8 @@ def no_keyring() -> Iterator[None]:
     keyring.set_keyring(before)
 
 
-@asynccontextmanager
-async def listening(app: Callable[[str], Any]) -> AsyncGenerator[str]:
-    """Serve the app that is made for its own URL."""
-    with socket.create_server(("127.0.0.1", 0)) as at:
-        url = f"http://127.0.0.1:{at.getsockname()[1]}"
-        server = uvicorn.Server(uvicorn.Config(app(url), log_level="critical", ws="none"))
-        async with AsyncExitStack() as stack:
-            serving = asyncio.ensure_future(server.serve(sockets=[at]))
-            stack.push_async_callback(asyncio.wait, [serving])
-            stack.callback(lambda: setattr(server, "should_exit", True))
-            yield url
-
-
 @pytest.fixture
-async def guarded() -> AsyncIterator[Guarded]:
+async def guarded(listening: Any) -> AsyncIterator[Guarded]:
     doors: list[InMemoryOAuthProvider] = []
 
     def app(url: str) -> Any:
@@ -185,7 +170,7 @@ async def test_login_without_a_user_fails_with_a_sentence_and_is_logged_by_the_s
 
 
 @pytest.mark.parametrize("page", ["http://evil.example/login", "http://127.0.0.1.evil.example/"])
-async def test_unsafe_login_page_is_not_opened(page: str, tmp_path: Path):
+async def test_unsafe_login_page_is_not_opened(page: str, tmp_path: Path, listening: Any):
     def app(url: str) -> Any:
         metadata = {
             "issuer": url,
@@ -222,7 +207,7 @@ async def test_unsafe_login_page_is_not_opened(page: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["me:s3cret@", ""])
-async def test_credentials_in_the_url_are_sent(name: str, tmp_path: Path):
+async def test_credentials_in_the_url_are_sent(name: str, tmp_path: Path, listening: Any):
     def app(url: str) -> Any:
         server = FastMCP("vault")
         server.tool(lambda: "gold", name="open")

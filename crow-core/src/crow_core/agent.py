@@ -221,7 +221,7 @@ class Agent:
             "session/list": self.list_sessions,
             "session/delete": self.delete_session,
         }
-        sorting = {
+        managing = {
             "session/archive": self.archive_session,
             "session/unarchive": self.unarchive_session,
             "session/set_title": self.set_session_title,
@@ -248,7 +248,7 @@ class Agent:
                 "session/set_mode": self.set_mode,
                 "session/set_config_option": self.set_config_option,
                 **(storing if self.source.announced.stored else {}),
-                **(sorting if unstable and self.source.announced.stored else {}),
+                **(managing if unstable and self.source.announced.stored else {}),
                 **(trying if unstable else {}),
             },
             fallback=self.call_method,
@@ -309,7 +309,7 @@ class Agent:
                 mcp_capabilities=McpCapabilities(http=True, sse=True),
                 session_capabilities=SessionCapabilities(
                     **stored_session_capabilities() if announced.stored else {},
-                    **sorting_capabilities() if announced.stored and self.unstable else {},
+                    **managed_session_capabilities() if announced.stored and self.unstable else {},
                     close=SessionCloseCapabilities(),
                     additional_directories=SessionAdditionalDirectoriesCapabilities(),
                     **system_prompt_capabilities() if self.unstable else {},
@@ -464,50 +464,35 @@ class Agent:
     async def archive_session(self, params: ArchiveSessionRequest) -> ArchiveSessionResponse:
         """Close a session and take it out of the list. One without a message was never stored, so it is unknown."""
         crow, id = await self.crow(), params.session_id
-        try:
+
+        async def archive() -> bool:
             self.release_session(crow, id, "archive it")
-            found = await crow.archive(id)
-        except StoreError as error:
-            raise to_store_rpc_error(error, id) from error
-        if not found:
-            raise make_unknown_session_error(id)
+            return await crow.archive(id)
+
+        await find_stored(id, archive())
         return ArchiveSessionResponse()
 
     async def unarchive_session(self, params: UnarchiveSessionRequest) -> UnarchiveSessionResponse:
         crow, id = await self.crow(), params.session_id
-        try:
-            found = await crow.change_session.run(id, SessionChange(archived=False))
-        except StoreError as error:
-            raise to_store_rpc_error(error, id) from error
-        if not found:
-            raise make_unknown_session_error(id)
+        await find_stored(id, crow.change_session.run(id, SessionChange(archived=False)))
         return UnarchiveSessionResponse()
 
     async def set_session_title(self, params: SetSessionTitleRequest) -> SetSessionTitleResponse:
         """Give a session a title of one line, whoever has it open."""
-        crow, id = await self.crow(), params.session_id
-        title = to_line(" ".join(params.title.split()))
+        crow, title = await self.crow(), to_line(" ".join(params.title.split()))
         if not title:
             raise RpcError(INVALID_PARAMS, "Unusable title", details="The title is empty.")
         title = title if len(title) <= MAX_TITLE else f"{title[: MAX_TITLE - 1].rstrip()}…"
-        try:
-            found = await crow.set_title(id, title)
-        except StoreError as error:
-            raise to_store_rpc_error(error, id) from error
-        if not found:
-            raise make_unknown_session_error(id)
+        await find_stored(params.session_id, crow.set_title(params.session_id, title))
         return SetSessionTitleResponse(title=title)
 
     async def get_session_status(self, params: SessionStatusRequest) -> SessionStatusResponse:
         """Tell whether a session is open in this process, or stored."""
         crow, id = await self.crow(), params.session_id
-        try:
-            status = "open" if id in crow.sessions else "saved" if await crow.find_session.run(id) else ""
-        except StoreError as error:
-            raise to_store_rpc_error(error, id) from error
-        if not status:
-            raise make_unknown_session_error(id)
-        return SessionStatusResponse(status=status)
+        if id in crow.sessions:
+            return SessionStatusResponse(status="open")
+        await find_stored(id, crow.find_session.run(id))
+        return SessionStatusResponse(status="saved")
 
     def start_announcing(self, session: Session) -> None:
         task = asyncio.ensure_future(self.announce(session))
@@ -625,7 +610,17 @@ def stored_session_capabilities() -> dict[str, Any]:
     }
 
 
-def sorting_capabilities() -> dict[str, Any]:
+async def find_stored(id: str, finding: Awaitable[object]) -> None:
+    """Await what finds or changes a stored session. Raises RpcError if that fails, or if there is no such session."""
+    try:
+        found = await finding
+    except StoreError as error:
+        raise to_store_rpc_error(error, id) from error
+    if not found:
+        raise make_unknown_session_error(id)
+
+
+def managed_session_capabilities() -> dict[str, Any]:
     """Make the capabilities of an agent that archives stored sessions, and sets their titles."""
     return {
         "archive": SessionArchiveCapabilities(),

@@ -143,7 +143,7 @@ class Session:
             on_flush=partial(hooks.flush.run, self) if hooks.flush else None,
         )
         self.view = View(self.log)
-        """What the model sees of the log."""
+        """The messages of the log for the next request, without the system prompt."""
         self.prompts = SessionPrompts(dict(prompts), self.log)
         self.toolbox = Toolbox()
         self.options = SessionOptions(partial(hooks.options.run, self), self.log)

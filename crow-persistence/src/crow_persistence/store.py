@@ -49,7 +49,7 @@ class Store:
         errors: dict[str, Exception] = {}
         try:
             head = self.write_transaction(self.write_together, writes, errors, briefly=briefly)
-        except Exception as error:
+        except Exception as error:  # of the driver, or of our own code: see is_fault_of_session
             if not is_fault_of_session(error):
                 raise
             head = self.write_transaction(partial(self.write_apart, errors=errors), writes, errors, briefly=briefly)

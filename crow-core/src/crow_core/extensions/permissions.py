@@ -19,6 +19,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal, cast
 
@@ -95,8 +96,6 @@ class SessionPermissions:
     """Absolute folders of crow's own settings and data; each change in them is asked about."""
     answers: dict[tuple[str, str, str], bool] = field(default_factory=dict[tuple[str, str, str], bool])
     """Answers for the rest of the session: (tool, digest of its definition, scope) to allowed or not."""
-    recorded: dict[str, Judgement] = field(default_factory=dict[str, Judgement])
-    """The decisions on tool calls that are in the log already, but not carried out yet, by tool call id."""
     queue: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a call is asked about: one at a time, in the order of the calls."""
 
@@ -145,13 +144,11 @@ def permissions(
             judgement = judge(session, get_permissions(session), tool_call)
             if judgement.verdict != "ask" and not may_run_git(session, tool_call, judgement):
                 record(session, tool_call, judgement)
-                get_permissions(session).recorded[tool_call.id] = judgement
 
     @crow.before_tool
     @crow.permission
     async def decide(session: Session, tool_call: ToolCall) -> ToolResult | None:
         keep_start(session, tool_call)
-        recorded = get_permissions(session).recorded.pop(tool_call.id, None)
         judgement = await judge_with_git(session, tool_call)
         if judgement.verdict == "ask":
             async with get_permissions(session).queue:
@@ -159,8 +156,7 @@ def permissions(
                 judgement = await judge_with_git(session, tool_call)
                 if judgement.verdict == "ask":
                     judgement = await ask_user(session, get_permissions(session), tool_call, judgement)
-        if judgement != recorded:  # the mode may have changed meanwhile
-            record(session, tool_call, judgement)
+        record(session, tool_call, judgement)
         if judgement.verdict == "deny":
             refusal = f"This was not run: {judgement.reason}. Do not try to reach the same by another way; ask."
             return ToolResult.error(refusal)
@@ -168,18 +164,18 @@ def permissions(
 
     async def judge_with_git(session: Session, tool_call: ToolCall) -> Judgement:
         judgement = judge(session, get_permissions(session), tool_call)
-        return (
-            await judge_git(session, tool_call, judgement) if may_run_git(session, tool_call, judgement) else judgement
-        )
+        if may_run_git(session, tool_call, judgement):
+            return await judge_git(session, tool_call, judgement)
+        return judgement
 
     def may_run_git(session: Session, tool_call: ToolCall, judgement: Judgement) -> bool:
+        """Test whether a rule allows a command that may be a git command, in a folder that is not trusted."""
         return judgement.by_pattern and tool_call.kind == "execute" and not trusted(Path(session.cwd))
 
     @crow.after_tool
     def follow_folder(result: ToolResult, session: Session, tool_call: ToolCall) -> None:
         session.folders.starts.pop(tool_call.id, None)
         session.folders.environments.pop(tool_call.id, None)
-        get_permissions(session).recorded.pop(tool_call.id, None)  # left if another hook has answered the call
         if folder := result.meta.get("crow/folder"):
             session.folders.current = folder
 
@@ -190,10 +186,15 @@ def keep_start(session: Session, tool_call: ToolCall) -> None:
 
 
 def record(session: Session, tool_call: ToolCall, judgement: Judgement) -> None:
-    """Append a decision to the log."""
+    """Append a decision to the log, unless the last one on this call since the reply is the same."""
     scope = f"session: {describe_scope(session, tool_call)}" if judgement.lasts else "once"
-    decision = {"kind": "decision", "is": judgement.verdict, "by": judgement.reason, "scope": scope}
-    session.log.append({"crow": {**decision, **identify(tool_call.use)}})
+    named = {"kind": "decision", "is": judgement.verdict, "by": judgement.reason, "scope": scope}
+    decision = {**named, **identify(tool_call.use)}
+    since_reply = takewhile(lambda entry: entry.get("role") != "assistant", reversed(session.log))
+    notes = (entry.get("crow", {}) for entry in since_reply)
+    last = next((note for note in notes if (note.get("kind"), note.get("call")) == ("decision", tool_call.id)), None)
+    if last is None or not decision.items() <= last.items():
+        session.log.append({"crow": decision})
 
 
 def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall) -> Judgement:

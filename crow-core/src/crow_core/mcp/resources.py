@@ -1,4 +1,4 @@
-"""Resources of MCP servers: list them, read them, and stand for reading one as a tool call."""
+"""Resources of MCP servers: list them, read them, and convert the reading of one to a tool call."""
 
 import asyncio
 import glob
@@ -47,7 +47,7 @@ class Resource:
     template: bool = False
 
     def matches(self, uri: str) -> bool:
-        """Whether this is the resource of a URI, or a template that may produce it."""
+        """Test whether this is the resource of a URI, or a template that may produce it."""
         if not self.template:
             return uri == self.uri
         return fnmatchcase(uri, "*".join(map(glob.escape, EXPRESSION.split(self.uri))))
@@ -63,7 +63,7 @@ async def list_resources(server: Server) -> list[Resource]:
             plain, templates = await client.list_resources(), await list_or_empty(client.list_resource_templates())
     except ConnectionError:
         return []  # the list of its tools reports this
-    except Exception as error:
+    except Exception as error:  # a server may answer with anything, and the SDK may raise anything for it
         reason = mask(describe_error(error), server.secrets)
         logger.warning("MCP server %s did not list its resources: %s", to_line(server.name), reason)
         return []
@@ -93,7 +93,7 @@ async def read_blocks(server: Server, uri: str) -> list[dict[str, Any]]:
             contents = await client.read_resource(uri)
     except TimeoutError as error:
         raise ConnectionError(f"the MCP server did not answer within {RESOURCE_TIMEOUT:.0f} s") from error
-    except Exception as error:
+    except Exception as error:  # as above
         raise ConnectionError(mask(describe_error(error), server.secrets)) from error
     return [to_block(each.model_dump(mode="json", by_alias=True, exclude_none=True)) for each in contents]
 

@@ -14,7 +14,7 @@ Qwen-Coder's or DeepSeek's."""
 
 
 def is_printed_call(model_call: ModelCall) -> bool:
-    """Whether a reply has the mark of a tool call in its text, and no tool calls, although tools were offered."""
+    """Test whether a reply has the mark of a tool call in its text, and no tool calls, although tools were offered."""
     text = model_call.reply.get("content")
     tools = model_call.request.get("tools")
     return bool(tools and isinstance(text, str) and not model_call.reply.get("tool_calls") and PRINTED.search(text))

@@ -115,7 +115,7 @@ class PartialCall:
         return self._name.tell() > 0
 
     def is_complete(self) -> bool:
-        """Whether the name and all arguments have arrived. The arguments are parsed once, at their end."""
+        """Test whether the name and all arguments have arrived. The arguments are parsed once, at their end."""
         new, self._scanned = read_from(self._arguments, self._scanned), self.length
         self._end.feed(new)
         if self._is_valid is None and self._end.is_reached:

@@ -63,7 +63,7 @@ def detect_kind(data: bytes) -> OfficeKind | None:
     try:
         with ZipFile(BytesIO(data)) as archive:
             names = archive.namelist()
-    except (BadZipFile, ValueError, NotImplementedError):
+    except (BadZipFile, ValueError, NotImplementedError):  # all that zipfile raises for a damaged list of names
         return None
     if "[Content_Types].xml" not in names or "xl/workbook.bin" in names:
         return None

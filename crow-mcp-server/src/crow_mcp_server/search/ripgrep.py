@@ -57,7 +57,7 @@ async def run_ripgrep(target: ResolvedPath, *options: str, only: str = "") -> As
         raise
     with TemporaryFile() as errors:
         try:
-            process = subprocess.Popen(  # noqa: ASYNC220
+            process = subprocess.Popen(  # noqa: ASYNC220 - asyncio forks in the event loop, too
                 [
                     find_program(),
                     *COMMON_OPTIONS,
