@@ -26,7 +26,9 @@ from crow_core.agent import Agent
 from crow_core.app import Crow
 from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
+from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message
+from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_core.text import clean_json
@@ -767,6 +769,20 @@ async def test_an_allow_rule_names_a_file_outside_of_the_folder_by_its_absolute_
         session = await editor.new_session(str(folder))
         await editor.prompt(session.session_id, "go")
     assert editor.questions == []
+
+
+async def test_a_decision_that_changes_before_the_tool_runs_is_recorded_too(tmp_path: Path):
+    crow = crow_with(together(create("a.txt")), mode="yolo")
+
+    @crow.before_announcement
+    def change_mode(session: Session, tool_call: ToolCall) -> None:
+        next(option for option in session.options if option.id == "mode").set("plan")
+
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+        assert decisions(crow) == [("allow", "mode yolo"), PLANS]
+    assert not (tmp_path / "a.txt").exists()
 
 
 async def test_the_answer_cancelled_ends_the_turn_as_cancelled(tmp_path: Path):
