@@ -1,4 +1,4 @@
-"""Chat-completions messages: how a streamed reply becomes one, and how the log becomes a valid request.
+"""Chat-completions messages: the entries of the log, how a reply is completed, and how the log becomes a request.
 
 The log is append-only. Its entries are messages, in the form that is sent to the model, and markers, which have only
 the key `crow`. `settle` completes a reply, and `view` derives from the log the messages of the next request.
