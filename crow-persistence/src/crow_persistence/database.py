@@ -232,15 +232,12 @@ class Database:
         if self.file:
             event.listen(engine, "connect", partial(prepare_connection, is_durable=self.is_durable))
         event.listen(engine, "begin", begin_transaction)
-        try:
+        with disposed_on_error(engine):
             with engine.begin() as connection:
                 stale = self._needs_update(connection)
             if stale:
                 with nullcontext() if is_queued else self._wait_in_queue(self._lock_timeout):
                     self._update(engine, self.file)
-        except BaseException:
-            engine.dispose()
-            raise
         return engine
 
     def _open_read_only(self, file: Path) -> Engine:
@@ -253,9 +250,10 @@ class Database:
                 "sqlite://", creator=partial(connect_to_read, file, alone=alone), poolclass=QueuePool
             )
             event.listen(engine, "begin", begin_transaction)
-            with engine.begin() as connection:
+            with disposed_on_error(engine), engine.begin() as connection:
                 if not (alone and has_content(wal_file(file))) and not self._needs_update(connection):
                     return engine
+            engine.dispose()
         self._copy = tempfile.TemporaryDirectory(prefix="crow-")
         copy = Path(self._copy.name, file.name)
         try:
@@ -269,10 +267,11 @@ class Database:
         engine = create_engine(self.url.set(database=str(copy)), hide_parameters=True)
         event.listen(engine, "connect", prepare_connection)
         event.listen(engine, "begin", begin_transaction)
-        with engine.begin() as connection:
-            stale = self._needs_update(connection)
-        if stale:
-            self._update(engine, copy)
+        with disposed_on_error(engine):
+            with engine.begin() as connection:
+                stale = self._needs_update(connection)
+            if stale:
+                self._update(engine, copy)
         return engine
 
     def _create_file(self, file: Path) -> None:
@@ -412,6 +411,16 @@ def prepare_connection(driver: Any, _: Any, *, is_durable: bool = False) -> None
         driver.execute("PRAGMA journal_mode = WAL")
     driver.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
     driver.execute("PRAGMA foreign_keys = ON")
+
+
+@contextmanager
+def disposed_on_error(engine: Engine) -> Generator[None]:
+    """Close the engine's connections if the block raises."""
+    try:
+        yield
+    except BaseException:
+        engine.dispose()
+        raise
 
 
 def connect_to_read(file: Path, *, alone: bool) -> sqlite3.Connection:
