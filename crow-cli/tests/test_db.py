@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,13 +20,22 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-async def used(machine: "Machine") -> "Machine":
+async def use(machine: "Machine") -> None:
     """Run one prompt, so that there is a database."""
     async with ScriptedServer([Reply("Hello.")]) as server:
         machine.ask(server.url)
         assert (await machine.crow("run", "hi")).code == 0
-    return machine
+
+
+@pytest.fixture(scope="module")
+def after_use(prepared: Callable[..., Callable[[], "Machine"]]) -> Callable[[], "Machine"]:
+    return prepared(use)
+
+
+@pytest.fixture
+def used(after_use: Callable[[], "Machine"]) -> "Machine":
+    """A machine on which one prompt was run."""
+    return after_use()
 
 
 async def test_path_is_printed_before_and_after_the_database_exists(machine: "Machine"):
@@ -119,8 +129,7 @@ async def list_titles(machine: "Machine") -> list[str]:
     return [one["title"] for one in json.loads((await machine.crow("sessions", "list", "--all", "--json")).out)]
 
 
-@pytest.fixture
-async def aged(machine: "Machine") -> "Machine":
+async def use_and_age(machine: "Machine") -> None:
     """Run a prompt with a long answer and a tool call a hundred days ago, and another one today."""
     machine.configure('[permissions]\nallow = ["terminal:true"]\n')
     use = Reply("L" * 300_000, tool_calls=[{"name": "terminal", "arguments": {"command": "true"}}])
@@ -129,7 +138,17 @@ async def aged(machine: "Machine") -> "Machine":
         assert (await machine.crow("run", "long ago")).code == 0
         age_sessions(machine, 100)
         assert (await machine.crow("run", "today")).code == 0
-    return machine
+
+
+@pytest.fixture(scope="module")
+def after_aging(prepared: Callable[..., Callable[[], "Machine"]]) -> Callable[[], "Machine"]:
+    return prepared(use_and_age)
+
+
+@pytest.fixture
+def aged(after_aging: Callable[[], "Machine"]) -> "Machine":
+    """A machine with a large session of a hundred days ago, and another of today."""
+    return after_aging()
 
 
 @pytest.mark.parametrize(
