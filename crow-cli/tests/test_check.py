@@ -213,6 +213,7 @@ async def test_untested_requirement_says_which_option_would_test_it() -> None:
     assert not report.is_conformant
 
 
+@pytest.mark.slow
 async def test_agent_that_needs_a_login_is_tested_after_a_login() -> None:
     without = await check_subject("wants a login")
     with_login = await check_subject("wants a login", login="key")
