@@ -22,7 +22,7 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.acp.transports import Transport, memory_pair
-from crow_core.agent import Agent
+from crow_core.agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
@@ -111,7 +111,7 @@ class Person(Editor):
 @asynccontextmanager
 async def connect_person(crow: Crow, answer: Answer) -> AsyncGenerator[Person]:
     ours, theirs = memory_pair()
-    agent = asyncio.ensure_future(Agent(theirs, crow).serve())
+    agent = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
     person = Person(ours, answer)
     async with person.serving():
         await person.initialize("person", ClientCapabilities())
@@ -627,7 +627,7 @@ async def test_the_model_is_told_that_nobody_can_answer(tmp_path: Path):
 
     ours, theirs = memory_pair()
     crow = crow_with(model)
-    agent = asyncio.ensure_future(Agent(theirs, crow).serve())
+    agent = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
     client = AcpClient(ours, {"session/update": ignore})  # answers the question with -32601
     async with client.serving():
         await client.initialize("deaf", ClientCapabilities())

@@ -18,7 +18,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Literal, cast
@@ -159,7 +159,7 @@ def permissions(
         record(session, tool_call, judgement)
         if judgement.verdict == "deny":
             refusal = f"This was not run: {judgement.reason}. Do not try to reach the same by another way; ask."
-            return ToolResult.error(refusal)
+            return replace(ToolResult.error(refusal), meta={"crow/denied": judgement.reason})
         return None
 
     async def judge_with_git(session: Session, tool_call: ToolCall) -> Judgement:
