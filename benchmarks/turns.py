@@ -21,7 +21,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
-from crow_cli.app import build
+from crow_agent.app import build
 from crow_core.app import Crow
 from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server

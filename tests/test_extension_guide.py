@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from crow_cli.app import BUILT_IN, build
+from crow_agent.app import BUILT_IN, build
 from crow_core import Crow, ModelError, Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_persistence.extension import persistence

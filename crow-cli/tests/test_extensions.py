@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import crow_mcp_server
 import msgspec
 import pytest
+from crow_agent.app import build
 from crow_cli.acp import METHODS
-from crow_cli.app import build
 from crow_core.acp.schema import (
     AgentMessageChunk,
     ClientCapabilities,

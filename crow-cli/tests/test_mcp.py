@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvicorn
-from crow_cli.app import build
+from crow_agent.app import build
 from crow_cli.mcp import edit_servers, lock_folder
 from crow_core.acp.schema import AvailableCommandsUpdate
 from crow_core.testing import Reply, ScriptedModel, ScriptedServer, connect

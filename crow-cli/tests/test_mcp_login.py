@@ -12,7 +12,7 @@ import httpx2
 import keyring
 import pytest
 import uvicorn
-from crow_cli.app import build
+from crow_agent.app import build
 from crow_core.acp.schema import (
     ClientCapabilities,
     CreateElicitationResponse,

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import pytest
-from crow_cli.app import build
+from crow_agent.app import build
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_persistence.extension import persistence
 

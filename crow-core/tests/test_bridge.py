@@ -35,7 +35,7 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.acp.transports import memory_pair
-from crow_core.agent import Agent
+from crow_core.agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.errors import ElicitationError, ModelError
 from crow_core.extensions.permissions import permissions
@@ -510,7 +510,7 @@ async def test_sampling_is_denied_if_nobody_answers(birds: Birds):
 
     ours, theirs = memory_pair()
     crow = crow_with(model, birds())
-    agent = asyncio.ensure_future(Agent(theirs, crow).serve())
+    agent = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
     client = AcpClient(ours, {"session/update": ignore})  # answers the question with -32601
     async with client.serving():
         await client.initialize("deaf", NEITHER)

@@ -22,7 +22,7 @@ from crow_core.acp.schema import (
     ToolCall as AcpToolCall,
 )
 from crow_core.acp.transports import HIGH_WATER_BYTES, MemoryTransport, memory_pair
-from crow_core.agent import Agent
+from crow_core.agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.extensions.permissions import permissions
 from crow_core.mcp.result import ToolResult
@@ -471,7 +471,7 @@ async def test_a_client_that_disconnects_cancels_its_turns():
     logs: list[Sequence[Message]] = []
     crow.turn_end(lambda session, outcome: logs.append(session.log))
     ours, theirs = memory_pair()
-    agent = asyncio.ensure_future(Agent(theirs, crow).serve())
+    agent = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
     editor = Editor(ours)
     async with editor.serving():
         await editor.initialize("editor", ClientCapabilities())
@@ -554,7 +554,7 @@ async def test_each_prompt_has_one_answer_in_any_order_of_prompts_and_cancels(
     crow = Crow(model, servers=[Waiting().server])
     ours, theirs = memory_pair()
     tapped = RecordingTransport(ours)
-    agent = asyncio.ensure_future(Agent(theirs, crow).serve())
+    agent = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
     editor = Editor(tapped)
     async with editor.serving():
         await editor.initialize("editor", ClientCapabilities())

@@ -14,7 +14,7 @@ from crow_core.acp import schema
 from crow_core.acp.client import AcpClient
 from crow_core.acp.schema import AGENT_METHODS, CLIENT_METHODS, PROTOCOL_METHODS
 from crow_core.acp.transports import memory_pair
-from crow_core.agent import Agent
+from crow_core.agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.extensions.ask_user import ask_user
 from crow_core.extensions.commands import commands
@@ -90,7 +90,7 @@ async def test_a_client_receives_only_what_it_supports(able: set[str]):
 
     ours, theirs = memory_pair()
     crow = everything()
-    serving = asyncio.ensure_future(Agent(theirs, crow).serve())
+    serving = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
     others = CLIENT_METHODS.keys() - {"session/update", "session/request_permission"}
     handlers = {"session/update": hear, "session/request_permission": permit, **{m: unwanted(m) for m in others}}
     client = AcpClient(ours, handlers)

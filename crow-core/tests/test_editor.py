@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from crow_cli.app import make_tool_server
+from crow_agent.app import make_tool_server
 from crow_core import editor as editors
 from crow_core.acp.schema import (
     BlockContent,
@@ -23,7 +23,7 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.acp.transports import memory_pair
-from crow_core.agent import Agent
+from crow_core.agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.content import replay
 from crow_core.editor import terminals
@@ -374,7 +374,7 @@ async def test_client_that_disconnects_during_a_tool_call_leaves_every_call_answ
     crow.servers.append(make_tool_server(crow))
     crow.use(terminals)
     ours, theirs = memory_pair()
-    agent = asyncio.ensure_future(Agent(theirs, crow).serve())
+    agent = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
     editor = Editor(ours)
     async with editor.serving():
         await editor.initialize("editor", EVERYTHING)

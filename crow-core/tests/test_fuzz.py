@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from crow_core.acp.transports import HIGH_WATER_BYTES, memory_pair
-from crow_core.agent import Agent
+from crow_core.agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.extensions.ask_user import ask_user
 from crow_core.extensions.commands import commands
@@ -147,7 +147,7 @@ async def open_session(wire: RawClient) -> str:
 async def survive(lines: list[bytes | tuple[str, Any]]) -> None:
     ours, theirs = memory_pair()
     crow = everything()
-    serving = asyncio.ensure_future(Agent(theirs, crow, unstable=True).serve())
+    serving = asyncio.ensure_future(AcpAgent(theirs, crow, unstable=True).serve())
     wire = RawClient(ours)
     here, other = await open_session(wire), await open_session(wire)
     asked: set[str] = set()
@@ -205,7 +205,7 @@ async def test_a_client_that_stops_reading_pauses_the_model_stream():
 
     ours, theirs = memory_pair()
     crow = Crow(Talker())
-    serving = asyncio.ensure_future(Agent(theirs, crow).serve())
+    serving = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
     wire = RawClient(ours)
     session = await open_session(wire)
     wire.send("p", "session/prompt", {"sessionId": session, "prompt": TEXT})

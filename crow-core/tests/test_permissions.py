@@ -22,7 +22,7 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.acp.transports import Transport, memory_pair
-from crow_core.agent import Agent
+from crow_core.agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
@@ -111,7 +111,7 @@ class Person(Editor):
 @asynccontextmanager
 async def connect_person(crow: Crow, answer: Answer) -> AsyncGenerator[Person]:
     ours, theirs = memory_pair()
-    agent = asyncio.ensure_future(Agent(theirs, crow).serve())
+    agent = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
     person = Person(ours, answer)
     async with person.serving():
         await person.initialize("person", ClientCapabilities())
@@ -464,6 +464,50 @@ async def test_a_deny_rule_matches_its_command_inside_other_commands(mode: Mode,
     assert editor.questions == []
 
 
+HIDDEN_PUSHES = [
+    "git -C . push",
+    "git --git-dir .git push",
+    "git --no-pager push",
+    "git -P -C . push origin",
+    "git send-pack origin",
+    "git pu''sh",
+    ">/dev/null git push",
+    "timeout -s KILL 5 git push",
+    "env -u A git push",
+    "setsid git push",
+    "echo origin | xargs -n 1 git push",
+    "find . -exec git push \\;",
+    "sh -c 'git -C . push'",
+    "echo $(git -C . push)",
+]
+
+
+@pytest.mark.parametrize("mode", ["yolo", "ask"])
+@pytest.mark.parametrize("rule", ["terminal", "terminal:git *"])
+async def test_a_deny_rule_holds_behind_options_and_other_programs(mode: Mode, rule: str, tmp_path: Path):
+    model = together(*map(run, HIDDEN_PUSHES))
+    rules = {"allow": [rule], "deny": ["terminal:git push*"]}
+    async with connect(crow_with(model, mode=mode, **rules)) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    for command, said in zip(HIDDEN_PUSHES, answers(model), strict=True):
+        assert said.startswith("This was not run: the rule 'terminal:git push*' says deny."), command
+    assert editor.questions == []
+
+
+async def test_a_command_that_cannot_be_known_is_asked_about_where_a_rule_may_deny_it(tmp_path: Path):
+    unclear = ["git $A", "git -c alias.p=push p", "$A push", "echo git push | sh", "git --unheard-of x push"]
+    clear = ["echo $HOME", "echo 'git push'"]
+    model = together(*map(run, [*unclear, *clear]))
+    rules = {"allow": ["terminal"], "deny": ["terminal:git push*"]}
+    async with connect(crow_with(model, **rules), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert commands_asked(editor) == unclear
+    content = editor.questions[0].tool_call.content
+    assert "the rule 'terminal:git push*' may be about it" in str(content)
+
+
 async def test_a_deny_rule_does_not_match_other_commands(tmp_path: Path):
     others = ["echo farm x", "printf 'arm x'", "ls", "true # rmdir"]
     model = together(*map(run, others))
@@ -627,7 +671,7 @@ async def test_the_model_is_told_that_nobody_can_answer(tmp_path: Path):
 
     ours, theirs = memory_pair()
     crow = crow_with(model)
-    agent = asyncio.ensure_future(Agent(theirs, crow).serve())
+    agent = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
     client = AcpClient(ours, {"session/update": ignore})  # answers the question with -32601
     async with client.serving():
         await client.initialize("deaf", ClientCapabilities())

@@ -79,11 +79,12 @@ def ours(path: Path, modules: dict[str, Path]) -> set[str]:
 @pytest.mark.parametrize(
     ("package", "forbidden"),
     [
-        ("crow_mcp_server", {"crow_core", "crow_persistence", "crow_cli"}),
-        ("crow_core", {"crow_mcp_server", "crow_persistence", "crow_compact", "crow_skills", "crow_cli"}),
-        ("crow_persistence", {"crow_mcp_server", "crow_compact", "crow_skills", "crow_cli"}),
-        ("crow_compact", {"crow_mcp_server", "crow_persistence", "crow_skills", "crow_cli"}),
-        ("crow_skills", {"crow_mcp_server", "crow_persistence", "crow_compact", "crow_cli"}),
+        ("crow_mcp_server", {"crow_core", "crow_persistence", "crow_agent", "crow_cli"}),
+        ("crow_core", {"crow_mcp_server", "crow_persistence", "crow_compact", "crow_skills", "crow_agent", "crow_cli"}),
+        ("crow_persistence", {"crow_mcp_server", "crow_compact", "crow_skills", "crow_agent", "crow_cli"}),
+        ("crow_compact", {"crow_mcp_server", "crow_persistence", "crow_skills", "crow_agent", "crow_cli"}),
+        ("crow_skills", {"crow_mcp_server", "crow_persistence", "crow_compact", "crow_agent", "crow_cli"}),
+        ("crow_agent", {"crow_cli"}),
     ],
 )
 def test_nobody_imports_upwards(package: str, forbidden: set[str]):
@@ -106,7 +107,8 @@ def test_the_core_does_not_need_its_test_doubles():
 
 
 @pytest.mark.parametrize(
-    "package", ["crow_core", "crow_mcp_server", "crow_persistence", "crow_compact", "crow_skills", "crow_cli"]
+    "package",
+    ["crow_core", "crow_mcp_server", "crow_persistence", "crow_compact", "crow_skills", "crow_agent", "crow_cli"],
 )
 def test_imports_run_one_way(package: str):
     """Also those inside functions: files can be read in one order."""
@@ -143,10 +145,10 @@ def test_the_map_in_agents_md_lists_every_module_in_import_order():
 
 
 def test_no_extension_imports_another():
-    """The command and the public names import them all; no other module of any package imports one."""
+    """The app of the configuration and the public names import them all; no other module of any package imports one."""
     modules = modules_of("crow_core")
     extensions = {name for name in modules if name.startswith("crow_core.extensions.")}
-    for package in set(PACKAGES) - {"crow_cli"}:
+    for package in set(PACKAGES) - {"crow_agent", "crow_cli"}:
         for name, path in modules_of(package).items():
             others = (ours(path, modules) & extensions) - {name}
             assert not others or name == "crow_core.api", f"{name} imports {sorted(others)}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from crow_core.acp.transports import stdio
-from crow_core.agent import Agent, Announced, LazyApp, announce
+from crow_core.agent import AcpAgent, Announced, LazyApp, announce
 from crow_core.app import Crow
 from crow_core.errors import ConfigError, ModelError
 from crow_core.models.chat import Model
@@ -31,7 +31,7 @@ def serve(model: str = "", *, unstable: bool = False) -> None:
 async def run_agent(model: str, unstable: bool) -> int:
     source = ConfiguredApp(model)
     try:
-        await Agent(await stdio(), source, unstable=unstable).serve()
+        await AcpAgent(await stdio(), source, unstable=unstable).serve()
     finally:
         if source.made:
             await source.made.shut_down()
@@ -52,7 +52,7 @@ class ConfiguredApp(LazyApp):
             config, env = load_config(home, os.environ), load_environment(home, os.environ)
             self.announced = replace(self.announced, audio=takes_audio(config, env, self._model))
             if config.extensions:
-                from crow_cli.app import BUILT_IN  # imported here because most users name no extension
+                from crow_agent.app import BUILT_IN  # imported here because most users name no extension
 
                 if config.extensions.keys() - BUILT_IN.keys():
                     self.announced = announce(await self.get())
@@ -60,6 +60,6 @@ class ConfiguredApp(LazyApp):
             pass  # reported when the first session is opened
 
     async def build(self, models: Mapping[str, Model] | None = None) -> Crow:
-        from crow_cli.app import build  # imported here so that `initialize` is answered without it
+        from crow_agent.app import build  # imported here so that `initialize` is answered without it
 
         return await build(os.environ, model=self._model, models=models)

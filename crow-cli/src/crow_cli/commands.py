@@ -143,9 +143,9 @@ def run(
 async def run_prompt(
     prompt: str, cwd: str, model: str, mode: Any, style: Any, max_requests: int | None, resume: str
 ) -> int:
+    from crow_agent.app import build
     from crow_core.extensions.ask_user import ask_user
 
-    from crow_cli.app import build
     from crow_cli.run import LAST_SESSION, is_interactive, run
 
     crow = await build(os.environ, model=model, mode=mode, max_requests=max_requests, without=[ask_user])

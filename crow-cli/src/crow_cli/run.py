@@ -22,7 +22,7 @@ from crow_core.acp.schema import (
     SessionUpdate,
 )
 from crow_core.acp.transports import memory_pair
-from crow_core.agent import Agent
+from crow_core.agent import AcpAgent
 from crow_core.app import Crow
 
 from crow_cli.console import escape_controls
@@ -48,7 +48,7 @@ class JsonLinesClient(TerminalClient):
 async def open_client(crow: Crow, style: Format, *, interactive: bool) -> AsyncGenerator[TerminalClient]:
     """Connect a client that prints to an agent of this app, both in memory."""
     ours, theirs = memory_pair()
-    agent = asyncio.ensure_future(Agent(theirs, crow).serve())
+    agent = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
     client_class = JsonLinesClient if style == "stream-json" else TerminalClient
     client = client_class(ours, interactive=interactive, quiet=style != "text")
     try:

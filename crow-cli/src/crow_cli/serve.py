@@ -11,12 +11,12 @@ from pathlib import Path
 from secrets import token_urlsafe
 
 import click
+from crow_agent.app import build
 from crow_core.acp.websocket import PATH, AccessPolicy, WebSocketServer
-from crow_core.agent import Agent
+from crow_core.agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.errors import ConfigError
 
-from crow_cli.app import build
 from crow_cli.process import log_to_stderr
 
 REMOTE_WARNING = (
@@ -49,7 +49,7 @@ async def serve(
             click.echo(REMOTE_WARNING.format(url=url), err=True)
             names.add(socket.gethostname().lower())
         gate = AccessPolicy(secret, names, pages, accepts_any_address=address.is_unspecified)
-        server = WebSocketServer(gate, lambda transport: Agent(transport, crow).serve(), max_connections)
+        server = WebSocketServer(gate, lambda transport: AcpAgent(transport, crow).serve(), max_connections)
         try:
             await preload(crow)
             await server.listen(listener)

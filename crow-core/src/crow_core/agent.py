@@ -117,9 +117,6 @@ from crow_core.trace import TRACE, extract_trace
 PAGE_SIZE = 50
 """Sessions in one answer to `session/list`."""
 
-MAX_SESSIONS = 500
-"""Sessions that one client may have open at once."""
-
 MAX_TITLE = 200
 """Characters of a title that a client sets; a longer one is shortened."""
 
@@ -198,8 +195,11 @@ def announce(crow: Crow) -> Announced:
     return Announced(bool(crow.load_session), list(crow.methods), audio)
 
 
-class Agent:
+class AcpAgent:
     """The agent's side of one ACP connection, and the client of the sessions that are opened through it."""
+
+    max_sessions: int | None = 500
+    """Sessions that one client may have open at once; None for any number, for a client in this process."""
 
     def __init__(self, transport: Transport, crow: Crow | AppSource, *, unstable: bool = False) -> None:
         self.source: AppSource = MadeApp(crow) if isinstance(crow, Crow) else crow
@@ -373,8 +373,9 @@ class Agent:
     ) -> Session:
         """Open a session through `opener`, a method of the app, for this client. `id` is the id that was asked for."""
         instructions = parse_instructions(params) if self.unstable else None
-        if len(self.sessions) + self._opening >= MAX_SESSIONS:
-            raise RpcError(INVALID_REQUEST, "Too many sessions", details=f"{MAX_SESSIONS} are open. Close one first.")
+        most = self.max_sessions
+        if most is not None and len(self.sessions) + self._opening >= most:
+            raise RpcError(INVALID_REQUEST, "Too many sessions", details=f"{most} are open. Close one first.")
         self._opening += 1
         try:
             session = await opener(*args, **parse_folders_and_servers(params), models=await self.models())
@@ -423,7 +424,7 @@ class Agent:
     def is_used_elsewhere(self, session: Session) -> bool:
         """Whether an open session belongs to another client that is still connected."""
         client = session.client
-        return client is not self and not (isinstance(client, Agent) and client.connection.is_closing)
+        return client is not self and not (isinstance(client, AcpAgent) and client.connection.is_closing)
 
     async def fork_session(self, params: ForkSessionRequest) -> ForkSessionResponse:
         crow, id = await self.crow(), params.session_id

@@ -2,7 +2,7 @@
 
 from crow_core.acp.connection import RpcError as RpcError
 from crow_core.acp.schema import StopReason as StopReason
-from crow_core.agent import Agent as Agent
+from crow_core.agent import AcpAgent as AcpAgent
 from crow_core.app import Crow as Crow
 from crow_core.errors import ConfigError as ConfigError
 from crow_core.errors import EndTurn as EndTurn

@@ -201,6 +201,7 @@ def to_update(result: ToolResult, tool_call: ToolCall) -> ToolCallUpdate:
         content=content,
         locations=locations or UNSET,
         raw_output=to_raw_output(result),
+        meta={"crow": {"denied": result.meta["crow/denied"]}} if "crow/denied" in result.meta else UNSET,
     )
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from anyio import wait_all_tasks_blocked
-from crow_core import agent
 from crow_core.acp import websocket
 from crow_core.acp.connection import Connection, ConnectionClosed, RpcError
 from crow_core.acp.schema import (
@@ -33,7 +32,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.acp.transports import MAX_MESSAGE_BYTES, Transport
 from crow_core.acp.websocket import AccessPolicy, WebSocketServer, connect
-from crow_core.agent import Agent
+from crow_core.agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.session import Session
 from crow_core.store import Record
@@ -59,7 +58,9 @@ Talk = Callable[[Transport], Awaitable[Any]]
 async def serving(talk: Talk | Crow, *, policy: AccessPolicy = POLICY, max_connections: int = 8) -> AsyncIterator[str]:
     """Run a server and yield its URL. An app is served as by `crow serve`."""
     crow = talk if isinstance(talk, Crow) else None
-    server = WebSocketServer(policy, talk if crow is None else lambda wire: Agent(wire, crow).serve(), max_connections)
+    server = WebSocketServer(
+        policy, talk if crow is None else lambda wire: AcpAgent(wire, crow).serve(), max_connections
+    )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         await server.listen(listener)
         try:
@@ -697,7 +698,7 @@ async def test_client_that_reconnects_at_once_gets_its_session(moment: str):
 
 async def test_number_of_sessions_of_a_client_is_limited(monkeypatch: pytest.MonkeyPatch):
     """Also if it requests many at once."""
-    monkeypatch.setattr(agent, "MAX_SESSIONS", 3)
+    monkeypatch.setattr(AcpAgent, "max_sessions", 3)
     crow = Crow(ScriptedModel([]))
     async with serving(crow) as url, editing(url) as one, editing(url) as other:
         opened = await asyncio.gather(*(one.new_session("/") for _ in range(5)), return_exceptions=True)

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from importlib.resources import as_file, files
 
 import click
+from crow_agent.app import build
 from crow_core.extensions.ask_user import ask_user
 from crow_core.models.chat import ChatModel
 from crow_core.testing import ScriptedServer
 from crow_persistence.extension import persistence
 
-from crow_cli.app import build
 from crow_cli.demo.script import TASK, TESTS, next_reply
 from crow_cli.run import is_interactive, run
 

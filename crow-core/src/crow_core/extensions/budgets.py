@@ -18,7 +18,7 @@ from crow_core.session import Session
 
 
 @dataclass
-class Budget:
+class SessionBudget:
     """The limits of a session and its sub-agents, and what they have used."""
 
     limits: dict[str, float]
@@ -65,11 +65,11 @@ def budgets(
     given = {"requests": requests, "tokens": tokens, "money": money, "minutes": minutes}
     limits = {what: limit for what, limit in given.items() if limit is not None}
 
-    def budget_of(session: Session) -> Budget:
+    def budget_of(session: Session) -> SessionBudget:
         while parent := session.parent:
             session = parent
         if "budget" not in session.state:
-            session.state["budget"] = Budget(dict(limits), find_spent(session.log))
+            session.state["budget"] = SessionBudget(dict(limits), find_spent(session.log))
         return session.state["budget"]
 
     @crow.before_prompt

@@ -18,7 +18,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Literal, cast
@@ -35,6 +35,7 @@ from crow_core.messages import ToolUse
 from crow_core.options import Choice, Option
 from crow_core.session import Session
 from crow_core.settings.rules import Rules, Verdict, parse_rules
+from crow_core.simple_commands import CommandLine, read_command_line
 from crow_core.text import to_line
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
@@ -159,7 +160,7 @@ def permissions(
         record(session, tool_call, judgement)
         if judgement.verdict == "deny":
             refusal = f"This was not run: {judgement.reason}. Do not try to reach the same by another way; ask."
-            return ToolResult.error(refusal)
+            return replace(ToolResult.error(refusal), meta={"crow/denied": judgement.reason})
         return None
 
     async def judge_with_git(session: Session, tool_call: ToolCall) -> Judgement:
@@ -203,7 +204,9 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
     to_terminal = kind == "execute" and is_for_terminal_session(tool_call)
     simple = kind != "execute" or (not to_terminal and PLAIN_COMMAND.fullmatch(subject) is not None)
     spellings = find_spellings(session, tool_call, subject)
-    match = permissions.rules.find(tool_call.name, subject, spellings, simple=simple)
+    strict = [rule for rule in (*permissions.rules.deny, *permissions.rules.ask) if rule.covers(tool_call.name)]
+    line = read_command_line(subject) if kind == "execute" and strict else CommandLine()
+    match = permissions.rules.find(tool_call.name, subject, [*spellings, *line.commands], simple=simple)
     if match and match[0] != "allow":
         return Judgement(match[0], f"the rule {str(match[1])!r} says {match[0]}")
     if kind == "execute" and only_polls_terminal(tool_call):
@@ -212,6 +215,8 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
         return Judgement("deny", "plan mode only reads. Describe the change instead")
     if mode == "yolo":
         return Judgement("allow", "mode yolo")
+    if rule := next((rule for rule in strict if line.may_match(rule.pattern)), None):
+        return Judgement("ask", remark=f"What this runs cannot be known, and the rule {str(rule)!r} may be about it.")
     if kind == "edit" and (SENSITIVE_FILES.search(subject) or is_inside(session, subject, permissions.own_folders)):
         return Judgement("ask")
     if match:

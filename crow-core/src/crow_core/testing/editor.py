@@ -44,7 +44,7 @@ from crow_core.acp.schema import (
     WriteTextFileRequest,
 )
 from crow_core.acp.transports import Transport, memory_pair
-from crow_core.agent import Agent
+from crow_core.agent import AcpAgent
 from crow_core.app import Crow
 
 T = TypeVar("T")
@@ -301,7 +301,7 @@ async def connect(
     """
     crow.servers_wait = servers_wait
     ours, theirs = memory_pair()
-    agent = asyncio.ensure_future(Agent(theirs, crow).serve())
+    agent = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
     editor = Editor(ours, permit=permit)
     try:
         async with editor.serving():

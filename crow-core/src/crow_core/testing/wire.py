@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from crow_core.acp.transports import MemoryTransport, memory_pair
-from crow_core.agent import Agent, AppSource
+from crow_core.agent import AcpAgent, AppSource
 from crow_core.app import Crow
 
 INVALID_LINES = [
@@ -78,7 +78,7 @@ class RawClient:
 async def connect_raw(crow: Crow | AppSource, **options: Any) -> AsyncGenerator[RawClient]:
     """Connect to an agent of an app, before `initialize`; `options` are the agent's."""
     client_end, agent_end = memory_pair()
-    agent = Agent(agent_end, crow, **options)
+    agent = AcpAgent(agent_end, crow, **options)
     serving = asyncio.ensure_future(agent.serve())
     try:
         yield RawClient(client_end)

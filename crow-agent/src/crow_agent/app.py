@@ -1,4 +1,4 @@
-"""Build the app that the command runs: a `Crow` with its models, tools and extensions, from the configuration."""
+"""Build the app of the configuration, a `Crow` with its models, tools and extensions, for the command and programs."""
 
 import os
 import shlex
@@ -74,6 +74,9 @@ from crow_skills.skills import skills
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 Extension = Callable[..., None]
 
+TOOL_SERVER = "crow"
+"""The name of the server of the built-in tools."""
+
 REPLACED_TOOLS = ("plan", "ask_user")
 """Tools of crow-mcp-server that are left out: extensions offer them under the same names through the client."""
 
@@ -102,27 +105,35 @@ async def build(
     models: Mapping[str, Model] | None = None,
     without: Collection[Extension] = (),
     extra_secrets: Sequence[str] = (),
+    tools: Collection[str] | None = None,
+    allow: Sequence[str] = (),
+    database: str = "",
+    system: Prompt | None = None,
 ) -> Crow:
-    """Make an app from the user's files, the environment and the options of the command line.
+    """Make an app from the user's files, the environment and the options of the command line or of a program.
 
-    `models` replaces the configured models. `without` names extensions to leave out: `persistence` stores sessions,
-    `ask_user` lets the model ask the user. `extra_secrets` are values to mask beside those of the configuration.
-    Raises ConfigError for a setting that cannot be used, ModelError when no model is found.
+    `models` replaces the configured models, `tools` names the only tools of crow's own to offer, `database` is the URL
+    of another database, `system` replaces the system prompt. `allow` are permission rules beside the configured ones.
+    `without` names extensions to leave out: `persistence` stores sessions, `ask_user` lets the model ask the user.
+    `extra_secrets` are values to mask beside those of the configuration. Raises ConfigError for a setting that cannot
+    be used, ModelError when no model is found.
     """
     home = Home.find(env)
     config, env = load_config(home, env), load_environment(home, env)
     crow = Crow(
         await find_models(config, env, model) if models is None else models,
-        system=load_system_prompt(config, home),
+        system=system or load_system_prompt(config, home),
         max_requests=max_requests or config.max_requests,
     )
     if config.servers_wait is not None:
         crow.servers_wait = config.servers_wait
-    crow.servers.append(make_tool_server(crow, find_key_variables(env, config), env, config.fetch.allow_hosts))
+    if tools is None or tools:
+        hidden = find_key_variables(env, config)
+        crow.servers.append(make_tool_server(crow, hidden, env, config.fetch.allow_hosts, only=tools))
     rules, trust = config.permissions, TrustedFolders(home.data)
     ordered: list[tuple[Extension, Mapping[str, Any]]] = [
         # Hooks that end a session run in reverse order: persistence stores what the other extensions write then.
-        (persistence, {"url": get_database_url(config, home), "folder": home.data}),
+        (persistence, {"url": database or get_database_url(config, home), "folder": home.data}),
         (telemetry, {}),
         (mask_secrets, {"known": [*find_secrets(config, env), *extra_secrets]}),
         (templates, {"files": partial(find_prompt_files, config, home, trust)}),
@@ -131,7 +142,7 @@ async def build(
             permissions,
             {
                 "mode": mode or rules.mode,
-                "allow": rules.allow,
+                "allow": [*rules.allow, *allow],
                 "ask": rules.ask,
                 "deny": rules.deny,
                 "own": [str(home.config), str(home.data)],
@@ -142,7 +153,7 @@ async def build(
         (terminals, {}),
         (configured_servers, {"config": config, "home": home}),
         (project_servers, {"trust": trust, "env": env, "home": home}),
-        *named_extensions(config, home, trust, env),
+        *named_extensions(config, home, trust, env, without),
         (ask_user, {}),
     ]
     for extension, options in ordered:
@@ -152,9 +163,10 @@ async def build(
 
 
 def named_extensions(
-    config: Config, home: Home, trust: TrustedFolders, env: Mapping[str, str]
+    config: Config, home: Home, trust: TrustedFolders, env: Mapping[str, str], without: Collection[Extension] = ()
 ) -> Iterator[tuple[Extension, Mapping[str, Any]]]:
-    """Yield the extensions that have a table in `[extensions]`, and their options, in order. Raises ConfigError."""
+    """Yield the extensions that have a table in `[extensions]`, but for those to do without, and their options, in
+    order. Raises ConfigError."""
     user = Path(env.get("HOME") or Path.home())
     preset: dict[str, dict[str, Any]] = {
         "command_files": {"user": get_user_folders(home.config, user, "commands"), "trusted": trust.is_trusted},
@@ -164,7 +176,7 @@ def named_extensions(
     first, last = ([one.__name__ for one in group] for group in (FIRST_EXTENSIONS, LAST_EXTENSIONS))
     others = [name for name in config.extensions if name not in (*first, *last)]
     for name in (*first, *others, *last):
-        if (table := config.extensions.get(name, {})) is not False:
+        if (table := config.extensions.get(name, {})) is not False and BUILT_IN.get(name) not in without:
             extension = partial(find_extension(name, home), **preset.get(name, {}))
             options = parse_options(extension, {} if table is True else table, ["extensions", name], home)
             yield partial(use_named, name, extension), options
@@ -204,11 +216,20 @@ def find_extension(name: str, home: Home) -> Extension:
 
 
 def make_tool_server(
-    crow: Crow, hidden_env: Sequence[str] = (), env: Mapping[str, str] = os.environ, allow_hosts: Sequence[str] = ()
+    crow: Crow,
+    hidden_env: Sequence[str] = (),
+    env: Mapping[str, str] = os.environ,
+    allow_hosts: Sequence[str] = (),
+    *,
+    only: Collection[str] | None = None,
 ) -> Server:
-    """Make the server of the built-in tools, in this process. A file describes the tools, so that their code is loaded
-    only when one is called."""
-    tools = [tool for tool in crow_mcp_server.tools(env) if tool["name"] not in REPLACED_TOOLS]
+    """Make the server of the built-in tools, or of `only` those, in this process. A file describes the tools, so that
+    their code is loaded only when one is called."""
+    tools = [
+        tool
+        for tool in crow_mcp_server.tools(env)
+        if tool["name"] not in REPLACED_TOOLS and (only is None or tool["name"] in only)
+    ]
 
     def source() -> Any:
         return crow_mcp_server.create_server(
@@ -216,7 +237,7 @@ def make_tool_server(
         )
 
     crow.session_end(end_terminals)
-    return Server("crow", source, definitions=tools, built_in=True, shared=True)
+    return Server(TOOL_SERVER, source, definitions=tools, built_in=True, shared=True)
 
 
 def make_workspace(crow: Crow, meta: dict[str, Any]) -> Workspace:

@@ -1,0 +1,330 @@
+"""`Agent`: crow in this process, or any other ACP agent."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar, overload
+
+from crow_core.acp.connection import ConnectionClosed, RpcError
+from crow_core.acp.schema import LoadSessionRequest, NewSessionRequest, ResumeSessionRequest
+from crow_core.app import Crow
+from crow_core.errors import ConfigError
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.server import Server
+from crow_core.mcp.tool import ToolCall
+from crow_core.models.chat import Model
+from crow_core.prompts import Prompt
+from crow_core.session import Session
+
+from crow_agent.budget import Budget, limit_spending
+from crow_agent.client import Elicit, Permissions, ProgramClient, to_agent_error
+from crow_agent.connections import AgentConnection, connect_address, connect_app, connect_command
+from crow_agent.content import PromptContent
+from crow_agent.errors import AgentClosed, AgentError, AgentLost
+from crow_agent.result import Result
+from crow_agent.session import AgentSession, PromptStream
+from crow_agent.tools import Function, choose_builtin_tools, get_name, get_options, make_function_server
+
+T = TypeVar("T")
+Tool: TypeAlias = Function | Server | str
+"""A Python function, an MCP server, or some of crow's own tools by name."""
+
+START_TIMEOUT = 60.0
+"""Seconds that an agent may take to answer `initialize`."""
+
+
+class Agent:
+    """crow in this process, with its models, tools and extensions; or, with `Agent.connect`, any other ACP agent.
+
+    It starts with the first use, or with `async with`, which closes it at the end. All methods raise AgentError.
+    """
+
+    def __init__(
+        self,
+        model: str | Model = "",
+        *,
+        tools: Sequence[Tool] | None = None,
+        extensions: Iterable[Callable[[Crow], None]] = (),
+        permissions: Permissions = "deny",
+        elicit: Elicit | None = None,
+        budget: Budget | None = None,
+        system: str | Prompt | None = None,
+        cwd: str | Path = ".",
+        store: bool | str = True,
+        max_requests: int | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Set up an agent; nothing is read or started yet.
+
+        `model`: its name in the configuration or at the endpoint; by default the configured one, or that of
+        OPENAI_BASE_URL and CROW_MODEL.
+        `tools`: Python functions, MCP servers, and crow's own by group (`builtin`, `builtin:read`, `builtin:edit`,
+        `builtin:terminal`, `builtin:web`) or name; by default all of crow's own and the configured MCP servers.
+        `extensions`: functions that take the app, in the order of their hooks, after the configured ones.
+        `permissions`: answers questions whether a tool call may run: a function that returns True, False or the id of
+        an option; "allow" and "deny" answer always so. The rules of the configuration hold in any case.
+        `elicit`: answers forms of tools and MCP servers: a function that returns the values, or None to decline.
+        `system`: a Jinja2 template in place of crow's system prompt.
+        `store`: whether sessions are stored in the configured database, or the URL of another one.
+        `max_requests`: the most model calls of one turn.
+        `env`: the environment in place of `os.environ`; its CROW_HOME names the folder of the configuration.
+        Raises TypeError for a function that cannot be a tool, ValueError for an unknown group of tools.
+        """
+        self._choose_tools(tools)
+        self._extensions = list(extensions)
+        self._model = model
+        self._system = Prompt("system", system) if isinstance(system, str) else system
+        self._store = store
+        self._max_requests = max_requests
+        self._set_up(permissions, elicit, budget, cwd, env, lambda: connect_app(self._build))
+        if budget is not None:
+            self._extensions.append(partial(limit_spending, budget=budget))
+        self._counts_itself = budget is not None
+
+    @classmethod
+    def connect(
+        cls,
+        target: str | Sequence[str],
+        *,
+        permissions: Permissions = "deny",
+        elicit: Elicit | None = None,
+        budget: Budget | None = None,
+        cwd: str | Path = ".",
+        env: Mapping[str, str] | None = None,
+        token: str = "",
+    ) -> "Agent":
+        """Use another agent: the command of an ACP agent, or a `ws://` or `wss://` address with its token.
+
+        `env` is added to the environment of the command.
+        """
+        agent = cls.__new__(cls)
+        if isinstance(target, str) and target.startswith(("ws://", "wss://")):
+            agent._set_up(permissions, elicit, budget, cwd, env, lambda: connect_address(target, token))
+        else:
+            agent._set_up(permissions, elicit, budget, cwd, env, lambda: connect_command(target, env))
+        return agent
+
+    def _set_up(
+        self,
+        permissions: Permissions,
+        elicit: Elicit | None,
+        budget: Budget | None,
+        cwd: str | Path,
+        env: Mapping[str, str] | None,
+        connect: Callable[[], AbstractAsyncContextManager[AgentConnection]],
+    ) -> None:
+        self.budget = budget
+        self._permissions: Permissions = permissions
+        self._elicit = elicit
+        self._cwd = to_absolute(cwd)
+        self._env = os.environ if env is None else env
+        self._connect = connect
+        self._counts_itself = False
+        """Whether the agent itself counts what it spends."""
+        self._opening = asyncio.Lock()
+        self._stack: AsyncExitStack | None = None
+        self._client: ProgramClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    def _choose_tools(self, tools: Sequence[Tool] | None) -> None:
+        """Sort the tools by their kind."""
+        self._servers = [each for each in tools or () if isinstance(each, Server)]
+        self._functions: list[Function] = [
+            each for each in tools or () if callable(each) and not isinstance(each, (Server, str))
+        ]
+        names = [each for each in tools or () if isinstance(each, str)]
+        self._builtin = None if tools is None else choose_builtin_tools(names)
+        only_views = self._builtin is not None and not {"builtin", "builtin:edit", "builtin:file_editor"} & {*names}
+        self._only_views = only_views
+        """Whether `file_editor` must not change files."""
+        if self._functions:
+            self._servers.append(make_function_server(self._functions))
+
+    async def _build(self) -> Crow:
+        """Make the app in this process."""
+        from crow_core.extensions.ask_user import ask_user
+        from crow_core.extensions.plan import plan
+        from crow_persistence.extension import persistence
+
+        from crow_agent.app import TOOL_SERVER, build, configured_servers, project_servers  # imports all extensions
+
+        left_out = [] if self._store else [persistence]
+        left_out += [] if self._elicit else [ask_user]
+        left_out += [] if self._builtin is None else [plan, configured_servers, project_servers]
+        crow = await build(
+            self._env,
+            model=self._model if isinstance(self._model, str) else "",
+            models=None if isinstance(self._model, str) else {self._model.name: self._model},
+            max_requests=self._max_requests,
+            without=left_out,
+            tools=self._builtin,
+            allow=[get_name(function) for function in self._functions if not get_options(function).ask],
+            database=self._store if isinstance(self._store, str) else "",
+            system=self._system,
+        )
+        if self._builtin is not None:  # extensions may have added servers with tools of their own
+            crow.servers = [server for server in crow.servers if server.name == TOOL_SERVER]
+        crow.servers += self._servers
+        if self._only_views:
+            crow.use(refuse_edits)
+        for extension in self._extensions:
+            try:
+                crow.use(extension)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"The extension {extension!r} cannot be used: {error}.") from error
+        return crow
+
+    async def __aenter__(self) -> "Agent":
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> "ProgramClient":
+        """Start or connect the agent, if that is not done."""
+        async with self._opening:
+            if self._closed:
+                raise AgentClosed("This agent is closed. Make another one.")
+            loop = asyncio.get_running_loop()
+            if self._loop not in (None, loop):
+                raise AgentError("This agent was started in another event loop. Make one agent for each event loop.")
+            if self._client is None:
+                self._loop = loop
+                self._client = await self._start()
+            return self._client
+
+    async def _start(self) -> "ProgramClient":
+        async with AsyncExitStack() as stack:
+            connection = await stack.enter_async_context(self._connect())
+            client = ProgramClient(connection, self._permissions, self._elicit)
+            await stack.enter_async_context(client.serving())
+            try:
+                async with asyncio.timeout(START_TIMEOUT):
+                    await client.start()
+            except TimeoutError:
+                raise AgentLost(
+                    f"{connection.name} did not answer within {START_TIMEOUT:g} seconds. Is it an ACP agent?",
+                    agent=connection.name,
+                ) from None
+            except ConnectionClosed:
+                raise await connection.describe_end() from None
+            except RpcError as error:
+                raise to_agent_error(error) from error
+            self._stack = stack.pop_all()
+            return client
+        raise AssertionError  # unreachable: the block returns or raises
+
+    async def close(self) -> None:
+        """Close its sessions and end it. It may be called again."""
+        self._closed = True
+        async with self._opening:
+            stack, client, self._stack, self._client = self._stack, self._client, None, None
+        if client is not None:
+            client.closed = True
+        if stack is not None:
+            await stack.aclose()
+
+    async def session(self, id: str = "", *, cwd: str | Path = "") -> "AgentSession":
+        """Open a new session, or the stored one with this id. Raises SessionNotFound."""
+        folder = to_absolute(cwd) if cwd else self._cwd
+        client, counts = await self.open(), self._counts_itself
+        if not id:
+            response = await client.ask("session/new", NewSessionRequest(cwd=folder, mcp_servers=[]))
+            return AgentSession(client, response.session_id, folder, self.budget, counts=counts)
+        if id in client.sessions:
+            raise AgentError(f"Session {id} is open in this agent. Use the session that is open, or fork it.")
+        session = AgentSession(client, id, folder, self.budget, counts=counts)
+        try:
+            if client.initialized.agent_capabilities.session_capabilities.resume:
+                await client.ask("session/resume", ResumeSessionRequest(session_id=id, cwd=folder))
+            else:
+                await client.ask("session/load", LoadSessionRequest(session_id=id, cwd=folder, mcp_servers=[]))
+        except BaseException:
+            client.sessions.pop(id, None)
+            raise
+        return session
+
+    async def request(self, method: str, params: Any) -> Any:
+        """Send any request of ACP, and return its result."""
+        return await (await self.open()).ask(method, params)
+
+    @overload
+    async def prompt(self, prompt: PromptContent, *, timeout: float | None = None) -> Result[str]: ...
+
+    @overload
+    async def prompt(
+        self, prompt: PromptContent, *, output: type[T], retries: int = 2, timeout: float | None = None
+    ) -> Result[T]: ...
+
+    @overload
+    async def prompt(
+        self, prompt: PromptContent, *, output: Any, retries: int = 2, timeout: float | None = None
+    ) -> Result[Any]: ...
+
+    async def prompt(
+        self, prompt: PromptContent, *, output: Any = None, retries: int = 2, timeout: float | None = None
+    ) -> Result[Any]:
+        """Send a prompt to a new session, wait for the end of the turn, and close the session.
+
+        The arguments are those of `AgentSession.prompt`. `session(result.session_id)` continues it.
+        """
+        session = await self.session()
+        try:
+            return await session.prompt(prompt, output=output, retries=retries, timeout=timeout)
+        finally:
+            await session.close()
+
+    def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "PromptStream":
+        """Send a prompt to a new session; iterate over the result to get the updates of its turn."""
+        return PromptStream(self.session, prompt, timeout, closes=True)
+
+    async def map(
+        self,
+        prompts: Iterable[PromptContent],
+        *,
+        at_once: int = 10,
+        output: Any = None,
+        retries: int = 2,
+        timeout: float | None = None,
+    ) -> list[Result[Any]]:
+        """Send each prompt to a session of its own, some `at_once`, and return the results in order.
+
+        An error stays with its item, in `Result.error`.
+        """
+        waiting = iter(list(enumerate(prompts)))
+        results: dict[int, Result[Any]] = {}
+
+        async def work() -> None:
+            for index, prompt in waiting:
+                try:
+                    results[index] = await self.prompt(prompt, output=output, retries=retries, timeout=timeout)
+                except Exception as error:
+                    so_far = error.result if isinstance(error, AgentError) else None
+                    results[index] = replace(so_far or Result(""), error=error)
+
+        await self.open()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(max(at_once, 1)):
+                group.create_task(work())
+        return [results[index] for index in sorted(results)]
+
+
+def to_absolute(folder: str | Path) -> str:
+    """Convert the path of a folder to an absolute one."""
+    return str(Path(folder).expanduser().absolute())
+
+
+def refuse_edits(crow: Crow) -> None:
+    """Let `file_editor` view files only."""
+
+    @crow.before_tool
+    def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
+        if tool_call.name == "file_editor" and tool_call.kind != "read":
+            return ToolResult.error("You can view files, and not change them.")
+        return None

@@ -1,0 +1,233 @@
+"""The sessions of an agent, and the streams of their turns."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from crow_core.acp.schema import (
+    CloseSessionRequest,
+    ForkSessionRequest,
+    PromptRequest,
+    PromptResponse,
+    SessionUpdate,
+    TextBlock,
+)
+from msgspec import json
+
+from crow_agent.budget import Budget
+from crow_agent.client import ProgramClient
+from crow_agent.content import PromptContent, to_blocks
+from crow_agent.errors import AgentClosed, AgentError, OutputError, PromptTimeout
+from crow_agent.output import CORRECTION, INSTRUCTION, OutputType
+from crow_agent.result import Result, TurnRecord
+
+CANCEL_TIMEOUT = 30.0
+"""Seconds that an agent may take to end a turn that was cancelled."""
+
+
+class AgentSession:
+    """One conversation with an agent. Its prompts run one after the other."""
+
+    def __init__(self, client: ProgramClient, id: str, cwd: str, budget: Budget | None, *, counts: bool) -> None:
+        self.id = id
+        self.cwd = cwd
+        self.budget = budget
+        self.closed = False
+        self._client = client
+        client.sessions[id] = self
+        self._counts = counts
+        """Whether the agent itself counts what it spends."""
+        self._turn = asyncio.Lock()
+        """Held while a turn runs."""
+        self._record = TurnRecord()
+        """What was received for the running turn."""
+        self._cost: float | None = None
+        """The cost of all turns before."""
+        self._listener: Callable[[SessionUpdate], None] | None = None
+        self._request: asyncio.Future[PromptResponse] | None = None
+        """The request of the running turn."""
+        self._fault: Exception | None = None
+        """The error of one of the program's functions, which ends the turn."""
+
+    async def prompt(
+        self,
+        prompt: PromptContent,
+        *,
+        output: Any = None,
+        retries: int = 2,
+        timeout: float | None = None,
+        on_update: Callable[[SessionUpdate], None] | None = None,
+    ) -> Result[Any]:
+        """Send a prompt and wait for the end of its turn: a text, a file, an image, or several of them.
+
+        `output` is the type of the answer; one that does not fit is asked for again, `retries` times. `timeout` is in
+        seconds. `on_update` is called with each update of ACP. Cancelling the waiting task cancels the turn.
+        Raises PromptFailed, PromptTimeout, OutputError, BudgetSpent, AgentLost, AgentClosed.
+        """
+        async with self._turn:
+            self._listener, self._record, self._fault = on_update, TurnRecord(), None
+            try:
+                async with asyncio.timeout(timeout):
+                    return await self._run(prompt, None if output is None else OutputType(output), retries)
+            except TimeoutError:
+                if timeout is None:
+                    raise
+                raise self._attach(PromptTimeout(timeout)) from None
+            except AgentError as error:
+                raise self._attach(error) from error.__cause__
+            finally:
+                self._listener = None
+                self._cost = self._cost if self._record.cost is None else self._record.cost
+
+    def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "PromptStream":
+        """Send a prompt; iterate over the result to get the updates of its turn."""
+
+        async def get() -> AgentSession:
+            return self
+
+        return PromptStream(get, prompt, timeout)
+
+    async def cancel(self) -> None:
+        """Cancel the running turn: its result has the stop reason `cancelled`."""
+        if self._request is not None and not self._client.connection.is_closing:
+            await self._client.cancel(self.id)
+
+    async def fork(self) -> "AgentSession":
+        """Open a new session that continues this one from here."""
+        params = ForkSessionRequest(session_id=self.id, cwd=self.cwd, mcp_servers=[])
+        id = (await self._client.ask("session/fork", params)).session_id
+        return AgentSession(self._client, id, self.cwd, self.budget, counts=self._counts)
+
+    async def close(self) -> None:
+        """Close the session; a stored one can be opened again by its id."""
+        if self.closed:
+            return
+        self.closed = True
+        self._client.sessions.pop(self.id, None)
+        capabilities = self._client.initialized.agent_capabilities.session_capabilities
+        if capabilities.close and not self._client.connection.is_closing:
+            await asyncio.shield(self._client.ask("session/close", CloseSessionRequest(session_id=self.id)))
+
+    async def __aenter__(self) -> "AgentSession":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _run(self, prompt: PromptContent, wanted: OutputType[Any] | None, retries: int) -> Result[Any]:
+        """Prompt until the answer fits."""
+        capabilities = self._client.initialized.agent_capabilities.prompt_capabilities
+        try:
+            blocks = to_blocks(prompt, capabilities)
+        except OSError as error:
+            raise AgentError(f"{error.filename} cannot be read: {error.strerror}.") from error
+        if wanted is not None:
+            blocks.append(TextBlock(text=INSTRUCTION.format(schema=json.encode(wanted.schema).decode())))
+        faults: list[str] = []
+        while True:
+            response = await self._ask(blocks)
+            result = self._record.to_result(self.id, cost_before=self._cost)
+            result.stop_reason, result.usage = response.stop_reason, response.usage or None
+            self._spend(result)
+            if wanted is None or response.stop_reason != "end_turn":
+                return result
+            try:
+                result.value = wanted.parse(result.text)
+                return result
+            except ValueError as error:
+                faults.append(str(error))
+            if len(faults) > retries:
+                raise OutputError(wanted.name, faults)
+            blocks = [TextBlock(text=CORRECTION.format(fault=faults[-1]))]
+
+    async def _ask(self, blocks: list[Any]) -> PromptResponse:
+        """Send a prompt and wait for the end of its turn, which is cancelled with the waiting task."""
+        if self.closed:
+            raise AgentClosed(f"Session {self.id} is closed. Open it again with agent.session({self.id!r}).")
+        if (budget := self.budget) is not None:
+            budget.start()
+            budget.check()
+        params = PromptRequest(session_id=self.id, prompt=blocks)
+        self._request = asyncio.ensure_future(self._client.ask("session/prompt", params))
+        try:
+            await asyncio.wait([self._request])
+        except asyncio.CancelledError:
+            await self.cancel()
+            await asyncio.wait([self._request], timeout=CANCEL_TIMEOUT)
+            raise
+        finally:
+            request, self._request = self._request, None
+            if not request.done():
+                request.cancel()
+            elif not request.cancelled():
+                request.exception()  # marks it as retrieved
+        if self._fault is not None:
+            raise self._fault
+        return request.result()
+
+    def _spend(self, result: Result[Any]) -> None:
+        """Count what a turn of another agent has used. Raises BudgetSpent."""
+        budget = self.budget
+        if budget is None:
+            return
+        if not self._counts:
+            budget.spend("tokens", result.usage.total_tokens if result.usage else 0)
+            budget.spend("money", result.cost or 0)
+        if result.stop_reason == "max_turn_requests":
+            budget.check()
+
+    def _attach(self, error: AgentError) -> AgentError:
+        """Give an error what the turn had come to."""
+        error.result = self._record.to_result(self.id, cost_before=self._cost)
+        return error
+
+    def receive(self, update: SessionUpdate) -> None:
+        """Take in an update of the agent."""
+        self._record.add(update)
+        if self._listener is not None:
+            self._listener(update)
+
+    def deny(self, tool_call_id: str) -> None:
+        """Note that a tool call was denied."""
+        self._record.denied.add(tool_call_id)
+
+    async def fail(self, fault: Exception) -> None:
+        """End the turn because one of the program's functions failed; `prompt` raises its error."""
+        self._fault = fault
+        await self.cancel()
+
+
+class PromptStream:
+    """The updates of a turn. Leaving the loop early cancels the turn."""
+
+    def __init__(
+        self,
+        get_session: Callable[[], Awaitable[AgentSession]],
+        prompt: PromptContent,
+        timeout: float | None,
+        *,
+        closes: bool = False,
+    ) -> None:
+        self.result: Result[str] | None = None
+        """The result of the turn, once all updates were received."""
+        self._get_session = get_session
+        self._prompt = prompt
+        self._timeout = timeout
+        self._closes = closes
+        """Whether to close the session at the end."""
+
+    async def __aiter__(self) -> AsyncIterator[SessionUpdate]:
+        session = await self._get_session()
+        updates: asyncio.Queue[SessionUpdate | None] = asyncio.Queue()
+        turn = asyncio.ensure_future(session.prompt(self._prompt, timeout=self._timeout, on_update=updates.put_nowait))
+        turn.add_done_callback(lambda _: updates.put_nowait(None))
+        try:
+            while (update := await updates.get()) is not None:
+                yield update
+            self.result = turn.result()
+        finally:
+            if not turn.done():
+                turn.cancel()
+                await asyncio.wait([turn])
+            if self._closes:
+                await session.close()

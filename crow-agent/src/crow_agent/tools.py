@@ -1,0 +1,167 @@
+"""Python functions as tools, and the choice among crow's own."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints, overload
+
+import msgspec
+from crow_core.mcp.server import Server
+
+Function: TypeAlias = Callable[..., Any]
+F = TypeVar("F", bound=Function)
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "read": ("file_editor", "glob", "grep", "tree"),
+    "edit": ("file_editor",),
+    "terminal": ("terminal",),
+    "web": ("fetch", "web_search"),
+}
+"""crow's own tools by group: `builtin:read`. Without `edit`, `file_editor` can only view."""
+
+
+@dataclass(frozen=True)
+class FunctionOptions:
+    """How a function is offered to the model."""
+
+    name: str = ""
+    """Its name for the model; empty for the function's own."""
+    description: str = ""
+    """Its description for the model; empty for the function's docstring."""
+    ask: bool = False
+    """Whether a call needs a permission."""
+    reads: bool = False
+    """Whether it only reads, so that it also runs in the mode `plan`, and again after a broken connection."""
+    idempotent: bool = False
+    """Whether a second run with the same arguments changes nothing more."""
+    timeout: float | None = None
+    """Seconds that a call may take; None for no limit."""
+
+
+@overload
+def tool(function: F, /) -> F: ...
+
+
+@overload
+def tool(
+    *,
+    name: str = "",
+    description: str = "",
+    ask: bool = False,
+    reads: bool = False,
+    idempotent: bool = False,
+    timeout: float | None = None,
+) -> Callable[[F], F]: ...
+
+
+def tool(function: Any = None, /, **options: Any) -> Any:
+    """Mark a function, async or not, as a tool; it stays a function that can be called.
+
+    Its docstring describes it to the model, `Annotated[str, "…"]` a parameter. The options are those of
+    `FunctionOptions`. Raises TypeError for a function whose parameters have no types.
+    """
+
+    def mark(function: F) -> F:
+        setattr(function, "crow_tool", FunctionOptions(**options))  # noqa: B010
+        make_definition(function)
+        return function
+
+    return mark if function is None else mark(function)
+
+
+def get_options(function: Function) -> FunctionOptions:
+    """Return the options that `tool` gave a function, or the defaults."""
+    options: FunctionOptions | None = getattr(function, "crow_tool", None)
+    return options or FunctionOptions()
+
+
+def get_name(function: Function) -> str:
+    """Return the name that the model knows a function by."""
+    return get_options(function).name or function.__name__
+
+
+def make_definition(function: Function) -> dict[str, Any]:
+    """Describe a function as MCP's `tools/list` does. Raises TypeError."""
+    options, name = get_options(function), get_name(function)
+    return {
+        "name": name,
+        "description": options.description or inspect.getdoc(function) or name,
+        "inputSchema": make_input_schema(function),
+        "annotations": {"readOnlyHint": options.reads, "idempotentHint": options.idempotent or options.reads},
+        "_meta": {"crow/kind": "read" if options.reads else "other"},
+    }
+
+
+def make_input_schema(function: Function) -> dict[str, Any]:
+    """Make the JSON schema of a function's parameters, without FastMCP where that is not needed. Raises TypeError."""
+    hints = get_type_hints(function, include_extras=True)
+    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise TypeError(
+                f"{get_name(function)} cannot be a tool: a model passes arguments by name, not {parameter}."
+            )
+        if name not in hints:
+            raise TypeError(f"{get_name(function)} cannot be a tool: give its parameter {name!r} a type.")
+        hint = to_described(hints[name])
+        fields.append((name, hint) if parameter.default is parameter.empty else (name, hint, parameter.default))
+    try:
+        arguments = msgspec.defstruct("Arguments", fields, kw_only=True)
+        schema = msgspec.json.schema(arguments)
+    except (TypeError, RuntimeError):  # a type that only pydantic knows, or FastMCP's Context
+        from fastmcp.tools import Tool  # imported here because FastMCP takes long to load, and most tools need no more
+
+        return Tool.from_function(function).parameters
+    definitions: dict[str, Any] = schema.pop("$defs")
+    root: dict[str, Any] = definitions.pop("Arguments")
+    del root["title"]
+    return {**root, "$defs": definitions} if definitions else root
+
+
+def to_described(hint: Any) -> Any:
+    """Convert `Annotated[T, "text"]` to a type whose schema has the text as its description."""
+    if get_origin(hint) is not Annotated:
+        return hint
+    base, *notes = get_args(hint)
+    metas = [msgspec.Meta(description=note) if isinstance(note, str) else note for note in notes]
+    for meta in metas:
+        base = Annotated[base, meta]
+    return base
+
+
+def make_function_server(functions: Sequence[Function]) -> Server:
+    """Make the MCP server of Python functions, in this process; FastMCP is loaded when the first is called.
+
+    Raises TypeError for a function that cannot be a tool, ValueError for a name given twice.
+    """
+
+    def source() -> Any:
+        from fastmcp import FastMCP
+        from fastmcp.tools import Tool
+
+        server = FastMCP("functions")
+        for function in functions:
+            options = get_options(function)
+            server.add_tool(Tool.from_function(function, name=get_name(function), timeout=options.timeout))
+        return server
+
+    definitions = [make_definition(function) for function in functions]
+    names = [definition["name"] for definition in definitions]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"Two tools are called {twice[0]!r}. Give one of them another name: @tool(name=…).")
+    return Server("functions", source, definitions=definitions, built_in=True, shared=True)
+
+
+def choose_builtin_tools(wanted: Sequence[str]) -> list[str]:
+    """List crow's own tools that are meant by `builtin`, `builtin:GROUP` or `builtin:TOOL`. Raises ValueError."""
+    chosen: list[str] = []
+    for each in wanted:
+        prefix, _, group = each.partition(":")
+        every = sorted({name for names in GROUPS.values() for name in names})
+        if prefix != "builtin" or (group and group not in GROUPS and group not in every):
+            groups = ", ".join(f"builtin:{name}" for name in (*GROUPS, *every))
+            raise ValueError(
+                f"There is no tool {each!r}. Give a function, an MCP server, builtin, or one of: {groups}."
+            )
+        chosen += GROUPS.get(group, (group,)) if group else every
+    return sorted(set(chosen))

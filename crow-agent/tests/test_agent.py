@@ -1,0 +1,462 @@
+"""Agents inside programs."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from crow_agent import (
+    Agent,
+    AgentClosed,
+    AgentError,
+    AgentSession,
+    Budget,
+    BudgetSpent,
+    OutputError,
+    PromptTimeout,
+    Result,
+    tool,
+)
+from crow_core.acp.schema import AgentMessageChunk, RequestPermissionRequest, SessionUpdate
+from crow_core.testing import Reply, ScriptedCall
+from pydantic import BaseModel, Field
+
+Make = Callable[..., Agent]
+
+
+def call(name: str, arguments: dict[str, Any]) -> ScriptedCall:
+    return {"name": name, "arguments": arguments}
+
+
+@tool
+async def population(city: Annotated[str, "the city's name"]) -> int:
+    """Say how many people live in a city."""
+    return {"Rome": 2_750_000}[city]
+
+
+async def start(session: AgentSession) -> "asyncio.Task[Result[Any]]":
+    """Start a turn; return its task when the model has begun to answer."""
+    began = asyncio.Event()
+
+    def look(update: SessionUpdate) -> None:
+        if isinstance(update, AgentMessageChunk):
+            began.set()
+
+    turn = asyncio.ensure_future(session.prompt("Go.", on_update=look))
+    await began.wait()
+    return turn
+
+
+def test_prompt_returns_text_and_stop_reason(make_agent: Make) -> None:
+    async def main() -> None:
+        async with make_agent(Reply("Four.")) as agent:
+            result = await agent.prompt("2 + 2?")
+        assert (result.text, result.output, result.stop_reason) == ("Four.", "Four.", "end_turn")
+        assert result.usage is not None
+        assert "Four." in result._repr_markdown_()
+
+    asyncio.run(main())
+
+
+def test_function_is_called_as_a_tool_without_a_question(make_agent: Make) -> None:
+    async def main() -> None:
+        asked = call("population", {"city": "Rome"})
+        async with make_agent(Reply(tool_calls=[asked]), Reply("2,750,000"), tools=[population]) as agent:
+            result = await agent.prompt("How many people live in Rome?")
+        assert result.text == "2,750,000"
+        (done,) = result.tool_calls
+        assert (done.name, done.status, done.raw_input) == ("population", "completed", {"city": "Rome"})
+        assert not result.denied
+        (schema,) = agent.model.requests[0]["tools"]
+        assert schema["function"]["description"] == "Say how many people live in a city."
+        assert schema["function"]["parameters"]["properties"] == {
+            "city": {"type": "string", "description": "the city's name"}
+        }
+        assert agent.model.requests[1]["messages"][-1]["content"] == "2750000"
+
+    asyncio.run(main())
+
+
+def test_function_that_asks_needs_a_permission(make_agent: Make) -> None:
+    @tool(ask=True)
+    def erase(name: str) -> str:
+        """Erase something."""
+        return f"{name} is gone"
+
+    asked: list[RequestPermissionRequest] = []
+
+    def permit(question: RequestPermissionRequest) -> bool:
+        asked.append(question)
+        return question.tool_call.raw_input == {"name": "a"}
+
+    async def main() -> None:
+        script = [Reply(tool_calls=[call("erase", {"name": name})]) for name in ("a", "b")]
+        async with make_agent(*script, Reply("Done."), tools=[erase], permissions=permit) as agent:
+            result = await agent.prompt("Erase a and b.")
+        assert [call.status for call in result.tool_calls] == ["completed", "failed"]
+        assert [call.raw_input for call in result.denied] == [{"name": "b"}]
+        assert len(asked) == 2
+
+    asyncio.run(main())
+
+
+def test_call_that_a_rule_denies_is_listed_as_denied(make_agent: Make, home: Path) -> None:
+    (home / "crow").mkdir()
+    (home / "crow" / "config.toml").write_text('[permissions]\ndeny = ["terminal:rm *"]\n')
+
+    async def main() -> None:
+        asked = call("terminal", {"command": "rm x"})
+        async with make_agent(Reply(tool_calls=[asked]), Reply("No."), permissions="allow") as agent:
+            result = await agent.prompt("Remove x.")
+        assert [call.name for call in result.denied] == ["terminal"]
+
+    asyncio.run(main())
+
+
+def test_group_of_tools_offers_no_other(make_agent: Make, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+
+    async def main() -> None:
+        edit = call("file_editor", {"command": "create", "path": "a.txt", "file_text": "two"})
+        async with make_agent(
+            Reply(tool_calls=[edit]), Reply("No."), tools=["builtin:read", population], permissions="allow"
+        ) as agent:
+            await agent.prompt("Change it.")
+        names = [schema["function"]["name"] for schema in agent.model.requests[0]["tools"]]
+        assert names == ["file_editor", "glob", "grep", "tree", "population"]
+        assert (tmp_path / "a.txt").read_text() == "one"
+
+    asyncio.run(main())
+
+
+def test_unknown_group_of_tools_is_refused_at_once(make_agent: Make) -> None:
+    with pytest.raises(ValueError, match=r"no tool 'builtin:everything'.*builtin:read"):
+        make_agent(tools=["builtin:everything"])
+
+
+@dataclass
+class Answer:
+    city: str
+    people: int
+
+
+def test_output_is_a_value_of_the_type(make_agent: Make) -> None:
+    async def main() -> None:
+        async with make_agent(Reply('{"city": "Rome", "people": 3}')) as agent:
+            result = await agent.prompt("Rome?", output=Answer)
+        assert result.output == Answer("Rome", 3)
+
+    asyncio.run(main())
+
+
+def test_output_that_never_fits_is_an_error_with_the_faults(make_agent: Make) -> None:
+    async def main() -> None:
+        async with make_agent(Reply("Many."), Reply('{"city": 1}'), Reply("{}")) as agent:
+            with pytest.raises(OutputError, match="did not fit Answer in 3 attempts") as raised:
+                await agent.prompt("Rome?", output=Answer)
+        assert len(raised.value.faults) == 3
+        assert raised.value.result is not None
+        assert raised.value.result.text == "{}"
+
+    asyncio.run(main())
+
+
+def test_stream_yields_updates_and_then_has_the_result(make_agent: Make) -> None:
+    async def main() -> None:
+        async with make_agent(Reply("One two three.")) as agent:
+            stream = agent.stream("Count.")
+            texts = [update.content.text async for update in stream if isinstance(update, AgentMessageChunk)]
+            assert "".join(texts) == "One two three."
+            assert stream.result is not None
+            assert stream.result.text == "One two three."
+
+    asyncio.run(main())
+
+
+def test_session_goes_on_and_is_resumed_by_id(make_agent: Make) -> None:
+    async def main() -> None:
+        async with make_agent(Reply("Rome."), Reply("Paris."), Reply("Both.")) as agent:
+            session = await agent.session()
+            await session.prompt("Where?")
+            await session.prompt("And then?")
+            await session.close()
+            again = await agent.session(session.id)
+            result = await again.prompt("What did I ask?")
+        assert (result.text, result.session_id) == ("Both.", session.id)
+        roles = [message["role"] for message in agent.model.requests[-1]["messages"]]
+        assert roles == ["system", "user", "assistant", "user", "assistant", "user"]
+
+    asyncio.run(main())
+
+
+def test_fork_leaves_the_first_session_as_it_is(make_agent: Make) -> None:
+    async def main() -> None:
+        async with make_agent(Reply("Rome."), Reply("Forked."), Reply("First.")) as agent:
+            first = await agent.session()
+            await first.prompt("Where?")
+            second = await first.fork()
+            assert second.id != first.id
+            assert (await second.prompt("b")).text == "Forked."
+            assert (await first.prompt("c")).text == "First."
+        contents = [message["content"] for message in agent.model.requests[-1]["messages"][1:]]
+        assert "b" not in contents
+
+    asyncio.run(main())
+
+
+def test_results_of_many_sessions_do_not_mix(make_agent: Make) -> None:
+    def answer(request: Any) -> Reply:
+        return Reply(request["messages"][-1]["content"].upper())
+
+    async def main() -> None:
+        async with make_agent(answer, store=False) as agent:
+            results = await agent.map([f"word {n}" for n in range(60)], at_once=20)
+        assert [result.output for result in results] == [f"WORD {n}" for n in range(60)]
+
+    asyncio.run(main())
+
+
+def test_error_stays_with_its_item(make_agent: Make) -> None:
+    def answer(request: Any) -> Reply:
+        return Reply("5" if "good" in request["messages"][1]["content"] else "no number")
+
+    async def main() -> None:
+        async with make_agent(answer) as agent:
+            results = await agent.map(["good", "bad", "good"], output=int, retries=1)
+        assert [result.error is None for result in results] == [True, False, True]
+        assert results[2].output == 5
+        with pytest.raises(OutputError):
+            _ = results[1].output
+
+    asyncio.run(main())
+
+
+def test_prompt_that_takes_too_long_is_cancelled(make_agent: Make) -> None:
+    @tool
+    async def wait() -> str:
+        """Wait for ever."""
+        await asyncio.Event().wait()
+        return "never"
+
+    async def main() -> None:
+        async with make_agent(Reply(tool_calls=[call("wait", {})]), Reply("Next."), tools=[wait]) as agent:
+            session = await agent.session()
+            with pytest.raises(PromptTimeout) as raised:
+                await session.prompt("Wait.", timeout=1)
+            assert raised.value.result is not None
+            assert [call.name for call in raised.value.result.tool_calls] == ["wait"]
+            assert (await session.prompt("Go on.")).text == "Next."
+
+    asyncio.run(main())
+
+
+def test_budget_ends_the_turn_and_refuses_the_next(make_agent: Make) -> None:
+    async def main() -> None:
+        again = Reply(tool_calls=[call("population", {"city": "Rome"})])
+        async with make_agent(again, again, again, tools=[population], budget=Budget(requests=2)) as agent:
+            with pytest.raises(BudgetSpent, match="2 of 2 requests") as raised:
+                await agent.prompt("Count.")
+            assert raised.value.result is not None
+            assert len(raised.value.result.tool_calls) == 2
+            with pytest.raises(BudgetSpent):
+                await agent.prompt("Again.")
+        assert len(agent.model.requests) == 2
+
+    asyncio.run(main())
+
+
+def test_error_of_a_permission_function_is_raised_by_the_prompt(make_agent: Make) -> None:
+    def fail(question: RequestPermissionRequest) -> bool:
+        raise LookupError("no such rule")
+
+    async def main() -> None:
+        asked = call("terminal", {"command": "make"})
+        async with make_agent(Reply(tool_calls=[asked]), Reply("Never."), permissions=fail) as agent:
+            with pytest.raises(LookupError, match="no such rule"):
+                await agent.prompt("Make it.")
+
+    asyncio.run(main())
+
+
+def test_error_of_a_tool_is_for_the_model(make_agent: Make) -> None:
+    async def main() -> None:
+        asked = call("population", {"city": "Atlantis"})
+        async with make_agent(Reply(tool_calls=[asked]), Reply("Unknown."), tools=[population]) as agent:
+            result = await agent.prompt("Atlantis?")
+        assert result.text == "Unknown."
+        assert result.tool_calls[0].status == "failed"
+        assert "Atlantis" in agent.model.requests[1]["messages"][-1]["content"]
+
+    asyncio.run(main())
+
+
+def test_closed_agent_and_closed_session_say_so(make_agent: Make) -> None:
+    async def main() -> None:
+        agent = make_agent(Reply("One."))
+        session = await agent.session()
+        await session.close()
+        with pytest.raises(AgentClosed, match="Open it again"):
+            await session.prompt("More.")
+        await agent.close()
+        with pytest.raises(AgentClosed, match="Make another one"):
+            await agent.prompt("More.")
+
+    asyncio.run(main())
+
+
+def test_agent_of_another_event_loop_says_so(make_agent: Make) -> None:
+    agent = make_agent(Reply("One."), Reply("Two."))
+
+    async def use() -> None:
+        await agent.prompt("Go.")
+
+    async def main() -> None:
+        await agent.open()
+        with pytest.raises(AgentError, match="another event loop"):
+            await asyncio.to_thread(lambda: asyncio.run(use()))
+        await agent.close()
+
+    asyncio.run(main())
+
+
+def test_no_model_is_said_in_a_sentence(home: Path) -> None:
+    async def main() -> None:
+        env = {"HOME": str(home), "CROW_HOME": str(home), "OPENAI_API_KEY": "x"}
+        with pytest.raises(AgentError, match="no model is named"):
+            await Agent(env=env).prompt("Hello")
+
+    asyncio.run(main())
+
+
+def test_function_without_types_or_with_a_name_given_twice_is_refused_at_once(make_agent: Make) -> None:
+    def untyped(x) -> str:  # pyright: ignore
+        return x
+
+    with pytest.raises(TypeError, match="give its parameter 'x' a type"):
+        make_agent(tools=[untyped])
+    with pytest.raises(ValueError, match="Two tools are called 'population'"):
+        make_agent(tools=[population, population])
+
+
+def test_tool_that_takes_too_long_is_answered_with_that(make_agent: Make) -> None:
+    @tool(timeout=0.1)
+    async def wait() -> str:
+        """Wait for ever."""
+        await asyncio.Event().wait()
+        return "never"
+
+    async def main() -> None:
+        asked = call("wait", {})
+        async with make_agent(Reply(tool_calls=[asked]), Reply("It hangs."), tools=[wait]) as agent:
+            result = await agent.prompt("Wait.")
+        assert (result.text, result.tool_calls[0].status) == ("It hangs.", "failed")
+
+    asyncio.run(main())
+
+
+def test_plain_function_does_not_hold_up_the_event_loop(make_agent: Make) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    @tool
+    def block() -> str:
+        """Wait for another thread."""
+        entered.set()
+        leave.wait(30)
+        return "left"
+
+    async def main() -> None:
+        async with make_agent(Reply(tool_calls=[call("block", {})]), Reply("Done."), tools=[block]) as agent:
+            turn = asyncio.ensure_future(agent.prompt("Go."))
+            while not entered.is_set():
+                await asyncio.sleep(0.01)
+            leave.set()  # only a running event loop gets here
+            assert (await turn).text == "Done."
+
+    asyncio.run(main())
+
+
+def test_types_that_only_pydantic_knows_are_tool_parameters(make_agent: Make) -> None:
+    class Place(BaseModel):
+        name: str = Field(description="its name")
+
+    def visit(place: Place, times: int = 1) -> str:
+        """Visit a place."""
+        return f"{place.name} {times}"
+
+    async def main() -> None:
+        asked = call("visit", {"place": {"name": "Rome"}})
+        async with make_agent(Reply(tool_calls=[asked]), Reply("Done."), tools=[visit]) as agent:
+            await agent.prompt("Go.")
+        assert agent.model.requests[1]["messages"][-1]["content"] == "Rome 1"
+
+    asyncio.run(main())
+
+
+def test_prompts_running_when_the_agent_closes_say_so(make_agent: Make) -> None:
+    async def main() -> None:
+        agent = make_agent(Reply("One", hang=True))
+        session = await agent.session()
+        turn = await start(session)
+        await agent.close()
+        with pytest.raises(AgentClosed):
+            await turn
+
+    asyncio.run(main())
+
+
+def test_cancelled_task_cancels_the_turn_and_the_session_goes_on(make_agent: Make) -> None:
+    async def main() -> None:
+        async with make_agent(Reply("One", hang=True), Reply("Two.")) as agent:
+            session = await agent.session()
+            turn = await start(session)
+            turn.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await turn
+            assert (await session.prompt("More.")).text == "Two."
+
+    asyncio.run(main())
+
+
+def test_leaving_a_stream_early_cancels_its_turn(make_agent: Make) -> None:
+    async def main() -> None:
+        async with make_agent(Reply("One two", hang=True), Reply("Next.")) as agent:
+            session = await agent.session()
+            async with aclosing(aiter(session.stream("Go."))) as updates:
+                async for update in updates:
+                    if isinstance(update, AgentMessageChunk):
+                        break
+            assert (await session.prompt("More.")).text == "Next."
+
+    asyncio.run(main())
+
+
+def test_image_and_file_are_sent_with_the_prompt(make_agent: Make, tmp_path: Path) -> None:
+    image = b"\x89PNG\r\n\x1a\n" + bytes(20)
+    (tmp_path / "notes.md").write_text("remember the milk")
+
+    async def main() -> None:
+        async with make_agent(Reply("Seen.")) as agent:
+            await agent.prompt(["What is this?", image, tmp_path / "notes.md"])
+            parts = agent.model.requests[0]["messages"][1]["content"]
+            assert [part["type"] for part in parts] == ["text", "image_url", "text"]
+            assert "remember the milk" in parts[2]["text"]
+            with pytest.raises(AgentError, match=r"gone\.txt cannot be read"):
+                await agent.prompt(tmp_path / "gone.txt")
+
+    asyncio.run(main())
+
+
+def test_question_of_a_tool_is_answered_by_the_program(make_agent: Make) -> None:
+    async def main() -> None:
+        asked = call("ask_user", {"question": "Which colour?", "choices": ["red", "blue"]})
+        async with make_agent(
+            Reply(tool_calls=[asked]), Reply("Blue it is."), elicit=lambda form: {"answer": "blue"}
+        ) as agent:
+            await agent.prompt("Paint it.")
+        assert "blue" in agent.model.requests[1]["messages"][-1]["content"]
+
+    asyncio.run(main())
