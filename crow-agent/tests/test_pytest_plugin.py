@@ -106,7 +106,7 @@ def record(run: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             monkeypatch.setenv("OPENAI_BASE_URL", server.url)
             monkeypatch.setenv("OPENAI_API_KEY", "sk-4711-very-secret")
             monkeypatch.setenv("CROW_MODEL", "recorded")
-            run(code, "--crow-record").assert_outcomes(passed=len(re.findall(r"^(?:async )?def test_", code, re.M)))
+            run(code, "--crow-record").assert_outcomes(passed=len(re.findall(r"^ *(?:async )?def test_", code, re.M)))
         for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "CROW_MODEL"):
             monkeypatch.delenv(name)
         return server
@@ -448,6 +448,26 @@ def test_write(crow, tmp_path):
     record(code, script=answer)
     assert "<tmp_path>/out" in (pytester.path / "cassettes" / "test_it.test_write.jsonl").read_text()
     run(code, "--basetemp", str(pytester.path / "elsewhere")).assert_outcomes(passed=1)
+
+
+def test_temporary_file_with_a_long_output_is_that_of_the_replay(run: Any, record: Any) -> None:
+    code = """
+class TestTerminal:
+    @pytest.mark.crow_cassette
+    def test_long(self, crow):
+        crow.prompt("Count.", permissions="allow")
+        assert "29999" in crow.called("terminal", command=re.compile("^tail"))[0].result
+"""
+
+    def answer(request: Any) -> Reply:
+        path = re.search(r"it is in (\S+):", str(request["messages"][-1]["content"]))
+        commands = ["seq 30000", f"tail -n 2 {path[1] if path else ''}"]
+        done = len(request["messages"]) // 2 - 1
+        arguments: Any = {"command": commands[min(done, 1)]}
+        return Reply("Done.") if done > 1 else Reply(tool_calls=[{"name": "terminal", "arguments": arguments}])
+
+    record(code, script=answer)
+    run(code).assert_outcomes(passed=1)
 
 
 def test_refusals_and_odd_streams_are_replayed(run: Any, record: Any) -> None:

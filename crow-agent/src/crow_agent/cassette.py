@@ -2,7 +2,7 @@
 
 A file has JSON lines: the format, the models, then an exchange a line. It is played below the HTTP client, so that
 requests and answers pass through all of crow. Placeholders stand for what differs from one run to the next: the test's
-folders, session ids, secrets, and in the first message the date and the platform.
+folders, crow's own temporary files, session ids, secrets, and in the first message the date and the platform.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
@@ -29,13 +30,17 @@ from crow_core.settings.config import Home, load_config, load_environment
 from crow_core.settings.discovery import find_models
 from msgspec import structs
 
+from crow_agent.errors import AgentError
+
 FORMAT = 1
 """The version of the file's format."""
 BODY_HEADERS = ("content-encoding", "content-length", "transfer-encoding")
 """Headers about the form of a body, which do not hold for the decoded one."""
+LINE_LIMIT = 2_000
+"""The most characters of a line in a diff."""
 
 
-class CassetteError(Exception):
+class CassetteError(AgentError):
     """A cassette cannot be used; the text names the file and says what to do."""
 
 
@@ -101,6 +106,8 @@ class Cassette:
         self._ignored = [re.compile(pattern) for pattern in ignore]
         self._live: dict[str, tuple[RecordedModel, ChatModel]] = {}
         """The models that are recorded, by the names they were asked for with."""
+        self._temporary = re.compile(rf"{re.escape(tempfile.gettempdir())}/crow-[\w./-]*\w")
+        """Matches crow's own temporary files: outputs that are too long for the model."""
         self._dates = {date.today().isoformat()}
         if not recording:
             self._load()
@@ -196,10 +203,16 @@ class Cassette:
 
         return map_texts(value, replace_all)
 
-    def normalize_request(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return a request as it is stored and compared."""
+    def normalize_request(self, raw: bytes) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return a request as it is stored and compared, and its temporary files with their placeholders.
+
+        Their names are random: a placeholder has the number under which the request names the file first.
+        """
         self._dates.add(date.today().isoformat())
-        body = self.normalize(body)
+        text = to_json(self.normalize(json.loads(raw)))
+        found = dict.fromkeys(self._temporary.findall(text))
+        temporary = {path: f"<temporary-{number}>" for number, path in enumerate(found, 1)}
+        body: dict[str, Any] = json.loads(self._temporary.sub(lambda match: temporary[match[0]], text))
         machine = f"{platform.system()} {platform.machine()}"
 
         def replace_in_prompt(text: str) -> str:
@@ -209,9 +222,9 @@ class Cassette:
 
         match body:
             case {"messages": [first, *others]}:
-                return {**body, "messages": [map_texts(first, replace_in_prompt), *others]}
+                return {**body, "messages": [map_texts(first, replace_in_prompt), *others]}, temporary
             case _:
-                return body
+                return body, temporary
 
     def to_comparable(self, request: dict[str, Any]) -> Any:
         """Return a stored request without what is ignored."""
@@ -225,20 +238,21 @@ class Cassette:
 
     def add(self, body: bytes, status: int, answer: bytes, end: str) -> None:
         """Record an exchange."""
+        request, temporary = self.normalize_request(body)
         lines = parse_lines(answer)
-        for old, new in self.list_replacements():
+        for old, new in [*self.list_replacements(), *temporary.items()]:
             lines = replace_in_lines(lines, old, new)
         end = "" if "data: [DONE]" in lines else end
-        self.exchanges.append(Exchange(self.normalize_request(json.loads(body)), lines, status, end))
+        self.exchanges.append(Exchange(request, lines, status, end))
 
-    def find(self, body: bytes) -> Exchange:
-        """Take the exchange that was recorded for a request. Raises ModelError."""
-        request = self.normalize_request(json.loads(body))
+    def answer(self, body: bytes) -> tuple[Exchange, bytes]:
+        """Take the exchange that was recorded for a request, and the body of its answer. Raises ModelError."""
+        request, temporary = self.normalize_request(body)
         wanted = self.to_comparable(request)
         for exchange in self.waiting:
             if self.to_comparable(exchange.request) == wanted:
                 self.waiting.remove(exchange)
-                return exchange
+                return exchange, self._restore(exchange, temporary)
         self.misses.append(self._describe_miss(wanted))
         raise ModelError(self.misses[-1].partition("\n")[0])
 
@@ -252,13 +266,13 @@ class Cassette:
             return f"{self.path.name} has no requests, and one was sent. {again}"
         unused = [to_text_lines(self.to_comparable(exchange.request)) for exchange in self.waiting]
         nearest = max(unused or known, key=lambda each: SequenceMatcher(None, each, lines, autojunk=False).ratio())
-        diff = unified_diff(nearest, lines, "recorded", "sent", n=2, lineterm="")
+        diff = [line[:LINE_LIMIT] for line in unified_diff(nearest, lines, "recorded", "sent", n=2, lineterm="")]
         return "\n".join([f"{self.path.name} has no such request; the nearest one differs. {again}", "", *diff])
 
-    def restore(self, exchange: Exchange) -> bytes:
-        """Return the body of a recorded answer, with the folders of this test."""
+    def _restore(self, exchange: Exchange, temporary: Mapping[str, str]) -> bytes:
+        """Return the body of a recorded answer, with the folders and files of this test."""
         body = "\n".join(line if isinstance(line, str) else f"data: {json.dumps(line)}" for line in exchange.answer)
-        for text, placeholder in self.replacements.items():
+        for text, placeholder in [*self.replacements.items(), *temporary.items()]:
             if placeholder not in ("<session>", MASK):
                 body = body.replace(placeholder, json.dumps(text)[1:-1])
         return body.encode("utf-8", "surrogateescape")
@@ -331,8 +345,7 @@ class ReplayingTransport(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if not is_for_completion(request):
             return httpx2.Response(404)
-        exchange = self._cassette.find(request.content)
-        body = self._cassette.restore(exchange)
+        exchange, body = self._cassette.answer(request.content)
         # The headers of answers are not recorded; a limit of requests is not waited for.
         headers = {} if exchange.status == 200 else {"retry-after": "0"}
         return httpx2.Response(exchange.status, headers=headers, stream=ReplayedStream(body, exchange.end))

@@ -82,8 +82,10 @@ def open_cassette(item: pytest.Item, folder: Path, home: Path) -> "Cassette | No
 
 def find_cassette(item: pytest.Item, name: str = "") -> Path:
     """Return the file of a test's cassette: by default of the test's own name, and one for each of its parameters."""
-    name = name or f"{item.path.stem}.{getattr(item, 'originalname', item.name)}"
     parameters = getattr(getattr(item, "callspec", None), "id", "")
+    names = [each.name for each in item.listchain() if isinstance(each, pytest.Class)]
+    names += [getattr(item, "originalname", item.name)]
+    name = name or ".".join([item.path.stem, *names])
     name = f"{name}-{parameters}" if parameters else name
     return item.path.parent / "cassettes" / (re.sub(r"[^\w./-]+", "_", name) + ".jsonl")
 
