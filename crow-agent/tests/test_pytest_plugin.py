@@ -547,6 +547,41 @@ def test_failed_test_leaves_a_recorded_cassette_as_it_is(run: Any, record: Any, 
     assert file.read_text() == before
 
 
+def test_recording_without_a_model_says_so_and_writes_nothing(run: Any, pytester: pytest.Pytester) -> None:
+    (pytester.mkdir(".config") / "crow").mkdir()
+    (pytester.path / ".config" / "crow" / "config.toml").write_text("model = 7\n")
+    result = run(CITY, "--crow-record")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E *CassetteError: There is no model to record: *config.toml*"])
+    assert not (pytester.path / "cassettes").exists()
+
+
+def test_cassette_that_misses_is_shown_where_another_failure_follows(run: Any, record: Any) -> None:
+    code = """
+@pytest.mark.crow_cassette
+def test_hello(crow):
+    with pytest.raises(ValueError):
+        crow.run(crow.agent(tools=[]).map(["Hello"]))
+        raise ValueError
+"""
+    record(code, Reply("Hello."))
+    result = run(code.replace('["Hello"]', '["Bye"]').replace("raise ValueError", "pass"))
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*has no such request*", '-*"Hello"*', '+*"Bye"*'])
+
+
+def test_script_beside_a_cassette_is_refused(run: Any, record: Any) -> None:
+    code = """
+@pytest.mark.crow_cassette
+def test_hello(crow):
+    crow.prompt("Hello", tools=[])
+"""
+    record(code, Reply("Hello."))
+    result = run(code + '    crow.model.plays("Hello.")\n')
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["A test with a cassette cannot have a script, too.*", "  'Hello.'"])
+
+
 def test_two_tests_do_not_record_the_same_cassette(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     code = '\n@pytest.mark.crow_cassette("one")\ndef test_{}(crow):\n    pass\n'
     result = run(code.format("a") + code.format("b"), "--crow-record")

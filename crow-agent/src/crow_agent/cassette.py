@@ -137,8 +137,10 @@ class Cassette:
                 ) from error
         self.waiting = [*self.exchanges]
 
-    def save(self) -> None:
-        """Write the file, in one step. Raises CassetteError."""
+    def save(self, *, replace: bool = True) -> None:
+        """Write the file, in one step; without `replace`, only a new one with exchanges. Raises CassetteError."""
+        if not replace and (self.path.exists() or not self.exchanges):
+            return
         models = [structs.replace(recorded, window=model.window) for recorded, model in self._live.values()]
         values = [msgspec.to_builtins(each) for each in [FileHead(FORMAT), *models, *self.exchanges]]
         new = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")

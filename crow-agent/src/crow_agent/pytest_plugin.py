@@ -93,16 +93,16 @@ def find_cassette(item: pytest.Item, name: str = "") -> Path:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Fail a test whose script or cassette was asked for more, or was not played to its end; write what it recorded."""
-    error: Exception | None = None
+    error: BaseException | None = None
     result = None
     try:
         result = yield
-    except Exception as raised:
+    except (Exception, pytest.fail.Exception) as raised:
         error = raised
     if (fixture := item.stash.get(FIXTURE, None)) is not None:
         cassette = item.stash.get(CASSETTE, None)
-        if cassette is not None and cassette.recording and (error is None or not cassette.path.exists()):
-            cassette.save()
+        if cassette is not None and cassette.recording:
+            cassette.save(replace=error is None)
         if fault := fixture.find_fault() or ("" if error else fixture.describe_unplayed()):
             pytest.fail(fault, pytrace=False)
     if error is not None:

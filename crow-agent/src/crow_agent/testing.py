@@ -454,6 +454,8 @@ class CrowFixture:
             return ""
         lines = [f"  {describe_answer(answer)}" for answer in unplayed]
         head = f"Model calls: {len(self.model.requests)}. These answers of the script were never played:"
+        if self._cassette is not None:
+            head = "A test with a cassette cannot have a script, too. These answers were never played:"
         return "\n".join([head, *lines])
 
     def describe_calls(self) -> str:
