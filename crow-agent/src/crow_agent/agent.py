@@ -2,8 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,9 @@ class Agent:
     It starts with the first use, or with `async with`, which closes it at the end. All methods raise AgentError.
     """
 
+    model: str | Model = ""
+    """The model as it was given; empty for the configured one, and for another agent."""
+
     def __init__(
         self,
         model: str | Model = "",
@@ -76,13 +79,11 @@ class Agent:
         """
         self._choose_tools(tools)
         self._extensions = list(extensions)
-        self._model = model
+        self.model = model
         self._system = Prompt("system", system) if isinstance(system, str) else system
         self._store = store
         self._max_requests = max_requests
         self._set_up(permissions, elicit, budget, cwd, env, lambda: connect_app(self._build))
-        if budget is not None:
-            self._extensions.append(partial(limit_spending, budget=budget))
         self._counts_itself = budget is not None
 
     @classmethod
@@ -158,8 +159,8 @@ class Agent:
         left_out += [] if self._builtin is None else [plan, configured_servers, project_servers]
         crow = await build(
             self._env,
-            model=self._model if isinstance(self._model, str) else "",
-            models=None if isinstance(self._model, str) else {self._model.name: self._model},
+            model=self.model if isinstance(self.model, str) else "",
+            models=None if isinstance(self.model, str) else {self.model.name: self.model},
             max_requests=self._max_requests,
             without=left_out,
             tools=self._builtin,
@@ -172,12 +173,43 @@ class Agent:
         crow.servers += self._servers
         if self._only_views:
             crow.use(refuse_edits)
-        for extension in self._extensions:
+        limits = [] if self.budget is None else [partial(limit_spending, budget=self.budget)]
+        for extension in [*self._extensions, *limits]:
             try:
                 crow.use(extension)
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"The extension {extension!r} cannot be used: {error}.") from error
         return crow
+
+    @contextmanager
+    def override(
+        self,
+        *,
+        model: str | Model,
+        env: Mapping[str, str],
+        cwd: str | Path,
+        extensions: Iterable[Callable[[Crow], None]] = (),
+    ) -> Generator[None]:
+        """Use another model, environment and folder in the block, and more extensions, as tests do.
+
+        The agent starts anew in the block, with nothing of its budget spent, and is afterwards what it was before.
+        Close it at the end of the block. It does not use a database of its own. Raises TypeError for an agent of
+        `Agent.connect`.
+        """
+        before = vars(self).copy()
+        if "_extensions" not in before:
+            raise TypeError("This agent is another program: its model cannot be replaced. Use an Agent of crow's own.")
+        self._set_up(self._permissions, self._elicit, self.budget, cwd, env, self._connect)
+        self._counts_itself = before["_counts_itself"]
+        self.model, self._store = model, bool(self._store)
+        self._extensions = [*self._extensions, *extensions]
+        if self.budget is not None:
+            self.budget = replace(self.budget, spent={}, _since=0.0)
+        try:
+            yield
+        finally:
+            vars(self).clear()
+            vars(self).update(before)
 
     async def __aenter__(self) -> "Agent":
         await self.open()
