@@ -110,6 +110,7 @@ CASES: list[tuple[Any, Any, Any]] = [
     (Node, {"name": "a", "children": [{"name": "b", "children": []}]}, Node("a", [Node("b")])),
     (Page[int], {"items": [1, 2]}, Page[int](items=[1, 2])),
     (tuple[int, str], {"result": [1, "a"]}, (1, "a")),
+    (str, {"result": "\ttab\r\n\x1b[31m \x9b \u202e"}, "\ttab\r\n\x1b[31m \x9b \u202e"),
 ]
 
 
