@@ -1,8 +1,8 @@
 """Options and hooks for the tests of all packages.
 
-Tests that take long by nature are marked `slow` and skipped, as are the cases of a test marked `sampled(n)` but for every
-n-th, unless `--slow` or the environment variable CROW_TEST_ALL=1 (set by `.ci/run`) asks for them. CROW_TEST_ALL=1 also
-turns skips for lack of a program into failures, and runs property tests with all their examples.
+Tests that take long by nature are marked `slow`. Of a test marked `sampled(n)`, every n-th case runs; the others count
+as slow. These are skipped, unless `--slow` or the environment variable CROW_TEST_ALL=1 (set by `.ci/run`) asks for them.
+CROW_TEST_ALL=1 also turns skips for lack of a program into failures, and runs property tests with all their examples.
 """
 
 import os

@@ -25,6 +25,7 @@ from crow_agent.client import Elicit, Permissions, ProgramClient, to_agent_error
 from crow_agent.connections import AgentConnection, connect_address, connect_app, connect_command
 from crow_agent.content import PromptContent
 from crow_agent.errors import AgentClosed, AgentError, AgentLost
+from crow_agent.output import OutputType
 from crow_agent.result import Result
 from crow_agent.session import AgentSession, PromptStream
 from crow_agent.tools import Function, choose_builtin_tools, get_name, get_options, make_function_server
@@ -312,9 +313,51 @@ class Agent:
         finally:
             await session.close()
 
-    def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "PromptStream":
+    @overload
+    def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "PromptStream[str]": ...
+
+    @overload
+    def stream(
+        self, prompt: PromptContent, *, output: type[T], retries: int = 2, timeout: float | None = None
+    ) -> "PromptStream[T]": ...
+
+    @overload
+    def stream(
+        self, prompt: PromptContent, *, output: Any, retries: int = 2, timeout: float | None = None
+    ) -> "PromptStream[Any]": ...
+
+    def stream(
+        self, prompt: PromptContent, *, output: Any = None, retries: int = 2, timeout: float | None = None
+    ) -> "PromptStream[Any]":
         """Send a prompt to a new session; iterate over the result to get the updates of its turn."""
-        return PromptStream(self.session, prompt, timeout, closes=True)
+        return PromptStream[Any](self.session, prompt, output, retries, timeout, closes=True)
+
+    @overload
+    async def map(
+        self, prompts: Iterable[PromptContent], *, at_once: int = 10, timeout: float | None = None
+    ) -> list[Result[str]]: ...
+
+    @overload
+    async def map(
+        self,
+        prompts: Iterable[PromptContent],
+        *,
+        at_once: int = 10,
+        output: type[T],
+        retries: int = 2,
+        timeout: float | None = None,
+    ) -> list[Result[T]]: ...
+
+    @overload
+    async def map(
+        self,
+        prompts: Iterable[PromptContent],
+        *,
+        at_once: int = 10,
+        output: Any,
+        retries: int = 2,
+        timeout: float | None = None,
+    ) -> list[Result[Any]]: ...
 
     async def map(
         self,
@@ -329,6 +372,8 @@ class Agent:
 
         An error stays with its item, in `Result.error`.
         """
+        if output is not None:
+            OutputType[Any](output)  # raises an error that concerns all items
         waiting = iter(list(enumerate(prompts)))
         results: dict[int, Result[Any]] = {}
 

@@ -60,6 +60,8 @@ class Crow(Hooks):
         """The most model calls that one turn may make."""
         self.methods: dict[str, Method] = {}
         """Methods beyond ACP that a client may call for a session, by name, such as `_crow/usage`."""
+        self.takes_output_schema = False
+        """Whether an extension lets a turn end with a result that fits a JSON schema, which comes with the prompt."""
         self.sessions: dict[str, Session] = {}
         """The open sessions, by id."""
         self.closing: dict[str, asyncio.Task[None]] = {}
@@ -233,6 +235,7 @@ class Crow(Hooks):
             outcome: StopReason | Exception = "cancelled"
             reporting: asyncio.Task[None] | None = None
             try:
+                turns.message = message
                 await self.update_tools(session)
                 reporting = asyncio.ensure_future(self.report_failures(session))
                 session.toolbox.preload()
