@@ -310,7 +310,13 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(error, id=name, marks=pytest.mark.slow if name == "too deep" else [])  # it is 10,000 bytes long
+        for name, error in ERRORS.items()
+    ],
+)
 @pytest.mark.parametrize("before", BEFORE_ERRORS.values(), ids=BEFORE_ERRORS)
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
 def test_text_before_an_error_arrives_at_any_split(

@@ -630,6 +630,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_all_server_processes_end_when_the_agent_is_killed(stdio: Stdio):
     """Even those that ignore the end of their input and SIGTERM."""
     arguments = stdio.config("stubborn", "stubborn").args

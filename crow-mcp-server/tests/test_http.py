@@ -109,8 +109,8 @@ async def test_option_tools_limits_the_tools(folder: Path, token_file: str):
         (["--tools", "terminal,telepathy"], "telepathy: no such tool; there are ask_user"),
         (["--token-file", "x"], "--token-file is for --http"),
         (["--http", "here"], "it is not HOST:PORT"),
-        (["--http", "127.0.0.1:99999"], "it is not HOST:PORT"),
-        (["--http", "0", "--token-file", "/nowhere/token"], "No such file"),
+        pytest.param(["--http", "127.0.0.1:99999"], "it is not HOST:PORT", marks=pytest.mark.slow),
+        pytest.param(["--http", "0", "--token-file", "/nowhere/token"], "No such file", marks=pytest.mark.slow),
         (["--http", "0", "--token-file", os.devnull], "at least 16 characters"),
     ],
 )

@@ -231,7 +231,9 @@ class Agent:
         """Close its sessions and end it. It may be called again."""
         self._closed = True
         async with self._opening:
-            stack, self._stack, self._client = self._stack, None, None
+            stack, client, self._stack, self._client = self._stack, self._client, None, None
+        if client is not None:
+            client.closed = True
         if stack is not None:
             await stack.aclose()
 
@@ -287,7 +289,7 @@ class Agent:
 
     def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "PromptStream":
         """Send a prompt to a new session; iterate over the result to get the updates of its turn."""
-        return PromptStream(self.session, prompt, timeout)
+        return PromptStream(self.session, prompt, timeout, closes=True)
 
     async def map(
         self,
@@ -309,8 +311,9 @@ class Agent:
             for index, prompt in waiting:
                 try:
                     results[index] = await self.prompt(prompt, output=output, retries=retries, timeout=timeout)
-                except AgentError as error:
-                    results[index] = replace(error.result or Result(""), error=error)
+                except Exception as error:
+                    so_far = error.result if isinstance(error, AgentError) else None
+                    results[index] = replace(so_far or Result(""), error=error)
 
         await self.open()
         async with asyncio.TaskGroup() as group:

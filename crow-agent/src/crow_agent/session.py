@@ -154,11 +154,12 @@ class AgentSession:
         except asyncio.CancelledError:
             await self.cancel()
             await asyncio.wait([self._request], timeout=CANCEL_TIMEOUT)
-            self._request.cancel()
             raise
         finally:
             request, self._request = self._request, None
-            if request.done() and not request.cancelled():
+            if not request.done():
+                request.cancel()
+            elif not request.cancelled():
                 request.exception()  # marks it as retrieved
         if self._fault is not None:
             raise self._fault
@@ -200,13 +201,20 @@ class PromptStream:
     """The updates of a turn. Leaving the loop early cancels the turn."""
 
     def __init__(
-        self, get_session: Callable[[], Awaitable[AgentSession]], prompt: PromptContent, timeout: float | None
+        self,
+        get_session: Callable[[], Awaitable[AgentSession]],
+        prompt: PromptContent,
+        timeout: float | None,
+        *,
+        closes: bool = False,
     ) -> None:
         self.result: Result[str] | None = None
         """The result of the turn, once all updates were received."""
         self._get_session = get_session
         self._prompt = prompt
         self._timeout = timeout
+        self._closes = closes
+        """Whether to close the session at the end."""
 
     async def __aiter__(self) -> AsyncIterator[SessionUpdate]:
         session = await self._get_session()
@@ -221,3 +229,5 @@ class PromptStream:
             if not turn.done():
                 turn.cancel()
                 await asyncio.wait([turn])
+            if self._closes:
+                await session.close()
