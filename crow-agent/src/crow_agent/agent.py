@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanag
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import LoadSessionRequest, NewSessionRequest, ResumeSessionRequest
@@ -29,6 +29,9 @@ from crow_agent.output import OutputType
 from crow_agent.result import Result
 from crow_agent.session import AgentSession, PromptStream
 from crow_agent.tools import Function, choose_builtin_tools, get_name, get_options, make_function_server
+
+if TYPE_CHECKING:
+    from crow_agent.app import Mode
 
 T = TypeVar("T")
 Tool: TypeAlias = Function | Server | str
@@ -54,6 +57,7 @@ class Agent:
         tools: Sequence[Tool] | None = None,
         extensions: Iterable[Callable[[Crow], None]] = (),
         permissions: Permissions = "deny",
+        mode: "Mode | None" = None,
         elicit: Elicit | None = None,
         budget: Budget | None = None,
         system: str | Prompt | None = None,
@@ -71,6 +75,7 @@ class Agent:
         `extensions`: functions that take the app, in the order of their hooks, after the configured ones.
         `permissions`: answers questions whether a tool call may run: a function that returns True, False or the id of
         an option; "allow" and "deny" answer always so. The rules of the configuration hold in any case.
+        `mode`: which tool calls need a permission, by default that of the configuration.
         `elicit`: answers forms of tools and MCP servers: a function that returns the values, or None to decline.
         `system`: a Jinja2 template in place of crow's system prompt.
         `store`: whether sessions are stored in the configured database, or the URL of another one.
@@ -84,6 +89,7 @@ class Agent:
         self._system = Prompt("system", system) if isinstance(system, str) else system
         self._store = store
         self._max_requests = max_requests
+        self._mode: Mode | None = mode
         self._set_up(permissions, elicit, budget, cwd, env, lambda: connect_app(self._build))
         self._counts_itself = budget is not None
 
@@ -162,6 +168,7 @@ class Agent:
             self._env,
             model=self.model if isinstance(self.model, str) else "",
             models=None if isinstance(self.model, str) else {self.model.name: self.model},
+            mode=self._mode,
             max_requests=self._max_requests,
             without=left_out,
             tools=self._builtin,
