@@ -1,7 +1,7 @@
 """Options and hooks for the tests of all packages.
 
 Tests that take long by nature are marked `slow`. Of a test marked `sampled(n)`, every n-th case runs; the others count
-as slow. These are skipped, unless `--slow` or the environment variable CROW_TEST_ALL=1 asks for them; `.ci/run` sets it.
+as slow. These are skipped, unless `--slow` or the variable CROW_TEST_ALL=1 asks for them, which `.ci/run` sets.
 CROW_TEST_ALL=1 also turns skips for lack of a program into failures, and runs property tests with all their examples.
 """
 
