@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanag
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import LoadSessionRequest, NewSessionRequest, ResumeSessionRequest
@@ -25,9 +25,13 @@ from crow_agent.client import Elicit, Permissions, ProgramClient, to_agent_error
 from crow_agent.connections import AgentConnection, connect_address, connect_app, connect_command
 from crow_agent.content import PromptContent
 from crow_agent.errors import AgentClosed, AgentError, AgentLost
+from crow_agent.output import OutputType
 from crow_agent.result import Result
 from crow_agent.session import AgentSession, PromptStream
 from crow_agent.tools import Function, choose_builtin_tools, get_name, get_options, make_function_server
+
+if TYPE_CHECKING:
+    from crow_agent.app import Mode
 
 T = TypeVar("T")
 Tool: TypeAlias = Function | Server | str
@@ -53,6 +57,7 @@ class Agent:
         tools: Sequence[Tool] | None = None,
         extensions: Iterable[Callable[[Crow], None]] = (),
         permissions: Permissions = "deny",
+        mode: "Mode | None" = None,
         elicit: Elicit | None = None,
         budget: Budget | None = None,
         system: str | Prompt | None = None,
@@ -70,6 +75,7 @@ class Agent:
         `extensions`: functions that take the app, in the order of their hooks, after the configured ones.
         `permissions`: answers questions whether a tool call may run: a function that returns True, False or the id of
         an option; "allow" and "deny" answer always so. The rules of the configuration hold in any case.
+        `mode`: which tool calls need a permission, by default that of the configuration.
         `elicit`: answers forms of tools and MCP servers: a function that returns the values, or None to decline.
         `system`: a Jinja2 template in place of crow's system prompt.
         `store`: whether sessions are stored in the configured database, or the URL of another one.
@@ -83,6 +89,7 @@ class Agent:
         self._system = Prompt("system", system) if isinstance(system, str) else system
         self._store = store
         self._max_requests = max_requests
+        self._mode: Mode | None = mode
         self._set_up(permissions, elicit, budget, cwd, env, lambda: connect_app(self._build))
         self._counts_itself = budget is not None
 
@@ -161,6 +168,7 @@ class Agent:
             self._env,
             model=self.model if isinstance(self.model, str) else "",
             models=None if isinstance(self.model, str) else {self.model.name: self.model},
+            mode=self._mode,
             max_requests=self._max_requests,
             without=left_out,
             tools=self._builtin,
@@ -312,9 +320,51 @@ class Agent:
         finally:
             await session.close()
 
-    def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "PromptStream":
+    @overload
+    def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "PromptStream[str]": ...
+
+    @overload
+    def stream(
+        self, prompt: PromptContent, *, output: type[T], retries: int = 2, timeout: float | None = None
+    ) -> "PromptStream[T]": ...
+
+    @overload
+    def stream(
+        self, prompt: PromptContent, *, output: Any, retries: int = 2, timeout: float | None = None
+    ) -> "PromptStream[Any]": ...
+
+    def stream(
+        self, prompt: PromptContent, *, output: Any = None, retries: int = 2, timeout: float | None = None
+    ) -> "PromptStream[Any]":
         """Send a prompt to a new session; iterate over the result to get the updates of its turn."""
-        return PromptStream(self.session, prompt, timeout, closes=True)
+        return PromptStream[Any](self.session, prompt, output, retries, timeout, closes=True)
+
+    @overload
+    async def map(
+        self, prompts: Iterable[PromptContent], *, at_once: int = 10, timeout: float | None = None
+    ) -> list[Result[str]]: ...
+
+    @overload
+    async def map(
+        self,
+        prompts: Iterable[PromptContent],
+        *,
+        at_once: int = 10,
+        output: type[T],
+        retries: int = 2,
+        timeout: float | None = None,
+    ) -> list[Result[T]]: ...
+
+    @overload
+    async def map(
+        self,
+        prompts: Iterable[PromptContent],
+        *,
+        at_once: int = 10,
+        output: Any,
+        retries: int = 2,
+        timeout: float | None = None,
+    ) -> list[Result[Any]]: ...
 
     async def map(
         self,
@@ -329,6 +379,8 @@ class Agent:
 
         An error stays with its item, in `Result.error`.
         """
+        if output is not None:
+            OutputType[Any](output)  # raises an error that concerns all items
         waiting = iter(list(enumerate(prompts)))
         results: dict[int, Result[Any]] = {}
 
