@@ -24,7 +24,7 @@ from msgspec import structs
 from crow_core.errors import ModelError
 from crow_core.masking import AUTH_SCHEME, MIN_SECRET_LENGTH, find_secrets, mask
 from crow_core.messages import Delta, Message
-from crow_core.models.endpoint import CONNECT_TIMEOUT, create_http_client, is_local, join_url, to_display_url
+from crow_core.models.endpoint import CONNECT_TIMEOUT, HttpPool, is_local, join_url, share_http_pool, to_display_url
 from crow_core.models.failures import (
     MAX_PAGE_BYTES,
     MAX_RETRY_WAIT,
@@ -38,7 +38,6 @@ from crow_core.models.reply import ReplyBuilder
 from crow_core.models.stream import LOG_ADVICE, EventStreamReader
 
 if TYPE_CHECKING:
-    import httpx2
     from openai import AsyncOpenAI
 
 ModelRequest = dict[str, Any]
@@ -210,7 +209,7 @@ class ChatModel:
     refused_parameters: set[str] = field(default_factory=set[str])
     """Parameters that this endpoint refused; they are not sent any more."""
     prices: Prices | None = None
-    _http: "httpx2.AsyncClient | None" = field(default=None, repr=False)
+    _pool: HttpPool | None = field(default=None, repr=False, compare=False)
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta]:
         """Yield the reply in deltas. Raises ModelError.
@@ -317,9 +316,10 @@ class ChatModel:
             async with self.post_with_sdk(self.client, body) as chunks:
                 yield chunks
             return
-        self._http = self._http or self.create_client()
+        self._pool = self._pool or self.find_pool()
+        http = self._pool.client
         url = join_url(self.base_url, "chat/completions")
-        response = await self._http.send(self._http.build_request("POST", url, content=encode_json(body)), stream=True)
+        response = await http.send(http.build_request("POST", url, content=encode_json(body)), stream=True)
         try:
             if response.status_code != 200:
                 raise await self.to_refusal_error(response, body)
@@ -346,11 +346,11 @@ class ChatModel:
         except openai.APIConnectionError as error:
             raise self.to_connection_error(error.__cause__ or error) from None
 
-    def create_client(self) -> "httpx2.AsyncClient":
-        """Create an HTTP client with this endpoint's key, headers and timeout. Raises ModelError."""
+    def find_pool(self) -> HttpPool:
+        """Return the HTTP pool with this endpoint's key, headers and timeout. Raises ModelError."""
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         try:
-            return create_http_client(self.base_url, self.api_key, self.read_timeout, {**headers, **self.headers})
+            return share_http_pool(self.base_url, self.api_key, self.read_timeout, {**headers, **self.headers})
         except UnicodeEncodeError:
             raise ModelError(f"{BAD_HEADER} Look at the api_key and the headers for {self.display_url}.") from None
 
@@ -414,10 +414,10 @@ class ChatModel:
         return shorten_text(self.redact(str(error))) or type(error).__name__
 
     async def close(self) -> None:
-        """Close the connections."""
-        if self._http is not None:
-            await self._http.aclose()
-            self._http = None
+        """Close the connections, unless other models use them."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.release()
 
 
 class InstructiveRefusal(ModelError):
