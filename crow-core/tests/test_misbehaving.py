@@ -165,6 +165,7 @@ def test_every_fault_has_an_outcome_and_an_explanation():
     assert all(f"{fault}: {DESCRIPTIONS[fault]}" in asked.stderr for fault in FAULTS)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "fault", [pytest.param(fault, marks=pytest.mark.slow if "floods" in fault else []) for fault in OUTCOMES]
 )
@@ -429,6 +430,7 @@ async def served(web: Any, path: str = "mcp") -> AsyncGenerator[Server]:
         await serving
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("transport", "mode"), [("http", "auto"), ("http", "legacy"), ("sse", "auto")])
 async def test_long_answer_over_http_is_shortened_and_written_to_a_file(
     transport: Literal["http", "sse"], mode: Literal["auto", "legacy"], tmp_path: Path

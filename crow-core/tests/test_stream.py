@@ -310,6 +310,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "error",
     [
@@ -694,6 +695,7 @@ def test_recorded_stream_cut_into_single_bytes_is_read_the_same(recording: dict[
     assert read(*(stream[at : at + 1] for at in range(len(stream)))) == read(stream)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("recording", recorded("stream"))
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
@@ -703,6 +705,7 @@ def test_any_split_of_a_recorded_stream_gives_the_same_message(recording: dict[s
     assert read(*(stream[start:end] for start, end in zip([0, *cuts], [*cuts, None], strict=True))) == read(stream)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("recording", recorded("stream"))
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
@@ -734,6 +737,7 @@ def texts(deltas: Iterable[Any]) -> tuple[Any, Any]:
     return reply.get("content"), reply.get("reasoning_content")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("recording", recorded("stream"))
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())

@@ -410,6 +410,7 @@ async def test_server_that_fails_while_the_first_turn_runs_is_reported_in_that_t
         assert editor.thoughts == said
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [

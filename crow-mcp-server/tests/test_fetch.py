@@ -323,6 +323,7 @@ PAGES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("encoding", "text"),
     [pytest.param(*page, marks=pytest.mark.slow if number % 4 else []) for number, page in enumerate(PAGES)],
@@ -488,6 +489,7 @@ def bomb(kind: str) -> bytes:
     return b"".join(packer.compress(megabyte) for _ in range(300)) + packer.flush()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 async def test_decompression_bomb_is_refused_at_the_limit(site: Site, get: Fetch, encoding: str):
     site.put("/bomb", bomb(encoding), Content_Type="text/plain", Content_Encoding=encoding)
@@ -582,6 +584,7 @@ async def test_refused_connection_is_reported(site: Site, get: Fetch):
 # Addresses that are refused
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "host",
     [
@@ -619,6 +622,7 @@ async def test_no_spelling_of_this_machine_is_reached(site: Site, host: str):
     assert site.connections == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "url",
     [

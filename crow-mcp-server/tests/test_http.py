@@ -96,6 +96,7 @@ async def test_without_a_file_a_token_is_made_and_printed(folder: Path):
         assert await ask(url) == 401
 
 
+@pytest.mark.slow
 async def test_option_tools_limits_the_tools(folder: Path, token_file: str):
     async with serving(folder, "--token-file", token_file, "--tools", "fetch,plan") as (url, _):
         transport: Any = StreamableHttpTransport(url, headers={"Authorization": f"Bearer {TOKEN}"})
@@ -103,6 +104,7 @@ async def test_option_tools_limits_the_tools(folder: Path, token_file: str):
             assert {tool.name for tool in await client.list_tools()} == {"fetch", "plan"}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -157,12 +157,12 @@ class BlockingSession:
 class BlockingStream:
     """The updates of a turn, for an ordinary `for`. Leaving the loop early cancels the turn."""
 
-    def __init__(self, owner: BlockingAgent, stream: PromptStream) -> None:
+    def __init__(self, owner: BlockingAgent, stream: PromptStream[Any]) -> None:
         self._owner = owner
         self._stream = stream
 
     @property
-    def result(self) -> Result[str] | None:
+    def result(self) -> Result[Any] | None:
         """The result of the turn, once all updates were received."""
         return self._stream.result
 

@@ -42,7 +42,7 @@ class ConfiguredApp(LazyApp):
     """The app of the configuration, made when the first session needs it, so that `initialize` is answered at once."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(self.build, Announced(stored=True, methods=METHODS))
+        super().__init__(self.build, Announced(stored=True, methods=METHODS, output_schema=True))
         self._model = model
 
     async def prepare(self) -> None:
@@ -50,7 +50,11 @@ class ConfiguredApp(LazyApp):
         try:
             home = Home.find(os.environ)
             config, env = load_config(home, os.environ), load_environment(home, os.environ)
-            self.announced = replace(self.announced, audio=takes_audio(config, env, self._model))
+            self.announced = replace(
+                self.announced,
+                audio=takes_audio(config, env, self._model),
+                output_schema=config.extensions.get("structured_output") is not False,
+            )
             if config.extensions:
                 from crow_agent.app import BUILT_IN  # imported here because most users name no extension
 

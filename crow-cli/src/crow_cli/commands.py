@@ -113,6 +113,11 @@ def serve(**options: Any) -> None:
     help="The format of the output.",
 )
 @click.option("--max-requests", type=click.IntRange(min=1), help="How many requests to the model the prompt may take.")
+@click.option(
+    "--output-schema",
+    metavar="FILE",
+    help="Print only a result that fits a JSON schema: of a file, of standard input for -, or of the argument itself.",
+)
 @click.option("-c", "--continue", "go_on", is_flag=True, help="Continue the last session of this folder.")
 @click.option("-r", "--resume", metavar="ID", default="", help="Continue a session; the beginning of its id is enough.")
 def run(
@@ -123,10 +128,12 @@ def run(
     mode: Any,
     output_format: Any,
     max_requests: int | None,
+    output_schema: str | None,
     go_on: bool,
     resume: str,
 ) -> None:
     """Send one PROMPT and print the answer. Text from standard input is added after the prompt."""
+    schema = read_schema(output_schema) if output_schema is not None else None
     text = read_prompt(prompt)
     try:
         folder = Path(cwd).expanduser().resolve(strict=True)
@@ -137,11 +144,19 @@ def run(
     if go_on and resume:
         fail("-c continues the last session, -r the session that you name: give one of them.")
     mode = "yolo" if yolo else mode
-    run_and_exit(run_prompt(text, str(folder), model, mode, output_format, max_requests, "last" if go_on else resume))
+    resume = "last" if go_on else resume
+    run_and_exit(run_prompt(text, str(folder), model, mode, output_format, max_requests, resume, schema))
 
 
 async def run_prompt(
-    prompt: str, cwd: str, model: str, mode: Any, style: Any, max_requests: int | None, resume: str
+    prompt: str,
+    cwd: str,
+    model: str,
+    mode: Any,
+    style: Any,
+    max_requests: int | None,
+    resume: str,
+    schema: dict[str, Any] | None,
 ) -> int:
     from crow_agent.app import build
     from crow_core.extensions.ask_user import ask_user
@@ -153,7 +168,8 @@ async def run_prompt(
         from crow_cli.storage import find_session_id
 
         resume = find_session_id(os.environ, resume)
-    return await run(crow, prompt, cwd, style, interactive=is_interactive(), resume=resume, mode=mode)
+    interactive = is_interactive()
+    return await run(crow, prompt, cwd, style, interactive=interactive, resume=resume, mode=mode, output_schema=schema)
 
 
 @cli.command()
@@ -165,9 +181,8 @@ async def run_prompt(
 @click.option("--cwd", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", help="The folder.")
 @click.option(
     "--output-schema",
-    type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A JSON schema that each answer must fit; `output` is the answer then.",
+    help="A JSON schema that each answer must fit: a file, or the schema itself. The answer is in `output` then.",
 )
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="The seconds that a task may take.")
 @click.option("--max-requests", type=click.IntRange(min=1), help="How many requests to the model a task may take.")
@@ -175,7 +190,7 @@ async def run_prompt(
 @click.option("--max-tokens", type=click.IntRange(min=1), help="The tokens that all tasks may take.")
 @click.option("--max-minutes", type=click.FloatRange(0, min_open=True), help="The minutes that the command may take.")
 @click.option("--retry-failed", is_flag=True, help="Also run the tasks again whose result is an error.")
-def batch(tasks: Path, cwd: Path, **options: Any) -> None:
+def batch(tasks: Path, cwd: Path, output_schema: str | None, **options: Any) -> None:
     """Run many TASKS and write one result for each.
 
     Each task has a session of its own. Each line of TASKS is a JSON object with `prompt`, and maybe `id` and `cwd`, or
@@ -189,7 +204,8 @@ def batch(tasks: Path, cwd: Path, **options: Any) -> None:
     """
     from crow_cli.batch import batch
 
-    run_and_exit(batch(tasks, cwd=cwd.absolute(), **options))
+    schema = read_schema(output_schema) if output_schema is not None else None
+    run_and_exit(batch(tasks, cwd=cwd.absolute(), output_schema=schema, **options))
 
 
 @cli.command()
@@ -244,6 +260,21 @@ def trust(folder: Path) -> None:
     except OSError as error:
         fail(escape_controls(f"{error.filename}: {error.strerror}. Nothing was trusted."))
     click.echo(escape_controls(f"Trusted as they are now; after a change you are asked again: {folder}"))
+
+
+def read_schema(source: str) -> dict[str, Any]:
+    """Return the JSON schema in a file, on standard input for `-`, or in the argument itself."""
+    from crow_core.messages import decode_json
+    from crow_core.output import check_schema
+
+    try:
+        text = source if source.lstrip().startswith("{") else click.open_file(source, encoding="utf-8").read()
+        check_schema(schema := decode_json(text))
+    except OSError as error:
+        fail(f"--output-schema: {source} cannot be read ({error.strerror}).")
+    except ValueError as error:
+        fail(f"--output-schema: the JSON schema cannot be used: {error}.")
+    return schema
 
 
 def read_prompt(prompt: str | None) -> str:

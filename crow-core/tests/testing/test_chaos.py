@@ -136,6 +136,7 @@ def crow_on(url: str) -> Crow:
     return crow
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name == "all at once" else []) for name in CHAOS]
 )

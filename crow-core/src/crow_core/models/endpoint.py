@@ -43,15 +43,21 @@ POOLS: WeakKeyDictionary[AbstractEventLoop, dict[Hashable, HttpPool]] = WeakKeyD
 """The pools in use, by event loop and settings."""
 
 
-def share_http_pool(base_url: str, key: str, timeout: float, headers: Mapping[str, str]) -> HttpPool:
+def share_http_pool(
+    base_url: str,
+    key: str,
+    timeout: float,
+    headers: Mapping[str, str],
+    transport: "httpx2.AsyncBaseTransport | None" = None,
+) -> HttpPool:
     """Return the pool with these settings, to be released after use; they are those of `create_http_client`.
 
     Raises UnicodeEncodeError.
     """
-    settings = (base_url, key, timeout, tuple(headers.items()))
+    settings = (base_url, key, timeout, tuple(headers.items()), transport)
     pools = POOLS.setdefault(get_running_loop(), {})
     if settings not in pools:
-        pools[settings] = HttpPool(pools, settings, create_http_client(base_url, key, timeout, headers))
+        pools[settings] = HttpPool(pools, settings, create_http_client(base_url, key, timeout, headers, transport))
     pools[settings].users += 1
     return pools[settings]
 
@@ -75,8 +81,14 @@ def is_local(url: str) -> bool:
         return False
 
 
-def create_http_client(base_url: str, key: str, timeout: float, headers: Mapping[str, str]) -> "httpx2.AsyncClient":
-    """Create a client for one endpoint; `timeout` is in seconds.
+def create_http_client(
+    base_url: str,
+    key: str,
+    timeout: float,
+    headers: Mapping[str, str],
+    transport: "httpx2.AsyncBaseTransport | None" = None,
+) -> "httpx2.AsyncClient":
+    """Create a client for one endpoint; `timeout` is in seconds, `transport` replaces the network.
 
     Raises UnicodeEncodeError for a key that no header can hold.
     """
@@ -94,4 +106,5 @@ def create_http_client(base_url: str, key: str, timeout: float, headers: Mapping
         if base_url.lower().startswith("https:")
         else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
         trust_env=not is_local(base_url),
+        transport=transport,
     )
