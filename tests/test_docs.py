@@ -32,7 +32,8 @@ def test_the_python_code_of_every_readme_runs(
         exec(compile(block, name, "exec"), names)
         main = names["main"]
         assert callable(main)
-        asyncio.run(main())
+        if asyncio.iscoroutine(running := main()):
+            asyncio.run(running)
     printed = capsys.readouterr().out.strip()
     assert printed
     assert "Nothing was compacted" not in printed

@@ -273,7 +273,7 @@ async def test_unusable_schema_is_one_sentence(machine: "Machine", schema: str |
         (machine.project / "schema.json").write_text(schema)
     done = await machine.crow(*BATCH, "--output-schema", "schema.json")
     assert done.code == 2
-    assert "--output-schema: schema.json" in done.err
+    assert "--output-schema: " in done.err
     assert done.err.count("\n") == 1
 
 

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import LoadSessionRequest, NewSessionRequest, ResumeSessionRequest
-from crow_core.app import Crow
 from crow_core.errors import ConfigError
-from crow_core.mcp.result import ToolResult
-from crow_core.mcp.server import Server
-from crow_core.mcp.tool import ToolCall
-from crow_core.models.chat import Model
-from crow_core.prompts import Prompt
-from crow_core.session import Session
 
 from crow_agent.budget import Budget, limit_spending
 from crow_agent.client import Elicit, Permissions, ProgramClient, to_agent_error
@@ -31,10 +24,18 @@ from crow_agent.session import AgentSession, PromptStream
 from crow_agent.tools import Function, choose_builtin_tools, get_name, get_options, make_function_server
 
 if TYPE_CHECKING:
+    from crow_core.app import Crow
+    from crow_core.mcp.result import ToolResult
+    from crow_core.mcp.server import Server
+    from crow_core.mcp.tool import ToolCall
+    from crow_core.models.chat import Model
+    from crow_core.prompts import Prompt
+    from crow_core.session import Session
+
     from crow_agent.app import Mode
 
 T = TypeVar("T")
-Tool: TypeAlias = Function | Server | str
+Tool: TypeAlias = "Function | Server | str"
 """A Python function, an MCP server, or some of crow's own tools by name."""
 
 START_TIMEOUT = 60.0
@@ -47,20 +48,20 @@ class Agent:
     It starts with the first use, or with `async with`, which closes it at the end. All methods raise AgentError.
     """
 
-    model: str | Model = ""
+    model: "str | Model" = ""
     """The model as it was given; empty for the configured one, and for another agent."""
 
     def __init__(
         self,
-        model: str | Model = "",
+        model: "str | Model" = "",
         *,
         tools: Sequence[Tool] | None = None,
-        extensions: Iterable[Callable[[Crow], None]] = (),
+        extensions: "Iterable[Callable[[Crow], None]]" = (),
         permissions: Permissions = "deny",
         mode: "Mode | None" = None,
         elicit: Elicit | None = None,
         budget: Budget | None = None,
-        system: str | Prompt | None = None,
+        system: "str | Prompt | None" = None,
         cwd: str | Path = ".",
         store: bool | str = True,
         max_requests: int | None = None,
@@ -86,7 +87,7 @@ class Agent:
         self._choose_tools(tools)
         self._extensions = list(extensions)
         self.model = model
-        self._system = Prompt("system", system) if isinstance(system, str) else system
+        self._system = system
         self._store = store
         self._max_requests = max_requests
         self._mode: Mode | None = mode
@@ -141,6 +142,8 @@ class Agent:
 
     def _choose_tools(self, tools: Sequence[Tool] | None) -> None:
         """Sort the tools by their kind."""
+        from crow_core.mcp.server import Server  # as all of crow_core but ACP, it is loaded when an agent needs it
+
         self._servers = [each for each in tools or () if isinstance(each, Server)]
         self._functions: list[Function] = [
             each for each in tools or () if callable(each) and not isinstance(each, (Server, str))
@@ -153,10 +156,11 @@ class Agent:
         if self._functions:
             self._servers.append(make_function_server(self._functions))
 
-    async def _build(self) -> Crow:
+    async def _build(self) -> "Crow":
         """Make the app in this process."""
         from crow_core.extensions.ask_user import ask_user
         from crow_core.extensions.plan import plan
+        from crow_core.prompts import Prompt
         from crow_persistence.extension import persistence
 
         from crow_agent.app import TOOL_SERVER, build, configured_servers, project_servers  # imports all extensions
@@ -174,7 +178,7 @@ class Agent:
             tools=self._builtin,
             allow=[get_name(function) for function in self._functions if not get_options(function).ask],
             database=self._store if isinstance(self._store, str) else "",
-            system=self._system,
+            system=Prompt("system", self._system) if isinstance(self._system, str) else self._system,
         )
         if self._builtin is not None:  # extensions may have added servers with tools of their own
             crow.servers = [server for server in crow.servers if server.name == TOOL_SERVER]
@@ -193,10 +197,10 @@ class Agent:
     def override(
         self,
         *,
-        model: str | Model,
+        model: "str | Model",
         env: Mapping[str, str],
         cwd: str | Path,
-        extensions: Iterable[Callable[[Crow], None]] = (),
+        extensions: "Iterable[Callable[[Crow], None]]" = (),
     ) -> Generator[None]:
         """Use another model, environment and folder in the block, and more extensions, as tests do.
 
@@ -404,11 +408,12 @@ def to_absolute(folder: str | Path) -> str:
     return str(Path(folder).expanduser().absolute())
 
 
-def refuse_edits(crow: Crow) -> None:
+def refuse_edits(crow: "Crow") -> None:
     """Let `file_editor` view files only."""
+    from crow_core.mcp.result import ToolResult
 
     @crow.before_tool
-    def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
+    def refuse(session: "Session", tool_call: "ToolCall") -> "ToolResult | None":
         if tool_call.name == "file_editor" and tool_call.kind != "read":
             return ToolResult.error("You can view files, and not change them.")
         return None

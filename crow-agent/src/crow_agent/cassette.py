@@ -166,7 +166,7 @@ class Cassette:
     def _get_recording_model(self, wanted: str | ChatModel) -> ChatModel:
         model = find_model(wanted) if isinstance(wanted, str) else wanted
         self.replacements |= dict.fromkeys(model.secrets | find_secrets(dict(os.environ)), MASK)
-        settings = {each.name: getattr(model, each.name) for each in fields(model) if each.name != "_http"}
+        settings = {each.name: getattr(model, each.name) for each in fields(model) if each.name != "_pool"}
         settings |= {"transport": RecordingTransport(self, model), "refused_parameters": set[str]()}
         name, live = wanted if isinstance(wanted, str) else wanted.name, ChatModel(**settings)
         self._live[name] = to_recorded(name, model), live

@@ -8,13 +8,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from subprocess import PIPE
+from typing import TYPE_CHECKING
 
 from crow_core.acp.transports import ChildTransport, Transport, memory_pair, spawn
-from crow_core.agent import AcpAgent
-from crow_core.app import Crow
 from crow_core.errors import ConfigError, ModelError, StoreError
 
 from crow_agent.errors import AgentError, AgentLost
+
+if TYPE_CHECKING:
+    from crow_core.app import Crow
 
 STDERR_LINES = 20
 """Lines of standard error of an agent's process that are kept for an error."""
@@ -43,8 +45,10 @@ def make_end(name: str) -> Callable[[], Awaitable[AgentLost]]:
 
 
 @asynccontextmanager
-async def connect_app(make: Callable[[], Awaitable[Crow]]) -> AsyncGenerator[AgentConnection]:
+async def connect_app(make: "Callable[[], Awaitable[Crow]]") -> AsyncGenerator[AgentConnection]:
     """Make an app and connect to it in this process; shut it down at the end. Raises AgentError."""
+    from crow_core.agent import AcpAgent  # imported here because it loads half of crow, and other agents do not need it
+
     try:
         crow = await make()
     except (ConfigError, ModelError, StoreError) as error:

@@ -1,7 +1,6 @@
 """Conversion of a program's values to the content blocks of a prompt."""
 
 import base64
-import mimetypes
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -51,6 +50,8 @@ def to_block(part: Part, capabilities: PromptCapabilities) -> ContentBlock:
         return ImageBlock(data=base64.b64encode(part).decode(), mime_type=kind)
     if not isinstance(part, Path):
         return part
+    import mimetypes  # imported here because few prompts have files
+
     path = part.expanduser().absolute()
     kind = mimetypes.guess_type(path.name)[0] or "text/plain"
     content = path.read_bytes()

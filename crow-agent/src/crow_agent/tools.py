@@ -3,10 +3,12 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints, overload
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints, overload
 
 import msgspec
-from crow_core.mcp.server import Server
+
+if TYPE_CHECKING:
+    from crow_core.mcp.server import Server
 
 Function: TypeAlias = Callable[..., Any]
 F = TypeVar("F", bound=Function)
@@ -129,7 +131,7 @@ def to_described(hint: Any) -> Any:
     return base
 
 
-def make_function_server(functions: Sequence[Function]) -> Server:
+def make_function_server(functions: Sequence[Function]) -> "Server":
     """Make the MCP server of Python functions, in this process; FastMCP is loaded when the first is called.
 
     Raises TypeError for a function that cannot be a tool, ValueError for a name given twice.
@@ -144,6 +146,8 @@ def make_function_server(functions: Sequence[Function]) -> Server:
             options = get_options(function)
             server.add_tool(Tool.from_function(function, name=get_name(function), timeout=options.timeout))
         return server
+
+    from crow_core.mcp.server import Server
 
     definitions = [make_definition(function) for function in functions]
     names = [definition["name"] for definition in definitions]

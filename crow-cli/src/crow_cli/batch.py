@@ -280,26 +280,6 @@ def load_tasks(path: Path) -> list[BatchTask]:
     return tasks
 
 
-def load_schema(path: Path) -> dict[str, Any]:
-    """Load a JSON schema from a file. Raises ConfigError."""
-    try:
-        schema = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except OSError as error:
-        raise ConfigError(f"--output-schema: {path} cannot be read: {error.strerror}.") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--output-schema: {path} is no JSON schema ({error}).") from error
-    from jsonschema.exceptions import SchemaError  # imported here because few batches have a schema
-    from jsonschema.validators import validator_for
-
-    try:
-        validator_for(schema).check_schema(schema)
-    except SchemaError as error:
-        raise ConfigError(
-            f"--output-schema: {path} is no JSON schema ({error.message}, at {error.json_path})."
-        ) from error
-    return schema
-
-
 async def batch(
     tasks_file: Path,
     out: Path,
@@ -308,7 +288,7 @@ async def batch(
     mode: Any,
     cwd: Path,
     at_once: int,
-    output_schema: Path | None,
+    output_schema: dict[str, Any] | None,
     timeout: float | None,
     max_requests: int | None,
     max_cost: float | None,
@@ -318,7 +298,6 @@ async def batch(
 ) -> int:
     """Run the tasks that have no result yet, and return the exit code. Raises ConfigError."""
     tasks = load_tasks(tasks_file)
-    schema = None if output_schema is None else load_schema(output_schema)
     file = ResultFile(out)
     try:
         results = file.results
@@ -338,7 +317,7 @@ async def batch(
         try:
             with reporting(tally) as report:
                 if left:
-                    reason = await run_tasks(agent, left, file, report, cwd, at_once, schema, timeout)
+                    reason = await run_tasks(agent, left, file, report, cwd, at_once, output_schema, timeout)
         except AgentError as error:
             raise ConfigError(str(error)) from error
         except BaseException:  # an interrupt, a full disk

@@ -182,9 +182,8 @@ async def run_prompt(
 @click.option("--cwd", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", help="The folder.")
 @click.option(
     "--output-schema",
-    type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A JSON schema that each answer must fit; `output` is the answer then.",
+    help="A JSON schema that each answer must fit: a file, or the schema itself. The answer is in `output` then.",
 )
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="The seconds that a task may take.")
 @click.option("--max-requests", type=click.IntRange(min=1), help="How many requests to the model a task may take.")
@@ -192,7 +191,7 @@ async def run_prompt(
 @click.option("--max-tokens", type=click.IntRange(min=1), help="The tokens that all tasks may take.")
 @click.option("--max-minutes", type=click.FloatRange(0, min_open=True), help="The minutes that the command may take.")
 @click.option("--retry-failed", is_flag=True, help="Also run the tasks again whose result is an error.")
-def batch(tasks: Path, cwd: Path, **options: Any) -> None:
+def batch(tasks: Path, cwd: Path, output_schema: str | None, **options: Any) -> None:
     """Run many TASKS and write one result for each.
 
     Each task has a session of its own. Each line of TASKS is a JSON object with `prompt`, and maybe `id` and `cwd`, or
@@ -206,7 +205,8 @@ def batch(tasks: Path, cwd: Path, **options: Any) -> None:
     """
     from crow_cli.batch import batch
 
-    run_and_exit(batch(tasks, cwd=cwd.absolute(), **options))
+    schema = read_schema(output_schema) if output_schema is not None else None
+    run_and_exit(batch(tasks, cwd=cwd.absolute(), output_schema=schema, **options))
 
 
 @cli.command()

@@ -24,7 +24,7 @@ from msgspec import structs
 from crow_core.errors import ModelError
 from crow_core.masking import AUTH_SCHEME, MIN_SECRET_LENGTH, find_secrets, mask
 from crow_core.messages import Delta, Message
-from crow_core.models.endpoint import CONNECT_TIMEOUT, create_http_client, is_local, join_url, to_display_url
+from crow_core.models.endpoint import CONNECT_TIMEOUT, HttpPool, is_local, join_url, share_http_pool, to_display_url
 from crow_core.models.failures import (
     MAX_PAGE_BYTES,
     MAX_RETRY_WAIT,
@@ -212,7 +212,7 @@ class ChatModel:
     prices: Prices | None = None
     transport: "httpx2.AsyncBaseTransport | None" = field(default=None, repr=False)
     """The transport to send through, in place of the network; tests replay recorded answers with it."""
-    _http: "httpx2.AsyncClient | None" = field(default=None, repr=False)
+    _pool: HttpPool | None = field(default=None, repr=False, compare=False)
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta]:
         """Yield the reply in deltas. Raises ModelError.
@@ -319,9 +319,10 @@ class ChatModel:
             async with self.post_with_sdk(self.client, body) as chunks:
                 yield chunks
             return
-        self._http = self._http or self.create_client()
+        self._pool = self._pool or self.find_pool()
+        http = self._pool.client
         url = join_url(self.base_url, "chat/completions")
-        response = await self._http.send(self._http.build_request("POST", url, content=encode_json(body)), stream=True)
+        response = await http.send(http.build_request("POST", url, content=encode_json(body)), stream=True)
         try:
             if response.status_code != 200:
                 raise await self.to_refusal_error(response, body)
@@ -348,12 +349,12 @@ class ChatModel:
         except openai.APIConnectionError as error:
             raise self.to_connection_error(error.__cause__ or error) from None
 
-    def create_client(self) -> "httpx2.AsyncClient":
-        """Create an HTTP client with this endpoint's key, headers and timeout. Raises ModelError."""
+    def find_pool(self) -> HttpPool:
+        """Return the HTTP pool with this endpoint's key, headers and timeout. Raises ModelError."""
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         try:
             headers |= self.headers
-            return create_http_client(self.base_url, self.api_key, self.read_timeout, headers, self.transport)
+            return share_http_pool(self.base_url, self.api_key, self.read_timeout, headers, self.transport)
         except UnicodeEncodeError:
             raise ModelError(f"{BAD_HEADER} Look at the api_key and the headers for {self.display_url}.") from None
 
@@ -417,10 +418,10 @@ class ChatModel:
         return shorten_text(self.redact(str(error))) or type(error).__name__
 
     async def close(self) -> None:
-        """Close the connections."""
-        if self._http is not None:
-            await self._http.aclose()
-            self._http = None
+        """Close the connections, unless other models use them."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.release()
 
 
 class InstructiveRefusal(ModelError):

@@ -5,9 +5,12 @@ answered without it.
 """
 
 import re
-from collections.abc import Mapping
+from asyncio import AbstractEventLoop, get_running_loop
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     import httpx2
@@ -16,6 +19,47 @@ LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1", "0.0.0.0"})
 
 CONNECT_TIMEOUT = 10.0
 """Seconds that it may take to connect."""
+
+
+@dataclass(eq=False)
+class HttpPool:
+    """A client for one endpoint with its connections, for all models of an event loop whose settings are equal."""
+
+    pools: "dict[Hashable, HttpPool]"
+    """The pools of the event loop."""
+    settings: Hashable
+    client: "httpx2.AsyncClient"
+    users: int = 0
+
+    async def release(self) -> None:
+        """Close the connections if no other model uses them."""
+        self.users -= 1
+        if self.users == 0:
+            del self.pools[self.settings]
+            await self.client.aclose()
+
+
+POOLS: WeakKeyDictionary[AbstractEventLoop, dict[Hashable, HttpPool]] = WeakKeyDictionary()
+"""The pools in use, by event loop and settings."""
+
+
+def share_http_pool(
+    base_url: str,
+    key: str,
+    timeout: float,
+    headers: Mapping[str, str],
+    transport: "httpx2.AsyncBaseTransport | None" = None,
+) -> HttpPool:
+    """Return the pool with these settings, to be released after use; they are those of `create_http_client`.
+
+    Raises UnicodeEncodeError.
+    """
+    settings = (base_url, key, timeout, tuple(headers.items()), transport)
+    pools = POOLS.setdefault(get_running_loop(), {})
+    if settings not in pools:
+        pools[settings] = HttpPool(pools, settings, create_http_client(base_url, key, timeout, headers, transport))
+    pools[settings].users += 1
+    return pools[settings]
 
 
 def join_url(base_url: str, path: str) -> str:
@@ -54,7 +98,8 @@ def create_http_client(
 
     return httpx2.AsyncClient(
         headers={**({"Authorization": f"Bearer {key.strip()}"} if key else {}), **headers},
-        timeout=httpx2.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT)),
+        # A request waits for a free connection as long as it takes: its turn may be one of a thousand.
+        timeout=httpx2.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT), pool=None),
         # Reading the system's certificates takes longer than everything else here, and plain HTTP needs none of them.
         # A context without certificates is safe if a redirect leads to https.
         verify=ssl.create_default_context()
