@@ -2,12 +2,12 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import LoadSessionRequest, NewSessionRequest, ResumeSessionRequest
@@ -30,6 +30,9 @@ from crow_agent.result import Result
 from crow_agent.session import AgentSession, PromptStream
 from crow_agent.tools import Function, choose_builtin_tools, get_name, get_options, make_function_server
 
+if TYPE_CHECKING:
+    from crow_agent.app import Mode
+
 T = TypeVar("T")
 Tool: TypeAlias = Function | Server | str
 """A Python function, an MCP server, or some of crow's own tools by name."""
@@ -44,6 +47,9 @@ class Agent:
     It starts with the first use, or with `async with`, which closes it at the end. All methods raise AgentError.
     """
 
+    model: str | Model = ""
+    """The model as it was given; empty for the configured one, and for another agent."""
+
     def __init__(
         self,
         model: str | Model = "",
@@ -51,6 +57,7 @@ class Agent:
         tools: Sequence[Tool] | None = None,
         extensions: Iterable[Callable[[Crow], None]] = (),
         permissions: Permissions = "deny",
+        mode: "Mode | None" = None,
         elicit: Elicit | None = None,
         budget: Budget | None = None,
         system: str | Prompt | None = None,
@@ -68,6 +75,7 @@ class Agent:
         `extensions`: functions that take the app, in the order of their hooks, after the configured ones.
         `permissions`: answers questions whether a tool call may run: a function that returns True, False or the id of
         an option; "allow" and "deny" answer always so. The rules of the configuration hold in any case.
+        `mode`: which tool calls need a permission, by default that of the configuration.
         `elicit`: answers forms of tools and MCP servers: a function that returns the values, or None to decline.
         `system`: a Jinja2 template in place of crow's system prompt.
         `store`: whether sessions are stored in the configured database, or the URL of another one.
@@ -77,13 +85,12 @@ class Agent:
         """
         self._choose_tools(tools)
         self._extensions = list(extensions)
-        self._model = model
+        self.model = model
         self._system = Prompt("system", system) if isinstance(system, str) else system
         self._store = store
         self._max_requests = max_requests
+        self._mode: Mode | None = mode
         self._set_up(permissions, elicit, budget, cwd, env, lambda: connect_app(self._build))
-        if budget is not None:
-            self._extensions.append(partial(limit_spending, budget=budget))
         self._counts_itself = budget is not None
 
     @classmethod
@@ -159,8 +166,9 @@ class Agent:
         left_out += [] if self._builtin is None else [plan, configured_servers, project_servers]
         crow = await build(
             self._env,
-            model=self._model if isinstance(self._model, str) else "",
-            models=None if isinstance(self._model, str) else {self._model.name: self._model},
+            model=self.model if isinstance(self.model, str) else "",
+            models=None if isinstance(self.model, str) else {self.model.name: self.model},
+            mode=self._mode,
             max_requests=self._max_requests,
             without=left_out,
             tools=self._builtin,
@@ -173,12 +181,43 @@ class Agent:
         crow.servers += self._servers
         if self._only_views:
             crow.use(refuse_edits)
-        for extension in self._extensions:
+        limits = [] if self.budget is None else [partial(limit_spending, budget=self.budget)]
+        for extension in [*self._extensions, *limits]:
             try:
                 crow.use(extension)
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"The extension {extension!r} cannot be used: {error}.") from error
         return crow
+
+    @contextmanager
+    def override(
+        self,
+        *,
+        model: str | Model,
+        env: Mapping[str, str],
+        cwd: str | Path,
+        extensions: Iterable[Callable[[Crow], None]] = (),
+    ) -> Generator[None]:
+        """Use another model, environment and folder in the block, and more extensions, as tests do.
+
+        The agent starts anew in the block, with nothing of its budget spent, and is afterwards what it was before.
+        Close it at the end of the block. It does not use a database of its own. Raises TypeError for an agent of
+        `Agent.connect`.
+        """
+        before = vars(self).copy()
+        if "_extensions" not in before:
+            raise TypeError("This agent is another program: its model cannot be replaced. Use an Agent of crow's own.")
+        self._set_up(self._permissions, self._elicit, self.budget, cwd, env, self._connect)
+        self._counts_itself = before["_counts_itself"]
+        self.model, self._store = model, bool(self._store)
+        self._extensions = [*self._extensions, *extensions]
+        if self.budget is not None:
+            self.budget = replace(self.budget, spent={}, _since=0.0)
+        try:
+            yield
+        finally:
+            vars(self).clear()
+            vars(self).update(before)
 
     async def __aenter__(self) -> "Agent":
         await self.open()
@@ -225,7 +264,9 @@ class Agent:
         """Close its sessions and end it. It may be called again."""
         self._closed = True
         async with self._opening:
-            stack, self._stack, self._client = self._stack, None, None
+            stack, client, self._stack, self._client = self._stack, self._client, None, None
+        if client is not None:
+            client.closed = True
         if stack is not None:
             await stack.aclose()
 
@@ -296,7 +337,7 @@ class Agent:
         self, prompt: PromptContent, *, output: Any = None, retries: int = 2, timeout: float | None = None
     ) -> "PromptStream[Any]":
         """Send a prompt to a new session; iterate over the result to get the updates of its turn."""
-        return PromptStream[Any](self.session, prompt, output, retries, timeout)
+        return PromptStream[Any](self.session, prompt, output, retries, timeout, closes=True)
 
     @overload
     async def map(
@@ -347,8 +388,9 @@ class Agent:
             for index, prompt in waiting:
                 try:
                     results[index] = await self.prompt(prompt, output=output, retries=retries, timeout=timeout)
-                except AgentError as error:
-                    results[index] = replace(error.result or Result(""), error=error)
+                except Exception as error:
+                    so_far = error.result if isinstance(error, AgentError) else None
+                    results[index] = replace(so_far or Result(""), error=error)
 
         await self.open()
         async with asyncio.TaskGroup() as group:

@@ -147,6 +147,7 @@ async def build(
                 "ask": rules.ask,
                 "deny": rules.deny,
                 "own": [str(home.config), str(home.data)],
+                "protected": rules.protected,
                 "project": partial(load_project_rules, trust, env=env),
                 "trusted": trust.is_trusted,
             },

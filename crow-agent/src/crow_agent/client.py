@@ -30,7 +30,7 @@ from crow_core.acp.schema import (
 from msgspec import UNSET
 
 from crow_agent.connections import AgentConnection
-from crow_agent.errors import AgentError, PromptFailed, SessionNotFound
+from crow_agent.errors import AgentClosed, AgentError, PromptFailed, SessionNotFound
 
 Verdict: TypeAlias = bool | str
 """Whether a tool call may run, or the id of one of the options that the question offers."""
@@ -75,6 +75,8 @@ class ProgramClient(AcpClient):
         self.sessions: dict[str, TurnReceiver] = {}
         """The open sessions, by id."""
         self.connected = connected
+        self.closed = False
+        """Whether the program has closed the agent."""
         self._permissions: Permissions = permissions
         self._elicit = elicit
 
@@ -92,6 +94,8 @@ class ProgramClient(AcpClient):
         except RpcError as error:
             raise to_agent_error(error) from error
         except ConnectionClosed as error:
+            if self.closed:
+                raise AgentClosed("This agent was closed.") from error
             raise await self.connected.describe_end() from error
 
     async def on_update(self, notification: SessionNotification) -> None:

@@ -15,8 +15,6 @@ from crow_core.acp.schema import (
 from msgspec import UNSET
 from msgspec.structs import asdict, replace
 
-from crow_agent.errors import AgentError
-
 T = TypeVar("T")
 
 
@@ -37,7 +35,7 @@ class Result(Generic[T]):
     """The tool calls, as they ended."""
     denied: list[ToolCall] = field(default_factory=list[ToolCall])
     """Those among them that were denied a permission."""
-    error: AgentError | None = None
+    error: Exception | None = None
     """The error of an item of `Agent.map`, or why a turn that ended early has no value; else None."""
     value: Any = UNSET
     """The answer in the type that was asked for; UNSET if there is none."""

@@ -214,11 +214,12 @@ class AgentSession:
         except asyncio.CancelledError:
             await self.cancel()
             await asyncio.wait([self._request], timeout=CANCEL_TIMEOUT)
-            self._request.cancel()
             raise
         finally:
             request, self._request = self._request, None
-            if request.done() and not request.cancelled():
+            if not request.done():
+                request.cancel()
+            elif not request.cancelled():
                 request.exception()  # marks it as retrieved
         if self._fault is not None:
             raise self._fault
@@ -275,6 +276,8 @@ class PromptStream(Generic[T]):
         output: Any,
         retries: int,
         timeout: float | None,
+        *,
+        closes: bool = False,
     ) -> None:
         self.result: Result[T] | None = None
         """The result of the turn, once all updates were received."""
@@ -283,6 +286,8 @@ class PromptStream(Generic[T]):
         self._output = output
         self._retries = retries
         self._timeout = timeout
+        self._closes = closes
+        """Whether to close the session at the end."""
 
     async def __aiter__(self) -> AsyncIterator[SessionUpdate]:
         session = await self._get_session()
@@ -305,3 +310,5 @@ class PromptStream(Generic[T]):
             if not turn.done():
                 turn.cancel()
                 await asyncio.wait([turn])
+            if self._closes:
+                await session.close()

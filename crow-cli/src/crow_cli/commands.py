@@ -173,6 +173,42 @@ async def run_prompt(
 
 
 @cli.command()
+@click.argument("tasks", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The file of the results.")
+@click.option("--at-once", type=click.IntRange(min=1), default=4, show_default=True, help="Tasks at a time.")
+@MODEL
+@click.option("--mode", type=click.Choice(["ask", "accept-edits", "plan", "yolo"]), help="Which tool calls may run.")
+@click.option("--cwd", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", help="The folder.")
+@click.option(
+    "--output-schema",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A JSON schema that each answer must fit; `output` is the answer then.",
+)
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="The seconds that a task may take.")
+@click.option("--max-requests", type=click.IntRange(min=1), help="How many requests to the model a task may take.")
+@click.option("--max-cost", type=click.FloatRange(0, min_open=True), help="What all tasks may cost.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="The tokens that all tasks may take.")
+@click.option("--max-minutes", type=click.FloatRange(0, min_open=True), help="The minutes that the command may take.")
+@click.option("--retry-failed", is_flag=True, help="Also run the tasks again whose result is an error.")
+def batch(tasks: Path, cwd: Path, **options: Any) -> None:
+    """Run many TASKS and write one result for each.
+
+    Each task has a session of its own. Each line of TASKS is a JSON object with `prompt`, and maybe `id` and `cwd`, or
+    a JSON string, which is the prompt. A line of the results has `id`, `session_id`, `text` or `output`, `stop_reason`,
+    `usage`, `cost` and `error`.
+
+    A tool call that needs a permission is denied, as nobody is asked. The same command goes on with the tasks that have
+    no result, also after it was stopped or killed. --max-cost and --max-tokens also count the results that are there.
+
+    Exit codes: 0 all tasks succeeded, 1 some failed or have no result, 2 wrong usage.
+    """
+    from crow_cli.batch import batch
+
+    run_and_exit(batch(tasks, cwd=cwd.absolute(), **options))
+
+
+@cli.command()
 @MODEL
 def demo(model: str) -> None:
     """Watch crow fix a small bug, offline. The model is a script, everything else is real."""
