@@ -20,6 +20,7 @@ import click
 import msgspec
 from crow_agent import Agent, AgentError, Budget, BudgetSpent, Result
 from crow_core.errors import ConfigError
+from crow_core.output import check_schema
 from msgspec import UNSET, UnsetType
 
 from crow_cli.console import escape_controls, escape_line, shorten
@@ -282,20 +283,11 @@ def load_tasks(path: Path) -> list[BatchTask]:
 def load_schema(path: Path) -> dict[str, Any]:
     """Load a JSON schema from a file. Raises ConfigError."""
     try:
-        schema = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        check_schema(schema := msgspec.json.decode(path.read_bytes()))
     except OSError as error:
         raise ConfigError(f"--output-schema: {path} cannot be read: {error.strerror}.") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--output-schema: {path} is no JSON schema ({error}).") from error
-    from jsonschema.exceptions import SchemaError  # imported here because few batches have a schema
-    from jsonschema.validators import validator_for
-
-    try:
-        validator_for(schema).check_schema(schema)
-    except SchemaError as error:
-        raise ConfigError(
-            f"--output-schema: {path} is no JSON schema ({error.message}, at {error.json_path})."
-        ) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--output-schema: {path} cannot be used: {error}.") from error
     return schema
 
 
