@@ -342,6 +342,7 @@ def test_schema_is_stored_with_the_message_and_the_title_is_the_user_s(make_agen
         ({"$ref": "file:///etc/passwd"}, "only references such as"),
         ({"type": "string", "pattern": "("}, "is not a 'regex'"),
         ({"enum": ["x" * 70_000]}, "more than 64,000 bytes"),
+        ({"enum": [object()]}, "it is not JSON"),
     ],
 )
 def test_unusable_schema_is_refused_before_any_model_call(make_agent: Make, schema: Any, reason: str) -> None:

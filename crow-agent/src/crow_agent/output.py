@@ -34,11 +34,11 @@ class OutputType(Generic[T]):
         self._adapter: TypeAdapter[T] | None = None
         """Pydantic's adapter for the type, if msgspec does not know it."""
         if isinstance(wanted, Mapping):
-            self.schema: dict[str, Any] = {**wanted}
             try:
-                check_schema(self.schema)
+                check_schema({**wanted})
             except ValueError as error:
                 raise ValueError(f"The JSON schema of the output cannot be used: {error}.") from error
+            self.schema: dict[str, Any] = msgspec.json.decode(msgspec.json.encode({**wanted}))  # tuples become lists
         else:
             self.schema = self._make_schema()
 
