@@ -19,6 +19,8 @@ TURN_NOTES: ContextVar[dict[str, Any] | None] = ContextVar("turn_notes", default
 
 WRAPPER = "result"
 """The property that holds a result whose schema is not that of an object."""
+WRAPPERS = frozenset({WRAPPER, "arguments", "parameters", "input"})
+"""Properties in which models wrap a result although the schema does not."""
 FAULTS_LIMIT = 10
 """Faults of one value that are listed."""
 FAULT_LENGTH = 300
@@ -63,9 +65,13 @@ class OutputSchema:
                 value = inner
             case _:
                 pass
-        if faults := list_faults(value, self.schema):
-            raise ValueError("\n".join(faults))
-        return value
+        readings = iterate_readings(value)
+        if not (faults := list_faults(next(readings), self.schema)):
+            return value
+        for reading in readings:
+            if not list_faults(reading, self.schema):
+                return reading
+        raise ValueError("\n".join(faults))
 
     def accept_text(self, text: str) -> Any:
         """Return the result in the text of a model: JSON, or the text itself where the schema allows text.
@@ -79,6 +85,16 @@ class OutputSchema:
                 raise
             return text.strip()
         return self.accept(value)
+
+
+def iterate_readings(value: Any) -> Iterator[Any]:
+    """Yield a value, then what is in it if it is a needless wrapper, or a tool call that was written as text."""
+    yield value
+    if isinstance(value, dict):
+        given = cast("dict[str, Any]", value)
+        for key in WRAPPERS & given.keys():
+            if given.keys() <= {key, "name", "type"}:
+                yield from iterate_readings(given[key])
 
 
 def check_schema(schema: Any) -> None:
