@@ -13,7 +13,7 @@ from crow_core.models.chat import Model
 from crow_core.settings.config import Home, load_config, load_environment
 from crow_core.settings.discovery import takes_audio
 
-from crow_cli.process import log_to_stderr, run_to_end
+from crow_cli.process import hide_memory, log_to_stderr, run_to_end
 
 METHODS = ("_crow/search", "_crow/usage", "_crow/undo")
 """The methods beyond ACP of crow's own extensions."""
@@ -66,4 +66,5 @@ class ConfiguredApp(LazyApp):
     async def build(self, models: Mapping[str, Model] | None = None) -> Crow:
         from crow_agent.app import build  # imported here so that `initialize` is answered without it
 
+        hide_memory()
         return await build(os.environ, model=self._model, models=models)

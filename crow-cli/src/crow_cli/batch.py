@@ -24,6 +24,7 @@ from crow_core.output import check_schema
 from msgspec import UNSET, UnsetType
 
 from crow_cli.console import escape_controls, escape_line, shorten
+from crow_cli.process import hide_memory
 
 LINE_START = b'{"id":'
 """The start of each line of a file of results."""
@@ -323,6 +324,7 @@ async def batch(
                 tally.add(result)
         budget = Budget(money=max_cost, tokens=max_tokens, minutes=max_minutes)
         budget.spent |= {"money": tally.cost, "tokens": tally.tokens}
+        hide_memory()
         agent = Agent(model, mode=mode, cwd=cwd, max_requests=max_requests, budget=budget if budget.limits else None)
         reason = ""
         try:

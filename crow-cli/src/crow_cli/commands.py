@@ -18,7 +18,7 @@ from crow_cli.check.command import check
 from crow_cli.client_config import CLIENTS, print_client_config
 from crow_cli.db import db
 from crow_cli.mcp import mcp
-from crow_cli.process import fail, run_to_end
+from crow_cli.process import fail, hide_memory, run_to_end
 from crow_cli.prompts import prompts
 from crow_cli.recording.command import record, replay
 from crow_cli.sessions import sessions
@@ -163,6 +163,7 @@ async def run_prompt(
 
     from crow_cli.run import LAST_SESSION, is_interactive, run
 
+    hide_memory()
     crow = await build(os.environ, model=model, mode=mode, max_requests=max_requests, without=[ask_user])
     if resume and resume != LAST_SESSION:
         from crow_cli.storage import find_session_id

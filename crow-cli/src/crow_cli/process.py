@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 
 from crow_core.text import clean_lines
 
+PR_SET_DUMPABLE = 4
+"""The operation of prctl(2) that says whether a process can be traced and its memory read."""
 EXIT_LIMIT = 40.0
 """Seconds after SIGTERM or SIGHUP by which the process ends, whatever does not answer. The wait for a locked database
 is shorter."""
@@ -30,6 +32,17 @@ def log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(SafeFormatter("crow: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+def hide_memory() -> None:
+    """Keep other processes, such as the commands of a model, from reading this one's memory and environment.
+
+    Both hold keys. Does not hold back root, and does nothing where there is no prctl(2).
+    """
+    import ctypes  # imported here because `initialize` is answered before this is needed
+
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, int]) -> int:
