@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Generic, Literal, TypedDict, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypedDict, TypeVar
 
 import msgspec
 import pydantic
@@ -159,6 +159,25 @@ def test_result_that_never_fits_is_an_error_with_all_faults(make_agent: Make) ->
             assert len(agent.model.requests) == 3
             assert ["name" in raised.value.faults[0], "JSON" in raised.value.faults[1]] == [True, True]
             assert raised.value.faults[2] == "it is not JSON"
+
+    asyncio.run(main())
+
+
+@dataclass
+class Room:
+    beds: list[Annotated[int, pydantic.Field(ge=3)]]
+
+
+@pytest.mark.parametrize("wanted", [Room, list[Room], dict[str, Room | None]])
+def test_constraints_of_pydantic_inside_other_types_count(make_agent: Make, wanted: Any) -> None:
+    def wrap(room: Any) -> Reply:
+        return give(room if wanted is Room else {"result": [room]} if wanted == list[Room] else {"a": room})
+
+    async def main() -> None:
+        async with make_agent(wrap({"beds": [1]}), wrap({"beds": [3]})) as agent:
+            result = await agent.prompt("Go.", output=wanted)
+        assert "1 is less than the minimum of 3" in agent.model.requests[1]["messages"][-1]["content"]
+        assert "Room(beds=[3])" in repr(result.output)
 
     asyncio.run(main())
 
@@ -323,6 +342,7 @@ def test_schema_is_stored_with_the_message_and_the_title_is_the_user_s(make_agen
         ({"$ref": "file:///etc/passwd"}, "only references such as"),
         ({"type": "string", "pattern": "("}, "is not a 'regex'"),
         ({"enum": ["x" * 70_000]}, "more than 64,000 bytes"),
+        ({"enum": [object()]}, "it is not JSON"),
     ],
 )
 def test_unusable_schema_is_refused_before_any_model_call(make_agent: Make, schema: Any, reason: str) -> None:

@@ -266,7 +266,7 @@ async def test_answers_fit_the_schema(machine: "Machine") -> None:
     assert "output" not in results[2]
 
 
-@pytest.mark.parametrize("schema", ["{", "[]", '{"type": 3}', None])
+@pytest.mark.parametrize("schema", ["{", "[]", '{"type": 3}', '{"$ref": "https://example.com"}', None])
 async def test_unusable_schema_is_one_sentence(machine: "Machine", schema: str | None) -> None:
     write_tasks(machine, '"one"')
     if schema is not None:

@@ -158,6 +158,32 @@ def test_no_schema_makes_the_check_fail_otherwise(schema: Any):
     assert OutputSchema(schema).parameters["type"] == "object"
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"size": 3},
+        {"result": {"size": 3}},
+        {"arguments": {"size": 3}},
+        {"name": "give_result", "arguments": {"size": 3}},
+        {"name": "give_result", "parameters": {"result": {"size": 3}}},
+    ],
+)
+def test_result_in_a_needless_wrapper_is_taken_out(given: Any):
+    schema = OutputSchema({"type": "object", "properties": {"size": INTEGER}, "required": ["size"]})
+    assert schema.accept(given) == {"size": 3}
+
+
+def test_property_that_is_called_like_a_wrapper_stays():
+    schema = OutputSchema({"type": "object", "properties": {"result": {"type": "object"}}, "required": ["result"]})
+    assert schema.accept({"result": {"result": {}}}) == {"result": {"result": {}}}
+
+
+def test_fault_is_that_of_the_value_as_it_was_given():
+    schema = OutputSchema({"type": "object", "properties": {"size": INTEGER}, "required": ["size"]})
+    with pytest.raises(ValueError, match=r"^the result: 'size' is a required property$"):
+        schema.accept({"result": {"size": "x"}})
+
+
 def test_deep_value_is_accepted_or_a_fault():
     value: dict[str, Any] = {}
     for _ in range(45):

@@ -1,7 +1,8 @@
 """Typed results: a type as a JSON schema, and a JSON value as a value of that type."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 from crow_core.output import OutputSchema, check_schema, describe_path
@@ -33,11 +34,11 @@ class OutputType(Generic[T]):
         self._adapter: TypeAdapter[T] | None = None
         """Pydantic's adapter for the type, if msgspec does not know it."""
         if isinstance(wanted, Mapping):
-            self.schema: dict[str, Any] = {**wanted}
             try:
-                check_schema(self.schema)
+                check_schema({**wanted})
             except ValueError as error:
                 raise ValueError(f"The JSON schema of the output cannot be used: {error}.") from error
+            self.schema: dict[str, Any] = msgspec.json.decode(msgspec.json.encode({**wanted}))  # tuples become lists
         else:
             self.schema = self._make_schema()
 
@@ -50,7 +51,7 @@ class OutputType(Generic[T]):
 
     def _make_schema(self) -> dict[str, Any]:
         """Convert the type to a JSON schema. Raises TypeError."""
-        if not hasattr(self.wanted, "__pydantic_validator__"):
+        if not (hasattr(self.wanted, "__pydantic_validator__") or has_pydantic_notes(self.wanted)):
             try:
                 return msgspec.json.schema(self.wanted)
             except (TypeError, RuntimeError, ValueError):
@@ -82,6 +83,20 @@ class OutputType(Generic[T]):
     def parse(self, text: str) -> T:
         """Convert the JSON in a text. Raises ValueError, which says what does not fit."""
         return self.convert(OutputSchema(self.schema).accept_text(text))
+
+
+def has_pydantic_notes(hint: Any, seen: frozenset[Any] = frozenset()) -> bool:
+    """Whether a type, or one inside of it, is `Annotated` with what only pydantic reads, such as its `Field`."""
+    if get_origin(hint) is Annotated:
+        notes = (type(note).__module__.partition(".")[0] for note in hint.__metadata__)
+        if not {"pydantic", "pydantic_core", "annotated_types"}.isdisjoint(notes):
+            return True
+    inner = [*get_args(hint)]
+    if isinstance(hint, type) and hint not in seen and hasattr(hint, "__annotations__"):
+        seen |= {hint}
+        with suppress(NameError, TypeError):
+            inner += get_type_hints(hint, include_extras=True).values()
+    return any(has_pydantic_notes(each, seen) for each in inner)
 
 
 def describe_faults(error: ValueError) -> str:

@@ -6,8 +6,10 @@
 import re
 from collections.abc import Iterator
 from contextvars import ContextVar
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, cast
+
+import msgspec
 
 from crow_core.mcp.schemas import DEPTH_LIMIT, SIZE_LIMIT, is_small, resolve_reference
 from crow_core.messages import decode_json, list_inner
@@ -17,6 +19,8 @@ TURN_NOTES: ContextVar[dict[str, Any] | None] = ContextVar("turn_notes", default
 
 WRAPPER = "result"
 """The property that holds a result whose schema is not that of an object."""
+WRAPPERS = frozenset({WRAPPER, "arguments", "parameters", "input"})
+"""Properties in which models wrap a result although the schema does not."""
 FAULTS_LIMIT = 10
 """Faults of one value that are listed."""
 FAULT_LENGTH = 300
@@ -61,9 +65,13 @@ class OutputSchema:
                 value = inner
             case _:
                 pass
-        if faults := list_faults(value, self.schema):
-            raise ValueError("\n".join(faults))
-        return value
+        readings = iterate_readings(value)
+        if not (faults := list_faults(next(readings), self.schema)):
+            return value
+        for reading in readings:
+            if not list_faults(reading, self.schema):
+                return reading
+        raise ValueError("\n".join(faults))
 
     def accept_text(self, text: str) -> Any:
         """Return the result in the text of a model: JSON, or the text itself where the schema allows text.
@@ -79,30 +87,54 @@ class OutputSchema:
         return self.accept(value)
 
 
+def iterate_readings(value: Any) -> Iterator[Any]:
+    """Yield a value, then what is in it if it is a needless wrapper, or a tool call that was written as text."""
+    yield value
+    if isinstance(value, dict):
+        given = cast("dict[str, Any]", value)
+        for key in WRAPPERS & given.keys():
+            if given.keys() <= {key, "name", "type"}:
+                yield from iterate_readings(given[key])
+
+
 def check_schema(schema: Any) -> None:
     """Check that a JSON schema can be used. Raises ValueError, with the reason."""
     if not isinstance(schema, dict):
         raise ValueError("it is not a JSON object")
-    given = cast("dict[str, Any]", schema)
-    if not is_small(given):
-        raise ValueError(f"it has more than {SIZE_LIMIT:,} bytes, or more than {DEPTH_LIMIT} levels")
-    for place in iterate_objects(given):
+    try:
+        text = msgspec.json.encode(cast("dict[str, Any]", schema))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"it is not JSON ({error})") from error
+    if len(text) > SIZE_LIMIT:
+        raise ValueError(f"it has more than {SIZE_LIMIT:,} bytes")
+    if reason := find_schema_fault(text):
+        raise ValueError(reason)
+
+
+@lru_cache(maxsize=64)  # a check takes milliseconds, and a program sends the same schema with every prompt
+def find_schema_fault(text: bytes) -> str:
+    """Find the reason why a JSON schema, given as JSON text, cannot be used; empty if there is none."""
+    schema: dict[str, Any] = msgspec.json.decode(text)
+    if not is_small(schema):
+        return f"it has more than {DEPTH_LIMIT} levels, or its references make it too large"
+    for place in iterate_objects(schema):
         for key in REFERENCES:
             if not isinstance(name := place.get(key), str):
                 continue
             if name != "#" and not name.startswith("#/"):
-                raise ValueError(f"it refers to {name[:100]!r}; only references such as '#/$defs/Name' can be followed")
-            if resolve_reference(name, given) is None:
-                raise ValueError(f"it refers to {name[:100]!r}, which it does not have")
-        if place is not given and isinstance(place.get("$id"), str):
-            raise ValueError("only its top may have an $id")
+                return f"it refers to {name[:100]!r}; only references such as '#/$defs/Name' can be followed"
+            if resolve_reference(name, schema) is None:
+                return f"it refers to {name[:100]!r}, which it does not have"
+        if place is not schema and isinstance(place.get("$id"), str):
+            return "only its top may have an $id"
     from jsonschema import Draft202012Validator, SchemaError
     from jsonschema.validators import validator_for
 
     try:
-        validator_for(given, default=Draft202012Validator).check_schema(given)
+        validator_for(schema, default=Draft202012Validator).check_schema(schema)
     except SchemaError as error:
-        raise ValueError(f"{error.message[:FAULT_LENGTH]} (at {describe_path(error.absolute_path)})") from error
+        return f"{shorten(error.message)} (at {describe_path(error.absolute_path)})"
+    return ""
 
 
 def list_faults(value: Any, schema: dict[str, Any]) -> list[str]:
