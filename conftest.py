@@ -1,11 +1,12 @@
 """Options and hooks for the tests of all packages.
 
-Tests that take long by nature are marked `slow` and skipped, unless `--slow` or the environment variable
-CROW_TEST_ALL=1 (set by `.ci/run`) asks for them. CROW_TEST_ALL=1 also turns skips for lack of a program into failures,
-and runs property tests with all their examples.
+Tests that take long by nature are marked `slow`. Of a test marked `sampled(n)`, every n-th case runs; the others count
+as slow. These are skipped, unless `--slow` or the variable CROW_TEST_ALL=1 asks for them, which `.ci/run` sets.
+CROW_TEST_ALL=1 also turns skips for lack of a program into failures, and runs property tests with all their examples.
 """
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,17 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     if len(config.args) == 1 and Path(config.args[0].partition("::")[0]).is_file():
         return 0
     return min(8, len(os.sched_getaffinity(0)) + 1) if hasattr(os, "sched_getaffinity") else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of a `sampled` test that a quick run leaves out as slow."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        if sampled := item.get_closest_marker("sampled"):
+            name = item.nodeid.partition("[")[0]
+            if cases[name] % sampled.args[0]:
+                item.add_marker("slow")
+            cases[name] += 1
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("core", "mcp-server", "persistence", "compact", "skills", "cli")
+PACKAGES = ("core", "mcp-server", "persistence", "compact", "skills", "agent", "cli")
 OPTIONAL = {
+    "pytest": "imported only by pytest itself, as its plugin",
     "openai": "imported only after the caller has passed a client of this SDK",
     "opentelemetry": "imported only after the host program or the user has loaded it",
 }

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-READMES = [f"{folder}README.md" for folder in ("", "crow-core/", "crow-cli/", "crow-compact/", "crow-skills/")]
+READMES = [
+    f"{folder}README.md" for folder in ("", "crow-core/", "crow-cli/", "crow-compact/", "crow-skills/", "crow-agent/")
+]
 """All but that of crow-mcp-server, whose own tests cover it."""
 
 

@@ -89,6 +89,7 @@ async def test_agent_made_with_the_python_sdk_is_conformant(tmp_path: Path) -> N
     assert remarks["INFO-PARSE-001"] == "not answered; the next request worked"  # the SDK drops the line
 
 
+@pytest.mark.slow
 async def test_agent_made_with_the_typescript_sdk_is_conformant(node: "Node", tmp_path: Path) -> None:
     program = Path(__file__).parent / "node"
     report = await check(tmp_path, str(program / "node_modules/node/bin/node"), str(program / "agent.mjs"))

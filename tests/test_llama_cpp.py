@@ -15,14 +15,17 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
+from crow_agent import Agent
+from crow_cli.doctor import ExaminedModel, probe_structured_output
 from crow_compact.compaction import LEFT_OUT
 from crow_core.acp.schema import ClientCapabilities
 from crow_core.acp.transports import spawn
 from crow_core.messages import SUMMARY_TEMPLATE
 from crow_core.testing import Editor
+from msgspec import Meta
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -107,6 +110,47 @@ async def test_doctor_finds_out_what_llama_cpp_can_do(command: Command):
         assert found[probe]["verdict"] == "ok", found[probe]["sentence"]
     assert found["window"]["sentence"].startswith("1,024 tokens fit")
     assert found["tool calls"]["verdict"] == "no", "it is too small a model"
+
+
+@dataclass
+class Bird:
+    name: Annotated[str, Meta(max_length=20)]
+    legs: Literal[2, 4]
+    colour: Literal["black", "white", "grey"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_typed_result_comes_by_the_structured_output_of_llama_cpp(command: Command, stream: bool):
+    command.configure(
+        f"""
+        [models.typed]
+        base_url = "{command.llama}/v1"
+        model = "gemma"
+        parameters = {{ temperature = 0, max_tokens = 200 }}
+        quirks = {{ structured_output = "alone" }}
+        """
+    )
+    async with Agent("typed", tools=[], env=command.env, cwd=command.home) as agent:
+        if stream:
+            updates = agent.stream("Describe a crow.", output=Bird)
+            assert [update async for update in updates]
+            result = updates.result
+        else:
+            result = await agent.prompt("Describe a crow.", output=Bird)
+        assert result is not None
+        assert isinstance(result.output, Bird)
+        assert not result.tool_calls
+    (call,) = await command.list_calls(result.session_id)
+    assert call["purpose"] == "turn"
+
+
+async def test_probe_finds_the_structured_output_of_llama_cpp(llama: str):
+    examined = ExaminedModel(name="gemma", base_url=f"{llama}/v1", parameters={"max_tokens": 60})
+    try:
+        result = await probe_structured_output(examined)
+    finally:
+        await examined.close()
+    assert (result.verdict, result.quirks) == ("ok", {"structured_output": "alone"}), "so small a model calls no tools"
 
 
 async def test_session_uses_the_cache_also_for_its_summary(command: Command):

@@ -1,15 +1,29 @@
 """Agents inside programs."""
 
 import asyncio
+import threading
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from crow_agent import Agent, AgentClosed, AgentError, Budget, BudgetSpent, OutputError, PromptTimeout, tool
-from crow_core.acp.schema import AgentMessageChunk, RequestPermissionRequest
+from crow_agent import (
+    Agent,
+    AgentClosed,
+    AgentError,
+    AgentSession,
+    Budget,
+    BudgetSpent,
+    OutputError,
+    PromptTimeout,
+    Result,
+    tool,
+)
+from crow_core.acp.schema import AgentMessageChunk, RequestPermissionRequest, SessionUpdate
 from crow_core.testing import Reply, ScriptedCall
+from pydantic import BaseModel, Field
 
 Make = Callable[..., Agent]
 
@@ -22,6 +36,19 @@ def call(name: str, arguments: dict[str, Any]) -> ScriptedCall:
 async def population(city: Annotated[str, "the city's name"]) -> int:
     """Say how many people live in a city."""
     return {"Rome": 2_750_000}[city]
+
+
+async def start(session: AgentSession) -> "asyncio.Task[Result[Any]]":
+    """Start a turn; return its task when the model has begun to answer."""
+    began = asyncio.Event()
+
+    def look(update: SessionUpdate) -> None:
+        if isinstance(update, AgentMessageChunk):
+            began.set()
+
+    turn = asyncio.ensure_future(session.prompt("Go.", on_update=look))
+    await began.wait()
+    return turn
 
 
 def test_prompt_returns_text_and_stop_reason(make_agent: Make) -> None:
@@ -301,5 +328,135 @@ def test_no_model_is_said_in_a_sentence(home: Path) -> None:
         env = {"HOME": str(home), "CROW_HOME": str(home), "OPENAI_API_KEY": "x"}
         with pytest.raises(AgentError, match="no model is named"):
             await Agent(env=env).prompt("Hello")
+
+    asyncio.run(main())
+
+
+def test_function_without_types_or_with_a_name_given_twice_is_refused_at_once(make_agent: Make) -> None:
+    def untyped(x) -> str:  # pyright: ignore
+        return x
+
+    with pytest.raises(TypeError, match="give its parameter 'x' a type"):
+        make_agent(tools=[untyped])
+    with pytest.raises(ValueError, match="Two tools are called 'population'"):
+        make_agent(tools=[population, population])
+
+
+def test_tool_that_takes_too_long_is_answered_with_that(make_agent: Make) -> None:
+    @tool(timeout=0.1)
+    async def wait() -> str:
+        """Wait for ever."""
+        await asyncio.Event().wait()
+        return "never"
+
+    async def main() -> None:
+        asked = call("wait", {})
+        async with make_agent(Reply(tool_calls=[asked]), Reply("It hangs."), tools=[wait]) as agent:
+            result = await agent.prompt("Wait.")
+        assert (result.text, result.tool_calls[0].status) == ("It hangs.", "failed")
+
+    asyncio.run(main())
+
+
+def test_plain_function_does_not_hold_up_the_event_loop(make_agent: Make) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    @tool
+    def block() -> str:
+        """Wait for another thread."""
+        entered.set()
+        leave.wait(30)
+        return "left"
+
+    async def main() -> None:
+        async with make_agent(Reply(tool_calls=[call("block", {})]), Reply("Done."), tools=[block]) as agent:
+            turn = asyncio.ensure_future(agent.prompt("Go."))
+            while not entered.is_set():
+                await asyncio.sleep(0.01)
+            leave.set()  # only a running event loop gets here
+            assert (await turn).text == "Done."
+
+    asyncio.run(main())
+
+
+def test_types_that_only_pydantic_knows_are_tool_parameters(make_agent: Make) -> None:
+    class Place(BaseModel):
+        name: str = Field(description="its name")
+
+    def visit(place: Place, times: int = 1) -> str:
+        """Visit a place."""
+        return f"{place.name} {times}"
+
+    async def main() -> None:
+        asked = call("visit", {"place": {"name": "Rome"}})
+        async with make_agent(Reply(tool_calls=[asked]), Reply("Done."), tools=[visit]) as agent:
+            await agent.prompt("Go.")
+        assert agent.model.requests[1]["messages"][-1]["content"] == "Rome 1"
+
+    asyncio.run(main())
+
+
+def test_prompts_running_when_the_agent_closes_say_so(make_agent: Make) -> None:
+    async def main() -> None:
+        agent = make_agent(Reply("One", hang=True))
+        session = await agent.session()
+        turn = await start(session)
+        await agent.close()
+        with pytest.raises(AgentClosed):
+            await turn
+
+    asyncio.run(main())
+
+
+def test_cancelled_task_cancels_the_turn_and_the_session_goes_on(make_agent: Make) -> None:
+    async def main() -> None:
+        async with make_agent(Reply("One", hang=True), Reply("Two.")) as agent:
+            session = await agent.session()
+            turn = await start(session)
+            turn.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await turn
+            assert (await session.prompt("More.")).text == "Two."
+
+    asyncio.run(main())
+
+
+def test_leaving_a_stream_early_cancels_its_turn(make_agent: Make) -> None:
+    async def main() -> None:
+        async with make_agent(Reply("One two", hang=True), Reply("Next.")) as agent:
+            session = await agent.session()
+            async with aclosing(aiter(session.stream("Go."))) as updates:
+                async for update in updates:
+                    if isinstance(update, AgentMessageChunk):
+                        break
+            assert (await session.prompt("More.")).text == "Next."
+
+    asyncio.run(main())
+
+
+def test_image_and_file_are_sent_with_the_prompt(make_agent: Make, tmp_path: Path) -> None:
+    image = b"\x89PNG\r\n\x1a\n" + bytes(20)
+    (tmp_path / "notes.md").write_text("remember the milk")
+
+    async def main() -> None:
+        async with make_agent(Reply("Seen.")) as agent:
+            await agent.prompt(["What is this?", image, tmp_path / "notes.md"])
+            parts = agent.model.requests[0]["messages"][1]["content"]
+            assert [part["type"] for part in parts] == ["text", "image_url", "text"]
+            assert "remember the milk" in parts[2]["text"]
+            with pytest.raises(AgentError, match=r"gone\.txt cannot be read"):
+                await agent.prompt(tmp_path / "gone.txt")
+
+    asyncio.run(main())
+
+
+def test_question_of_a_tool_is_answered_by_the_program(make_agent: Make) -> None:
+    async def main() -> None:
+        asked = call("ask_user", {"question": "Which colour?", "choices": ["red", "blue"]})
+        async with make_agent(
+            Reply(tool_calls=[asked]), Reply("Blue it is."), elicit=lambda form: {"answer": "blue"}
+        ) as agent:
+            await agent.prompt("Paint it.")
+        assert "blue" in agent.model.requests[1]["messages"][-1]["content"]
 
     asyncio.run(main())

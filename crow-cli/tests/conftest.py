@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -34,21 +35,29 @@ CROW = (sys.executable, "-m", "crow_cli")
 PREFORK = Path(__file__).with_name("prefork.py")
 TEST_ALL = os.environ.get("CROW_TEST_ALL") == "1"
 KEEPER = """
-import os, subprocess, sys
+import json, os, subprocess, sys
 held = os.open(sys.argv[1], os.O_WRONLY)
 subprocess.Popen(["sleep", "600"], pass_fds=[held])
 
-from fastmcp import FastMCP
-server = FastMCP("keeper")
-
-@server.tool
-def keep(what: str) -> str:
-    "Keep something."
-    print("noise", file=sys.stderr, flush=True)
-    return f"kept {what}"
+def answer(method, params):
+    match method:
+        case "initialize":
+            version, about = params["protocolVersion"], {"name": "keeper", "version": "1"}
+            return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}
+        case "tools/list":
+            what = {"type": "object", "properties": {"what": {"type": "string"}}, "required": ["what"]}
+            return {"tools": [{"name": "keep", "description": "Keep something.", "inputSchema": what}]}
+        case "tools/call":
+            print("noise", file=sys.stderr, flush=True)
+            return {"content": [{"type": "text", "text": "kept " + params["arguments"]["what"]}]}
+    return {}
 
 os.write(held, b"started\\n")
-server.run(show_banner=False)
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" in message and "method" in message:
+        result = answer(message["method"], message.get("params"))
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
 """
 PATIENCE = 60.0
 """Seconds for `crow acp` to end by itself, also on a busy machine."""
@@ -69,7 +78,7 @@ class Prefork:
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> str:
+    def open(self) -> str:
         """Start `prefork.py`, unless it runs, and return the address of its socket."""
         name = f"crow-prefork-{os.getpid()}"
         if self.process is None:
@@ -89,7 +98,7 @@ class Prefork:
         """Start a command on three standard streams, which are closed here. The socket receives its process id, then
         its exit code."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.connect(self.start())
+        connection.connect(self.open())
         socket.send_fds(connection, [json.dumps([args, env, str(cwd)]).encode()], streams)
         for each in streams:
             os.close(each)
@@ -107,6 +116,18 @@ class Prefork:
             code = await loop.sock_recv(connection, 16)
         return CommandResult(int(code), out.decode(), err.decode())
 
+    async def start(
+        self, args: Sequence[str], env: dict[str, str], cwd: Path, stdout: int | None = None
+    ) -> "ForkedProcess":
+        """Start a command without input."""
+        err_read, err_write = os.pipe()
+        out_read, out_write = os.pipe() if stdout is None else (None, os.dup(stdout))
+        connection = self.connect(args, env, cwd, [os.open(os.devnull, os.O_RDONLY), out_write, err_write])
+        pid = int(await asyncio.get_running_loop().sock_recv(connection, 16))
+        out, err = [None if each is None else await open_reader(each) for each in (out_read, err_read)]
+        assert err
+        return ForkedProcess(pid, connection, out, err)
+
     async def spawn(self, args: Sequence[str], env: dict[str, str], cwd: Path, stderr: Path) -> "ForkedAgent":
         """Start an agent."""
         (stdin_read, stdin_write), (out_read, out_write) = os.pipe(), os.pipe()
@@ -115,6 +136,53 @@ class Prefork:
         pid = int(await asyncio.get_running_loop().sock_recv(connection, 16))
         streams = await open_streams(FileIO(out_read, "rb"), FileIO(stdin_write, "wb"))
         return ForkedAgent(*streams, pid, connection)
+
+
+class ForkedProcess:
+    """A command that runs in a fork, with the members of `asyncio.subprocess.Process` that tests use."""
+
+    def __init__(
+        self, pid: int, connection: socket.socket, stdout: asyncio.StreamReader | None, stderr: asyncio.StreamReader
+    ) -> None:
+        self.pid, self.stdout, self.stderr = pid, stdout, stderr
+        self.exit: asyncio.Future[Any] = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(connection, 16))
+        self.exit.add_done_callback(lambda _: connection.close())
+
+    @property
+    def returncode(self) -> int | None:
+        return int(self.exit.result()) if self.exit.done() else None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal. Raises ProcessLookupError if the process has ended."""
+        os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    async def wait(self) -> int:
+        return int(await asyncio.shield(self.exit))
+
+    async def communicate(self, stdin: bytes | None = None) -> tuple[bytes, bytes]:
+        """Return the rest of the output when the process has ended."""
+        assert stdin is None
+        out, err = await asyncio.gather(self.stdout.read() if self.stdout else no_output(), self.stderr.read())
+        await self.wait()
+        return out, err
+
+
+async def no_output() -> bytes:
+    return b""
+
+
+async def open_reader(descriptor: int) -> asyncio.StreamReader:
+    """Return a stream that reads a pipe, which it closes at its end."""
+    reader = asyncio.StreamReader()
+    file = FileIO(descriptor, "rb")
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
+    return reader
 
 
 class ForkedAgent(StreamTransport):
@@ -150,7 +218,7 @@ class Machine:
     stderr: Path
     """The file for the standard error of `crow acp`."""
     prefork: Prefork | None = None
-    """Runs the commands that only have to come to their end; without it, each starts as a process of its own."""
+    """Runs commands and agents in forks; without it, each starts as a process of its own."""
 
     def ask(self, url: str, key: str = "key") -> None:
         """Configure the model at this URL by environment variables."""
@@ -169,8 +237,10 @@ class Machine:
         script.write_text(KEEPER)
         return McpServer(name="keeper", command=sys.executable, args=[str(script), str(pipe.path)])
 
-    async def start(self, *args: str, stdin: int = DEVNULL, stdout: int = PIPE) -> Process:
-        """Start `crow` with these arguments in the project."""
+    async def start(self, *args: str, stdin: int = DEVNULL, stdout: int = PIPE) -> "Process | ForkedProcess":
+        """Start `crow` with these arguments in the project; in a fork if it reads nothing."""
+        if self.forks and stdin == DEVNULL:
+            return await self.forks.start(args, self.env, self.project, None if stdout == PIPE else stdout)
         return await asyncio.create_subprocess_exec(
             *CROW, *args, stdin=stdin, stdout=stdout, stderr=PIPE, env=self.env, cwd=self.project
         )
@@ -184,13 +254,18 @@ class Machine:
         finally:
             os.close(terminal)
 
+    @property
+    def forks(self) -> Prefork | None:
+        """What runs commands in forks; None with PYTHONPATH, which holds for what is imported first."""
+        return None if "PYTHONPATH" in self.env else self.prefork
+
     async def crow(self, *args: str, stdin: str = "") -> CommandResult:
         """Run `crow` to its end."""
-        if self.prefork and "PYTHONPATH" not in self.env:  # which holds for what is imported first
-            return await self.prefork.run(args, self.env, self.project, stdin.encode())
+        if self.forks:
+            return await self.forks.run(args, self.env, self.project, stdin.encode())
         return await self.finish(await self.start(*args, stdin=PIPE), stdin.encode())
 
-    async def finish(self, process: Process, stdin: bytes | None = None) -> CommandResult:
+    async def finish(self, process: "Process | ForkedProcess", stdin: bytes | None = None) -> CommandResult:
         """Wait for a command's end."""
         out, err = await process.communicate(stdin)
         assert process.returncode is not None
@@ -204,14 +279,14 @@ class Machine:
 
     async def fork_agent(self) -> "ForkedAgent | ChildTransport":
         """Start `crow acp` in a fork, or as `agent` does where there are no forks."""
-        if self.prefork is None:
+        if self.forks is None:
             return await self.agent()
-        return await self.prefork.spawn(["acp"], self.env, self.home, self.stderr)
+        return await self.forks.spawn(["acp"], self.env, self.home, self.stderr)
 
     @asynccontextmanager
     async def editor(self, transport: Transport | None = None, *, permit: str | None = None) -> AsyncGenerator[Editor]:
         """Connect an editor to `crow acp` and initialize it."""
-        editor = Editor(transport or await self.agent(), permit=permit)
+        editor = Editor(transport or await self.fork_agent(), permit=permit)
         async with editor.serving():
             await editor.initialize("editor", ClientCapabilities())
             yield editor

@@ -5,15 +5,31 @@ three standard streams, and receives the process id, then the exit code. This pr
 is closed.
 """
 
+import atexit
 import gc
 import json
 import os
 import select
 import socket
 import sys
+from contextlib import suppress
 from importlib import import_module
 
 from crow_cli.__main__ import main
+
+status = 1
+"""The exit code."""
+
+
+@atexit.register  # before all others, so that it is called last
+def end_without_clearing_modules() -> None:
+    """End the process; clearing all modules would copy the memory that a fork shares, which takes longer than most
+    commands take."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
 
 for name in (
     *("crow_cli.commands", "crow_cli.run", "crow_mcp_server.server", "crow_persistence.store"),
@@ -65,4 +81,11 @@ if __name__ == "__main__":
     if connection := requests(server):
         server.close()
         become(connection)
-        main()
+        try:
+            main()
+            status = 0
+        except SystemExit as stop:
+            status = stop.code if isinstance(stop.code, int) else int(bool(stop.code))
+            raise
+    else:
+        status = 0

@@ -25,7 +25,7 @@ from crow_core.errors import ConfigError
 from crow_core.models.quirks import Quirks
 from crow_core.settings.config import ModelSettings
 from crow_core.settings.discovery import to_chat_model
-from crow_core.testing import Reply, ScriptedServer
+from crow_core.testing import Failure, Reply, ScriptedServer
 from crow_core.testing.chaos import CHAOS
 
 if TYPE_CHECKING:
@@ -97,6 +97,40 @@ async def test_good_server_passes_every_probe() -> None:
     assert report.results["window"].sentence == "32,768 tokens fit, the server says."
     assert "came from the cache" in report.results["cache"].sentence
     assert "comes as reasoning_content" in report.results["reasoning"].sentence
+
+
+@pytest.mark.parametrize(
+    ("replies", "quirks", "said"),
+    [
+        ("all", {"structured_output": "with_tools"}, "also in requests with tools"),
+        ("ignored with tools", {"structured_output": "alone"}, "in requests without tools"),
+        ("refused with tools", {"structured_output": "alone"}, "in requests without tools"),
+        ("refused", {}, "are refused"),
+        ("refused in other words", {}, "are refused"),
+    ],
+)
+async def test_structured_output_is_probed_without_tools_and_with_them(
+    replies: str, quirks: dict[str, Any], said: str
+) -> None:
+    whole = good()
+
+    def script(request: dict[str, Any]) -> Any:
+        if "response_format" not in request:
+            return whole(request)
+        if replies == "refused" or (replies == "refused with tools" and "tools" in request):
+            return Failure(400, {"error": {"message": "response_format json_schema is not supported here"}})
+        if replies == "refused in other words":
+            return Failure(400, {"error": {"message": "bad request"}})
+        if "tools" not in request:
+            return Reply('{"colour": "blue", "certain": true}')
+        if request["messages"][-1]["role"] == "tool":
+            return Reply('{"city": "Paris", "degrees": 21}')
+        return Reply('{"city": "", "degrees": 0}') if replies == "ignored with tools" else whole(request)
+
+    async with ScriptedServer(script, pages=PAGES) as server:
+        report = await run_probes(make_model(server.url))
+    assert said in report.results["structured output"].sentence
+    assert (verdicts(report), report.quirks, report.code) == ({}, quirks, 0)
 
 
 TOLERABLE: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
@@ -301,7 +335,7 @@ async def test_the_table_has_a_line_for_each_probe(machine: "Machine") -> None:
     assert (done.code, done.err) == (0, "")
     rows = [line for line in done.out.splitlines() if line.startswith(("ok ", "partly ", "no "))]
     assert len(rows) == len(PROBES)
-    assert any(row.startswith("partly  images          Images are refused.") for row in rows)
+    assert any(row.startswith("partly  images            Images are refused.") for row in rows)
     assert "[models.local.quirks]" in done.out
     assert "images = false" in done.out
     assert "(--save writes it there)" in done.out

@@ -203,6 +203,21 @@ async def test_crow_acp_announces_the_methods_of_an_extension_that_is_not_crows(
             assert announced.agent_capabilities.meta["crow"]["methods"] == [*METHODS, "_mine/double"]
 
 
+@pytest.mark.parametrize("on", [True, False])
+async def test_crow_acp_announces_typed_results_unless_they_are_off(machine: "Machine", on: bool):
+    machine.configure("" if on else "[extensions]\nstructured_output = false\n")
+    async with ScriptedServer([Reply("4")]) as model:
+        machine.ask(model.url)
+        editor = Editor(await machine.agent())
+        async with editor.serving():
+            announced = await editor.initialize("editor", ClientCapabilities())
+            assert announced.agent_capabilities.meta["crow"].get("outputSchema", False) is on
+            if on:
+                id = (await editor.new_session(str(machine.home))).session_id
+                meta = {"crow": {"outputSchema": {"type": "integer"}}}
+                assert (await editor.prompt(id, "2 + 2?", meta)).meta == {"crow": {"output": 4}}
+
+
 async def test_crow_acp_announces_its_own_methods_before_the_app_is_made(machine: "Machine"):
     async with ScriptedServer([Reply("Yes.")]) as model:
         machine.ask(model.url)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_core.testing import Reply, ScriptedCall, ScriptedServer
+from crow_core.testing import Failure, Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
     from conftest import CommandResult, Machine
@@ -232,7 +232,7 @@ async def test_printed_request_is_what_was_sent(machine: "Machine"):
 
 
 async def test_failed_model_call_is_listed_with_its_error(machine: "Machine"):
-    async with ScriptedServer([]) as server:
+    async with ScriptedServer([Failure(400, "No such model.")]) as server:
         machine.ask(server.url)
         assert (await machine.crow("run", "Hi")).code == 1
     (call,) = await read(machine, "calls", "list")

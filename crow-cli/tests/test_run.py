@@ -90,6 +90,60 @@ async def test_json_is_one_object(machine: "Machine") -> None:
     assert (outcome["text"], outcome["stopReason"], outcome["usage"]["used"]) == ("Hello.", "end_turn", 105)
 
 
+SCHEMA = '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}'
+
+
+def give(**arguments: Any) -> Reply:
+    return Reply("Here it is.", tool_calls=[{"name": "give_result", "arguments": arguments}])
+
+
+@pytest.mark.parametrize("source", ["file", "inline", "standard input"])
+async def test_output_schema_prints_the_json_alone(machine: "Machine", source: str) -> None:
+    (machine.project / "schema.json").write_text(SCHEMA)
+    named = {"file": "schema.json", "inline": SCHEMA, "standard input": "-"}[source]
+    async with ScriptedServer([give(city="Rome\x9b")]) as server:
+        machine.ask(server.url)
+        stdin = SCHEMA if source == "standard input" else ""
+        done = await machine.crow("run", "--output-schema", named, "Which city?", stdin=stdin)
+    assert (done.code, json.loads(done.out)) == (0, {"city": "Rome\x9b"})
+    assert done.out.count("\n") == 1
+    assert controls(done.out) == []
+    assert "Here it is." in done.err
+
+
+async def test_output_schema_in_the_json_of_the_outcome(machine: "Machine") -> None:
+    async with ScriptedServer([give(city="Rome")]) as server:
+        machine.ask(server.url)
+        done = await machine.crow("run", "--output-format", "json", "--output-schema", SCHEMA, "Which city?")
+    assert json.loads(done.out)["output"] == {"city": "Rome"}
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+async def test_result_that_never_fits_is_exit_code_1_and_a_sentence(machine: "Machine", style: str) -> None:
+    async with ScriptedServer([give(), give(city=1.5), Reply("Rome, I think.")]) as server:
+        machine.ask(server.url)
+        done = await machine.crow("run", "--output-format", style, "--output-schema", SCHEMA, "Which city?")
+    assert done.code == 1
+    sentence = "The result did not fit --output-schema in 3 attempts: it is not JSON"
+    assert (sentence in done.err) if style == "text" else json.loads(done.out)["error"] == sentence
+    assert style == "json" or done.out == ""
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ("gone.json", "gone.json cannot be read"),
+        ('{"type": 5}', "cannot be used: 5 is not valid"),
+        ("{", "cannot be used"),
+    ],
+)
+async def test_unusable_output_schema_is_a_sentence(machine: "Machine", schema: str, reason: str) -> None:
+    done = await machine.crow("run", "--output-schema", schema, "Which city?")
+    assert (done.code, done.out) == (2, "")
+    assert reason in done.err
+    assert "Traceback" not in done.err
+
+
 async def test_stream_json_is_every_update_and_then_the_outcome(machine: "Machine") -> None:
     async with ScriptedServer([Reply(tool_calls=[command("echo found")]), Reply("There it is.")]) as server:
         machine.ask(server.url)

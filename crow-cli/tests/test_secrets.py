@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,3 +139,22 @@ async def test_twelve_canary_keys_are_found_nowhere(machine: "Machine", tmp_path
     for file in written:
         assert leaks(file.read_bytes().decode("latin-1")) == [], file
         assert file.stat().st_mode & 0o77 == 0, file
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl(2) is a call of Linux")
+def test_environment_of_the_process_cannot_be_read_by_its_commands():
+    script = """
+import ctypes, os, subprocess
+from crow_cli.process import PR_SET_DUMPABLE, hide_memory
+if os.getuid() == 0:  # whom nothing holds back
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+def read():
+    return subprocess.run(["cat", f"/proc/{os.getpid()}/environ"], capture_output=True, cwd="/").stdout
+print(b"CANARY" in read())
+hide_memory()
+print(b"CANARY" in read())
+"""
+    env = {**os.environ, "KEY": "CANARY"}
+    ran = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["True", "False"]

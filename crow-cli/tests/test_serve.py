@@ -29,7 +29,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.frames import CloseCode
 
 if TYPE_CHECKING:
-    from conftest import Machine, PipeReader
+    from conftest import ForkedProcess, Machine, PipeReader
 
 pytestmark = pytest.mark.anyio
 
@@ -40,7 +40,7 @@ OpenPipe = Callable[[str], Awaitable["PipeReader"]]
 class RunningServe:
     """A running `crow serve`."""
 
-    process: Process
+    process: "Process | ForkedProcess"
     line: str
     """What it said on standard output."""
 

@@ -300,6 +300,7 @@ async def test_unusable_summary_leaves_the_view_unchanged_and_is_reported(reply:
         assert (last.status, why in str(last.error)) == ("failed", True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("reply", "why"), BAD, ids=IDS)
 async def test_after_three_unusable_summaries_the_oldest_turns_are_left_out_and_the_user_is_told(
     reply: Reply, why: str
@@ -412,6 +413,7 @@ async def test_failed_compaction_is_not_tried_again_until_the_conversation_has_g
         assert talk.markers()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("summary", [Reply(""), Reply(LONG * 100)], ids=["empty", "too long"])
 @pytest.mark.parametrize("window", [WINDOW, 100_000], ids=["known window", "unknown window"])
 async def test_turn_that_does_not_fit_is_answered_although_no_summary_can_be_made(window: int, summary: Reply):

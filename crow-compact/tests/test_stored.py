@@ -91,6 +91,7 @@ class Process:
         return out.decode()
 
 
+@pytest.mark.slow
 async def test_killed_process_leaves_the_view_before_the_compaction(tmp_path: Path):
     hangs = True
 

@@ -185,6 +185,7 @@ def said(editor: Editor) -> list[str]:
 # progress
 
 
+@pytest.mark.sampled(2)
 async def test_progress_is_shown_in_the_tool_call(birds_anywhere: Birds, pipe: Callable[[str], str]):
     gate = pipe("gate")
     model = script(use("count", words=["Counting crows"], gate=gate))
@@ -221,6 +222,7 @@ async def test_progress_is_shown_without_control_characters_and_secrets(birds: B
     assert len(text) <= bridge.LINE_LIMIT
 
 
+@pytest.mark.sampled(2)
 async def test_tool_call_with_progress_does_not_time_out(mode: str, monkeypatch: pytest.MonkeyPatch):
     """The test's own clock advances with each progress notification, so that a busy machine does not matter."""
     passed = 0.0
@@ -677,6 +679,7 @@ def offered(request: dict[str, Any]) -> set[str]:
     return {tool["function"]["name"].removeprefix("birds_") for tool in request["tools"]} & {"crow", "rook"}
 
 
+@pytest.mark.sampled(2)
 async def test_changed_tools_are_offered_from_the_next_turn_with_a_marker_and_a_notice(birds_anywhere: Birds):
     model = ScriptedModel(
         [
@@ -763,6 +766,7 @@ async def test_changes_of_a_server_of_2026_are_subscribed_to():
 # cancelling
 
 
+@pytest.mark.sampled(2)
 async def test_cancelled_tool_call_is_cancelled_at_the_server(birds_anywhere: Birds, pipe: Callable[[str], str]):
     started, ended = pipe("started"), pipe("ended")
     model = ScriptedModel([Reply(tool_calls=[use("wait", started=started, ended=ended)])])
@@ -823,6 +827,7 @@ async def test_error_of_a_tool_is_a_failed_tool_call(birds: Birds):
     assert results(model) == ['{"birds":3}']
 
 
+@pytest.mark.sampled(2)
 async def test_server_over_stdio_asks_user_and_model(mode: str):
     model = script(
         asking("roots/list"),
@@ -949,6 +954,7 @@ async def test_question_of_a_shared_server_goes_to_the_session_of_the_call(tmp_p
             assert answered(model) == {"roots": [{"uri": Path(folder).as_uri()}]}
 
 
+@pytest.mark.slow
 async def test_ambiguous_question_of_a_shared_server_of_2025_is_refused(pipe: Callable[[str], str]):
     started = pipe("started")
     uses = iter([use("wait", started=started), form(colour=COLOUR)])

@@ -68,6 +68,7 @@ def everything() -> Crow:
     return crow
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "able", [{n for n, can in zip(ABLE, c, strict=True) if can} for c in product((0, 1), repeat=8)]
 )

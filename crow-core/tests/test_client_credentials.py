@@ -168,6 +168,7 @@ async def test_settings_are_read_from_the_configuration_file(issuer: Issuer, tmp
     assert await list_tools(server) == (["open"], "")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
@@ -204,6 +205,7 @@ async def test_unusable_credentials_are_a_sentence_with_server_and_setting(
     assert not caplog.records
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [

@@ -675,6 +675,7 @@ EDITS = [
 ]
 
 
+@pytest.mark.slow
 async def test_model_reads_the_same_with_and_without_the_client(tmp_path: Path):
     results: list[list[str]] = []
     diffs: list[list[Any]] = []

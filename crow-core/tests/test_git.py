@@ -209,6 +209,7 @@ CHANGES: list[tuple[str, Callable[[Path, Path], None], str]] = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("change", "command"), [each[1:] for each in CHANGES], ids=[each[0] for each in CHANGES])
 @pytest.mark.parametrize("wait", [None, 100])
 async def test_allowed_git_command_runs_no_program_of_a_hostile_repository(

@@ -165,7 +165,10 @@ def test_every_fault_has_an_outcome_and_an_explanation():
     assert all(f"{fault}: {DESCRIPTIONS[fault]}" in asked.stderr for fault in FAULTS)
 
 
-@pytest.mark.parametrize("fault", OUTCOMES)
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, marks=pytest.mark.slow if "floods" in fault else []) for fault in OUTCOMES]
+)
 async def test_faulty_server_has_an_error_and_the_others_work(
     fault: str, marked: Marked, capfd: pytest.CaptureFixture[str]
 ):
@@ -227,7 +230,7 @@ asyncio.run(main())
     ("fault", "seconds"),
     [
         ("answers with empty blocks", 3),
-        ("answers with invalid blocks", 3),
+        pytest.param("answers with invalid blocks", 3, marks=pytest.mark.slow),
         pytest.param("floods with requests", 60, marks=pytest.mark.slow),
     ],
 )
@@ -322,6 +325,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_sigkill_during_a_tool_call_leaves_no_process(marked: Marked):
     ours = await asyncio.create_subprocess_exec(
         sys.executable, "-c", DRIVER, marked.mark, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
@@ -426,6 +430,7 @@ async def served(web: Any, path: str = "mcp") -> AsyncGenerator[Server]:
         await serving
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("transport", "mode"), [("http", "auto"), ("http", "legacy"), ("sse", "auto")])
 async def test_long_answer_over_http_is_shortened_and_written_to_a_file(
     transport: Literal["http", "sse"], mode: Literal["auto", "legacy"], tmp_path: Path

@@ -312,6 +312,7 @@ async def test_cancelled_model_call_closes_the_connection_and_keeps_the_reply_so
     assert call.error == "CancelledError"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("delta", "limit"),
     [
@@ -401,6 +402,7 @@ TRANSIENT = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("trouble", TRANSIENT, ids=lambda trouble: repr(trouble)[:60])
 async def test_failure_before_the_first_delta_is_reported_and_the_third_attempt_succeeds(
     make: Make, trouble: Failure | Raw

@@ -464,6 +464,50 @@ async def test_a_deny_rule_matches_its_command_inside_other_commands(mode: Mode,
     assert editor.questions == []
 
 
+HIDDEN_PUSHES = [
+    "git -C . push",
+    "git --git-dir .git push",
+    "git --no-pager push",
+    "git -P -C . push origin",
+    "git send-pack origin",
+    "git pu''sh",
+    ">/dev/null git push",
+    "timeout -s KILL 5 git push",
+    "env -u A git push",
+    "setsid git push",
+    "echo origin | xargs -n 1 git push",
+    "find . -exec git push \\;",
+    "sh -c 'git -C . push'",
+    "echo $(git -C . push)",
+]
+
+
+@pytest.mark.parametrize("mode", ["yolo", "ask"])
+@pytest.mark.parametrize("rule", ["terminal", "terminal:git *"])
+async def test_a_deny_rule_holds_behind_options_and_other_programs(mode: Mode, rule: str, tmp_path: Path):
+    model = together(*map(run, HIDDEN_PUSHES))
+    rules = {"allow": [rule], "deny": ["terminal:git push*"]}
+    async with connect(crow_with(model, mode=mode, **rules)) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    for command, said in zip(HIDDEN_PUSHES, answers(model), strict=True):
+        assert said.startswith("This was not run: the rule 'terminal:git push*' says deny."), command
+    assert editor.questions == []
+
+
+async def test_a_command_that_cannot_be_known_is_asked_about_where_a_rule_may_deny_it(tmp_path: Path):
+    unclear = ["git $A", "git -c alias.p=push p", "$A push", "echo git push | sh", "git --unheard-of x push"]
+    clear = ["echo $HOME", "echo 'git push'"]
+    model = together(*map(run, [*unclear, *clear]))
+    rules = {"allow": ["terminal"], "deny": ["terminal:git push*"]}
+    async with connect(crow_with(model, **rules), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert commands_asked(editor) == unclear
+    content = editor.questions[0].tool_call.content
+    assert "the rule 'terminal:git push*' may be about it" in str(content)
+
+
 async def test_a_deny_rule_does_not_match_other_commands(tmp_path: Path):
     others = ["echo farm x", "printf 'arm x'", "ls", "true # rmdir"]
     model = together(*map(run, others))
@@ -611,13 +655,203 @@ async def test_a_rule_for_a_path_holds_for_every_tool_that_names_the_path(tmp_pa
     assert "hunter2" not in repr(said)
 
 
-@pytest.mark.parametrize("path", [".gitignore", "github/a", "crow/a.py", "env.py", "my.bashrc.txt", ".environment"])
-async def test_files_with_similar_names_are_not_sensitive(path: str, tmp_path: Path):
+RUN_LATER = [
+    ".gitignore",
+    ".env",
+    ".envrc",
+    ".vimrc",
+    ".bashrc",
+    ".github/workflows/a.yml",
+    ".gitlab-ci.yml",
+    ".husky/pre-commit",
+    ".git/hooks/pre-commit",
+    ".git/config",
+    ".vscode/tasks.json",
+    ".vscode/settings.json",
+    ".idea/workspace.xml",
+    ".zed/tasks.json",
+    ".cursor/rules/a.mdc",
+    ".cursorrules",
+    ".claude/settings.json",
+    ".claude/commands/a.md",
+    ".gemini/settings.json",
+    ".codex/config.toml",
+    ".opencode/a",
+    ".crow/config.toml",
+    ".mcp.json",
+    ".cargo/config.toml",
+    ".npmrc",
+    ".yarnrc.yml",
+    ".pypirc",
+    ".venv/bin/python",
+    ".venv/lib/a.py",
+    "venv/bin/activate",
+    "env/bin/python",
+    "a/.tox/b",
+    "node_modules/.bin/tsc",
+    "node_modules/a/index.js",
+    "lib/site-packages/a.py",
+    "a.pth",
+    "b/a.pth",
+    "sitecustomize.py",
+    "usercustomize.py",
+    "a/__pycache__/b.cpython-311.pyc",
+    "conftest.py",
+    "tests/conftest.py",
+    "pytest.ini",
+    "tox.ini",
+    "noxfile.py",
+    "jest.config.js",
+    "vitest.config.ts",
+    "playwright.config.ts",
+    "setup.py",
+    "setup.cfg",
+    "pyproject.toml",
+    "package.json",
+    "build.rs",
+    "a/build.rs",
+    "Makefile",
+    "makefile",
+    "sub/Makefile",
+    "rules.mk",
+    "CMakeLists.txt",
+    "cmake/a.cmake",
+    "configure",
+    "meson.build",
+    "BUILD.bazel",
+    "WORKSPACE",
+    "build.gradle",
+    "build.gradle.kts",
+    "settings.gradle",
+    "gradlew",
+    "gradle/wrapper/gradle-wrapper.properties",
+    "pom.xml",
+    "build.sbt",
+    "Package.swift",
+    "mix.exs",
+    "Rakefile",
+    "Gemfile",
+    "a.gemspec",
+    "Podfile",
+    "Cargo.toml",
+    "crates/a/Cargo.toml",
+    "Directory.Build.props",
+    "a.csproj",
+    "b.targets",
+    "dune",
+    "flake.nix",
+    "default.nix",
+    "shell.nix",
+    "SConstruct",
+    "wscript",
+    "justfile",
+    "Taskfile.yml",
+    "tasks.py",
+    "composer.json",
+    "deno.json",
+    "eslint.config.mjs",
+    "prettier.config.js",
+    "babel.config.js",
+    "webpack.config.js",
+    "vite.config.ts",
+    "next.config.js",
+    "gulpfile.js",
+    "Gruntfile.js",
+    "a.code-workspace",
+    "Jenkinsfile",
+    "azure-pipelines.yml",
+    "bitbucket-pipelines.yml",
+    "cloudbuild.yaml",
+    "Earthfile",
+    "Dockerfile",
+    "Dockerfile.dev",
+    "docker-compose.yml",
+    "compose.yaml",
+    "Vagrantfile",
+    "Procfile",
+    "a.service",
+    "crontab",
+    "hooks/pre-commit",
+    "lefthook.yml",
+    "AGENTS.md",
+    "docs/AGENTS.md",
+    "agents.md",
+    "CLAUDE.md",
+    "CLAUDE.local.md",
+    "GEMINI.md",
+    "copilot-instructions.md",
+    "a.instructions.md",
+    "skills/a/SKILL.md",
+    "skills/a/run.sh",
+    "opencode.json",
+    "mcp.json",
+    "llms.txt",
+]
+
+
+def path_of(question: RequestPermissionRequest) -> str:
+    match question.tool_call.raw_input:
+        case {"path": str(path)}:
+            return path
+        case other:
+            raise AssertionError(other)
+
+
+@pytest.mark.parametrize("mode", ["ask", "accept-edits"])
+async def test_file_that_runs_later_or_instructs_an_agent_is_asked_about_each_time(mode: Mode, tmp_path: Path):
+    model = together(*map(create, RUN_LATER))
+    async with connect(crow_with(model, mode=mode, allow=["file_editor"]), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    asked = [path_of(question) for question in editor.questions]
+    assert asked == RUN_LATER
+    for question in editor.questions:
+        assert [option.kind for option in question.options] == ["allow_once", "reject_once"]
+        reason, diff = question.tool_call.content
+        assert reason.content.text.endswith(".")
+        assert diff.path.endswith(path_of(question))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["github/a", "crow/a.py", "env.py", "my.bashrc.txt", "src/setup_utils.py", "docs/guide.md", "a/tests/test_a.py"],
+)
+async def test_files_with_similar_names_do_not_run_later(path: str, tmp_path: Path):
     model = together(create(path))
     async with connect(crow_with(model, mode="accept-edits")) as editor:
         session = await editor.new_session(str(tmp_path))
         await editor.prompt(session.session_id, "go")
     assert editor.questions == []
+
+
+async def test_project_below_a_folder_with_a_dot_is_edited_without_a_question(tmp_path: Path):
+    project = tmp_path / ".cache" / "project"
+    project.mkdir(parents=True)
+    model = together(create("a.py"), create(str(project / "b.py")))
+    async with connect(crow_with(model, mode="accept-edits")) as editor:
+        session = await editor.new_session(str(project))
+        await editor.prompt(session.session_id, "go")
+    assert editor.questions == []
+
+
+async def test_link_to_a_file_that_runs_later_is_asked_about(tmp_path: Path):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "innocent").symlink_to(".git")
+    model = together(create("innocent/hook"))
+    async with connect(crow_with(model, mode="accept-edits"), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert len(editor.questions) == 1
+
+
+async def test_users_own_patterns_are_asked_about_too(tmp_path: Path):
+    model = together(create("deploy/prod/a.yaml"), create("b.yaml"))
+    crow = crow_with(model, mode="accept-edits", protected=["deploy/**"])
+    async with connect(crow, permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    (question,) = editor.questions
+    assert "[permissions] protected names it" in str(question.tool_call.content)
 
 
 async def test_the_model_is_told_that_nobody_can_answer(tmp_path: Path):

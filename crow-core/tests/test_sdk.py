@@ -91,12 +91,14 @@ def test_a_program_that_embeds_crow_keeps_its_environment_and_loggers_beside_a_h
     assert run(EMBED, tmp_path).splitlines() == ["caw", "5.0 INFO True", "[] True []", "[] []"]
 
 
+@pytest.mark.slow
 def test_variables_of_the_environment_still_set_fastmcps_settings(tmp_path: Path):
     (tmp_path / ".env").write_text(HOSTILE)
     script = "import crow_core.mcp.sdk, fastmcp; print(fastmcp.settings.client_disconnect_timeout)"
     assert run(script, tmp_path, FASTMCP_CLIENT_DISCONNECT_TIMEOUT="3") == "3.0\n"
 
 
+@pytest.mark.slow
 def test_a_program_that_has_imported_fastmcp_keeps_its_settings(tmp_path: Path):
     (tmp_path / ".env").write_text("FASTMCP_CLIENT_DISCONNECT_TIMEOUT=77\nFASTMCP_LOG_ENABLED=false\n")
     script = "import fastmcp; before = fastmcp.settings; import crow_core.mcp.sdk; "

@@ -310,7 +310,14 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(error, id=name, marks=pytest.mark.slow if name == "too deep" else [])  # it is 10,000 bytes long
+        for name, error in ERRORS.items()
+    ],
+)
 @pytest.mark.parametrize("before", BEFORE_ERRORS.values(), ids=BEFORE_ERRORS)
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
 def test_text_before_an_error_arrives_at_any_split(
@@ -688,6 +695,7 @@ def test_recorded_stream_cut_into_single_bytes_is_read_the_same(recording: dict[
     assert read(*(stream[at : at + 1] for at in range(len(stream)))) == read(stream)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("recording", recorded("stream"))
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
@@ -697,6 +705,7 @@ def test_any_split_of_a_recorded_stream_gives_the_same_message(recording: dict[s
     assert read(*(stream[start:end] for start, end in zip([0, *cuts], [*cuts, None], strict=True))) == read(stream)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("recording", recorded("stream"))
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
@@ -728,6 +737,7 @@ def texts(deltas: Iterable[Any]) -> tuple[Any, Any]:
     return reply.get("content"), reply.get("reasoning_content")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("recording", recorded("stream"))
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())

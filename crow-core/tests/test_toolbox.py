@@ -410,6 +410,7 @@ async def test_server_that_fails_while_the_first_turn_runs_is_reported_in_that_t
         assert editor.thoughts == said
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -630,6 +631,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_all_server_processes_end_when_the_agent_is_killed(stdio: Stdio):
     """Even those that ignore the end of their input and SIGTERM."""
     arguments = stdio.config("stubborn", "stubborn").args

@@ -61,6 +61,7 @@ async def test_a_check_that_times_out_has_failed(tmp_path: Path):
     assert "it took more than 0.05 seconds" in list_user_messages(model)[-1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("check", "told"),
     [

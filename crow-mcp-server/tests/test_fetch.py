@@ -323,7 +323,11 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize(("encoding", "text"), PAGES)
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [pytest.param(*page, marks=pytest.mark.slow if number % 4 else []) for number, page in enumerate(PAGES)],
+)
 async def test_page_without_a_charset_is_read_in_its_encoding(site: Site, get: Fetch, encoding: str, text: str):
     page = f"<html><head><title>A</title></head><body><a href='/'>Home</a><p>{text}</p><p>&copy; 2026</p></body></html>"
     site.put("/page", page.encode(encoding), Content_Type="text/html")
@@ -485,6 +489,7 @@ def bomb(kind: str) -> bytes:
     return b"".join(packer.compress(megabyte) for _ in range(300)) + packer.flush()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 async def test_decompression_bomb_is_refused_at_the_limit(site: Site, get: Fetch, encoding: str):
     site.put("/bomb", bomb(encoding), Content_Type="text/plain", Content_Encoding=encoding)
@@ -579,6 +584,7 @@ async def test_refused_connection_is_reported(site: Site, get: Fetch):
 # Addresses that are refused
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "host",
     [
@@ -616,6 +622,7 @@ async def test_no_spelling_of_this_machine_is_reached(site: Site, host: str):
     assert site.connections == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "url",
     [
@@ -733,6 +740,7 @@ async def test_public_address_of_this_machine_is_refused(site: Site):
     assert site.asked == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("openssl"), reason="There is no openssl to make a certificate with.")
 async def test_certificate_is_checked_for_the_name_although_an_address_is_connected(tmp_path: Path):
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"

@@ -938,6 +938,7 @@ async def test_files_in_every_root_can_be_edited(tools, folder):
     assert not result.is_error
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_link_created_between_check_and_use_does_not_lead_outside(tools, folder):
     outside = folder.parent / "outside"

@@ -96,6 +96,7 @@ async def test_without_a_file_a_token_is_made_and_printed(folder: Path):
         assert await ask(url) == 401
 
 
+@pytest.mark.slow
 async def test_option_tools_limits_the_tools(folder: Path, token_file: str):
     async with serving(folder, "--token-file", token_file, "--tools", "fetch,plan") as (url, _):
         transport: Any = StreamableHttpTransport(url, headers={"Authorization": f"Bearer {TOKEN}"})
@@ -103,14 +104,15 @@ async def test_option_tools_limits_the_tools(folder: Path, token_file: str):
             assert {tool.name for tool in await client.list_tools()} == {"fetch", "plan"}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--tools", "terminal,telepathy"], "telepathy: no such tool; there are ask_user"),
         (["--token-file", "x"], "--token-file is for --http"),
         (["--http", "here"], "it is not HOST:PORT"),
-        (["--http", "127.0.0.1:99999"], "it is not HOST:PORT"),
-        (["--http", "0", "--token-file", "/nowhere/token"], "No such file"),
+        pytest.param(["--http", "127.0.0.1:99999"], "it is not HOST:PORT", marks=pytest.mark.slow),
+        pytest.param(["--http", "0", "--token-file", "/nowhere/token"], "No such file", marks=pytest.mark.slow),
         (["--http", "0", "--token-file", os.devnull], "at least 16 characters"),
     ],
 )

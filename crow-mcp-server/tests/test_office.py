@@ -177,6 +177,7 @@ async def test_slide_show_and_macros_are_shown_whatever_the_name(tools: Any, fol
     assert "## Slide 1 of 2: Crows" in lines_of((await tools.edit("view", "show")).text)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", FILES)
 async def test_office_file_is_not_edited(kind: office.OfficeKind, tools: Any, folder: Path):
     path = folder / f"a.{kind}"
@@ -204,6 +205,7 @@ async def test_without_the_extra_the_error_says_how_to_install_it(
     assert "uv pip install --python" in text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", FILES)
 async def test_damaged_file_is_refused_in_one_line(kind: office.OfficeKind, tools: Any, folder: Path):
     data = FILES[kind]()
@@ -259,6 +261,7 @@ async def test_old_and_encrypted_files_are_refused_with_a_sentence(
     assert sentence in await tools.get_edit_error("str_replace", name, old_str="a", new_str="b")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", FILES)
 async def test_entity_bomb_is_refused_or_ignored(kind: office.OfficeKind, tools: Any, folder: Path):
     part = {"docx": "word/document.xml", "xlsx": "xl/worksheets/sheet1.xml", "pptx": "ppt/slides/slide1.xml"}[kind]
@@ -280,6 +283,7 @@ async def test_entity_bomb_is_refused_or_ignored(kind: office.OfficeKind, tools:
         assert len(result.text) < 2_000
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", FILES)
 async def test_file_that_unpacks_without_an_end_is_refused(kind: office.OfficeKind, tools: Any, folder: Path):
     with (

@@ -52,6 +52,7 @@ def test_kind_of_any_page_is_detected_quickly():
     assert detect_kind(b"<!-- crows --> <!---->" * 20 + b"<html>", "") == "html"
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_feed_with_an_entity_bomb_does_not_grow():
     entities = "".join(f"<!ENTITY a{n} '{f'&a{n - 1};' * 10 if n else 'ha'}'>" for n in range(10))

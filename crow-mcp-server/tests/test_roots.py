@@ -86,6 +86,7 @@ async def test_roots_on_the_command_line_override_the_clients(folder, elsewhere,
         assert "outside of the folders" in asked.content[0].text
 
 
+@pytest.mark.slow
 async def test_option_allow_outside_opens_other_folders(folder, elsewhere, tmp_path):
     async with Client(serving(folder, tmp_path / "log", "--allow-outside")) as client:
         path = elsewhere / "a.txt"

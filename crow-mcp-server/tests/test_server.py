@@ -67,6 +67,7 @@ def test_listing_the_tools_imports_nothing_heavy():
     assert not {"fastmcp", "mcp", "pydantic", "anyio", "asyncio"} & set(loaded)
 
 
+@pytest.mark.slow
 def test_rarely_used_libraries_are_imported_on_use():
     script = "import sys, crow_mcp_server; crow_mcp_server.create_server(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
@@ -307,6 +308,7 @@ async def test_over_stdio_it_serves_a_folder_and_ignores_the_env_file_there(fold
     assert (tmp_path / "log").read_text() == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["close", signal.SIGTERM, signal.SIGKILL])
 async def test_running_commands_end_with_the_server(folder, end):
     hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}

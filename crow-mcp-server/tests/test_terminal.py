@@ -75,6 +75,7 @@ async def test_invalid_call_is_an_error_with_the_reason(tools, arguments):
     assert "Traceback" not in result.text
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("length", [99_000, 131_000, 140_000, 5_000_000])
 async def test_command_may_be_longer_than_an_argument_of_a_process(tools, length):
     script = f"text={'é' * (length // 2)}\nwc -c <<X\n${{text}}\nX\ncd /; export A=1; (exit 3)"
@@ -99,6 +100,7 @@ async def test_an_editor_fails_at_once_with_advice(tools, command):
     assert "[exit code" in text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "command", ["top", "vi -u NONE a", "stty size", ": < /dev/tty", "ssh-keygen -y -f a; tty && :"]
 )
@@ -178,6 +180,7 @@ OUTPUTS = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("arguments", [{}, {"session": "a"}])
 @pytest.mark.parametrize("printed", OUTPUTS)
 async def test_output_is_exact_to_the_last_newline(tools, folder, printed, arguments):

@@ -237,6 +237,7 @@ DISTURBANCES = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.skipif(os.path.basename(processes.SHELL) != "bash", reason="uses features of bash")
 @pytest.mark.parametrize("disturbance", DISTURBANCES)
 async def test_nothing_that_a_command_sets_breaks_its_session(tools, disturbance):
@@ -609,6 +610,7 @@ async def test_plain_sh_works_like_bash(tools, folder, monkeypatch):
 # Load and malicious output
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_a_hundred_commands_run_at_once(tools):
     said = await asyncio.gather(*(tools.run(f"echo {n}; exit {n % 3}") for n in range(100)))

@@ -181,6 +181,7 @@ def test_new_database_has_no_faults(database: Database) -> None:
     assert check(database) == []
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_reported(damage: str, filled: Database) -> None:
     statements, sentences = DAMAGE[damage]

@@ -127,7 +127,7 @@ async def test_choice_of_a_mode_before_the_first_prompt_does_not_open_the_databa
         await editor.request("session/set_mode", SetSessionModeRequest(session_id=session.session_id, mode_id="plan"))
         assert "crow-writes_0" not in [thread.name for thread in threading.enumerate()]
         await editor.prompt(session.session_id, "hi")
-    with Database(url).begin_read() as connection:
+    with closing(Database(url)) as database, database.begin_read() as connection:
         record = load_session(connection, find_session(connection, session.session_id))
         assert connection.scalar(select(func.count()).select_from(sessions)) == 1
     assert [entry.get("crow", {}).get("kind") for entry in record.log][:1] == ["option"]

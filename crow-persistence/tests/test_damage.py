@@ -41,6 +41,7 @@ def read_all(database: Database) -> None:
     check(database)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # PostgreSQL enforces column types
 @pytest.mark.parametrize(
     "harms", [QUICK, pytest.param(HARM[len(QUICK) :], marks=pytest.mark.slow)], ids=["quick", "rest"]

@@ -357,6 +357,7 @@ def test_killed_process_does_not_hold_the_lock(sqlite: Callable[..., Database]) 
     assert written(database) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_writers_wait_longer_than_their_time_limit_while_others_are_served(sqlite: Callable[..., Database]) -> None:
     """Twelve writers take 0.1 seconds each, and wait 0.4 seconds for one of the others."""
     databases = [sqlite(query="?timeout=0.4") for _ in range(12)]

@@ -304,7 +304,8 @@ async def test_session_is_rewritten_after_its_database_was_deleted(tmp_path: Pat
         with pytest.raises(RpcError):
             await editor.prompt(id, "two")
         await editor.prompt(id, "three")
-        assert stored(Database(url_of(database)), id) == crow.sessions[id].log
+        with closing(Database(url_of(database))) as new:
+            assert stored(new, id) == crow.sessions[id].log
     database.close()
 
 

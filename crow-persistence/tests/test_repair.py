@@ -60,6 +60,7 @@ async def test_intact_file_is_copied(content: bytes, tmp_path: Path):
     assert (rows["sessions"], rows["calls"]) == (4, 40)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.anyio
 @pytest.mark.parametrize("seed", range(REPEATS))
 async def test_damaged_pages_cost_only_their_rows(seed: int, content: bytes, tmp_path: Path):

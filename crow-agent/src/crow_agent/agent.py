@@ -2,12 +2,12 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 from crow_core.acp.schema import AuthenticateRequest, LoadSessionRequest, NewSessionRequest, ResumeSessionRequest
 from crow_core.agent_process import START_TIMEOUT
@@ -25,9 +25,13 @@ from crow_agent.client import Elicit, Permissions, ProgramClient
 from crow_agent.connections import AgentConnection, connect_address, connect_app, connect_command
 from crow_agent.content import PromptContent
 from crow_agent.errors import AgentClosed, AgentError
+from crow_agent.output import OutputType
 from crow_agent.result import Result
 from crow_agent.session import AgentSession, PromptStream
 from crow_agent.tools import Function, choose_builtin_tools, get_name, get_options, make_function_server
+
+if TYPE_CHECKING:
+    from crow_agent.app import Mode
 
 T = TypeVar("T")
 Tool: TypeAlias = Function | Server | str
@@ -40,6 +44,9 @@ class Agent:
     It starts with the first use, or with `async with`, which closes it at the end. All methods raise AgentError.
     """
 
+    model: str | Model = ""
+    """The model as it was given; empty for the configured one, and for another agent."""
+
     def __init__(
         self,
         model: str | Model = "",
@@ -47,6 +54,7 @@ class Agent:
         tools: Sequence[Tool] | None = None,
         extensions: Iterable[Callable[[Crow], None]] = (),
         permissions: Permissions = "deny",
+        mode: "Mode | None" = None,
         elicit: Elicit | None = None,
         budget: Budget | None = None,
         system: str | Prompt | None = None,
@@ -64,6 +72,7 @@ class Agent:
         `extensions`: functions that take the app, in the order of their hooks, after the configured ones.
         `permissions`: answers questions whether a tool call may run: a function that returns True, False or the id of
         an option; "allow" and "deny" answer always so. The rules of the configuration hold in any case.
+        `mode`: which tool calls need a permission, by default that of the configuration.
         `elicit`: answers forms of tools and MCP servers: a function that returns the values, or None to decline.
         `system`: a Jinja2 template in place of crow's system prompt.
         `store`: whether sessions are stored in the configured database, or the URL of another one.
@@ -73,13 +82,12 @@ class Agent:
         """
         self._choose_tools(tools)
         self._extensions = list(extensions)
-        self._model = model
+        self.model = model
         self._system = Prompt("system", system) if isinstance(system, str) else system
         self._store = store
         self._max_requests = max_requests
+        self._mode: Mode | None = mode
         self._set_up(permissions, elicit, budget, cwd, env, lambda: connect_app(self._build))
-        if budget is not None:
-            self._extensions.append(partial(limit_spending, budget=budget))
         self._counts_itself = budget is not None
 
     @classmethod
@@ -156,8 +164,9 @@ class Agent:
         left_out += [] if self._builtin is None else [plan, configured_servers, project_servers, other_agents]
         crow = await build(
             self._env,
-            model=self._model if isinstance(self._model, str) else "",
-            models=None if isinstance(self._model, str) else {self._model.name: self._model},
+            model=self.model if isinstance(self.model, str) else "",
+            models=None if isinstance(self.model, str) else {self.model.name: self.model},
+            mode=self._mode,
             max_requests=self._max_requests,
             without=left_out,
             tools=self._builtin,
@@ -170,12 +179,43 @@ class Agent:
         crow.servers += self._servers
         if self._only_views:
             crow.use(refuse_edits)
-        for extension in self._extensions:
+        limits = [] if self.budget is None else [partial(limit_spending, budget=self.budget)]
+        for extension in [*self._extensions, *limits]:
             try:
                 crow.use(extension)
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"The extension {extension!r} cannot be used: {error}.") from error
         return crow
+
+    @contextmanager
+    def override(
+        self,
+        *,
+        model: str | Model,
+        env: Mapping[str, str],
+        cwd: str | Path,
+        extensions: Iterable[Callable[[Crow], None]] = (),
+    ) -> Generator[None]:
+        """Use another model, environment and folder in the block, and more extensions, as tests do.
+
+        The agent starts anew in the block, with nothing of its budget spent, and is afterwards what it was before.
+        Close it at the end of the block. It does not use a database of its own. Raises TypeError for an agent of
+        `Agent.connect`.
+        """
+        before = vars(self).copy()
+        if "_extensions" not in before:
+            raise TypeError("This agent is another program: its model cannot be replaced. Use an Agent of crow's own.")
+        self._set_up(self._permissions, self._elicit, self.budget, cwd, env, self._connect)
+        self._counts_itself = before["_counts_itself"]
+        self.model, self._store = model, bool(self._store)
+        self._extensions = [*self._extensions, *extensions]
+        if self.budget is not None:
+            self.budget = replace(self.budget, spent={}, _since=0.0)
+        try:
+            yield
+        finally:
+            vars(self).clear()
+            vars(self).update(before)
 
     async def __aenter__(self) -> "Agent":
         await self.open()
@@ -211,9 +251,9 @@ class Agent:
         """Close its sessions and end it. It may be called again."""
         self._closed = True
         async with self._opening:
-            stack, self._stack = self._stack, None
-            if self._client is not None:
-                self._client.closed, self._client = True, None
+            stack, client, self._stack, self._client = self._stack, self._client, None, None
+        if client is not None:
+            client.closed = True
         if stack is not None:
             await stack.aclose()
 
@@ -287,9 +327,51 @@ class Agent:
         finally:
             await session.close()
 
-    def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "PromptStream":
+    @overload
+    def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "PromptStream[str]": ...
+
+    @overload
+    def stream(
+        self, prompt: PromptContent, *, output: type[T], retries: int = 2, timeout: float | None = None
+    ) -> "PromptStream[T]": ...
+
+    @overload
+    def stream(
+        self, prompt: PromptContent, *, output: Any, retries: int = 2, timeout: float | None = None
+    ) -> "PromptStream[Any]": ...
+
+    def stream(
+        self, prompt: PromptContent, *, output: Any = None, retries: int = 2, timeout: float | None = None
+    ) -> "PromptStream[Any]":
         """Send a prompt to a new session; iterate over the result to get the updates of its turn."""
-        return PromptStream(self.session, prompt, timeout)
+        return PromptStream[Any](self.session, prompt, output, retries, timeout, closes=True)
+
+    @overload
+    async def map(
+        self, prompts: Iterable[PromptContent], *, at_once: int = 10, timeout: float | None = None
+    ) -> list[Result[str]]: ...
+
+    @overload
+    async def map(
+        self,
+        prompts: Iterable[PromptContent],
+        *,
+        at_once: int = 10,
+        output: type[T],
+        retries: int = 2,
+        timeout: float | None = None,
+    ) -> list[Result[T]]: ...
+
+    @overload
+    async def map(
+        self,
+        prompts: Iterable[PromptContent],
+        *,
+        at_once: int = 10,
+        output: Any,
+        retries: int = 2,
+        timeout: float | None = None,
+    ) -> list[Result[Any]]: ...
 
     async def map(
         self,
@@ -304,6 +386,8 @@ class Agent:
 
         An error stays with its item, in `Result.error`.
         """
+        if output is not None:
+            OutputType[Any](output)  # raises an error that concerns all items
         waiting = iter(list(enumerate(prompts)))
         results: dict[int, Result[Any]] = {}
 
@@ -311,8 +395,9 @@ class Agent:
             for index, prompt in waiting:
                 try:
                     results[index] = await self.prompt(prompt, output=output, retries=retries, timeout=timeout)
-                except AgentError as error:
-                    results[index] = replace(error.result or Result(""), error=error)
+                except Exception as error:
+                    so_far = error.result if isinstance(error, AgentError) else None
+                    results[index] = replace(so_far or Result(""), error=error)
 
         await self.open()
         async with asyncio.TaskGroup() as group:

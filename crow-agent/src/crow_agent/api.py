@@ -1,6 +1,7 @@
 """The public names of crow's SDK, each listed once; import them from `crow_agent`."""
 
 from crow_agent.agent import Agent as Agent
+from crow_agent.blocking import sync as sync
 from crow_agent.budget import Budget as Budget
 from crow_agent.errors import AgentClosed as AgentClosed
 from crow_agent.errors import AgentError as AgentError

@@ -32,6 +32,7 @@ from crow_core.extensions.reasoning_effort import reasoning_effort
 from crow_core.extensions.refused_prompts import refused_prompts
 from crow_core.extensions.resources import resources
 from crow_core.extensions.shell_hooks import shell_hooks
+from crow_core.extensions.structured_output import structured_output
 from crow_core.extensions.subagents import subagents
 from crow_core.extensions.telemetry import telemetry
 from crow_core.extensions.templates import templates
@@ -91,7 +92,7 @@ FIRST_EXTENSIONS: tuple[Extension, ...] = (
 """Used by default, in this order. `NAME = false` in `[extensions]` leaves one out."""
 OPTIONAL_EXTENSIONS: tuple[Extension, ...] = (budgets, until_done, subagents)
 """Used only when `[extensions]` names them, in the order of the file, as are the user's own."""
-LAST_EXTENSIONS: tuple[Extension, ...] = (compact,)
+LAST_EXTENSIONS: tuple[Extension, ...] = (compact, structured_output)
 """Used by default, after all others: they read what the others add to a session."""
 
 BUILT_IN = {extension.__name__: extension for extension in (*FIRST_EXTENSIONS, *OPTIONAL_EXTENSIONS, *LAST_EXTENSIONS)}
@@ -148,6 +149,7 @@ async def build(
                 "ask": rules.ask,
                 "deny": rules.deny,
                 "own": [str(home.config), str(home.data)],
+                "protected": rules.protected,
                 "project": partial(load_project_rules, trust, env=env),
                 "trusted": trust.is_trusted,
             },

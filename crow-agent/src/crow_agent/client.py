@@ -112,7 +112,7 @@ class ProgramClient(AcpClient):
             raise to_agent_error(error) from error
         except ConnectionClosed as error:
             if self.closed:
-                raise AgentClosed("This agent is closed. Make another one.") from error
+                raise AgentClosed("This agent was closed.") from error
             raise await self.connected.describe_end() from error
 
     async def on_update(self, notification: SessionNotification) -> None:

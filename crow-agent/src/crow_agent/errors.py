@@ -71,8 +71,10 @@ class PromptTimeout(AgentError):
 class OutputError(AgentError):
     """No answer fitted the type that was asked for."""
 
-    def __init__(self, name: str, faults: Sequence[str]) -> None:
-        super().__init__(f"The answer did not fit {name} in {len(faults)} attempts: {faults[-1]}")
+    def __init__(self, name: str, faults: Sequence[str], why: str = "the turn ended without an answer.") -> None:
+        attempts = f"{len(faults)} attempts" if len(faults) > 1 else "1 attempt"
+        said = f"The answer did not fit {name} in {attempts}: {faults[-1]}" if faults else f"There is no {name}: {why}"
+        super().__init__(said)
         self.faults = list(faults)
         """The reason why each of the answers did not fit, oldest first."""
 

@@ -1,95 +1,92 @@
-"""Typed results: a type as a JSON schema, and an answer as a value of that type."""
+"""Typed results: a type as a JSON schema, and a JSON value as a value of that type."""
 
-import re
 from collections.abc import Mapping
-from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
+from crow_core.output import OutputSchema, check_schema, describe_path
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
 
 T = TypeVar("T")
-
-FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.S)
-"""Matches a fenced block of a Markdown text."""
 
 INSTRUCTION = """\
 When you are done, answer with JSON alone, without any other text. It must fit this JSON schema:
 
 {schema}"""
-"""Is appended to a prompt whose answer must fit a type."""
+"""Is appended to a prompt of an agent that does not take the schema itself."""
 
-CORRECTION = "Your answer does not fit: {fault}\n\nAnswer again, with JSON alone that fits the schema."
+CORRECTION = "Your answer does not fit:\n{fault}\n\nGive it again, so that it fits."
 """The prompt after an answer that does not fit."""
 
 
 class OutputType(Generic[T]):
     """A type that answers must fit: pydantic, dataclass, TypedDict, msgspec, a type of `typing`, or a JSON schema.
 
-    A JSON schema, given as a dict, is checked with `jsonschema`; answers stay JSON values then.
+    A JSON schema is given as a dict; answers stay JSON values then.
     """
 
     def __init__(self, wanted: type[T] | Mapping[str, Any]) -> None:
+        """Raises TypeError for a type that has no JSON schema, ValueError for a JSON schema that cannot be used."""
         self.wanted: Any = wanted
-        self._json_schema = dict(wanted) if isinstance(wanted, Mapping) else None
+        self._adapter: TypeAdapter[T] | None = None
+        """Pydantic's adapter for the type, if msgspec does not know it."""
+        if isinstance(wanted, Mapping):
+            self.schema: dict[str, Any] = {**wanted}
+            try:
+                check_schema(self.schema)
+            except ValueError as error:
+                raise ValueError(f"The JSON schema of the output cannot be used: {error}.") from error
+        else:
+            self.schema = self._make_schema()
 
     @property
     def name(self) -> str:
         """A name for people."""
-        if self._json_schema is not None:
-            return str(self._json_schema.get("title") or "the JSON schema")
-        return getattr(self.wanted, "__name__", None) or str(self.wanted)
+        if isinstance(self.wanted, Mapping):
+            return str(self.schema.get("title") or "the JSON schema")
+        return self.wanted.__name__ if isinstance(self.wanted, type) else str(self.wanted)
 
-    @cached_property
-    def schema(self) -> dict[str, Any]:
-        """The type as a JSON schema. Raises TypeError for a type that has none."""
-        if self._json_schema is not None:
-            return self._json_schema
-        if self._adapter is not None:
-            return self._adapter.json_schema()
-        return msgspec.json.schema(self.wanted)
-
-    @cached_property
-    def _adapter(self) -> Any:
-        """Pydantic's adapter for the type, if it is pydantic's or msgspec does not know it; else None."""
+    def _make_schema(self) -> dict[str, Any]:
+        """Convert the type to a JSON schema. Raises TypeError."""
         if not hasattr(self.wanted, "__pydantic_validator__"):
             try:
-                msgspec.json.schema(self.wanted)
-                return None
-            except (TypeError, RuntimeError):
+                return msgspec.json.schema(self.wanted)
+            except (TypeError, RuntimeError, ValueError):
                 pass
         from pydantic import TypeAdapter  # imported here: only a person who hands in a pydantic type needs it
+        from pydantic.errors import PydanticUserError
 
-        return TypeAdapter(self.wanted)
+        try:
+            self._adapter = TypeAdapter(self.wanted)
+            return self._adapter.json_schema()
+        except (PydanticUserError, TypeError, NameError) as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise TypeError(
+                f"{self.wanted!r} cannot be the type of an output: {reason}. Give a pydantic model, a dataclass, a "
+                "TypedDict, a msgspec Struct, a type made of these, or a JSON schema."
+            ) from error
 
     def convert(self, value: Any) -> T:
-        """Convert a JSON value. Raises ValueError, which says what does not fit."""
-        if self._json_schema is not None:
-            from jsonschema import ValidationError
-            from jsonschema.validators import validator_for
-
-            schema = self.schema
-            try:
-                validator_for(schema)(schema).validate(value)
-            except ValidationError as error:
-                raise ValueError(f"{error.message} (at {error.json_path})") from error
-            return value
-        if self._adapter is not None:
-            return self._adapter.validate_python(value)  # pydantic's ValidationError is a ValueError
-        return msgspec.convert(value, self.wanted)  # so is msgspec's
+        """Convert a JSON value. Raises ValueError, with one line for each fault."""
+        if isinstance(self.wanted, Mapping):
+            return OutputSchema(self.schema).accept(value)
+        if self._adapter is None:
+            return msgspec.convert(value, self.wanted, str_keys=True)  # its ValidationError is a ValueError
+        try:
+            return self._adapter.validate_json(msgspec.json.encode(value))
+        except ValueError as error:
+            raise ValueError(describe_faults(error)) from error
 
     def parse(self, text: str) -> T:
         """Convert the JSON in a text. Raises ValueError, which says what does not fit."""
-        return self.convert(find_json(text))
+        return self.convert(OutputSchema(self.schema).accept_text(text))
 
 
-def find_json(text: str) -> Any:
-    """Return the JSON value that a text is, holds in a fenced block, or begins with at a brace. Raises ValueError."""
-    candidates = [text, *reversed(FENCE.findall(text))]
-    if (start := text.find("{")) >= 0 and (end := text.rfind("}")) > start:
-        candidates.append(text[start : end + 1])
-    for candidate in candidates:
-        try:
-            return msgspec.json.decode(candidate.strip())
-        except msgspec.DecodeError:
-            continue
-    raise ValueError("it is not JSON")
+def describe_faults(error: ValueError) -> str:
+    """Convert an error of pydantic to one line for each fault."""
+    if not hasattr(error, "errors"):
+        return str(error)
+    faults = cast("ValidationError", error).errors(include_url=False)
+    return "\n".join(f"{describe_path(fault['loc'])}: {fault['msg']}" for fault in faults)

@@ -7,8 +7,6 @@ from crow_core.acp.record import TurnRecord
 from crow_core.acp.schema import ToolCall, Usage
 from msgspec import UNSET
 
-from crow_agent.errors import AgentError
-
 T = TypeVar("T")
 
 
@@ -29,14 +27,14 @@ class Result(Generic[T]):
     """The tool calls, as they ended."""
     denied: list[ToolCall] = field(default_factory=list[ToolCall])
     """Those among them that were denied a permission."""
-    error: AgentError | None = None
-    """The error of an item of `Agent.map`; None if it succeeded."""
+    error: Exception | None = None
+    """The error of an item of `Agent.map`, or why a turn that ended early has no value; else None."""
     value: Any = UNSET
     """The answer in the type that was asked for; UNSET if there is none."""
 
     @property
     def output(self) -> T:
-        """The answer in the type that was asked for, else the text. Raises the item's error."""
+        """The answer in the type that was asked for; the text if none was. Raises `error`."""
         if self.error is not None:
             raise self.error
         return self.text if self.value is UNSET else self.value  # pyright: ignore[reportReturnType]

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
 
 from crow_core.acp.record import TurnRecord
 from crow_core.acp.schema import (
@@ -26,7 +26,7 @@ from crow_core.acp.schema import (
     TextBlock,
 )
 from crow_core.agent_process import START_TIMEOUT
-from msgspec import json
+from msgspec import UNSET, json
 
 from crow_agent.budget import Budget
 from crow_agent.client import ProgramClient
@@ -35,6 +35,7 @@ from crow_agent.errors import AgentClosed, AgentError, AgentLost, OutputError, P
 from crow_agent.output import CORRECTION, INSTRUCTION, OutputType
 from crow_agent.result import Result, to_result
 
+T = TypeVar("T")
 CANCEL_TIMEOUT = 30.0
 """Seconds that an agent may take to end a turn that was cancelled."""
 CLOSE_TIMEOUT = 10.0
@@ -73,6 +74,37 @@ class AgentSession:
         self._fault: Exception | None = None
         """The error of one of the program's functions, which ends the turn."""
 
+    @overload
+    async def prompt(
+        self,
+        prompt: PromptContent,
+        *,
+        timeout: float | None = None,
+        on_update: Callable[[SessionUpdate], None] | None = None,
+    ) -> Result[str]: ...
+
+    @overload
+    async def prompt(
+        self,
+        prompt: PromptContent,
+        *,
+        output: type[T],
+        retries: int = 2,
+        timeout: float | None = None,
+        on_update: Callable[[SessionUpdate], None] | None = None,
+    ) -> Result[T]: ...
+
+    @overload
+    async def prompt(
+        self,
+        prompt: PromptContent,
+        *,
+        output: Any,
+        retries: int = 2,
+        timeout: float | None = None,
+        on_update: Callable[[SessionUpdate], None] | None = None,
+    ) -> Result[Any]: ...
+
     async def prompt(
         self,
         prompt: PromptContent,
@@ -86,15 +118,17 @@ class AgentSession:
 
         `output` is the type of the answer; one that does not fit is asked for again, `retries` times. `timeout` is in
         seconds. `on_update` is called with each update of ACP. Cancelling the waiting task cancels the turn.
-        Raises PromptFailed, PromptTimeout, OutputError, BudgetSpent, AgentLost, AgentClosed.
+        Raises PromptFailed, PromptTimeout, OutputError, BudgetSpent, AgentLost, AgentClosed; TypeError and ValueError
+        for an `output` that is no type with a JSON schema, or a JSON schema that cannot be used.
         """
+        wanted = None if output is None else OutputType[Any](output)
         async with self._turn:
             if self._record.cost is not None:
                 self._cost = self._counted = self._record.cost
             self._listener, self._record, self._fault = on_update, TurnRecord(), None
             try:
                 async with asyncio.timeout(timeout):
-                    return await self._run(prompt, None if output is None else OutputType(output), retries)
+                    return await self._run(prompt, wanted, retries)
             except TimeoutError:
                 if timeout is None:
                     raise
@@ -104,13 +138,28 @@ class AgentSession:
             finally:
                 self._listener = None
 
-    def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "PromptStream":
+    @overload
+    def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "PromptStream[str]": ...
+
+    @overload
+    def stream(
+        self, prompt: PromptContent, *, output: type[T], retries: int = 2, timeout: float | None = None
+    ) -> "PromptStream[T]": ...
+
+    @overload
+    def stream(
+        self, prompt: PromptContent, *, output: Any, retries: int = 2, timeout: float | None = None
+    ) -> "PromptStream[Any]": ...
+
+    def stream(
+        self, prompt: PromptContent, *, output: Any = None, retries: int = 2, timeout: float | None = None
+    ) -> "PromptStream[Any]":
         """Send a prompt; iterate over the result to get the updates of its turn."""
 
         async def get() -> AgentSession:
             return self
 
-        return PromptStream(get, prompt, timeout)
+        return PromptStream[Any](get, prompt, output, retries, timeout)
 
     async def cancel(self) -> None:
         """Cancel the running turn: its result has the stop reason `cancelled`."""
@@ -168,24 +217,35 @@ class AgentSession:
         await self.close()
 
     async def _run(self, prompt: PromptContent, wanted: OutputType[Any] | None, retries: int) -> Result[Any]:
-        """Prompt until the answer fits."""
+        """Prompt until the answer fits. crow itself asks the model again; another agent is prompted again."""
         capabilities = self._client.initialized.agent_capabilities.prompt_capabilities
         try:
             blocks = to_blocks(prompt, capabilities)
         except OSError as error:
             raise AgentError(f"{error.filename} cannot be read: {error.strerror}.") from error
-        if wanted is not None:
+        takes_schema = bool(get_notes(self._client.initialized.agent_capabilities.meta).get("outputSchema"))
+        if wanted is not None and not takes_schema:
             blocks.append(TextBlock(text=INSTRUCTION.format(schema=json.encode(wanted.schema).decode())))
         faults: list[str] = []
         while True:
-            response = await self._ask(blocks)
+            meta: dict[str, Any] = {}
+            if wanted is not None and takes_schema:
+                meta = {"outputSchema": wanted.schema, "outputRetries": retries - len(faults)}
+            response = await self._ask(blocks, meta)
+            notes = get_notes(response.meta)
             result = to_result(self._record, self.id, cost_before=self._cost)
             result.stop_reason, result.usage = response.stop_reason, response.usage or None
             self._spend(result)
-            if wanted is None or response.stop_reason != "end_turn":
+            if wanted is None:
                 return result
+            if response.stop_reason != "end_turn":
+                why = f"the turn ended early, with the stop reason {response.stop_reason!r}."
+                result.error = OutputError(wanted.name, [], why)
+                return result
+            if takes_schema and "output" not in notes:
+                raise OutputError(wanted.name, [*faults, *notes.get("outputFaults", ())])
             try:
-                result.value = wanted.parse(result.text)
+                result.value = wanted.convert(notes["output"]) if takes_schema else wanted.parse(result.text)
                 return result
             except ValueError as error:
                 faults.append(str(error))
@@ -193,25 +253,26 @@ class AgentSession:
                 raise OutputError(wanted.name, faults)
             blocks = [TextBlock(text=CORRECTION.format(fault=faults[-1]))]
 
-    async def _ask(self, blocks: list[Any]) -> PromptResponse:
-        """Send a prompt and wait for the end of its turn, which is cancelled with the waiting task."""
+    async def _ask(self, blocks: list[Any], meta: dict[str, Any]) -> PromptResponse:
+        """Send a prompt, with notes for crow, and wait for the end of its turn, cancelled with the waiting task."""
         if self.closed:
             raise AgentClosed(f"Session {self.id} is closed. Open it again with agent.session({self.id!r}).")
         if (budget := self.budget) is not None:
             budget.start()
             budget.check()
-        params = PromptRequest(session_id=self.id, prompt=blocks)
+        params = PromptRequest(session_id=self.id, prompt=blocks, meta={"crow": meta} if meta else UNSET)
         self._request = asyncio.ensure_future(self._client.ask("session/prompt", params))
         try:
             await asyncio.wait([self._request])
         except asyncio.CancelledError:
             await self.cancel()
             await asyncio.wait([self._request], timeout=CANCEL_TIMEOUT)
-            self._request.cancel()
             raise
         finally:
             request, self._request = self._request, None
-            if request.done() and not request.cancelled():
+            if not request.done():
+                request.cancel()
+            elif not request.cancelled():
                 request.exception()  # marks it as retrieved
         if self._fault is not None:
             raise self._fault
@@ -258,22 +319,50 @@ class AgentSession:
         await self.cancel()
 
 
-class PromptStream:
+def get_notes(meta: Any) -> dict[str, Any]:
+    """Return crow's own notes in a `_meta`; empty if there are none."""
+    match meta:
+        case {"crow": {**notes}}:
+            return cast("dict[str, Any]", notes)
+        case _:
+            return {}
+
+
+class PromptStream(Generic[T]):
     """The updates of a turn. Leaving the loop early cancels the turn."""
 
     def __init__(
-        self, get_session: Callable[[], Awaitable[AgentSession]], prompt: PromptContent, timeout: float | None
+        self,
+        get_session: Callable[[], Awaitable[AgentSession]],
+        prompt: PromptContent,
+        output: Any,
+        retries: int,
+        timeout: float | None,
+        *,
+        closes: bool = False,
     ) -> None:
-        self.result: Result[str] | None = None
+        self.result: Result[T] | None = None
         """The result of the turn, once all updates were received."""
         self._get_session = get_session
         self._prompt = prompt
+        self._output = output
+        self._retries = retries
         self._timeout = timeout
+        self._closes = closes
+        """Whether to close the session at the end."""
 
     async def __aiter__(self) -> AsyncIterator[SessionUpdate]:
         session = await self._get_session()
         updates: asyncio.Queue[SessionUpdate | None] = asyncio.Queue()
-        turn = asyncio.ensure_future(session.prompt(self._prompt, timeout=self._timeout, on_update=updates.put_nowait))
+        turn = asyncio.ensure_future(
+            session.prompt(
+                self._prompt,
+                output=self._output,
+                retries=self._retries,
+                timeout=self._timeout,
+                on_update=updates.put_nowait,
+            )
+        )
         turn.add_done_callback(lambda _: updates.put_nowait(None))
         try:
             while (update := await updates.get()) is not None:
@@ -283,3 +372,5 @@ class PromptStream:
             if not turn.done():
                 turn.cancel()
                 await asyncio.wait([turn])
+            if self._closes:
+                await session.close()

@@ -130,7 +130,10 @@ def to_described(hint: Any) -> Any:
 
 
 def make_function_server(functions: Sequence[Function]) -> Server:
-    """Make the MCP server of Python functions, in this process; FastMCP is loaded when the first is called."""
+    """Make the MCP server of Python functions, in this process; FastMCP is loaded when the first is called.
+
+    Raises TypeError for a function that cannot be a tool, ValueError for a name given twice.
+    """
 
     def source() -> Any:
         from fastmcp import FastMCP
@@ -143,6 +146,9 @@ def make_function_server(functions: Sequence[Function]) -> Server:
         return server
 
     definitions = [make_definition(function) for function in functions]
+    names = [definition["name"] for definition in definitions]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"Two tools are called {twice[0]!r}. Give one of them another name: @tool(name=…).")
     return Server("functions", source, definitions=definitions, built_in=True, shared=True)
 
 

@@ -13,7 +13,7 @@ from crow_core.models.chat import Model
 from crow_core.settings.config import Home, load_config, load_environment
 from crow_core.settings.discovery import takes_audio
 
-from crow_cli.process import log_to_stderr, run_to_end
+from crow_cli.process import hide_memory, log_to_stderr, run_to_end
 
 METHODS = ("_crow/search", "_crow/usage", "_crow/undo")
 """The methods beyond ACP of crow's own extensions."""
@@ -42,7 +42,7 @@ class ConfiguredApp(LazyApp):
     """The app of the configuration, made when the first session needs it, so that `initialize` is answered at once."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(self.build, Announced(stored=True, methods=METHODS))
+        super().__init__(self.build, Announced(stored=True, methods=METHODS, output_schema=True))
         self._model = model
 
     async def prepare(self) -> None:
@@ -50,7 +50,11 @@ class ConfiguredApp(LazyApp):
         try:
             home = Home.find(os.environ)
             config, env = load_config(home, os.environ), load_environment(home, os.environ)
-            self.announced = replace(self.announced, audio=takes_audio(config, env, self._model))
+            self.announced = replace(
+                self.announced,
+                audio=takes_audio(config, env, self._model),
+                output_schema=config.extensions.get("structured_output") is not False,
+            )
             if config.extensions:
                 from crow_agent.app import BUILT_IN  # imported here because most users name no extension
 
@@ -62,4 +66,5 @@ class ConfiguredApp(LazyApp):
     async def build(self, models: Mapping[str, Model] | None = None) -> Crow:
         from crow_agent.app import build  # imported here so that `initialize` is answered without it
 
+        hide_memory()
         return await build(os.environ, model=self._model, models=models)

@@ -18,7 +18,7 @@ from crow_cli.check.command import check
 from crow_cli.client_config import CLIENTS, print_client_config
 from crow_cli.db import db
 from crow_cli.mcp import mcp
-from crow_cli.process import fail, run_to_end
+from crow_cli.process import fail, hide_memory, run_to_end
 from crow_cli.prompts import prompts
 from crow_cli.recording.command import record, replay
 from crow_cli.sessions import sessions
@@ -113,6 +113,11 @@ def serve(**options: Any) -> None:
     help="The format of the output.",
 )
 @click.option("--max-requests", type=click.IntRange(min=1), help="How many requests to the model the prompt may take.")
+@click.option(
+    "--output-schema",
+    metavar="FILE",
+    help="Print only a result that fits a JSON schema: of a file, of standard input for -, or of the argument itself.",
+)
 @click.option("-c", "--continue", "go_on", is_flag=True, help="Continue the last session of this folder.")
 @click.option("-r", "--resume", metavar="ID", default="", help="Continue a session; the beginning of its id is enough.")
 def run(
@@ -123,10 +128,12 @@ def run(
     mode: Any,
     output_format: Any,
     max_requests: int | None,
+    output_schema: str | None,
     go_on: bool,
     resume: str,
 ) -> None:
     """Send one PROMPT and print the answer. Text from standard input is added after the prompt."""
+    schema = read_schema(output_schema) if output_schema is not None else None
     text = read_prompt(prompt)
     try:
         folder = Path(cwd).expanduser().resolve(strict=True)
@@ -137,23 +144,69 @@ def run(
     if go_on and resume:
         fail("-c continues the last session, -r the session that you name: give one of them.")
     mode = "yolo" if yolo else mode
-    run_and_exit(run_prompt(text, str(folder), model, mode, output_format, max_requests, "last" if go_on else resume))
+    resume = "last" if go_on else resume
+    run_and_exit(run_prompt(text, str(folder), model, mode, output_format, max_requests, resume, schema))
 
 
 async def run_prompt(
-    prompt: str, cwd: str, model: str, mode: Any, style: Any, max_requests: int | None, resume: str
+    prompt: str,
+    cwd: str,
+    model: str,
+    mode: Any,
+    style: Any,
+    max_requests: int | None,
+    resume: str,
+    schema: dict[str, Any] | None,
 ) -> int:
     from crow_agent.app import build
     from crow_core.extensions.ask_user import ask_user
 
     from crow_cli.run import LAST_SESSION, is_interactive, run
 
+    hide_memory()
     crow = await build(os.environ, model=model, mode=mode, max_requests=max_requests, without=[ask_user])
     if resume and resume != LAST_SESSION:
         from crow_cli.storage import find_session_id
 
         resume = find_session_id(os.environ, resume)
-    return await run(crow, prompt, cwd, style, interactive=is_interactive(), resume=resume, mode=mode)
+    interactive = is_interactive()
+    return await run(crow, prompt, cwd, style, interactive=interactive, resume=resume, mode=mode, output_schema=schema)
+
+
+@cli.command()
+@click.argument("tasks", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The file of the results.")
+@click.option("--at-once", type=click.IntRange(min=1), default=4, show_default=True, help="Tasks at a time.")
+@MODEL
+@click.option("--mode", type=click.Choice(["ask", "accept-edits", "plan", "yolo"]), help="Which tool calls may run.")
+@click.option("--cwd", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", help="The folder.")
+@click.option(
+    "--output-schema",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A JSON schema that each answer must fit; `output` is the answer then.",
+)
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="The seconds that a task may take.")
+@click.option("--max-requests", type=click.IntRange(min=1), help="How many requests to the model a task may take.")
+@click.option("--max-cost", type=click.FloatRange(0, min_open=True), help="What all tasks may cost.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="The tokens that all tasks may take.")
+@click.option("--max-minutes", type=click.FloatRange(0, min_open=True), help="The minutes that the command may take.")
+@click.option("--retry-failed", is_flag=True, help="Also run the tasks again whose result is an error.")
+def batch(tasks: Path, cwd: Path, **options: Any) -> None:
+    """Run many TASKS and write one result for each.
+
+    Each task has a session of its own. Each line of TASKS is a JSON object with `prompt`, and maybe `id` and `cwd`, or
+    a JSON string, which is the prompt. A line of the results has `id`, `session_id`, `text` or `output`, `stop_reason`,
+    `usage`, `cost` and `error`.
+
+    A tool call that needs a permission is denied, as nobody is asked. The same command goes on with the tasks that have
+    no result, also after it was stopped or killed. --max-cost and --max-tokens also count the results that are there.
+
+    Exit codes: 0 all tasks succeeded, 1 some failed or have no result, 2 wrong usage.
+    """
+    from crow_cli.batch import batch
+
+    run_and_exit(batch(tasks, cwd=cwd.absolute(), **options))
 
 
 @cli.command()
@@ -208,6 +261,21 @@ def trust(folder: Path) -> None:
     except OSError as error:
         fail(escape_controls(f"{error.filename}: {error.strerror}. Nothing was trusted."))
     click.echo(escape_controls(f"Trusted as they are now; after a change you are asked again: {folder}"))
+
+
+def read_schema(source: str) -> dict[str, Any]:
+    """Return the JSON schema in a file, on standard input for `-`, or in the argument itself."""
+    from crow_core.messages import decode_json
+    from crow_core.output import check_schema
+
+    try:
+        text = source if source.lstrip().startswith("{") else click.open_file(source, encoding="utf-8").read()
+        check_schema(schema := decode_json(text))
+    except OSError as error:
+        fail(f"--output-schema: {source} cannot be read ({error.strerror}).")
+    except ValueError as error:
+        fail(f"--output-schema: the JSON schema cannot be used: {error}.")
+    return schema
 
 
 def read_prompt(prompt: str | None) -> str:

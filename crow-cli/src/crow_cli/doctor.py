@@ -15,7 +15,7 @@ from typing import Any, Literal
 import click
 import msgspec
 from crow_core.errors import ConfigError, ModelError
-from crow_core.messages import Delta, Message, answer_tool_call, parse_arguments, settle, view
+from crow_core.messages import Delta, Message, answer_tool_call, decode_json, parse_arguments, settle, view
 from crow_core.models.chat import TOOL_ADVICE, ChatModel, ModelCall, ModelRequest
 from crow_core.models.endpoint import CONNECT_TIMEOUT, create_http_client, join_url
 from crow_core.models.estimate import count_min_tokens
@@ -25,6 +25,7 @@ from crow_core.models.quirks import Quirks
 from crow_core.models.stream import parse_object
 from crow_core.models.usage import count_cached_tokens, to_count
 from crow_core.models.window import filter_objects, find_window
+from crow_core.output import OutputSchema
 from crow_core.settings.config import Config, Home, load_config, load_environment
 from crow_core.settings.discovery import find_models
 from msgspec import structs
@@ -132,6 +133,19 @@ FORECAST = make_tool(
         },
     },
 )
+
+SKY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "green", "blue"]}, "certain": {"type": "boolean"}},
+    "required": ["colour", "certain"],
+    "additionalProperties": False,
+}
+REPORT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "degrees": {"type": "number"}},
+    "required": ["city", "degrees"],
+    "additionalProperties": False,
+}
 
 RED_IMAGE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAS0lEQVR42u3PQQkAAAgAsetfWiP4FgYrsKZeS0BA"
@@ -362,6 +376,51 @@ async def probe_images(examined: ExaminedModel) -> ProbeResult:
     )
 
 
+async def probe_structured_output(examined: ExaminedModel) -> ProbeResult:
+    """Test whether replies fit a JSON schema that is sent along, without tools and with them."""
+    known = examined.quirks.structured_output
+    sky = await complete_by_schema(examined, [Message(role="user", content="Which colour has a clear sky?")], SKY)
+    if sky is None or not fits(sky, SKY):
+        how = "are refused" if sky is None else "are not followed"
+        sentence = f"JSON schemas of replies {how}; crow gets typed results by a tool."
+        return ProbeResult("ok", sentence, {"structured_output": "off"} if known != "off" else {})
+    question: Message = {"role": "user", "content": "What is the weather in Paris? Call the tool, then tell me."}
+    called = await complete_by_schema(examined, [question], REPORT, tools=[WEATHER])
+    results = [answer_tool_call(use, "Sunny, 21 °C.") for use in called.reply.get("tool_calls", [])] if called else []
+    if called and results:
+        messages = list(view([question, called.reply, *results]))
+        report = await complete_by_schema(examined, messages, REPORT, tools=[WEATHER])
+        if report and fits(report, REPORT):
+            sentence = "Replies fit a JSON schema, also in requests with tools."
+            return ProbeResult("ok", sentence, {"structured_output": "with_tools"})
+    return ProbeResult("ok", "Replies fit a JSON schema in requests without tools.", {"structured_output": "alone"})
+
+
+async def complete_by_schema(
+    examined: ExaminedModel, messages: list[Message], schema: dict[str, Any], **more: Any
+) -> ModelCall | None:
+    """Send messages with the JSON schema of the reply; return None if the endpoint refuses that."""
+    form = {"type": "json_schema", "json_schema": {"name": "result", "strict": True, "schema": schema}}
+    try:
+        model_call = await examined.complete(messages, response_format=form, **more)
+    except ModelError:
+        return None
+    if "response_format" in examined.refused_parameters:
+        examined.refused_parameters.discard("response_format")
+        examined.notices.clear()
+        return None
+    return model_call
+
+
+def fits(model_call: ModelCall, schema: dict[str, Any]) -> bool:
+    """Whether a reply is JSON that fits a schema."""
+    try:
+        OutputSchema(schema).accept(decode_json(reply_text(model_call)))
+    except ValueError:
+        return False
+    return True
+
+
 async def probe_window(examined: ExaminedModel) -> ProbeResult:
     """Ask the server for the size of the context window."""
     told, configured = await find_window(examined), examined.window
@@ -427,6 +486,7 @@ PROBES: dict[str, Probe] = {
     "nested schemas": probe_schemas,
     "reasoning": probe_reasoning,
     "images": probe_images,
+    "structured output": probe_structured_output,
     "window": probe_window,
     "long prompts": probe_long_prompt,
     "cache": probe_cache,
@@ -536,7 +596,7 @@ async def choose_model(config: Config, env: Mapping[str, str], wanted: str) -> t
 def print_row(name: str, result: ProbeResult) -> None:
     """Print a result as a line of the table."""
     verdict = click.style(f"{result.verdict:<8}", fg=COLOURS[result.verdict])
-    click.echo(f"{verdict}{name:<16}{escape_controls(result.sentence)}")
+    click.echo(f"{verdict}{name:<18}{escape_controls(result.sentence)}")
 
 
 def to_json(name: str, examined: ExaminedModel, report: DoctorReport) -> str:

@@ -3,13 +3,21 @@
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Coroutine
 from contextlib import suppress
+from threading import Timer
 from typing import Any, NoReturn
 
 from crow_core.text import clean_lines
+
+PR_SET_DUMPABLE = 4
+"""The operation of prctl(2) that says whether a process can be traced and its memory read."""
+EXIT_LIMIT = 40.0
+"""Seconds after SIGTERM or SIGHUP by which the process ends, whatever does not answer. The wait for a locked database
+is shorter."""
 
 
 class SafeFormatter(logging.Formatter):
@@ -26,29 +34,47 @@ def log_to_stderr() -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
+def hide_memory() -> None:
+    """Keep other processes, such as the commands of a model, from reading this one's memory and environment.
+
+    Both hold keys. Does not hold back root, and does nothing where there is no prctl(2).
+    """
+    import ctypes  # imported here because `initialize` is answered before this is needed
+
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
 def run_to_end(coroutine: Coroutine[Any, Any, int]) -> int:
     """Run a coroutine and return its exit code; after SIGTERM or SIGHUP return 128 plus the signal's number.
 
-    The first of these signals cancels the coroutine, so that it cleans up; the second ends the process at once.
-    Raises KeyboardInterrupt.
+    The first of these signals cancels the coroutine, so that it cleans up; the second ends the process at once, and so
+    does EXIT_LIMIT. Raises KeyboardInterrupt.
     """
     logging.getLogger("stamina").setLevel(logging.ERROR)  # the user is told of every retry by a notice
     if logging.lastResort:  # prints warnings where no handler is configured
         logging.lastResort.setFormatter(SafeFormatter())
     sys.setswitchinterval(0.0005)  # with the default, each thread that writes or imports delays the event loop by 5 ms
+    timers: list[Timer] = []
     try:
-        return asyncio.run(run_with_signals(coroutine))
+        return asyncio.run(run_with_signals(coroutine, timers))
     finally:
+        for timer in timers:
+            timer.cancel()
         gc.freeze()  # without this, the interpreter spends half a second on garbage collection at exit
 
 
-async def run_with_signals(coroutine: Coroutine[Any, Any, int]) -> int:
+async def run_with_signals(coroutine: Coroutine[Any, Any, int], timers: list[Timer]) -> int:
+    """Run a coroutine that signals cancel. Add the timers that end the process afterwards."""
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(coroutine)
     received: list[int] = []
 
     def cancel(number: int) -> None:
         loop.remove_signal_handler(number)
         received.append(number)
+        timers.append(timer := Timer(EXIT_LIMIT, end_at_once, (128 + number,)))  # the event loop may be blocked
+        timer.daemon = True
+        timer.start()
         task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -61,6 +87,14 @@ async def run_with_signals(coroutine: Coroutine[Any, Any, int]) -> int:
         if not received:
             raise
         return 128 + received[0]
+
+
+def end_at_once(code: int) -> NoReturn:
+    """End the process, although something has not been stored or has not ended."""
+    why = "a disk, the database or a server does not answer. What was not stored yet is lost; look at that one first"
+    with suppress(OSError):
+        os.write(2, f"crow: Ended {EXIT_LIMIT:.0f} s after the signal, as {why}.\n".encode())
+    os._exit(code)
 
 
 def fail(sentence: str) -> NoReturn:

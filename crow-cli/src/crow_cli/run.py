@@ -18,6 +18,7 @@ from crow_core.acp.schema import (
     ListSessionsRequest,
     ListSessionsResponse,
     NoticeCapabilities,
+    PromptResponse,
     ResumeSessionRequest,
     SessionUpdate,
 )
@@ -69,28 +70,34 @@ async def run(
     interactive: bool = False,
     resume: str = "",
     mode: str | None = None,
+    output_schema: dict[str, Any] | None = None,
 ) -> int:
     """Send the prompt, print the updates, and return the exit code.
 
-    `resume` is the id of a session to continue, or LAST_SESSION; `mode` is then set in that session. Raises
-    BrokenPipeError when the reader of the output has closed it.
+    `resume` is the id of a session to continue, or LAST_SESSION; `mode` is then set in that session. `output_schema` is
+    the JSON schema of the result, which is then printed alone. Raises BrokenPipeError when the reader of the output has
+    closed it.
     """
+    meta = {"crow": {"outputSchema": output_schema}} if output_schema is not None else None
     async with open_client(crow, style, interactive=interactive) as client:
+        client.answer_apart = meta is not None
         outcome: dict[str, Any] = {}
         try:
             id = outcome["sessionId"] = await open_session(client, cwd, resume)
             if resume and mode:
                 await client.set_mode(id, mode)
             with cancel_on_interrupt(client, id):
-                response = await client.prompt(id, prompt)
+                response = await client.prompt(id, prompt, meta)
             outcome["stopReason"] = response.stop_reason
+            if meta and response.stop_reason == "end_turn":
+                outcome |= read_output(response)
         except RpcError as error:
             outcome["error"] = describe_error(error)
         if client.output_closed:
             raise client.output_closed
         client.end_line()
         print_outcome(client, outcome, style)
-    stop_reason = outcome.get("stopReason")
+    stop_reason = outcome.get("stopReason") if "error" not in outcome else "error"
     return {"end_turn": 0, "cancelled": 130}.get(str(stop_reason), 1)
 
 
@@ -107,6 +114,18 @@ async def open_session(client: TerminalClient, cwd: str, resume: str) -> str:
     return resume
 
 
+def read_output(response: PromptResponse) -> dict[str, Any]:
+    """Return the result of a turn as `output`, or a sentence as `error` if there is none that fits."""
+    match response.meta:
+        case {"crow": {"output": value}}:
+            return {"output": value}
+        case {"crow": {"outputFaults": [*faults]}} if faults:
+            times = f"{len(faults)} attempts" if len(faults) > 1 else "1 attempt"
+            return {"error": f"The result did not fit --output-schema in {times}: {faults[-1]}"}
+        case _:
+            return {"error": "There is no result for --output-schema: the turn ended without one."}
+
+
 def print_outcome(client: TerminalClient, outcome: dict[str, Any], style: Format) -> None:
     """Print how the prompt ended: a JSON object, or in the style `text` a message unless it ended normally."""
     if style != "text":
@@ -121,6 +140,8 @@ def print_outcome(client: TerminalClient, outcome: dict[str, Any], style: Format
         "refusal": "The model refused.",
         "cancelled": "Cancelled.",
     }
+    if "output" in outcome:
+        click.echo(escape_controls(msgspec.json.encode(outcome["output"]).decode()))
     sentence = outcome.get("error") or sentences.get(outcome["stopReason"])
     if sentence:
         click.secho(f"crow: {escape_controls(sentence)}", fg="red", err=True)

@@ -17,7 +17,7 @@ from crow_core.agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.errors import ConfigError
 
-from crow_cli.process import log_to_stderr
+from crow_cli.process import hide_memory, log_to_stderr
 
 REMOTE_WARNING = (
     "crow: {url} can be reached from other machines. Whoever has the token can do what you can, and all messages"
@@ -41,6 +41,7 @@ async def serve(
     pages = [parse_origin(origin) for origin in origins]
     listener, address = listen(host, port, allow_remote)
     with listener:
+        hide_memory()
         crow = await build(os.environ, model=model, extra_secrets=[secret])
         host_in_url = f"[{address}]" if address.version == 6 else str(address)
         url = f"ws://{host_in_url}:{listener.getsockname()[1]}{PATH}"

@@ -47,6 +47,8 @@ class TerminalClient(AcpClient):
         super().__init__(transport, handlers)
         self.quiet = quiet
         """Print nothing while the turn runs."""
+        self.answer_apart = False
+        """Print the agent's messages on standard error: something else is the answer."""
         self.text = ""
         """The text of all messages of the agent."""
         self.usage: UsageUpdate | None = None
@@ -71,12 +73,13 @@ class TerminalClient(AcpClient):
     def show(self, update: SessionUpdate) -> None:
         match update:
             case AgentMessageChunk(content=TextBlock(text=text), message_id=message_id):
+                answers = sys.stderr if self.answer_apart else sys.stdout
                 if self.text and message_id != self.message_id:
-                    self.print("\n\n" if self.open_line else "\n", sys.stdout)
+                    self.print("\n\n" if self.open_line else "\n", answers)
                     self.text += "\n\n"
                 self.message_id = str(message_id)
                 self.text += text
-                self.print(text, sys.stdout)
+                self.print(text, answers, dim=self.answer_apart)
             case AgentThoughtChunk(content=TextBlock(text=text)):
                 self.print(text, sys.stderr, dim=True)
             case ToolCall(title=title) | ToolCallUpdate(title=str(title), status="pending") as call:

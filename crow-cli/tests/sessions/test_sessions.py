@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 FILES = sorted(Path(__file__).parent.glob("*.toml"))
+QUICK = {
+    *("budget", "cancel_command", "compact_command", "editor_files", "failing_test", "hooks", "killed_in_a_reply"),
+    *("many_calls_at_once", "permission_denied", "rename_across_files", "skill", "subagents", "undo", "until_done"),
+}
+"""The sessions that are played also without `--slow`: one of each kind."""
 SURVIVORS = [file for file in FILES if "\nrestarts = false" not in file.read_text()]
 LEGAL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -24,7 +29,10 @@ LEGAL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 PlaySession = Callable[..., Awaitable["Play"]]
 
 
-@pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(file, id=file.stem, marks=[] if file.stem in QUICK else pytest.mark.slow) for file in FILES],
+)
 async def test_session_ends_as_its_file_says(file: Path, machine: "Machine", play_session: PlaySession) -> None:
     await check_play(await play_session(file), machine)
 

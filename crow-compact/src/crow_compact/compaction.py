@@ -70,7 +70,8 @@ class Compaction:
         With `shrink`, ask for no summary if cutting old tool outputs is enough, and leave out the oldest messages after
         several unusable summaries. Raises CannotCompact, with the log unchanged.
         """
-        self.request = await self.session.request()
+        request = await self.session.request()
+        self.request = {key: value for key, value in request.items() if key != "response_format"}  # a summary is text
         self.before = self.estimator.tried = self.estimator.estimate(self.request)
         self.entries, self.pins = self.session.view.select(), find_pinned(self.session.view)
         begin = find_start(self.entries)

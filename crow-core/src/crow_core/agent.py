@@ -108,6 +108,7 @@ from crow_core.mcp.server import from_acp
 from crow_core.models.chat import ChatModel, Model
 from crow_core.models.usage import TURN_TOTALS, TokenTotals
 from crow_core.options import Option
+from crow_core.output import TURN_NOTES, check_schema
 from crow_core.providers import PROTOCOL, PROVIDER_ID, ClientProvider, is_shareable_url
 from crow_core.session import Session
 from crow_core.store import ArchiveFilter, Page, SessionChange, Summary
@@ -116,6 +117,9 @@ from crow_core.trace import TRACE, extract_trace
 
 PAGE_SIZE = 50
 """Sessions in one answer to `session/list`."""
+
+OUTPUT_RETRIES = 2
+"""Times that a result which does not fit is asked for again, unless the client says otherwise."""
 
 MAX_TITLE = 200
 """Characters of a title that a client sets; a longer one is shortened."""
@@ -134,6 +138,8 @@ class Announced:
     """The methods beyond ACP that it answers."""
     audio: bool = False
     """Whether one of its models takes audio."""
+    output_schema: bool = False
+    """Whether a turn can end with a result that fits a JSON schema."""
 
 
 class AppSource(Protocol):
@@ -192,7 +198,7 @@ class LazyApp:
 def announce(crow: Crow) -> Announced:
     """Find out what an app has to announce."""
     audio = any(isinstance(model, ChatModel) and model.quirks.audio for model in crow.models.values())
-    return Announced(bool(crow.load_session), list(crow.methods), audio)
+    return Announced(bool(crow.load_session), list(crow.methods), audio, crow.takes_output_schema)
 
 
 class AcpAgent:
@@ -318,7 +324,7 @@ class AcpAgent:
                 auth=AgentAuthCapabilities(
                     logout=LogoutCapabilities(), status=AuthStatusCapabilities() if self.unstable else UNSET
                 ),
-                meta={"crow": {"methods": [*announced.methods]}} if announced.methods else UNSET,
+                meta={"crow": own} if (own := to_own_capabilities(announced)) else UNSET,
             ),
             auth_methods=[
                 AuthMethod(
@@ -515,11 +521,16 @@ class AcpAgent:
     async def prompt(self, params: PromptRequest) -> PromptResponse:
         session, crow = self.session(params.session_id), await self.crow()
         check_prompt(params.prompt, audio=self.source.announced.audio)
+        message = to_user_message(params.prompt)
+        if output := parse_output(params.meta or {}, possible=crow.takes_output_schema):
+            message.setdefault("crow", {})["output"] = output
+        TURN_NOTES.set(notes := dict[str, Any]())
         TURN_TOTALS.set(spent := TokenTotals())
         TRACE.set(extract_trace(params.meta or {}))
         try:
-            stop_reason = await crow.prompt(session, to_user_message(params.prompt))
-            return PromptResponse(stop_reason=stop_reason, usage=to_usage(spent) if self.unstable else UNSET)
+            stop_reason = await crow.prompt(session, message)
+            usage = to_usage(spent) if self.unstable else UNSET
+            return PromptResponse(stop_reason=stop_reason, usage=usage, meta={"crow": notes} if notes else UNSET)
         except asyncio.CancelledError:
             return PromptResponse(stop_reason="cancelled")
         except ModelError as error:
@@ -737,6 +748,32 @@ def check_prompt(blocks: Sequence[ContentBlock], *, audio: bool) -> None:
             details = f"prompt[{index}] is audio, which was not announced in promptCapabilities."
     if details:
         raise RpcError(INVALID_PARAMS, "Unusable prompt", details=details)
+
+
+def to_own_capabilities(announced: Announced) -> dict[str, Any]:
+    """Convert the abilities beyond ACP to `agentCapabilities._meta.crow`."""
+    methods = {"methods": [*announced.methods]} if announced.methods else {}
+    return methods | ({"outputSchema": True} if announced.output_schema else {})
+
+
+def parse_output(meta: Mapping[str, Any], *, possible: bool) -> dict[str, Any] | None:
+    """Parse `_meta.crow` of a prompt: the JSON schema of the result, and how often one that does not fit is asked for
+    again. Raises RpcError."""
+    match meta:
+        case {"crow": {"outputSchema": given, **others}}:
+            schema, retries = given, others.get("outputRetries", OUTPUT_RETRIES)
+        case _:
+            return None
+    details = "" if possible else "The extension structured_output is off: [extensions] structured_output."
+    if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
+        details = details or "outputRetries is not a number of attempts."
+    try:
+        check_schema(schema)
+    except ValueError as error:
+        details = details or f"The schema of the result cannot be used: {error}."
+    if details:
+        raise RpcError(INVALID_PARAMS, "Unusable output schema", details=details)
+    return {"schema": schema, "retries": retries}
 
 
 def check_folder(path: str) -> str:

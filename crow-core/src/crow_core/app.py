@@ -28,6 +28,9 @@ Method = Callable[[Session, dict[str, Any]], Any]
 
 SERVERS_WAIT = 5.0
 """Seconds from the start of an MCP server for which prompts wait for its tools, unless the app says otherwise."""
+CANCEL_LIMIT = 0.4
+"""Seconds that a cancelled turn waits for a store that does not answer, as on a frozen disk. The store goes on, and the
+next turn waits for it, or fails with its error."""
 CHANGES_LIMIT = 300
 """Characters of a notice about changed tools."""
 
@@ -57,6 +60,8 @@ class Crow(Hooks):
         """The most model calls that one turn may make."""
         self.methods: dict[str, Method] = {}
         """Methods beyond ACP that a client may call for a session, by name, such as `_crow/usage`."""
+        self.takes_output_schema = False
+        """Whether an extension lets a turn end with a result that fits a JSON schema, which comes with the prompt."""
         self.sessions: dict[str, Session] = {}
         """The open sessions, by id."""
         self.closing: dict[str, asyncio.Task[None]] = {}
@@ -230,6 +235,7 @@ class Crow(Hooks):
             outcome: StopReason | Exception = "cancelled"
             reporting: asyncio.Task[None] | None = None
             try:
+                turns.message = message
                 await self.update_tools(session)
                 reporting = asyncio.ensure_future(self.report_failures(session))
                 session.toolbox.preload()
@@ -250,7 +256,9 @@ class Crow(Hooks):
                     reporting.cancel()
                 turns.tasks = [turn for turn in turns.tasks if turn is not asyncio.current_task()]
                 await self.turn_end.run(session, outcome)
-                await session.log.written()
+                with suppress(TimeoutError):  # the next turn waits for it
+                    async with asyncio.timeout(CANCEL_LIMIT if outcome == "cancelled" else None):
+                        await session.log.written()
             return stop_reason
 
     async def update_tools(self, session: Session) -> None:

@@ -110,6 +110,8 @@ class Turns:
     """Held by the running turn until it has ended."""
     is_first: bool = True
     """Whether no turn has started since the session was opened."""
+    message: Message | None = None
+    """The user's message of the running turn, as it arrived; before that, of the turn before."""
     id_known: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the client knows the session's id; it cannot understand an update before."""
 

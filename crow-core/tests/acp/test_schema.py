@@ -149,6 +149,7 @@ def test_every_method_of_the_schema_is_in_its_table() -> None:
             assert (method.result is None) == method.params.__name__.endswith("Notification"), wire
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MESSAGES)
 @settings(max_examples=settings.default.max_examples * 3 // 10, deadline=None, derandomize=True)
 @given(data=st.data())
@@ -275,6 +276,7 @@ def marked_fields() -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "wire"), marked_fields())
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(data=st.data())

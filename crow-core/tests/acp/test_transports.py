@@ -318,6 +318,7 @@ async def test_sender_waits_for_a_process_that_does_not_read(tmp_path: Path, cap
     await connection.close()
 
 
+@pytest.mark.slow
 async def test_close_kills_the_rest_of_the_process_group(tmp_path: Path):
     stubborn = tmp_path / "stubborn.py"
     stubborn.write_text(

@@ -136,7 +136,10 @@ def crow_on(url: str) -> Crow:
     return crow
 
 
-@pytest.mark.parametrize("name", CHAOS)
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "all at once" else []) for name in CHAOS]
+)
 async def test_session_survives_every_fault(name: str) -> None:
     calm, bad = False, CHAOS[name](script)
 

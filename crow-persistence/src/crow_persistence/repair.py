@@ -37,7 +37,8 @@ def repair(damaged: Path, new: Path) -> list[str]:
         with tempfile.TemporaryDirectory(dir=new.parent, prefix=new.name) as folder:
             copy, built = Path(folder, "damaged.db"), Path(folder, new.name)
             copy_files(damaged, copy)
-            said = save_rows(copy, Database(f"sqlite:///{built}"))
+            with closing(Database(f"sqlite:///{built}")) as database:
+                said = save_rows(copy, database)
             built.replace(new)
     except OSError as error:
         why = f"{damaged} cannot be copied to {new} ({error.strerror})"
@@ -82,7 +83,6 @@ def save_rows(damaged: Path, database: Database) -> list[str]:
             said = [save_table(source, target, table) for table in metadata.sorted_tables if table.name in tables]
             mended = mend_references(connection)
             index_messages(connection)
-    database.close()
     return [*said, f"{mended} rows referred to lost ones: they were linked to others, or left out."] if mended else said
 
 

@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from msgspec import UNSET
+
 from crow_core.acp.connection import Connection, Handler, RpcError
 from crow_core.acp.schema import (
     AGENT_METHODS,
@@ -81,10 +83,13 @@ class AcpClient:
         request = NewSessionRequest(cwd=cwd, mcp_servers=list(servers), additional_directories=list(roots))
         return await self.connection.request("session/new", request)
 
-    async def prompt(self, session_id: str, prompt: str | Sequence[ContentBlock]) -> PromptResponse:
-        """Send a prompt and wait for the end of its turn."""
+    async def prompt(
+        self, session_id: str, prompt: str | Sequence[ContentBlock], meta: Mapping[str, Any] | None = None
+    ) -> PromptResponse:
+        """Send a prompt, with `meta` as its `_meta`, and wait for the end of its turn."""
         blocks: list[ContentBlock] = [TextBlock(text=prompt)] if isinstance(prompt, str) else list(prompt)
-        return await self.connection.request("session/prompt", PromptRequest(session_id=session_id, prompt=blocks))
+        params = PromptRequest(session_id=session_id, prompt=blocks, meta=dict(meta) if meta else UNSET)
+        return await self.connection.request("session/prompt", params)
 
     async def cancel(self, session_id: str) -> None:
         """Cancel the current turn; its prompt is answered with the stop reason `cancelled`."""

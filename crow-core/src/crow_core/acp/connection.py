@@ -101,6 +101,8 @@ MALFORMED_DECODER = Decoder(MalformedMessage)
 SYNTAX_DECODER = Decoder(Raw)
 EXACT_METHODS = ("fs/", "terminal/")
 """Prefixes of methods whose params are sent unchanged, because they are data: paths, contents of files, commands."""
+EXACT_RESULTS = ("session/prompt",)
+"""Methods whose results are sent unchanged: that of a prompt holds no text but a typed result, which is data."""
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """An escaped surrogate, alone or as half of a valid pair."""
 
@@ -328,7 +330,7 @@ class Connection:
         try:
             result = await handler(arguments)
             # No await before this: see the module's docstring.
-            self._write(OutgoingResult(id, {} if result is None else result))
+            self._write(OutgoingResult(id, {} if result is None else result), exact=method in EXACT_RESULTS)
         except asyncio.CancelledError:
             self._write_error(id, RpcError(REQUEST_CANCELLED, "Request cancelled"))
         except RpcError as error:
@@ -373,8 +375,8 @@ class Connection:
         line = encode(message)
         return (line if exact or self._clean is None else self._clean(line)) + b"\n"
 
-    def _write(self, message: OutgoingMessage) -> None:
-        self._transport.write(self._encode(message))
+    def _write(self, message: OutgoingMessage, *, exact: bool = False) -> None:
+        self._transport.write(self._encode(message, exact=exact))
 
     def _write_error(self, id: RequestId, error: RpcError) -> None:
         message = to_error_line(error.message)

@@ -34,7 +34,9 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages import ToolUse
 from crow_core.options import Choice, Option
 from crow_core.session import Session
+from crow_core.settings.protected import find_protection
 from crow_core.settings.rules import Rules, Verdict, parse_rules
+from crow_core.simple_commands import CommandLine, read_command_line
 from crow_core.text import to_line
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
@@ -59,14 +61,6 @@ COMMAND_PREFIXES = re.compile(
     r"|doas|env|(\S*/)?(ba|da|z|k)?sh)( -\S+| [\d.]+[smhd]?)* )*(\S*/)?"
 )
 """Words that may stand before the command that really runs."""
-SENSITIVE_FILES = re.compile(
-    r"(^|/)(\.git|\.crow|\.config/crow|\.local/share/crow|\.vscode|\.idea|\.zed|\.fleet|\.cursor|\.claude|\.agents"
-    r"|\.devcontainer|\.ssh|\.github|\.husky|\.config/(fish|autostart|systemd)|LaunchAgents)(/|$)"
-    r"|(^|/)(\.(bashrc|bash_profile|bash_login|bash_logout|bash_aliases|profile|zshrc|zshenv|zprofile|zlogin|xprofile"
-    r"|envrc|env|mcp\.json|gitconfig|gitmodules|npmrc|pypirc|pre-commit-config\.yaml|gitlab-ci\.yml)|crontab)$",
-    re.IGNORECASE,
-)
-"""Files that change what runs later (shells, hooks, editors, this agent): asked about in every mode but yolo."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +88,8 @@ class SessionPermissions:
     rules: Rules
     own_folders: Sequence[str] = ()
     """Absolute folders of crow's own settings and data; each change in them is asked about."""
+    protected: Sequence[str] = ()
+    """Patterns of files whose changes are asked about, beside those of protected.toml."""
     answers: dict[tuple[str, str, str], bool] = field(default_factory=dict[tuple[str, str, str], bool])
     """Answers for the rest of the session: (tool, digest of its definition, scope) to allowed or not."""
     queue: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -108,13 +104,15 @@ def permissions(
     ask: Sequence[str] = (),
     deny: Sequence[str] = (),
     own: Sequence[str] = (),
+    protected: Sequence[str] = (),
     project: Callable[[str], tuple[Sequence[str], Sequence[str]]] | None = None,
     trusted: Callable[[Path], bool] = lambda folder: False,
 ) -> None:
     """Ask before tools act.
 
-    `own` are the folders of crow's own settings and data, in which each change is asked about. `project` returns the
-    `ask` and `deny` rules of a trusted folder, which can only tighten. In a folder that is not `trusted`, git runs no
+    `own` are the folders of crow's own settings and data, in which each change is asked about, as are changes of files
+    that run later or instruct an agent; `protected` are patterns of further such files. `project` returns the `ask` and
+    `deny` rules of a trusted folder, which can only tighten. In a folder that is not `trusted`, git runs no
     programs of the folder when a rule allows it. Raises ValueError for an invalid rule.
     """
     allowed, asked, denied = parse_rules(allow), parse_rules(ask), parse_rules(deny)
@@ -126,7 +124,7 @@ def permissions(
         if known is None:
             more_ask, more_deny = project(session.cwd) if project else ((), ())
             rules = Rules(allowed, [*asked, *parse_rules(more_ask)], [*denied, *parse_rules(more_deny)])
-            known = session.state["permissions"] = SessionPermissions(mode, rules, own)
+            known = session.state["permissions"] = SessionPermissions(mode, rules, own, protected)
         return known
 
     @crow.options
@@ -203,7 +201,9 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
     to_terminal = kind == "execute" and is_for_terminal_session(tool_call)
     simple = kind != "execute" or (not to_terminal and PLAIN_COMMAND.fullmatch(subject) is not None)
     spellings = find_spellings(session, tool_call, subject)
-    match = permissions.rules.find(tool_call.name, subject, spellings, simple=simple)
+    strict = [rule for rule in (*permissions.rules.deny, *permissions.rules.ask) if rule.covers(tool_call.name)]
+    line = read_command_line(subject) if kind == "execute" and strict else CommandLine()
+    match = permissions.rules.find(tool_call.name, subject, [*spellings, *line.commands], simple=simple)
     if match and match[0] != "allow":
         return Judgement(match[0], f"the rule {str(match[1])!r} says {match[0]}")
     if kind == "execute" and only_polls_terminal(tool_call):
@@ -212,8 +212,12 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
         return Judgement("deny", "plan mode only reads. Describe the change instead")
     if mode == "yolo":
         return Judgement("allow", "mode yolo")
-    if kind == "edit" and (SENSITIVE_FILES.search(subject) or is_inside(session, subject, permissions.own_folders)):
-        return Judgement("ask")
+    if rule := next((rule for rule in strict if line.may_match(rule.pattern)), None):
+        return Judgement("ask", remark=f"What this runs cannot be known, and the rule {str(rule)!r} may be about it.")
+    if kind == "edit" and is_inside(session, subject, permissions.own_folders):
+        return Judgement("ask", remark="These are crow's own files.")
+    if kind == "edit" and (protection := find_protection(path_from_root(session, subject), permissions.protected)):
+        return Judgement("ask", remark=f"{to_line(protection.pattern)}: {protection.reason}.")
     if match:
         return Judgement("allow", f"the rule {str(match[1])!r}", by_pattern=match[1].pattern is not None)
     if tool_call.tool and tool_call.tool.destroys:
@@ -272,7 +276,8 @@ async def ask_user(
         content=await preview(session, tool_call) if tool_call.kind == "edit" else msgspec.UNSET,
     )
     if judgement.remark:
-        about.content = [BlockContent(content=TextBlock(text=judgement.remark))]
+        shown = [] if isinstance(about.content, msgspec.UnsetType) else about.content or []
+        about.content = [BlockContent(content=TextBlock(text=judgement.remark)), *shown]
     may_last = judgement.may_last
     answer = await session.user.ask_allowed(about, describe_scope(session, tool_call), may_last=may_last)
     if answer.lasts:
@@ -350,6 +355,13 @@ def relative_path(session: Session, path: str) -> str:
     """Make a path relative to the working directory if it leads into it, else absolute."""
     cwd, full = os.path.realpath(session.cwd), resolve(session, path)
     return os.path.relpath(full, cwd) if full.startswith(cwd + os.sep) else full
+
+
+def path_from_root(session: Session, path: str) -> str:
+    """Make a path relative to the innermost root that it leads into, else absolute without the first slash."""
+    full = resolve(session, path)
+    roots = [root for root in map(os.path.realpath, session.folders.roots) if os.path.commonpath([root, full]) == root]
+    return os.path.relpath(full, max(roots, key=len)) if roots else full.lstrip(os.sep)
 
 
 def is_inside(session: Session, path: str, folders: Sequence[str]) -> bool:

@@ -212,6 +212,8 @@ class ChatModel:
     refused_parameters: set[str] = field(default_factory=set[str])
     """Parameters that this endpoint refused; they are not sent any more."""
     prices: Prices | None = None
+    transport: "httpx2.AsyncBaseTransport | None" = field(default=None, repr=False)
+    """The transport to send through, in place of the network; tests replay recorded answers with it."""
     _http: "httpx2.AsyncClient | None" = field(default=None, repr=False)
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta]:
@@ -352,7 +354,8 @@ class ChatModel:
         """Create an HTTP client with this endpoint's key, headers and timeout. Raises ModelError."""
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         try:
-            return create_http_client(self.base_url, self.api_key, self.read_timeout, {**headers, **self.headers})
+            headers |= self.headers
+            return create_http_client(self.base_url, self.api_key, self.read_timeout, headers, self.transport)
         except UnicodeEncodeError:
             raise ModelError(f"{BAD_HEADER} Look at the api_key and the headers for {self.display_url}.") from None
 

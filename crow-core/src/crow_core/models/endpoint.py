@@ -37,8 +37,14 @@ def is_local(url: str) -> bool:
         return False
 
 
-def create_http_client(base_url: str, key: str, timeout: float, headers: Mapping[str, str]) -> "httpx2.AsyncClient":
-    """Create a client for one endpoint; `timeout` is in seconds.
+def create_http_client(
+    base_url: str,
+    key: str,
+    timeout: float,
+    headers: Mapping[str, str],
+    transport: "httpx2.AsyncBaseTransport | None" = None,
+) -> "httpx2.AsyncClient":
+    """Create a client for one endpoint; `timeout` is in seconds, `transport` replaces the network.
 
     Raises UnicodeEncodeError for a key that no header can hold.
     """
@@ -55,4 +61,5 @@ def create_http_client(base_url: str, key: str, timeout: float, headers: Mapping
         if base_url.lower().startswith("https:")
         else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
         trust_env=not is_local(base_url),
+        transport=transport,
     )

@@ -51,6 +51,8 @@ class Quirks(Struct, frozen=True, forbid_unknown_fields=True):
     """The parameter for the reasoning effort, `reasoning_effort` or `reasoning.effort`; empty if there is none."""
     efforts: tuple[str, ...] = ("low", "medium", "high")
     """The values of that parameter."""
+    structured_output: Literal["off", "alone", "with_tools"] = "off"
+    """Whether a `response_format` with a JSON schema works: not, only in requests without tools, or in all."""
     call_ids: Literal["any", "nine"] = "any"
     """The form of tool call ids; `nine` means exactly nine letters and digits."""
     window: int = 0
@@ -388,6 +390,9 @@ def learn_from_refusal(text: str, body: Body, quirks: Quirks) -> LearnedQuirks |
     if AMOUNT_PATTERN.search(message) or SLIP_PATTERN.search(message):
         return None
     named = find_named_parameter(text, body)
+    if named in ("", "response_format") and refuses_structured_output(message, body):
+        sentence = "does not take response_format; it is left out from now on"
+        return LearnedQuirks(sentence, {"structured_output": "off"}, frozenset({"response_format"}))
     for read_refusal, parameters in REFUSAL_READERS:
         if named and parameters and named not in parameters:
             continue
@@ -410,6 +415,14 @@ def extract_message(text: str) -> str:
     except (msgspec.DecodeError, RecursionError):
         message = "" if text.lstrip().startswith("<") else text  # a web page comes from some proxy
     return message[:4000].lower()
+
+
+def refuses_structured_output(message: str, body: Body) -> bool:
+    """Whether a message refuses the JSON schema of a reply, or one together with tools."""
+    if "response_format" not in body:
+        return False
+    about = r"response_?format|json[ _-]?(schema|mode|object)|response mime ?type|structured output|guided"
+    return bool(re.search(about, message) and (REFUSAL_PATTERN.search(message) or "unavailable" in message))
 
 
 def find_named_parameter(text: str, body: Body) -> str:

@@ -29,7 +29,9 @@ async def find_window(model: ChatModel) -> int | None:
     if not model.base_url:
         return None
     try:
-        async with create_http_client(model.base_url, model.api_key, ANSWER_TIMEOUT, model.headers) as http:
+        async with create_http_client(
+            model.base_url, model.api_key, ANSWER_TIMEOUT, model.headers, model.transport
+        ) as http:
             root = join_url(model.base_url, "").partition("?")[0].rstrip("/").removesuffix("/v1")
             if is_on_private_network(model.base_url):
                 found = read_llama_cpp_props(await get_object(http, f"{root}/props"))

@@ -161,6 +161,8 @@ class PermissionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     allow: list[str] = field(default_factory=list[str])
     ask: list[str] = field(default_factory=list[str])
     deny: list[str] = field(default_factory=list[str])
+    protected: list[str] = field(default_factory=list[str])
+    """Patterns of files, such as `deploy/**`, whose changes are asked about, beside those that crow knows."""
 
     def __post_init__(self) -> None:
         parse_rules([*self.allow, *self.ask, *self.deny])

@@ -28,8 +28,12 @@ class Rule:
     pattern: str | None
     """None matches every call of the tool."""
 
+    def covers(self, tool: str) -> bool:
+        """Whether it is about a tool."""
+        return fnmatchcase(tool, self.tool)
+
     def matches(self, tool: str, subject: str) -> bool:
-        return fnmatchcase(tool, self.tool) and (self.pattern is None or fnmatchcase(subject, self.pattern))
+        return self.covers(tool) and (self.pattern is None or fnmatchcase(subject, self.pattern))
 
     def __str__(self) -> str:
         return self.tool if self.pattern is None else f"{self.tool}:{self.pattern}"

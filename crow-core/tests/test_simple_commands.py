@@ -1,0 +1,320 @@
+"""The simple commands of a command line."""
+
+import subprocess
+from fnmatch import fnmatchcase
+from time import process_time
+
+import pytest
+from crow_core.simple_commands import UNKNOWN, get_tables, read_command_line
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+HIDDEN = [
+    ">/dev/null rm x",
+    "2>&1 rm x",
+    "<in rm x",
+    "A=1 rm x",
+    "A=1 B=2 rm x",
+    "A+=1 rm x",
+    "! rm x",
+    "{ rm x; }",
+    "(rm x)",
+    "( ( rm x ) )",
+    "true; rm x",
+    "true && rm x",
+    "true || rm x",
+    "true & rm x",
+    "true\nrm x",
+    "true | rm x",
+    "true |& rm x",
+    "rm x &",
+    "if true; then rm x; fi",
+    "if rm x; then true; fi",
+    "if true; then true; else rm x; fi",
+    "while rm x; do true; done",
+    "until rm x; do true; done",
+    "for a in b; do rm x; done",
+    "for a in $(rm x); do true; done",
+    "for ((i=0;i<1;i++)); do rm x; done",
+    "case a in a) rm x;; esac",
+    "case $(rm x) in a) true;; esac",
+    "select a in b; do rm x; done",
+    "f() { rm x; }; f",
+    "function f { rm x; }; f",
+    "[[ -f a ]] && rm x",
+    "[ -f a ] && rm x",
+    "a=$(rm x)",
+    "a=`rm x`",
+    "export a=$(rm x)",
+    "local a=$(rm x)",
+    "echo $(rm x)",
+    "echo `rm x`",
+    'echo "$(rm x)"',
+    'echo "a `rm x` b"',
+    "echo ${a:-$(rm x)}",
+    "echo $((1 + $(rm x)))",
+    "cat <(rm x)",
+    "cat > >(rm x)",
+    "cat <<E\n$(rm x)\nE",
+    'cat <<< "$(rm x)"',
+    "rm\tx",
+    "rm   x",
+    "r\\m x",
+    "\\rm x",
+    "'rm' x",
+    '"rm" x',
+    'r"m" x',
+    "r'm' x",
+    'r""m x',
+    "rm'' x",
+    "$'rm' x",
+    "rm 'x'",
+    "r\\\nm x",
+    "rm \\\n x",
+    "/bin/rm x",
+    "./rm x",
+    "~/rm x",
+    "time rm x",
+    "time -p rm x",
+    "command rm x",
+    "command -p rm x",
+    "builtin rm x",
+    "exec rm x",
+    "exec -a y rm x",
+    "eval rm x",
+    "eval 'rm x'",
+    "eval 'eval \"rm x\"'",
+    "env rm x",
+    "env A=1 rm x",
+    "env -i rm x",
+    "env -u A rm x",
+    "env --unset=A rm x",
+    "env -C / rm x",
+    "env -S 'rm x'",
+    "env -S'rm x'",
+    "env --split-string='rm x'",
+    "/usr/bin/env rm x",
+    "nohup rm x",
+    "setsid rm x",
+    "setsid -w rm x",
+    "nice rm x",
+    "nice -n 5 rm x",
+    "nice -5 rm x",
+    "ionice -c 3 rm x",
+    "timeout 5 rm x",
+    "timeout 5s rm x",
+    "timeout -s KILL 5 rm x",
+    "timeout --signal=KILL 5 rm x",
+    "timeout -k 1 5 rm x",
+    "timeout --preserve-status 5 rm x",
+    "stdbuf -oL rm x",
+    "stdbuf -o L rm x",
+    "xargs rm x",
+    "xargs -n 1 rm x",
+    "xargs -n1 rm x",
+    "xargs -0 -I {} rm x",
+    "xargs -P 4 -L 1 rm x",
+    "echo x | xargs rm x",
+    "parallel -j 2 rm x",
+    "sudo rm x",
+    "sudo -u root rm x",
+    "sudo -n rm x",
+    "sudo -- rm x",
+    "sudo -E A=1 rm x",
+    "doas -u root rm x",
+    "chroot / rm x",
+    "unshare -r rm x",
+    "flock file rm x",
+    "flock -n file rm x",
+    "flock file -c 'rm x'",
+    "watch -n 1 rm x",
+    "strace -o f rm x",
+    "taskset 1 rm x",
+    "setpriv --reuid 0 rm x",
+    "systemd-run -p A=b rm x",
+    "busybox rm x",
+    "toybox rm x",
+    "coproc rm x",
+    "sh -c 'rm x'",
+    "bash -c 'rm x'",
+    "bash -lc 'rm x'",
+    "bash -e -c 'rm x'",
+    "bash -o pipefail -c 'rm x'",
+    "bash --norc -c 'rm x'",
+    "/bin/sh -c 'rm x'",
+    "zsh -c 'rm x'",
+    "sh -c \"sh -c 'rm x'\"",
+    "su -c 'rm x'",
+    "su root -c 'rm x'",
+    "script -c 'rm x' out",
+    "find . -exec rm x ;",
+    "find . -name a -exec rm x \\;",
+    "find . -exec rm x {} +",
+    "find . -execdir rm x \\;",
+    "find . -ok rm x \\;",
+    "find . -exec sh -c 'rm x' \\;",
+    "fd a -x rm x",
+    "fd a --exec rm x",
+    "nohup setsid nice timeout 5 env A=1 rm x",
+    "sudo sh -c 'env A=1 xargs rm x'",
+    "trap 'rm x' EXIT",
+]
+"""Command lines in which `rm x` runs."""
+
+PUSHES = [
+    "git push",
+    "git  push",
+    "git -C . push",
+    "git -C. push",
+    "git --git-dir=.git push",
+    "git --git-dir .git push",
+    "git --work-tree=. push",
+    "git --no-pager push",
+    "git -p push",
+    "git -P push origin main",
+    "git --namespace=a push",
+    "git --bare push",
+    "git --literal-pathspecs push",
+    "git -C a -C b push",
+    "git send-pack origin",
+    "git -C . send-pack origin",
+    "/usr/bin/git push",
+    "git 'push'",
+    'git "push"',
+    "git pu\\sh",
+    "git pu''sh",
+    "env git -C . push",
+    "timeout 5 git --no-pager push",
+    "sh -c 'git -C . push'",
+]
+"""Command lines that push."""
+
+UNCLEAR_PUSHES = [
+    "git $A",
+    "git $A push",
+    "git $(echo push)",
+    "git -C . $A",
+    "git -c alias.p=push p",
+    "git --config-env=alias.p=A p",
+    "git --exec-path=. p",
+    "git --unheard-of push",
+    "git p*",
+    "$A push",
+    "$(echo git) push",
+    "echo git push | sh",
+    "bash < file",
+    "bash <<< 'git push'",
+    "eval $A",
+    "sh -c $A",
+    "git push'",
+    "if git push",
+]
+"""Command lines that may push."""
+
+
+@pytest.mark.parametrize("text", HIDDEN)
+def test_command_is_found_wherever_it_hides(text: str) -> None:
+    found = read_command_line(text)
+    assert any(fnmatchcase(command, "rm x*") for command in found.commands), found
+
+
+@pytest.mark.parametrize("text", PUSHES)
+def test_subcommand_is_found_behind_options(text: str) -> None:
+    found = read_command_line(text)
+    assert any(fnmatchcase(command, "git push*") for command in found.commands), found
+
+
+@pytest.mark.parametrize("text", UNCLEAR_PUSHES)
+def test_command_that_cannot_be_known_may_be_any_that_begins_so(text: str) -> None:
+    found = read_command_line(text)
+    assert found.may_match("git push*") or any(fnmatchcase(command, "git push*") for command in found.commands), found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "git status",
+        "git log --oneline",
+        "echo $HOME",
+        "ls *.py",
+        'pytest -k "a and b"',
+        "cd a && make",
+        "grep -rn 'git push' .",
+        "npm run build > out.txt 2>&1",
+    ],
+)
+def test_ordinary_command_is_not_taken_for_another(text: str) -> None:
+    found = read_command_line(text)
+    assert not found.may_match("git push*")
+    assert not any(fnmatchcase(command, pattern) for command in found.commands for pattern in ("git push*", "rm *"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 1_000_000,
+        "$(" * 10_000,
+        "$(" * 10_000 + ")" * 10_000,
+        "`" * 10_001,
+        "(" * 10_000,
+        "if " * 10_000,
+        "sh -c " * 10_000,
+        "eval " * 5_000 + "rm x",
+        "a;" * 20_000,
+        "'" * 9_999,
+        "\x00\x01\ud800",
+        "{" * 10_000,
+    ],
+    ids=lambda text: text[:8].encode(errors="replace").hex(),
+)
+def test_command_line_that_is_too_much_is_unclear_and_soon_read(text: str) -> None:
+    read_command_line("rm x")  # loads the parser
+    start = process_time()
+    found = read_command_line(text)
+    assert process_time() - start < 2.0  # a limit that only another complexity reaches
+    assert found.unclear or len(text) < 10
+
+
+def test_empty_command_line_has_no_commands() -> None:
+    assert read_command_line("") == read_command_line(" \n ") == read_command_line("# rm x")
+    assert not read_command_line("").commands
+
+
+def test_tables_are_valid() -> None:
+    tables = get_tables()
+    assert tables.wrappers["timeout"].operands == 1
+    assert tables.subcommands["git"].same["send-pack"] == "push"
+
+
+PLAIN = st.text("abz09_./:=@,+-", min_size=1, max_size=4)
+PIECES = st.one_of(
+    PLAIN,
+    st.text('ab $`\\"*;&|<>()\n', max_size=4).map(lambda text: f"'{text}'"),
+    st.text("ab '*;&|<>()#\n", max_size=4).map(lambda text: f'"{text}"'),
+    st.sampled_from(list("ab $`\\\"'*;&|<>()#~!{}[]?")).map(lambda character: f"\\{character}"),
+)
+WORDS = st.lists(PIECES, min_size=1, max_size=4).map("".join)
+
+
+@settings(deadline=None)
+@given(st.lists(WORDS, min_size=1, max_size=4))
+@example(["'pu'\"sh\"", "\\ y"])
+@example(["\"pu\"sh'x'\\ y"])
+@example(["a\\ b", "c"])
+@example(["''\\$"])
+@example(["'\\\n'"])
+@example(['" "'])
+def test_words_are_those_of_bash(words: list[str]) -> None:
+    """What is known is what bash makes of it; the rest is unknown."""
+    text = " ".join(words)
+    ran = subprocess.run(
+        ["bash", "-c", f"f() {{ printf '%s\\0' \"$@\"; }}; f say {text}"], capture_output=True, check=True, timeout=30
+    )
+    said = " ".join(ran.stdout.decode().split("\0")[:-1])
+    found = read_command_line(f"say {text}")
+    exact = [command for command in found.commands if command == said]
+    assert exact or found.unclear, (text, said, found)
+
+
+def test_unknown_is_no_text_of_a_rule() -> None:
+    assert not any(character in "abc*?[]" for character in UNKNOWN)
