@@ -834,6 +834,39 @@ async def test_project_below_a_folder_with_a_dot_is_edited_without_a_question(tm
     assert editor.questions == []
 
 
+async def test_allowed_command_that_runs_the_folders_code_is_asked_about_once_after_edits(tmp_path: Path):
+    tests, status = run("python3 -m unittest"), run("git status")
+    model = in_turn(tests, create("a.py"), status, tests, tests)
+    rules = {"allow": ["terminal:python3 -m unittest", "terminal:git status"]}
+    async with connect(crow_with(model, mode="accept-edits", **rules)) as editor:
+        session = await editor.new_session(str(tmp_path))
+        for _ in range(5):
+            await editor.prompt(session.session_id, "go")
+    (question,) = editor.questions
+    assert "python3 runs code of this folder, where this session has changed files" in str(question.tool_call.content)
+    assert [option.kind for option in question.options] == ["allow_once", "reject_once"]
+
+
+async def test_rejected_command_that_runs_the_folders_code_is_asked_about_again(tmp_path: Path):
+    model = in_turn(create("a.py"), run("make"), run("make"))
+    async with connect(crow_with(model, mode="accept-edits", allow=["terminal:make"]), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        for _ in range(3):
+            await editor.prompt(session.session_id, "go")
+    assert commands_asked(editor) == ["make", "make"]
+
+
+@pytest.mark.parametrize("mode", ["ask", "yolo"])
+async def test_command_that_runs_the_folders_code_is_asked_about_only_where_edits_were_not(mode: Mode, tmp_path: Path):
+    model = in_turn(create("a.py"), run("make"))
+    async with connect(crow_with(model, mode=mode, allow=["terminal:make"])) as editor:
+        session = await editor.new_session(str(tmp_path))
+        for _ in range(2):
+            await editor.prompt(session.session_id, "go")
+    assert not any("runs code" in str(question.tool_call.content) for question in editor.questions)
+    assert (tmp_path / "a.py").exists()
+
+
 async def test_link_to_a_file_that_runs_later_is_asked_about(tmp_path: Path):
     (tmp_path / ".git").mkdir()
     (tmp_path / "innocent").symlink_to(".git")

@@ -8,6 +8,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -54,6 +55,7 @@ class Subcommands(msgspec.Struct, forbid_unknown_fields=True):
 class CommandTables(msgspec.Struct, forbid_unknown_fields=True):
     """The content of simple_commands.toml, where each field is explained."""
 
+    project_runners: list[str]
     wrappers: dict[str, Wrapper]
     subcommands: dict[str, Subcommands]
 
@@ -75,6 +77,14 @@ class CommandLine:
             return True
         known = pattern[: min((pattern.find(char) for char in "*?[" if char in pattern), default=len(pattern))]
         return any(start.startswith(known) or known.startswith(start) for start in self.unclear)
+
+    def find_project_runner(self) -> str:
+        """Find a program among the commands that runs code of the folder in which it starts; "" if there is none."""
+        for command in sorted(self.commands):
+            program = command.partition(" ")[0]
+            if "/" in program or any(fnmatchcase(program, pattern) for pattern in get_tables().project_runners):
+                return program
+        return ""
 
 
 @cache

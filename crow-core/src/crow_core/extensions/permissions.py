@@ -78,6 +78,8 @@ class Judgement:
     """Whether a rule with a pattern allows it."""
     remark: str = ""
     """With the verdict "ask": a text that the question shows."""
+    runs_edits: bool = False
+    """With the verdict "ask": whether it is about a command that runs code which the session may have changed."""
 
 
 @dataclass
@@ -90,6 +92,10 @@ class SessionPermissions:
     """Absolute folders of crow's own settings and data; each change in them is asked about."""
     protected: Sequence[str] = ()
     """Patterns of files whose changes are asked about, beside those of protected.toml."""
+    has_edits: bool = False
+    """Whether the session has changed files."""
+    runs_edits: bool = False
+    """Whether the user has allowed a command that runs the folder's code after such a change."""
     answers: dict[tuple[str, str, str], bool] = field(default_factory=dict[tuple[str, str, str], bool])
     """Answers for the rest of the session: (tool, digest of its definition, scope) to allowed or not."""
     queue: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -125,6 +131,7 @@ def permissions(
             more_ask, more_deny = project(session.cwd) if project else ((), ())
             rules = Rules(allowed, [*asked, *parse_rules(more_ask)], [*denied, *parse_rules(more_deny)])
             known = session.state["permissions"] = SessionPermissions(mode, rules, own, protected)
+            known.has_edits = any(entry.get("crow", {}).get("changes") for entry in session.log)
         return known
 
     @crow.options
@@ -176,6 +183,8 @@ def permissions(
         session.folders.environments.pop(tool_call.id, None)
         if folder := result.meta.get("crow/folder"):
             session.folders.current = folder
+        if result.meta.get("crow/changes"):
+            get_permissions(session).has_edits = True
 
 
 def keep_start(session: Session, tool_call: ToolCall) -> None:
@@ -218,6 +227,9 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
         return Judgement("ask", remark="These are crow's own files.")
     if kind == "edit" and (protection := find_protection(path_from_root(session, subject), permissions.protected)):
         return Judgement("ask", remark=f"{to_line(protection.pattern)}: {protection.reason}.")
+    if match and (program := find_runner_after_edits(permissions, tool_call, subject)):
+        why = f"{to_line(program)} runs code of this folder, where this session has changed files."
+        return Judgement("ask", remark=f"{why} This is asked once in a session.", runs_edits=True)
     if match:
         return Judgement("allow", f"the rule {str(match[1])!r}", by_pattern=match[1].pattern is not None)
     if tool_call.tool and tool_call.tool.destroys:
@@ -231,6 +243,16 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
     if kind == "edit" and mode == "accept-edits" and is_inside(session, subject, session.folders.roots):
         return Judgement("allow", "mode accept-edits")
     return Judgement("ask", may_last=True)
+
+
+def find_runner_after_edits(permissions: SessionPermissions, tool_call: ToolCall, subject: str) -> str:
+    """Find the program in an allowed command that runs the folder's code, in a session that has changed files without a
+    question and was not asked about that yet; "" if there is none."""
+    if tool_call.kind != "execute" or permissions.mode != "accept-edits":
+        return ""
+    if not permissions.has_edits or permissions.runs_edits:
+        return ""
+    return read_command_line(subject).find_project_runner()
 
 
 async def judge_git(session: Session, tool_call: ToolCall, judgement: Judgement) -> Judgement:
@@ -280,6 +302,7 @@ async def ask_user(
         about.content = [BlockContent(content=TextBlock(text=judgement.remark)), *shown]
     may_last = judgement.may_last
     answer = await session.user.ask_allowed(about, describe_scope(session, tool_call), may_last=may_last)
+    permissions.runs_edits |= judgement.runs_edits and answer.allowed
     if answer.lasts:
         permissions.answers[answer_key(session, tool_call)] = answer.allowed
     return Judgement("allow" if answer.allowed else "deny", answer.reason, lasts=answer.lasts)
